@@ -72,7 +72,7 @@ class PlainLoop:
         mean = {k: sum(s[k] * (n / total) for s, n in zip(states, sizes, strict=True)) for k in states[0]}
         self.model.load_state_dict(mean)
         middle = time.process_time()
-        scores = [self.accuracy(rows) for rows in [self.global_test, *self.tests]]
+        scores = [self.accuracy(rows) for rows in [self.global_test, *self.tests] if len(rows)]
         self.seconds["train"] += middle - start
         self.seconds["evaluate"] += time.process_time() - middle
         return scores

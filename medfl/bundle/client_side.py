@@ -25,6 +25,7 @@ from medfl.settings import Execution, Settings, read_settings
 from medfl.task import Scale, Task
 from medfl.training.loop import pick_device
 from medfl.types import Dataset, Meta, Tensors
+from medfl.utils.memory import keep_freed_memory
 from medfl.utils.text import names_and_more
 
 logger = logging.getLogger(__name__)
@@ -139,6 +140,7 @@ def open_side(bundle_root: Path, dataset_dir: Path, site: str, overrides: Meta) 
         logger.warning("'%s' changed after `medfl partition`.", name)
     for leak in run.source.check_leaks(run.dataset_dir, [site], run.public, run.allow_leaks):
         logger.warning("%s", leak)
+    keep_freed_memory()
     torch.set_num_threads(execution.threads)
     scale = Scale(data.shape, run.mean, run.std)
     task = dataclasses.replace(run.task, device=pick_device(execution.device), scale=scale)

@@ -20,7 +20,7 @@ from medfl.carriers.jobs import JOBS, Job, StepJob
 from medfl.errors import MedflError
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
-from medfl.utils.memory import release
+from medfl.utils.memory import keep_freed_memory, release
 from medfl.utils.pulse import Beat, Pulse
 
 Result = tuple[Meta, Tensors]
@@ -173,6 +173,7 @@ def _serve(
 
 def _answer_jobs(pipe: Connection, work: Work, threads: int, kinds: Mapping[str, type[Job]]) -> None:
     """Jobs in, results out, until the pipe closes."""
+    keep_freed_memory()
     torch.set_num_threads(threads)
     while True:
         try:

@@ -17,6 +17,7 @@ from medfl.errors import SettingsError, did_you_mean
 from medfl.settings import local_fields, run_fields
 from medfl.utils.field_words import default_of, flow, model_of, type_of
 from medfl.utils.imports import quick_imports
+from medfl.utils.memory import keep_freed_memory
 
 HEAD = """\
 # Settings of a run
@@ -98,6 +99,7 @@ def run_bundle(bundle: str, options: dict[str, Any]) -> None:
         DataError: If the data are not of its kind.
     """
     root = find_bundle(bundle)
+    keep_freed_memory()  # before torch allocates
     with quick_imports():
         from medfl.bundle.data_fit import check_fit
         from medfl.runs.provenance import run_files

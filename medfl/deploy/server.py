@@ -36,6 +36,7 @@ from medfl.runs.progress import Progress
 from medfl.runs.provenance import bundle_values, run_record
 from medfl.runs.site_bundles import export_global
 from medfl.types import GLOBAL, PUBLIC, Dataset, Meta
+from medfl.utils.memory import keep_freed_memory
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ def serve(
     Raises:
         MedflError: If the run can't begin, or the method fails.
     """
+    keep_freed_memory()
     torch.set_num_threads(site_file.threads)
     opened = open_offer(offer, site_file)
     progress.rounds = opened.settings.rounds

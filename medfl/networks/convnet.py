@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
-from monai.networks.layers.factories import Conv, Pool
 from torch import nn
 
 from medfl.errors import SettingsError
-from medfl.networks.resnet_blocks import norm_layer
+from medfl.networks.resnet_blocks import layer_type, norm_layer
 
 NORMS = ("none", "group", "batch")
 """What may follow each convolution."""
@@ -91,7 +90,7 @@ class ConvNet(nn.Module):
             parts[f"stage{number}"] = _stage(spatial_dims, before, width, kernel, padding, norm)
             before = width
         if pooling == "average" or (pooling == "auto" and max(edges) >= LARGE):
-            parts["average"], positions = Pool[Pool.ADAPTIVEAVG, spatial_dims](1), 1
+            parts["average"], positions = layer_type("AdaptiveAvgPool", spatial_dims)(1), 1
         else:
             positions = math.prod(_edge_after(edge, len(channels), kernel, padding) for edge in edges)
         parts["flatten"] = nn.Flatten()
@@ -143,10 +142,10 @@ def _least_edge(stages: int, kernel: int, padding: int) -> int:
 
 def _stage(spatial_dims: int, before: int, width: int, kernel: int, padding: int, norm: str) -> nn.Sequential:
     parts: OrderedDict[str, nn.Module] = OrderedDict()
-    parts["conv"] = Conv[Conv.CONV, spatial_dims](before, width, kernel_size=kernel, padding=padding)
+    parts["conv"] = layer_type("Conv", spatial_dims)(before, width, kernel_size=kernel, padding=padding)
     if norm != "none":
         parts["norm"] = norm_layer(norm, spatial_dims, width)
-    parts["pool"] = Pool[Pool.MAX, spatial_dims](2)
+    parts["pool"] = layer_type("MaxPool", spatial_dims)(2)
     parts["relu"] = nn.ReLU()
     return nn.Sequential(parts)
 

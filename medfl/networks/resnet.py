@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import ClassVar, get_args
 
 import torch
-from monai.networks.layers.factories import Conv, Pool
 from torch import nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from medfl.errors import SettingsError
 from medfl.networks.heads import Activation, TwoLayerHead, xavier
-from medfl.networks.resnet_blocks import BasicBlock, Bottleneck, LayerSpec, act_layer, norm_layer
+from medfl.networks.resnet_blocks import BasicBlock, Bottleneck, LayerSpec, act_layer, layer_type, norm_layer
 
 DEPTHS: dict[int, tuple[type[BasicBlock | Bottleneck], tuple[int, int, int, int]]] = {
     10: (BasicBlock, (1, 1, 1, 1)),
@@ -97,11 +96,11 @@ class ResNet(nn.Module):
         if not isinstance(stem_pool, bool):  # the text "false" is true
             raise SettingsError(f"ResNet expected stem_pool True or False, got {stem_pool!r}")
         _check_rates(head_dropout=head_dropout, dropout=dropout)
-        conv = Conv[Conv.CONV, spatial_dims]
+        conv = layer_type("Conv", spatial_dims)
         self.conv1 = conv(in_channels, width, stem_kernel, stride=stem_stride, padding=stem_kernel // 2, bias=False)
         self.bn1 = norm_layer(norm, spatial_dims, width)
         self.act = act_layer(act)
-        pool = Pool[Pool.MAX, spatial_dims]
+        pool = layer_type("MaxPool", spatial_dims)
         self.maxpool = pool(kernel_size=3, stride=2, padding=1) if stem_pool else nn.Identity()
         if size is not None:
             self._check_size(size, spatial_dims, total_stride=stem_stride * (2 if stem_pool else 1) * 2**3)
@@ -114,7 +113,7 @@ class ResNet(nn.Module):
                 blocks.append(block(spatial_dims, channels, width * 2**stage, stride, norm, act))
                 channels = width * 2**stage * block.expansion
             self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
-        self.avgpool = Pool[Pool.ADAPTIVEAVG, spatial_dims](1)
+        self.avgpool = layer_type("AdaptiveAvgPool", spatial_dims)(1)
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self.fc: nn.Module = nn.Linear(channels, num_classes)
         self._initialise()

@@ -7,14 +7,18 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from monai.networks.layers.factories import Conv, Pool, split_args
-from monai.networks.layers.utils import get_act_layer, get_norm_layer
 from torch import nn
 
 from medfl.errors import SettingsError
 
 LayerSpec = str | Sequence[Any]
 """A layer as MONAI names it: ``"batch"``, or ``("group", {"num_groups": 8})``, in JSON a list."""
+
+
+def layer_type(kind: str, spatial_dims: int) -> type[nn.Module]:
+    """Return torch's layer of a kind for a number of spatial dimensions, as `Conv2d` for ``"Conv"`` and 2."""
+    found: type[nn.Module] = getattr(nn, f"{kind}{spatial_dims}d")
+    return found
 
 
 def group_count(channels: int) -> int:
@@ -34,11 +38,20 @@ def group_count(channels: int) -> int:
 
 
 def norm_layer(norm: LayerSpec, spatial_dims: int, channels: int) -> nn.Module:
-    """A normalisation layer; for ``"group"`` without a number of groups, `group_count` chooses it.
+    """Return a normalisation layer; for ``"group"`` without a number of groups, `group_count` chooses it.
+
+    MONAI is imported only for layers with options and for layers other than batch and group normalisation.
 
     Raises:
         SettingsError: If MONAI has no such layer or can't build it for that number of channels.
     """
+    if norm == "batch":
+        return layer_type("BatchNorm", spatial_dims)(channels)
+    if norm == "group":
+        return nn.GroupNorm(group_count(channels), channels)
+    from monai.networks.layers.factories import split_args
+    from monai.networks.layers.utils import get_norm_layer
+
     try:
         name, options = split_args(norm)
         if str(name).lower() == "group":
@@ -51,12 +64,17 @@ def norm_layer(norm: LayerSpec, spatial_dims: int, channels: int) -> nn.Module:
 
 
 def act_layer(act: LayerSpec) -> nn.Module:
-    """An activation layer.
+    """Return an activation layer; MONAI is imported for all but ``"relu"``.
 
     Raises:
         SettingsError: If MONAI has no such layer, or if it would work in place: that overwrites a tensor which backward
             hooks, and with them Opacus, still need.
     """
+    if act == "relu":
+        return nn.ReLU()
+    from monai.networks.layers.factories import split_args
+    from monai.networks.layers.utils import get_act_layer
+
     try:
         layer: nn.Module = get_act_layer(split_args(act))
     except (KeyError, TypeError, ValueError) as error:
@@ -86,7 +104,7 @@ class BasicBlock(nn.Module):
     ) -> None:
         super().__init__()
         shortcut = _shortcut(spatial_dims, in_channels, channels, stride, norm)  # drawn first, as by MONAI
-        conv = Conv[Conv.CONV, spatial_dims]
+        conv = layer_type("Conv", spatial_dims)
         self.conv1 = conv(in_channels, channels, kernel_size=3, stride=stride, padding=1, bias=False)
         self.bn1 = norm_layer(norm, spatial_dims, channels)
         self.act = act_layer(act)
@@ -112,7 +130,7 @@ class Bottleneck(nn.Module):
         super().__init__()
         wide = self.expansion * channels
         shortcut = _shortcut(spatial_dims, in_channels, wide, stride, norm)
-        conv = Conv[Conv.CONV, spatial_dims]
+        conv = layer_type("Conv", spatial_dims)
         self.conv1 = conv(in_channels, channels, kernel_size=1, bias=False)
         self.bn1 = norm_layer(norm, spatial_dims, channels)
         self.conv2 = conv(channels, channels, kernel_size=3, stride=stride, padding=1, bias=False)
@@ -139,8 +157,10 @@ def _shortcut(spatial_dims: int, in_channels: int, out_channels: int, stride: in
     """
     if stride == 1 and in_channels == out_channels:
         return nn.Identity()
-    layers: dict[str, nn.Module] = {} if stride == 1 else {"subsample": Pool[Pool.AVG, spatial_dims](1, stride=stride)}
-    layers["0"] = Conv[Conv.CONV, spatial_dims](in_channels, out_channels, kernel_size=1)
+    layers: dict[str, nn.Module] = (
+        {} if stride == 1 else {"subsample": layer_type("AvgPool", spatial_dims)(1, stride=stride)}
+    )
+    layers["0"] = layer_type("Conv", spatial_dims)(in_channels, out_channels, kernel_size=1)
     layers["1"] = norm_layer(norm, spatial_dims, out_channels)
     return nn.Sequential(OrderedDict(layers))  # "0" and "1" are MONAI's names
 

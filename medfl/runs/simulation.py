@@ -36,6 +36,7 @@ from medfl.runs.summary import holdings
 from medfl.settings import Execution, Settings
 from medfl.task import Task
 from medfl.types import GLOBAL, POOLED, PUBLIC, SERVER, Dataset, Meta
+from medfl.utils.memory import keep_freed_memory
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +119,7 @@ def simulate(run: Run) -> Result:
         DataError: If no site has training data.
         StoreError: If the folder belongs to another run, is being written, or can't be written.
     """
+    keep_freed_memory()
     torch.set_num_threads(run.execution.threads)
     run = replace(run, settings=run.settings.for_sites(len(run.sites)))
     method = run.make_method()

@@ -1,7 +1,8 @@
-"""Giving freed memory back to the system, and calculating on large tensors without copies of them.
+"""Reuse of freed memory during training, its return to the system between steps, and calculations in small pieces.
 
-A step frees tensors of many megabytes, and glibc keeps most of what is freed for later; over the rounds of a long run
-that looks like a leak. A trim after each job costs a few milliseconds and keeps the size flat.
+By default glibc returns large blocks to the system as soon as they are freed. Training allocates the same blocks again
+for the next batch, and the kernel has to clear each page of them. `keep_freed_memory` lets glibc keep them, and
+`release` returns them when a step is over, so that the size of a process does not grow over the rounds of a long run.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -79,3 +81,36 @@ def release() -> None:
     trim = _trim()
     if trim is not None:
         trim(0)
+
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Parameters of glibc's ``mallopt``, as in its ``malloc.h``."""
+
+KEPT_BYTES = 10**9
+"""Free bytes at the end of the heap that glibc keeps, and the size from which a block is mapped on its own."""
+
+
+def keep_freed_memory() -> bool:
+    """Let glibc reuse freed blocks instead of returning each to the system; set for the whole process.
+
+    Processes that are forked later inherit it. Nothing changes with another C library, or if the environment already
+    configures glibc's allocator: by a variable ``MALLOC_*``, or by ``glibc.malloc`` in ``GLIBC_TUNABLES``.
+
+    Returns:
+        Whether glibc keeps freed memory now by this call or an earlier one.
+    """
+    if any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+        return False
+    return _set_thresholds()
+
+
+@functools.cache
+def _set_thresholds() -> bool:
+    """Set both thresholds; False if the C library is not glibc or refuses them."""
+    try:
+        library = ctypes.CDLL(None)
+        mallopt, _ = library.mallopt, library.gnu_get_libc_version  # others have a `mallopt` that means something else
+    except (AttributeError, OSError, TypeError):
+        return False
+    mallopt.argtypes, mallopt.restype = [ctypes.c_int, ctypes.c_int], ctypes.c_int
+    return all(mallopt(threshold, KEPT_BYTES) == 1 for threshold in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD))

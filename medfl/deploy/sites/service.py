@@ -34,6 +34,7 @@ from medfl.errors import MedflError, RefusedError
 from medfl.runs.machines import LIVE
 from medfl.runs.progress import row_facts
 from medfl.types import Meta
+from medfl.utils.memory import keep_freed_memory
 from medfl.utils.pulse import Beat, Pulse
 from medfl.utils.tells import Tell, check_told, count, or_none, text
 from medfl.utils.text import one_line
@@ -81,6 +82,7 @@ class SiteService:
         self._held = contextlib.ExitStack()
         self._audit = Audit(site_file)
         self._spent: Meta | None = None
+        keep_freed_memory()
         torch.set_num_threads(site_file.threads)
 
     def refusal(self, size: int) -> bytes | None:
