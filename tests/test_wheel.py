@@ -1,4 +1,4 @@
-"""A wheel is built from the sources, installed into a clean environment, and works away from the clone."""
+"""The wheel works in a clean environment; an editable install works in the folder above the clone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -31,7 +32,8 @@ def call(command: list[object], folder: Path, **more: object) -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     """The wheel, built without a network from a copy, so that neither an old ``build/`` nor ignored files get in."""
-    copy = tmp_path_factory.mktemp("sources")
+    copy = tmp_path_factory.mktemp("sources") / "medfl"
+    copy.mkdir()
     for name in SOURCES:
         if (ROOT / name).is_dir():
             ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
@@ -50,12 +52,17 @@ def wheel(tmp_path_factory) -> Path:
 def environment(wheel, tmp_path_factory) -> Path:
     """A fresh environment that has medfl from the wheel, and what medfl needs from this Python's packages."""
     folder = tmp_path_factory.mktemp("fresh") / "venv"
+    install_into(folder, wheel)
+    return folder
+
+
+def install_into(folder: Path, *what: object) -> None:
+    """Make an environment, install one thing into it, and give it what medfl needs from this Python's packages."""
     call([sys.executable, "-m", "venv", "--without-pip", folder], folder.parent)
-    python = folder / "bin" / "python"
-    call([*PIP, "--python", python, "install", "--no-deps", "--no-index", wheel], folder.parent)
     (packages,) = (folder / "lib").glob("python*/site-packages")
     (packages / "dependencies.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
-    return folder
+    install = [*PIP, "--python", folder / "bin" / "python", "install", "--no-deps", "--no-index"]
+    call([*install, "--no-build-isolation", *what], folder.parent)
 
 
 def test_the_wheel_holds_bundles_templates_and_plugins(wheel):
@@ -104,6 +111,28 @@ def test_medfl_comes_from_the_wheel_and_lists_what_it_brings(environment, tmp_pa
     assert "medmnist_classification" in output
     assert str(environment) in output
     assert "wrote my_prox.py" in call([medfl, "new-method", "my_prox"], tmp_path)
+
+
+def test_an_editable_install_is_imported_from_the_folder_above_the_clone_called_medfl(wheel, tmp_path):
+    clone = wheel.parents[1]
+    assert clone.name == "medfl"
+    install_into(tmp_path / "venv", "-e", clone)  # the command of the Makefile, without options for the build
+    code = """
+import importlib.metadata, json
+from medfl.plugins import Registry, load_plugins
+import medfl, medfl_datasets.medmnist, medfl_methods, medfl_mlflow
+names = {point.name: point.dist.name for point in importlib.metadata.entry_points(group="medfl")}
+found = load_plugins()
+files = [medfl.__file__, medfl_datasets.__file__, medfl_methods.__file__, medfl_mlflow.__file__]
+print(json.dumps([names, found.problems, sorted(found.plugins), type(found).__name__, files]))
+"""
+    python = tmp_path / "venv" / "bin" / "python"
+    names, problems, plugins, kind, files = json.loads(call([python, "-c", code], clone.parent))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert names == dict.fromkeys(project["entry-points"]["medfl"], project["name"])
+    assert (problems, plugins, kind) == ([], sorted(names), "Registry")
+    assert all(Path(file).is_relative_to(clone) for file in files)
+    assert "medmnist_classification" in call([tmp_path / "venv" / "bin" / "medfl", "list", "bundles"], clone.parent)
 
 
 @pytest.mark.slow

@@ -58,11 +58,14 @@ for command in COMMANDS:  # the same with keys made at home
 @app.command()
 def start(
     kit: Kit,
-    foreground: Annotated[bool, typer.Option("--foreground", help="Stay, for a service manager.")] = False,
+    foreground: Annotated[bool, typer.Option("--foreground", help="Stay, for a service manager; end with it.")] = False,
     once: Annotated[bool, typer.Option("--once", help="Do not start the process again should it die.")] = False,
     patience: Annotated[float, typer.Option(help="Seconds to wait until it is up.")] = 60.0,
 ) -> None:
-    """Start a server or a site in the background and wait until it is up. It writes to console.log in its kit.
+    """Start a server or a site as a service in the background and wait until it is up.
+
+    It goes on when this command and its terminal have ended, until `medfl federate stop KIT`. It writes to console.log
+    in its kit. With --foreground, all its processes end with the process that gave this command.
 
     Example: medfl federate start kits/north
     """
@@ -70,7 +73,7 @@ def start(
 
     if foreground:
         kits.run_here(kit)
-    kits.start(kit, watch=not once, patience=patience)
+    kits.start(kit, watch=not once, patience=patience, as_service=True)
     typer.echo(f"'{kit}' is up")
 
 

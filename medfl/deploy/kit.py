@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from medfl.deploy import guard
 from medfl.deploy.sites.preflight.server import check_server
 from medfl.errors import MedflError, SettingsError
 from medfl.types import Meta
@@ -94,13 +95,15 @@ def processes(kit: Path) -> list[int]:
     return numbers
 
 
-def start(kit: Path, *, watch: bool = True, patience: float = 60.0) -> None:
+def start(kit: Path, *, watch: bool = True, patience: float = 60.0, as_service: bool = False) -> None:
     """Start a server or a site in the background and wait until it says that it is up.
 
     Args:
         kit: Its startup kit.
         watch: Whether NVFlare's script watches the process and starts it again should it die. Without it is quicker.
         patience: Seconds to wait.
+        as_service: Whether the kit's processes go on after this process has ended, until `stop`. By default they end
+            with this process, in whatever way it ends.
 
     Raises:
         SettingsError: If it is no kit of a server or site, or runs already.
@@ -111,7 +114,7 @@ def start(kit: Path, *, watch: bool = True, patience: float = 60.0) -> None:
     said_before = log.stat().st_size if log.is_file() else 0
     with log.open("ab") as output:
         process = subprocess.Popen(
-            command(kit, watch=watch),
+            command(kit, watch=watch) if as_service else guard.arguments(kit, os.getpid(), watch=watch),
             env=environment(kit),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -137,11 +140,13 @@ def start(kit: Path, *, watch: bool = True, patience: float = 60.0) -> None:
 def run_here(kit: Path) -> None:
     """Become the process of a server or a site, for a service manager; does not return.
 
+    The kit's processes end with the process that started this one, and on SIGTERM, SIGINT and SIGHUP.
+
     Raises:
         SettingsError: If it is no kit of a server or site, or runs already.
     """
     _startable(kit)
-    arguments = command(kit, watch=False)
+    arguments = guard.arguments(kit, os.getppid(), watch=False)
     os.execve(arguments[0], arguments, environment(kit))
 
 

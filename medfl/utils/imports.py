@@ -55,8 +55,8 @@ def refuse_other_distribution() -> None:
                 raise SettingsError(
                     f"Expected no distribution 'medfl' beside '{DISTRIBUTION}'; found '{folder}', which belongs to "
                     "another project (MEDfl). On file systems that ignore case, its package MEDfl overwrites the "
-                    f"package medfl. Run `pip uninstall medfl`, then `pip install --force-reinstall --no-deps {DISTRIBUTION}` (in a "
-                    "clone: `pip install -e .`), or use separate environments."
+                    "package medfl. Run `pip uninstall medfl`, then `pip install --force-reinstall --no-deps "
+                    f"{DISTRIBUTION}` (in a clone: `pip install -e .`), or use separate environments."
                 )
 
 

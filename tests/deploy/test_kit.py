@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -96,3 +100,94 @@ def test_kinds_are_told_apart(tmp_path: Path) -> None:
         kits.admin_of(make_kit(tmp_path / "site", "client", ""))
     with pytest.raises(SettingsError, match="is no startup kit"):
         kits.kind_of(tmp_path)
+
+
+# ---- the end of whoever started a kit
+
+TREE = """\
+echo $$ >> pids
+setsid sh -c 'echo $$ >> pids; trap "" TERM; sleep 600 & echo $! >> pids; while :; do sleep 0.1; done' &
+(setsid sh -c 'echo $$ >> pids; exec sleep 600' &)
+while [ $(wc -l < pids) -lt 4 ]; do sleep 0.05; done
+echo "Successfully registered client"
+while :; do sleep 0.05; done
+"""
+"""A party with processes in other sessions, as NVFlare's jobs are: one ignores SIGTERM, one has lost its parent."""
+
+needs_setsid = pytest.mark.skipif(shutil.which("setsid") is None, reason="this system has no setsid")
+
+
+def living(numbers: list[int]) -> list[int]:
+    """Those processes that have not ended; zombies have."""
+    words = ["ps", "-o", "pid=,state=", "-p", ",".join(map(str, numbers))]
+    listed = subprocess.run(words, capture_output=True, text=True, check=False).stdout
+    return [int(line.split()[0]) for line in listed.splitlines() if not line.split()[1].startswith("Z")]
+
+
+def ended(numbers: list[int], seconds: float = 60.0) -> bool:
+    """Whether all processes end in time; those that do not are killed, so that a failed test leaves none."""
+    until = time.monotonic() + seconds
+    while (left := living(numbers)) and time.monotonic() < until:
+        time.sleep(0.05)
+    for number in left:
+        os.kill(number, signal.SIGKILL)
+    return not left
+
+
+def starts_a_tree(kit: Path, words: str) -> tuple[subprocess.Popen[str], list[int]]:
+    """A process that starts the kit, and all processes of the kit; the first is a guard's child."""
+    code = f"import sys, time\nfrom pathlib import Path\nfrom medfl.deploy import kit\nkit.{words}\n"
+    code += "print('up', flush=True)\ntime.sleep(600)"
+    starter = subprocess.Popen([sys.executable, "-c", code, str(kit)], stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
+    assert starter.stdout.readline() in ("up\n", "Successfully registered client\n")
+    return starter, [int(number) for number in (kit / "pids").read_text().split()]
+
+
+@needs_setsid
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_all_processes_of_a_kit_end_with_the_process_that_started_it(tmp_path: Path, number: signal.Signals) -> None:
+    kit = make_kit(tmp_path / "kit", "client", f"cd {tmp_path}/kit\n{TREE}")
+    starter, tree = starts_a_tree(kit, "start(Path(sys.argv[1]), watch=False)")
+    with starter:
+        before = living(tree)
+        starter.send_signal(number)
+    assert len(before) == 4
+    assert ended(tree)
+    assert kits.processes(kit) == []
+
+
+@needs_setsid
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_kit_in_the_foreground_ends_with_all_its_processes_when_it_is_told_to(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    kit = make_kit(tmp_path / "kit", "client", f"cd {tmp_path}/kit\n{TREE}")
+    starter, tree = starts_a_tree(kit, "run_here(Path(sys.argv[1]))")
+    with starter:
+        before = living(tree)
+        starter.send_signal(number)
+    assert len(before) == 4
+    assert starter.returncode == -number  # for systemd an ordinary end
+    assert ended(tree)
+
+
+def test_a_kit_that_ends_by_itself_in_the_foreground_hands_its_status_on(tmp_path: Path) -> None:
+    kit = make_kit(tmp_path / "kit", "client", "exit 7\n")
+    code = "import sys\nfrom pathlib import Path\nfrom medfl.deploy import kit\nkit.run_here(Path(sys.argv[1]))"
+    assert subprocess.run([sys.executable, "-c", code, str(kit)], check=False).returncode == 7
+
+
+@needs_setsid
+def test_a_kit_started_as_a_service_goes_on_until_it_is_stopped(tmp_path: Path) -> None:
+    kit = make_kit(tmp_path / "kit", "client", 'echo "Successfully registered client"\nwhile :; do sleep 0.05; done\n')
+    code = "import sys\nfrom medfl.cli.main import main\nmain(['federate', 'start', sys.argv[1]])"
+    assert (
+        subprocess.run([sys.executable, "-c", code, str(kit)], check=False, stdout=subprocess.DEVNULL).returncode == 0
+    )
+    try:
+        time.sleep(1.0)  # a guard would have ended it by now
+        assert kits.processes(kit)
+    finally:
+        assert kits.stop(kit)
+    assert kits.processes(kit) == []
