@@ -352,3 +352,17 @@ def test_a_shadow_network_sees_what_the_attacked_network_saw(tmp_path, share):
     shadow = data.batch(torch.arange(len(data)))[0]
     distances = (attacked[:, None] - shadow).flatten(2).abs().amax(2).amin(1)
     assert float(distances.max()) < 1e-6, "each image that the network was trained on is one of the shadow's"
+
+
+def test_the_mean_image_is_that_of_all_training_images_and_is_judged_on_validation_images(tmp_path):
+    """257 images come in parts of 256 and 1; the one that is alone is no more than the others."""
+    method, train = tpf(), make_data(257, "many")
+    train.images[-1] += 50
+    site = site_of(train)
+    server = server_of(method, tmp_path)
+    reply = method.work(site, Order(site.name, "share", method.distiller(server)))
+    usual, raw = (site.task.scale.raw(data.images) for data in (train, site.val))
+    expected = float((raw - usual.mean(0)).square().mean())
+    assert reply.meta["mean_image_error"] == pytest.approx(expected, rel=1e-4)
+    parts = parts_of(method, site_of(site.val), server)
+    assert reply.meta["generator_error"] == pytest.approx(float(parts.square().mean()), rel=1e-4)
