@@ -178,8 +178,8 @@ def test_where_no_more_than_half_of_the_sites_agree_none_is_unlike_the_others() 
 
 
 def test_of_two_shares_that_are_equally_far_the_first_is_told() -> None:
-    """Sites of 50 and 50 images of two classes, and one of 90 and 10: both shares are off by 40 percent."""
-    equal = Counts(title="class", names=["x", "y"], counts=[50, 50])
-    other = Counts(title="class", names=["x", "y"], counts=[90, 10])
+    """All four classes of one site are 30 percent off, by the same numbers."""
+    equal = Counts(title="class", names=["w", "x", "y", "z"], counts=[10, 40, 40, 10])
+    other = Counts(title="class", names=["w", "x", "y", "z"], counts=[40, 10, 10, 40])
     made = marks({name: about(tables=[other if name == "d" else equal]) for name in "abcd"})
-    assert [(mark.site, mark.quantity, mark.here) for mark in made] == [("d", "class: x", "90.0%")]
+    assert [(mark.site, mark.quantity, mark.here) for mark in made] == [("d", "class: w", "40.0%")]

@@ -311,3 +311,10 @@ def test_no_more_than_the_limit_is_held_at_a_time(monkeypatch, room, reads):
     stacks = dict(_stacks(replies, sorted(replies.meta), floats))
     assert len(read) == reads
     assert {name: rows.shape for name, rows in stacks.items()} == dict.fromkeys(floats, (7, 1))
+
+
+def test_of_equal_replies_the_first_names_are_chosen():
+    """All updates are alike; the buffer, which no distance sees, tells whose reply was taken: 100 times its number."""
+    alike = [(1, 0)] * 7
+    for rule, mean in (("krum", 100), ("multi_krum", (100 + 200 + 300 + 400) / 4), ("bulyan", (200 + 300 + 400) / 3)):
+        assert robust_mean(make_server(), sent(alike), Robust(rule=rule))["mean"].item() == pytest.approx(mean), rule

@@ -3,8 +3,12 @@
 import math
 
 import pytest
+import torch
 
-from medfl.methods.transfer import route
+from medfl.contract import Site, State
+from medfl.methods.transfer import ModelInTransit, arrived, pack, route
+from medfl.settings import Settings
+from medfl.testing.cohort import make_task
 from medfl.utils.rng import make_generator
 
 FOUR = ["a", "b", "c", "d"]
@@ -88,3 +92,19 @@ def test_more_models_than_hosts_wait_in_turn():
 
 def test_where_no_model_can_move_a_derangement_gives_up():
     assert draw("derangement", ["a"], {"m": "a"}) == [{"a": "m"}]
+
+
+def test_only_the_parcel_of_this_turn_has_arrived():
+    """One that came late bears the stamp of another turn; one of another owner is another model."""
+    site = Site("b", 2, State(), make_task(), Settings(rounds=3))
+    kept = {"w": torch.ones(1), "optimizer/w/step": torch.tensor(3.0)}
+    late, wrong, right = (
+        pack("b", ModelInTransit(owner, "norm", {name: value * tensor for name, tensor in kept.items()}), stamp)
+        for owner, stamp, value in (("a", [1, 0], 5), ("c", [2, 0], 6), ("a", [2, 0], 7))
+    )
+    site.inbox = [late, wrong]
+    assert arrived(site, "a", [2, 0]) is None
+    site.inbox = [late, wrong, right]
+    found = arrived(site, "a", [2, 0])
+    assert found is not None
+    assert {name: float(tensor) for name, tensor in found.kept.items()} == {"w": 7, "optimizer/w/step": 21}

@@ -44,6 +44,13 @@ def test_rungs_of_halving() -> None:
     assert rungs(Tuning(trials=5), 5, 20) == [(20, 5)]
 
 
+def test_halving_needs_a_round_more_than_its_first_ones() -> None:
+    tuning = Tuning(sampler="halving", trials=4, factor=2, first_rounds=3)
+    assert rungs(tuning, 4, 4) == [(3, 4), (4, 2)]
+    with pytest.raises(SettingsError, match="first after 3 rounds, and a run has 3"):
+        rungs(tuning, 4, 3)
+
+
 def test_halving_goes_on_with_the_best_of_the_same_trials() -> None:
     tuning = Tuning(sampler="halving", trials=9)
     first, second, last = conversation(tuning, 9, near_tenth)

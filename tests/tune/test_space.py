@@ -54,6 +54,16 @@ def test_draws_are_unlike_each_other_and_hang_on_the_seed_alone() -> None:
         small.draws(7, np.random.default_rng(0))
 
 
+def test_a_range_of_whole_numbers_has_both_of_its_ends() -> None:
+    whole = Axis("n", None, Range(low=3, high=6), whole=True)
+    assert whole.size() == 4
+    drawn = space(whole).draws(4, np.random.default_rng(2))
+    assert sorted(point["n"] for point in drawn) == [3, 4, 5, 6]
+    with pytest.raises(SettingsError, match="fewer combinations of values than the 5 trials"):
+        space(whole).draws(5, np.random.default_rng(2))
+    assert space(Axis("x", None, Range(low=3.0, high=6.0))).axes[0].size() == math.inf
+
+
 def test_draws_share_each_axis_evenly() -> None:
     """Of nine draws, three are in each third of every axis."""
     rate = Axis("lr", None, Range(low=0.001, high=1.0, log=True))

@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from medfl.data.pooled import TensorData
 from medfl.task import Scale
+from medfl_methods.fedfed.distillation import judge, rebuilding
 from medfl_methods.fedfed.distiller import Distiller, SharedPart
 from medfl_methods.fedfed.generators import Reconstruction, build_generator
 
@@ -86,3 +88,30 @@ def test_an_attacker_gets_gradients_by_the_image_but_moves_no_parameter():
     SharedPart(model, "x_p")(images).sum().backward()
     torch.testing.assert_close(images.grad, torch.full_like(images, 0.75))
     assert model.generator.share.grad is None
+
+
+def mixed_data(count):
+    """Grey images with values in [0, 1], as the task normalises them, and images in [0, 1]."""
+    raw = torch.rand(count, 3, 6, 6, generator=torch.Generator().manual_seed(5))
+    mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in (SCALE.mean, SCALE.std))
+    return TensorData((raw - mean) / std, torch.arange(count) % 3), raw
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5, 99])
+def test_a_judgement_is_a_mean_over_images_however_they_are_batched(batch_size):
+    """Part and private part have one direction, so |cos| is 1; the accuracy is that of one pass."""
+    data, raw = mixed_data(5)
+    model = Distiller(Times(0.25), Seen(), SCALE)
+    right = (0.75 * raw / torch.tensor(SCALE.std).view(3, 1, 1)).flatten(2).mean(2).argmax(1) == data.class_labels
+    accuracy, cosine = judge(model, data, SCALE, batch_size, "cpu")
+    assert accuracy == pytest.approx(float(right.double().mean()))
+    assert cosine == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5, 99])
+def test_errors_are_means_over_images_and_say_which_is_the_generators(batch_size):
+    data, raw = mixed_data(5)
+    usual = torch.full((3, 6, 6), 0.5)
+    rebuilt, same = rebuilding(Distiller(Times(0.25), Seen(), SCALE), data, usual, SCALE, batch_size)
+    assert rebuilt == pytest.approx(float((0.75 * raw).square().mean()), rel=1e-5)
+    assert same == pytest.approx(float((raw - 0.5).square().mean()), rel=1e-5)

@@ -259,6 +259,22 @@ def test_a_site_that_lost_the_shared_set_says_so(tmp_path):
         method.work(site_of(make_data(10, "own")), order)
 
 
+def test_a_site_that_did_not_answer_gets_the_shared_set_again(tmp_path):
+    """It may have lost the set, or never have had it; the others get the model alone."""
+    method = tpf(clip=None)
+    server = server_of(method, tmp_path, ("site-1", "site-2", "site-3"))
+    sent, _ = sent_by(method, site_of(DATA), server)
+    method.fold_shared(server, told({"site-1": Reply(prefixed(sent, "shared/"))}))
+    server.state.meta["holders"] = ["site-1", "site-2"]
+    update = {name: torch.zeros_like(tensor) for name, tensor in method.publish(server).items()}
+    replies = told({name: Reply(update, {"size": 1}) for name in ("site-1", "site-3")})
+    replies.missing = ["site-2"]
+    method.aggregate(server, replies)
+    assert server.state.meta["holders"] == ["site-1", "site-3"]
+    brought = {order.to: "shared/labels" in order.tensors for order in method.orders(server)}
+    assert brought == {"site-1": False, "site-2": True, "site-3": False}
+
+
 def test_initial_tensors_do_not_hang_on_how_the_latent_was_set(tmp_path):
     """G-13: None takes 24, the number of features; 24 should be the same generator and classifier."""
     states = [server_of(tpf(**args), tmp_path).state.tensors for args in ({}, {"latent": 24})]
@@ -352,3 +368,17 @@ def test_a_shadow_network_sees_what_the_attacked_network_saw(tmp_path, share):
     shadow = data.batch(torch.arange(len(data)))[0]
     distances = (attacked[:, None] - shadow).flatten(2).abs().amax(2).amin(1)
     assert float(distances.max()) < 1e-6, "each image that the network was trained on is one of the shadow's"
+
+
+def test_the_mean_image_is_that_of_all_training_images_and_is_judged_on_validation_images(tmp_path):
+    """257 images come in parts of 256 and 1; the one that is alone is no more than the others."""
+    method, train = tpf(), make_data(257, "many")
+    train.images[-1] += 50
+    site = site_of(train)
+    server = server_of(method, tmp_path)
+    reply = method.work(site, Order(site.name, "share", method.distiller(server)))
+    usual, raw = (site.task.scale.raw(data.images) for data in (train, site.val))
+    expected = float((raw - usual.mean(0)).square().mean())
+    assert reply.meta["mean_image_error"] == pytest.approx(expected, rel=1e-4)
+    parts = parts_of(method, site_of(site.val), server)
+    assert reply.meta["generator_error"] == pytest.approx(float(parts.square().mean()), rel=1e-4)

@@ -102,6 +102,12 @@ def test_all_is_a_function_of_seed_site_and_round():
     assert not tensors_equal(critics[0], critics[3])
 
 
+def test_its_optimiser_is_that_of_a_wasserstein_critic():
+    """Adam without a memory of directions, as Gulrajani et al. have it: beta 0 and 0.9."""
+    assert make(lr=0.25)._optimizer.defaults["betas"] == (0.0, 0.9)
+    assert make(lr=0.25)._optimizer.defaults["lr"] == 0.25
+
+
 def test_more_steps_are_more_steps():
     repeated, three = learned(make(), 3).tensors(), learned(make(steps=3)).tensors()
     assert tensors_equal(repeated, three), "the same batch three times, points from one stream"
