@@ -11,21 +11,49 @@ a round takes longer is that of one site and of the server; their sum over all s
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.x509.oid import NameOID
 
 from medfl.privacy.secure_aggregation.discrete_gaussian import discrete_gaussian
 from medfl.privacy.secure_aggregation.fixed_point import FixedPoint, packed, signed, unpacked
 from medfl.privacy.secure_aggregation.keys import MASK, agreed, public_key
 from medfl.privacy.secure_aggregation.masks import add_mask, pair_sign
 from medfl.privacy.secure_aggregation.shamir import combine, split
+from medfl.privacy.signatures import Signer
+from medfl.utils import wire
 from medfl.utils.rng import SecretStream
 
 CLIP = 10.0
+OPERATIONS = 4
+"""Operations of a round in which a site checks the signatures of all keys."""
+
+
+def measure_signatures(sites: int) -> float:
+    """Seconds that one site signs and verifies in a round: keys of all sites, and the list of the survivors."""
+    root, key = (rsa.generate_private_key(65537, 2048) for _ in range(2))
+    now, name = datetime.datetime.now(datetime.UTC), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "site")])
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).serial_number(1)
+    builder = builder.not_valid_before(now).not_valid_after(now + datetime.timedelta(days=1))
+    own, issuer = (
+        builder.public_key(private.public_key()).sign(root, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        for private in (key, root)
+    )
+    signer = Signer("site", own, issuer, key)
+    start = time.process_time()
+    for purpose, times in (("keys", OPERATIONS), ("survivors", 1)):
+        signature = signer.sign(purpose, b"a statement")
+        for _ in range(times * sites):
+            signer.verify_site(purpose, b"a statement", signature, own, "site")
+    return time.process_time() - start
 
 
 def measure(sites: int, megabytes: float, bits: int, dropped: int, noise: float) -> dict[str, float]:
@@ -43,12 +71,15 @@ def measure(sites: int, megabytes: float, bits: int, dropped: int, noise: float)
     dead = {name: split(masks[name], sites, threshold, streams[name].take) for name in names}
     sharing = (time.process_time() - start) / sites
 
+    model = torch.zeros(numbers)
+    context = b""
     total, plain, spent, up = None, np.zeros(numbers, dtype=np.int64), [], 0
     staying = names[dropped:]
     for number, name in enumerate(staying):
         update = torch.randn(numbers, generator=torch.Generator().manual_seed(number)).double()
         update *= CLIP / update.norm()
         start = time.process_time()
+        context = wire.digest({"model": model}).encode()
         steps = point.rounded(update, torch.Generator().manual_seed(number))
         if noise:
             steps += discrete_gaussian(point.site_noise, numbers, streams[name])
@@ -56,7 +87,7 @@ def measure(sites: int, megabytes: float, bits: int, dropped: int, noise: float)
         add_mask(words, own[name])
         for other in names:
             if other != name:
-                add_mask(words, agreed(masks[name], public[other], MASK), pair_sign(name, other))
+                add_mask(words, agreed(masks[name], public[other], MASK, context), pair_sign(name, other))
         sent = packed(words, bits)
         spent.append(time.process_time() - start)
         plain, up = plain + steps.numpy(), sent.numel()
@@ -72,13 +103,15 @@ def measure(sites: int, megabytes: float, bits: int, dropped: int, noise: float)
     for name in names[:dropped]:
         key = combine(dict(enumerate(dead[name], start=1)), threshold)
         for other in staying:
-            add_mask(total, agreed(key, public[other], MASK), -pair_sign(other, name))
+            add_mask(total, agreed(key, public[other], MASK, context), -pair_sign(other, name))
     unmasking = time.process_time() - start + sum(spent[1::2])
     if not (signed(total, bits) == plain).all():
         raise AssertionError("the sum is not the sum")
-    site = sum(spent[::2]) / len(staying) + sharing
+    signing = measure_signatures(sites)
+    site = sum(spent[::2]) / len(staying) + sharing + signing
     return {
         "one site (s)": site,
+        "of which signatures (s)": signing,
         "server (s)": unmasking,
         "a round takes longer (s)": site + unmasking,
         "all sites and the server (s)": site * sites + unmasking,

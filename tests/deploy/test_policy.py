@@ -257,6 +257,13 @@ def test_updates_leave_in_a_sum_of_as_many_sites_as_the_file_says() -> None:
             check(site_file(least_threshold=4), run)
 
 
+def test_the_default_threshold_counts_for_the_file_too() -> None:
+    run = settings(secure_aggregation={})
+    check(site_file(least_threshold=4), run.for_sites(5))
+    with pytest.raises(RefusedError, match="in a sum of 3 sites"):
+        check(site_file(least_threshold=4), run.for_sites(4))
+
+
 def test_the_noise_of_all_sites_is_no_floor_of_this_one_unless_the_file_says_so() -> None:
     run = settings(privacy=PROMISE | {"clip": 1.0}, **SUM)
     with pytest.raises(RefusedError, match="this site's own, as its file names no 'least_threshold'"):

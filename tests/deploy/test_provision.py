@@ -12,7 +12,7 @@ import pytest
 
 from medfl.deploy.provision import ALLOWED, RIGHTS, Project, allowing, provision, rights
 from medfl.deploy.sites.file import BundleEntry, Floor, SiteFile
-from medfl.errors import SettingsError
+from medfl.errors import RefusedError, SettingsError
 
 ONE = Project("localhost", ("site-01",), "me@hospital.org", port=8112)
 
@@ -51,6 +51,21 @@ def test_all_certificates_are_of_the_root_and_carry_the_participant(kits: dict[s
         certificate = x509.load_pem_x509_certificate((kits[name] / "startup" / f"{file}.crt").read_bytes())
         certificate.verify_directly_issued_by(root)
         assert certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value == name
+
+
+def test_only_sites_certificates_stand_for_participants_of_a_secure_aggregation(kits: dict[str, Path]) -> None:
+    """The root certifies the server and the researcher, too; neither can add itself to the sites of a sum."""
+    from medfl.privacy.signatures import read_signer
+
+    site, other = read_signer(kits["site-01"]), read_signer(kits["site-02"])
+    assert site.server == "localhost"
+    site.verify_site("keys", b"mine", other.sign("keys", b"mine"), other.certificate, "site-02")
+    for name, words in (("localhost", "got that of the server"), (ONE.admin, "got that of a user")):
+        signer = read_signer(kits[name])
+        proof = signer.sign("keys", b"mine"), signer.certificate, name
+        site.verify("keys", b"mine", *proof)
+        with pytest.raises(RefusedError, match=words):
+            site.verify_site("keys", b"mine", *proof)
 
 
 def test_nobody_else_can_read_a_kit_or_the_root_key(kits: dict[str, Path]) -> None:

@@ -125,7 +125,8 @@ class SiteFile(Strict):
         cache: Where cases of an adopted bundle are kept as they are before its first random transform.
         cache_dir: Folder of the cache on disk; None takes one in the site's data.
         loaders: Processes that load cases of an adopted bundle ahead of training, >= 0.
-        least_threshold: Fewest sites in whose sum (`secure_aggregation`) an update may leave; None lets it leave alone.
+        least_threshold: Smallest number of sites, each with a certificate of the kit's root, in whose sum an update may
+            leave (`secure_aggregation`); None lets it leave alone.
         privacy: The least privacy that a run must promise, or None.
         bundles: Name to bundle; no other may run.
     """

@@ -86,6 +86,30 @@ def test_settings_that_contradict_it_are_refused(case: str) -> None:
         check("fedavg", **settings)
 
 
+@pytest.mark.parametrize(("sites", "expected"), [(2, 2), (3, 3), (4, 3), (5, 4), (6, 5), (7, 5), (9, 7), (10, 7)])
+def test_the_default_threshold_is_the_smallest_above_two_thirds(sites: int, expected: int) -> None:
+    settings = Settings.model_validate({"rounds": 1, "secure_aggregation": {}}).for_sites(sites)
+    assert settings.secure_aggregation is not None
+    assert settings.secure_aggregation.threshold == expected
+    half = Settings.model_validate({"rounds": 1, "fraction": 0.5, "secure_aggregation": {}}).for_sites(2 * sites)
+    assert half.secure_aggregation == settings.secure_aggregation
+
+
+@pytest.mark.parametrize(("count", "threshold", "fraction"), [(4, 2, 1.0), (5, 2, 1.0), (10, 5, 1.0), (10, 2, 0.5)])
+def test_half_of_the_participants_is_no_threshold(count: int, threshold: int, fraction: float) -> None:
+    names = [f"site-{number}" for number in range(count)]
+    for value, possible in ((threshold, False), (threshold + 1, True)):
+        settings = Settings.model_validate(
+            {"rounds": 1, "norm_sync": "params", "fraction": fraction, "secure_aggregation": {"threshold": value}}
+        )
+        parts = (REGISTRY.make_method("fedavg", {}), make_task("plain"), settings, names, True)
+        if possible:
+            check_plan("fedavg", *parts)
+            continue
+        with pytest.raises(SettingsError, match=f"threshold' is {value}.*could have two halves"):
+            check_plan("fedavg", *parts)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(ACCEPTED))
 def test_an_accepted_method_ends_where_the_plain_run_does(name: str, tmp_path: Path) -> None:

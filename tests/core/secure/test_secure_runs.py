@@ -11,10 +11,11 @@ import pytest
 import torch
 from toys import digests
 
-from medfl.core.secure.ops import MASKED, OPS, PUBLIC, of_sites, session_digest, to_bytes
+from medfl.core.secure.ops import MASKED, OPS, PUBLIC, SEALED, digest, of_sites, session_digest, to_bytes
 from medfl.core.store import Record, Store
+from medfl.errors import RefusedError
 from medfl.plugins import load_plugins
-from medfl.privacy.secure_aggregation.keys import public_key
+from medfl.privacy.secure_aggregation.keys import CHANNEL, agreed, public_key, unseal
 from medfl.runs.folder import run_id_of
 from medfl.runs.simulation import Result
 from medfl.testing.cohort import Case, bits, make_sites, make_task
@@ -175,6 +176,24 @@ def test_no_secret_is_on_any_disk_or_in_any_message(tmp_path: Path) -> None:
     assert public_key(hidden[0]) in content, "these are the secrets of the run"
     assert public_key(hidden[1]) in content
     assert not any(secret in content or secret.hex().encode() in content for secret in hidden)
+
+
+def test_what_is_sealed_is_bound_to_the_list_of_participants(tmp_path: Path) -> None:
+    """By the key and by the additional data, each on its own."""
+    run(tmp_path, secure_aggregation=THREE, absent=lambda site, at: at == MASKING)
+    run_id = run_id_of(json.loads((tmp_path / "run.json").read_text())["identity"])
+    server = Store(tmp_path / "state" / "server").latest()
+    assert server is not None
+    sealed = to_bytes(blob(tmp_path, server, SEALED)[f"{SEALED}/site-1/site-2"])
+    public = {name: to_bytes(key) for name, key in of_sites(blob(tmp_path, server, PUBLIC), PUBLIC).items()}
+    session = session_digest(1, 3, sorted(SIZES), public)
+    private = secrets(tmp_path, "site-2", run_id, 1)[0]
+    bound, free = (agreed(private, public["site-1"][:32], CHANNEL, *more) for more in ([session.encode()], []))
+    about, loose = digest("site-1", "site-2", session).encode(), digest("site-1", "site-2").encode()
+    assert len(unseal(bound, sealed, about)) == 2 * 66
+    for key, data in ((free, about), (bound, loose)):
+        with pytest.raises(RefusedError):
+            unseal(key, sealed, data)
 
 
 def test_the_server_learns_neither_sizes_nor_updates(whole: tuple[Result, Path], stopped: Stopped) -> None:

@@ -43,6 +43,23 @@ def test_noise_is_shared_by_the_threshold_and_has_room() -> None:
     assert 10 * 0.5 * point.scale + 12 * point.site_noise * 10**0.5 < 2**39
 
 
+@pytest.mark.parametrize("threshold", [1, 6])
+def test_noise_covers_what_rounding_adds_to_the_norm(threshold: int) -> None:
+    """Where noise leaves few bits to an update, rounding up everywhere makes it a sixth longer than the clip."""
+    numbers, noise = 10_000, 5e5
+    point = FixedPoint(32, sites=threshold, clip=1.0, numbers=numbers, noise=noise, threshold=threshold)
+    value = torch.full((numbers,), numbers**-0.5).double()  # of norm 1
+    rounded = torch.floor(value * point.scale) + 1  # the longest vector that `rounded` can return
+    assert float(rounded.norm()) > 1.1 * point.scale
+    assert point.site_noise * threshold**0.5 >= noise * float(rounded.norm())
+
+
+def test_noise_has_room_where_rounding_is_most_of_the_norm() -> None:
+    point = FixedPoint(32, sites=1, clip=1.0, numbers=100_000, noise=5e5)
+    assert point.reach > 5 * point.scale
+    assert point.reach + 12 * point.site_noise < 2**31
+
+
 def test_noise_that_rounding_would_swallow_is_refused() -> None:
     with pytest.raises(SettingsError, match="lost in rounding"):
         FixedPoint(32, sites=10**6, clip=1.0, numbers=10, noise=1e-3, threshold=10**6)
