@@ -166,7 +166,8 @@ def _write(
     if home.stock is not None:
         _write_stock(target, home.bundle_root, home.stock, model, method, weights)
         return
-    values = home.values | values | {"network_name": model.network}
+    names = list(map(str, home.output_names))
+    values = home.values | values | {"network_name": model.network, "output_names": names}
     for path in _files(home.bundle_root):
         inside = path.relative_to(home.bundle_root)
         content = path.read_bytes()
