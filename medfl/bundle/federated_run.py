@@ -228,6 +228,7 @@ class FederatedRun:
             leaks=tuple(leaks),
             attackers=read_attackers(settings.poison, registry),
             needs_by_method={record.name: record.needs for record in registry.methods.values()},
+            frees_space=True,
             on_start=lambda: self._tell_start(registry, record),
         )
         first = data.first

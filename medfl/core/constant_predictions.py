@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
-import torch
-
-from medfl.objectives import Objective
 from medfl.types import Meta
 from medfl.utils.text import names_and_more
+
+if TYPE_CHECKING:
+    import torch
+
+    from medfl.objectives import Objective
 
 KEY = "constant_predictions"
 """In ``summary.json``: a list of `ConstantPrediction`."""
@@ -89,6 +92,8 @@ def find_constant_predictions(
     Returns:
         One entry if all sites share an answer, otherwise one for each answer, sorted; empty if there is none.
     """
+    import torch  # not at the top: `medfl status` reads summaries, and torch takes seconds to import
+
     known = {site: part for site, part in sorted(by_site.items()) if len(part.judged)}
     if not known:
         return []

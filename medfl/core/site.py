@@ -22,7 +22,7 @@ from medfl.core.filters import Filters, check_parcels, plain_bytes
 from medfl.core.journal import order_digest
 from medfl.core.reply_checks import check_sent
 from medfl.core.secure.method import Secured
-from medfl.core.store import KEEP, Inbox, Record, Steps, Store, copied
+from medfl.core.store import DISCARDED, KEEP, Inbox, Record, Steps, Store, copied
 from medfl.data.pooled import countable
 from medfl.errors import RefusedError, StoreError
 from medfl.privacy.ledger import fingerprint, open_account
@@ -163,6 +163,11 @@ class SiteRunner:
             raise StoreError(
                 f"Site '{self.name}' has carried out another order as step {step}: expected {digest[:12]}, found "
                 f"{record.meta['order'][:12]}. The run folder mixes two runs; start in a new folder."
+            )
+        if DISCARDED in record.meta:
+            raise StoreError(
+                f"Site '{self.name}' no longer has its reply of step {step}: the run had finished, and replies were "
+                "deleted then. The server's state is older than that. Put back its state, or start in a new folder."
             )
         return record
 

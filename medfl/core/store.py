@@ -32,6 +32,12 @@ KEEP = 2
 """How many steps of a participant are kept, the newest ones."""
 
 
+SENT = ("reply/", "parcel/")
+"""Prefixes of tensors that a site sent, which are needed until the server has committed the step."""
+
+DISCARDED = "sent_discarded"
+"""In the meta of a step whose `SENT` tensors were deleted: it can't be answered from disk again."""
+
 Steps = Collection[int]
 """Numbers of steps."""
 
@@ -140,6 +146,30 @@ class Store:
         """Forget a step, so that the one before it is the newest."""
         self.path(step).unlink(missing_ok=True)
 
+    def free_space(self, keep: Steps = ()) -> None:
+        """Delete what continuing a finished run does not need: older steps, and the `SENT` tensors of the others.
+
+        Deletes nothing unless the newest step can be read. A kill at any moment leaves steps that can be continued.
+
+        Args:
+            keep: Steps after which the participant's state is still needed, beside the newest one.
+        """
+        steps = self.steps()
+        newest = self.latest()
+        if newest is None or newest.step != steps[-1]:
+            return
+        kept = {newest.step, *(steps[place - 1] for at in keep if (place := bisect_right(steps, at)))}
+        with contextlib.suppress(OSError, StoreError):  # what can't be deleted now is left over, no more
+            for step in sorted(kept):
+                record = newest if step == newest.step else self.load(step)
+                tensors = {name: tensor for name, tensor in record.tensors.items() if not name.startswith(SENT)}
+                if len(tensors) < len(record.tensors):
+                    write_atomic(self.path(step), wire.encode(tensors, record.meta | {DISCARDED: True}))
+            for step in sorted({*steps} - kept):
+                self.drop(step)
+            self._delete_blobs(kept)
+            Inbox(self.folder).forget(newest.step)
+
     def put(self, tensors: Tensors) -> str:
         """Write a large constant once; the same content has the same name.
 
@@ -171,16 +201,20 @@ class Store:
     def _prune(self, keep: Steps) -> None:
         steps = self.steps()
         kept = {*steps[-KEEP:], *(steps[bisect_right(steps, at) - 1] for at in keep)}
-        blobs = list((self.folder / "blobs").glob("*.safetensors"))
         # What can't be deleted or read now is left over, no more: the step is saved, and the next one prunes again.
         with contextlib.suppress(OSError, SafetensorError, ValueError, KeyError):
             for step in sorted({*steps} - kept):
                 self.drop(step)
-            if len(steps) > KEEP and blobs:
-                named = {digest for step in kept for digest in self._blobs_named_by(step)}
-                for blob in blobs:
-                    if blob.stem not in named:
-                        blob.unlink(missing_ok=True)
+            if len(steps) > KEEP:
+                self._delete_blobs(kept)
+
+    def _delete_blobs(self, kept: Steps) -> None:
+        """Delete the constants that no kept step names."""
+        blobs = list((self.folder / "blobs").glob("*.safetensors"))
+        named = {digest for step in kept for digest in self._blobs_named_by(step)} if blobs else set()
+        for blob in blobs:
+            if blob.stem not in named:
+                blob.unlink(missing_ok=True)
 
     def _blobs_named_by(self, step: int) -> list[str]:
         with safe_open(self.path(step), framework="pt") as file:

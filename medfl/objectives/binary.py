@@ -16,6 +16,7 @@ from medfl.metrics.metric import Metric
 from medfl.objectives.losses import OneLogitCrossEntropy
 from medfl.objectives.mixing import mean_of_findings
 from medfl.objectives.multiclass import Multiclass
+from medfl.objectives.shown import THRESHOLD
 from medfl.types import Meta
 
 SCORES = {**METRICS, "sensitivity": METRICS["recall"], "brier": Metric(brier)}
@@ -63,6 +64,11 @@ class Binary(Multiclass):
     def identity(self) -> Meta:
         """All of it."""
         return {"objective": self.facts}
+
+    @property
+    def decision_rule(self) -> str:
+        """Threshold of the second class's probability."""
+        return f"probability of the second class > {THRESHOLD:g}"
 
     def default_loss(self) -> nn.Module:
         """Binary cross entropy with logits, or cross entropy."""

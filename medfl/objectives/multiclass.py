@@ -16,6 +16,7 @@ from medfl.objectives.constant import ConstantAnswer
 from medfl.objectives.mixing import mean_of_classes
 from medfl.objectives.objective import Objective
 from medfl.objectives.rows import check_rows
+from medfl.objectives.shown import as_cell, output_name
 from medfl.types import Meta
 
 
@@ -103,6 +104,21 @@ class Multiclass(Objective):
         """p0, p1, ..."""
         return tuple(f"p{number}" for number in range(self.num_classes))
 
+    @property
+    def decision_rule(self) -> str:
+        """Rule by which the predicted class follows from the probabilities."""
+        return "most probable class"
+
+    def prediction_columns(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return predicted_class, decision_rule, probability_NAME, ..."""
+        each = (f"probability_{output_name(names, number)}" for number in range(self.num_classes))
+        return ("predicted_class", "decision_rule", *each)
+
+    def prediction_cells(self, predictions: torch.Tensor, names: Sequence[str]) -> list[str]:
+        """Return the most probable class, the rule, and the probability of each class."""
+        predicted = output_name(names, int(predictions.argmax()))
+        return [predicted, self.decision_rule, *map(as_cell, predictions.tolist())]
+
     def weighted_score(
         self, metric: str, judged: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
@@ -119,8 +135,7 @@ class Multiclass(Objective):
         if bool((predicted != predicted[0]).any()) or not bool((targets != targets[0]).any()):
             return None
         number = int(predicted[0])
-        name = names[number] if number < len(names) else str(number)
-        return ConstantAnswer(f"the class '{name}'", int((targets != number).sum()))
+        return ConstantAnswer(f"the class '{output_name(names, number)}'", int((targets != number).sum()))
 
     def together(self, outputs: torch.Tensor) -> torch.Tensor:
         """Logits whose softmax is the mean of the members' probabilities."""

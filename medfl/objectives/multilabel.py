@@ -18,6 +18,7 @@ from medfl.objectives.losses import LabelledBCELoss
 from medfl.objectives.mixing import mean_of_findings
 from medfl.objectives.objective import Objective
 from medfl.objectives.rows import check_rows, in_rows
+from medfl.objectives.shown import THRESHOLD, as_cell, output_name
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,17 @@ class Multilabel(Objective):
         """Probabilities (N, C)."""
         return outputs.sigmoid()
 
+    def prediction_columns(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return predicted_findings, decision_rule, probability_NAME, ..."""
+        each = (f"probability_{output_name(names, number)}" for number in range(self.num_labels))
+        return ("predicted_findings", "decision_rule", *each)
+
+    def prediction_cells(self, predictions: torch.Tensor, names: Sequence[str]) -> list[str]:
+        """Return the findings from the threshold on, separated by semicolons, the rule, and each probability."""
+        present = [output_name(names, number) for number, value in enumerate(predictions) if value >= THRESHOLD]
+        rule = f"probability >= {THRESHOLD:g}"
+        return ["; ".join(present) or "none", rule, *map(as_cell, predictions.tolist())]
+
     def columns(self, metrics: Sequence[str]) -> tuple[str, ...]:
         """p0, p1, ..."""
         return tuple(f"p{label}" for label in range(self.num_labels))
@@ -110,7 +122,7 @@ class Multilabel(Objective):
         """
         if not len(judged) or not self.gave_numbers(judged):
             return None
-        present, labelled = judged >= 0.5, ~targets.isnan()
+        present, labelled = judged >= THRESHOLD, ~targets.isnan()
         differ = ((targets == 1).any(0) & (targets == 0).any(0)).nonzero()[:, 0]
         if not len(differ) or bool((present[:, differ] != present[:1, differ]).any()):
             return None

@@ -14,6 +14,20 @@ GROUP = "group"
 """The column of `Shown.groups` in a file of predictions."""
 
 
+THRESHOLD = 0.5
+"""Probability from which a finding counts as present."""
+
+
+def as_cell(value: float) -> str:
+    """Return a number as text with nine significant digits."""
+    return f"{value:.9g}"
+
+
+def output_name(names: Sequence[str], number: int) -> str:
+    """Return the name of a class or output; its number if it has no name."""
+    return names[number] if number < len(names) else str(number)
+
+
 class Shown(ABC):
     """How the cases of an objective stand in a file of predictions, and what a report makes of them."""
 
@@ -32,6 +46,29 @@ class Shown(ABC):
     @abstractmethod
     def columns(self, metrics: Sequence[str]) -> tuple[str, ...]:
         """The names of the K columns of `Objective.judged`, for tables."""
+
+    def prediction_columns(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return the headings of `prediction_cells`; by default one per output, and the unit.
+
+        Args:
+            names: Names of the outputs; of another number than there are outputs, the names of `columns` are used.
+        """
+        columns = self.columns(())
+        return (*(names if len(names) == len(columns) else columns), "unit")
+
+    def prediction_cells(self, predictions: torch.Tensor, names: Sequence[str]) -> list[str]:
+        """Return the cells of one case in the file that a bundle's inference writes.
+
+        Args:
+            predictions: Predicted numbers of the case, (K,), from `Objective.predictions`.
+            names: As in `prediction_columns`.
+        """
+        return [*map(as_cell, predictions.tolist()), self.unit]
+
+    @property
+    def unit(self) -> str:
+        """Unit of the predicted numbers."""
+        return "that of the training targets"
 
     @property
     def target_columns(self) -> tuple[str, ...]:

@@ -82,6 +82,15 @@ class Survival(Objective):
         """The risks (N, 1)."""
         return outputs
 
+    def prediction_columns(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return risk and unit, whatever the columns of the targets are called."""
+        return ("risk", "unit")
+
+    @property
+    def unit(self) -> str:
+        """Unit of the risk."""
+        return "log of the hazard relative to other cases of this model"
+
     def columns(self, metrics: Sequence[str]) -> tuple[str, ...]:
         """risk."""
         return ("risk",)

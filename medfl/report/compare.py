@@ -55,7 +55,7 @@ def compare(
     Returns:
         Columns: metric, split, label, method, seeds (with their folds), status, rounds (those evaluated), sites (with a
         score; the fewest of the group's runs), of_sites, constant_predictions (sentences about models that predict the
-        same for every image, or empty), mean, std, worst, worst_std, global_test, global_test_std, shared_test,
+        same for every image, or ``-``), mean, std, worst, worst_std, global_test, global_test_std, shared_test,
         shared_test_std, public_test, public_test_std (see `AT_SERVER`), all_sites, all_sites_std,
         all_sites_spread (every site's model on all sites' test sets: mean over the models, its standard deviation over
         the runs and over the models), baseline, pairs, difference, low, high, verdict, and of pairs over folds p_t,
@@ -137,7 +137,7 @@ def _row(group: Group, base: Group, metric: str, split: str) -> Meta:
         "rounds": _joined({run.summary["evaluated_round"] for run in group.runs if run.summary} - {None}),
         "sites": min((len(values) for values in scored), default=0),
         "of_sites": len(group.runs[0].run["identity"]["sites"]),
-        "constant_predictions": " ".join(_constant(group)),
+        "constant_predictions": " ".join(_constant(group)) or "-",
     }
     for (name, spread), values in columns.items():
         mean, std = mean_std(values) if values else (math.nan, None)
@@ -246,7 +246,7 @@ def notes(table: pd.DataFrame) -> list[str]:
         )
     if (table["sites"] < table["of_sites"]).any():
         sentences.append("Sites where a metric is not defined, such as auc with one class only, are left out.")
-    sentences += [text for text in dict.fromkeys(table["constant_predictions"]) if text]
+    sentences += [text for text in dict.fromkeys(table["constant_predictions"]) if text != "-"]
     if table["status"].str.contains("diverged|incomplete|running").any():
         sentences.append(
             "Runs that did not finish stay in the table with the scores of their last evaluated round; a run that has "

@@ -51,6 +51,12 @@ class Home:
         return self.objective is not None and self.objective.in_space
 
     @property
+    def output_names(self) -> Sequence[str]:
+        """Names of the classes, or of the outputs if cases are of no class; empty if they have no names."""
+        has_classes = self.objective is None or self.objective.has_class_labels
+        return self.names or (self.classes if has_classes else ())
+
+    @property
     def outputs(self) -> list[str]:
         """What each channel of a network's output is for: a class, or what it is called; else as the objective says."""
         if self.names:

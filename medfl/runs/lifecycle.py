@@ -18,6 +18,7 @@ from medfl.contract import Model, PeerMessage, Server, Site, State
 from medfl.core.carrier import Note
 from medfl.core.journal import Commit, Journal, Outcome
 from medfl.core.site import SCORED, SiteRunner, Splits
+from medfl.core.status import FINISHED
 from medfl.core.store import PATIENCE, Store, only_writer
 from medfl.data.pooled import Empty
 from medfl.errors import RefusedError, StoreError
@@ -186,6 +187,21 @@ class RunWriter:
         write_findings(self.folder, outcome.findings)
         note_best_round(self.folder, summary["best_round"])
         write_json(self.folder / SUMMARY, summary)
+
+    def free_space(self, outcome: Outcome) -> None:
+        """Delete state that no continuation of a finished run needs (`medfl.core.store.Store.free_space`).
+
+        A run that ended early keeps all of it: the same command tries its last round again.
+
+        Args:
+            outcome: How the run ended.
+        """
+        if outcome.status != FINISHED:
+            return
+        keep = [outcome.best.step] if self.settings.best_round and outcome.best.round else []
+        for path in sorted((self.folder / "state").iterdir()):
+            if path.is_dir():
+                Store(path).free_space(keep)
 
     def end_noted(self, note: Note, summary: Meta) -> None:
         """Note the run's end down.

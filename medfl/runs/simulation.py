@@ -68,6 +68,7 @@ class Run:
         secrets: Secrets of sites by name; others are derived from the seed, as this is a simulation.
         on_start: Called when the run folder is this run's.
         on_round: Called after each round.
+        frees_space: Whether to delete, at the end, stored steps and replies that no continuation needs.
         take_home: Called when the run is over and before the summary, which marks it as finished, is written.
     """
 
@@ -93,6 +94,7 @@ class Run:
     secrets: Mapping[str, bytes] = field(default_factory=dict)
     on_start: Callable[[], None] = lambda: None
     on_round: Callable[[int, list[Row]], None] = lambda round_, rows: None
+    frees_space: bool = False
     take_home: Callable[[Result], object] = lambda result: None
 
 
@@ -168,6 +170,8 @@ def _simulated(
     run.take_home(result)
     writer.finish(outcome, summary)
     writer.end_noted(note, summary)
+    if run.frees_space:
+        writer.free_space(outcome)
     return result
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import logging
@@ -30,7 +31,7 @@ from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.predict import predict
 from medfl.types import Dataset, Meta, Visited
-from medfl.utils.files import write_atomic
+from medfl.utils.files import link_or_copy, write_atomic
 
 logger = logging.getLogger(__name__)
 
@@ -66,11 +67,11 @@ def export(result: Result, run: Run, home: Home) -> list[Path]:
     Raises:
         StoreError: If a bundle can't be written.
     """
-    written, method, predictions = [], run.make_method(), {}
+    written, method, predictions, weights = [], run.make_method(), {}, WeightsWriter()
     for site, models in sorted(result.models.items()):
         if models:
             target, facts = run.folder / "sites" / site, home.facts.get(site, {})
-            model = export_site(target, home, site, completed(method, run.task, models), method)
+            model = export_site(target, home, site, completed(method, run.task, models), method, weights)
             predictor = predictor_of(method, run.task, model)
             predictions[site] = write_predictions(
                 target, predictor, run.sites[site], run.task, run.settings, facts, run.execution.pictures
@@ -80,10 +81,12 @@ def export(result: Result, run: Run, home: Home) -> list[Path]:
     result.summary[KEY] = to_summary(constant)
     for entry in constant:
         logger.warning("%s", entry.sentence)
-    return written + export_global(run.folder, home, completed(method, run.task, result.outcome.models), method)
+    return written + export_global(run.folder, home, completed(method, run.task, result.outcome.models), method, weights)
 
 
-def export_global(folder: Path, home: Home, models: Mapping[str, Model], method: Method) -> list[Path]:
+def export_global(
+    folder: Path, home: Home, models: Mapping[str, Model], method: Method, weights: WeightsWriter | None = None
+) -> list[Path]:
     """Write the server's model to ``global`` in a folder, where there is one; returns the bundles' folders.
 
     Raises:
@@ -91,18 +94,25 @@ def export_global(folder: Path, home: Home, models: Mapping[str, Model], method:
     """
     if "global" not in models:
         return []
-    _write(folder / "global", home, models["global"], {}, method)
+    _write(folder / "global", home, models["global"], {}, method, weights)
     return [folder / "global"]
 
 
-def export_site(target: Path, home: Home, site: str, models: Mapping[str, Model], method: Method) -> Model:
+def export_site(
+    target: Path,
+    home: Home,
+    site: str,
+    models: Mapping[str, Model],
+    method: Method,
+    weights: WeightsWriter | None = None,
+) -> Model:
     """Write what a site takes home: its personal model if it has one, otherwise the global one; returns the model.
 
     Raises:
         StoreError: If it can't be written.
     """
     model = models.get("personal") or models["global"]
-    _write(target, home, model, {"site": site}, method)
+    _write(target, home, model, {"site": site}, method, weights)
     return model
 
 
@@ -148,12 +158,16 @@ def write_predictions(
     return Predictions(judged, targets, "test")
 
 
-def _write(target: Path, home: Home, model: Model, values: Meta, method: Method) -> None:
+def _write(
+    target: Path, home: Home, model: Model, values: Meta, method: Method, weights: WeightsWriter | None = None
+) -> None:
     """Write a bundle, each of its files whole or not at all."""
+    weights = weights or WeightsWriter()
     if home.stock is not None:
-        _write_stock(target, home.bundle_root, home.stock, model, method)
+        _write_stock(target, home.bundle_root, home.stock, model, method, weights)
         return
-    values = home.values | values | {"network_name": model.network}
+    names = list(map(str, home.output_names))
+    values = home.values | values | {"network_name": model.network, "output_names": names}
     for path in _files(home.bundle_root):
         inside = path.relative_to(home.bundle_root)
         content = path.read_bytes()
@@ -162,10 +176,12 @@ def _write(target: Path, home: Home, model: Model, values: Meta, method: Method)
         if inside != README:
             write_atomic(target / inside, content)
     write_atomic(target / README, _introduction(home, model).encode())
-    _write_weights(target / WEIGHTS, model)
+    weights.write(target / WEIGHTS, model)
 
 
-def _write_stock(target: Path, root: Path, weights: Sequence[Path], model: Model, method: Method) -> None:
+def _write_stock(
+    target: Path, root: Path, places: Sequence[Path], model: Model, method: Method, weights: WeightsWriter
+) -> None:
     """Write a stock bundle byte by byte, without the overlay, and with the model in place of the weights it came with.
 
     Only where the method's models have another network, configurations that define it say so.
@@ -177,8 +193,8 @@ def _write_stock(target: Path, root: Path, weights: Sequence[Path], model: Model
             if inside.parent == Path("configs") and path.suffix in (".json", ".yaml", ".yml"):
                 content = _with_network(content, path.suffix == ".json", partial(method.network_config, model))
             write_atomic(target / inside, content)
-    for place in weights:
-        _write_weights(target / place, model)
+    for place in places:
+        weights.write(target / place, model)
 
 
 def _with_network(content: bytes, is_json: bool, network_of: Callable[[Any], Any]) -> bytes:
@@ -190,10 +206,27 @@ def _with_network(content: bytes, is_json: bool, network_of: Callable[[Any], Any
     return (json.dumps({**config, "network_def": network_of(definition)}, indent=4) + "\n").encode()  # also YAML
 
 
-def _write_weights(path: Path, model: Model) -> None:
-    tensors = io.BytesIO()
-    torch.save(model.tensors, tensors)
-    write_atomic(path, tensors.getbuffer())
+class WeightsWriter:
+    """Writes the weights of bundles of one run, identical ones once: the others are hard links to the first."""
+
+    def __init__(self) -> None:
+        self._path_by_digest: dict[str, Path] = {}
+
+    def write(self, path: Path, model: Model) -> None:
+        """Write a model's weights.
+
+        Raises:
+            StoreError: If the file can't be written.
+        """
+        buffer = io.BytesIO()
+        torch.save(model.tensors, buffer)
+        content = buffer.getbuffer()
+        digest = hashlib.sha256(content).hexdigest()
+        if (original := self._path_by_digest.get(digest)) is not None:
+            link_or_copy(path, original, content)
+            return
+        write_atomic(path, content)
+        self._path_by_digest[digest] = path
 
 
 def _files(root: Path) -> list[Path]:

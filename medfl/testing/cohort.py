@@ -186,6 +186,7 @@ class Case:
         make_method: Callable[[], Method] | None = None,
         public: TensorData | None = None,
         server_test: Dataset | None = None,
+        frees_space: bool = False,
         **settings: Any,
     ) -> Result:
         """Run the federation in `folder`."""
@@ -206,6 +207,7 @@ class Case:
                 method_args=self.args,
                 needs_by_method={record.name: record.needs for record in self.registry.methods.values()},
                 absent=absent,
+                frees_space=frees_space,
                 attackers=read_attackers(run_settings.poison, self.registry),
             )
         )

@@ -13,6 +13,9 @@ from typing import Any
 
 from medfl.errors import StoreError
 
+READ_ONLY = 0o444
+"""Permissions of a file with several names."""
+
 FLUSHED_AT_ONCE = 8
 """Files that `flush_files` hands to the disk at once."""
 
@@ -45,6 +48,35 @@ def write_atomic(path: Path, data: bytes | memoryview, flush: bool = True) -> No
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise _not_written(path, error) from error
+
+
+def link_or_copy(path: Path, original: Path, data: bytes | memoryview) -> None:
+    """Write a file as a hard link to another file with the same content; as a copy if the file system has no links.
+
+    A file with several names is made read-only, as writing into it would change all of them. Replacing it, as
+    `write_atomic` does, is possible.
+
+    Args:
+        path: The file to write; its folder is made.
+        original: A file in the same file system that holds `data`.
+        data: The content.
+
+    Raises:
+        StoreError: If the file can't be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.unlink(missing_ok=True)
+        os.link(original, temporary)
+        os.chmod(temporary, READ_ONLY)
+        os.replace(temporary, path)
+        temporary.unlink(missing_ok=True)  # it stays if both names were links to one file already
+        flush_folder(path.parent)
+    except OSError:  # no hard links here, too many of one file, or another file system
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        write_atomic(path, data)
 
 
 def mapped(path: Path) -> memoryview:
@@ -102,13 +134,18 @@ def flush_folder(folder: Path) -> None:
 
 
 def bytes_in(folder: Path) -> int:
-    """Bytes of all files below a folder; links are not followed, and files that vanish meanwhile count nothing."""
-    total = 0
+    """Return the bytes of all files below a folder.
+
+    A file with several names (hard links) counts once, links are not followed, and files that vanish meanwhile count
+    nothing.
+    """
+    sizes: dict[tuple[int, int], int] = {}
     for parent, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(FileNotFoundError):
-                total += os.lstat(os.path.join(parent, name)).st_size
-    return total
+                status = os.lstat(os.path.join(parent, name))
+                sizes[status.st_dev, status.st_ino] = status.st_size
+    return sum(sizes.values())
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from inference_file import numbers
 from monai.bundle import ckpt_export, verify_net_in_out
 from monai.bundle import run as monai_run
 
@@ -140,7 +141,7 @@ def test_its_inference_reads_the_files_of_the_release_as_prep_did(made: Made, tm
     """Of a folder with all files of the release; the site's test images are among them."""
     options = {"bundle_root": str(made.home), "output_dir": str(tmp_path)}
     monai_run(config_file=made.config("inference.json")[0], dataset_dir=str(made.place / FILES[made.name]), **options)
-    rows = np.array([[float(value) for value in row[1:]] for row in csv.reader((tmp_path / "predictions.csv").open())])
+    rows = numbers(tmp_path / "predictions.csv")
     for expected in predictions(made.home):
         assert np.abs(rows - expected).max(axis=1).min() < 1e-5
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from inference_file import numbers
 from masked_cohorts import federate, make_lesions
 from monai.bundle import ckpt_export, verify_net_in_out
 from monai.bundle import run as monai_run
@@ -63,7 +64,7 @@ def test_plain_monai_scores_a_sites_own_model_as_the_federation_did(place: Path,
 def test_inference_reads_the_files_of_the_release_as_prep_did(place: Path, home: Path, tmp_path: Path) -> None:
     options = {"bundle_root": str(home), "dataset_dir": str(place / "release" / "images"), "output_dir": str(tmp_path)}
     monai_run(config_file=config(home, "inference.json")[0], **options)
-    rows = np.array([[float(value) for value in row[1:]] for row in csv.reader((tmp_path / "predictions.csv").open())])
+    rows = numbers(tmp_path / "predictions.csv")
     expected = [[float(row["p0"]), float(row["p1"])] for row in csv.DictReader((home / "predictions.csv").open())]
     assert expected
     for prediction in expected:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from inference_file import numbers
 from monai.bundle import ConfigParser, ckpt_export, verify_net_in_out
 from monai.bundle import run as monai_run
 from npz_makers import write_npz
@@ -99,10 +100,6 @@ def configs(home: Path, *names: str) -> list[str]:
     return [str(home / "configs" / name) for name in names]
 
 
-def predictions(path: Path) -> np.ndarray:
-    return np.array([[float(value) for value in row[1:]] for row in csv.reader(path.open())])
-
-
 def own(home: Path) -> np.ndarray:
     rows = list(csv.DictReader((home / "predictions.csv").open()))
     return np.array([[float(value) for name, value in row.items() if re.fullmatch(r"p\d+", name)] for row in rows])
@@ -144,7 +141,7 @@ def test_inference_on_a_sites_test_images_is_what_the_federation_predicted(made:
     for home in made.homes:
         options = {"bundle_root": str(home), "output_dir": str(tmp_path / home.name)}
         monai_run(config_file=configs(home, "inference.json")[0], dataset_dir=str(made.data / home.name), **options)
-        predicted = predictions(tmp_path / home.name / "predictions.csv")
+        predicted = numbers(tmp_path / home.name / "predictions.csv")
         assert np.allclose(predicted, own(home), atol=1e-5)
 
 
@@ -155,7 +152,7 @@ def test_inference_reads_films_as_prep_did(films: Made, tmp_path: Path) -> None:
         assert config["reading"] == {"crop_breast": False, "align": False, "voi": False}
         options = {"bundle_root": str(home), "output_dir": str(tmp_path / home.name)}
         monai_run(config_file=configs(home, "inference.json")[0], dataset_dir=str(films.place / "all-mias"), **options)
-        predicted = predictions(tmp_path / home.name / "predictions.csv")
+        predicted = numbers(tmp_path / home.name / "predictions.csv")
         assert len(predicted) == 32
         assert np.ptp(predicted[:, 0]) > 1e-4, "films give unlike predictions"
         assert len(own(home)) > 0

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from inference_file import cases, numbers
 from monai.bundle import ConfigWorkflow, verify_net_in_out
 from monai.bundle import run as monai_run
 
@@ -225,9 +226,9 @@ def test_its_inference_on_the_sites_rows_gives_the_predictions_of_the_federation
         config_file=str(made.home / "configs" / "inference.json"),
         **made.options(dataset_dir=site, output_dir=str(tmp_path)),
     )
-    lines = [line.split(",") for line in (tmp_path / "predictions.csv").read_text().splitlines()]
-    assert [line[0] for line in lines] == [f"row {row}" for row in range(len(lines))]
-    np.testing.assert_allclose(np.array([line[1:] for line in lines], dtype=float), made.predictions(), atol=1e-6)
+    path = tmp_path / "predictions.csv"
+    assert cases(path) == [f"row {row}" for row in range(len(made.predictions()))]
+    np.testing.assert_allclose(numbers(path), made.predictions(), atol=1e-6)
 
 
 def test_a_table_is_predicted_by_the_names_of_its_columns(made: Made, table: Path, tmp_path: Path) -> None:
@@ -235,15 +236,14 @@ def test_a_table_is_predicted_by_the_names_of_its_columns(made: Made, table: Pat
         config_file=str(made.home / "configs" / "inference.json"),
         **made.options(dataset_dir=str(table), output_dir=str(tmp_path)),
     )
-    lines = [line.split(",") for line in (tmp_path / "predictions.csv").read_text().splitlines()]
-    assert [line[0] for line in lines] == [f"row {row}" for row in range(2, 7)]
+    assert cases(tmp_path / "predictions.csv") == [f"row {row}" for row in range(2, 7)]
     state = torch.load(made.home / "models" / "model.pt", weights_only=True)
     mean, std = made.scale()
     outputs = (
         torch.from_numpy(((VECTORS[:5] - mean) / std).astype(np.float32)) @ state["head.weight"].T + state["head.bias"]
     )
     expected = made.objective.predictions(outputs).numpy()
-    np.testing.assert_allclose(np.array([line[1:] for line in lines], dtype=float), expected, atol=1e-6)
+    np.testing.assert_allclose(numbers(tmp_path / "predictions.csv"), expected, atol=1e-6)
 
 
 def test_workers_and_interruptions_change_no_bit(tmp_path: Path) -> None:

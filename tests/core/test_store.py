@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from medfl.contract import PeerMessage, State
-from medfl.core.store import Inbox, Store, only_writer
+from medfl.core.store import DISCARDED, Inbox, Store, only_writer
 from medfl.errors import DamagedError, StoreError
 from medfl.utils.files import write_atomic, write_json
 from medfl.utils.wire import tensors_equal
@@ -113,6 +113,40 @@ def test_the_last_two_steps_are_kept(tmp_path: Path) -> None:
     assert store.peek(before=5) == State()
     store.drop(9)
     assert store.steps() == [5]
+
+
+def test_a_finished_run_keeps_the_newest_step_and_those_that_are_needed(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    kept, gone = store.put({"c": torch.ones(1)}), store.put({"c": torch.zeros(1)})
+    sent = {"reply/u": torch.ones(2), "parcel/0/u": torch.ones(2)}
+    for step in (2, 5, 6, 9):
+        blobs = {2: kept, 6: gone}.get(step)
+        store.save(step, state(step, **({"big": blobs} if blobs else {})), {"rows": [step]}, sent, keep=(2, 4))
+    Inbox(tmp_path).post(8, "other", PeerMessage("me", {}, {}))
+    Inbox(tmp_path).post(9, "other", PeerMessage("me", {}, {}))
+    for _ in range(2):  # again it finds nothing to do
+        store.free_space(keep=(1, 4))
+        assert store.steps() == [2, 9], "of step 4 the newest is step 2; of step 1 there is none"
+        for step in (2, 9):
+            record = store.load(step)
+            assert tensors_equal(record.state().tensors, state(step).tensors)
+            assert not [name for name in record.tensors if not name.startswith("state/")]
+            assert (record.meta["rows"], record.meta[DISCARDED]) == ([step], True)
+        assert tensors_equal(store.get(kept), {"c": torch.ones(1)})
+        with pytest.raises(StoreError, match="can't be read"):
+            store.get(gone)
+        assert [path.name[:8] for path in Inbox(tmp_path).folder.iterdir()] == ["00000009"]
+
+
+def test_nothing_is_freed_if_the_newest_step_is_damaged(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for step in (1, 2):
+        store.save(step, state(step), {}, {"reply/u": torch.ones(2)})
+    store.path(2).write_bytes(b"cut short")
+    store.free_space()
+    assert store.steps() == [1, 2]
+    assert "reply/u" in store.load(1).tensors
+    Store(tmp_path / "empty").free_space()
 
 
 def test_older_steps_stay_while_they_are_needed(tmp_path: Path) -> None:

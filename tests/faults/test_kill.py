@@ -95,6 +95,25 @@ def test_killed_at_every_call_that_touches_the_disk(name: str, stride: int, tmp_
     assert len(calls) * stride > 40, f"only {len(calls)} calls were tried"
 
 
+@pytest.mark.parametrize("name", ["fedavg", "ring"])
+def test_killed_while_a_finished_run_frees_its_state(name: str, tmp_path: Path) -> None:
+    """At every call of the last steps, then the same command, then more rounds."""
+    case = CASES[name]()
+    run(case, tmp_path / "whole", frees_space=True, rounds=1)
+    run(case, tmp_path / "longer", rounds=2)
+    wanted, longer = snapshot(tmp_path / "whole"), digests(run(case, tmp_path / "longer", rounds=2))
+    calls = copied_at_each(1, case, tmp_path / "copies", frees_space=True, rounds=1)
+    ended = [call for call in calls if (tmp_path / "copies" / call.split()[0] / "summary.json").exists()]
+    assert len(ended) > 4, "no call came after the end"
+    for place, call in enumerate(ended):
+        folder = tmp_path / "copies" / call.split()[0]
+        if place % 2:
+            run(case, folder, frees_space=True, rounds=1)
+            assert snapshot(folder) == wanted, f"killed at call {call}"
+        assert digests(run(case, folder, rounds=2)) == longer, f"killed at call {call}"
+        assert not leftovers(folder), f"killed at call {call}"
+
+
 @pytest.mark.slow
 def test_killed_while_the_best_round_is_sought(tmp_path: Path) -> None:
     """What the sites took home in a round that is long over is still there, and so is the end that came early."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from inference_file import cases, numbers, read_inference
 from monai.bundle import ckpt_export, verify_net_in_out
 from monai.bundle import run as monai_run
 from monai.data import load_net_with_metadata
@@ -135,8 +136,14 @@ def test_its_evaluation_gives_the_scores_of_the_federation(home: Path, cohort: P
 def test_its_inference_predicts_a_sites_test_images(finished: Path, cohort: Path) -> None:
     home = finished / "sites" / "site-01"
     monai_run(config_file=configs(home, "inference.json"), bundle_root=str(home), dataset_dir=str(cohort / "site-01"))
-    rows = [[float(value) for value in row[1:]] for row in csv.reader((home / "eval" / "predictions.csv").open())]
-    np.testing.assert_allclose(rows, predictions(home / "predictions.csv"), atol=1e-6)
+    path = home / "eval" / "predictions.csv"
+    classes = json.loads((finished / "summary.json").read_text())["holdings"]["classes"]
+    np.testing.assert_allclose(numbers(path), predictions(home / "predictions.csv"), atol=1e-6)
+    header = ["case", "predicted_class", "decision_rule", *(f"probability_{name}" for name in classes)]
+    rows = read_inference(path)
+    assert list(rows[0]) == header, "the classes of the data list"
+    predicted = [classes[number] for number in numbers(path).argmax(1)]
+    assert [row["predicted_class"] for row in rows] == predicted
 
 
 def test_its_inference_predicts_a_folder_of_image_files_alike(finished: Path, cohort: Path, tmp_path: Path) -> None:
@@ -146,7 +153,6 @@ def test_its_inference_predicts_a_folder_of_image_files_alike(finished: Path, co
         Image.fromarray(images[row]).save(tmp_path / f"image-{number:02d}.png")
     (config,) = configs(home, "inference.json")
     monai_run(config_file=config, bundle_root=str(home), dataset_dir=str(tmp_path), output_dir=str(tmp_path / "out"))
-    table = list(csv.reader((tmp_path / "out" / "predictions.csv").open()))
-    assert [row[0] for row in table] == [f"image-{number:02d}.png" for number in range(len(rows))]
-    predicted = [[float(value) for value in row[1:]] for row in table]
-    np.testing.assert_allclose(predicted, predictions(home / "predictions.csv"), atol=1e-6)
+    path = tmp_path / "out" / "predictions.csv"
+    assert cases(path) == [f"image-{number:02d}.png" for number in range(len(rows))]
+    np.testing.assert_allclose(numbers(path), predictions(home / "predictions.csv"), atol=1e-6)
