@@ -81,7 +81,8 @@ def export(result: Result, run: Run, home: Home) -> list[Path]:
     result.summary[KEY] = to_summary(constant)
     for entry in constant:
         logger.warning("%s", entry.sentence)
-    return written + export_global(run.folder, home, completed(method, run.task, result.outcome.models), method, weights)
+    server_models = completed(method, run.task, result.outcome.models)
+    return written + export_global(run.folder, home, server_models, method, weights)
 
 
 def export_global(
