@@ -119,8 +119,9 @@ def _server(startup: Path) -> str:
     if not path.is_file():
         return ""
     try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["servers"][0]["identity"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        server = json.loads(path.read_text(encoding="utf-8"))["servers"][0]
+        return str(server.get("identity") or server["service"]["target"].rpartition(":")[0])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise SettingsError(f"'{path}' does not say the server's identity ({type(error).__name__}); {_ASK}") from None
 
 
