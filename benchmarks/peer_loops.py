@@ -36,7 +36,7 @@ def images_and_labels(options: argparse.Namespace) -> tuple[np.ndarray, np.ndarr
 
 def sizes(options: argparse.Namespace) -> list[int]:
     """Images of each site."""
-    return [max(1, round(batches * options.scale)) * BATCH for batches in BATCHES]
+    return [max(1, round(batches * options.scale)) * BATCH for batches in BATCHES[: options.sites]]
 
 
 def tensors(options: argparse.Namespace) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -222,6 +222,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--sites", type=int, default=len(BATCHES))
     options = parser.parse_args()
     needed = {"pfl": "pfl", "fedlab": "fedlab"}.get(options.kind)
     if needed and importlib.util.find_spec(needed) is None:

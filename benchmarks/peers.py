@@ -5,8 +5,8 @@ round to round, so all meet the same machine. Figures of a round are the CPU sec
 seconds, and resident and proportional memory after the round. The first round does not count. The work: ten sites of 8
 to 30 batches of 32 images of 28 pixels, the four-layer CNN, SGD, one epoch, no evaluation, one thread for each process.
 
-A "tuned" contestant's environment makes glibc keep freed memory, as medfl does by itself; "glibc's defaults" is medfl with
-these thresholds left alone.
+A "tuned" contestant's environment makes glibc keep freed memory, as medfl does by itself; "glibc's defaults" is medfl
+with these thresholds left alone.
 
     python benchmarks/peers.py --data bloodmnist.npz
     python benchmarks/peers.py --only plain 'medfl, 1 process' --rounds 4
@@ -101,7 +101,7 @@ class Process:
         words = [python, Path(__file__).with_name("peer_loops.py"), contestant.kind]
         words += ["--workers", str(contestant.workers), "--rounds", str(options.rounds + 1)]
         words += ["--data", options.data] if options.data else []
-        words += ["--scale", str(options.scale)]
+        words += ["--scale", str(options.scale), "--sites", str(options.sites)]
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
         environment = inherited | {"OMP_NUM_THREADS": "1"} | contestant.environment
         self._process = subprocess.Popen(
@@ -217,6 +217,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10, help="counted rounds")
     parser.add_argument("--data", type=Path, help="bloodmnist.npz; random images otherwise")
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of batches of each site")
+    parser.add_argument("--sites", type=int, default=10, help="number of sites, 1 to 10")
     parser.add_argument("--peers-python", type=Path, default=Path(sys.executable), help="interpreter with the peers")
     parser.add_argument("--only", nargs="+", default=[], help="beginnings of names of contestants")
     parser.add_argument("--json", type=Path, help="write the figures here too")

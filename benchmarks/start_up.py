@@ -1,10 +1,12 @@
-"""Seconds from a command to its answer, and from `medfl run` to the first job of its first round.
+"""Seconds from a command to its answer, from `medfl run` to its first job, and to the end of a tiny first round.
 
-Each is a process of its own, as on a command line, in turn with the others; the median of several is printed. How much
-is installed matters: MONAI imports what it can use (MLflow, Optuna, ...) wherever it is there.
+The last is a round of one site with one batch, in memory: a plain loop of PyTorch, medfl, and the peers of `peers.py`
+where `--peers-python` names an interpreter that has them. Each is a process of its own, as on a command line, in turn
+with the others; the median of several is printed. How much is installed matters: MONAI imports what it can use (MLflow,
+Optuna, ...) wherever it is there.
 
     python benchmarks/start_up.py
-    python benchmarks/start_up.py --repetitions 3
+    python benchmarks/start_up.py --repetitions 3 --peers-python peers/bin/python
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from peers import CONTESTANTS, Contestant, Process
 
 from medfl.bundle.files import shipped
 from medfl.runs.progress import PROGRESS
@@ -41,7 +45,28 @@ def to_first_job(data: Path, out: Path, environment: dict[str, str]) -> float:
     return next(event["t"] for event in events if event["event"] == "work") - start
 
 
-def measure(repetitions: int, folder: Path) -> dict[str, float]:
+def to_end_of_round(contestant: Contestant, peers_python: Path) -> float:
+    """Seconds from the start of a process until it has trained one site for a round of one batch.
+
+    Raises:
+        RuntimeError: If it is a peer that is not installed.
+    """
+    options = argparse.Namespace(rounds=1, data=None, scale=0, sites=1, peers_python=peers_python)
+    began = time.monotonic()
+    process = Process(contestant, options)
+    process.run_round()
+    taken = time.monotonic() - began
+    process.end()
+    return taken
+
+
+def in_memory(peers_python: Path | None) -> list[Contestant]:
+    """The contestants with one process that change nothing of their environment."""
+    single = [each for each in CONTESTANTS if each.workers == 1 and not each.environment]
+    return [each for each in single if peers_python is not None or not each.peer]
+
+
+def measure(repetitions: int, folder: Path, peers_python: Path | None) -> dict[str, float]:
     """Command to median seconds; a first turn, which may compile modules, does not count."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     make_cohort(folder / "data", sites=4, images_per_site=20)
@@ -52,6 +77,9 @@ def measure(repetitions: int, folder: Path) -> dict[str, float]:
         taken[RUN].append(to_first_job(folder / "data", run, environment))
         for name, words in answers.items():
             taken[name].append(seconds([*words, str(run)] if words == ["status"] else words, environment)[1])
+        for contestant in in_memory(peers_python):
+            name = f"first round of one tiny site, {contestant.name}"
+            taken.setdefault(name, []).append(to_end_of_round(contestant, peers_python or Path(sys.executable)))
     return {name: statistics.median(values[1:]) for name, values in taken.items()}
 
 
@@ -60,9 +88,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--peers-python", type=Path, help="interpreter with the peers; without it they are left out")
     options = parser.parse_args()
+    if options.peers_python is None:
+        print("left out: pfl-research, FedLab; `peers.py --help` says how to install them", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
-        figures = measure(options.repetitions, Path(folder))
+        figures = measure(options.repetitions, Path(folder), options.peers_python)
     for name, value in figures.items():
         print(f"{name}: {value:.2f} s")
     if options.json:

@@ -82,6 +82,14 @@ class Registry:
         """The plugins that list `name`: none when it is unknown, two or more when it is ambiguous."""
         return [plugin for plugin, _ in self._claims.get((kind, name), [])]
 
+    def check_name(self, kind: RecordKind, name: str) -> None:
+        """Check that exactly one plugin lists a name, without importing what it stands for.
+
+        Raises:
+            PluginError: If the name is unknown or ambiguous.
+        """
+        self._claim(kind, name)
+
     def method_class(self, name: str) -> Any:
         """The class of a method.
 

@@ -11,6 +11,7 @@ from monai.bundle.workflows import ConfigWorkflow
 
 from medfl.bundle.federation import with_own_errors
 from medfl.bundle.option_checks import apply_options, check_ids, check_options
+from medfl.data.readers.quiet import drop_missing_codec
 from medfl.deploy.session import Submission, submit
 from medfl.deploy.submit import OPTIONS, read_submission
 from medfl.errors import MedflError, SettingsError
@@ -43,6 +44,7 @@ class FederatedWorkflow(ConfigWorkflow):
         stock = {name: value for name, value in options.items() if name in STOCK_OPTIONS}
         overrides = {name: value for name, value in options.items() if name not in STOCK_OPTIONS}
         tracking = stock.pop("tracking", None)
+        drop_missing_codec()
         super().__init__(config_file, **stock)
         try:
             if not isinstance(self.parser.get(), dict):

@@ -10,6 +10,7 @@ from monai.bundle import ConfigParser
 
 from medfl.bundle.federated_run import FederatedRun
 from medfl.bundle.option_checks import apply_options, check_options
+from medfl.data.readers.quiet import drop_missing_codec
 from medfl.errors import MedflError, SettingsError
 from medfl.runs.provenance import run_files
 from medfl.types import Meta
@@ -45,6 +46,7 @@ def read_federation(root: Path, values: Meta) -> FederatedRun:
         SettingsError: If it is no bundle that medfl can run, or an id means nothing to it.
     """
     files = run_files(root)
+    drop_missing_codec()
     parser = ConfigParser()
     parser.read_config([str(file) for file in files])
     check_options(parser, values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import textwrap
@@ -14,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from medfl.bundle.files import find_bundle, shipped
 from medfl.errors import SettingsError, did_you_mean
+from medfl.plugins import load_plugins
 from medfl.settings import local_fields, run_fields
 from medfl.utils.field_words import default_of, flow, model_of, type_of
 from medfl.utils.imports import quick_imports
@@ -99,6 +101,7 @@ def run_bundle(bundle: str, options: dict[str, Any]) -> None:
         DataError: If the data are not of its kind.
     """
     root = find_bundle(bundle)
+    check_method(root, options)
     keep_freed_memory()  # before torch allocates
     with quick_imports():
         from medfl.bundle.data_fit import check_fit
@@ -118,6 +121,29 @@ def run_bundle(bundle: str, options: dict[str, Any]) -> None:
     workflow.initialize()
     workflow.run()
     workflow.finalize()
+
+
+def check_method(root: Path, options: Mapping[str, Any]) -> None:
+    """Check the name of the method without torch and MONAI, which take seconds to import.
+
+    Leaves to the run's own checks what can't be known yet: an expression, or a method of a plugin file.
+
+    Args:
+        root: The bundle's folder.
+        options: As for `run_bundle`.
+
+    Raises:
+        PluginError: If no plugin, or more than one, has a method of that name.
+    """
+    try:
+        bundle = json.loads((root / "configs" / "federate.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
+    values = {**bundle, **options} if isinstance(bundle, dict) else dict(options)
+    method, disabled = values.get("method"), values.get("disabled_plugins")
+    named = [method, *disabled] if isinstance(disabled, list) else [None]
+    if values.get("plugins") == [] and all(isinstance(name, str) and name[:1] not in "$@%" for name in named):
+        load_plugins(disabled=disabled).check_name("method", str(method))
 
 
 def parse_overrides(words: list[str]) -> dict[str, Any]:

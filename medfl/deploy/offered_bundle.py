@@ -19,6 +19,7 @@ from medfl.bundle.option_checks import ADOPTED, check_ids
 from medfl.contract import Method
 from medfl.core.carrier import MethodFactory
 from medfl.core.secure.method import secured
+from medfl.data.readers.quiet import drop_missing_codec
 from medfl.data.sites import SiteData
 from medfl.data.source import Arrays, Source
 from medfl.deploy.offer import Here, Offer, bundle_hash, bundle_version, describe_bundle, differences
@@ -186,6 +187,7 @@ def configuration(bundle: SiteBundle) -> str:
 def _parser(bundle: SiteBundle, dataset_dir: Path) -> Any:
     from monai.bundle import ConfigParser
 
+    drop_missing_codec()
     parser = ConfigParser()
     parser.read_config([str(path) for path in run_files(bundle.folder)])
     parser.update(pairs={"bundle_root": str(bundle.folder), "dataset_dir": str(dataset_dir), "device": "cpu"})

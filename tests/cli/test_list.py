@@ -8,7 +8,8 @@ import pytest
 
 import medfl
 from medfl.cli import main as cli
-from medfl.errors import SettingsError
+from medfl.cli.run import check_method
+from medfl.errors import PluginError, SettingsError
 
 PLUGIN = """
 from medfl.plugins import MethodRecord, hookimpl
@@ -133,6 +134,33 @@ def test_what_only_looks_imports_neither_torch_nor_monai(arguments):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "heavy: []"
+
+
+def test_a_refused_name_of_a_method_imports_neither_torch_nor_monai(tmp_path):
+    code = (
+        "import sys\nfrom medfl.cli.main import main\n"
+        f"words = ['run', 'medmnist_classification', '--dataset-dir', {str(tmp_path)!r}, '--method', 'fedporx']\n"
+        "try:\n    main(words)\nexcept SystemExit as ended:\n    assert ended.code == 2, ended.code\n"
+        "print('heavy:', sorted({'torch', 'monai', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Unknown method 'fedporx'. Did you mean 'fedprox'?" in done.stderr
+    assert done.stdout.splitlines()[-1] == "heavy: []"
+
+
+def test_a_method_that_only_the_run_can_know_is_left_to_it(tmp_path):
+    configs = tmp_path / "configs"
+    configs.mkdir()
+    check_method(tmp_path, {"method": "fedporx"})  # there is no configuration yet
+    (configs / "federate.json").write_text('{"method": "fedavg", "plugins": [], "disabled_plugins": []}')
+    check_method(tmp_path, {})
+    check_method(tmp_path, {"method": "$'fed' + 'avg'"})
+    check_method(tmp_path, {"method": "mine", "plugins": ["mine.py"]})
+    with pytest.raises(PluginError, match="Unknown method 'mine'"):
+        check_method(tmp_path, {"method": "mine"})
+    with pytest.raises(PluginError, match="Unknown method 'fedavg'"):
+        check_method(tmp_path, {"disabled_plugins": ["medfl_methods"]})
 
 
 def test_help_names_every_command(medfl_command):

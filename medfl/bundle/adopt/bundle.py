@@ -24,6 +24,7 @@ from medfl.bundle.adopt.adoption import OVERLAY
 from medfl.bundle.adopt.used import Used
 from medfl.bundle.check import METADATA
 from medfl.bundle.check.reading import read_config
+from medfl.data.readers.quiet import drop_missing_codec
 from medfl.errors import SettingsError
 from medfl.networks.known import name_parts
 from medfl.task import OptimizerFactory, optimizer_factory
@@ -121,6 +122,7 @@ class AdoptedBundle:
             device: Where networks are, as torch names it.
             kind: `TRAIN`, or `EVALUATE`, which lies over it where the bundle has it.
         """
+        drop_missing_codec()
         parser = ConfigParser(config=copy.deepcopy(self._contents[kind]))
         if (self.root / METADATA).is_file():
             parser.read_meta(str(self.root / METADATA))

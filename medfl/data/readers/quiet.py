@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 
@@ -25,3 +26,24 @@ def quiet_decoders() -> Iterator[None]:
         finally:
             for logger, level in zip(loggers, before, strict=True):
                 logger.setLevel(level)
+
+
+NVIMGCODEC = "nvimgcodecpydicomreader"
+"""Name of MONAI's reader that decodes DICOM on a GPU, among its default readers."""
+
+
+def drop_missing_codec() -> None:
+    """Remove MONAI's reader for nvImageCodec from its default readers, in place, if that codec is not available.
+
+    MONAI's ``LoadImage`` constructs all default readers, and this one then warns although it reads no file. A transform
+    that names the reader still gets it with its warning, and so does a user who sets ``MONAI_DICOM_READER``. Processes
+    that are forked later inherit the change.
+    """
+    from monai.transforms.io.array import SUPPORTED_READERS
+
+    if NVIMGCODEC not in SUPPORTED_READERS or os.environ.get("MONAI_DICOM_READER"):
+        return
+    from monai.data.nvimgcodec_pydicom_plugin import is_nvimgcodec_available
+
+    if not is_nvimgcodec_available():
+        del SUPPORTED_READERS[NVIMGCODEC]
