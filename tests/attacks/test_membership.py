@@ -305,7 +305,7 @@ def test_a_page_of_many_sites_says_what_was_found(shadow: ShadowAttack) -> None:
 
 
 def test_shadows_are_trained_as_long_as_at_the_mean_site_that_has_images() -> None:
-    """Sites of 10, 30 and no images: 5 rounds of 4 batches of 8 are 160 images, 8 passes over 20; 2 rounds are 3."""
+    """Three sites have 10, 30 and 0 images, 20 on average. 5 rounds of 4 batches of 8 images are 8 epochs of 20."""
     sizes = {"a": 10, "b": 30, "c": 0}
     parts = {name: Splits(noise(size, 1), noise(0, 2), noise(4, 3)) for name, size in sizes.items()}
     run = made(parts, {}, Settings(rounds=5, steps=4, batch_size=8))
@@ -316,10 +316,10 @@ def test_shadows_are_trained_as_long_as_at_the_mean_site_that_has_images() -> No
 
 
 def test_the_loss_threshold_is_the_mean_loss_of_the_members() -> None:
-    """Members' losses have the mean 1: those below it are called members, of the others whose losses are below it."""
+    """The members' mean loss is 1. The attack calls an image a member if its loss is below 1."""
 
     class Losses(nn.Module):
-        """Its loss on an image of class 0 is the image's first pixel."""
+        """A network whose cross-entropy on an image of class 0 is the image's first pixel."""
 
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             wanted = images.flatten(1)[:, 0].double()
@@ -336,7 +336,7 @@ def test_the_loss_threshold_is_the_mean_loss_of_the_members() -> None:
 
 
 def test_of_few_images_classes_keep_their_shares_by_the_largest_remainder() -> None:
-    """Of 5, 3 and 2 images four are kept: exactly 2, 1.2 and 0.8, so 2, 1 and 1."""
+    """Four of 5, 3 and 2 images are kept. The exact shares are 2, 1.2 and 0.8, which round to 2, 1 and 1."""
     labels = torch.tensor([0] * 5 + [1] * 3 + [2] * 2)
     rows, _ = matched(labels, labels, torch.Generator().manual_seed(0), 4)
     assert labels[rows].bincount().tolist() == [2, 1, 1]

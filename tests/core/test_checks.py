@@ -26,7 +26,7 @@ def check(images: dict[str, int], delta: float, sites: int = 3) -> None:
 
 
 def test_delta_is_compared_with_the_smallest_site_wherever_it_stands() -> None:
-    """1/20 is too large for 20 images, and not for 19; larger sites have no part in it."""
+    """A delta of 1/20 is too large for 20 images and small enough for 19. Larger sites are not checked."""
     for images in ({"a": 20, "b": 900, "c": 90}, {"a": 900, "b": 20, "c": 90}, {"a": 900, "b": 90, "c": 20}):
         name = next(name for name, count in images.items() if count == 20)
         with pytest.raises(SettingsError, match=f"too large for site '{name}' with 20 training images"):
@@ -44,7 +44,7 @@ def test_with_the_unit_site_delta_is_compared_with_the_number_of_sites() -> None
 
 
 class TwoSettings(FedProx):
-    """Has a second setting beside mu."""
+    """FedProx with a second setting."""
 
     other: float = 1.0
 

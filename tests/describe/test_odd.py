@@ -155,7 +155,7 @@ def test_where_most_sites_are_marked_none_is_called_the_odd_one(tmp_path: Path) 
 
 
 def test_a_difference_at_the_limit_that_matters_counts_and_one_at_the_limit_of_chance_does_not() -> None:
-    """Of 0, 0, 0, 0 and 7 the deviation is 0; an error of 2 makes FAR of them exactly 7."""
+    """The median absolute deviation of 0, 0, 0, 0 and 7 is 0. An error of 7 / FAR makes the limit exactly 7."""
     points = {name: Point(0.0, 0.0, 0.0) for name in "abcd"}
     assert far_points(points | {"e": Point(7.0, 0.0, 7.0)}).keys() == {"e"}
     assert far_points(points | {"e": Point(7.0, 0.0, 7.001)}) == {}
@@ -168,7 +168,7 @@ def about(**changes: Any) -> Description:
 
 
 def test_where_no_more_than_half_of_the_sites_agree_none_is_unlike_the_others() -> None:
-    """Two and two: nobody knows who is odd. Three and one: the one."""
+    """With two sites against two none is marked. With three against one the single site is marked."""
     halves = {name: about(shape=[1, 8, 8] if name in "ab" else [1, 9, 9]) for name in "abcd"}
     assert marks(halves) == []
     made = marks(halves | {"c": about(shape=[1, 8, 8])})
@@ -178,7 +178,7 @@ def test_where_no_more_than_half_of_the_sites_agree_none_is_unlike_the_others() 
 
 
 def test_of_two_shares_that_are_equally_far_the_first_is_told() -> None:
-    """All four classes of one site are 30 percent off, by the same numbers."""
+    """The shares of all four classes at one site differ from the median by the same 30 percent."""
     equal = Counts(title="class", names=["w", "x", "y", "z"], counts=[10, 40, 40, 10])
     other = Counts(title="class", names=["w", "x", "y", "z"], counts=[40, 10, 10, 40])
     made = marks({name: about(tables=[other if name == "d" else equal]) for name in "abcd"})

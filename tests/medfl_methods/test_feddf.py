@@ -210,7 +210,7 @@ def test_models_that_the_server_does_not_have_whole_are_refused(tmp_path):
 
 
 class Scripted(FedDF):
-    """Is as right on held-out images as a list says, look by look; keeps the model of each look."""
+    """FedDF with scripted scores on held-out images. Records the model at each evaluation."""
 
     scores: tuple[float, ...] = ()
 
@@ -222,7 +222,7 @@ class Scripted(FedDF):
 
 @pytest.fixture
 def scripted(monkeypatch):
-    """Runs the server's training; how often it looked, and at which looks it found the model that it took."""
+    """Return a function that runs `distil` and returns how many evaluations there were and which model was chosen."""
     monkeypatch.setattr("medfl_methods.feddf.CHECKED", 5)
 
     def scripted(*scores, **args):
@@ -231,17 +231,20 @@ def scripted(monkeypatch):
         taught = torch.tensor([[2.0, 0.0]]).expand(6, 2)
         taken = method.distil(server, "says", {"logits": torch.zeros(2)}, taught)["logits"]
         looks = server.state.meta["looks"]
+        assert not looks[0].any(), "the first model is the initial one"
         return len(looks), [index for index, look in enumerate(looks) if torch.equal(look, taken)]
 
     return scripted
 
 
 def test_patience_is_counted_in_steps_since_the_best(scripted):
-    """Looks are at the steps 0, 5, 10, ...: the best is that of step 5, and 10 steps later nothing is better."""
+    """The server evaluates at steps 0, 5, 10, ... In the first case step 5 is best and training stops at step 15."""
     assert scripted(0.5, 0.6, 0.6, 0.6, 0.9, 0.9) == (4, [1])
-    assert scripted(0.5, 0.4, 0.4, 0.9) == (3, [0]), "the mean itself is the best"
-    assert scripted(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.5, 0.5, 0.9) == (8, [5]), "each gain begins the count anew"
-    assert scripted(0.5, 0.6, 0.6, 0.6, 0.7, 0.6, 0.6, 0.6, patience=12) == (8, [4]), "12 steps end at the third look"
+    assert scripted(0.5, 0.4, 0.4, 0.9) == (3, [0]), "the initial model is the best"
+    assert scripted(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.5, 0.5, 0.9) == (8, [5]), "each improvement restarts the count"
+    assert scripted(0.5, 0.6, 0.6, 0.6, 0.7, 0.6, 0.6, 0.6, patience=12) == (8, [4]), (
+        "12 steps are exceeded at the third evaluation"
+    )
 
 
 def test_the_last_step_is_looked_at_whatever_its_number(scripted):
@@ -250,7 +253,7 @@ def test_the_last_step_is_looked_at_whatever_its_number(scripted):
 
 @pytest.mark.parametrize(("rows", "kept"), [([0, 1], True), ([1, 3], False)])
 def test_a_model_that_is_as_right_as_chance_goes_on_teaching(monkeypatch, rows, kept):
-    """It always says class 0: right on one of two held-out images of two classes, or on none."""
+    """The model always predicts class 0. It is right on one of two held-out images of two classes, or on none."""
     method = FedDF(drop_worst=True)
     server = server_of(method)
     server.public = TensorData(server.public.images, torch.tensor([0, 1, 0, 1, 0, 1]))
@@ -259,7 +262,7 @@ def test_a_model_that_is_as_right_as_chance_goes_on_teaching(monkeypatch, rows, 
 
 
 def test_how_right_a_model_is_does_not_depend_on_how_images_are_batched(monkeypatch):
-    """Right on two of five, in batches of two, two and one."""
+    """The model is right on two of five images, evaluated in batches of two, two and one."""
     method = FedDF()
     server = server_of(method)
     server.public = TensorData(torch.zeros(5, 1, 2, 2), torch.tensor([0, 0, 1, 1, 1]))
@@ -269,7 +272,7 @@ def test_how_right_a_model_is_does_not_depend_on_how_images_are_batched(monkeypa
 
 
 def test_each_seed_holds_out_other_images():
-    """Of 40 public images 4 are held out."""
+    """The server holds out 4 of 40 public images. Different seeds hold out different ones."""
     chosen = set()
     for seed in range(5):
         method = FedDF(patience=1)

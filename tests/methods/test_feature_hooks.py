@@ -1,4 +1,4 @@
-"""Which stages of networks can be compared: their numbers begin at 1 and end at the last one."""
+"""Tests of `check_alike`: stage numbers start at 1 and include the last stage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from medfl.methods.feature_hooks import check_alike
 
 
 class Staged(nn.Module):
-    """A network with so many stages."""
+    """A network with a given number of stages."""
 
     def __init__(self, count: int) -> None:
         super().__init__()

@@ -302,7 +302,7 @@ def test_who_changes_what_is_folded_has_to_say_that_it_is_safe():
 
 @pytest.mark.parametrize(("room", "reads"), [(1, 3), (7 * 8, 3), (2 * 7 * 8, 2), (3 * 7 * 8 - 1, 2), (3 * 7 * 8, 1)])
 def test_no_more_than_the_limit_is_held_at_a_time(monkeypatch, room, reads):
-    """Three floating tensors of one number at seven sites, in float64; all that fit are read at once."""
+    """Three one-element tensors of seven sites take 56 bytes each in float64. Count how often the replies are read."""
     monkeypatch.setattr("medfl.methods.robust.fold.AT_A_TIME", room)
     replies = sent()
     floats = {name: make_server().state.tensors[name] for name in ("a", "b", "mean")}
@@ -314,7 +314,7 @@ def test_no_more_than_the_limit_is_held_at_a_time(monkeypatch, room, reads):
 
 
 def test_of_equal_replies_the_first_names_are_chosen():
-    """All updates are alike; the buffer, which no distance sees, tells whose reply was taken: 100 times its number."""
+    """All updates are equal. The buffer of a reply is 100 times its number and shows which replies the rule chose."""
     alike = [(1, 0)] * 7
     for rule, mean in (("krum", 100), ("multi_krum", (100 + 200 + 300 + 400) / 4), ("bulyan", (200 + 300 + 400) / 3)):
         assert robust_mean(make_server(), sent(alike), Robust(rule=rule))["mean"].item() == pytest.approx(mean), rule

@@ -95,7 +95,7 @@ def test_where_no_model_can_move_a_derangement_gives_up():
 
 
 def test_only_the_parcel_of_this_turn_has_arrived():
-    """One that came late bears the stamp of another turn; one of another owner is another model."""
+    """`arrived` ignores a late message, whose stamp is that of another turn, and the model of another owner."""
     site = Site("b", 2, State(), make_task(), Settings(rounds=3))
     kept = {"w": torch.ones(1), "optimizer/w/step": torch.tensor(3.0)}
     late, wrong, right = (

@@ -298,7 +298,7 @@ def test_what_a_report_sets_side_by_side_are_scores(objective: Objective) -> Non
 
 
 def test_each_mask_is_measured_in_the_spacing_of_its_own_case():
-    """Single voxels, two apart along the second axis: 2, 4 and 10 mm; a case without a spacing has no distance."""
+    """Two voxels are two apart along the second axis: 2, 4 and 10 mm. A case of unknown spacing has no distance."""
     outputs, targets = torch.full((4, 1, 5, 5), -1.0), torch.zeros(4, 1, 5, 5)
     outputs[:, 0, 1, 1], targets[:, 0, 1, 3] = 1.0, 1.0
     spacing = torch.tensor([[9.0, 1.0], [9.0, 2.0], [9.0, 5.0], [math.nan, 1.0]], dtype=torch.float64)

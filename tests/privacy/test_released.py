@@ -1,4 +1,4 @@
-"""What all copies of released parts tell together: the mean by precision, its variance, and what has no noise."""
+"""Tests of `Released`: the precision-weighted mean of noised copies, its variance, and copies without noise."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def released(variances: tuple[float, ...], values: tuple[float, ...], noise: str
     ],
 )
 def test_copies_are_averaged_by_the_precision_of_their_noise(variances, values, mean, variance) -> None:
-    """Of variances 0.1 and 0.3 the first copy weighs three quarters, and the mean has the variance 0.3 / 4."""
+    """With variances 0.1 and 0.3 the first copy has weight 3/4, and the mean has variance 0.075."""
     one = released(variances, values)
     assert one.variance == pytest.approx(variance)
     torch.testing.assert_close(one.images, torch.full((2, 1, 2, 2), mean), atol=1e-5, rtol=0)

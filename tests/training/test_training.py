@@ -294,7 +294,7 @@ def test_a_batch_knows_its_rows():
     ],
 )
 def test_amp_is_mixed_precision_on_a_gpu_alone(monkeypatch, precision, device, mixed):
-    """As MONAI's trainer has it; what torch is asked for is looked at, as a machine may have no GPU."""
+    """The test checks the arguments of `torch.autocast`, so it needs no GPU. MONAI's trainer behaves the same."""
     asked = []
     monkeypatch.setattr(
         "medfl.training.precision.torch.autocast", lambda kind, dtype, enabled: asked.append((kind, dtype, enabled))
@@ -304,14 +304,14 @@ def test_amp_is_mixed_precision_on_a_gpu_alone(monkeypatch, precision, device, m
 
 
 class Column(nn.Module):
-    """Puts out the first pixel of each image as a number."""
+    """A network whose output is the first pixel of each image."""
 
     def forward(self, images):
         return images[:, :1, 0, 0]
 
 
 def test_the_mean_loss_is_that_of_cases_not_of_batches(monkeypatch):
-    """Errors 0, 0, 0, 0 and 10 in batches of four and one: 2, and not the 5 of batches that count alike."""
+    """Errors of 0, 0, 0, 0 and 10 in batches of four and one have the mean 2. The mean of the batch means is 5."""
     monkeypatch.setattr("medfl.training.predict.EVALUATION_BATCH", 4)
     images = torch.tensor([0.0, 0.0, 0.0, 0.0, 10.0]).view(5, 1, 1, 1)
     data = TensorData(images, torch.zeros(5, 1))

@@ -91,13 +91,13 @@ def test_a_ledger_of_the_study_is_kept_and_a_clip_may_be_tuned(load, tmp_path: P
 
 
 def rounds_of(trials: int) -> float:
-    """What the trials of two rounds each are together, by hand: Gaussian releases of one noise compose exactly."""
+    """Return the exact epsilon of some trials of two rounds. Gaussian releases with equal noise compose exactly."""
     return float(epsilon(calibrate(4.0, 2, 1e-5), 2 * trials, 1e-5))
 
 
 @pytest.mark.parametrize(("factor", "allowed"), [(1.0, True), (0.999, False), (10.0, True)])
 def test_a_total_is_compared_with_all_trials_of_all_rows(load, tmp_path: Path, factor: float, allowed: bool) -> None:
-    """Two rows of two trials: exactly their sum is allowed, a thousandth less is not."""
+    """Two rows of two trials may use exactly the total. A total that is a thousandth smaller is refused."""
     privacy = PRIVACY | {"ledger": str(tmp_path / "ledger"), "total_epsilon": factor * rounds_of(4)}
     if allowed:
         load(CHANGES | {"settings__privacy": privacy})

@@ -188,7 +188,7 @@ def moves():
 
 
 def visits(route, rounds=12, names=tuple("abcd")):
-    """The order in which the single model visits sites, round by round."""
+    """Return the order in which the single model visits the sites, for each round."""
     method, orders = REGISTRY.make_method("fedcross", {"circulating": "one", "route": route}), []
     for round_ in range(1, rounds + 1):
         server = Server("server", round_, State(), make_task(), Settings(rounds=rounds, seed=7), sites=[*names])
@@ -199,11 +199,11 @@ def visits(route, rounds=12, names=tuple("abcd")):
 
 @pytest.mark.parametrize("route", ["random_permutation", "derangement"])
 def test_a_single_model_takes_another_way_in_each_round(route):
-    """Twelve draws from 24 permutations: fewer than six different ones come about once in 20,000 times."""
+    """Twelve draws from 24 permutations contain fewer than six different ones about once in 20,000 times."""
     orders = visits(route)
     assert all(sorted(order) == list("abcd") for order in orders)
     assert len({tuple(order) for order in orders}) >= 6
-    assert orders == visits(route), "the same in each run with this seed"
+    assert orders == visits(route), "the orders depend on the seed alone"
 
 
 def test_on_a_ring_a_single_model_visits_sites_by_name():

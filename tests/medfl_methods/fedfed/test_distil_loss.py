@@ -1,4 +1,4 @@
-"""The loss that trains generator and classifier, term by term: copies, labels, clip, noise and the critic's sign."""
+"""Tests of each term of the loss of generator and classifier: labels of copies, clip, noise, critic, prototypes."""
 
 from types import SimpleNamespace
 
@@ -22,14 +22,14 @@ SCALE = Scale((3, 2, 2), (0.1, 0.5, 0.9), (1.0, 1.0, 1.0))
 
 
 class ChannelMeans(nn.Module):
-    """A classifier whose logits are the means of the channels."""
+    """A classifier whose logits are the channel means."""
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return images.flatten(2).mean(2)
 
 
 def divided_batch(seed: int = 0) -> Divided:
-    """Four images of unlike classes; the generator rebuilds a quarter of each."""
+    """Return four images of several classes. The generator reconstructs a quarter of each image."""
     images = 8 * torch.rand(4, 3, 2, 2, generator=torch.Generator().manual_seed(seed))
     labels = torch.tensor([2, 0, 1, 0])
     return Divided(images, labels, Reconstruction(images / 4), 3 * images / 4)
@@ -42,7 +42,7 @@ def loss_of(method: FedFed | FedTPF, divided: Divided) -> float:
 
 @pytest.mark.parametrize("copies", [1, 2, 3])
 def test_each_copy_of_a_part_is_classified_by_the_label_of_its_image(copies: int) -> None:
-    """With next to no noise all copies are alike, and the loss is that of one copy, in closed form."""
+    """With negligible noise all copies are equal, and the loss has the closed form of a single copy."""
     method = fed(noise_std=(1e-6,) * copies, reconstruction=3.0, kl=7.0, ce=2.0, x_ce=0.5, clip=None)
     divided = divided_batch()
     expected = 3.0 * (3 * divided.images / 4).square().mean()
@@ -54,7 +54,7 @@ def test_each_copy_of_a_part_is_classified_by_the_label_of_its_image(copies: int
 
 @pytest.mark.parametrize("noise", ["none", "gaussian", "laplace"])
 def test_the_clip_in_training_is_that_of_what_is_sent(noise: str) -> None:
-    """Norms 4, 1 and 0.25 under a clip of 1, and not their squares; the L1 norm under Laplace noise."""
+    """Norms of 4, 1 and 0.25 are clipped to 1, 1 and 0.25: the L1 norm for Laplace noise, the L2 norm otherwise."""
     part = torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(1)) - 0.5
     release = Release(noise, 1e-14, 1.0)
     norms = torch.linalg.vector_norm(part.flatten(1), ord=1 if noise == "laplace" else 2, dim=1)
@@ -71,7 +71,7 @@ def test_the_noise_in_training_has_the_variance_of_what_is_sent_and_no_bias(nois
 
 
 def test_the_critic_and_the_prototypes_add_to_the_loss_that_is_made_small() -> None:
-    """adversarial * -E[D(rebuilt)] + prototype_weight * distance; the critic takes its step first."""
+    """The term is -adversarial * E[D(rebuilt)] + prototype_weight * distance. The critic takes its step first."""
     calls = []
     adversary = SimpleNamespace(
         learn=lambda real, fake: calls.append((real, fake)), deceived=lambda fake: fake.sum() + 10 * len(calls)

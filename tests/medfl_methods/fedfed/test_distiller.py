@@ -91,7 +91,7 @@ def test_an_attacker_gets_gradients_by_the_image_but_moves_no_parameter():
 
 
 def mixed_data(count):
-    """Grey images with values in [0, 1], as the task normalises them, and images in [0, 1]."""
+    """Return a data set of normalised images, and the same images in [0, 1]."""
     raw = torch.rand(count, 3, 6, 6, generator=torch.Generator().manual_seed(5))
     mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in (SCALE.mean, SCALE.std))
     return TensorData((raw - mean) / std, torch.arange(count) % 3), raw
@@ -99,7 +99,7 @@ def mixed_data(count):
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5, 99])
 def test_a_judgement_is_a_mean_over_images_however_they_are_batched(batch_size):
-    """Part and private part have one direction, so |cos| is 1; the accuracy is that of one pass."""
+    """Shared and private part have the same direction, so |cos| is 1 for every batch size."""
     data, raw = mixed_data(5)
     model = Distiller(Times(0.25), Seen(), SCALE)
     right = (0.75 * raw / torch.tensor(SCALE.std).view(3, 1, 1)).flatten(2).mean(2).argmax(1) == data.class_labels

@@ -260,7 +260,7 @@ def test_a_site_that_lost_the_shared_set_says_so(tmp_path):
 
 
 def test_a_site_that_did_not_answer_gets_the_shared_set_again(tmp_path):
-    """It may have lost the set, or never have had it; the others get the model alone."""
+    """A missing site may have lost the set. The server sends the other holders the model alone."""
     method = tpf(clip=None)
     server = server_of(method, tmp_path, ("site-1", "site-2", "site-3"))
     sent, _ = sent_by(method, site_of(DATA), server)
@@ -371,7 +371,7 @@ def test_a_shadow_network_sees_what_the_attacked_network_saw(tmp_path, share):
 
 
 def test_the_mean_image_is_that_of_all_training_images_and_is_judged_on_validation_images(tmp_path):
-    """257 images come in parts of 256 and 1; the one that is alone is no more than the others."""
+    """The method reads 257 images in chunks of 256 and 1. The last image must not weigh more than the others."""
     method, train = tpf(), make_data(257, "many")
     train.images[-1] += 50
     site = site_of(train)

@@ -117,6 +117,6 @@ def test_a_part_of_a_shared_set_is_taken_as_it_was_announced():
     ids=["no-class", "negative", "float", "column", "single", "more-images", "another-copy", "another-shape"],
 )
 def test_what_is_no_part_of_a_shared_set_is_refused(labels, changes):
-    """With three classes the labels are 0, 1 and 2."""
+    """The valid labels of three classes are 0, 1 and 2."""
     with pytest.raises(RefusedError, match="Expected 2 half-precision copies .* a label below 3"):
         check_shared(made(labels, 2).tensors() | changes, 2, (1, 2, 2), 3)

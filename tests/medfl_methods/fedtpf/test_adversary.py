@@ -103,7 +103,7 @@ def test_all_is_a_function_of_seed_site_and_round():
 
 
 def test_its_optimiser_is_that_of_a_wasserstein_critic():
-    """Adam without a memory of directions, as Gulrajani et al. have it: beta 0 and 0.9."""
+    """Gulrajani et al. (2017) use Adam with betas 0 and 0.9."""
     assert make(lr=0.25)._optimizer.defaults["betas"] == (0.0, 0.9)
     assert make(lr=0.25)._optimizer.defaults["lr"] == 0.25
 

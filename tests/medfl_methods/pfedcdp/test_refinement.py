@@ -292,7 +292,7 @@ def test_a_batch_of_one_is_skipped_where_there_is_batch_norm_alone():
 
 
 def test_the_student_is_taught_in_the_view_that_its_teachers_see():
-    """Of the first step, by hand: the first views go to all, the second ones to the contrastive loss alone."""
+    """Compute the first step by hand. Distillation uses the first view for the teachers and for the student."""
     views = (DATA.images + 0.5, -2 * DATA.images)
     teacher, start = taught(), small(norm=False)
     _, losses = made(
@@ -310,7 +310,7 @@ def test_the_student_is_taught_in_the_view_that_its_teachers_see():
 
 
 def test_mean_losses_are_those_of_images_not_of_batches(monkeypatch):
-    """Batches of 40 and 20: the mean of an epoch without steps is what one batch of all 60 images gives."""
+    """Without optimiser steps, batches of 40 and 20 images give the mean loss of one batch of all 60 images."""
     monkeypatch.setattr("medfl_methods.pfedcdp.refinement.torch.optim.Adam.step", lambda self: None)
     how = {"epochs": 1, "losses": "kd", "probe_epochs": 0}
     parts, whole = (
