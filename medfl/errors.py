@@ -44,7 +44,9 @@ class ContractError(MedflError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A sentence for an unknown name: the nearest known one, and all of them.
+    """Return a sentence for an unknown name: the nearest known one, and all of them, each once.
+
+    The nearest name is one that begins with what was typed, or else the most similar one.
 
     Args:
         name: What was typed.
@@ -53,8 +55,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     Returns:
         For example ``Did you mean 'fedprox'? Known: fedavg, fedprox.``
     """
-    names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
+    names = sorted(set(known))
+    longer = [known_name for known_name in names if name and known_name.startswith(name)]
+    close = longer[:1] or difflib.get_close_matches(name, names, n=1)
     hint = f"Did you mean '{close[0]}'? " if close else ""
     return f"{hint}Known: {', '.join(names) if names else 'none'}."
 

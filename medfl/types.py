@@ -5,6 +5,7 @@ Imports nothing of the package, and torch only for whoever checks types.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -21,6 +22,9 @@ Tensors = dict[str, "torch.Tensor"]
 Targets = Any
 """What is to be learned of a batch: a tensor (B, ...); for bundles with more than one target a dictionary of such."""
 
+
+PathLike = str | os.PathLike[str]
+"""A path, as public functions take it."""
 
 Meta = dict[str, Any]
 """Small facts beside tensors: JSON only."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from monai.bundle import ConfigParser
 from monai.bundle.utils import DEFAULT_EXP_MGMT_SETTINGS
@@ -14,11 +14,9 @@ from medfl.bundle.option_checks import apply_options, check_ids, check_options
 from medfl.data.readers.quiet import drop_missing_codec
 from medfl.deploy.session import Submission, submit
 from medfl.deploy.submit import OPTIONS, read_submission
-from medfl.errors import MedflError, SettingsError
-from medfl.runs.console import end, show_log
+from medfl.errors import SettingsError
+from medfl.runs.console import ends_monai_command, show_log
 from medfl.types import Meta
-
-T = TypeVar("T")
 
 STOCK_OPTIONS = frozenset(
     {"meta_file", "logging_file", "init_id", "run_id", "final_id", "tracking", "workflow_type", "properties_path"}
@@ -35,7 +33,8 @@ class FederatedWorkflow(ConfigWorkflow):
     flare`` the run is submitted to other machines (`medfl.deploy`), and followed to its end.
 
     Raises:
-        SystemExit: With that message.
+        SettingsError: If an option or an id is unknown or missing; on MONAI's command line the process ends with the
+            message alone (`medfl.runs.console.ends_monai_command`).
     """
 
     _submission: Submission | None = None
@@ -46,7 +45,7 @@ class FederatedWorkflow(ConfigWorkflow):
         tracking = stock.pop("tracking", None)
         drop_missing_codec()
         super().__init__(config_file, **stock)
-        try:
+        with ends_monai_command():
             if not isinstance(self.parser.get(), dict):
                 raise SettingsError("expected configuration files that hold one object each")
             settings = tracking_settings(tracking)
@@ -59,13 +58,12 @@ class FederatedWorkflow(ConfigWorkflow):
                     self.parser[name] = value
             check_ids(self.parser, self.properties or {}, f"of {config_file}")
             check_options(self.parser, overrides, {*tracked, *OPTIONS})
-        except SettingsError as error:
-            end(f"error: {error}", 2)
         apply_options(self.parser, {"given_by": "command line"} | overrides)
         if settings:
             self.patch_bundle_tracking(self.parser, settings)
         if overrides.get("carrier") == "flare":
-            self._submission = _ended(lambda: read_submission(self.parser, config_file, overrides))
+            with ends_monai_command():
+                self._submission = read_submission(self.parser, config_file, overrides)
 
     def initialize(self) -> Any:
         """MONAI's; a run on other machines has nothing to begin here."""
@@ -73,23 +71,15 @@ class FederatedWorkflow(ConfigWorkflow):
 
     def run(self) -> Any:
         """Run the federation here, or submit it."""
-        submission = self._submission
-        if submission is None:
-            return _ended(lambda: with_own_errors(super(FederatedWorkflow, self).run))
-        show_log()
-        return _ended(lambda: submit(submission))
+        with ends_monai_command():
+            if self._submission is None:
+                return with_own_errors(super().run)
+            show_log()
+            return submit(self._submission)
 
     def finalize(self) -> Any:
         """MONAI's; a run on other machines has nothing to end here."""
         return None if self._submission else super().finalize()
-
-
-def _ended(call: Callable[[], T]) -> T:
-    """What a call returns; an error that the user can mend ends the process with its message alone."""
-    try:
-        return call()
-    except MedflError as error:
-        end(f"error: {error}", 2)
 
 
 def tracking_settings(tracking: str | Meta | None) -> Meta:

@@ -32,7 +32,7 @@ from medfl.runs.records import RunRecord, read_run
 from medfl.settings import Settings, read_settings
 from medfl.task import Scale, Task
 from medfl.training.loop import pick_device
-from medfl.types import GLOBAL, Dataset
+from medfl.types import GLOBAL, Dataset, PathLike
 from medfl.utils.text import first_names
 
 if TYPE_CHECKING:
@@ -188,7 +188,9 @@ class OpenedRun:
         return latest
 
 
-def open_run(folder: Path, device: str = "cpu", data: Path | None = None, plugins: Sequence[Path] = ()) -> OpenedRun:
+def open_run(
+    folder: PathLike, device: str = "cpu", data: PathLike | None = None, plugins: Sequence[PathLike] = ()
+) -> OpenedRun:
     """Open a finished run. What its bundles say is evaluated, as when they are run.
 
     Args:
@@ -203,6 +205,7 @@ def open_run(folder: Path, device: str = "cpu", data: Path | None = None, plugin
         SettingsError: If its cases are of no class, or the device is not there.
         PluginError: If its method can't be found.
     """
+    folder, data, plugins = Path(folder), None if data is None else Path(data), [Path(plugin) for plugin in plugins]
     record = read_run(folder)
     _check_objective(record)
     where = pick_device(device)

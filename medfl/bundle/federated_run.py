@@ -17,10 +17,10 @@ from medfl.core.site import Splits
 from medfl.data.label_map import LabelMap
 from medfl.data.partition_file import check_unchanged, drawn_fold
 from medfl.data.source import Arrays, Source
-from medfl.errors import MedflError, SettingsError, check_choice
+from medfl.errors import SettingsError, check_choice
 from medfl.plugins import Registry, load_plugins
 from medfl.report.page import write_report
-from medfl.runs.console import end, round_progress, show_log, show_scores
+from medfl.runs.console import ends_monai_command, round_progress, show_log, show_scores
 from medfl.runs.device_profiles import place_sites
 from medfl.runs.home import Home
 from medfl.runs.poison import read_attackers
@@ -126,17 +126,14 @@ class FederatedRun:
     def run(self) -> None:
         """Run, write the summary and a bundle per site, and print the scores.
 
-        An error that the user can mend ends the process with its message alone; ``MEDFL_DEBUG=1`` shows the traceback.
+        Raises:
+            MedflError: If settings, data, method or run folder are not as needed. On MONAI's command line the process
+                ends with the message alone (`medfl.runs.console.ends_monai_command`).
         """
         show_log()
-        try:
+        with ends_monai_command():
             check_passed_over(sys.argv, sorted(self.bundle_root.glob("configs/*.json")))
             result = self.simulate()
-        except MedflError as error:
-            end(f"error: {error}", 2)
-        except KeyboardInterrupt:
-            end("stopped; what is finished is saved, the same command continues", 130)
-        else:
             show_scores(result.summary, self.task.metrics, self.output_dir)
 
     def simulate(self) -> Result:

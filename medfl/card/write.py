@@ -16,7 +16,7 @@ from medfl.errors import StoreError
 from medfl.plugins import Registry
 from medfl.runs.attack_results import FOLDER
 from medfl.runs.records import RunRecord, read_run
-from medfl.types import GLOBAL, Meta
+from medfl.types import GLOBAL, Meta, PathLike
 from medfl.utils.files import write_atomic
 from medfl.utils.text import plain_name
 from medfl.utils.wire import digest
@@ -25,7 +25,9 @@ RUN_FILES = ("summary.json", "metrics.csv")
 """Of the run folder, what a card is made from, beside ``run.json`` and the results of attacks."""
 
 
-def write_cards(folder: Path, registry: Registry, data: Path | None = None, answers: Path | None = None) -> list[Path]:
+def write_cards(
+    folder: PathLike, registry: Registry, data: PathLike | None = None, answers: PathLike | None = None
+) -> list[Path]:
     """Write a card and its evidence into every bundle of a run; no other file of a bundle is touched.
 
     Args:
@@ -41,15 +43,14 @@ def write_cards(folder: Path, registry: Registry, data: Path | None = None, answ
         SettingsError: If the answers can't be read.
         StoreError: If the folder holds no run that is over, or a file can't be read or written.
     """
-    run, people = read_run(folder), read_answers(answers)
+    run, people = read_run(folder), read_answers(None if answers is None else Path(answers))
+    data_folder = run.data_folder if data is None else Path(data)
     known = registry.methods.get(run.method)
     method: Meta = {"summary": known.summary, "paper": known.paper} if known else {"summary": "", "paper": ""}
     written = []
     for bundle in bundles_of(run):
         digests = run.run.get("data", {}).get("sites", {})
-        facts = data_facts(
-            data or run.data_folder, digests, [bundle.site] if bundle.site else run.run["identity"]["sites"]
-        )
+        facts = data_facts(data_folder, digests, [bundle.site] if bundle.site else run.run["identity"]["sites"])
         about = about_bundle(run, bundle, facts, people, method)
         tested = read_predicted(bundle.predictions, run.objective)
         scores = card_scores(tested, about["names"], run.run["identity"]["task"]["metrics"])

@@ -11,7 +11,7 @@ import typer
 
 from medfl.errors import StoreError
 from medfl.report.formats import size
-from medfl.runs.facts import read_facts, sites_without_bundle
+from medfl.runs.facts import read_facts, sites_without_bundle, without_logs
 from medfl.types import Meta
 from medfl.utils.files import bytes_in
 
@@ -40,7 +40,7 @@ def command(
     """
     from medfl.utils.locks import being_written
 
-    folders = list(dict.fromkeys(_check(folder, everything) for folder in runs))
+    folders = list(dict.fromkeys(_check(folder, everything) for folder in without_logs(runs)))
     for folder in folders:
         if being_written(folder):
             raise StoreError(f"'{folder}' is being written now. Wait for it, or stop it; nothing was removed.")

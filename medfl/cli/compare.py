@@ -27,10 +27,11 @@ def command(
     """
     from medfl.report.compare import compare, to_markdown
     from medfl.report.formats import csv_table
+    from medfl.runs.facts import without_logs
     from medfl.runs.records import names_of, read_run
     from medfl.utils.files import write_atomic
 
-    records = [read_run(folder) for folder in runs]
+    records = [read_run(folder) for folder in without_logs(runs)]
     table = compare(records, metric, baseline, split)
     text = to_markdown(table, names_of(records))
     if out is None:

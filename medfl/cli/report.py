@@ -47,12 +47,13 @@ def command(
         from medfl.report.page import write_report
         from medfl.report.paper.files import INDEX
         from medfl.runs.console import show_log
+        from medfl.runs.facts import without_logs
 
     show_log()
     registry = load(plugin, no_plugin)
     torch.set_num_threads(1)  # the tensors are small, and more threads only make them wait for each other
     with Console(stderr=True).status("Reading the runs, resampling their test images"):
-        target = write_report(runs, out, baseline=baseline, registry=registry, figures=figures)
+        target = write_report(without_logs(runs), out, baseline=baseline, registry=registry, figures=figures)
     typer.echo(f"wrote {target}")
     if figures is not None:
         typer.echo(f"wrote pictures and tables to {figures}; {INDEX} says what is what")

@@ -111,6 +111,7 @@ def run_bundle(bundle: str, options: dict[str, Any]) -> None:
     if "dataset_dir" in options and options.get("carrier", "local") == "local":
         check_fit(root, Path(options["dataset_dir"]), shipped())
     with quick_imports():
+        from medfl.runs.console import STOPPED
         from medfl.workflow import FederatedWorkflow
 
     logging.getLogger("monai.bundle.workflows").setLevel(logging.WARNING)  # its import sets a level of its own
@@ -118,9 +119,13 @@ def run_bundle(bundle: str, options: dict[str, Any]) -> None:
         [str(config) for config in configs],
         **({"bundle_root": str(root)} | options),
     )
-    workflow.initialize()
-    workflow.run()
-    workflow.finalize()
+    try:
+        workflow.initialize()
+        workflow.run()
+        workflow.finalize()
+    except KeyboardInterrupt:
+        typer.echo(STOPPED, err=True)
+        raise typer.Exit(130) from None
 
 
 def check_method(root: Path, options: Mapping[str, Any]) -> None:

@@ -18,7 +18,9 @@ def command(
 
     Example: medfl status runs/fedavg runs/local
     """
-    for folder, lines in [(folder, describe(folder)) for folder in runs]:
+    from medfl.runs.facts import without_logs
+
+    for folder, lines in [(folder, describe(folder)) for folder in without_logs(runs)]:
         typer.echo(folder)
         for name, text in lines.items():
             typer.echo(f"  {name:<9} {visible(text)}")

@@ -31,6 +31,7 @@ import numpy as np
 
 from medfl.data.targets import IN_MASK, files_message, integers, list_objective, record_targets
 from medfl.errors import DataError
+from medfl.types import PathLike
 
 if TYPE_CHECKING:
     from medfl.objectives import Objective
@@ -180,12 +181,13 @@ def entry_text(record: Record, key: str) -> str | None:
     return str(entry).strip() or None
 
 
-def read_datalist(folder: Path) -> Datalist:
+def read_datalist(folder: PathLike) -> Datalist:
     """Read the data list of a folder.
 
     Raises:
         DataError: If it is missing, is no JSON, or lacks a key.
     """
+    folder = Path(folder)
     return parse_datalist(read_bytes(folder), folder / FILE)
 
 

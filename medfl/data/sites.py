@@ -23,7 +23,7 @@ from medfl.data.datalists import FILE, SPLITS, Datalist, entry_text, parse_datal
 from medfl.data.list_targets import check_goal, output_names, rows_and_targets, without_test
 from medfl.errors import DataError, did_you_mean
 from medfl.objectives import Objective
-from medfl.types import FACTS, GLOBAL, NO_SITES, Dataset
+from medfl.types import FACTS, GLOBAL, NO_SITES, Dataset, PathLike
 from medfl.utils.text import name_problem
 
 CARD = "site_card.json"
@@ -145,9 +145,10 @@ def load_global(
 
 
 def load_site(
-    folder: Path, objective: Objective, mean: Sequence[float], std: Sequence[float], open_test: bool = True
+    folder: PathLike, objective: Objective, mean: Sequence[float], std: Sequence[float], open_test: bool = True
 ) -> SiteData:
     """Load one site from its folder. Arguments and errors as in `load_sites`."""
+    folder = Path(folder)
     content = read_bytes(folder)
     datalist = parse_datalist(content, folder / FILE)
     return site_data(folder, content, datalist if open_test else without_test(datalist), objective, mean, std)

@@ -132,8 +132,9 @@ class _Teller:
 
 
 def scores_text(progress: Meta) -> str:
-    """The scores of the last round that was scored, as means over the sites' validation images."""
-    return ", ".join(f"{metric} {value:.3f}" for metric, value in progress.get("scores", {}).items())
+    """Return what was scored and the scores of the last scored round; empty before the first one."""
+    scores = ", ".join(f"{metric} {value:.3f}" for metric, value in progress.get("scores", {}).items())
+    return f"validation images, mean over the sites, each with the model that it keeps: {scores}" if scores else ""
 
 
 @contextmanager

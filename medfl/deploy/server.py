@@ -182,12 +182,16 @@ def _expected(opened: OfferedRun) -> Expected:
 
 
 def _means(rows: list[Row]) -> dict[str, float]:
-    """Mean over sites of each validation score, of the models that sites would take home."""
-    by_metric: dict[str, list[float]] = {}
-    for row in rows:
-        if row.split == "val" and row.moment == "aggregated" and row.value == row.value:
-            by_metric.setdefault(row.metric, []).append(row.value)
-    return {metric: sum(values) / len(values) for metric, values in sorted(by_metric.items())}
+    """Return the mean over the sites of each validation score, of the model that each site keeps.
+
+    A site with a personal model keeps that one; its score of the global model is left out.
+    """
+    scores: dict[str, dict[str, float]] = {}
+    for row in sorted(rows, key=lambda row: row.model == "personal"):  # the personal model's score comes last and stays
+        is_own = row.split == "val" and row.moment == "aggregated" and row.model in ("global", "personal")
+        if is_own and row.value == row.value:
+            scores.setdefault(row.metric, {})[row.site] = row.value
+    return {metric: sum(values.values()) / len(values) for metric, values in sorted(scores.items())}
 
 
 def _finish(opened: OfferedRun, carrier: RemoteCarrier, outcome: Outcome, writer: RunWriter, about: Meta) -> None:

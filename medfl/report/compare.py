@@ -18,7 +18,6 @@ import pandas as pd
 from medfl.core.constant_predictions import from_summary
 from medfl.errors import SettingsError, StoreError, did_you_mean
 from medfl.metrics import LOWER_IS_BETTER, worst
-from medfl.objectives import check_metrics
 from medfl.report.formats import as_text, metric_words, p_value, plus_minus, table_lines
 from medfl.report.groups import Group, folds_among, group_runs, pairs
 from medfl.report.scores import Baseline, baseline_of, named_runs
@@ -68,7 +67,6 @@ def compare(
         StoreError: If no run has scores.
     """
     chosen = list(metrics or runs[0].run["identity"]["task"]["metrics"][:1])
-    check_metrics(chosen)
     _check_scores(runs, chosen, split)
     groups = group_runs(runs, labels)
     bases = [_baseline(groups, baseline_of(group.label, baseline)) for group in groups]

@@ -21,6 +21,7 @@ from medfl.report.scores import Baseline, named_runs, short_folders
 from medfl.report.section import Notice, ReportData, Section, render_template
 from medfl.runs.findings import read_findings
 from medfl.runs.records import RunRecord, read_run
+from medfl.types import PathLike
 from medfl.utils.files import write_atomic
 
 _logger = logging.getLogger(__name__)
@@ -66,12 +67,12 @@ class MadePage:
 
 
 def write_report(
-    runs: Sequence[Path],
-    out: Path | None = None,
+    runs: Sequence[PathLike],
+    out: PathLike | None = None,
     labels: Sequence[str] | None = None,
     baseline: Baseline = None,
     registry: Registry | None = None,
-    figures: Path | None = None,
+    figures: PathLike | None = None,
     notes: Sequence[str] = (),
 ) -> Path:
     """Write the report of one or more runs. The same run folders, with the same atlas in the data, give the same bytes.
@@ -97,12 +98,12 @@ def write_report(
     """
     if not runs:
         raise SettingsError("expected at least one run folder, got none. Give the --output_dir of a run.")
-    target = out if out is not None else runs[0] / FILE
+    target = Path(out) if out is not None else Path(runs[0]) / FILE
     records = [read_run(folder) for folder in runs]
     page = make_page(records, labels, baseline, target.absolute().parent, registry, notes)
     write_atomic(target, page.html.encode())
     if figures is not None:
-        write_files(page.html, page.sections, figures)
+        write_files(page.html, page.sections, Path(figures))
     return target
 
 

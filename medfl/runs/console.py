@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
 
 from rich.console import Console
 from rich.table import Table
 
 from medfl.core.evaluation import Row
+from medfl.errors import MedflError
 from medfl.runs.summary import ended_on
 from medfl.types import NO_SITES, Meta
 from medfl.utils.progress import progress_bar
@@ -65,12 +65,31 @@ def show_log() -> None:
     log.setLevel(logging.DEBUG if os.environ.get("MEDFL_DEBUG") == "1" else logging.INFO)
 
 
-def end(message: str, code: int) -> NoReturn:
-    """End the process with a message and no traceback, unless ``MEDFL_DEBUG=1`` asks for one."""
-    if os.environ.get("MEDFL_DEBUG") == "1":
-        raise
-    sys.stderr.write(visible_lines(message) + "\n")
-    raise SystemExit(code)
+MONAI_COMMAND = "monai.bundle.__main__"
+"""Module that runs as the main program of ``python -m monai.bundle``."""
+
+
+@contextmanager
+def ends_monai_command() -> Iterator[None]:
+    """End the process without a traceback, if MONAI's command line is the program and an error or Ctrl+C ends the run.
+
+    MONAI would show a traceback of its own frames. In any other program, such as a notebook or medfl's command line,
+    the exception goes on to the caller. ``MEDFL_DEBUG=1`` lets it go on everywhere.
+    """
+    main = sys.modules.get("__main__")
+    name = getattr(getattr(main, "__spec__", None), "name", "")
+    try:
+        yield
+    except (MedflError, KeyboardInterrupt) as error:
+        if name != MONAI_COMMAND or os.environ.get("MEDFL_DEBUG") == "1":
+            raise
+        stopped = isinstance(error, KeyboardInterrupt)
+        sys.stderr.write(visible_lines(STOPPED if stopped else f"error: {error}") + "\n")
+        raise SystemExit(130 if stopped else 2) from None
+
+
+STOPPED = "stopped; what is finished is saved, the same command continues"
+"""Message after Ctrl+C."""
 
 
 logger = logging.getLogger(__name__)

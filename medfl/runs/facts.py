@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from medfl.errors import StoreError
-from medfl.types import Meta
+from medfl.types import Meta, PathLike
 from medfl.utils.text import MAX_NAMES, names_and_more
 
 
-def read_facts(folder: Path) -> tuple[Meta, Meta]:
+def without_logs(paths: Sequence[Path]) -> list[Path]:
+    """Leave out the log files that a study writes beside its run folders, so that ``runs/*/seed-*`` names runs only.
+
+    A log is called as a folder beside it, with more at its end: ``seed-0.log`` or ``seed-0-membership.log``.
+    """
+    folders = [path for path in paths if path.is_dir()]
+
+    def is_log(path: Path) -> bool:
+        beside = [folder.name for folder in folders if folder.parent == path.parent]
+        return path.suffix == ".log" and path.is_file() and path.name.startswith(tuple(beside))
+
+    return [path for path in paths if not is_log(path)]
+
+
+def read_facts(folder: PathLike) -> tuple[Meta, Meta]:
     """What ``run.json`` and ``summary.json`` hold; the second is empty while the run is not over.
 
     Raises:
         StoreError: If the folder holds no run, or one of the files can't be read.
     """
+    folder = Path(folder)
     if not (folder / "run.json").is_file():
         runs = sorted(path.parent.name for path in folder.glob("*/run.json"))
         mend = (

@@ -28,7 +28,7 @@ from medfl.runs.progress import begin_facts, commit_facts, noted
 from medfl.runs.summary import SUMMARY, summarise
 from medfl.settings import Execution, Settings
 from medfl.task import Task
-from medfl.types import SERVER, Dataset, Meta, Tensors
+from medfl.types import SERVER, Dataset, Meta, PathLike, Tensors
 from medfl.utils.files import write_json
 from medfl.utils.locks import being_written
 
@@ -225,8 +225,8 @@ class RunViewer:
         folder: The run folder.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self._journal = folder, Journal(folder)
+    def __init__(self, folder: PathLike) -> None:
+        self.folder, self._journal = Path(folder), Journal(Path(folder))
 
     @property
     def being_written(self) -> bool:

@@ -13,7 +13,7 @@ from medfl.core.evaluation import Row
 from medfl.errors import StoreError
 from medfl.objectives import Multiclass, Objective, read_objective
 from medfl.runs.facts import read_facts
-from medfl.types import FACTS, Meta
+from medfl.types import FACTS, Meta, PathLike
 from medfl.utils.text import plain_name
 
 if TYPE_CHECKING:
@@ -141,23 +141,24 @@ def repetition(seed: int, fold: int | None) -> str:
     return f"seed {seed}" + ("" if fold is None else f", fold {fold}")
 
 
-def read_run(folder: Path) -> RunRecord:
+def read_run(folder: PathLike) -> RunRecord:
     """Read a run folder.
 
     Raises:
         StoreError: If the folder holds no run, or one of its files can't be read.
     """
-    return RunRecord(folder, *read_facts(folder), read_metrics(folder / "metrics.csv"))
+    place = Path(folder)
+    return RunRecord(place, *read_facts(place), read_metrics(place / "metrics.csv"))
 
 
-def read_predictions(path: Path) -> pd.DataFrame:
+def read_predictions(path: PathLike) -> pd.DataFrame:
     """The rows of a file of predictions (`PREDICTIONS`)."""
     import pandas as pd  # takes half a second to import
 
     return pd.read_csv(path, dtype=dict.fromkeys(FACTS, "object"))
 
 
-def read_metrics(path: Path) -> pd.DataFrame:
+def read_metrics(path: PathLike) -> pd.DataFrame:
     """Return the rows of a metrics file as a table; an empty table if the file does not exist yet.
 
     Raises:
@@ -165,6 +166,7 @@ def read_metrics(path: Path) -> pd.DataFrame:
     """
     import pandas as pd  # takes half a second to import
 
+    path = Path(path)
     types = dict.fromkeys(Row._fields, "object") | {"round": "int64", "value": "float64"}
     if not path.is_file():
         return pd.DataFrame(columns=list(types)).astype(types)

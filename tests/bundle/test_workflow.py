@@ -12,13 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from monai.bundle import ConfigParser
+from monai.bundle import ConfigParser, ConfigWorkflow
 
 from medfl.cli.main import main
 from medfl.cli.run import parse_overrides
 from medfl.core.evaluation import score
 from medfl.data.sites import load_site
-from medfl.errors import SettingsError
+from medfl.errors import PluginError, SettingsError
 from medfl.metrics import METRICS
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
@@ -265,7 +265,7 @@ def test_stock_monai_shows_no_traceback_either(
     )
     monkeypatch.setattr(sys, "argv", ["monai.bundle", *map(str, words)])
     with pytest.raises(SystemExit) as ended:  # any other exception would be shown with its traceback
-        runpy.run_module("monai.bundle", run_name="__main__")
+        runpy.run_module("monai.bundle", run_name="__main__", alter_sys=True)
     assert ended.value.code == 2
     error = capsys.readouterr().err
     assert message in error
@@ -296,12 +296,26 @@ def test_a_plugin_file_is_found_by_a_run(cohort: Path, tmp_path: Path, capsys: p
     assert "<h2>My own section</h2>\nmine</section>" in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_the_workflow_lists_known_options(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
+def test_the_workflow_lists_known_options() -> None:
+    with pytest.raises(SettingsError) as refused:
         FederatedWorkflow(CONFIGS, logging_file=False, roundz=3)
-    error = capsys.readouterr().err
+    error = str(refused.value)
     assert "unknown option '--roundz'. Did you mean 'rounds'?" in error
     assert "batch_size" in error
+
+
+def test_from_python_a_mistake_is_an_exception(cohort: Path, tmp_path: Path) -> None:
+    """Also a mistake that is found when the run begins; MONAI's own command line ends the process."""
+    options = {"bundle_root": str(BUNDLE), "dataset_dir": str(cohort), "output_dir": str(tmp_path / "run")}
+    workflow = FederatedWorkflow(CONFIGS, logging_file=False, method="fedavgg", **options)
+    workflow.initialize()
+    with pytest.raises(PluginError, match="fedavg"):
+        workflow.run()
+    stock = ConfigWorkflow(CONFIGS, workflow_type="train", method="fedavgg", **options)
+    stock.initialize()
+    with pytest.raises(RuntimeError) as wrapped:  # by MONAI, which evaluates the call
+        stock.run()
+    assert isinstance(wrapped.value.__cause__, PluginError)
 
 
 def test_a_folder_that_is_no_bundle_is_refused(

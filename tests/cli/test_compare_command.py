@@ -5,6 +5,7 @@ import pytest
 from make_runs import SITES, make_run
 
 from medfl.report.compare import compare, to_markdown
+from medfl.report.page import write_report
 from medfl.runs.records import read_run
 
 
@@ -58,10 +59,35 @@ def test_mistakes_are_explained(medfl_command, runs, tmp_path):
         return err
 
     assert f"error: expected a run folder at '{tmp_path}', there is no run.json in it." in error(runs[0], tmp_path)
-    assert "Unknown metric 'accurcy'. Did you mean 'accuracy'?" in error(*runs, "--metric", "accurcy")
+    assert "'accurcy' on the split 'test'. Did you mean 'accuracy'? Known: accuracy, ece." in error(
+        *runs, "--metric", "accurcy"
+    )
     assert "No run has the metric 'f1' on the split 'test'. Known: accuracy, ece." in error(*runs, "--metric", "f1")
     assert "Unknown baseline 'locla'. Did you mean 'local'?" in error(*runs, "--baseline", "locla")
     assert "No run has scores on the split 'val'. Known: test." in error(*runs, "--split", "val")
     assert "Missing argument 'RUN'" in error()
     young = make_run(tmp_path / "young", status="running")
     assert "None of these runs has scores" in error(young)
+
+
+def test_logs_beside_run_folders_are_left_out(medfl_command, runs, tmp_path):
+    """Those that a study writes; ``seed-*`` of a shell names them, too."""
+    logs = [tmp_path / name for name in ("local-0.log", "local-0-membership.log")]
+    for log in logs:
+        log.write_text("round 1 of 3")
+    for command in ("compare", "status", "report"):
+        assert medfl_command(command, *logs, *runs)[0] == 0, command
+    other = tmp_path / "notes.log"
+    other.write_text("not of a run")
+    code, _, err = medfl_command("report", *runs, other)
+    assert code == 2
+    assert "expected a run folder at" in err
+    assert medfl_command("report", *logs)[0] == 2, "no run is left"
+
+
+def test_folders_may_be_text(runs, tmp_path):
+    text = [str(run) for run in runs]
+    assert compare([read_run(run) for run in text]).equals(compare([read_run(run) for run in runs]))
+    written = write_report(text, out=str(tmp_path / "page.html"))
+    assert written == tmp_path / "page.html"
+    assert written.read_text().startswith("<!doctype html>")

@@ -153,7 +153,8 @@ def test_a_run_is_submitted_followed_and_fetched(place: SimpleNamespace, caplog:
     record = json.loads((place.out / "submission.json").read_text())
     assert record == {"offer": flare.submitted[0], "kit": str(place.kit), "jobs": ["job-1"]}
     assert "round 2 of 2" in caplog.text
-    assert "accuracy 0.500" in caplog.text
+    text = "validation images, mean over the sites, each with the model that it keeps: accuracy 0.500"
+    assert text in caplog.text
     assert caplog.text.count("Site 'site-02' is missing: no answer in 60 s") == 1
     assert {path.name for path in place.out.iterdir()} == {
         "metrics.csv",

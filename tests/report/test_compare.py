@@ -268,8 +268,11 @@ def test_runs_without_scores_are_refused(run):
 
 def test_unknown_metrics_and_splits_are_refused(run):
     runs = [run(splits=("test", "val"))]
-    with pytest.raises(SettingsError, match="Unknown metric 'acuracy'. Did you mean 'accuracy'"):
-        compare(runs, ["acuracy"])
+    for typed in ("acuracy", "acc"):  # 'acc' begins 'accuracy', though 'auc' has more letters in common with it
+        with pytest.raises(
+            SettingsError, match=rf"'{typed}' on.* 'test'\. Did you mean 'accuracy'\? Known: accuracy, auc\."
+        ):
+            compare(runs, [typed])
     with pytest.raises(SettingsError, match=r"No run has the metric 'f1' on the split 'test'\. Known: accuracy, auc\."):
         compare(runs, ["f1"])
     with pytest.raises(SettingsError, match=r"No run has scores on the split 'train'\. Known: test, val\."):

@@ -16,13 +16,14 @@ from medfl.bundle.check.report import Code, FileNote, Report
 from medfl.errors import SettingsError, did_you_mean
 from medfl.runs.setting_ids import SETTINGS
 from medfl.settings import run_fields
+from medfl.types import PathLike
 
 __all__ = ["Code", "FileNote", "Report", "check_bundle"]
 
 METADATA = "configs/metadata.json"
 
 
-def check_bundle(root: Path) -> Report:
+def check_bundle(root: PathLike) -> Report:
     """Check a bundle's metadata, configurations and files.
 
     Configurations are all JSON and YAML files under ``configs/``, and those that a macro pulls in. They are read as
@@ -37,6 +38,7 @@ def check_bundle(root: Path) -> Report:
     Raises:
         SettingsError: If the folder does not exist or has no folder ``configs``.
     """
+    root = Path(root)
     if not (root / "configs").is_dir():
         raise SettingsError(f"'{root}' is no MONAI bundle: expected the folder '{root / 'configs'}'.")
     report = Report(root)

@@ -462,7 +462,7 @@ def test_monais_own_command_says_what_it_would_pass_over(tools, monkeypatch):
     """It sets ids of the configuration that the run was read from, and not of those that the sites parse."""
     program = str(tools / "monai" / "bundle" / "__main__.py")
     monkeypatch.setattr("sys.argv", [program, "run", "--dataset_dir", "D", "--rounds", "1", "--optimizer#lr", "0.1"])
-    with pytest.raises(SystemExit):
+    with pytest.raises(SettingsError):
         read(tools).run()
     monkeypatch.setattr("sys.argv", [program, "run", "--dataset_dir", "D", "--rounds", "1"])
     read(tools, rounds=1).run()
