@@ -15,8 +15,9 @@ from rich.console import Console
 from medfl.bundle.files import find_bundle
 from medfl.errors import MedflError
 from medfl.report.formats import metric_words, score, signed
-from medfl.report.gains import GAINS, LOSES, UNCLEAR, Pair, compare_sites
+from medfl.report.gains import GAINS, LOSES, TOO_FEW, UNCLEAR, compare_sites
 from medfl.report.page import write_report
+from medfl.report.patient_tests import Pair
 from medfl.report.predictions import read_tested
 from medfl.runs.records import read_run
 
@@ -98,10 +99,10 @@ def who_gains(alone: Path, together: Path, metrics: Sequence[str]) -> list[str]:
         compared = compare_sites(metric, pair.other.method, [pair], tested)
         mean = compared.mean
         ends = "" if mean.low is None else f" [{signed(mean.low)}, {signed(mean.high)}]"
-        gain, lose, unclear = (compared.count(verdict) for verdict in (GAINS, LOSES, UNCLEAR))
+        gain, lose, unclear, few = (compared.count(verdict) for verdict in (GAINS, LOSES, UNCLEAR, TOO_FEW))
         lines.append(
             f"{metric_words(metric, ())}: {score(mean.alone)} alone, {score(mean.other)} with {compared.name}; "
             f"mean gain {signed(mean.difference)}{ends}; {gain} of {len(compared.rows)} sites gain, {lose} lose, "
-            f"{unclear} show {UNCLEAR}"
+            f"{unclear} show {UNCLEAR}" + (f", {few} have {TOO_FEW}" if few else "")
         )
     return lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import compress
 from typing import Any
 
@@ -14,6 +14,7 @@ from medfl.metrics import LOWER_IS_BETTER
 from medfl.report import forgetting
 from medfl.report.formats import p_value, plus_minus, table_lines
 from medfl.report.groups import Group, folds_among, pairs
+from medfl.report.patient_tests import NO_PREDICTIONS, PatientTest, Sets, method_test, sets_reader, verdict_over_runs
 from medfl.report.scores import key_metrics
 from medfl.report.sections.matrix import global_test, mean_defined, spread
 from medfl.report.statistics import HEADER, Interval, PairedTests, explain, mean_std, paired_t, paired_tests
@@ -29,12 +30,14 @@ class Measure:
         metric: Chooses the metric for some groups of runs; None where they share none that fits.
         meaning: What it says, where the study's other tables don't; else empty.
         spread: Of a mean over the sites' models: its standard deviation (ddof = 1) over these; NaN of anything else.
+        of_predictions: Whether it is the mean over the sites of a metric of the predictions that run folders keep.
     """
 
     value: Callable[[RunRecord, str], float]
     metric: Callable[[Sequence[Group]], str | None]
     meaning: str = ""
     spread: Callable[[RunRecord, str], float] = lambda run, metric: math.nan
+    of_predictions: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class Checked:
         difference: Mean over these of better minus than; NaN without any.
         interval: With its 95 % interval by Student's t; None where none can be computed.
         tests: P-values over folds; all NaN where there are no folds.
+        over_patients: Test over the test patients of these runs, for measures of which predictions are kept.
         ours: The side that is said to be better.
         theirs: The other one.
         metric: What is measured, for example accuracy; empty where the groups share no metric that fits.
@@ -79,15 +83,12 @@ class Checked:
     ours: Side
     theirs: Side
     metric: str = ""
+    over_patients: PatientTest = PatientTest(reason=NO_PREDICTIONS)
 
     @property
     def verdict(self) -> str:
-        """``holds`` or ``reversed`` if the interval is on one side of 0, ``n.s.`` if it holds 0, else ``-``."""
-        if self.interval is None:
-            return "-"
-        if not self.interval.decided:
-            return "n.s."
-        return "holds" if self.difference > 0 else "reversed"
+        """``holds`` or ``reversed``, or what `medfl.report.patient_tests.verdict_over_runs` says else."""
+        return verdict_over_runs(self.interval, self.over_patients, ("holds", "reversed"))
 
 
 def own_scores(run: RunRecord, metric: str) -> list[float]:
@@ -96,7 +97,13 @@ def own_scores(run: RunRecord, metric: str) -> list[float]:
     return [score for score in scores if score is not None]
 
 
-def check_claim(groups: Sequence[Group], measure: str, better: str, than: str) -> Checked:
+def check_claim(
+    groups: Sequence[Group],
+    measure: str,
+    better: str,
+    than: str,
+    sets_of: Callable[[RunRecord], Sets] | None = None,
+) -> Checked:
     """Compare two groups, seed by seed and fold by fold.
 
     Args:
@@ -104,6 +111,8 @@ def check_claim(groups: Sequence[Group], measure: str, better: str, than: str) -
         measure: One of `CLAIMABLE`.
         better: A label.
         than: A label.
+        sets_of: Returns the test sets of a run; by default they are read from its folder. Give one
+            `medfl.report.patient_tests.sets_reader` to check several claims.
     """
     named, kind = {group.label: group for group in groups}, CLAIMABLE[measure]
     metric = kind.metric(groups)
@@ -114,7 +123,11 @@ def check_claim(groups: Sequence[Group], measure: str, better: str, than: str) -
     mean, folds = mean_std(gaps)[0] if gaps else math.nan, folds_among([run for run, _ in both])
     interval, tests = paired_t(gaps, folds=folds), paired_tests(gaps, folds)
     ours, theirs = (_side(kind, metric or "", [pair[side] for pair in compress(both, defined)]) for side in (0, 1))
-    return Checked(measure, better, than, len(gaps), mean, interval, tests, ours, theirs, metric or "")
+    checked = Checked(measure, better, than, len(gaps), mean, interval, tests, ours, theirs, metric or "")
+    if not kind.of_predictions or interval is None:
+        return checked
+    scored = list(compress(both, defined))
+    return replace(checked, over_patients=method_test(scored, checked.metric, sets_of or sets_reader()))
 
 
 def _side(kind: Measure, metric: str, runs: Sequence[RunRecord]) -> Side:
@@ -132,8 +145,8 @@ def claims_table(claims: Sequence[Checked]) -> pd.DataFrame:
 
     Returns:
         Columns: measure, metric, better, than, pairs; of both sides (``better_`` and ``than_``) mean, std over the runs
-        and spread over the models of a run; difference, low, high, verdict, p_t, p_corrected, p_wilcoxon. What is not
-        there is NaN.
+        and spread over the models of a run; difference, low, high, verdict, p_patients, p_t, p_corrected, p_wilcoxon.
+        What is not there is NaN.
     """
     rows = []
     for claim in claims:
@@ -143,6 +156,7 @@ def claims_table(claims: Sequence[Checked]) -> pd.DataFrame:
         interval = claim.interval or Interval(math.nan, math.nan, math.nan)
         row |= {"difference": claim.difference, "low": interval.low, "high": interval.high, "verdict": claim.verdict}
         tests = {"p_t": claim.tests.t, "p_corrected": claim.tests.corrected, "p_wilcoxon": claim.tests.wilcoxon}
+        row["p_patients"] = math.nan if claim.over_patients.p is None else claim.over_patients.p
         rows.append(row | tests)
     return pd.DataFrame(rows)
 
@@ -153,19 +167,34 @@ def claims_markdown(claims: Sequence[Checked]) -> str:
         return ""
     tested = any(not math.isnan(claim.tests.wilcoxon) for claim in claims)
     over, few = ("seeds and folds", "pairs") if tested else ("seeds", "seeds")
-    lines = [["claim", "measure", few, "better", "than", "difference", "verdict", *(HEADER if tested else ())]]
+    lines = [
+        [
+            "claim",
+            "measure",
+            few,
+            "better",
+            "than",
+            "difference",
+            "p (patients)",
+            "verdict",
+            *(HEADER if tested else ()),
+        ]
+    ]
     for claim in claims:
         gap = "-" if math.isnan(claim.difference) else f"{claim.difference:+.3f}"
         gap += f" [{claim.interval.low:+.3f}, {claim.interval.high:+.3f}]" if claim.interval else ""
         sides = [plus_minus(side.mean, side.std) for side in (claim.ours, claim.theirs)]
-        cells = [f"{claim.better} > {claim.than}", claim.measure, str(claim.pairs), *sides, gap, claim.verdict]
+        cells = [f"{claim.better} > {claim.than}", claim.measure, str(claim.pairs), *sides, gap]
+        cells += [p_value(math.nan if claim.over_patients.p is None else claim.over_patients.p), claim.verdict]
         tests = (claim.tests.t, claim.tests.corrected, claim.tests.wilcoxon) if tested else ()
         lines.append([*cells, *map(p_value, tests)])
     notes = [
         f"Better, than: mean ± standard deviation (ddof = 1) over the {over} that both have on the same data. "
         "Difference: paired over these, with its 95 % interval by Student's t. "
-        "A claim holds or is reversed if the interval is on one side of 0; 'n.s.': it holds 0; '-': fewer than two "
-        f"{few}, or the same difference in all."
+        "A claim holds or is reversed if the interval is on one side of 0 and p (patients), an exchange test over the "
+        "test patients, is at most 0.05; otherwise 'n.s.'. '(seeds only)': of this measure no predictions are kept, so "
+        f"that another choice of test patients may give another result. '-': fewer than two {few}, or the same "
+        "difference in all. The 5 % refer to each claim alone."
     ]
     notes += [explain(max(claim.pairs for claim in claims))] if tested else []
     meanings = {
@@ -196,6 +225,7 @@ CLAIMABLE: dict[str, Measure] = {name: _forgetting(name) for name in forgetting.
         _first_metric,
         "mean over the sites of the model that each takes home, on its own test set",
         lambda run, metric: spread(own_scores(run, metric)),
+        of_predictions=True,
     ),
     "global_test": Measure(
         lambda run, metric: global_test(run, metric)[0],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -20,6 +20,14 @@ from medfl.errors import SettingsError, StoreError, did_you_mean
 from medfl.metrics import LOWER_IS_BETTER, worst
 from medfl.report.formats import as_text, metric_words, p_value, plus_minus, table_lines
 from medfl.report.groups import Group, folds_among, group_runs, pairs
+from medfl.report.patient_tests import (
+    NO_PREDICTIONS,
+    PatientTest,
+    Sets,
+    method_test,
+    sets_reader,
+    verdict_over_runs,
+)
 from medfl.report.scores import Baseline, baseline_of, named_runs
 from medfl.report.sections.matrix import global_test
 from medfl.report.statistics import HEADER, explain, mean_std, paired_t, paired_tests
@@ -57,10 +65,11 @@ def compare(
         same for every image, or ``-``), mean, std, worst, worst_std, global_test, global_test_std, shared_test,
         shared_test_std, public_test, public_test_std (see `AT_SERVER`), all_sites, all_sites_std,
         all_sites_spread (every site's model on all sites' test sets: mean over the models, its standard deviation over
-        the runs and over the models), baseline, pairs, difference, low, high, verdict, and of pairs over folds p_t,
-        p_corrected and p_wilcoxon (see
-        `medfl.report.statistics.PairedTests`). What is not there is NaN. `verdict` is ``better``, ``worse``, ``n.s.``,
-        or ``-`` with fewer than two pairs and for the baseline itself.
+        the runs and over the models), baseline, pairs, difference, low, high, verdict, p_patients, and of pairs over
+        folds p_t, p_corrected and p_wilcoxon (see `medfl.report.statistics.PairedTests`). What is not there is NaN.
+        `verdict` is ``better`` or ``worse`` if the interval over the runs is on one side of 0 and the test over
+        patients has p_patients <= 0.05; the same with ``(seeds only)`` without such a test; ``n.s.``; ``too few
+        patients``; or ``-`` with fewer than two pairs and for the baseline itself.
 
     Raises:
         SettingsError: If a metric, the baseline or the split is unknown or without scores, or a run is there twice.
@@ -70,8 +79,8 @@ def compare(
     _check_scores(runs, chosen, split)
     groups = group_runs(runs, labels)
     bases = [_baseline(groups, baseline_of(group.label, baseline)) for group in groups]
-    both = list(zip(groups, bases, strict=True))
-    return pd.DataFrame([_row(group, base, metric, split) for metric in chosen for group, base in both])
+    both, sets_of = list(zip(groups, bases, strict=True)), sets_reader()
+    return pd.DataFrame([_row(group, base, metric, split, sets_of) for metric in chosen for group, base in both])
 
 
 def _check_scores(runs: Sequence[RunRecord], metrics: Sequence[str], split: str) -> None:
@@ -110,7 +119,7 @@ def _baseline(groups: Sequence[Group], name: str | None) -> Group:
     return matching[0]
 
 
-def _row(group: Group, base: Group, metric: str, split: str) -> Meta:
+def _row(group: Group, base: Group, metric: str, split: str, sets_of: Callable[[RunRecord], Sets]) -> Meta:
     scores = [_scores(run, metric, split) for run in group.runs]
     scored = [values for values in scores if values]
     crossed = [global_test(run, metric) for run in group.runs] if split == "test" else []
@@ -142,7 +151,7 @@ def _row(group: Group, base: Group, metric: str, split: str) -> Meta:
         row |= {name: mean, spread: math.nan if std is None else std}
     spreads = [spread for _, spread in crossed if not math.isnan(spread)]
     row["all_sites_spread"] = fmean(spreads) if spreads else math.nan
-    return row | _against(group, base, metric, split)
+    return row | _against(group, base, metric, split, sets_of)
 
 
 def _constant(group: Group) -> list[str]:
@@ -150,23 +159,22 @@ def _constant(group: Group) -> list[str]:
     return [f"{name}: {entry.sentence}" for name, run in named_runs([group]) for entry in from_summary(run.summary)]
 
 
-def _against(group: Group, base: Group, metric: str, split: str) -> Meta:
-    """The paired difference to the baseline over the seeds and folds that both have on the same data."""
+def _against(group: Group, base: Group, metric: str, split: str, sets_of: Callable[[RunRecord], Sets]) -> Meta:
+    """Compute the paired difference to the baseline over the seeds and folds that both have on the same data."""
     both = [] if group is base else pairs(group, base)
     differences = _differences(both, metric, split)
     folds = folds_among([run for run, _ in both])
     interval, tests = paired_t(differences, folds=folds), paired_tests(differences, folds)
-    verdict = "-"
-    if interval is not None:
-        gains = (interval.difference < 0) == (metric in LOWER_IS_BETTER)
-        verdict = ("better" if gains else "worse") if interval.decided else "n.s."
+    test = method_test(both, metric, sets_of) if split == "test" else PatientTest(reason=NO_PREDICTIONS)
+    words = ("worse", "better") if metric in LOWER_IS_BETTER else ("better", "worse")
     return {
         "baseline": base.label,
         "pairs": len(differences),
         "difference": mean_std(differences)[0] if differences else math.nan,
         "low": interval.low if interval else math.nan,
         "high": interval.high if interval else math.nan,
-        "verdict": verdict,
+        "verdict": verdict_over_runs(interval, test, words),
+        "p_patients": math.nan if test.p is None else test.p,
         "p_t": tests.t,
         "p_corrected": tests.corrected,
         "p_wilcoxon": tests.wilcoxon,
@@ -230,8 +238,16 @@ def notes(table: pd.DataFrame) -> list[str]:
         base = bases[0] if len(bases) == 1 else "the row that is named beside it"
         sentences.append(
             f"Difference: to {base}, paired over the {over} that both have on the same data, with its 95 % interval by "
-            f"Student's t. 'n.s.': the interval holds 0. '-': fewer than two such {few}, or the same difference in all "
-            "of them, from which no interval can be computed."
+            f"Student's t. '-': fewer than two such {few}, or the same difference in all of them, from which no "
+            "interval can be computed."
+        )
+        sentences.append(
+            "A row is better or worse if two tests agree: this interval is on one side of 0, so that chance in "
+            "training does not explain the difference, and p (patients) is at most 0.05, so that the choice of test "
+            "patients does not explain it. p (patients): exchange test of the two methods' predictions, patient by "
+            "patient within each site, for the mean of sites and seeds. 'n.s.': one of them shows no difference. "
+            "'(seeds only)': there are no predictions to test; other patients may give another result. The 5 % refer "
+            "to each row: of 20 rows without any difference, up to one is called better or worse by chance."
         )
     sentences += [AT_SERVER[name] for name in _at_server(table)]
     if table["p_wilcoxon"].notna().any():
@@ -260,7 +276,9 @@ def _metric(name: str, rows: pd.DataFrame, names: Sequence[str]) -> str:
     header += [name.replace("_", " ") for name in held]
     header += ["all sites' test sets", "over models"] if crossed else []
     header += ["compared with"] if len(bases) > 1 else []
-    header += [f"difference to {bases[0]}" if len(bases) == 1 else "difference", "verdict"] if several else []
+    header += (
+        [f"difference to {bases[0]}" if len(bases) == 1 else "difference", "p (patients)", "verdict"] if several else []
+    )
     header += HEADER if tested else []
     lines = [header]
     for row in rows.to_dict("records"):
@@ -271,7 +289,7 @@ def _metric(name: str, rows: pd.DataFrame, names: Sequence[str]) -> str:
         cells += [plus_minus(row["all_sites"], row["all_sites_std"])] if crossed else []
         cells += [plus_minus(row["all_sites_spread"], math.nan)] if crossed else []
         cells += [row["baseline"]] if len(bases) > 1 else []
-        cells += [_difference(row), row["verdict"]] if several else []
+        cells += [_difference(row), p_value(row["p_patients"]), row["verdict"]] if several else []
         cells += [p_value(row[name]) for name in ("p_t", "p_corrected", "p_wilcoxon")] if tested else []
         lines.append(cells)
     better = "lower" if name in LOWER_IS_BETTER else "larger"

@@ -10,26 +10,15 @@ from statistics import fmean
 from medfl.metrics import LOWER_IS_BETTER, UNBOUNDED, worst
 from medfl.report.formats import known
 from medfl.report.groups import Group
+from medfl.report.patient_tests import UNDEFINED, Pair, PatientTest, PatientTests, Sets, why_incomparable
 from medfl.report.predictions import Tested
 from medfl.report.statistics import Interval, mean_std
-from medfl.runs.records import RunRecord
 
 GAINS, LOSES, UNCLEAR = "gains", "loses", "no clear difference"
-"""What a site does by training with others, as far as its test images can tell."""
+"""Verdicts on a site that trains with others: claimed differences, and differences that chance may explain."""
 
-UNDEFINED = "not defined here"
-"""Stands where a metric can't be computed, as the AUC of one class."""
-
-Sets = Mapping[str, Tested]
-"""Site to its test set in one run."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A run and the run of the sites alone that it is compared with; both have the same data."""
-
-    alone: RunRecord
-    other: RunRecord
+TOO_FEW = "too few test images to tell"
+"""Verdict where no predictions on that many images could be claimed to differ."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +35,9 @@ class Gain:
         low: Lower end of its 95 % interval.
         high: Upper end.
         by_run: The difference of each run, which differ in seed or fold.
-        verdict: `GAINS`, `LOSES`, `UNCLEAR`, or why that is not known.
+        verdict: `GAINS`, `LOSES`, `UNCLEAR`, `TOO_FEW`, or the reason why there is no test.
         left: Runs in which the metric is not defined; they count nowhere.
+        p: Two-sided p-value of the test over patients on which the verdict is based; None without a test.
     """
 
     name: str
@@ -61,6 +51,7 @@ class Gain:
     verdict: str = ""
     left: int = 0
     patients: int | None = None
+    p: float | None = None
 
     @property
     def spread(self) -> float | None:
@@ -122,8 +113,10 @@ def compare_sites(metric: str, name: str, pairs: Sequence[Pair], tested: Mapping
         tested: Run folder, as text, to its test sets.
     """
     sites = sorted({site for pair in pairs for site in pair.other.run["identity"]["sites"]})
-    rows = [_site(metric, site, pairs, tested) for site in sites]
-    return Comparison(metric, name, rows, mean_row(metric, rows), worst_row(metric, rows))
+    tests = PatientTests(metric, pairs, lambda run: tested[str(run.folder)])
+    rows = [_site(metric, site, pairs, tested, tests) for site in sites]
+    mean = mean_row(metric, rows, tests.over(sites))
+    return Comparison(metric, name, rows, mean, worst_row(metric, rows))
 
 
 def worst_row(metric: str, rows: Sequence[Gain], place: str = "site") -> Gain:
@@ -157,7 +150,7 @@ def mean_interval(intervals: Sequence[Interval]) -> Interval:
     return Interval(centre, centre - below, centre + above)
 
 
-def _site(metric: str, site: str, pairs: Sequence[Pair], tested: Mapping[str, Sets]) -> Gain:
+def _site(metric: str, site: str, pairs: Sequence[Pair], tested: Mapping[str, Sets], tests: PatientTests) -> Gain:
     alone = mean_known(pair.alone.score(site, metric) for pair in pairs)
     other = mean_known(pair.other.score(site, metric) for pair in pairs)
     sets = [(tested[str(pair.alone.folder)].get(site), tested[str(pair.other.folder)].get(site)) for pair in pairs]
@@ -173,44 +166,42 @@ def _site(metric: str, site: str, pairs: Sequence[Pair], tested: Mapping[str, Se
     if reason:
         return Gain(site, images, alone, other, plain, verdict=reason)
     counts = [test_set.patient_count for both in sets for test_set in both if test_set is not None]
-    row = gain_row(metric, site, images, (alone, other), intervals)
+    row = gain_row(metric, site, images, (alone, other), intervals, tests.over([site]))
     return replace(row, patients=max((count for count in counts if count is not None), default=None))
 
 
 def paired(metric: str, before: Tested | None, after: Tested | None) -> tuple[Interval | None, str]:
-    """The difference after - before with its interval over the patients, or why there is none."""
-    if before is None or after is None:
-        return None, "no interval: no predictions"
-    if not before.same_images(after):
-        return None, "no interval: other test images"
-    if not (before.defined and after.defined):
-        return None, "no interval: a model gives no numbers"
+    """Return the difference after - before with its interval over the patients, or the reason why there is none."""
+    reason = why_incomparable(before, after)
+    if before is None or after is None or reason:
+        return None, f"no interval: {reason}"
     interval = after.gain_over(before, metric)
     return interval, "" if interval else UNDEFINED
 
 
-def mean_row(metric: str, rows: Sequence[Gain], place: str = "site") -> Gain:
-    """The mean over those rows that have both scores, each with the same weight.
+def mean_row(metric: str, rows: Sequence[Gain], test: PatientTest, place: str = "site") -> Gain:
+    """Compute the mean over those rows that have both scores, each with the same weight.
 
     Args:
-        metric: Its name.
-        rows: Each with an interval over patients of its own; otherwise the new row has none.
+        metric: Name of the metric.
+        rows: The rows. The mean has an interval if each of them has one.
+        test: Test of the mean over patients.
         place: What a row is about.
     """
     name = f"mean of {place}s"
     used = [row for row in rows if row.alone is not None and row.other is not None]
     alone, other = (mean_known(getattr(row, side) for row in used) for side in ("alone", "other"))
+    plain = None if alone is None or other is None else other - alone
+    if plain is None or any(row.p is None for row in used):
+        return Gain(name, None, alone, other, plain, verdict=f"no test at every {place}" if used else "")
+    by_run = tuple(fmean(values) for values in zip(*(row.by_run for row in used), strict=True))
     parts = [
         Interval(row.difference, row.low, row.high)
         for row in used
         if row.difference is not None and row.low is not None and row.high is not None
     ]
-    if not parts or len(parts) < len(used):
-        plain = None if alone is None or other is None else other - alone
-        return Gain(name, None, alone, other, plain, verdict=f"no interval at every {place}" if used else "")
-    by_run = tuple(fmean(values) for values in zip(*(row.by_run for row in used), strict=True))
-    row = interval_row(metric, name, None, (alone, other), mean_interval(parts), by_run)
-    return row if _agree(by_run) else replace(row, verdict=UNCLEAR)
+    interval = mean_interval(parts) if len(parts) == len(used) else None
+    return tested_row(metric, Gain(name, None, alone, other, plain, by_run=by_run), interval, test)
 
 
 def gain_row(
@@ -219,37 +210,47 @@ def gain_row(
     images: int | None,
     sides: tuple[float | None, float | None],
     intervals: Sequence[Interval],
+    test: PatientTest,
 ) -> Gain:
-    """The mean over seeds: clear only if its interval is on one side of 0 and the differences of all seeds are, too.
+    """Compute the row of a site from its intervals in one or several seeds, of which it shows the mean.
 
     Args:
-        metric: Its name.
-        name: Of the row.
-        images: Test images, the same in each seed.
+        metric: Name of the metric.
+        name: Name of the row.
+        images: Number of test images, the same in each seed.
         sides: Scores alone and with the other method.
-        intervals: The difference of each seed, at least one.
+        intervals: The difference in each seed, at least one.
+        test: Test of the mean difference over patients.
     """
     mean = Interval(
         *(fmean(getattr(interval, part) for interval in intervals) for part in ("difference", "low", "high"))
     )
     by_run = tuple(interval.difference for interval in intervals)
-    row = interval_row(metric, name, images, sides, mean, by_run)
-    return row if _agree(by_run) else replace(row, verdict=UNCLEAR)
+    return tested_row(metric, Gain(name, images, *sides, mean.difference, by_run=by_run), mean, test)
 
 
-def interval_row(
-    metric: str,
-    name: str,
-    images: int | None,
-    sides: tuple[float | None, float | None],
-    interval: Interval,
-    by_run: tuple[float, ...],
-) -> Gain:
-    """A row with an interval, which is clear if that is on one side of 0. Arguments as in `Gain`."""
+def tested_row(metric: str, row: Gain, interval: Interval | None, test: PatientTest) -> Gain:
+    """Add an interval and a verdict to a row.
+
+    A row gains or loses if the test over patients claims a difference, and that of each run has the same sign. With
+    too few patients for any claim there is no interval either: a bootstrap of so few is far too narrow.
+
+    Args:
+        metric: Name of the metric.
+        row: A row with its difference.
+        interval: Interval of the difference, which describes it and decides nothing.
+        test: Test of the difference over patients.
+    """
+    if test.too_few:
+        return replace(row, p=test.p, verdict=TOO_FEW)
+    if interval is not None:
+        row = replace(row, low=interval.low, high=interval.high)
+    if test.p is None:
+        return replace(row, verdict=UNDEFINED if test.reason == UNDEFINED else f"no test: {test.reason}")
     verdict = UNCLEAR
-    if interval.decided:
-        verdict = GAINS if (interval.low > 0) != (metric in LOWER_IS_BETTER) else LOSES
-    return Gain(name, images, *sides, interval.difference, interval.low, interval.high, by_run, verdict)
+    if test.decides and _agree(row.by_run):
+        verdict = GAINS if ((row.difference or 0.0) > 0) != (metric in LOWER_IS_BETTER) else LOSES
+    return replace(row, p=test.p, verdict=verdict)
 
 
 def _agree(differences: Sequence[float]) -> bool:

@@ -12,8 +12,9 @@ import torch
 from medfl.metrics import confusion
 from medfl.metrics.calibration import BINS
 from medfl.report.figures import Reliability
-from medfl.report.gains import Sets, mean_known
+from medfl.report.gains import mean_known
 from medfl.report.groups import Group
+from medfl.report.patient_tests import Sets
 from medfl.report.predictions import Tested, pooled
 from medfl.report.statistics import mean_std, wilson_over_patients
 from medfl.runs.records import RunRecord, repetition

@@ -26,6 +26,15 @@ ROUNDING = 1e-12
 CHUNK, WEIGHTS = 128, 2**20
 """Resamples that are drawn at once, and weights that are scored at once, 8 MB, unless a chunk has more."""
 
+LEVEL = 0.05
+"""Largest p-value with which a difference is claimed."""
+
+EXCHANGES, EXHAUSTIVE = 1999, 10
+"""Random exchanges of a test; largest number of patients of which all 2^n exchanges are computed instead."""
+
+PROBES, TIE = 16, 1e-10
+"""Exchanges by which it is checked that a score is additive; differences of scores that are closer are ties."""
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -110,6 +119,186 @@ def paired_bootstrap(
         return score(both[:, :size], targets, weights) - score(both[:, size:], targets, weights)
 
     return bootstrap(difference, torch.cat([judged_a, judged_b], dim=1), targets, **options)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Differences of a score between two models on the same patients: as observed, and after exchanges.
+
+    An exchange swaps the two models' predictions for some of the patients, all images of a patient together.
+
+    Attributes:
+        observed: The difference of the score without any exchange.
+        patients: Number of patients, >= 1.
+        values: (B,), float64: the differences after all 2^patients exchanges, or after `EXCHANGES` random ones.
+        exhaustive: Whether `values` has all exchanges.
+    """
+
+    observed: float
+    patients: int
+    values: np.ndarray
+    exhaustive: bool
+
+    @property
+    def p(self) -> float:
+        """Two-sided p-value of the hypothesis that the two models' predictions can be exchanged.
+
+        It is exact if all exchanges are there. With random ones the observed difference counts as one of them (Phipson
+        and Smyth 2010), so that the p-value is valid for any number of them.
+        """
+        far = ~(np.abs(self.values) < abs(self.observed) - TIE)  # an undefined difference counts as far
+        hits = int(far.sum())
+        return hits / len(far) if self.exhaustive else (hits + 1) / (len(far) + 1)
+
+    def draw(self, rng: np.random.Generator) -> np.ndarray:
+        """Return `EXCHANGES` random differences."""
+        return rng.choice(self.values, EXCHANGES) if self.exhaustive else self.values
+
+
+def exchange_models(
+    score: Score,
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    targets: torch.Tensor,
+    patients: torch.Tensor | None = None,
+    seed: int | Sequence[int] = 0,
+    order_only: bool = False,
+) -> Exchange | None:
+    """Compute a score's difference a - b, as a mean over pairs of models, under exchanges of their predictions.
+
+    The hypothesis of the test is that, for each patient, the predictions of both models are exchangeable: that neither
+    model does better. If the score is a mean over patients, an exchange flips the sign of the patient's difference.
+
+    An AUC or a C-index compares a patient with others, so an exchange mixes the predictions of both models, which may
+    be on different scales. For such scores the predictions of each model are standardised first. That is not exact:
+    mean and variance are estimated from n patients, and the differences after exchanges vary somewhat too little. They
+    are multiplied by sqrt(n / (n - 1.5)), a correction that was found by simulation
+    (`tests/report/test_false_claims.py`). Ranks would be worse: where two models order nearly all patients alike, an
+    exchange of one patient makes ties.
+
+    Source: Fisher 1935, The Design of Experiments, section 21, for means; for areas under the ROC curve, but with
+    ranks, Bandos, Rockette and Gur 2005, A permutation test sensitive to differences in areas for comparing ROC curves
+    from a paired design.
+
+    Args:
+        score: A score, for any weights of the images.
+        pairs: For each repetition, for example each seed, the predictions (N, K) of both models, floating. All
+            repetitions have the same test images in the same order, and a patient is exchanged in all at once.
+        targets: (N, ...).
+        patients: (N,), int64: numbers that images of one patient share; None if each image is of another patient.
+        seed: Seed of the random exchanges. Tests that are to be combined need different ones.
+        order_only: Whether the score depends only on the order of a model's predictions.
+
+    Returns:
+        None if the score is not defined for all models.
+    """
+    who = torch.arange(len(targets)) if patients is None else patients.unique(return_inverse=True)[1]
+    units = int(who.max()) + 1 if len(who) else 0
+    exhaustive = units <= EXHAUSTIVE
+    if exhaustive:
+        flips = torch.from_numpy((np.arange(2**units) >> np.arange(units)[:, None]) & 1)
+    else:
+        flips = torch.from_numpy(np.random.default_rng(seed).integers(2, size=(units, EXCHANGES), dtype=np.int8))
+    observed, values = 0.0, np.zeros(flips.shape[1])
+    with _one_thread():
+        for pair in pairs:
+            a, b = map(standardise, pair) if order_only else pair
+            difference, exchanged = _exchanged(score, a, b, targets, who, flips)
+            observed += difference / len(pairs)
+            values += exchanged / len(pairs)
+    if math.isnan(observed):
+        return None
+    scale = math.sqrt(units / max(units - 1.5, 0.5)) if order_only else 1.0
+    return Exchange(observed, units, scale * values, exhaustive)
+
+
+def _exchanged(
+    score: Score, a: torch.Tensor, b: torch.Tensor, targets: torch.Tensor, who: torch.Tensor, flips: torch.Tensor
+) -> tuple[float, np.ndarray]:
+    """Return the difference of a pair of models, and the differences after the exchanges.
+
+    Most scores are additive: each patient adds an effect of its own to the difference, with the other sign if it is
+    exchanged. That holds for means over cases or classes, and for an AUC or a C-index as well, since what two patients
+    contribute jointly is the same for both models. Then the effects, which are a gradient, give all differences.
+
+    Args:
+        score: As in `exchange_models`, like `a`, `b` and `targets`.
+        who: (N,), int64: the patient of each image, from 0.
+        flips: (patients, B): 1 where an exchange swaps the patient.
+    """
+    both, twice = torch.cat([a, b]), torch.cat([targets, targets])
+
+    def differences(signs: torch.Tensor) -> torch.Tensor:
+        """The differences after exchanges given as signs (patients, B): -1 swaps a patient, 0 mixes both halves."""
+        ours = torch.cat([1 + signs[who], 1 - signs[who]]) / 2
+        return score(both, twice, ours) - score(both, twice, 1 - ours)
+
+    signs = 1 - 2 * flips.double()
+    observed, *probed = differences(torch.cat([torch.ones_like(signs[:, :1]), signs[:, :PROBES]], dim=1))
+    mixed = torch.zeros(len(signs), 1, dtype=torch.float64, requires_grad=True)
+    middle = differences(mixed)
+    if middle.requires_grad and not math.isnan(float(observed)):
+        (effects,) = torch.autograd.grad(middle.sum(), mixed)
+        found = torch.stack([observed, *probed])
+        expected = torch.cat([effects.sum(0), (effects.T @ signs[:, :PROBES])[0]])
+        if torch.allclose(expected, found, rtol=0, atol=TIE):
+            return float(observed), (effects.T @ signs)[0].numpy()
+    parts = signs.split(max(1, WEIGHTS // (2 * len(who))), dim=1)
+    return float(observed), torch.cat([differences(part) for part in parts]).numpy()
+
+
+def mean_exchange(parts: Sequence[tuple[float, Exchange]], seed: int = 0) -> Exchange:
+    """Combine the exchanges of separate groups of patients, such as sites, each with a weight.
+
+    Args:
+        parts: At least one weight with its exchanges; random ones must have been drawn with different seeds.
+        seed: Seed of the random exchanges.
+    """
+    observed = math.fsum(weight * part.observed for weight, part in parts)
+    patients = sum(part.patients for _, part in parts)
+    if patients <= EXHAUSTIVE and all(part.exhaustive for _, part in parts):
+        values = np.zeros(1)
+        for weight, part in parts:
+            values = np.add.outer(values, weight * part.values).ravel()
+        return Exchange(observed, patients, values, exhaustive=True)
+    rng = np.random.default_rng(seed)
+    values = np.sum([weight * part.draw(rng) for weight, part in parts], axis=0)
+    return Exchange(observed, patients, values, exhaustive=False)
+
+
+def can_decide(patients: int) -> bool:
+    """Return whether a test over that many patients can have a p-value of at most `LEVEL` for some predictions.
+
+    With n patients at best 2 of the 2^n exchanges have the largest difference, so that p >= 2^(1 - n).
+    """
+    return 2.0 ** (1 - patients) <= LEVEL
+
+
+def combine_p(values: Sequence[float]) -> float:
+    """Combine p-values of tests that may share patients in an unknown way: twice their mean, at most 1.
+
+    Source: Rueschendorf 1982, Random variables with maximum sums; Vovk and Wang 2020, Combining p-values via averaging.
+
+    Args:
+        values: At least one; a single one is returned as it is.
+    """
+    return values[0] if len(values) == 1 else min(1.0, 2 * fmean(values))
+
+
+def standardise(scores: torch.Tensor) -> torch.Tensor:
+    """Return scores on a scale that two models share: columns with mean 0 and variance 1, in the same order.
+
+    Args:
+        scores: (N, C), floating, without NaN. The logits of numbers in [0, 1] are taken, such as probabilities.
+    """
+    scores = scores.double()
+    if len(scores) and float(scores.min()) >= 0 and float(scores.max()) <= 1:
+        scores = scores.logit()
+        finite = scores[scores.isfinite()]
+        ends = (float(finite.min()) - 1, float(finite.max()) + 1) if len(finite) else (-1.0, 1.0)
+        scores = scores.clamp(*ends)
+    centred = scores - scores.mean(dim=0)
+    spread = (centred**2).mean(dim=0).sqrt()
+    return centred / torch.where(spread > 0, spread, 1.0)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from medfl.report.forgetting import forgetting_metric, forgetting_table
 from medfl.report.formats import count, csv_table, listed, table_lines
 from medfl.report.groups import group_runs
 from medfl.report.page import write_report
+from medfl.report.patient_tests import sets_reader
 from medfl.report.rounds_markdown import rounds_markdown
 from medfl.report.scores import key_metrics
 from medfl.runs.findings import read_findings
@@ -128,7 +129,8 @@ def _tables(study: Study, data: str, jobs: list[Job], out: Path) -> list[str]:
     labels, runs = [job.row for job in jobs], [read_run(job.folder) for job in jobs]
     last = compare(runs, study.metrics or None, _baselines(study, labels), labels=labels)
     groups = group_runs(runs, labels)
-    claims = [check_claim(groups, claim.measure, claim.better, claim.than) for claim in study.claims]
+    sets_of = sets_reader()
+    claims = [check_claim(groups, claim.measure, claim.better, claim.than, sets_of) for claim in study.claims]
     metric = forgetting_metric(groups)
     rounds = forgetting_table(groups, metric) if metric else pd.DataFrame()
     models = models_table(groups, list(last["metric"].unique()))

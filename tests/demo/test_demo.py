@@ -13,7 +13,8 @@ from PIL import Image
 from medfl.demo import demo
 from medfl.demo.cells import HOSPITALS, write_images
 from medfl.demo.runs import report, who_gains
-from medfl.report.gains import GAINS, LOSES, UNCLEAR, Pair, compare_sites
+from medfl.report.gains import GAINS, LOSES, UNCLEAR, compare_sites
+from medfl.report.patient_tests import Pair
 from medfl.report.predictions import read_tested
 from medfl.runs.records import read_run
 

@@ -19,6 +19,7 @@ from medfl.objectives import Multiclass
 from medfl.partition.by_site import by_site
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
+from medfl.report.gains import TOO_FEW
 from medfl.report.groups import group_runs
 from medfl.report.page import write_report
 from medfl.report.predictions import read_tested
@@ -104,10 +105,10 @@ def test_few_images_of_a_class_give_no_interval(tmp_path):
         rewrite(run, lambda table: table.assign(label=np.arange(len(table)) // 5))
     comparison, _ = gains(runs)
     by_name = {row.name: row for row in comparison.rows}
-    assert (by_name["YALE"].low, by_name["YALE"].verdict) == (None, "no interval: few images")
+    assert (by_name["YALE"].low, by_name["YALE"].verdict) == (None, TOO_FEW)
     assert by_name["NYU"].low is not None
     assert by_name["YALE"].difference == pytest.approx(area(runs[1:], "YALE") - area(runs[:1], "YALE"))
-    assert comparison.mean.verdict == "no interval at every centre"
+    assert comparison.mean.verdict == "no test at every centre"
 
 
 def test_images_of_no_known_centre_count_in_the_ranks_only(tmp_path):

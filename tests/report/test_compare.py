@@ -160,14 +160,14 @@ def test_what_the_server_holds_has_columns(run):
 @pytest.mark.parametrize(
     ("gains", "metric", "verdict"),
     [
-        ([0.10, 0.11, 0.12], "accuracy", "better"),
-        ([-0.10, -0.11, -0.12], "accuracy", "worse"),
+        ([0.10, 0.11, 0.12], "accuracy", "better (seeds only)"),
+        ([-0.10, -0.11, -0.12], "accuracy", "worse (seeds only)"),
         ([-0.1, 0.1, 0.2], "accuracy", "n.s."),
         ([0.0, 0.0], "accuracy", "-"),
         ([0.1, 0.1, 0.1], "accuracy", "-"),
         ([0.1], "accuracy", "-"),
-        ([0.10, 0.11, 0.12], "ece", "worse"),
-        ([-0.10, -0.11, -0.12], "ece", "better"),
+        ([0.10, 0.11, 0.12], "ece", "worse (seeds only)"),
+        ([-0.10, -0.11, -0.12], "ece", "better (seeds only)"),
     ],
 )
 def test_a_verdict_needs_an_interval_without_0(run, gains, metric, verdict):
@@ -289,10 +289,11 @@ def test_the_markdown(run):
     assert lines[:6] == [
         "### accuracy (larger is better)",
         "",
-        "| method | seeds | status | sites | mean of sites | worst site | difference to local | verdict |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-        "| local | 0, 1 | 2 finished | 3 | 0.600 ± 0.000 | 0.500 ± 0.000 | - | - |",
-        "| fedavg | 0, 1 | 2 finished | 3 | 0.717 ± 0.024 | 0.700 ± 0.000 | +0.117 [-0.095, +0.328] | n.s. |",
+        "| method | seeds | status | sites | mean of sites | worst site | difference to local | p (patients) "
+        "| verdict |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| local | 0, 1 | 2 finished | 3 | 0.600 ± 0.000 | 0.500 ± 0.000 | - | - | - |",
+        "| fedavg | 0, 1 | 2 finished | 3 | 0.717 ± 0.024 | 0.700 ± 0.000 | +0.117 [-0.095, +0.328] | - | n.s. |",
     ]
     assert lines[7] == "- Split: test. Each run's last evaluated round (round 3), never its best one."
     assert "**" not in "".join(lines)

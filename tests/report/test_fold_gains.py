@@ -44,6 +44,7 @@ def folders(tmp_path):
             images=4 + fold,
             metrics=("auc",),
             scores=scores(fold, share),
+            skill=5 * share,
             state=False,
         )
         for method, share in (("local", 0), ("fedskd", 1))
@@ -123,7 +124,7 @@ def test_the_page_says_folds_and_shows_each_method_once(folders, tmp_path):
     assert table[4][3].endswith("not defined in 1 run")
     gains = words(document.sections["gains"])
     assert gains.count("fedskd against alone") == 1
-    assert "Of 3 sites with an interval: 1 gains and 2 show no clear difference." in gains
+    assert "Of 3 sites with a test: 1 gains and 2 show no clear difference." in gains
     assert "Nadeau and Bengio (2003)" in gains
     assert "seed" not in gains
     assert "mean over the sites and folds" in words(document.sections["curves"])

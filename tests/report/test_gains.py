@@ -152,7 +152,7 @@ def test_a_row_says_why_it_has_no_interval(tmp_path, mend, verdict):
     assert comparison.rows[0].verdict == verdict
     assert comparison.rows[0].low is None
     assert comparison.rows[1].low is not None
-    assert (comparison.mean.low, comparison.mean.verdict) == (None, "no interval at every site")
+    assert (comparison.mean.low, comparison.mean.verdict) == (None, "no test at every site")
 
 
 def test_a_site_without_test_images_is_no_part_of_the_mean(tmp_path):

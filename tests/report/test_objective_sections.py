@@ -25,6 +25,7 @@ from medfl.report.objectives.calibration import calibration
 from medfl.report.objectives.masks import masks_section
 from medfl.report.objectives.survival import at_risk, product_limit, risk_groups
 from medfl.report.page import write_report
+from medfl.report.patient_tests import PatientTest
 from medfl.report.predictions import Tested as Answers
 from medfl.report.predictions import read_tested
 from medfl.report.rasters import outline_layer
@@ -216,10 +217,9 @@ def test_gains_know_which_way_is_up() -> None:
     interval = near.gain_over(far, "mae")
     assert interval == Interval(-1, -1, -1)
     for metric, verdict in (("mae", GAINS), ("hd95", GAINS), ("brier", GAINS), ("c_index", LOSES), ("dice", LOSES)):
-        assert gain_row(metric, "a", 20, (2.0, 1.0), [interval]).verdict == verdict
-    wide = Comparison(
-        "mae", "", [gain_row("mae", "a", 20, (90.0, 50.0), [Interval(-40, -50, -30)])], *[Gain("", 0, 0, 0)] * 2
-    )
+        assert gain_row(metric, "a", 20, (2.0, 1.0), [interval], PatientTest(0.01, 20)).verdict == verdict
+    row = gain_row("mae", "a", 20, (90.0, 50.0), [Interval(-40, -50, -30)], PatientTest(0.01, 20))
+    wide = Comparison("mae", "", [row], *[Gain("", 0, 0, 0)] * 2)
     assert wide.reach == 50, "an error may fall by more than 1"
 
 

@@ -8,10 +8,10 @@ import torch
 
 from medfl.report.curves import compare_svg, group_looks
 from medfl.report.formats import score
-from medfl.report.gains import Sets
 from medfl.report.groups import Group
 from medfl.report.objectives.drawing import Bin, calibration_figure
 from medfl.report.objectives.site_scores import first_seed, resampled, score_sites, several_seeds, with_predictions
+from medfl.report.patient_tests import Sets
 from medfl.report.predictions import Tested
 from medfl.report.section import ReportData, TemplateSection
 from medfl.report.statistics import wilson_over_patients

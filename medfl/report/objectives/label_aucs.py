@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from medfl.report.formats import name_or_number
-from medfl.report.gains import Sets
 from medfl.report.groups import Group, output_names
 from medfl.report.objectives.site_scores import first_seed, resampled, score_sites, sites_of, with_predictions
+from medfl.report.patient_tests import Sets
 from medfl.report.section import ReportData, TemplateSection
 from medfl.types import Meta
 

@@ -13,10 +13,10 @@ from markupsafe import Markup
 from medfl.objectives import Segmentation
 from medfl.report.curves import compare_svg, group_looks
 from medfl.report.formats import metric_words, number, score
-from medfl.report.gains import Sets
 from medfl.report.groups import Group, output_names
 from medfl.report.objectives.drawing import DRAWN, scatter_figure
 from medfl.report.objectives.site_scores import first_seed, resampled, score_sites, sites_of, with_predictions
+from medfl.report.patient_tests import Sets
 from medfl.report.predictions import Tested
 from medfl.report.rasters import grey_layer, outline_layer, shades, tile
 from medfl.report.section import ReportData, TemplateSection

@@ -8,8 +8,9 @@ from functools import partial
 from statistics import fmean
 
 from medfl.report.formats import listed
-from medfl.report.gains import Sets, mean_interval
+from medfl.report.gains import mean_interval
 from medfl.report.groups import Group, by_seed
+from medfl.report.patient_tests import Sets
 from medfl.report.predictions import Tested
 from medfl.report.scores import pool_group
 from medfl.report.statistics import Interval, Score, bootstrap

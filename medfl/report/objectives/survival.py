@@ -13,10 +13,10 @@ import torch
 
 from medfl.objectives.survival import HIGHER
 from medfl.report.figures import looks, svg
-from medfl.report.gains import Sets
 from medfl.report.groups import Group
 from medfl.report.objectives.drawing import survival_figure
 from medfl.report.objectives.site_scores import resampled, score_sites, several_seeds, sites_of, with_predictions
+from medfl.report.patient_tests import Sets
 from medfl.report.predictions import Tested
 from medfl.report.section import ReportData, TemplateSection
 from medfl.types import Meta

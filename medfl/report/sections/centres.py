@@ -10,6 +10,7 @@ Source: Weng et al. 2025, FedSKD, figure 5a.
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,14 +24,15 @@ from medfl.objectives import Multiclass
 from medfl.report.curves import compare_svg, group_looks
 from medfl.report.figures import gains_figure
 from medfl.report.formats import count, known, listed, number, signed
-from medfl.report.gains import Comparison, Gain, Pair, Sets, gain_row, mean_known, mean_row, pair_up, worst_row
+from medfl.report.gains import TOO_FEW, Comparison, Gain, gain_row, mean_known, mean_row, pair_up, worst_row
 from medfl.report.groups import Group, by_seed
+from medfl.report.patient_tests import UNDEFINED, Pair, PatientTest, Sets
 from medfl.report.predictions import Tested
 from medfl.report.scores import Baseline, class_names, compared, over
 from medfl.report.section import ReportData, TemplateSection
 from medfl.report.sections.fairness_measures import pool_ranks
 from medfl.report.sections.gains import VERDICTS, Axis, keep_forest
-from medfl.report.statistics import paired_bootstrap
+from medfl.report.statistics import Exchange, combine_p, exchange_models, mean_exchange, paired_bootstrap
 from medfl.types import Meta
 
 METRIC = "auc"
@@ -38,7 +40,7 @@ METRIC = "auc"
 
 
 FEWEST = 5
-"""Patients of a class that a centre needs for an interval: resamples of fewer hardly differ, and promise too much."""
+"""Patients of a class that a centre needs for an interval and a verdict: resamples of fewer hardly differ."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +100,12 @@ def centre_gains(group: Group, base: Group, tested: Mapping[str, Sets]) -> tuple
     if not seeds:
         return None
     names = sorted({name for answers in seeds for name in answers.centre} - {""})
-    gains = {name: _centre(name, seeds) for name in names}
+    exchanges = {name: [_exchange(name, answers) for answers in seeds] for name in names}
+    gains = {name: _centre(name, seeds, _test(exchanges[name])) for name in names}
     rows = [row for row in gains.values() if row is not None]
     left = [LeftOut(name, _counts(name, seeds[0])) for name, row in gains.items() if row is None]
-    ends = (way(METRIC, rows, "centre") for way in (mean_row, worst_row))
-    return Comparison(METRIC, group.label, rows, *ends), left
+    mean = mean_row(METRIC, rows, _mean_test([exchanges[row.name] for row in rows]), "centre")
+    return Comparison(METRIC, group.label, rows, mean, worst_row(METRIC, rows, "centre")), left
 
 
 def _answers(pairs: Sequence[Pair], tested: Mapping[str, Sets]) -> Answers | None:
@@ -125,7 +128,30 @@ def _usable(before: Tested, after: Tested) -> bool:
     return before.defined and after.defined and before.same_images(after) and len(before.centre) == len(before.rows)
 
 
-def _centre(name: str, seeds: Sequence[Answers]) -> Gain | None:
+def _exchange(name: str, answers: Answers) -> Exchange | None:
+    """The exchanges of a centre's patients in one seed; None where there is no area."""
+    before, after, labels, patients = answers.of(name)
+    score = partial(Multiclass(before.shape[1]).weighted_score, METRIC)
+    return exchange_models(score, [(after, before)], labels, patients, zlib.crc32(name.encode()), order_only=True)
+
+
+def _test(by_seed: Sequence[Exchange | None]) -> PatientTest:
+    """The test over the exchanges of each seed, which have the same patients in an order of their own."""
+    tests = [exchange for exchange in by_seed if exchange is not None]
+    if len(tests) < len(by_seed):
+        return PatientTest(reason=UNDEFINED)
+    return PatientTest(combine_p([test.p for test in tests]), min(test.patients for test in tests))
+
+
+def _mean_test(centres: Sequence[Sequence[Exchange | None]]) -> PatientTest:
+    """The test of the mean of centres, each of which has its exchanges in each seed."""
+    if not centres:
+        return PatientTest(reason=UNDEFINED)
+    defined = [[exchange for exchange in same_seed if exchange is not None] for same_seed in zip(*centres, strict=True)]
+    return _test([mean_exchange([(1 / len(parts), part) for part in parts]) if parts else None for parts in defined])
+
+
+def _centre(name: str, seeds: Sequence[Answers], test: PatientTest) -> Gain | None:
     """The row of a centre; None unless its area is defined in every seed."""
     parts = [answers.of(name) for answers in seeds]
     objective = Multiclass(seeds[0].before.shape[1])
@@ -145,10 +171,10 @@ def _centre(name: str, seeds: Sequence[Answers]) -> Gain | None:
     intervals = [interval for interval in differences if interval is not None]
     if len(intervals) == len(parts):
         counts = [len(part[3].unique()) for part in parts if part[3] is not None]
-        row = gain_row(METRIC, name, images, (alone, other), intervals)
+        row = gain_row(METRIC, name, images, (alone, other), intervals, test)
         return replace(row, patients=max(counts, default=None))
     gap = None if alone is None or other is None else other - alone
-    return Gain(name, images, alone, other, gap, verdict="no interval: few images")
+    return Gain(name, images, alone, other, gap, verdict=TOO_FEW)
 
 
 def _many(labels: torch.Tensor, patients: torch.Tensor | None) -> bool:

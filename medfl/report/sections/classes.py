@@ -18,8 +18,9 @@ from medfl.metrics.auc import binary_auc
 from medfl.report.curves import compare_svg, group_looks
 from medfl.report.figures import gains_figure
 from medfl.report.formats import known
-from medfl.report.gains import Pair, Sets, mean_known, pair_up
+from medfl.report.gains import mean_known, pair_up
 from medfl.report.groups import Group, by_seed
+from medfl.report.patient_tests import Pair, Sets
 from medfl.report.predictions import Tested
 from medfl.report.scores import Baseline, Value, class_names, compared, over, value_over
 from medfl.report.section import ReportData, TemplateSection

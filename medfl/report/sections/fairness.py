@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from medfl.report.formats import count, listed, number
-from medfl.report.gains import Sets
 from medfl.report.groups import Group, by_seed
+from medfl.report.patient_tests import Sets
 from medfl.report.predictions import Tested
 from medfl.report.scores import class_names, value_over
 from medfl.report.section import ReportData, TemplateSection

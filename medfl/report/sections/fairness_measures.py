@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import torch
 
 from medfl.metrics import METRICS
-from medfl.report.gains import Sets, mean_known
+from medfl.report.gains import mean_known
 from medfl.report.groups import Group, folds_among, several
+from medfl.report.patient_tests import Sets
 from medfl.report.predictions import Tested
 from medfl.report.scores import Value, value_over
 from medfl.types import Meta

@@ -1,8 +1,9 @@
 """The section that a hospital reads first: does a site gain by training with others?
 
 Where each run tests another fold of the sites' people, a site's row is the mean over its folds. A fold of a small site
-holds few images, too few to resample. So the interval is that of the differences of the folds, by Student's t with the
-correction for training sets that overlap, as in the tables of `medfl.report.compare`.
+holds too few images to resample. So the interval is that of the differences of the folds, by Student's t with the
+correction for training sets that overlap, as in the tables of `medfl.report.compare`. A row gains or loses if the test
+over the patients of all folds (`medfl.report.patient_tests`) and this interval agree.
 """
 
 from __future__ import annotations
@@ -16,21 +17,20 @@ from medfl.report.formats import count, listed, metric_words, score
 from medfl.report.gains import (
     GAINS,
     LOSES,
+    TOO_FEW,
     UNCLEAR,
-    UNDEFINED,
     Comparison,
     Gain,
-    Pair,
-    Sets,
     compare_sites,
-    interval_row,
     mean_known,
     pair_up,
+    tested_row,
     worst_row,
 )
 from medfl.report.groups import Group, by_people, folds_among, several
 from medfl.report.paper.forest import forest_figure
 from medfl.report.paper.pictures import keep
+from medfl.report.patient_tests import UNDEFINED, Pair, PatientTest, PatientTests, Sets
 from medfl.report.scores import ALONE, key_metrics, site_scores
 from medfl.report.section import ReportData, TemplateSection
 from medfl.report.statistics import paired_t
@@ -52,8 +52,10 @@ def compare_folds(metric: str, name: str, pairs: Sequence[Pair], tested: Mapping
     sites = sorted({site for pair in pairs for site in pair.other.run["identity"]["sites"]})
     scores = {site: _scores(metric, site, pairs) for site in sites}
     folds = folds_among([pair.other for pair in pairs])
+    tests = PatientTests(metric, pairs, lambda run: tested[str(run.folder)])
     rows = [
-        _row(metric, site, _images(site, pairs, tested), by_fold, folds, len(pairs)) for site, by_fold in scores.items()
+        _row(metric, site, _images(site, pairs, tested), by_fold, folds, len(pairs), tests.over([site]))
+        for site, by_fold in scores.items()
     ]
     means = {
         place: (mean_of[0], mean_of[1])
@@ -61,7 +63,7 @@ def compare_folds(metric: str, name: str, pairs: Sequence[Pair], tested: Mapping
         if (defined := [site[place] for site in scores.values() if place in site])
         and (mean_of := [sum(side) / len(defined) for side in zip(*defined, strict=True)])
     }
-    mean = _row(metric, "mean of sites", None, means, folds, len(means))
+    mean = _row(metric, "mean of sites", None, means, folds, len(means), tests.over(sites))
     return Comparison(metric, name, rows, mean, worst_row(metric, rows))
 
 
@@ -84,17 +86,25 @@ def _images(site: str, pairs: Sequence[Pair], tested: Mapping[str, Sets]) -> int
     return sum(sizes.values()) if sizes else None
 
 
-def _row(metric: str, name: str, images: int | None, scores: Scores, folds: int | None, runs: int) -> Gain:
+def _row(
+    metric: str, name: str, images: int | None, scores: Scores, folds: int | None, runs: int, test: PatientTest
+) -> Gain:
     alone, other = (mean_known(both[side] for both in scores.values()) for side in (0, 1))
     by_run = tuple(both[1] - both[0] for both in scores.values())
     if not by_run:
         return Gain(name, images, alone, other, verdict=UNDEFINED, left=runs)
+    row = Gain(name, images, alone, other, mean_known(by_run), by_run=by_run, left=runs - len(by_run))
     interval = paired_t(by_run, folds=folds)
-    if interval is not None:
-        return replace(interval_row(metric, name, images, (alone, other), interval, by_run), left=runs - len(by_run))
-    why = "the same in all folds" if len(by_run) > 1 else f"defined in {count(1, 'fold')} only"
-    gap = mean_known(by_run)
-    return Gain(name, images, alone, other, gap, by_run=by_run, verdict=f"no interval: {why}", left=runs - len(by_run))
+    if interval is None:
+        why = "the same in all folds" if len(by_run) > 1 else f"defined in {count(1, 'fold')} only"
+        return replace(row, verdict=f"no interval: {why}")
+    row = replace(row, low=interval.low, high=interval.high)
+    if test.p is None or test.too_few:
+        return tested_row(metric, row, interval, test)
+    if not (test.decides and interval.decided):
+        return replace(row, p=test.p, verdict=UNCLEAR)
+    better = (interval.difference > 0) != (metric in LOWER_IS_BETTER)
+    return replace(row, p=test.p, verdict=GAINS if better else LOSES)
 
 
 @dataclass(frozen=True)
@@ -107,7 +117,7 @@ class Against:
     metrics: list[Comparison]
 
 
-VERDICTS = {"gains": GAINS, "loses": LOSES, "unclear": UNCLEAR}
+VERDICTS = {"gains": GAINS, "loses": LOSES, "unclear": UNCLEAR, "too_few": TOO_FEW}
 """For templates."""
 
 
@@ -206,17 +216,20 @@ def _against(
 
 def _in_words(comparison: Comparison, names: Sequence[str]) -> str:
     """The result in one sentence."""
-    known = [row for row in comparison.rows if row.low is not None]
+    known = [row for row in comparison.rows if row.p is not None]
     mean = f"On average over the sites the {metric_words(comparison.metric, names)} goes from "
     mean += f"{score(comparison.mean.alone)} alone to {score(comparison.mean.other)} with {comparison.name}"
     if not known:
-        return f"{mean}; there is no interval to say how sure that is."
-    gained, lost = comparison.count(GAINS), comparison.count(LOSES)
-    open_ = len(known) - gained - lost
-    parts = [(gained, "gain" if gained != 1 else "gains"), (lost, "lose" if lost != 1 else "loses")]
-    parts.append((open_, f"show{'s' if open_ == 1 else ''} {UNCLEAR}"))
-    fewer = " with an interval" if len(known) < sum(row.difference is not None for row in comparison.rows) else ""
-    verdicts = listed([f"{number} {words}" for number, words in parts if number])
+        return f"{mean}; there is no test to say whether chance explains that."
+    kinds = [
+        (GAINS, "gains", "gain"),
+        (LOSES, "loses", "lose"),
+        (UNCLEAR, f"shows {UNCLEAR}", f"show {UNCLEAR}"),
+        (TOO_FEW, f"has {TOO_FEW}", f"have {TOO_FEW}"),
+    ]
+    counts = [(sum(row.verdict == verdict for row in known), one, many) for verdict, one, many in kinds]
+    fewer = " with a test" if len(known) < sum(row.difference is not None for row in comparison.rows) else ""
+    verdicts = listed([f"{number} {one if number == 1 else many}" for number, one, many in counts if number])
     return f"{mean}. Of {count(len(known), 'site')}{fewer}: {verdicts}."
 
 

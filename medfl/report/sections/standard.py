@@ -24,9 +24,9 @@ from medfl.report.curves import (
 )
 from medfl.report.figures import EMBEDDED, Curve, Reliability, reliability_figure, svg
 from medfl.report.formats import listed, metric_words, score, sentence
-from medfl.report.gains import Sets
 from medfl.report.groups import Group, output_names, several
 from medfl.report.notices import Named
+from medfl.report.patient_tests import Sets
 from medfl.report.predictions import Tested
 from medfl.report.scores import (
     calibration_error,
