@@ -8,14 +8,12 @@ import shlex
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
-import typer.main
 
-from medfl.cli.main import COMMANDS, app
-from medfl.deploy.submit import OPTIONS
+from medfl.cli.main import COMMANDS, real_command
 from medfl.settings import run_fields
-from medfl.workflow import STOCK_OPTIONS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -23,6 +21,9 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted(ROOT.glob("bundles/*/docs/*.md")),
 ]
+OF_WORKFLOW = {"kit", "answer_timeout", "tracking", "run_name", "logging_file"}
+"""Options of `medfl.workflow.FederatedWorkflow`, whose import takes seconds, and of a submission."""
+
 TAKES_SETTINGS = {("run",), ("federate", "submit")}
 """Commands whose further options name settings of a run, or ids of a bundle's configuration."""
 
@@ -32,7 +33,7 @@ def settings() -> frozenset[str]:
     """Names of settings, and ids of the configurations of all bundles."""
     files = [file for name in ("train", "federate") for file in ROOT.glob(f"bundles/*/configs/{name}.json")]
     ids = {key for file in files for key in json.loads(file.read_text())}
-    return frozenset({*ids, *run_fields(), *OPTIONS, *STOCK_OPTIONS, "run_name"})
+    return frozenset({*ids, *run_fields(), *OF_WORKFLOW})
 
 
 def commands_in(text: str) -> Iterator[list[str]]:
@@ -55,20 +56,34 @@ def commands_in(text: str) -> Iterator[list[str]]:
                 yield words[:end]
 
 
+@cache
+def options_below(path: tuple[str, ...]) -> tuple[Any, frozenset[str]]:
+    """The command of these words and its options; None if there is no such command."""
+    if len(path) == 1:
+        command = real_command(path[0], COMMANDS[path[0]][0])
+    else:
+        above, _ = options_below(path[:-1])
+        command = above.get_command(above.make_context(path[-2], [], resilient_parsing=True), path[-1])
+        if command is None:  # a word for any, or the data set of a plugin
+            return None, frozenset()
+        command = command.make_context(path[-1], [], resilient_parsing=True).command  # the real one, with its options
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    return command, frozenset(known | {"--help", "--debug"})
+
+
 def unknown_options(words: list[str]) -> list[str]:
     """The options of a command line that its command does not have."""
     if not words or words[0] not in COMMANDS:
         return []
-    group = typer.main.get_command(app)
-    context = group.make_context("medfl", [words[0]], resilient_parsing=True)
-    command, path, rest = group.get_command(context, words[0]), (words[0],), words[1:]
-    while hasattr(command, "list_commands") and rest and not rest[0].startswith("-"):
-        below = command.get_command(context, rest[0])
-        if below is None:
-            return []
-        command, path, rest = below, (*path, rest[0]), rest[1:]
-    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
-    known |= {"--help", "--debug"}
+    path, rest = (words[0],), words[1:]
+    while hasattr(options_below(path)[0], "list_commands"):
+        rest = rest[2:] if rest[:1] == ["--plugin"] else rest
+        if not rest or rest[0].startswith("-"):
+            break
+        path, rest = (*path, rest[0]), rest[1:]
+    command, known = options_below(path)
+    if command is None:
+        return []
     typed = [word.split("=")[0] for word in rest if re.match(r"--[A-Za-z]", word)]
     names = {option: option[2:].partition("#")[0].replace("-", "_") for option in typed}
     return [
