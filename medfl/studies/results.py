@@ -22,6 +22,7 @@ from medfl.report.scores import key_metrics
 from medfl.runs.findings import read_findings
 from medfl.runs.records import names_of, read_run
 from medfl.studies.attacks import AttackJob, attack_jobs, attack_table, attacks_markdown
+from medfl.studies.final_scores import final_scores
 from medfl.studies.jobs import Job, dataset_dir
 from medfl.studies.people import people_markdown, people_table
 from medfl.studies.runner import Outcome
@@ -44,8 +45,8 @@ def write_tables(
 ) -> None:
     """Write ``results/<data>.md`` and ``.csv`` from the runs that are over.
 
-    Where they have something to tell, there are ``-models.csv`` (each site's model at every site), ``-rounds.csv``,
-    ``-claims.csv`` and ``-attacks.csv``, too.
+    The final scores of each run go to ``-scores.csv``. Where there is something to tell, there are ``-models.csv``
+    (each site's model at every site), ``-rounds.csv``, ``-claims.csv`` and ``-attacks.csv``, too.
 
     Args:
         study: The study.
@@ -134,7 +135,8 @@ def _tables(study: Study, data: str, jobs: list[Job], out: Path) -> list[str]:
     metric = forgetting_metric(groups)
     rounds = forgetting_table(groups, metric) if metric else pd.DataFrame()
     models = models_table(groups, list(last["metric"].unique()))
-    tables = {"": last, "-models": models, "-rounds": rounds, "-claims": claims_table(claims)}
+    scores = final_scores(study.name, data, groups, sets_of)
+    tables = {"": last, "-scores": scores, "-models": models, "-rounds": rounds, "-claims": claims_table(claims)}
     for ending, table in tables.items():
         if not table.empty:
             write_atomic(_path(out, data, f"{ending}.csv"), csv_table(table).encode())

@@ -13,6 +13,7 @@ from study_toys import PREPARED, Runs, contents
 from medfl.cli.run import parse_overrides
 from medfl.errors import StoreError
 from medfl.plugins import Registry
+from medfl.studies.final_scores import COLUMNS
 from medfl.studies.study import run_study
 
 
@@ -92,6 +93,20 @@ def test_the_table_names_the_rows_and_counts_the_seeds(load, tmp_path: Path) -> 
     assert text.startswith("# small: demo\n\nNothing but a test.\n\n4 of 4 runs are finished.\n")
     assert "fedprox mu=0.1" in text
     assert (tmp_path / "out" / "results" / "demo.html").read_text() == "4 runs: alone, fedprox mu=0.1"
+
+
+def test_the_table_of_means_follows_from_the_final_scores(load, tmp_path: Path) -> None:
+    run_study(load(), Runs())
+    scores = pd.read_csv(tmp_path / "out" / "results" / "demo-scores.csv")
+    assert list(scores.columns) == list(COLUMNS)
+    assert len(scores) == 2 * 2 * 2, "two rows, seeds and sites"
+    own = scores[scores["taken_home"] & (scores["split"] == "test") & (scores["metric"] == "accuracy")]
+    each = own.groupby(["row", "seed"])["value"].agg(["mean", "min"]).groupby("row")
+    table = pd.read_csv(tmp_path / "out" / "results" / "demo.csv").set_index("label")
+    assert each["mean"].mean().to_dict() == pytest.approx(table["mean"].to_dict())
+    assert each["mean"].std().to_dict() == pytest.approx(table["std"].to_dict())
+    assert each["min"].mean().to_dict() == pytest.approx(table["worst"].to_dict())
+    assert set(scores["study"]) == {"small"}
 
 
 def test_scores_of_all_rounds_make_tables_and_check_claims(load, tmp_path: Path) -> None:
