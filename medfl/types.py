@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import torch
 
@@ -102,6 +102,21 @@ class Judged(Dataset, Protocol):
             model: On `device`; put into evaluation mode.
             device: As torch names it.
         """
+        ...
+
+
+@runtime_checkable
+class Listed(Dataset, Protocol):
+    """A data set whose cases a stock bundle reads from a list in its configuration."""
+
+    @property
+    def list_id(self) -> str:
+        """Id at which the configuration of the bundle's ``evaluate`` has its list of cases; empty if it has none."""
+        ...
+
+    @property
+    def listed_cases(self) -> Sequence[Mapping[str, Any]]:
+        """The cases as the bundle lists them: each maps keys to files and values."""
         ...
 
 

@@ -15,7 +15,7 @@ from medfl.card.scores import card_scores
 from medfl.errors import StoreError
 from medfl.plugins import Registry
 from medfl.runs.attack_results import FOLDER
-from medfl.runs.records import RunRecord, read_run
+from medfl.runs.records import TEST_CONFIG, RunRecord, read_run
 from medfl.types import GLOBAL, Meta, PathLike
 from medfl.utils.files import write_atomic
 from medfl.utils.text import plain_name
@@ -66,6 +66,7 @@ def about_bundle(record: RunRecord, bundle: Bundle, data: Meta, people: Meta, me
     whose = "global model" if bundle.site is None else f"model of {bundle.site}"
     shown = " and ".join(data.get("names", [])) or name or "data without a name"
     return {
+        "has_test_cases": (bundle.folder / TEST_CONFIG).is_file(),
         "title": f"{run['method']} on {shown}: {whose}",
         "name": name,
         "names": outputs_of(record, model["channels"]),

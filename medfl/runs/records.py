@@ -23,6 +23,9 @@ PREDICTIONS = "predictions.csv"
 """In a site's bundle, a line for each case of its test split: its row; the target, or what is kept of it
 (`Objective.kept_columns`); what the model says (`Objective.columns`); sex, centre, number of the patient if known."""
 
+TEST_CONFIG = Path("configs", "test_cases.json")
+"""Configuration in a bundle at home that lets a stock bundle's ``evaluate`` score the site's test cases."""
+
 
 @dataclass(frozen=True)
 class RunRecord:

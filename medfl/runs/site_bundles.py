@@ -24,13 +24,13 @@ from medfl.data.pooled import patients_of
 from medfl.data.sites import PATIENT
 from medfl.objectives.shown import GROUP
 from medfl.runs.home import Facts, Home, describe, named
-from medfl.runs.records import PREDICTIONS
+from medfl.runs.records import PREDICTIONS, TEST_CONFIG
 from medfl.runs.simulation import Result, Run
 from medfl.runs.worst_cases import keep_worst
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.predict import predict
-from medfl.types import Dataset, Meta, Visited
+from medfl.types import Dataset, Listed, Meta, Visited
 from medfl.utils.files import link_or_copy, write_atomic
 
 logger = logging.getLogger(__name__)
@@ -40,6 +40,9 @@ README = Path("docs", "README.md")
 
 WEIGHTS = Path("models", "model.pt")
 """Where a bundle has its weights, by MONAI's convention."""
+
+TEST_CASES = Path("test_cases.json")
+"""The list of a site's test cases that `TEST_CONFIG` reads."""
 
 NOT_TAKEN = {"models", "runs", ".git", ".cache"}
 """Folders of a stock bundle that a site does not take home: other weights, and runs."""
@@ -155,8 +158,24 @@ def write_predictions(
     if task.objective.has_groups and len(others) and not (others is data.train and isinstance(others, Visited)):
         known[GROUP] = task.objective.groups(judged, says(others)[0])
     write_atomic(target / PREDICTIONS, _csv(task, judged, targets, known).encode())
+    write_test_cases(target, data.test)
     keep_worst(target, predictor, data.test, task, settings, judged, pictures)
     return Predictions(judged, targets, "test")
+
+
+def write_test_cases(target: Path, test: Dataset) -> None:
+    """Write `TEST_CONFIG` and `TEST_CASES` beside a stock bundle's configurations, if its cases come from a list.
+
+    The bundle's own ``evaluate`` scores its own slice of that list, which may hold training cases of the run. With this
+    file behind it, it scores the site's test cases. The cases stand in a file of their own, so that MONAI evaluates no
+    text of them.
+    """
+    if not isinstance(test, Listed) or not test.list_id:
+        return
+    read = f"$monai.bundle.ConfigParser.load_config_file(@bundle_root + '/{TEST_CASES.as_posix()}')"
+    cases = json.dumps([dict(case) for case in test.listed_cases], indent=1, default=str)
+    write_atomic(target / TEST_CASES, (cases + "\n").encode())
+    write_atomic(target / TEST_CONFIG, (json.dumps({test.list_id: read}, indent=4) + "\n").encode())
 
 
 def _write(

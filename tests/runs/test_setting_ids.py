@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 from monai.bundle import ConfigParser
 
-from medfl.runs.setting_ids import bare_name, default_values, to_ids, values_in
+from medfl.runs.setting_ids import bare_name, clashes, default_values, to_ids, values_in
 from medfl.settings import run_fields
 
-CONFIG = {"rounds": 3, "device": "cpu", "settings": {"rounds": "@rounds", "epochs": 5, "describe": ["size"]}}
+CONFIG = {
+    "rounds": 3,
+    "device": "cpu",
+    "settings": {"rounds": "@rounds", "device": "@device", "epochs": 5, "describe": ["size"]},
+}
 
 
 def test_a_configuration_says_what_differs_and_the_rest_is_default() -> None:
@@ -16,6 +20,15 @@ def test_a_configuration_says_what_differs_and_the_rest_is_default() -> None:
     assert set(values) == set(run_fields()) - {"rounds", "device"}
     assert (values["epochs"], values["steps"], values["workers"]) == (5, None, 1)
     assert values_in({"rounds": 3}) == {}
+
+
+def test_an_id_that_no_setting_is_taken_from_is_not_the_setting() -> None:
+    """As `epochs` of a stock bundle, which only its trainer uses."""
+    config = CONFIG | {"steps": 8, "epochs": 1}
+    assert clashes(config) == {"epochs", "steps"}
+    assert (values_in(config)["epochs"], values_in(config)["steps"]) == (5, None)
+    assert to_ids({"epochs": 3, "rounds": 2}, config) == {"settings#epochs": 3, "rounds": 2}
+    assert clashes({"steps": 8}) == clashes(CONFIG) == set()
 
 
 def test_defaults_are_plain_values() -> None:

@@ -43,7 +43,8 @@ PREFIX = "bundle_"
 
 
 class AdoptedSplit(TransformDataset):
-    """The cases of one split of a site, which the bundle's evaluator can score; it fulfils `medfl.types.Judged`.
+    """The cases of one split of a site, which the bundle's evaluator can score; it fulfils `medfl.types.Judged` and
+    `medfl.types.Listed`.
 
     Args:
         site: Whose they are.
@@ -58,6 +59,18 @@ class AdoptedSplit(TransformDataset):
     ) -> None:
         super().__init__(rows, transform, INPUTS, TARGETS, **options)
         self._site, self._rows, self._kind = site, rows, kind
+
+    @property
+    def list_id(self) -> str:
+        """As `medfl.types.Listed.list_id`."""
+        bundle = self._site.bundle
+        dataset = bundle.ids["val_dataset"]
+        return f"{dataset}#data" if dataset and bundle.adopted["cases"]["mode"] != "dataset_dir" else ""
+
+    @property
+    def listed_cases(self) -> Sequence[Row]:
+        """As `medfl.types.Listed.listed_cases`."""
+        return self._rows
 
     def judge(self, model: nn.Module, device: str) -> dict[str, float]:
         """As `medfl.types.Judged.judge`; names begin with `PREFIX`."""

@@ -468,3 +468,26 @@ def test_monais_own_command_says_what_it_would_pass_over(tools, monkeypatch):
     read(tools, rounds=1).run()
     changed = read(tools, overrides={"optimizer#lr": 0.5}).task
     assert changed.optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups[0]["lr"] == 0.5
+
+
+def test_evaluate_at_home_scores_the_test_cases_of_the_run(tmp_path):
+    """The stock slice holds training cases; with the list of test cases over it, `evaluate` prints the run's score."""
+    adopted(zoo_shapes.spleen, tmp_path, 5)
+    federate(tmp_path, rounds=1)
+    home, folder = tmp_path / "run" / "sites" / "north", tmp_path / "D" / "north"
+    parser = ConfigParser()
+    parser.read_config([str(home / "configs" / name) for name in ("train.json", "evaluate.json", "test_cases.json")])
+    parser["bundle_root"], parser["dataset_dir"], parser["device"] = str(home), str(folder), torch.device("cpu")
+    parser["validate#dataloader#num_workers"] = 0
+    rows = json.loads((home / "test_cases.json").read_text())
+    assert rows == parser.get_parsed_content("validate#dataset#data")
+    run = read(tmp_path, rounds=1)
+    data = run.source.site(folder, Execution())
+    assert rows == [dict(row) for row in data.test.listed_cases]
+    assert not [row for row in data.train.listed_cases if row in rows]
+    evaluator = parser.get_parsed_content("validate#evaluator")
+    evaluator.run()
+    (printed,) = evaluator.state.metrics.values()
+    assert printed == scores(tmp_path / "run", "bundle_val_mean_dice")[1, "north", "global", "test"]
+    page = (tmp_path / "out" / "docs" / "federate.md").read_text()
+    assert "`configs/evaluate.json` alone does not score the test cases of a run" in page
