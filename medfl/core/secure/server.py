@@ -259,4 +259,6 @@ def _same(left: Order, right: Order) -> bool:
     if (left.op, left.meta) != (right.op, right.meta) or left.tensors.keys() != right.tensors.keys():
         return False
     pairs = [(left.tensors[name], right.tensors[name]) for name in left.tensors]
-    return all(one is other or (one.dtype == other.dtype and torch.equal(one, other)) for one, other in pairs)
+    return all(
+        first is second or (first.dtype == second.dtype and torch.equal(first, second)) for first, second in pairs
+    )

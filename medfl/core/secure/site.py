@@ -320,9 +320,9 @@ class SiteEnd:
                 f"Expected at least {self._threshold} participants that confirm who sent numbers in round "
                 f"{self.site.round}, got {len(confirmed)}: nothing is revealed."
             )
-        for name, said in confirmed.items():
+        for name, lists in confirmed.items():
             statement = self._survivors(name)
-            if to_bytes(said).hex().encode() != statement:
+            if to_bytes(lists).hex().encode() != statement:
                 raise RefusedError(
                     f"'{name}' was given other lists of participants than '{self.site.name}' in round "
                     f"{self.site.round}: the server is not honest. Nothing is revealed."

@@ -347,9 +347,9 @@ def test_participants_can_not_be_invented(
         proof = {PUBLIC: public, SIGNATURE: signer.sign(PURPOSE, statement), CERTIFICATE: signer.certificate}
         keys |= {f"{what}/{signer.name}": to_tensor(content) for what, content in proof.items()}
     masking = replace(about, peers=about.sites, op="fit")
-    for op, asked, tensors in ((SHARES, about, keys), (MASKED, masking, model() | keys)):
+    for op, request, tensors in ((SHARES, about, keys), (MASKED, masking, model() | keys)):
         with pytest.raises(RefusedError, match=WORDS[kind]):
-            server.ask(VICTIM, op, asked, tensors)
+            server.ask(VICTIM, op, request, tensors)
 
 
 # ---- the ledger
