@@ -47,7 +47,7 @@ def commands_in(text: str) -> Iterator[list[str]]:
             found_command = re.search(r"(?:^|[;&|(]\s*|\$ ?|\bpython -m )medfl (.*)", line.strip())
             if found_command:
                 try:
-                    words = shlex.split(found_command.group(1), comments=True)
+                    words = shlex.split(re.sub(r"\s#.*", "", found_command.group(1)))
                 except ValueError:  # an apostrophe in words between commands
                     words = found_command.group(1).split()
                 end = next(
