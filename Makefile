@@ -23,7 +23,7 @@ BIN = $(VENV)/bin
 # pip compiles none of the thousands of modules that nobody imports; what is imported is compiled once, for all processes.
 PIP = $(BIN)/python -m pip install -q --no-compile
 export PYTHONDONTWRITEBYTECODE =
-# Freed memory is kept for the next step of training: no large array is mapped and cleared anew.
+# glibc keeps freed memory. A run of medfl sets this itself; most tests train, score and read images outside of a run.
 KEEP = MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4000000000
 
 .PHONY: demo test test-all suite test-flare tutorials docs dist mutants lint style types compiled clean

@@ -146,8 +146,9 @@ def check_method(root: Path, options: Mapping[str, Any]) -> None:
         return
     values = {**bundle, **options} if isinstance(bundle, dict) else dict(options)
     method, disabled = values.get("method"), values.get("disabled_plugins")
-    named = [method, *disabled] if isinstance(disabled, list) else [None]
-    if values.get("plugins") == [] and all(isinstance(name, str) and name[:1] not in "$@%" for name in named):
+    if values.get("plugins") != [] or not isinstance(disabled, list):
+        return
+    if all(isinstance(name, str) and name[:1] not in "$@%" for name in (method, *disabled)):
         load_plugins(disabled=disabled).check_name("method", str(method))
 
 

@@ -191,8 +191,15 @@ def iterate_metrics(path: Path) -> Iterator[Row]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file, strict=True):
-                fields = [row[name] for name in Row._fields[1:-1]]
-                yield Row(int(row["round"]), *fields, float(row["value"] or "nan"))
+                yield Row(
+                    round=int(row["round"]),
+                    site=row["site"],
+                    model=row["model"],
+                    split=row["split"],
+                    moment=row["moment"],
+                    metric=row["metric"],
+                    value=float(row["value"] or "nan"),
+                )
     except (KeyError, TypeError, ValueError, csv.Error, OSError) as error:
         raise _unreadable(path, error) from None
 
