@@ -242,7 +242,7 @@ def frozen_parameters_stay_home(case: Case) -> None:
             return reply
 
     with folders(1) as (folder,):
-        arguments = case.make_method().model_dump()  # type: ignore[attr-defined]
+        arguments = case.make_method().model_dump()
         result = case.run(folder, task=make_partly_frozen_task(), rounds=2, make_method=lambda: Observed(**arguments))
         messages.append(states(folder)[SERVER])
     expect(result.outcome.status == "finished", f"ended as {result.outcome.status}: {result.outcome.reason}")

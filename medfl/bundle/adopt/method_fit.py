@@ -115,7 +115,9 @@ def known_optimizer(config: Config, id_: str) -> OptimizerFactory | None:
         return None
     accepted = inspect.signature(kind.__init__).parameters
     options = {name: config.literal(f"{config.follow(id_)}#{name}") for name in written if name in accepted}
-    plain = {name: value for name, value in options.items() if isinstance(value, bool | int | float | list)}
+    plain: dict[str, Any] = {
+        name: value for name, value in options.items() if isinstance(value, bool | int | float | list)
+    }
     plain.pop("params", None)
 
     def build(parameters: Any) -> torch.optim.Optimizer:

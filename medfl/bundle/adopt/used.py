@@ -119,7 +119,7 @@ def unused_ids(config: Config, used: Used, content: Mapping[str, object], known:
         content: Ids at the top to their values.
         known: Ids that are described elsewhere, with all below them.
     """
-    waiting = [name for name in reversed(content) if name not in (*RUN, "run", "finalize")]
+    waiting = [name for name in reversed([*content]) if name not in (*RUN, "run", "finalize")]
     while waiting:
         id_ = waiting.pop()
         value = config.get(id_)
@@ -127,7 +127,7 @@ def unused_ids(config: Config, used: Used, content: Mapping[str, object], known:
             continue
         below = any(_is_within(other, id_) for other in (*used.ids, *known))
         if below and isinstance(value, Mapping):
-            waiting += [f"{id_}#{name}" for name in reversed(value)]
+            waiting += [f"{id_}#{name}" for name in reversed([*value])]
         else:
             yield id_
 
