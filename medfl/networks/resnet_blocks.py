@@ -17,8 +17,8 @@ LayerSpec = str | Sequence[Any]
 
 def layer_type(kind: str, spatial_dims: int) -> type[nn.Module]:
     """Return torch's layer of a kind for a number of spatial dimensions, as `Conv2d` for ``"Conv"`` and 2."""
-    found: type[nn.Module] = getattr(nn, f"{kind}{spatial_dims}d")
-    return found
+    layer: type[nn.Module] = getattr(nn, f"{kind}{spatial_dims}d")
+    return layer
 
 
 def group_count(channels: int) -> int:
