@@ -222,7 +222,9 @@ def _problem(parser: ConfigParser, name: str) -> str | None:
     settings = values_in(parser.get())
     known = [*(key for key in parser.get() if not key.startswith("_")), *settings]
     if top not in known:
-        return f"unknown option '--{name}'. {did_you_mean(top, known)}"
+        inner = [f"'--{key}#{top}'" for key, part in parser.get().items() if top in _names(part)]
+        hint = f"It is a part of another one: did you mean {' or '.join(inner)}? " if inner and not rest else ""
+        return f"unknown option '--{name}'. {hint}{did_you_mean(top, known)}"
     parent, path = settings[top] if top in settings else parser[top], top
     for part in rest:
         if isinstance(parent, list) and part.isdigit() and int(part) < len(parent):
@@ -236,6 +238,11 @@ def _problem(parser: ConfigParser, name: str) -> str | None:
             return f"unknown option '--{name}': '{path}' has no part '{part}'; it is {parent!r}."
         path += f"#{part}"
     return None
+
+
+def _names(config: Any) -> list[str]:
+    """Return the names of a component's arguments; none if it is no component, or takes any argument."""
+    return _parts(config) or [] if isinstance(config, Mapping) and "_target_" in config else []
 
 
 def _parts(config: Mapping[str, Any]) -> list[str] | None:

@@ -21,6 +21,7 @@ import typer.main
 
 import medfl
 from medfl.cli.examples import with_examples
+from medfl.cli.repeated_options import refuse_repeated_options
 from medfl.errors import MedflError, did_you_mean
 from medfl.utils.imports import quick_imports, refuse_other_distribution
 from medfl.utils.text import visible_lines
@@ -153,7 +154,7 @@ def real_command(name: str | None, target: str) -> Any:
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
         single.command(name, help=_help(command))(command)
         command = single
-    return with_examples(typer.main.get_command(command))
+    return refuse_repeated_options(with_examples(typer.main.get_command(command)))
 
 
 def _help(function: Callable[..., Any]) -> str:
@@ -230,10 +231,24 @@ def _run_command(arguments: list[str], debug: bool) -> NoReturn:
         if (known := _known(error)) is not None:
             _report(error, f"error: {known}", debug)
             sys.exit(2)
+        if (reason := _refused_argument(error)) is not None:
+            _report(error, f"error: {reason}", debug)
+            sys.exit(2)
         hint = "" if debug else " (run again with --debug for the traceback)"
         _report(error, f"unexpected error: {_words(error)}{hint}", debug)
         sys.exit(1)
     sys.exit(0)
+
+
+def _refused_argument(error: BaseException) -> str | None:
+    """Return why a component of a configuration refused the value of an argument; None for any other error.
+
+    MONAI wraps the component's ValueError in an error that begins with "Failed to instantiate".
+    """
+    component = ""
+    while error.__cause__ is not None and str(error).startswith("Failed to "):
+        component, error = str(error).partition("\n")[0], error.__cause__
+    return f"{error}. {component}: change the value." if component and isinstance(error, ValueError) else None
 
 
 def _words(error: BaseException) -> str:

@@ -16,6 +16,7 @@ import typer.main
 
 from medfl.cli.examples import example_in, with_examples
 from medfl.cli.plugin_options import Disabled, PluginFiles, load
+from medfl.cli.repeated_options import refuse_repeated_options
 from medfl.errors import did_you_mean
 from medfl.plugins import Registry
 
@@ -76,7 +77,7 @@ class _LazyDataset(typer.core.TyperCommand):
         assert self.name is not None  # given above
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
         single.command(self.name)(command_of(self.name, self.registry.dataset(self.name)))
-        real = with_examples(typer.main.get_command(single))
+        real = refuse_repeated_options(with_examples(typer.main.get_command(single)))
         return real.make_context(info_name, args, parent=parent, **extra)
 
 

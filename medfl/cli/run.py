@@ -82,7 +82,9 @@ def command(
     if bundle.startswith("-"):
         raise SettingsError(f"expected a bundle before the options, got '{bundle}'. {did_you_mean('', shipped())}")
     overrides = parse_overrides(context.args)
-    if dataset_dir is None and "dataset_dir" in overrides:
+    if "dataset_dir" in overrides:
+        if dataset_dir is not None:
+            raise SettingsError("expected each option once, got '--dataset_dir' twice. Give one value.")
         dataset_dir = Path(str(overrides.pop("dataset_dir")))
     if dataset_dir is None and overrides.get("carrier", "local") == "local":
         raise SettingsError("expected --dataset-dir, the folder with one folder per site (`medfl partition` makes it).")
@@ -158,7 +160,7 @@ def parse_overrides(words: list[str]) -> dict[str, Any]:
     Dashes in a name are underscores: no configuration can refer to an id that has one.
 
     Raises:
-        SettingsError: If a word is not part of such a pair.
+        SettingsError: If a word is not part of such a pair, or an option is given twice.
     """
     import ast
 
@@ -173,6 +175,10 @@ def parse_overrides(words: list[str]) -> dict[str, Any]:
             raise SettingsError(f"expected options as '--name value', got '{word}' without a value at the end.")
         top, *parts = name.split("#")
         name = "#".join([top.replace("-", "_"), *parts])
+        if name in values:
+            raise SettingsError(
+                f"expected each option once, got '--{name}' twice. Give one value; write a list as one."
+            )
         text = value if equals else rest.pop(0)
         try:
             values[name] = ast.literal_eval(text)

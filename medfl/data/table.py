@@ -7,13 +7,14 @@ numbers and never the content of a cell, which may be a patient's.
 from __future__ import annotations
 
 import csv
+import difflib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from medfl.data.readers.images import IMAGE_SUFFIXES
-from medfl.errors import DataError, did_you_mean
+from medfl.errors import DataError
 from medfl.utils.text import first_names
 
 NO_NAMES = "The first line must name the columns; here it seems to hold data already."
@@ -47,8 +48,14 @@ class Table:
         missing = [column for column in columns if column not in self.columns]
         if missing:
             names = ", ".join(f"'{column}'" for column in missing)
-            hint = NO_NAMES if _are_data(self.columns) else did_you_mean(missing[0], self.columns)
-            raise DataError(f"expected the columns {names} in {self.path}, missing. {hint}")
+            if _are_data(self.columns):
+                raise DataError(f"expected the columns {names} in {self.path}, missing. {NO_NAMES}")
+            there = ", ".join(f"'{column}'" for column in self.columns) or "none"
+            close = difflib.get_close_matches(missing[0], self.columns, n=1)
+            hint = f" Did you mean '{close[0]}'?" if close else ""
+            raise DataError(
+                f"expected the columns {names} in {self.path}, missing; the table has the columns {there}.{hint}"
+            )
 
     def column(self, name: str, *, filled: bool = True) -> list[str]:
         """The texts of a column.

@@ -34,6 +34,9 @@ from medfl.ingest.own_form import form_of, look_at_all, read_row
 from medfl.ingest.spec import ImageSpec
 from medfl.utils.text import Say
 
+UNSTATED = "not stated"
+"""Licence of a data set whose user gave none."""
+
 NO_GROUPS = (
     "warning: without --group-column each image counts as a patient of its own: "
     "images of one patient may then be at several sites and in several splits"
@@ -96,7 +99,7 @@ class Folder(ImageSpec):
     """Another column to keep; may be repeated."""
     name: str | None = None
     """Of the data set; by default that of --out."""
-    licence: str = "not stated"
+    licence: str = UNSTATED
     """Terms of use, as the data list shall state them."""
     channels: int | None = None
     """1 or 3; by default 3 if an image has colour."""
@@ -140,7 +143,8 @@ class Folder(ImageSpec):
 
     def credits(self) -> list[str]:
         """The terms of use as the user states them."""
-        return [f"{self.title()}: licence {self.licence}"]
+        hint = " (state it with --licence TEXT)" if self.licence == UNSTATED else ""
+        return [f"{self.title()}: licence {self.licence}{hint}"]
 
     def find(self) -> tuple[Rows, list[Path]]:
         """The rows of the table, and the file of each."""

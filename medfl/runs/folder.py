@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import platform
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import medfl
 from medfl.errors import DamagedError, StoreError
 from medfl.settings import Settings
 from medfl.task import Task
-from medfl.types import Meta
+from medfl.types import SERVER, Meta
 from medfl.utils import wire
 from medfl.utils.files import write_json
 
@@ -28,6 +29,8 @@ NAMES = {"networks_by_site": "networks"}
 
 def claim(folder: Path, run: Meta, settings: Settings, execution: Meta, record: Meta) -> None:
     """Write run.json into a new folder, or check that the folder holds this run.
+
+    A run that has done no step blocks no other one: its files are replaced.
 
     Args:
         folder: The run folder.
@@ -48,7 +51,11 @@ def claim(folder: Path, run: Meta, settings: Settings, execution: Meta, record: 
         "versions": _versions(),
         **record,
     }
-    if path.exists():
+    if path.exists() and _failed_at_start(folder, run):
+        shutil.rmtree(folder / "state" / SERVER, ignore_errors=True)
+        for name in ("metrics.csv", "progress.jsonl"):
+            (folder / name).unlink(missing_ok=True)
+    elif path.exists():
         before = _read(path)
         _compare(before["identity"], run, folder)
         _check_rounds(folder, before["rounds"], settings)
@@ -63,6 +70,14 @@ def claim(folder: Path, run: Meta, settings: Settings, execution: Meta, record: 
                     "This run was started with other %s; its last bits may differ from an unbroken run.", part
                 )
     write_json(path, wire.sealed(content))
+
+
+def _failed_at_start(folder: Path, run: Meta) -> bool:
+    """Whether a folder holds another run that has done no step: at most the server's initial state is saved."""
+    before = _read(folder / "run.json")
+    start = folder / "state" / SERVER / "step-00000000.safetensors"
+    saved = {*folder.glob("state/*/step-*"), *folder.glob("state/*/inbox/*")}
+    return before["identity"] != run and not before.get("cleaned") and saved <= {start}
 
 
 def note_best_round(folder: Path, chosen: Meta | None) -> None:

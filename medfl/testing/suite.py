@@ -41,6 +41,7 @@ def check_method(
 
     Raises:
         ValueError: If there is no check of that name.
+        PluginError: If the method is unknown or ambiguous, or its class can't be imported.
         AssertionError: Naming each promise that is not kept, and how that showed.
     """
     unknown = set(checks or ()) - set(CHECKS)
@@ -48,6 +49,7 @@ def check_method(
         raise ValueError(f"unknown checks {sorted(unknown)}, there are {sorted(CHECKS)}")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     registry = load_plugins(files=list(plugins))
+    registry.method_class(name)  # an unknown name is one error, and not one for each check
     logger = logging.getLogger("medfl")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -204,7 +204,7 @@ def test_tables_and_images_that_do_not_fit(answer, data):
         labels="label.csv"
     )
     says = prep("images", "labels.csv", "--image-column", "path", *COLUMNS[2:])
-    assert "expected the columns 'path' in labels.csv, missing. Known: diagnosis, file." in says
+    assert "expected the columns 'path' in labels.csv, missing; the table has the columns 'file', 'diagnosis'." in says
     table(data / "gaps.csv", [(f"{number}.png", "a" if number % 2 else "") for number in range(12)])
     assert "expected a value in every row of the column 'diagnosis' of gaps.csv, 6 of 12 are empty" in prep(
         labels="gaps.csv"
@@ -219,3 +219,42 @@ def test_an_extra_that_is_not_installed_is_named(answer, monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     says = answer(*run("--privacy", "{'unit': 'sample', 'epsilon': 8, 'clip': 1}"))
     assert "pip install 'medfl-monai[privacy]'" in says
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (run("--seed", "1", "--method", "fedavg", "--seed=2"), "--seed"),
+        (run("--dataset-dir", "images"), "--dataset-dir"),
+        (run("--dataset_dir", "images"), "--dataset_dir"),
+        (("prep", "folder", "images", *COLUMNS, "--out", "own", "--label-column", "kind"), "--label-column"),
+        (("report", "out", "--out", "a.html", "--out", "b.html"), "--out"),
+        (("federate", "start", "kit", "--patience", "1", "--patience", "2"), "--patience"),
+    ],
+)
+def test_an_option_of_one_value_that_is_given_twice(words, option, answer):
+    says = answer(*words)
+    assert f"'{option}'" in says
+    assert "twice" in says
+
+
+def test_an_option_that_may_be_repeated_is_not_refused(answer):
+    table = ("prep", "folder", "images", "--table", "labels.csv", *COLUMNS, "--out", "own")
+    says = answer(*table, "--keep-column", "age", "--keep-column", "sex")
+    assert "'age', 'sex'" in says
+    assert "the table has the columns 'file', 'diagnosis'" in says
+
+
+def test_an_argument_of_a_component_without_its_component(answer):
+    assert "did you mean '--optimizer#lr'?" in answer(*run("--method", "fedavg", "--lr", "0.1"))
+
+
+def test_a_value_that_a_component_refuses(answer):
+    says = answer(*run("--method", "fedavg", "--optimizer#lr", "-0.1"))
+    assert "Invalid learning rate: -0.1" in says
+    assert "torch.optim.SGD" in says
+
+
+def test_a_licence_that_is_not_stated(answer):
+    columns = ("--image-column", "file", "--label-column", "x", "--size", "16", "--workers", "1")
+    assert "--licence" in answer("prep", "folder", "images", "--table", "labels.csv", *columns, "--out", "own")

@@ -1,6 +1,7 @@
 """A run's life in its folder, and a viewer that can only look."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,3 +112,24 @@ def test_a_run_is_claimed_by_what_it_is_and_begun_without_its_end(case: Case, tm
     assert other.run_id != first.run_id
     with other.held(), pytest.raises(StoreError, match="method was 'ditto', now 'fedavg'"):
         other.claim({})
+
+
+def test_a_run_that_has_done_no_step_does_not_block_another_one(case: Case, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with writer(case, folder).held():
+        writer(case, folder).claim({})
+    start = folder / "state" / SERVER / "step-00000000.safetensors"
+    start.parent.mkdir(parents=True)
+    start.write_text("the initial state of the run that failed")
+    other = replace(writer(case, folder), method="fedavg")
+    with other.held():
+        other.claim({})
+    assert json.loads((folder / "run.json").read_text())["identity"]["method"] == "fedavg"
+    assert not start.exists()
+    for done in (f"{SERVER}/step-00000001.safetensors", "site-1/step-00000000.safetensors", "site-1/inbox/0-site-2"):
+        path = folder / "state" / done
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        with writer(case, folder).held(), pytest.raises(StoreError, match="method was 'fedavg', now 'ditto'"):
+            writer(case, folder).claim({})
+        path.unlink()

@@ -11,7 +11,7 @@ from make_runs import make_run
 
 from medfl.core.encoding import FILTERED
 from medfl.core.store import Store
-from medfl.errors import SettingsError
+from medfl.errors import PluginError, SettingsError
 from medfl.plugins import load_plugins
 from medfl.report.page import write_report
 from medfl.settings import Privacy
@@ -80,3 +80,9 @@ def test_its_section_is_shown(registry, tmp_path):
 
 def test_its_data_set_keeps_what_data_sets_promise(tmp_path):
     check_dataset("outside_scans", tmp_path, [PLUGIN])
+
+
+def test_an_unknown_method_is_one_error_and_not_one_for_each_check():
+    with pytest.raises(PluginError, match="fedavgg") as error:
+        check_method("fedavgg")
+    assert str(error.value).count("fedprox") == 1
