@@ -82,3 +82,11 @@ def test_the_roc_curve_grows_to_its_corner() -> None:
 def test_one_member_is_too_few() -> None:
     with pytest.raises(SettingsError, match=r"2 members and 2 others .* got 1 and 3"):
         Scores(np.zeros(1), np.zeros(3), 0.0)
+
+
+def test_limits_are_not_reached_by_half_an_alarm_or_a_score_at_the_threshold() -> None:
+    """1 % of 150 others is 1.5, so one false alarm is allowed. A score equal to the threshold is no member."""
+    others = np.arange(150.0)
+    assert tpr_at(np.array([147.5, 148.5, 200.0]), others, 0.01) == pytest.approx(2 / 3)
+    measured = measure(Scores(np.array([0.0, 1.0]), np.array([0.0, -1.0]), 0.0))
+    assert (measured["recall"], measured["false_alarms"]) == (0.5, 0.0)

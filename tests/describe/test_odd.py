@@ -183,3 +183,10 @@ def test_of_two_shares_that_are_equally_far_the_first_is_told() -> None:
     other = Counts(title="class", names=["w", "x", "y", "z"], counts=[40, 10, 10, 40])
     made = marks({name: about(tables=[other if name == "d" else equal]) for name in "abcd"})
     assert [(mark.site, mark.quantity, mark.here) for mark in made] == [("d", "class: w", "40.0%")]
+
+
+def test_a_site_stands_out_by_its_size_from_four_times_the_median_on() -> None:
+    """Three sites have 100 images; the fourth has a few times as many, or as few."""
+    for images, marked in ((399, False), (401, True), (26, False), (24, True)):
+        made = marks({name: about(images=images if name == "d" else 100) for name in "abcd"})
+        assert [(mark.site, mark.quantity) for mark in made] == [("d", "training images")] * marked, images

@@ -118,6 +118,14 @@ def test_few_images_or_few_patients_tell_nothing(tmp_path: Path) -> None:
         assert about.withheld == ["all numbers: there are fewer than 10 training images or patients"]
 
 
+def test_as_many_images_and_patients_as_the_minimum_are_enough(tmp_path: Path) -> None:
+    images = np.zeros((12, 4, 4), dtype=np.uint8)
+    records = [{"label": row % 2, "subject_id": f"p{row}"} for row in range(12)]
+    site = write_site(tmp_path / "a", images, records)
+    assert told_of(site, 12).images == 12
+    assert told_of(site, 13).images is None
+
+
 def test_which_quantiles_are_told_does_not_tell_how_many_masks_are_empty(tmp_path: Path) -> None:
     """Of 102 images 1, 2, 3 or 4 have no lesion: the count is withheld, and all look alike; 100 would tell the 5 %."""
     shown = set()

@@ -67,3 +67,11 @@ def test_quantiles_need_enough_cases_on_each_side() -> None:
     assert shown_levels(199, levels, 10) == [0.25, 0.5, 0.75]
     assert shown_levels(39, levels, 10) == [0.5]
     assert shown_levels(19, levels, 10) == []
+
+
+def test_twice_the_least_count_is_enough_for_a_table_and_for_what_is_withheld() -> None:
+    """20 cases with a minimum of 10: the table is shown, and a pair of 20 cases suffices to hide a rare cell."""
+    assert shown_counts([10, 10], 10) == [10, 10]
+    assert shown_counts([10, 9], 10) == [None, None]
+    assert shown_counts([5, 15, 30, 30], 10) == [None, None, 30, 30]
+    assert shown_counts([5, 14, 30, 30], 10) == [None] * 4
