@@ -156,15 +156,15 @@ class PatientTests:
             parts: list[list[Exchange]] = []
             for data, pairs in by_data.items():
                 scored = [site for site in sites if all(self._is_scored(pair, site) for pair in pairs)]
-                found = [self._exchange(place, data, site, pairs) for site in scored]
-                reasons = [part for part in found if isinstance(part, str)]
+                results = [self._exchange(place, data, site, pairs) for site in scored]
+                reasons = [part for part in results if isinstance(part, str)]
                 if reasons:
                     return PatientTest(reason=reasons[0])
-                parts.append([part for part in found if isinstance(part, Exchange)])
+                parts.append([part for part in results if isinstance(part, Exchange)])
             parts = [part for part in parts if part]
             if not parts:
                 return PatientTest(reason=UNDEFINED)
-            weighted = [(1 / len(parts) / len(part), one) for part in parts for one in part]
+            weighted = [(1 / len(parts) / len(part), exchange) for part in parts for exchange in part]
             tests.append(weighted[0][1] if len(weighted) == 1 else mean_exchange(weighted))
         return PatientTest(combine_p([test.p for test in tests]), min(test.patients for test in tests))
 

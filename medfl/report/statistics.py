@@ -238,9 +238,9 @@ def _exchanged(
     middle = differences(mixed)
     if middle.requires_grad and not math.isnan(float(observed)):
         (effects,) = torch.autograd.grad(middle.sum(), mixed)
-        found = torch.stack([observed, *probed])
+        computed = torch.stack([observed, *probed])
         expected = torch.cat([effects.sum(0), (effects.T @ signs[:, :PROBES])[0]])
-        if torch.allclose(expected, found, rtol=0, atol=TIE):
+        if torch.allclose(expected, computed, rtol=0, atol=TIE):
             return float(observed), (effects.T @ signs)[0].numpy()
     parts = signs.split(max(1, WEIGHTS // (2 * len(who))), dim=1)
     return float(observed), torch.cat([differences(part) for part in parts]).numpy()

@@ -24,7 +24,7 @@ from medfl.runs.records import read_run
 
 def answers(right: list[int]) -> torch.Tensor:
     """Probabilities of two classes that are right (1) or wrong (0) for images of class 0."""
-    return torch.tensor([[0.9, 0.1] if one else [0.1, 0.9] for one in right], dtype=torch.float64)
+    return torch.tensor([[0.9, 0.1] if is_right else [0.1, 0.9] for is_right in right], dtype=torch.float64)
 
 
 def accuracy(a, b, patients=None, **options):

@@ -227,9 +227,9 @@ def _in_words(comparison: Comparison, names: Sequence[str]) -> str:
         (UNCLEAR, f"shows {UNCLEAR}", f"show {UNCLEAR}"),
         (TOO_FEW, f"has {TOO_FEW}", f"have {TOO_FEW}"),
     ]
-    counts = [(sum(row.verdict == verdict for row in known), one, many) for verdict, one, many in kinds]
+    counts = [(sum(row.verdict == verdict for row in known), single, many) for verdict, single, many in kinds]
     fewer = " with a test" if len(known) < sum(row.difference is not None for row in comparison.rows) else ""
-    verdicts = listed([f"{number} {one if number == 1 else many}" for number, one, many in counts if number])
+    verdicts = listed([f"{number} {single if number == 1 else many}" for number, single, many in counts if number])
     return f"{mean}. Of {count(len(known), 'site')}{fewer}: {verdicts}."
 
 
