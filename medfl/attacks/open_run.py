@@ -205,7 +205,7 @@ def open_run(
         SettingsError: If its cases are of no class, or the device is not there.
         PluginError: If its method can't be found.
     """
-    folder, data, plugins = Path(folder), None if data is None else Path(data), [Path(plugin) for plugin in plugins]
+    folder, data = Path(folder), None if data is None else Path(data)
     record = read_run(folder)
     _check_objective(record)
     where = pick_device(device)
@@ -225,7 +225,7 @@ def open_run(
     _check_data(record, [*sites.values(), *([server] if server is not None else [])], data_folder)
     first = next(iter(sites.values()))
     task = dataclasses.replace(task, device=where, scale=Scale(first.shape, mean, std))
-    registry = load_plugins(files=plugins)
+    registry = load_plugins(files=[Path(plugin) for plugin in plugins])
     _warn_of_plugins(record, registry)
     method = registry.make_method(record.method, identity["method_args"])
     return OpenedRun(
