@@ -34,7 +34,7 @@ class Trajectory:
     @property
     def is_scored(self) -> bool:
         """True if any model was scored on test images after aggregation."""
-        return any(len(scores) > 0 for scores in (self.server, self.global_at_sites, self.personal_at_sites))
+        return any(len(table) > 0 for table in (self.server, self.global_at_sites, self.personal_at_sites))
 
     def every_round(self) -> bool:
         """Return whether all models that were scored after aggregation were scored in every round from 1."""
