@@ -105,6 +105,6 @@ def test_only_the_parcel_of_this_turn_has_arrived():
     site.inbox = [late, wrong]
     assert arrived(site, "a", [2, 0]) is None
     site.inbox = [late, wrong, right]
-    found = arrived(site, "a", [2, 0])
-    assert found is not None
-    assert {name: float(tensor) for name, tensor in found.kept.items()} == {"w": 7, "optimizer/w/step": 21}
+    message = arrived(site, "a", [2, 0])
+    assert message is not None
+    assert {name: float(tensor) for name, tensor in message.kept.items()} == {"w": 7, "optimizer/w/step": 21}

@@ -28,22 +28,22 @@ def released(variances: tuple[float, ...], values: tuple[float, ...], noise: str
 )
 def test_copies_are_averaged_by_the_precision_of_their_noise(variances, values, mean, variance) -> None:
     """With variances 0.1 and 0.3 the first copy has weight 3/4, and the mean has variance 0.075."""
-    one = released(variances, values)
-    assert one.variance == pytest.approx(variance)
-    torch.testing.assert_close(one.images, torch.full((2, 1, 2, 2), mean), atol=1e-5, rtol=0)
+    shared = released(variances, values)
+    assert shared.variance == pytest.approx(variance)
+    torch.testing.assert_close(shared.images, torch.full((2, 1, 2, 2), mean), atol=1e-5, rtol=0)
 
 
 def test_what_an_attacker_simulates_has_the_variance_of_the_mean() -> None:
-    one = released((0.1, 0.3), (0.0, 0.0))
-    sent = one.sent(torch.zeros(500, 1, 4, 4), SecretStream(b"a secret of 16 b", "test"))
+    shared = released((0.1, 0.3), (0.0, 0.0))
+    sent = shared.sent(torch.zeros(500, 1, 4, 4), SecretStream(b"a secret of 16 b", "test"))
     assert float(sent.mean()) == pytest.approx(0.0, abs=0.02)
     assert float(sent.var()) == pytest.approx(0.075, rel=0.06)
 
 
 def test_without_noise_there_is_one_copy_without_variance() -> None:
-    one = released((0.2,), (4.0,), "none")
-    assert one.variance == 0
-    assert bool((one.images == 4).all())
+    shared = released((0.2,), (4.0,), "none")
+    assert shared.variance == 0
+    assert bool((shared.images == 4).all())
 
 
 def test_one_copy_without_noise_among_others_tells_all() -> None:

@@ -295,12 +295,12 @@ def test_a_batch_knows_its_rows():
 )
 def test_amp_is_mixed_precision_on_a_gpu_alone(monkeypatch, precision, device, mixed):
     """The test checks the arguments of `torch.autocast`, so it needs no GPU. MONAI's trainer behaves the same."""
-    asked = []
+    calls = []
     monkeypatch.setattr(
-        "medfl.training.precision.torch.autocast", lambda kind, dtype, enabled: asked.append((kind, dtype, enabled))
+        "medfl.training.precision.torch.autocast", lambda kind, dtype, enabled: calls.append((kind, dtype, enabled))
     )
     autocast(Settings(rounds=1, precision=precision), device)
-    assert asked == [(device.partition(":")[0], torch.bfloat16, mixed)]
+    assert calls == [(device.partition(":")[0], torch.bfloat16, mixed)]
 
 
 class Column(nn.Module):
