@@ -31,7 +31,7 @@ def write_atomic(path: Path, data: bytes | memoryview, flush: bool = True) -> No
     Raises:
         StoreError: If it can't be written (disk full, no permission). What stood there before is unchanged.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _temporary_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if temporary.is_symlink():  # in a folder from elsewhere; what it leads to is not ours
@@ -64,7 +64,7 @@ def link_or_copy(path: Path, original: Path, data: bytes | memoryview) -> None:
     Raises:
         StoreError: If the file can't be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _temporary_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.unlink(missing_ok=True)
@@ -77,6 +77,11 @@ def link_or_copy(path: Path, original: Path, data: bytes | memoryview) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         write_atomic(path, data)
+
+
+def _temporary_name(path: Path) -> Path:
+    """Return the name, in the same folder, under which a file is written before it gets its own name."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def mapped(path: Path) -> memoryview:
