@@ -187,16 +187,16 @@ def summarise(rounds: dict[str, list[Round]]) -> dict[str, dict[str, float]]:
     base = rounds[BASE]
     figures = {}
     for name, own in rounds.items():
-        cpu = [one.cpu / other.cpu for one, other in zip(own, base, strict=True)]
-        wall = [one.wall / other.wall for one, other in zip(own, base, strict=True)]
+        cpu = [mine.cpu / other.cpu for mine, other in zip(own, base, strict=True)]
+        wall = [mine.wall / other.wall for mine, other in zip(own, base, strict=True)]
         figures[name] = {
-            "CPU seconds": statistics.median(one.cpu for one in own),
+            "CPU seconds": statistics.median(mine.cpu for mine in own),
             "CPU / plain": statistics.median(cpu),
             "CPU / plain, least": min(cpu),
             "CPU / plain, greatest": max(cpu),
             "wall / plain": statistics.median(wall),
-            "RSS, MiB": max(one.rss for one in own),
-            "PSS, MiB": max(one.pss for one in own),
+            "RSS, MiB": max(mine.rss for mine in own),
+            "PSS, MiB": max(mine.pss for mine in own),
         }
     return figures
 
@@ -204,10 +204,10 @@ def summarise(rounds: dict[str, list[Round]]) -> dict[str, dict[str, float]]:
 def table(figures: dict[str, dict[str, float]]) -> str:
     """The figures as a Markdown table."""
     lines = ["| | CPU s a round | CPU / plain | wall / plain | RSS, PSS in MiB |", "|---|---|---|---|---|"]
-    for name, one in figures.items():
-        spread = f"{one['CPU / plain']:.2f} ({one['CPU / plain, least']:.2f} to {one['CPU / plain, greatest']:.2f})"
-        memory = f"{one['RSS, MiB']:.0f}, {one['PSS, MiB']:.0f}"
-        lines.append(f"| {name} | {one['CPU seconds']:.2f} | {spread} | {one['wall / plain']:.2f} | {memory} |")
+    for name, row in figures.items():
+        spread = f"{row['CPU / plain']:.2f} ({row['CPU / plain, least']:.2f} to {row['CPU / plain, greatest']:.2f})"
+        memory = f"{row['RSS, MiB']:.0f}, {row['PSS, MiB']:.0f}"
+        lines.append(f"| {name} | {row['CPU seconds']:.2f} | {spread} | {row['wall / plain']:.2f} | {memory} |")
     return "\n".join(lines)
 
 
