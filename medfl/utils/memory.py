@@ -89,6 +89,9 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEPT_BYTES = 10**9
 """Free bytes at the end of the heap that glibc keeps, and the size from which a block is mapped on its own."""
 
+MAX_OLD_MMAP_THRESHOLD = 2**25
+"""Largest mmap threshold in bytes that older releases of glibc accept, on 64-bit systems."""
+
 
 def keep_freed_memory() -> bool:
     """Let glibc reuse freed blocks instead of returning each to the system; set for the whole process.
@@ -113,4 +116,5 @@ def _set_thresholds() -> bool:
     except (AttributeError, OSError, TypeError):
         return False
     mallopt.argtypes, mallopt.restype = [ctypes.c_int, ctypes.c_int], ctypes.c_int
-    return all(mallopt(threshold, KEPT_BYTES) == 1 for threshold in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD))
+    is_mmap_set = any(mallopt(M_MMAP_THRESHOLD, size) == 1 for size in (KEPT_BYTES, MAX_OLD_MMAP_THRESHOLD))
+    return is_mmap_set and mallopt(M_TRIM_THRESHOLD, KEPT_BYTES) == 1

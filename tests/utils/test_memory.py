@@ -100,3 +100,18 @@ def test_windows_has_no_such_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ctypes, "CDLL", refuse)
     assert memory.keep_freed_memory() is False
+
+
+def test_an_older_glibc_gets_the_largest_threshold_that_it_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
+    accepted: dict[int, int] = {}
+
+    def mallopt(parameter: int, value: int) -> int:
+        if parameter == memory.M_MMAP_THRESHOLD and value > memory.MAX_OLD_MMAP_THRESHOLD:
+            return 0
+        accepted[parameter] = value
+        return 1
+
+    library = types.SimpleNamespace(mallopt=mallopt, gnu_get_libc_version=lambda: b"2.31")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    assert memory.keep_freed_memory() is True
+    assert accepted == {memory.M_MMAP_THRESHOLD: 2**25, memory.M_TRIM_THRESHOLD: memory.KEPT_BYTES}
