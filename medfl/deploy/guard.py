@@ -19,6 +19,12 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
+MODULE = "medfl.deploy.guard"
+"""Name of this module, in the command line of a guard."""
+
+ONCE = "--once"
+"""Option of NVFlare's script: it does not restart the kit's process."""
+
 POLL_SECONDS = 0.25
 """Seconds between two looks at the parent."""
 
@@ -37,8 +43,8 @@ def arguments(kit: Path, parent: int, *, watch: bool) -> list[str]:
         parent: Process id of the parent of the guard.
         watch: Whether NVFlare's script restarts the kit's process if it dies.
     """
-    words = [sys.executable, "-m", "medfl.deploy.guard", str(parent), str(kit.resolve())]
-    return [*words, *([] if watch else ["--once"])]
+    words = [sys.executable, "-m", MODULE, str(parent), str(kit.resolve())]
+    return [*words, *([] if watch else [ONCE])]
 
 
 def run(parent: int, kit: Path, options: list[str]) -> int:
@@ -111,7 +117,7 @@ def descendants() -> set[int]:
 def _of_kit(kit: Path) -> set[int]:
     from medfl.deploy.kit import processes  # imports more than a guard needs while it waits
 
-    return set(processes(kit))
+    return {*processes(kit)} - {os.getpid()}
 
 
 def _ended_children() -> dict[int, int]:

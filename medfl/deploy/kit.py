@@ -84,13 +84,14 @@ def admin_of(kit: Path) -> Meta:
 
 
 def processes(kit: Path) -> list[int]:
-    """Ids of the processes that run from a kit: NVFlare's own, and those of its jobs."""
+    """Return the ids of the processes that run from a kit: its guard, NVFlare's own, and those of its jobs."""
     listed = subprocess.run(["ps", "-axww", "-o", "pid=,args="], capture_output=True, text=True, check=True).stdout
     root = str(kit.resolve())
     numbers = []
     for line in listed.splitlines():
         number, _, words = line.strip().partition(" ")
-        if (_MODULE in words and f"-m {root} " in words) or f"{root}/startup/sub_start.sh" in words:
+        is_guard = guard.MODULE in words and words.removesuffix(f" {guard.ONCE}").endswith(f" {root}")
+        if is_guard or (_MODULE in words and f"-m {root} " in words) or f"{root}/startup/sub_start.sh" in words:
             numbers.append(int(number))
     return numbers
 
@@ -152,7 +153,7 @@ def run_here(kit: Path) -> None:
 
 def command(kit: Path, *, watch: bool) -> list[str]:
     """The command line that starts a kit, in the foreground."""
-    return [str((kit / "startup" / "sub_start.sh").resolve()), *([] if watch else ["--once"])]
+    return [str((kit / "startup" / "sub_start.sh").resolve()), *([] if watch else [guard.ONCE])]
 
 
 def environment(kit: Path) -> dict[str, str]:

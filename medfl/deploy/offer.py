@@ -273,7 +273,7 @@ def method_version(registry: Registry, name: str) -> str:
     origin = registry.plugins[plugin]
     if origin.endswith(".py"):
         return hashlib.sha256(Path(origin).read_bytes()).hexdigest()
-    return medfl.__version__ if re.match(r"medfl \S+$", origin) else origin
+    return medfl.__version__ if re.match(rf"{re.escape(medfl.DISTRIBUTION)} \S+$", origin) else origin
 
 
 def _short(text: str) -> str:

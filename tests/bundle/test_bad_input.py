@@ -176,7 +176,7 @@ def test_a_table_with_missing_columns(medfl: Medfl, own: tuple[object, ...], tmp
     code, error = medfl(*words, tmp_path / "P")
     assert code == 2
     assert "expected the columns 'path', 'whom' in " in error
-    assert "file, finding, part, who" in error
+    assert "the table has the columns 'file', 'finding', 'who', 'part'" in error
 
 
 @pytest.mark.parametrize(

@@ -224,9 +224,8 @@ def test_bad_options_end_in_one_message(
     if "cuda:0" in options and torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     classes = () if "--num_classes" in options else ("--num_classes", 4)
-    done = run_here(
-        capsys, "--dataset-dir", cohort, "--output_dir", tmp_path / "run", "--rounds", 1, *classes, *options
-    )
+    rounds = () if "--rounds" in options else ("--rounds", 1)
+    done = run_here(capsys, "--dataset-dir", cohort, "--output_dir", tmp_path / "run", *rounds, *classes, *options)
     assert done.code == 2
     assert message in done.err
     assert "Traceback" not in done.err

@@ -106,7 +106,7 @@ def test_how_a_data_set_was_read_stands_in_its_list(pool: Path, tmp_path: Path) 
     site.mkdir(parents=True)
     datalist = read_datalist(pool / "data" / "site-1")
     for entry, message in (
-        ({"crop": True}, r"unknown way to read mammograms 'crop'\. Known: align, crop_breast, voi"),
+        ({"crop": True}, r"unknown way to read mammograms 'crop'\. Did you mean 'crop_breast'"),
         ({"align": "$print(1)"}, "expected true or false for 'align'"),
     ):
         datalist.extra["reading"] = entry

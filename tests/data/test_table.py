@@ -64,9 +64,8 @@ def test_what_is_no_table(tmp_path, text, message):
 
 def test_missing_columns_are_named_together(tmp_path):
     table = read_table(write(tmp_path, "file,label\na,b\n"))
-    with pytest.raises(
-        DataError, match=r"columns 'lable', 'who' .* missing. Did you mean 'label'\? Known: file, label"
-    ):
+    known = r"the table has the columns 'file', 'label'\. Did you mean 'label'\?"
+    with pytest.raises(DataError, match=rf"columns 'lable', 'who' .* missing; {known}"):
         table.require(["lable", "file", "who"])
 
 

@@ -32,8 +32,9 @@ from PIL import Image
 from torch import nn
 from volumes import KEYS, NAME, make_cases, make_data, patches, same, steady, visit, write_volume
 
+from medfl.data.pooled import pool
 from medfl.data.transforms.chain import Chain
-from medfl.data.transforms.dataset import TransformDataset, pool
+from medfl.data.transforms.dataset import TransformDataset
 from medfl.errors import DataError
 from medfl.objectives.multiclass import Multiclass
 from medfl.settings import Settings

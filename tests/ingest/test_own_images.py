@@ -78,7 +78,7 @@ def test_decoders_do_not_repeat_what_a_file_says(own, tmp_path, caplog, recwarn)
 def test_without_a_group_column_each_image_is_its_own_patient(own, tmp_path):
     lines: list[str] = []
     _, datalist = prepared(own, tmp_path / "P", say=lines.append)
-    assert lines[0] == "P: licence not stated"
+    assert lines[0] == "P: licence not stated (state it with --licence TEXT)"
     assert lines[1].startswith("warning: without --group-column each image counts as a patient of its own")
     assert len({record["subject_id"] for record in datalist.splits["training"]}) == 4
     assert set(datalist.splits["training"][0]) == {"image", "label", "subject_id"}
