@@ -153,7 +153,7 @@ def test_all_processes_of_a_kit_end_with_the_process_that_started_it(tmp_path: P
         before = living(tree)
         starter.send_signal(number)
     assert len(before) == 4
-    assert ended(tree)
+    assert ended([*tree, *kits.processes(kit)]), "all of them, and the guard itself"
     assert kits.processes(kit) == []
 
 
