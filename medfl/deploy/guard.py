@@ -31,6 +31,9 @@ POLL_SECONDS = 0.25
 PATIENCE_SECONDS = 5.0
 """Seconds that processes have to end by themselves before they are killed."""
 
+_NVFLARE_MODULE = "nvflare.private.fed.app."
+"""Prefix of the modules that are the processes of a server, a site and their jobs."""
+
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 """Options of Linux's prctl."""
 
@@ -58,10 +61,10 @@ def run(parent: int, kit: Path, options: list[str]) -> int:
     Returns:
         The exit status of the script; the negative number of the signal that ended it or the guard.
     """
-    told: list[int] = []
+    signals: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        told.append(number)
+        signals.append(number)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, note)
@@ -75,9 +78,9 @@ def run(parent: int, kit: Path, options: list[str]) -> int:
     while True:
         if (status := _ended_children().get(script.pid)) is not None:
             return status
-        if told or os.getppid() != parent:
+        if signals or os.getppid() != parent:
             end_processes(kit)
-            return -(told[0] if told else signal.SIGTERM)
+            return -(signals[0] if signals else signal.SIGTERM)
         time.sleep(POLL_SECONDS)
 
 
@@ -85,7 +88,7 @@ def end_processes(kit: Path) -> None:
     """End all descendants of this process, and all other processes of a kit; kill those that do not end in time."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         until = time.monotonic() + PATIENCE_SECONDS
-        while living := descendants() | _of_kit(kit):
+        while living := descendants() | {*processes(kit)} - {os.getpid()}:
             for process in living:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, number)
@@ -106,18 +109,25 @@ def descendants() -> set[int]:
         children.setdefault(int(parent), []).append(int(process))
         if state.startswith("Z"):
             zombies.add(int(process))
-    found: set[int] = set()
+    living_descendants: set[int] = set()
     waiting = [os.getpid()]
     while waiting:
         waiting += (new := children.get(waiting.pop(), []))
-        found.update(new)
-    return found - zombies
+        living_descendants.update(new)
+    return living_descendants - zombies
 
 
-def _of_kit(kit: Path) -> set[int]:
-    from medfl.deploy.kit import processes  # imports more than a guard needs while it waits
-
-    return {*processes(kit)} - {os.getpid()}
+def processes(kit: Path) -> list[int]:
+    """Return the ids of the processes that run from a kit: its guard, NVFlare's own, and those of its jobs."""
+    listed = subprocess.run(["ps", "-axww", "-o", "pid=,args="], capture_output=True, text=True, check=True).stdout
+    root = str(kit.resolve())
+    numbers = []
+    for line in listed.splitlines():
+        number, _, words = line.strip().partition(" ")
+        is_guard = MODULE in words and words.removesuffix(f" {ONCE}").endswith(f" {root}")
+        if is_guard or (_NVFLARE_MODULE in words and f"-m {root} " in words) or f"{root}/startup/sub_start.sh" in words:
+            numbers.append(int(number))
+    return numbers
 
 
 def _ended_children() -> dict[int, int]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from medfl.deploy import guard
+from medfl.deploy.guard import processes
 from medfl.deploy.sites.preflight.server import check_server
 from medfl.errors import MedflError, SettingsError
 from medfl.types import Meta
@@ -52,8 +53,6 @@ PORT_SECONDS = 15.0
 PID_FILES = ("shutdown.fl", "pid.fl", "daemon_pid.fl", "restart.fl")
 """NVFlare's notes of running processes; its script ends at once where another process has the number in them."""
 
-_MODULE = "nvflare.private.fed.app."
-
 
 def kind_of(kit: Path) -> KitKind:
     """Whose kit it is.
@@ -81,19 +80,6 @@ def admin_of(kit: Path) -> Meta:
         raise SettingsError(f"'{kit}' is the kit of a {kind_of(kit)}; expected the researcher's, named by an e-mail")
     admin: Meta = json.loads((kit / "startup" / "fed_admin.json").read_text(encoding="utf-8"))["admin"]
     return admin
-
-
-def processes(kit: Path) -> list[int]:
-    """Return the ids of the processes that run from a kit: its guard, NVFlare's own, and those of its jobs."""
-    listed = subprocess.run(["ps", "-axww", "-o", "pid=,args="], capture_output=True, text=True, check=True).stdout
-    root = str(kit.resolve())
-    numbers = []
-    for line in listed.splitlines():
-        number, _, words = line.strip().partition(" ")
-        is_guard = guard.MODULE in words and words.removesuffix(f" {guard.ONCE}").endswith(f" {root}")
-        if is_guard or (_MODULE in words and f"-m {root} " in words) or f"{root}/startup/sub_start.sh" in words:
-            numbers.append(int(number))
-    return numbers
 
 
 def start(kit: Path, *, watch: bool = True, patience: float = 60.0, as_service: bool = False) -> None:

@@ -164,9 +164,9 @@ def test_a_run_goes_on_with_its_frozen_parameters_only(tmp_path):
 def test_a_site_with_other_frozen_parameters_is_refused():
     data = {"name": "", "modality": "", "classes": [], "names": [], "shared_test": None}
     ours, theirs = make_partly_frozen_task().frozen_digest(), "0" * 64
-    for told, expected in ((ours, theirs), (None, ours), (ours, None)):
-        facts = {"trainable": True, "validates": True} | ({} if told is None else {"frozen": told})
+    for digest, expected in ((ours, theirs), (None, ours), (ours, None)):
+        facts = {"trainable": True, "validates": True} | ({} if digest is None else {"frozen": digest})
         message = Message("begin", {}, {"facts": facts, "newest": 0, "data": data})
         with pytest.raises(RefusedError, match="frozen parameters of the site's network, which are never sent, differ"):
             read_facts("north", message, 0, 0, expected)
-        assert read_facts("north", message, 0, 0, told)["facts"]["validates"]
+        assert read_facts("north", message, 0, 0, digest)["facts"]["validates"]

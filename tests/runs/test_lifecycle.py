@@ -102,6 +102,8 @@ def test_a_run_is_claimed_by_what_it_is_and_begun_without_its_end(case: Case, tm
     run = json.loads((tmp_path / "run.json").read_text())
     assert run["identity"] == first.identity
     assert (run["rounds"], run["execution"]["carrier"], run["data"]) == (2, "flare", {"name": "toy"})
+    (tmp_path / "state" / SERVER).mkdir(parents=True, exist_ok=True)
+    (tmp_path / "state" / SERVER / "step-00000001.safetensors").write_text("a step, so that the folder is the run's")
     longer = writer(case, tmp_path, rounds=3)
     assert longer.run_id == first.run_id
     with longer.held():

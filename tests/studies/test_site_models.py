@@ -101,8 +101,8 @@ def test_rows_may_have_unlike_baselines(runs):
     assert table.set_index("label")["baseline"].to_dict() == {"fedskd": "fedavg", "local": "fedskd", "fedavg": "local"}
     assert table.set_index("label").loc["fedskd", "difference"] == pytest.approx(fmean([0.15, 0.15]))
     text = to_markdown(table)
-    assert "| compared with | difference | verdict |" in text
-    assert "| fedavg | +0.150 | - |" in text
+    assert "| compared with | difference | p (patients) | verdict |" in text
+    assert "| fedavg | +0.150 | - | - |" in text
     assert "Difference: to the row that is named beside it, paired" in text
 
 

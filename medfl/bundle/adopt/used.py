@@ -150,10 +150,10 @@ def lost_steps(config: Config, parts: Parts) -> list[str]:
                     continue
                 reached.add(id_)
                 waiting += config.references(id_)
-            if found := sorted(reached & touched):
+            if conflicts := sorted(reached & touched):
                 problems.append(
-                    f"'{place}' ({text}) works on '{found[0]}': expected a step that leaves network and optimiser as "
-                    f"they are, for a run builds its own. Do it in the expression at '{parts.trained}'"
+                    f"'{place}' ({text}) works on '{conflicts[0]}': expected a step that leaves network and optimiser "
+                    f"as they are, for a run builds its own. Do it in the expression at '{parts.trained}'"
                 )
     return problems
 
