@@ -38,7 +38,7 @@ WEIGHTING = {
     "method": "The method computes the weights of sites itself, as described above.",
     "none": "The server averages no models.",
 }
-"""What `Averaging.weighting` means, for the page of a method."""
+"""Maps each value of `Averaging.weighting` to a sentence for the page of a method."""
 
 
 ALWAYS = (

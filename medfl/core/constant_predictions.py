@@ -31,7 +31,7 @@ SITES_NAMED = 5
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model predicts for the images of a site, as `medfl.training.predict.predict` returns it.
+    """A model's predictions for the images of a site, as `medfl.training.predict.predict` returns it.
 
     Attributes:
         judged: Predictions, (N, K).

@@ -37,8 +37,8 @@ from medfl.utils.text import names_and_more
 from medfl.utils.wire import prefixed, select
 
 Weighting = Literal["size", "uniform", "method", "none"]
-"""How the server weighs the models of sites: by their numbers of training images; all alike; by weights that the method
-computes itself; or not at all, since it averages no models."""
+"""Weighting of the sites' models at the server: by their numbers of training images; all alike; by weights that the
+method computes itself; or not at all, since it averages no models."""
 
 FOLDING = frozenset(
     ("sends", "sends_to_peers", "pools_data", "weight", "weights_of", "round_steps", "plan", "aggregate", "average")
@@ -91,7 +91,7 @@ class Averaging(Rounds, LocalTraining):
 
     @property
     def weighting(self) -> Weighting:
-        """How the server weighs the models of sites with these settings, as `weight` and `weights_of` do it."""
+        """The weighting of the sites' models with these settings, as `weight` and `weights_of` compute it."""
         if MODEL not in self.sends:
             return "none"
         if type(self).weights_of is not Averaging.weights_of:

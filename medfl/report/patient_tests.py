@@ -1,4 +1,4 @@
-"""Whether two methods differ by more than chance, tested over the test patients.
+"""Tests over the test patients: do two methods differ by more than chance?
 
 An interval describes how uncertain a difference is. A claim needs the test of
 `medfl.report.statistics.exchange_models`. Runs with the same data have the same test patients, and their differences

@@ -87,7 +87,7 @@ def bootstrap(
     value = float(score(judged, targets, torch.ones(len(targets), 1, dtype=torch.float64))[0])
     if math.isnan(value):
         return None
-    who = torch.arange(len(targets)) if patients is None else patients.unique(return_inverse=True)[1]
+    who = _patient_of_each_image(targets, patients)
     rng, units = np.random.default_rng(seed), int(who.max()) + 1
     with _one_thread():
         draws = (_draw(rng, units, min(CHUNK, resamples - done)) for done in range(0, resamples, CHUNK))
@@ -191,7 +191,7 @@ def exchange_models(
     Returns:
         None if the score is not defined for all models.
     """
-    who = torch.arange(len(targets)) if patients is None else patients.unique(return_inverse=True)[1]
+    who = _patient_of_each_image(targets, patients)
     units = int(who.max()) + 1 if len(who) else 0
     exhaustive = units <= EXHAUSTIVE
     if exhaustive:
@@ -299,6 +299,11 @@ def standardise(scores: torch.Tensor) -> torch.Tensor:
     centred = scores - scores.mean(dim=0)
     spread = (centred**2).mean(dim=0).sqrt()
     return centred / torch.where(spread > 0, spread, 1.0)
+
+
+def _patient_of_each_image(targets: torch.Tensor, patients: torch.Tensor | None) -> torch.Tensor:
+    """Return the number, from 0, of each image's patient, (N,), int64; without patients each image is its own."""
+    return torch.arange(len(targets)) if patients is None else patients.unique(return_inverse=True)[1]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Which methods a bundle's text already rules out, by the checks that refuse them when a run begins.
+"""Methods that a bundle's text already rules out, found by the checks that refuse them when a run begins.
 
 Nothing of the bundle is built: a small stand-in network has whatever methods ask of one, and the optimiser is one of
 torch's or MONAI's own.

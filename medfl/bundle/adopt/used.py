@@ -1,4 +1,4 @@
-"""Which ids of a training configuration a federation builds: every other one has no effect in it."""
+"""The ids of a training configuration that a federation builds: every other one has no effect in it."""
 
 from __future__ import annotations
 
