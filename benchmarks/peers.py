@@ -173,10 +173,13 @@ def measure(options: argparse.Namespace) -> dict[str, list[Round]]:
     processes = start(options)
     order = list(processes)
     shuffled = random.Random(0)
-    for _ in range(options.rounds + 1):
+    for index in range(options.rounds + 1):
         shuffled.shuffle(order)
         for name in order:
             processes[name].run_round()
+        seconds = sum(process.rounds[-1].wall for process in processes.values())
+        counts = f"{index} of {options.rounds}" if index else "0, which does not count,"
+        print(f"round {counts} took {seconds:.0f} s over all contestants", file=sys.stderr, flush=True)
     for process in processes.values():
         process.end()
     return {name: process.rounds[1:] for name, process in processes.items()}

@@ -32,13 +32,22 @@ def refuse_repeated_options(command: Any) -> Any:
     return command
 
 
+def repeated(option: str) -> str:
+    """Return the message about an option that is given twice.
+
+    Args:
+        option: The option with its dashes.
+    """
+    return f"Expected the option '{option}' once, got it twice. Give one value; write a list as one value."
+
+
 def _once(option: Any, context: Any) -> Callable[[Any, Any], None]:
     """Return an option's `process` that stores a value once and refuses a second one."""
     process = option.process
 
     def store(value: Any, state: Any) -> None:
         if option.dest in state.opts:
-            context.fail(f"Expected the option '{option.obj.opts[0]}' once, got it twice. Give one value.")
+            context.fail(repeated(option.obj.opts[0]))
         process(value, state)
 
     return store

@@ -14,6 +14,8 @@ import typer
 from pydantic.fields import FieldInfo
 
 from medfl.bundle.files import find_bundle, shipped
+from medfl.cli.repeated_options import repeated
+from medfl.cli.run_help import RunCommand
 from medfl.errors import SettingsError, did_you_mean
 from medfl.plugins import load_plugins
 from medfl.settings import local_fields, run_fields
@@ -60,7 +62,7 @@ def _help_settings(wanted: bool) -> None:
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(cls=RunCommand, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def command(
     context: typer.Context,
     bundle: Annotated[str, typer.Argument(help="The bundle's folder, or a name of `medfl list bundles`.")],
@@ -68,13 +70,16 @@ def command(
         Path | None, typer.Option(help="Folder with one folder per site; needed unless the run is for other machines.")
     ] = None,
     help_settings: Annotated[
-        bool, typer.Option("--help-settings", callback=_help_settings, is_eager=True, help="List all settings.")
+        bool,
+        typer.Option(
+            "--help-settings", callback=_help_settings, is_eager=True, help="Describe all settings in full, and exit."
+        ),
     ] = False,
 ) -> None:
     """Run a federation over a bundle.
 
-    Every other option names a setting (`medfl run --help-settings` lists them), or an id of the bundle's configuration,
-    as in MONAI: --batch_size 50 --optimizer#lr 0.05 --workers 2
+    Options are settings and ids of the bundle's configuration, and # names a part of one, as in MONAI: --optimizer#lr
+    0.05. Name a bundle before --help to see its own ids and defaults, as in `medfl run tabular --help`.
 
     Example: medfl run medmnist_classification --dataset-dir data/hospitals --method fedprox --method_args#mu 0.1
     --rounds 20 --output_dir runs/fedprox
@@ -84,7 +89,7 @@ def command(
     overrides = parse_overrides(context.args)
     if "dataset_dir" in overrides:
         if dataset_dir is not None:
-            raise SettingsError("expected each option once, got '--dataset_dir' twice. Give one value.")
+            raise SettingsError(repeated("--dataset_dir"))
         dataset_dir = Path(str(overrides.pop("dataset_dir")))
     if dataset_dir is None and overrides.get("carrier", "local") == "local":
         raise SettingsError("expected --dataset-dir, the folder with one folder per site (`medfl partition` makes it).")
@@ -176,9 +181,7 @@ def parse_overrides(words: list[str]) -> dict[str, Any]:
         top, *parts = name.split("#")
         name = "#".join([top.replace("-", "_"), *parts])
         if name in values:
-            raise SettingsError(
-                f"expected each option once, got '--{name}' twice. Give one value; write a list as one."
-            )
+            raise SettingsError(repeated(f"--{name}"))
         text = value if equals else rest.pop(0)
         try:
             values[name] = ast.literal_eval(text)

@@ -1,0 +1,282 @@
+"""The help of ``medfl run``: all options of a run in groups, the common ones first, with their defaults.
+
+Settings come from `medfl.settings`, with the first sentence of their descriptions. The ids of a bundle's configuration
+that all bundles share are described here. If the command line names a bundle, its values are the defaults, and the ids
+that only it has are listed as well.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_origin
+
+import typer.core
+import yaml
+from pydantic.fields import FieldInfo
+
+from medfl.bundle.files import find_bundle, shipped
+from medfl.errors import SettingsError
+from medfl.settings import run_fields
+from medfl.utils.field_words import flow, model_of, type_of, value_of
+
+SHARED_IDS = {
+    "method": "Method, one of `medfl list methods`.",
+    "method_args": "Parameters of the method, one by one as --method_args#mu 0.1 (`medfl list methods NAME`).",
+    "network_name": "Network, one of the bundle's `networks`.",
+    "optimizer": "Optimiser of the sites; its parameters one by one, as --optimizer#lr 0.05.",
+    "loss": "Loss function of the sites; its parameters one by one.",
+    "metrics": "Metrics, the most important one first.",
+    "output_dir": "Folder of the run: scores, report, and a bundle for each site.",
+    "sites": "Names of the sites to use; None uses all in the data folder.",
+    "public": "Folder with public data, for methods that need them; None takes the data's folder 'public', if any.",
+    "label_map": "Maps each class of the public data to a class of the sites, or to None to leave it out.",
+    "allow_leaks": "Violations of the splits that are allowed: 'subjects', 'pixels'. The report names them.",
+    "allow_changes": "Data files that may have changed since `medfl partition`. The report names them.",
+    "plugins": "Plugin files to load.",
+    "disabled_plugins": "Names of plugins to switch off.",
+    "carrier": "'local' runs on this machine, 'flare' submits the run to the sites' machines.",
+    "given_by": "Note on the origin of the settings, for the record in run.json.",
+    "save_execute_config": "Whether MONAI's --tracking writes the executed configuration.",
+}
+"""Ids that the configurations of medfl's bundles share, each with its description."""
+
+OTHER_OPTIONS = {
+    "kit": ("Folder of the researcher's startup kit (`medfl federate provision`).", "None"),
+    "answer_timeout": ("Seconds without progress after which a site counts as missing.", "3600"),
+    "tracking": ("Experiment tracking of MONAI: 'mlflow', or a file of settings.", "None"),
+    "meta_file": ("MONAI's option: metadata file of the bundle.", "None"),
+    "logging_file": ("MONAI's option: configuration of Python's logging.", "None"),
+    "init_id": ("MONAI's option: id to run before the others.", "initialize"),
+    "run_id": ("MONAI's option: id to run.", "run"),
+    "final_id": ("MONAI's option: id to run after the others.", "finalize"),
+    "workflow_type": ("MONAI's option: kind of the workflow.", "train"),
+    "properties_path": ("MONAI's option: file with the workflow's properties.", "None"),
+}
+"""Options that are neither a setting nor an id of the bundle: their descriptions and defaults."""
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Common options": (
+        "method",
+        "method_args",
+        "rounds",
+        "epochs",
+        "steps",
+        "batch_size",
+        "optimizer",
+        "network_name",
+        "metrics",
+        "seed",
+        "output_dir",
+        "workers",
+        "device",
+    ),
+    "Training": ("loss", "lr_decay", "balance", "precision", "norm_sync", "networks_by_site"),
+    "Sites and their data": (
+        "sites",
+        "fraction",
+        "min_replies",
+        "describe",
+        "public",
+        "label_map",
+        "allow_leaks",
+        "allow_changes",
+    ),
+    "Evaluation": (
+        "evaluate_every",
+        "best_round",
+        "patience",
+        "moments",
+        "global_test",
+        "shared_test",
+        "keep_rounds",
+        "pictures",
+        "open_test",
+    ),
+    "Privacy, robustness and communication": (
+        "privacy",
+        "secure_aggregation",
+        "robust",
+        "norm_bound",
+        "poison",
+        "compression",
+    ),
+    "Computing": ("threads", "together", "cache", "cache_dir", "loaders"),
+    "Plugins": ("plugins", "disabled_plugins"),
+    "Sites on other machines": ("carrier", "kit", "answer_timeout"),
+    "Records, and MONAI's own options": (
+        "given_by",
+        "tracking",
+        "save_execute_config",
+        "meta_file",
+        "logging_file",
+        "init_id",
+        "run_id",
+        "final_id",
+        "workflow_type",
+        "properties_path",
+    ),
+}
+"""Options of each group. A setting in none of them is listed under "Other settings"."""
+
+NO_OPTIONS = frozenset(
+    {"imports", "bundle_root", "dataset_dir", "settings", "federation", "task", "initialize", "run", "finalize"}
+)
+"""Ids that no one sets: the code that MONAI runs, the objects that it builds, and ids with an option of their own."""
+
+REFERENCE = re.compile(r"@(\w+)")
+"""A reference to a top-level id, or to a part of it, in a configuration."""
+
+
+@dataclass(frozen=True)
+class OptionHelp:
+    """An option in the help.
+
+    Attributes:
+        name: Its name, without the leading dashes.
+        text: One sentence.
+        default: Its default as it is typed, or None if the bundle decides and no bundle is named.
+        choices: The values that it may have, or "" if the sentence tells.
+    """
+
+    name: str
+    text: str
+    default: str | None
+    choices: str = ""
+
+    def describe(self) -> str:
+        """Return its sentence with choices and default."""
+        facts = [self.choices] if self.choices else []
+        facts.append("default: the bundle's" if self.default is None else f"default: {self.default}")
+        return f"{self.text} [{'; '.join(facts)}]".lstrip()
+
+
+def option_groups(bundle: str | None = None) -> dict[str, list[OptionHelp]]:
+    """Return all options of a run by group.
+
+    Args:
+        bundle: A bundle's folder, or the name of a shipped one, whose values are the defaults. None takes the values
+            that all shipped bundles share.
+
+    Raises:
+        SettingsError: If there is no such bundle, or one of its files holds no object.
+    """
+    values = _common_values() if bundle is None else bundle_ids(bundle)
+    groups = {title: [option for name in names for option in _options(name, values)] for title, names in GROUPS.items()}
+    listed = {name for names in GROUPS.values() for name in names}
+    other = [option for name in run_fields() if name not in listed for option in _options(name, values)]
+    own = [] if bundle is None else sorted(_used_ids(values) - {*listed, *run_fields(), *NO_OPTIONS})
+    return groups | {
+        "Other settings": other,
+        "More ids of this bundle": [option for name in own for option in _own_options(name, values[name])],
+    }
+
+
+def bundle_ids(name_or_path: str) -> dict[str, Any]:
+    """Read the ids of a bundle's training and federated configurations, without importing torch.
+
+    Args:
+        name_or_path: The bundle's folder, or the name of a shipped one.
+
+    Raises:
+        SettingsError: If there is no such bundle, or a file holds no object.
+    """
+    folder = find_bundle(name_or_path) / "configs"
+    values: dict[str, Any] = {}
+    for file in (*sorted(folder.glob("train.*")), folder / "federate.json"):
+        try:
+            text = file.read_text(encoding="utf-8")
+            values |= json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
+        except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+            raise SettingsError(f"expected an object in '{file}': {error}. Correct the file.") from None
+    return values
+
+
+def _used_ids(values: Mapping[str, Any]) -> set[str]:
+    """Return the top-level ids that a run builds, directly or through a reference of another id."""
+    waiting = ["imports", "initialize", "run", "finalize"]
+    if "adopted" in values:  # the sites build these from the stock configuration
+        waiting += [str(name).partition("#")[0] for name in values["adopted"].get("used", ())]
+    used: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name in values and name not in used:
+            used.add(name)
+            waiting += REFERENCE.findall(json.dumps(values[name]))
+    return used
+
+
+def _common_values() -> dict[str, Any]:
+    """Return the ids that have the same value in all shipped bundles."""
+    first, *others = (bundle_ids(name) for name in shipped())
+    return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
+
+
+class RunCommand(typer.core.TyperCommand):
+    """The command ``run``, whose help lists settings and ids beside its own options."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words of the command line, and note a bundle in the first place for the help."""
+        ctx.meta["medfl.bundle"] = args[0] if args and not args[0].startswith("-") else None
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the command's own options, then those of the run by group."""
+        super().format_options(ctx, formatter)
+        for title, options in option_groups(ctx.meta.get("medfl.bundle")).items():
+            if options:
+                with formatter.section(title):
+                    formatter.write_dl([(f"--{option.name}", option.describe()) for option in options])
+
+
+def _options(name: str, values: Mapping[str, Any]) -> Iterator[OptionHelp]:
+    """Yield the option of a setting or id, and those of the parts of a setting with several."""
+    info = run_fields().get(name)
+    if info is not None:
+        yield from _setting_options(name, info, values)
+    elif name in OTHER_OPTIONS:
+        yield OptionHelp(name, *OTHER_OPTIONS[name])
+    else:
+        yield OptionHelp(name, SHARED_IDS[name], _value(values[name]) if name in values else None)
+
+
+def _setting_options(name: str, info: FieldInfo, values: Mapping[str, Any]) -> Iterator[OptionHelp]:
+    """Yield a setting with its default or the bundle's value for it, and its parts with their defaults."""
+    default = None if info.is_required() else value_of(info.get_default(call_default_factory=True))
+    settings = values.get("settings") or {}
+    if name in settings:
+        reference = str(settings[name]).removeprefix("@")
+        default = _value(values[reference]) if reference in values else None
+    choices = type_of(info).replace("`", "") if get_origin(info.annotation) is Literal else ""
+    yield OptionHelp(name, first_sentence(info.description or ""), default, choices)
+    if model := model_of(info):
+        for part, inner in model.model_fields.items():
+            for option in _setting_options(f"{name}#{part}", inner, {}):
+                yield replace(option, default=option.default or f"none, give one with --{name}")
+
+
+def _own_options(name: str, value: Any) -> Iterator[OptionHelp]:
+    """Yield an id that only this bundle has; of a component its arguments with plain values."""
+    if not isinstance(value, Mapping):
+        if str(value)[:1] != "@":  # another id
+            yield OptionHelp(name, "", _value(value))
+        return
+    for part, inner in value.items():
+        if part[:1] != "_" and not isinstance(inner, (Mapping, list)) and str(inner)[:1] not in "@$%":
+            yield OptionHelp(f"{name}#{part}", "", _value(inner))
+
+
+def _value(value: Any) -> str:
+    """Return a value of a configuration as text; of a component its class and arguments."""
+    if isinstance(value, Mapping) and "_target_" in value:
+        arguments = ", ".join(f"{key}={part}" for key, part in value.items() if key[:1] != "_" and key != "params")
+        return f"{str(value['_target_']).rpartition('.')[2]}({arguments})"
+    return value_of(value)
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a description, without Markdown."""
+    sentence = re.split(r"(?<=[^.\s][.])\s+(?=[A-Z`])", flow(text), maxsplit=1)[0]
+    return sentence.replace("`", "")
