@@ -63,10 +63,11 @@ def about_bundle(record: RunRecord, bundle: Bundle, data: Meta, people: Meta, me
     run = run_facts(record, bundle.site)
     model = _model(bundle.folder, run["networks"])
     name = str(record.run.get("data", {}).get("name") or "")
+    homes = [bundle.folder] if bundle.site is not None else (bundle.folder.parent / "sites").glob("*")
     whose = "global model" if bundle.site is None else f"model of {bundle.site}"
     shown = " and ".join(data.get("names", [])) or name or "data without a name"
     return {
-        "has_test_cases": (bundle.folder / TEST_CONFIG).is_file(),
+        "has_test_cases": any((home / TEST_CONFIG).is_file() for home in homes),
         "title": f"{run['method']} on {shown}: {whose}",
         "name": name,
         "names": outputs_of(record, model["channels"]),

@@ -55,6 +55,19 @@ def test_robust_deviations_in_closed_form() -> None:
     assert far_points({"a": Point(0.0, 0.0, 0.0), "b": Point(9.0, 0.0, 0.0)}) == {}, "which of two is odd?"
 
 
+def test_a_small_site_without_a_class_may_be_chance() -> None:
+    """None of 10 images where others have a fifth is 2.3 standard errors away by the rule of succession, 1/12."""
+
+    def described(images: int, first: int) -> Description:
+        table = Counts(title="labels", names=["a", "b"], counts=[first, images - first])
+        return Description(objective="multiclass", min_count=1, images=images, tables=[table])
+
+    large = {name: described(100_000, 20_000) for name in "abcd"}
+    assert not [mark for mark in marks(large | {"e": described(10, 0)}) if mark.quantity.startswith("labels")]
+    made = marks(large | {"e": described(1000, 0)})
+    assert ("e", "labels: a") in {(mark.site, mark.quantity) for mark in made}
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_the_brighter_site_stands_out_and_no_other(tmp_path: Path, seed: int) -> None:
     root = sites(tmp_path, [[60, 50]] * 5, {3: 40}, seed)

@@ -142,6 +142,17 @@ def test_which_quantiles_are_told_does_not_tell_how_many_masks_are_empty(tmp_pat
     assert len(shown) == 1
 
 
+def test_a_quantile_is_told_where_enough_images_have_the_number_for_sure(tmp_path: Path) -> None:
+    """Of 104 images 1 to 4 have no lesion, so at least 100 have one, and 5 of these lie below the 5 % quantile."""
+    for empty in (1, 4):
+        masks = np.zeros((104, 4, 4), dtype=np.uint8)
+        masks[empty:, 0] = 1
+        objective = {"name": "segmentation", "channels": 2}
+        images = np.zeros((104, 4, 4), dtype=np.uint8)
+        folder = write_site(tmp_path / str(empty), images, [{}] * 104, masks=masks, objective=objective)
+        assert numbers_of(told_of(folder, least=5))["share of an image that is 1"] == [0.25] * 5
+
+
 def test_images_of_validation_and_test_stay_closed(tmp_path: Path) -> None:
     folder = write_classes(tmp_path / "a", [20, 20])
     content = json.loads((folder / "datalist.json").read_text())

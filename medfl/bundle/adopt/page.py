@@ -110,20 +110,31 @@ def _training(adoption: Adoption) -> Iterator[str]:
             f"The learning rate's schedule, `{visible(adoption.parts.lr_schedule)}`, takes a step after each round; "
             "`--schedule restart` begins it anew in each round, with a step after each epoch, and `off` leaves it out."
         )
-    if "evaluate" in adoption.files and adoption.cases.mode != "dataset_dir":
-        train, evaluate = (adoption.files[kind] for kind in ("train", "evaluate"))
-        yield (
-            f"**`configs/{evaluate}` alone does not score the test cases of a run.** It takes the bundle's own slice "
-            "of the list of cases, which may hold cases that the run trained on. In the bundle that a site takes home, "
-            "score its test cases with:"
-        )
-        yield (
-            "    python -m monai.bundle run --config_file "
-            f"\"['configs/{train}','configs/{evaluate}','configs/test_cases.json']\" --bundle_root ."
-        )
+    if "evaluate" in adoption.files:
+        yield from _stock_evaluation(adoption)
     files = [f"`configs/{name}`" for kind, name in adoption.files.items() if kind != "train"]
     if files:
         yield f"Beside `configs/{adoption.files['train']}` there is {' and '.join(files)}, for the model at the end."
+
+
+def _stock_evaluation(adoption: Adoption) -> Iterator[str]:
+    """Yield which cases the bundle's own ``evaluate`` scores, and how to score the site's test cases with it."""
+    train, evaluate = (adoption.files[kind] for kind in ("train", "evaluate"))
+    if adoption.cases.mode != "one_list" and not adoption.cases.test:
+        yield (
+            f"**A run over this bundle has no test cases**, because the bundle names none. `configs/{evaluate}` scores "
+            "the validation cases. Rounds may have been chosen by these, so its scores are not test scores."
+        )
+        return
+    yield (
+        f"**`configs/{evaluate}` alone does not score the test cases of a run.** It takes the bundle's own slice "
+        "of the list of cases, which may hold cases that the run trained on. In the bundle that a site takes home, "
+        "score its test cases with:"
+    )
+    yield (
+        "    python -m monai.bundle run --config_file "
+        f"\"['configs/{train}','configs/{evaluate}','configs/test_cases.json']\" --bundle_root ."
+    )
 
 
 def _methods(adoption: Adoption, methods: Sequence[MethodFit]) -> Iterator[str]:

@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import nibabel
 import numpy
@@ -28,6 +29,7 @@ from medfl.bundle.adopt.site import AdoptedSite
 from medfl.bundle.adopt.task import Schedule
 from medfl.bundle.client_algo import MedflAlgo
 from medfl.bundle.federation import read_federation
+from medfl.card.evidence import card_file
 from medfl.card.verify import verify
 from medfl.card.write import write_cards
 from medfl.deploy.offer import make_offer
@@ -491,3 +493,30 @@ def test_evaluate_at_home_scores_the_test_cases_of_the_run(tmp_path):
     assert printed == scores(tmp_path / "run", "bundle_val_mean_dice")[1, "north", "global", "test"]
     page = (tmp_path / "out" / "docs" / "federate.md").read_text()
     assert "`configs/evaluate.json` alone does not score the test cases of a run" in page
+
+
+def test_cards_say_what_the_stock_evaluate_scores(tmp_path):
+    """The card of a site names its own file of test cases, the card of the global model the sites' files."""
+    adopted(zoo_shapes.spleen, tmp_path, 5)
+    federate(tmp_path, rounds=1)
+    write_cards(tmp_path / "run", load_plugins())
+    own, shared = (
+        card_file(tmp_path / "run" / folder).read_text() for folder in (Path("sites", "north"), Path("global"))
+    )
+    warning = "**The bundle's own `evaluate` does not score the test cases of the run.**"
+    assert warning in own
+    assert warning in shared
+    assert "Put `configs/test_cases.json` last" in own
+    assert "Put `configs/test_cases.json` of a site's bundle last" in shared
+
+
+@pytest.mark.parametrize("shape", [zoo_shapes.in_body, zoo_shapes.hippocampus])
+def test_the_page_of_a_bundle_without_test_cases_says_so(shape, tmp_path):
+    """It lists training and validation cases only, so a run scores no test, and `evaluate` scores validation cases."""
+    stock = shape(tmp_path / "stock")
+    (stock / "configs" / "evaluate.json").write_text('{"run": ["$@validate#evaluator.run()"]}')
+    adopt(stock, tmp_path / "out")
+    page = (tmp_path / "out" / "docs" / "federate.md").read_text()
+    assert "A run over this bundle has no test cases" in page
+    assert "`configs/evaluate.json` scores the validation cases" in page
+    assert "test_cases.json" not in page
