@@ -238,14 +238,20 @@ def wait_for(done: Callable[[], Any], seconds: float = 300.0) -> None:
 
 
 @contextlib.contextmanager
-def federation(root: Path, provide: Provide = provision) -> Iterator[Federation]:
-    """A federation for as long as the context lasts; `provide` makes its kits."""
+def federation(root: Path, provide: Provide = provision, *, warm: bool = True) -> Iterator[Federation]:
+    """A federation for as long as the context lasts.
+
+    Args:
+        root: Folder for all its files.
+        provide: Makes its kits.
+        warm: Whether job processes are forked from one that has imported torch; otherwise NVFlare starts them.
+    """
     data, facts = make_data(root)
     place = Place(root, write_bundle(root / "small"), data)
     _make_bundles(root)
-    warm = root / "w"
-    (warm / "holds").mkdir(parents=True)
-    command = [sys.executable, str(HERE / "warm_jobs.py"), str(warm), "-" * 4000]
+    folder = root / "w"
+    (folder / "holds").mkdir(parents=True)
+    command = [sys.executable, str(HERE / "warm_jobs.py"), str(folder), "-" * 4000]
     threads = dict.fromkeys(kit.THREADS, "1")
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     with (
@@ -259,8 +265,8 @@ def federation(root: Path, provide: Provide = provision) -> Iterator[Federation]
         patch.setattr("medfl.deploy.session.LOGIN_SECONDS", 120.0)
         assert forking.stdin is not None
         assert forking.stdout is not None
-        kits = _make_kits(root / "kits", warm / "socket", provide)
-        running = Federation(place, facts, kits, warm)
+        kits = _make_kits(root / "kits", folder / "socket" if warm else None, provide)
+        running = Federation(place, facts, kits, folder)
         running.write_files()
         try:
             running.start("server", *SITES)
@@ -285,7 +291,7 @@ def _make_bundles(root: Path) -> None:
     (root / "changed" / "other" / "configs" / "train.json").write_text(json.dumps(content))
 
 
-def _make_kits(folder: Path, address: Path, provide: Provide) -> dict[str, Path]:
+def _make_kits(folder: Path, address: Path | None, provide: Provide) -> dict[str, Path]:
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
@@ -296,10 +302,11 @@ def _make_kits(folder: Path, address: Path, provide: Provide) -> dict[str, Path]
         resources = json.loads(path.read_text())
         launcher = f"warm_launcher.{'WarmServer' if name == 'server' else 'WarmSite'}"
         for part in resources["components"]:
-            if part["id"] == "process_launcher":
+            if part["id"] == "process_launcher" and address is not None:
                 part |= {"path": launcher, "args": {"address": str(address)}}
             if part["id"] == "job_scheduler":
                 part["args"]["max_jobs"] = 20
-        resources["class_allow_list"].append(launcher)
+        if address is not None:
+            resources["class_allow_list"].append(launcher)
         path.write_text(json.dumps(resources))
     return kits
