@@ -1,0 +1,89 @@
+"""Functions whose paths may be text return the same for text as for a path."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attack_runs import make_data, run_bundle
+
+from medfl.attacks.open_run import open_run
+from medfl.bundle.check import check_bundle
+from medfl.card.write import write_cards
+from medfl.data.datalists import read_datalist
+from medfl.data.sites import load_global, load_site, load_sites
+from medfl.objectives import Multiclass
+from medfl.plugins import load_plugins
+from medfl.report.page import write_report
+from medfl.runs.facts import read_facts
+from medfl.runs.lifecycle import RunViewer
+from medfl.runs.records import PREDICTIONS, read_metrics, read_predictions, read_run
+
+ROOT = Path(__file__).parents[1]
+NORMAL = ((0.5,) * 3, (0.5,) * 3)
+Convert = Callable[[Path], Any]
+
+
+def cards(run: Path, as_: Convert) -> list[bytes]:
+    written = write_cards(as_(run), load_plugins(), as_(run.parent / "data"))
+    return [path.read_bytes() for path in written]
+
+
+def report(run: Path, as_: Convert) -> tuple[bytes, int]:
+    out, figures = run.parent / "out.html", run.parent / "figures"
+    path = write_report([as_(run)], as_(out), figures=as_(figures))
+    return path.read_bytes(), len(list(figures.iterdir()))
+
+
+CALLS: dict[str, Callable[[Path, Convert], Any]] = {
+    "open_run": lambda run, as_: open_run(as_(run), data=as_(run.parent / "data")).settings,
+    "check_bundle": lambda run, as_: check_bundle(as_(run / "global")),
+    "write_cards": cards,
+    "read_datalist": lambda run, as_: read_datalist(as_(run.parent / "data" / "site-01")),
+    "load_sites": lambda run, as_: [*load_sites(as_(run.parent / "data"), Multiclass(4), *NORMAL)],
+    "load_global": lambda run, as_: load_global(as_(run.parent / "data"), Multiclass(4), *NORMAL).digest,
+    "load_site": lambda run, as_: load_site(as_(run.parent / "data" / "site-01"), Multiclass(4), *NORMAL).digest,
+    "write_report": report,
+    "read_facts": lambda run, as_: read_facts(as_(run)),
+    "RunViewer": lambda run, as_: RunViewer(as_(run)).being_written,
+    "read_run": lambda run, as_: read_run(as_(run)).run,
+    "read_predictions": lambda run, as_: read_predictions(as_(run / "sites" / "site-01" / PREDICTIONS)).to_csv(),
+    "read_metrics": lambda run, as_: read_metrics(as_(run / "metrics.csv")).to_csv(),
+}
+"""Maps each function to a call on a run folder, whose data are beside it, with paths in one of two forms."""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    return run_bundle(make_data(folder / "data"), folder / "run", rounds=1, steps=1)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_text_is_as_good_as_a_path(name: str, run: Path) -> None:
+    call = CALLS[name]
+    assert call(run, str) == call(run, Path)
+
+
+def test_every_function_that_takes_text_is_called_here() -> None:
+    found = set()
+    for file in (ROOT / "medfl").rglob("*.py"):
+        if file.name != "mammogram_reader.py":  # MONAI's interface
+            found |= set(takers_of_text(ast.parse(file.read_text(encoding="utf-8"))))
+    assert found == set(CALLS) - {"load_sites", "load_global"}  # their types are written out
+
+
+def takers_of_text(module: ast.Module) -> list[str]:
+    """Names of the public functions and classes with an argument of the type ``PathLike``."""
+    names = []
+    for node in module.body:
+        inner = node.body if isinstance(node, ast.ClassDef) else [node]
+        for function in inner:
+            if isinstance(function, ast.FunctionDef) and (function.name == "__init__" or function is node):
+                types = [ast.unparse(each.annotation) for each in function.args.args if each.annotation]
+                if any("PathLike" in each for each in types) and node.name[0] != "_":
+                    names.append(node.name)
+    return names
