@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zoo_shapes
 from attack_runs import make_data, run_bundle
 
 from medfl.attacks.open_run import open_run
+from medfl.bundle.adopt import adopt
 from medfl.bundle.check import check_bundle
 from medfl.card.write import write_cards
 from medfl.data.datalists import read_datalist
 from medfl.data.sites import load_global, load_site, load_sites
 from medfl.objectives import Multiclass
+from medfl.partition.partition import partition
+from medfl.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins
 from medfl.report.page import write_report
 from medfl.runs.facts import read_facts
@@ -38,13 +42,33 @@ def report(run: Path, as_: Convert) -> tuple[bytes, int]:
     return path.read_bytes(), len(list(figures.iterdir()))
 
 
+def adopted(run: Path, as_: Convert) -> Any:
+    if not (run.parent / "stock").exists():
+        zoo_shapes.spleen(run.parent / "stock")
+    return adopt(as_(run.parent / "stock"), as_(run.parent / f"adopted by {as_.__name__}"))
+
+
+def divided(run: Path, as_: Convert) -> Any:
+    plan = PartitionPlan("iid", 2)
+    out = as_(run.parent / f"divided by {as_.__name__}")
+    return partition(as_(run.parent / "data" / "site-01"), out, plan, load_plugins().partition(plan.scheme))
+
+
+def shared_test(run: Path, as_: Convert) -> str:
+    data = load_global(as_(run.parent / "data"), Multiclass(4), *NORMAL)
+    assert data is not None
+    return data.digest
+
+
 CALLS: dict[str, Callable[[Path, Convert], Any]] = {
+    "adopt": adopted,
+    "partition": divided,
     "open_run": lambda run, as_: open_run(as_(run), data=as_(run.parent / "data")).settings,
     "check_bundle": lambda run, as_: check_bundle(as_(run / "global")),
     "write_cards": cards,
     "read_datalist": lambda run, as_: read_datalist(as_(run.parent / "data" / "site-01")),
     "load_sites": lambda run, as_: [*load_sites(as_(run.parent / "data"), Multiclass(4), *NORMAL)],
-    "load_global": lambda run, as_: load_global(as_(run.parent / "data"), Multiclass(4), *NORMAL).digest,
+    "load_global": shared_test,
     "load_site": lambda run, as_: load_site(as_(run.parent / "data" / "site-01"), Multiclass(4), *NORMAL).digest,
     "write_report": report,
     "read_facts": lambda run, as_: read_facts(as_(run)),
@@ -80,10 +104,12 @@ def takers_of_text(module: ast.Module) -> list[str]:
     """Names of the public functions and classes with an argument of the type ``PathLike``."""
     names = []
     for node in module.body:
+        if not isinstance(node, (ast.ClassDef, ast.FunctionDef)) or node.name.startswith("_"):
+            continue
         inner = node.body if isinstance(node, ast.ClassDef) else [node]
         for function in inner:
             if isinstance(function, ast.FunctionDef) and (function.name == "__init__" or function is node):
                 types = [ast.unparse(each.annotation) for each in function.args.args if each.annotation]
-                if any("PathLike" in each for each in types) and node.name[0] != "_":
+                if any("PathLike" in each for each in types):
                     names.append(node.name)
     return names

@@ -15,10 +15,11 @@ from medfl.partition.overlap import PublicPool
 from medfl.partition.plan import NO_PUBLIC, VALIDATION, PartitionPlan
 from medfl.partition.schemes import Scheme
 from medfl.partition.writing import Pool, write_sites
+from medfl.types import PathLike
 
 
 def partition(
-    pool: Path, out: Path, plan: PartitionPlan, scheme: Scheme, *, force: bool = False
+    pool: PathLike, out: PathLike, plan: PartitionPlan, scheme: Scheme, *, force: bool = False
 ) -> dict[str, Datalist]:
     """Distribute the training split of a pooled data set over sites and write their folders.
 
@@ -37,6 +38,7 @@ def partition(
             not be written.
         SettingsError: If the scheme does not take an option, or can't do what is asked.
     """
+    pool, out = Path(pool), Path(out)
     check_free(out, force, [pool])
     source, array = _read(pool)
     other = _public(plan, out, force)

@@ -23,6 +23,7 @@ from medfl.bundle.check.reading import read_config
 from medfl.bundle.check.references import check_references
 from medfl.errors import SettingsError
 from medfl.plugins import Registry
+from medfl.types import PathLike
 from medfl.utils.files import write_json
 
 __all__ = ["OVERLAY", "PAGE", "Adoption", "adopt", "read_bundle"]
@@ -129,8 +130,8 @@ def training_config(root: Path) -> Config:
 
 
 def adopt(
-    root: Path,
-    out: Path,
+    root: PathLike,
+    out: PathLike,
     objective: str | None = None,
     registry: Registry | None = None,
     head: str | None = None,
@@ -155,6 +156,7 @@ def adopt(
         SettingsError: If the bundle can't be adopted, saying why, where, and what to do.
         DataError: If `out` is not free.
     """
+    root, out = Path(root), Path(out)
     if (root / "configs").is_dir():
         check_places(root, out)
     adoption = replace(read_bundle(root, objective), head=head, stages=tuple(stages))
