@@ -93,11 +93,11 @@ def test_text_is_as_good_as_a_path(name: str, run: Path) -> None:
 
 
 def test_every_function_that_takes_text_is_called_here() -> None:
-    found = set()
+    takers = set()
     for file in (ROOT / "medfl").rglob("*.py"):
         if file.name != "mammogram_reader.py":  # MONAI's interface
-            found |= set(takers_of_text(ast.parse(file.read_text(encoding="utf-8"))))
-    assert found == set(CALLS) - {"load_sites", "load_global"}  # their types are written out
+            takers |= set(takers_of_text(ast.parse(file.read_text(encoding="utf-8"))))
+    assert takers == set(CALLS) - {"load_sites", "load_global"}  # their types are written out
 
 
 def takers_of_text(module: ast.Module) -> list[str]:
