@@ -19,6 +19,10 @@ from medfl.studies.row_facts import rows_markdown
 from medfl.studies.runner import Launch, Outcome, W, only_study, run_jobs, study_progress
 from medfl.studies.schema import FULL, Study, slug
 from medfl.studies.weights import find_weights
+from medfl.utils.repeat import at_most
+
+TABLES_SHARE = 0.05
+"""Share of a study's time that may go into tables before its end. They compare all runs, so that each takes longer."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,8 @@ def run_study(
 ) -> Outcome[Job | AttackJob]:
     """Run a study to its end; given again it continues, and leaves what is finished untouched.
 
+    Tables are written after a run, unless they would take more than `TABLES_SHARE` of the time, and in the end.
+
     Args:
         prepared: From `load_study`.
         start: Runs a command line; by default as a process.
@@ -106,19 +112,20 @@ def run_study(
         MedflError: If the data can't be prepared or partitioned.
     """
     study, jobs, out = prepared.study, prepared.jobs, prepared.out
+    tables = {data: at_most(TABLES_SHARE, write_tables) for data in study.data}
     with only_study(out), study_progress(len(jobs) + len(prepared.attacks)) as (say, show):
         make_data(study, prepared.source, out, prepared.registry, say)
         rows = rows_markdown(study, prepared.registry)
 
         def after_run(runs: Outcome[Job], job: Job) -> None:
             show(_over(runs))
-            write_tables(study, runs, job.data, out, rows=rows)
+            tables[job.data](study, runs, job.data, out, rows=rows)
             if clean and runs.status[job] == "finished" and all(attack.run != job for attack in prepared.attacks):
                 clean(job.folder)
 
         def after_attack(attacked: Outcome[AttackJob], attack: AttackJob) -> None:
             show(_over(runs) + _over(attacked))
-            write_tables(study, runs, attack.run.data, out, attacked, rows)
+            tables[attack.run.data](study, runs, attack.run.data, out, attacked, rows)
             if clean and all(other.run != attack.run for other in attacked.unfinished()):
                 clean(attack.run.folder)
 
