@@ -14,12 +14,12 @@ from medfl.studies.checks import check_attacks, check_options, check_rows, find_
 from medfl.studies.cohorts import check_data, make_data
 from medfl.studies.jobs import Job, expand, is_adopted
 from medfl.studies.reading import read_study
+from medfl.studies.repeat import at_most
 from medfl.studies.results import write_page, write_people, write_tables
 from medfl.studies.row_facts import rows_markdown
 from medfl.studies.runner import Launch, Outcome, W, only_study, run_jobs, study_progress
 from medfl.studies.schema import FULL, Study, slug
 from medfl.studies.weights import find_weights
-from medfl.utils.repeat import at_most
 
 TABLES_SHARE = 0.05
 """Share of a study's time that may go into tables before its end. They compare all runs, so that each takes longer."""

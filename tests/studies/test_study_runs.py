@@ -133,7 +133,8 @@ def test_rows_with_the_same_settings_stay_two_rows(load, tmp_path: Path) -> None
     assert table["baseline"].tolist() == ["alone"] * 3
 
 
-def test_tables_are_written_after_each_run(load, tmp_path: Path) -> None:
+def test_tables_are_written_after_each_run_that_took_long_enough(load, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("medfl.studies.study.TABLES_SHARE", 1.0)
     seen: list[str] = []
 
     class Watching(Runs):

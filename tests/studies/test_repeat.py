@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from medfl.utils.repeat import at_most
+from medfl.studies.repeat import at_most
 
 
 @pytest.mark.parametrize(
