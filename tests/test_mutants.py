@@ -99,6 +99,7 @@ def test_what_was_tried_in_this_tree_is_not_tried_again(start, tmp_path):
     assert done.read_text().count("\n") == 3
 
 
+@pytest.mark.slow
 def test_the_test_that_noticed_a_fault_last_comes_first_if_it_is_still_there(start, tmp_path):
     noticed, more = tmp_path / "tests/mutants/noticed.json", tmp_path / "tests/test_more.py"
     more.write_text((tmp_path / "tests/test_sums.py").read_text())

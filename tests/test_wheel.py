@@ -102,6 +102,7 @@ def test_the_wheel_of_the_sdist_is_the_wheel_of_the_sources_and_has_all_files(wh
         assert [path for path in paths if (Path(place) / path.relative_to(top)).as_posix() not in contents] == []
 
 
+@pytest.mark.slow
 def test_medfl_comes_from_the_wheel_and_lists_what_it_brings(environment, tmp_path):
     where = call([environment / "bin" / "python", "-c", "import medfl; print(medfl.__file__)"], tmp_path)
     assert Path(where.strip()).is_relative_to(environment)

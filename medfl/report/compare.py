@@ -15,11 +15,17 @@ from typing import Any
 
 import pandas as pd
 
-from medfl.core.constant_predictions import from_summary
 from medfl.errors import SettingsError, StoreError, did_you_mean
 from medfl.metrics import LOWER_IS_BETTER, worst
 from medfl.report.formats import as_text, metric_words, p_value, plus_minus, table_lines
-from medfl.report.groups import Group, folds_among, group_runs, pairs
+from medfl.report.groups import (
+    Group,
+    constant_predictions,
+    folds_among,
+    group_runs,
+    pairs,
+    who_predicts_constants,
+)
 from medfl.report.patient_tests import (
     NO_PREDICTIONS,
     PatientTest,
@@ -28,7 +34,7 @@ from medfl.report.patient_tests import (
     sets_reader,
     verdict_over_runs,
 )
-from medfl.report.scores import Baseline, baseline_of, named_runs
+from medfl.report.scores import Baseline, baseline_of
 from medfl.report.sections.matrix import global_test
 from medfl.report.statistics import HEADER, explain, mean_std, paired_t, paired_tests
 from medfl.runs.records import RunRecord
@@ -144,7 +150,7 @@ def _row(group: Group, base: Group, metric: str, split: str, sets_of: Callable[[
         "rounds": _joined({run.summary["evaluated_round"] for run in group.runs if run.summary} - {None}),
         "sites": min((len(values) for values in scored), default=0),
         "of_sites": len(group.runs[0].run["identity"]["sites"]),
-        "constant_predictions": " ".join(_constant(group)) or "-",
+        "constant_predictions": constant_predictions(group) or "-",
     }
     for (name, spread), values in columns.items():
         mean, std = mean_std(values) if values else (math.nan, None)
@@ -152,11 +158,6 @@ def _row(group: Group, base: Group, metric: str, split: str, sets_of: Callable[[
     spreads = [spread for _, spread in crossed if not math.isnan(spread)]
     row["all_sites_spread"] = fmean(spreads) if spreads else math.nan
     return row | _against(group, base, metric, split, sets_of)
-
-
-def _constant(group: Group) -> list[str]:
-    """Return a sentence for each model of a group that predicts the same for every image."""
-    return [f"{name}: {entry.sentence}" for name, run in named_runs([group]) for entry in from_summary(run.summary)]
 
 
 def _against(group: Group, base: Group, metric: str, split: str, sets_of: Callable[[RunRecord], Sets]) -> Meta:
@@ -260,7 +261,8 @@ def notes(table: pd.DataFrame) -> list[str]:
         )
     if (table["sites"] < table["of_sites"]).any():
         sentences.append("Sites where a metric is not defined, such as auc with one class only, are left out.")
-    sentences += [text for text in dict.fromkeys(table["constant_predictions"]) if text != "-"]
+    cells = table.drop_duplicates("label").set_index("label")["constant_predictions"]
+    sentences += who_predicts_constants({str(label): text for label, text in cells.items() if text != "-"})
     if table["status"].str.contains("diverged|incomplete|running").any():
         sentences.append(
             "Runs that did not finish stay in the table with the scores of their last evaluated round; a run that has "

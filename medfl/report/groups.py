@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from medfl.core.constant_predictions import from_summary
 from medfl.errors import SettingsError
 from medfl.objectives import Objective
 from medfl.report.formats import listed
@@ -325,3 +326,31 @@ def _short(name: str) -> str:
 
 def _text(value: Any) -> str:
     return "+".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def constant_predictions(group: Group) -> str:
+    """Return what is known of models that predict the same for every image: ``seeds 0, 1: The same prediction...``.
+
+    Returns:
+        A sentence for each finding, with the seeds that have it in common; empty if there is none.
+    """
+    runs_by_sentence: dict[str, list[RunRecord]] = {}
+    for run in group.runs:
+        for entry in from_summary(run.summary):
+            runs_by_sentence.setdefault(entry.sentence, []).append(run)
+    return " ".join(
+        f"seed{'s' if len(runs) > 1 else ''} {repetitions(runs)}: {sentence}"
+        for sentence, runs in runs_by_sentence.items()
+    )
+
+
+def who_predicts_constants(texts: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each text, with the groups that have it in common.
+
+    Args:
+        texts: Label of a group to its `constant_predictions`, not empty.
+    """
+    labels: dict[str, list[str]] = {}
+    for label, text in texts.items():
+        labels.setdefault(text, []).append(label)
+    return [f"{listed(same)}, {text}" for text, same in labels.items()]

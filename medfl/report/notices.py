@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 
-from medfl.core.constant_predictions import from_summary
 from medfl.privacy.statements import WHAT, describe_secure
 from medfl.report.formats import count, listed, number
-from medfl.report.groups import Group, data_per
+from medfl.report.groups import Group, constant_predictions, data_per, who_predicts_constants
 from medfl.report.scores import named_runs
 from medfl.report.section import LEVELS, Notice
 from medfl.runs.records import RunRecord
@@ -89,7 +88,7 @@ def make_notices(groups: Sequence[Group], of_sections: Sequence[Notice] = ()) ->
         *_poisoned(runs),
         *_secure(runs),
         *_endings(runs),
-        *_constant(runs),
+        *_constant(groups),
         *_best_rounds(runs),
         *_missing(runs),
         *_leaks(runs),
@@ -155,9 +154,10 @@ def _endings(runs: Sequence[Named]) -> list[Notice]:
     return notices
 
 
-def _constant(runs: Sequence[Named]) -> list[Notice]:
-    """Return a notice for each model that predicts the same for every image."""
-    return [Notice("bad", f"{name}: {entry.sentence}") for name, run in runs for entry in from_summary(run.summary)]
+def _constant(groups: Sequence[Group]) -> list[Notice]:
+    """Return a notice for models that predict the same for every image."""
+    texts = {group.label: text for group in groups if (text := constant_predictions(group))}
+    return [Notice("bad", sentence) for sentence in who_predicts_constants(texts)]
 
 
 def _best_rounds(runs: Sequence[Named]) -> list[Notice]:

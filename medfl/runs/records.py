@@ -173,9 +173,10 @@ def read_metrics(path: PathLike) -> pd.DataFrame:
     types = dict.fromkeys(Row._fields, "object") | {"round": "int64", "value": "float64"}
     if not path.is_file():
         return pd.DataFrame(columns=list(types)).astype(types)
-    missing = {"value": ["nan", ""]}
     try:
-        return pd.read_csv(path, dtype=types, keep_default_na=False, na_values=missing, float_precision="round_trip")
+        table = pd.read_csv(path, dtype=types | {"value": "object"}, keep_default_na=False)
+        values = [float(text or "nan") for text in table["value"]]  # pandas' own parser may be off in the last digit
+        return table.assign(value=pd.Series(values, dtype="float64"))
     except (ValueError, OSError) as error:
         raise _unreadable(path, error) from None
 

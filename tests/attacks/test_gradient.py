@@ -53,7 +53,7 @@ def test_the_gradient_of_a_linear_model_holds_the_image():
     assert float(quality(worse, X).mse) > 10 * float(quality(image, X).mse)
 
 
-@pytest.mark.parametrize("bits", [32, 40])
+@pytest.mark.parametrize("bits", [32, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_masked_update_is_worth_no_more_than_noise(bits):
     """Over ten masks the images that come out are as far off as those from noise, and far from the open one's."""
     model, label = softmax_model(), torch.tensor([2])

@@ -56,7 +56,10 @@ RESUMED: dict[str, tuple[int, dict[str, Any]]] = {
 """Method to every how many points it is stopped at, and its settings."""
 
 
-@pytest.mark.parametrize("method", RESUMED)
+@pytest.mark.parametrize(
+    "method",
+    ["fedavg", pytest.param("fedcross", marks=pytest.mark.slow), pytest.param("fedsdc", marks=pytest.mark.slow)],
+)
 def test_a_run_stopped_at_any_point_ends_in_the_bits_of_the_unbroken_one(
     place: Place, tmp_path: Path, method: str
 ) -> None:

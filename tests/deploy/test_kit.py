@@ -145,7 +145,7 @@ def starts_a_tree(kit: Path, words: str) -> tuple[subprocess.Popen[str], list[in
 
 
 @needs_setsid
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_all_processes_of_a_kit_end_with_the_process_that_started_it(tmp_path: Path, number: signal.Signals) -> None:
     kit = make_kit(tmp_path / "kit", "client", f"cd {tmp_path}/kit\n{TREE}")
     starter, tree = starts_a_tree(kit, "start(Path(sys.argv[1]), watch=False)")
@@ -158,7 +158,7 @@ def test_all_processes_of_a_kit_end_with_the_process_that_started_it(tmp_path: P
 
 
 @needs_setsid
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_kit_in_the_foreground_ends_with_all_its_processes_when_it_is_told_to(
     tmp_path: Path, number: signal.Signals
 ) -> None:

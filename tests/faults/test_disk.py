@@ -46,7 +46,8 @@ def failing(case: Any, folder: Path, number: int, code: int, workers: int) -> st
 
 
 @pytest.mark.parametrize(
-    ("workers", "stride"), [(1, 8), *(pytest.param(workers, 3 * workers, marks=pytest.mark.slow) for workers in (1, 2))]
+    ("workers", "stride"),
+    [(1, 16), *(pytest.param(workers, 3 * workers, marks=pytest.mark.slow) for workers in (1, 2))],
 )
 def test_disk_full_from_any_write_on(workers: int, stride: int, tmp_path: Path) -> None:
     case = Toy(Ring)

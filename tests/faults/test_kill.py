@@ -79,7 +79,7 @@ def copied_at_each(stride: int, case: Any, folder: Path, **settings: Any) -> lis
 
 @pytest.mark.parametrize(
     ("name", "stride"),
-    [("fedavg", 2), ("ring", 3), ("secure", 17), *(pytest.param(name, 1, marks=pytest.mark.slow) for name in CASES)],
+    [("fedavg", 2), ("ring", 7), ("secure", 29), *(pytest.param(name, 1, marks=pytest.mark.slow) for name in CASES)],
 )
 def test_killed_at_every_call_that_touches_the_disk(name: str, stride: int, tmp_path: Path) -> None:
     """Five calls write a file, so a stride of two or three comes by each of them in turn."""
@@ -131,7 +131,7 @@ def test_killed_while_the_best_round_is_sought(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "stride"), [("ring", 16), *(pytest.param(name, 7, marks=pytest.mark.slow) for name in CASES)]
+    ("name", "stride"), [("ring", 24), *(pytest.param(name, 7, marks=pytest.mark.slow) for name in CASES)]
 )
 def test_killed_with_two_workers(name: str, stride: int, tmp_path: Path) -> None:
     case = CASES[name]()

@@ -128,6 +128,7 @@ def test_the_images_are_real() -> None:
         pytest.skip("runs use made-up cells: medmnist/breastmnist.npz is not in the folder that MEDFL_DATA names")
 
 
+@pytest.mark.slow
 def test_every_participant_ends_with_the_bits_of_one_machine(running: Federation, begun: Begun) -> None:
     end_as_on_one_machine(running, begun, "fedavg")
     assert (begun.out["fedavg"] / "report.html").is_file()

@@ -3,10 +3,12 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from make_runs import SITES, make_run
 
+from medfl.core.constant_predictions import KEY, ConstantPrediction, to_summary
 from medfl.errors import SettingsError, StoreError
 from medfl.report.claims import check_claim
 from medfl.report.compare import compare, notes, to_markdown
@@ -305,3 +307,23 @@ def test_a_single_row_has_no_difference_and_a_bar_is_escaped(run):
     assert "| method | seeds | status | sites | mean of sites | worst site |\n" in text
     assert "| a\\|b | 0 | 1 finished | 3 | 0.500 | 0.500 |\n" in text
     assert "Difference" not in text
+
+
+def test_rows_whose_models_predict_the_same_for_every_image_share_a_line(run):
+    entries = [ConstantPrediction("the class 'ill'", (site,), False, 9, ("test",), True) for site in SITES[:2]]
+    at = {("local", 0): entries[:1], ("local", 1): entries[:1], ("fedper", 0): entries[:1], ("fedper", 1): entries[:1]}
+    at[("fedper_2", 1)] = entries[1:]
+    runs = [run(method, seed) for method in ("fedavg", "local", "fedper", "fedper_2") for seed in (0, 1)]
+    runs = [
+        replace(each, summary=each.summary | {KEY: to_summary(at.get((each.method, each.seed), []))}) for each in runs
+    ]
+    table = compare(runs, ["accuracy", "auc"])
+    assert [note for note in notes(table) if "same prediction" in note] == [
+        f"local and fedper, seeds 0, 1: {entries[0].sentence}",
+        f"fedper_2, seed 1: {entries[1].sentence}",
+    ]
+    assert set(table["constant_predictions"]) == {
+        "-",
+        f"seeds 0, 1: {entries[0].sentence}",
+        f"seed 1: {entries[1].sentence}",
+    }

@@ -95,6 +95,7 @@ def test_the_tables_are_over_seeds_and_folds(dealt: Path) -> None:
     assert "one for each seed and fold" in text
 
 
+@pytest.mark.slow
 def test_what_is_finished_is_left_alone_and_a_fold_that_failed_is_named_and_run_again(load, tmp_path: Path) -> None:
     class SecondFoldFails(Runs):
         def __call__(self, command: list[str], log: Path) -> int:

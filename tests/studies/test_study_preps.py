@@ -47,7 +47,7 @@ def study_file(folder: Path, **prep) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("scale", "edge"), [("full", 12), ("cpu", 8)])
+@pytest.mark.parametrize(("scale", "edge"), [pytest.param("full", 12, marks=pytest.mark.slow), ("cpu", 8)])
 @pytest.mark.parametrize("nested", [True, False])
 def test_abide_is_prepared_at_the_size_of_the_scale(source, tmp_path, scale, edge, nested):
     place = source if nested else source / "abide"
@@ -124,6 +124,7 @@ def test_a_release_that_is_looked_for_in_its_own_folder(tmp_path, dataset):
         check_data(read_study(path), tmp_path, tmp_path / "out", REGISTRY)
 
 
+@pytest.mark.slow
 def test_public_data_without_the_private_images_are_written_by_the_partition(source, tmp_path):
     """With ``duplicates: drop`` they lie beside the sites, where a run finds them by itself."""
     content = yaml.safe_load(study_file(tmp_path).read_text())

@@ -48,6 +48,7 @@ def killed(search: Search, at: int) -> bool:
     raise AssertionError
 
 
+@pytest.mark.slow
 def test_a_killed_search_ends_in_the_same_winner_and_record(load, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, writes, real = load(CHANGES, out="whole"), [], os.replace
     monkeypatch.setattr(os, "replace", lambda old, new: (writes.append(str(new)), real(old, new)))

@@ -102,7 +102,7 @@ def tools(tmp_path):
     ("shape", "method", "options"),
     [
         pytest.param(zoo_shapes.spleen, "fedbn", {}, marks=pytest.mark.slow),
-        (zoo_shapes.tools, "ditto", {}),
+        pytest.param(zoo_shapes.tools, "ditto", {}, marks=pytest.mark.slow),
         (zoo_shapes.in_body, "fedkper", {}),
         pytest.param(zoo_shapes.brain_tumours, "fedprox", {}, marks=pytest.mark.slow),
         pytest.param(zoo_shapes.hippocampus, "fedavg", {"rounds": 1}, marks=pytest.mark.slow),
@@ -182,6 +182,7 @@ def test_what_evaluate_inverts_is_scored_on_the_images_grid_and_nothing_is_saved
     assert "the transform 'SaveImaged' (validate#postprocessing#transforms#3)" in names
 
 
+@pytest.mark.slow
 def test_neither_workers_nor_loaders_nor_caches_change_a_bit(tools):
     first = federate(tools, rounds=1)
     for number, options in enumerate(({"workers": 2, "cache": "none"}, {"loaders": 2, "cache": "disk"})):
@@ -342,7 +343,7 @@ def test_a_method_that_needs_more_than_the_task_has_is_refused(tools):
         federate(tools, method="moon")
 
 
-@pytest.mark.parametrize("method", ["fedper", "fedskd"])
+@pytest.mark.parametrize("method", ["fedper", pytest.param("fedskd", marks=pytest.mark.slow)])
 def test_methods_that_ask_for_a_head_or_stages_train_a_stock_network(method, tools):
     """Models are taken home under the names of the stock network."""
     result = federate(tools, method=method, rounds=1)

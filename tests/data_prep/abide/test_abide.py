@@ -138,6 +138,7 @@ def test_the_same_command_as_a_script(made, tmp_path, monkeypatch, capsys):
     assert "20 training" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_progress_and_the_number_of_processes_change_nothing(made, tmp_path, monkeypatch):
     monkeypatch.setattr("medfl.utils.progress.EVERY_SECONDS", 0.0)
     contents = []
