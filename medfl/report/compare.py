@@ -17,14 +17,13 @@ import pandas as pd
 
 from medfl.errors import SettingsError, StoreError, did_you_mean
 from medfl.metrics import LOWER_IS_BETTER, worst
-from medfl.report.formats import as_text, metric_words, p_value, plus_minus, table_lines
+from medfl.report.formats import as_text, listed, metric_words, p_value, plus_minus, table_lines
 from medfl.report.groups import (
     Group,
     constant_predictions,
     folds_among,
     group_runs,
     pairs,
-    who_predicts_constants,
 )
 from medfl.report.patient_tests import (
     NO_PREDICTIONS,
@@ -262,7 +261,10 @@ def notes(table: pd.DataFrame) -> list[str]:
     if (table["sites"] < table["of_sites"]).any():
         sentences.append("Sites where a metric is not defined, such as auc with one class only, are left out.")
     cells = table.drop_duplicates("label").set_index("label")["constant_predictions"]
-    sentences += who_predicts_constants({str(label): text for label, text in cells.items() if text != "-"})
+    labels: dict[str, list[str]] = {}
+    for label, text in cells[cells != "-"].items():
+        labels.setdefault(text, []).append(str(label))
+    sentences += [f"{listed(same)}, {text}" for text, same in labels.items()]
     if table["status"].str.contains("diverged|incomplete|running").any():
         sentences.append(
             "Runs that did not finish stay in the table with the scores of their last evaluated round; a run that has "

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -344,13 +344,21 @@ def constant_predictions(group: Group) -> str:
     )
 
 
-def who_predicts_constants(texts: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each text, with the groups that have it in common.
+def name_runs(chosen: Collection[RunRecord], groups: Sequence[Group]) -> str:
+    """Return in few words which runs are meant: ``all runs``, ``local and fedper``, ``fedavg (seeds 0, 1)``.
 
     Args:
-        texts: Label of a group to its `constant_predictions`, not empty.
+        chosen: At least one of the groups' runs.
+        groups: All groups that a reader sees.
     """
+    folders = {run.folder for run in chosen}
+    shown = [run for group in groups for run in group.runs]
+    if len(shown) > 1 and all(run.folder in folders for run in shown):
+        return "all runs"
     labels: dict[str, list[str]] = {}
-    for label, text in texts.items():
-        labels.setdefault(text, []).append(label)
-    return [f"{listed(same)}, {text}" for text, same in labels.items()]
+    for group in groups:
+        runs = [run for run in group.runs if run.folder in folders]
+        if runs:
+            which = "" if len(runs) == len(group.runs) else f" (seed{'s' if len(runs) > 1 else ''} {repetitions(runs)})"
+            labels.setdefault(which, []).append(group.label)
+    return "; ".join(f"{listed(same)}{which}" for which, same in labels.items())

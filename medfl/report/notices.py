@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
+from medfl.core.constant_predictions import from_summary
 from medfl.privacy.statements import WHAT, describe_secure
 from medfl.report.formats import count, listed, number
-from medfl.report.groups import Group, constant_predictions, data_per, who_predicts_constants
+from medfl.report.groups import Group, data_per, name_runs
 from medfl.report.scores import named_runs
 from medfl.report.section import LEVELS, Notice
 from medfl.runs.records import RunRecord
@@ -86,15 +87,15 @@ def make_notices(groups: Sequence[Group], of_sections: Sequence[Notice] = ()) ->
     runs = named_runs(groups)
     notices = [
         *_poisoned(runs),
-        *_secure(runs),
+        *_secure(groups),
         *_endings(runs),
         *_constant(groups),
         *_best_rounds(runs),
         *_missing(runs),
-        *_leaks(runs),
-        *_changes(runs),
-        *_other_data(runs),
-        *_no_test(runs),
+        *_leaks(groups),
+        *_changes(groups),
+        *_other_data(groups),
+        *_no_test(groups),
         *of_sections,
         *_privacy(groups, {label for notice in of_sections for label in notice.privacy_of}),
     ]
@@ -110,14 +111,23 @@ def _poisoned(runs: Sequence[Named]) -> list[Notice]:
     ]
 
 
-def _secure(runs: Sequence[Named]) -> list[Notice]:
-    """What the server learned of the updates; runs with the same setting share a line."""
-    names: dict[str, list[str]] = {}
-    for name, run in runs:
+def _about(groups: Sequence[Group], texts: Callable[[RunRecord], Iterable[str]]) -> list[tuple[str, str]]:
+    """Return each text about one of the runs, behind the runs that have it in common."""
+    runs: dict[str, list[RunRecord]] = {}
+    for run in (run for group in groups for run in group.runs):
+        for text in texts(run):
+            runs.setdefault(text, []).append(run)
+    return [(name_runs(same, groups), text) for text, same in runs.items()]
+
+
+def _secure(groups: Sequence[Group]) -> list[Notice]:
+    """Return what the server learned of the updates."""
+
+    def words(run: RunRecord) -> Iterator[str]:
         if (setting := run.run["identity"]["settings"].get("secure_aggregation")) is not None:
-            words = describe_secure(SecureAggregation.model_validate(setting), simulated="offer" not in run.run)
-            names.setdefault(words, []).append(name)
-    return [Notice("info", f"{listed(who)}: {words}") for words, who in names.items()]
+            yield describe_secure(SecureAggregation.model_validate(setting), simulated="offer" not in run.run)
+
+    return [Notice("info", f"{who}: {text}") for who, text in _about(groups, words)]
 
 
 def _missing(runs: Sequence[Named]) -> list[Notice]:
@@ -155,9 +165,9 @@ def _endings(runs: Sequence[Named]) -> list[Notice]:
 
 
 def _constant(groups: Sequence[Group]) -> list[Notice]:
-    """Return a notice for models that predict the same for every image."""
-    texts = {group.label: text for group in groups if (text := constant_predictions(group))}
-    return [Notice("bad", sentence) for sentence in who_predicts_constants(texts)]
+    """Return what is found of models that predict the same for every image."""
+    findings = _about(groups, lambda run: [entry.sentence for entry in from_summary(run.summary)])
+    return [Notice("bad", f"{who}: {sentence}") for who, sentence in findings]
 
 
 def _best_rounds(runs: Sequence[Named]) -> list[Notice]:
@@ -177,50 +187,40 @@ def _best_rounds(runs: Sequence[Named]) -> list[Notice]:
     return notices
 
 
-def _leaks(runs: Sequence[Named]) -> list[Notice]:
-    by_sentence: dict[str, list[str]] = {}
-    for name, run in runs:
-        for sentence in run.summary.get("leaks", []):
-            by_sentence.setdefault(str(sentence), []).append(name)
+def _leaks(groups: Sequence[Group]) -> list[Notice]:
+    leaks = _about(groups, lambda run: [str(sentence) for sentence in run.summary.get("leaks", [])])
     return [
-        Notice("bad", f"A leak between the data was allowed by name ({listed(names)}): {sentence.rstrip('.')}.")
-        for sentence, names in by_sentence.items()
+        Notice("bad", f"A leak between the data was allowed by name ({who}): {sentence.rstrip('.')}.")
+        for who, sentence in leaks
     ]
 
 
-def _changes(runs: Sequence[Named]) -> list[Notice]:
-    by_file: dict[str, list[str]] = {}
-    for name, run in runs:
-        for file in run.run.get("data", {}).get("allowed_changes", []):
-            by_file.setdefault(str(file), []).append(name)
+def _changes(groups: Sequence[Group]) -> list[Notice]:
+    files = _about(groups, lambda run: [str(file) for file in run.run.get("data", {}).get("allowed_changes", [])])
     return [
-        Notice("warn", f"'{file}' changed after the partition, which was accepted by name ({listed(names)}).")
-        for file, names in by_file.items()
+        Notice("warn", f"'{file}' changed after the partition, which was accepted by name ({who}).")
+        for who, file in files
     ]
 
 
-def _other_data(runs: Sequence[Named]) -> list[Notice]:
-    kinds: dict[str, list[str]] = {}
-    for name, run in runs:
-        kinds.setdefault(run.data, []).append(name)
+def _other_data(groups: Sequence[Group]) -> list[Notice]:
+    kinds = _about(groups, lambda run: [run.data])
     if len(kinds) < 2:
         return []
-    if way := data_per([run for _, run in runs]):
+    if way := data_per([run for group in groups for run in group.runs]):
         within = "seed" if way == "seed" else "seed and fold"
         return [Notice("info", f"Each {way} has data of its own. Differences are taken within a {within}.")]
-    who = "; ".join(f"data {data[:8]}: {listed(names)}" for data, names in kinds.items())
+    who = "; ".join(f"data {data[:8]}: {names}" for names, data in kinds)
     return [Notice("warn", f"The runs did not use the same data ({who}). Differences are taken on the same data only.")]
 
 
-def _no_test(runs: Sequence[Named]) -> list[Notice]:
-    names = []
-    for name, run in runs:
+def _no_test(groups: Sequence[Group]) -> list[Notice]:
+    def text(run: RunRecord) -> Iterator[str]:
         scored = [split for splits in run.summary.get("scores", {}).values() for split in splits]
         if run.status != "running" and "test" not in scored:
-            names.append(name)
-    if not names:
-        return []
-    return [Notice("warn", f"There are no test scores of {listed(names)}: no site had test images that were scored.")]
+            yield "no site had test images that were scored."
+
+    return [Notice("warn", f"There are no test scores of {who}: {why}") for who, why in _about(groups, text)]
 
 
 def _privacy(groups: Sequence[Group], named: Set[str]) -> list[Notice]:

@@ -12,7 +12,7 @@ from medfl.core.constant_predictions import KEY, ConstantPrediction, to_summary
 from medfl.errors import SettingsError, StoreError
 from medfl.report.claims import check_claim
 from medfl.report.compare import compare, notes, to_markdown
-from medfl.report.groups import group_runs
+from medfl.report.groups import group_runs, name_runs
 from medfl.runs.records import read_run
 
 
@@ -327,3 +327,15 @@ def test_rows_whose_models_predict_the_same_for_every_image_share_a_line(run):
         f"seeds 0, 1: {entries[0].sentence}",
         f"seed 1: {entries[1].sentence}",
     }
+
+
+def test_runs_are_named_in_few_words(run):
+    runs = {(method, seed): run(method, seed) for method in ("fedavg", "local", "fedper") for seed in (0, 1, 2)}
+    runs["ditto", 0] = run("ditto")
+    groups = group_runs([*runs.values()])
+    every = [*runs.values()]
+    assert name_runs(every, groups) == "all runs"
+    assert name_runs(every[:1], groups) == "fedavg (seed 0)"
+    some = [runs["local", seed] for seed in (0, 1, 2)] + [runs[m, s] for m in ("fedavg", "fedper") for s in (0, 2)]
+    assert name_runs([*some, runs["ditto", 0]], groups) == "fedavg and fedper (seeds 0, 2); local and ditto"
+    assert name_runs(every[:1], group_runs(every[:1])) == "fedavg"
