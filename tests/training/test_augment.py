@@ -89,6 +89,15 @@ def same(first, other) -> bool:
     return left.keys() == right.keys() and all(tensors_equal(left[name], right[name]) for name in left)
 
 
+def largest_difference(first, other) -> float:
+    """The largest difference of a weight between the results of two runs."""
+    left, right = bits(first), bits(other)
+    assert left.keys() == right.keys()
+    return max(
+        float((left[name][key].double() - right[name][key].double()).abs().max()) for name in left for key in left[name]
+    )
+
+
 def upside_down(sites):
     """The same sites with training images flipped once and for all."""
     return {
@@ -102,14 +111,18 @@ def upside_down(sites):
     [("fedavg", {}), ("local", {}), ("centralized", {}), ("fedkper", {"lambda_mode": "const", "aggregation": "size"})],
 )
 def test_a_flip_that_always_happens_is_training_on_flipped_images(tmp_path, method, args):
-    """A teacher, too, is asked about the images that its student sees. Test images are never changed."""
+    """A teacher, too, sees the images that its student sees. Test images are never changed.
+
+    FedKPer's teacher scores fixed images once a round and changed ones batch by batch. On some processors the outputs
+    then differ in the last bit.
+    """
     case, sites = Case(REGISTRY, method, args), make_sites()
     flipping = dataclasses.replace(make_task(), augmentation=flips(1.0))
     changed = case.run(tmp_path / "changed", sites=sites, task=flipping)
     flipped = case.run(tmp_path / "flipped", sites=upside_down(sites))
     plain = case.run(tmp_path / "plain", sites=sites)
-    assert same(changed, flipped)
-    assert not same(changed, plain)
+    assert largest_difference(changed, flipped) < 1e-6
+    assert largest_difference(changed, plain) > 1e-3
 
 
 def test_random_changes_are_the_same_with_workers_and_anew_in_each_round(tmp_path):
