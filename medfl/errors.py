@@ -1,18 +1,74 @@
-"""Every error that medfl raises on purpose.
+"""Errors that medfl raises on purpose.
 
-A message says what was expected, what came, where, and what to do; it never names a patient.
+Each error has a message for the user, a stable code, and the values that the message names. The message says what was
+expected, what was found, where, and what to do. Neither the message nor a field contains a patient's name, id or date.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Collection, Iterable
+from typing import Any, Self
 
 from medfl import DISTRIBUTION
 
 
 class MedflError(Exception):
-    """Base of all errors that a user can do something about; the command line prints them without a traceback."""
+    """Base class of all errors that a user can do something about.
+
+    The command line prints the message without a traceback.
+
+    Args:
+        code: Name of the kind of fault in snake_case, as ``unknown_method``. It stays the same when the wording of the
+            message changes: programs and tests compare it. Errors that do not have a code yet are created with the
+            message alone and have the code ``unspecified``.
+        message: Text for the user.
+        fields: Values that the message names: names, paths, values expected and found. They are text, numbers,
+            booleans, None, or collections of these.
+
+    Attributes:
+        code: Name of the kind of fault.
+        fields: Maps the name of each field to its value in a form that JSON can hold: a path is text; a tuple or a
+            set is a list, a set's in order.
+
+    Example:
+        >>> error = SettingsError("unknown_method", "unknown method 'fedprx'.", name="fedprx")
+        >>> error.code, error.fields["name"], str(error)
+        ('unknown_method', 'fedprx', "unknown method 'fedprx'.")
+    """
+
+    def __init__(self, code: str, message: str | None = None, /, **fields: Any) -> None:
+        super().__init__(code if message is None else message)
+        self.code = "unspecified" if message is None else code
+        self.fields = {name: _as_plain(value) for name, value in fields.items()}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self), self.code, str(self), self.fields)
+
+    def reworded(self, message: str) -> Self:
+        """Return an error of the same class, code and fields with another message.
+
+        Use it to add context: ``raise error.reworded(f"{path}: {error}") from error``.
+
+        Args:
+            message: The new message.
+        """
+        return type(self)(self.code, message, **self.fields)
+
+
+def _as_plain(value: Any) -> Any:
+    """Return a field's value in a form that JSON can hold."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    return [_as_plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def _restore(kind: type[MedflError], code: str, message: str, fields: dict[str, Any]) -> MedflError:
+    """Create an error again from its parts, for `pickle`."""
+    return kind(code, message, **fields)
 
 
 class SettingsError(MedflError):
@@ -74,7 +130,9 @@ def check_choice(what: str, choice: str, known: Collection[str]) -> None:
         SettingsError: With the nearest known one, and all of them.
     """
     if choice not in known:
-        raise SettingsError(f"unknown {what} '{choice}'. {did_you_mean(choice, known)}")
+        raise SettingsError(
+            "unknown_choice", f"unknown {what} '{choice}'. {did_you_mean(choice, known)}", what=what, choice=choice
+        )
 
 
 def pip_install(extra: str) -> str:

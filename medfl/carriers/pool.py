@@ -148,8 +148,10 @@ def _receive(pipe: Connection, job: Job) -> tuple[Meta, bytes]:
             "out of memory). Nothing that was saved is lost: give the same command again, perhaps with fewer --workers."
         ) from None
     if "error" in result:
-        kind = getattr(errors, result["kind"], MedflError) if result["expected"] else RuntimeError
-        problem: Exception = kind(result["error"])
+        problem: Exception = RuntimeError(result["error"])
+        if result["expected"]:
+            kind: type[MedflError] = getattr(errors, result["kind"], MedflError)
+            problem = kind(result["code"], result["error"], **result["fields"])
         problem.add_note(f"In a worker process:\n{result['traceback']}")
         raise problem
     return result, blob
@@ -205,12 +207,13 @@ def _do(work: Work, job: Job, blob: bytes) -> Result:
     try:
         return work(replace(job, tensors=wire.decode(blob)[0]))
     except MedflError as error:
-        result = {"error": str(error), "kind": type(error).__name__, "expected": True}
+        result = {"error": str(error), "kind": type(error).__name__, "expected": True, "code": error.code}
+        result["fields"] = error.fields
         result["traceback"] = traceback.format_exc()
     except Exception as error:
         late = any(words in str(error) for words in ("CUDA in forked subprocess", "fork-based multiprocessing"))
         result = {"error": FORKED_LATE if late else describe_bug(error, job)}
-        result |= {"kind": "SettingsError" if late else "", "expected": late}
+        result |= {"kind": "SettingsError", "expected": late, "code": "gpu_used_before_workers", "fields": {}}
         result["traceback"] = traceback.format_exc()
     return result, {}
 
