@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
 from medfl.errors import DataError, MedflError, SettingsError, check_choice
-from refusals import refused
 
 
 def test_an_error_has_a_code_fields_and_a_message():
