@@ -74,6 +74,12 @@ def _fetch(source: Path, maps: Maps, subject: Subject, derivative: str, url: str
         if isinstance(refusal, urllib.error.HTTPError) and refusal.code in _NOT_THERE:
             return False
         text = str(error).replace(subject.file_id, "<FILE_ID>")
-        raise DataError(f"table row {subject.row}, {derivative}: {text}") from None
+        raise DataError(
+            error.code,
+            f"table row {subject.row}, {derivative}: {text}",
+            row=subject.row,
+            derivative=derivative,
+            status=error.fields.get("status"),
+        ) from None
     os.replace(fetched, target)
     return True

@@ -66,7 +66,9 @@ class Maps:
         _check_known("derivative", self.derivatives, DERIVATIVES)
         if not self.derivatives or len(set(self.derivatives)) < len(self.derivatives):
             raise SettingsError(
-                f"expected each derivative once and at least one, got {', '.join(self.derivatives) or 'none'}"
+                "wrong_derivatives",
+                f"expected each derivative once and at least one, got {', '.join(self.derivatives) or 'none'}",
+                found=self.derivatives,
             )
 
     def folder(self, derivative: str) -> str:
@@ -77,7 +79,12 @@ class Maps:
 def _check_known(what: str, names: Sequence[str], known: Sequence[str]) -> None:
     for name in names:
         if name not in known:
-            raise SettingsError(f"unknown {what} '{name}' of ABIDE. {did_you_mean(name, known)}")
+            raise SettingsError(
+                "unknown_choice",
+                f"unknown {what} '{name}' of ABIDE. {did_you_mean(name, known)}",
+                what=what,
+                choice=name,
+            )
 
 
 def file_name(file_id: str, derivative: str) -> str:
@@ -131,8 +138,13 @@ def nothing_found(source: Path, maps: Maps, subjects: int) -> DataError:
         hints.append(f"There are folders of {', '.join(known)}: give another --pipeline or --strategy.")
     hints.append("Give the folder that holds PCP's Outputs, nilearn's ABIDE_pcp or the files, or add --download.")
     return DataError(
+        "no_images",
         f"expected maps of {subjects} subjects in {source}, such as {maps.folder(maps.derivatives[0])}/"
-        f"{file_name('<FILE_ID>', maps.derivatives[0])}, found none. {' '.join(hints)}"
+        f"{file_name('<FILE_ID>', maps.derivatives[0])}, found none. {' '.join(hints)}",
+        path=source,
+        subjects=subjects,
+        unused_files=len(strange),
+        other_folders=known,
     )
 
 

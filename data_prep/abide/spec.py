@@ -121,14 +121,18 @@ class Abide(ImageSpec):
         if self.phenotypes is not None:
             if not self.phenotypes.is_file():
                 raise DataError(
-                    f"expected the phenotypic file {self.phenotypes}, there is none. Give another --phenotypes."
+                    "missing_file",
+                    f"expected the phenotypic file {self.phenotypes}, there is none. Give another --phenotypes.",
+                    path=self.phenotypes,
                 )
             return self.phenotypes
         path = next((path for top in _TOPS if (path := self.source / top / FILE).is_file()), None)
         if path is None and not self.download:
             raise DataError(
+                "missing_file",
                 f"expected the phenotypic file {self.source / FILE}, there is none. Add --download, or give the file "
-                "as --phenotypes."
+                "as --phenotypes.",
+                path=self.source / FILE,
             )
         return path
 
@@ -203,7 +207,13 @@ class Abide(ImageSpec):
         failed = _unreadable(outcome)
         message = too_many(failed, len(outcome.choice.items))
         if message:
-            raise DataError(message)
+            raise DataError(
+                "too_many_unreadable",
+                message,
+                count=len(failed),
+                total=len(outcome.choice.items),
+                rows={row for row, _ in failed},
+            )
         lines = [f"warning: {len(failed)} maps can't be read: {described(failed)}"] if failed else []
         count = len({row for row, _ in _failures(outcome)})
         return [*lines, f"warning: {count} subjects without all maps were left out: see {QUARANTINE}"]
@@ -263,8 +273,10 @@ def _check_classes(subjects: Sequence[Subject]) -> None:
     gone = [name for label, name in enumerate(CLASSES) if label not in {subject.label for subject in subjects}]
     if gone:
         raise DataError(
+            "class_without_images",
             f"no subject with all maps is left of the classes {', '.join(gone)}. Ask for fewer --derivatives, or add "
-            "--download."
+            "--download.",
+            classes=gone,
         )
 
 

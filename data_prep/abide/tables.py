@@ -114,7 +114,12 @@ def read_phenotypes(path: Path, sites: str = FEDASD) -> Cohort:
     missing = [column for column in NEEDED if column not in table.columns]
     if missing:
         names = ", ".join(f"'{column}'" for column in missing)
-        raise DataError(f"expected the columns {names} in {path}, missing. Give PCP's file, {FILE}.")
+        raise DataError(
+            "missing_column",
+            f"expected the columns {names} in {path}, missing. Give PCP's file, {FILE}.",
+            path=path,
+            columns=missing,
+        )
     _check_column(sites, table)
     named = [place for place, row in enumerate(table.rows) if row["FILE_ID"] not in ("no_filename", *_ABSENT)]
     good = [place for place in named if all(table.rows[place][column] in words for column, words in GOOD.items())]
@@ -149,33 +154,67 @@ def _check_column(sites: str, table: Table) -> None:
     if sites == FEDASD:
         return
     if sites in _IDENTIFIERS:
-        raise SettingsError(f"'{sites}' identifies a subject, so it can't name sites. Give another column as --sites.")
+        raise SettingsError(
+            "identifying_column",
+            f"'{sites}' identifies a subject, so it can't name sites. Give another column as --sites.",
+            column=sites,
+        )
     if sites not in table.columns:
         known = [FEDASD, *(column for column in table.columns if column not in _IDENTIFIERS)]
-        raise SettingsError(f"expected {FEDASD} or a column of {table.path} as --sites. {did_you_mean(sites, known)}")
+        raise SettingsError(
+            "unknown_column",
+            f"expected {FEDASD} or a column of {table.path} as --sites. {did_you_mean(sites, known)}",
+            path=table.path,
+            column=sites,
+        )
 
 
 def _check_rows(table: Table) -> None:
     if not table.rows:
         raise DataError(
+            "too_few_patients",
             f"expected subjects in {table.path}, none has files (FILE_ID) and passed the raters ({', '.join(GOOD)}). "
-            f"Give PCP's file, {FILE}."
+            f"Give PCP's file, {FILE}.",
+            path=table.path,
+            minimum=1,
+            found=0,
         )
     ids = Counter(row["FILE_ID"] for row in table.rows)
-    _refuse_rows(table, "FILE_ID", [not re.fullmatch(r"\w+", row["FILE_ID"]) for row in table.rows], "a name of files")
-    _refuse_rows(table, "FILE_ID", [ids[row["FILE_ID"]] > 1 for row in table.rows], "one row for each subject")
-    _refuse_rows(table, "SITE_ID", [row["SITE_ID"] in _ABSENT for row in table.rows], "a scanning site")
-    _refuse_rows(table, "DX_GROUP", [_whole(row["DX_GROUP"]) not in _DX for row in table.rows], "1 or 2")
+    _refuse_rows(
+        table,
+        "invalid_value",
+        "FILE_ID",
+        [not re.fullmatch(r"\w+", row["FILE_ID"]) for row in table.rows],
+        "a name of files",
+    )
+    _refuse_rows(
+        table, "duplicate_row", "FILE_ID", [ids[row["FILE_ID"]] > 1 for row in table.rows], "one row for each subject"
+    )
+    _refuse_rows(
+        table, "missing_value", "SITE_ID", [row["SITE_ID"] in _ABSENT for row in table.rows], "a scanning site"
+    )
+    _refuse_rows(table, "wrong_label", "DX_GROUP", [_whole(row["DX_GROUP"]) not in _DX for row in table.rows], "1 or 2")
     if len({_whole(row["DX_GROUP"]) for row in table.rows}) < 2:
-        raise DataError(f"expected subjects with autism and controls in {table.path}, all that are used are of one.")
+        raise DataError(
+            "too_few_classes",
+            f"expected subjects with autism and controls in {table.path}, all that are used are of one.",
+            path=table.path,
+            minimum=2,
+            found=1,
+        )
 
 
-def _refuse_rows(table: Table, column: str, wrong: Sequence[bool], expected: str) -> None:
+def _refuse_rows(table: Table, code: str, column: str, wrong: Sequence[bool], expected: str) -> None:
     rows = [number for number, is_wrong in zip(table.numbers, wrong, strict=True) if is_wrong]
     if rows:
         raise DataError(
+            code,
             f"expected {expected} in the column '{column}' of {table.path}, {len(rows)} of {len(table.rows)} subjects "
-            f"that are used have something else: {row_list(rows)}. Correct them, or delete these rows."
+            f"that are used have something else: {row_list(rows)}. Correct them, or delete these rows.",
+            path=table.path,
+            column=column,
+            rows=rows,
+            total=len(table.rows),
         )
 
 
@@ -187,18 +226,25 @@ def _sites(table: Table, sites: str) -> list[str]:
         strange = sorted({row["SITE_ID"] for row, name in zip(table.rows, names, strict=True) if not name})
         if strange:
             raise DataError(
+                "site_without_region",
                 f"the four regions of {FEDASD} do not say where {', '.join(strange[:MAX_NAMES])} (SITE_ID in "
-                f"{table.path}) belongs. Give a column as --sites, for example --sites SITE_ID."
+                f"{table.path}) belongs. Give a column as --sites, for example --sites SITE_ID.",
+                path=table.path,
+                sites=strange[:MAX_NAMES],
             )
         return names
     if sites == "SITE_ID":
         return [merged(row["SITE_ID"]) for row in table.rows]
     names = [row[sites] for row in table.rows]
-    _refuse_rows(table, sites, [value in _ABSENT for value in names], "a value")
+    _refuse_rows(table, "missing_value", sites, [value in _ABSENT for value in names], "a value")
     if len(set(names)) > 2 and 2 * len(set(names)) > len(names):
         raise SettingsError(
+            "too_many_sites",
             f"expected several subjects at each site, got {len(set(names))} different values of {len(names)} subjects "
-            f"in the column '{sites}': they look like measurements. Give another column as --sites."
+            f"in the column '{sites}': they look like measurements. Give another column as --sites.",
+            column=sites,
+            found=len(set(names)),
+            patients=len(names),
         )
     return names
 

@@ -118,15 +118,26 @@ class Release:
             DataError: If there is no such folder.
         """
         if not source.is_dir():
-            raise DataError(f"expected the folder of {self.title} at {source}, there is none. Give another --source.")
+            raise DataError(
+                "missing_folder",
+                f"expected the folder of {self.title} at {source}, there is none. Give another --source.",
+                path=source,
+            )
         for folder in (source, *_subfolders(source)):
             if any(self.class_of(child.name) for child in _subfolders(folder)):
                 return folder
         if self.class_of(source.resolve().name):
-            raise DataError(f"{source} is the folder of one class of {self.title}. Give the folder that holds it.")
+            raise DataError(
+                "folder_of_one_class",
+                f"{source} is the folder of one class of {self.title}. Give the folder that holds it.",
+                path=source,
+            )
         raise DataError(
+            "missing_class_folder",
             f"expected folders of classes of {self.title} ({', '.join(self.classes)}) in {source} or one folder below, "
-            "there are none. Give the folder that holds them."
+            "there are none. Give the folder that holds them.",
+            path=source,
+            classes=list(self.classes),
         )
 
     def listing(self, tree: Tree, top: Path, tell: Tell) -> Listing:
@@ -145,9 +156,19 @@ class Release:
             known, images = self.class_of(folder), listing.images(names)
             if known is None:
                 hint = did_you_mean(folder, self.classes)
-                raise DataError(f"the folder '{folder}' is no class of {self.title}. {hint} Rename it, or take it out.")
+                raise DataError(
+                    "unknown_class_folder",
+                    f"the folder '{folder}' is no class of {self.title}. {hint} Rename it, or take it out.",
+                    release=self.name,
+                    folder=folder,
+                )
             if not images:
-                raise DataError(f"there is no image in the folder '{folder}' of {self.title}. Unpack it again.")
+                raise DataError(
+                    "no_images",
+                    f"there is no image in the folder '{folder}' of {self.title}. Unpack it again.",
+                    release=self.name,
+                    folder=folder,
+                )
             there.add(known)
             for image in images:
                 cell = tell(known, f"{folder}/{image}")
@@ -157,7 +178,12 @@ class Release:
                     listing.cells.append(Cell(top / folder / image, self.name, *cell))
         missing = [name for name in self.classes if name not in there]
         if missing:
-            raise DataError(f"{self.title} lacks the folders of the classes {', '.join(missing)}. Unpack it again.")
+            raise DataError(
+                "missing_class_folder",
+                f"{self.title} lacks the folders of the classes {', '.join(missing)}. Unpack it again.",
+                release=self.name,
+                classes=missing,
+            )
         return listing
 
 

@@ -50,34 +50,52 @@ class LabelMap(Strict):
         for release in releases:
             codes = self.sources.get(release.name)
             if codes is None:
-                raise SettingsError(f"the label map says nothing of {release.name}. Add it to 'sources'.")
+                raise SettingsError(
+                    "missing_release",
+                    f"the label map says nothing of {release.name}. Add it to 'sources'.",
+                    release=release.name,
+                )
             missing = [code for code in release.published if code not in codes]
             if missing:
                 raise SettingsError(
+                    "missing_cell_type",
                     f"the label map lacks these kinds of cells of {release.name}: {', '.join(missing)}. Give each of "
-                    "them a class, or null to leave it out."
+                    "them a class, or null to leave it out.",
+                    release=release.name,
+                    cell_types=missing,
                 )
             for code in codes:
                 if code not in release.published:
                     hint = did_you_mean(code, release.published)
-                    raise SettingsError(f"the label map names '{code}', no kind of cell of {release.name}. {hint}")
+                    raise SettingsError(
+                        "unknown_cell_type",
+                        f"the label map names '{code}', no kind of cell of {release.name}. {hint}",
+                        release=release.name,
+                        cell_type=code,
+                    )
         self._check_classes()
 
     def _check_classes(self) -> None:
         if len(set(self.classes)) < len(self.classes):
-            raise SettingsError("a class stands twice in 'classes' of the label map. Take it out once.")
+            raise SettingsError(
+                "duplicate_class", "a class stands twice in 'classes' of the label map. Take it out once."
+            )
         used = {name for codes in self.sources.values() for name in codes.values() if name is not None}
         for name in sorted(used - set(self.classes)):
             hint = did_you_mean(name, self.classes)
             raise SettingsError(
+                "unknown_class",
                 f"'classes' of the label map lacks '{name}', which a kind of cell belongs to. {hint} Add it, or "
-                "correct 'sources'."
+                "correct 'sources'.",
+                name=name,
             )
         unused = [name for name in self.classes if name not in used]
         if unused:
             raise SettingsError(
+                "unused_class",
                 f"the label map has no kind of cell that belongs to the classes {', '.join(unused)}. Take them out of "
-                "'classes'."
+                "'classes'.",
+                classes=unused,
             )
 
 

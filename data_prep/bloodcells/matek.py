@@ -69,7 +69,12 @@ def read_annotations(path: Path) -> dict[str, Line]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"could not read {path} as text ({type(error).__name__}). Download it again.") from None
+        raise DataError(
+            "unreadable_file",
+            f"could not read {path} as text ({type(error).__name__}). Download it again.",
+            path=path,
+            cause=type(error).__name__,
+        ) from None
     lines: dict[str, Line] = {}
     for number, line in enumerate(text.splitlines(), 1):
         parts = line.split()
@@ -77,17 +82,31 @@ def read_annotations(path: Path) -> dict[str, Line]:
             continue
         if len(parts) != 4:
             raise DataError(
+                "wrong_cell_count",
                 f"expected a path, a label and two later annotations in line {number} of {path}, got {len(parts)} "
-                "entries. Download it again."
+                "entries. Download it again.",
+                path=path,
+                line=number,
+                expected=4,
+                found=len(parts),
             )
         image, label, *later = parts
         if label not in CODES:
             raise DataError(
-                f"unknown label '{label}' in line {number} of {path}. {did_you_mean(label, CODES)} Download it again."
+                "wrong_label",
+                f"unknown label '{label}' in line {number} of {path}. {did_you_mean(label, CODES)} Download it again.",
+                path=path,
+                line=number,
+                label=label,
             )
         key = _key(image)
         if key in lines:
-            raise DataError(f"line {number} of {path} is about the same image as an earlier one. Download it again.")
+            raise DataError(
+                "duplicate_row",
+                f"line {number} of {path} is about the same image as an earlier one. Download it again.",
+                path=path,
+                line=number,
+            )
         named = zip(("second", "third"), later, strict=True)
         lines[key] = Line(label, {name: code for name, code in named if code.lower() != "nan"})
     return lines
@@ -131,8 +150,10 @@ def find(source: Path) -> Listing:
     table = next((place for place in places if place.is_file()), None)
     if table is None:
         raise DataError(
+            "missing_file",
             f"expected {FILE} of {RELEASE.title} in {top} or one folder above, there is none. The Cancer Imaging "
-            "Archive has it beside the images: download it into this folder."
+            "Archive has it beside the images: download it into this folder.",
+            path=top / FILE,
         )
     return cells_of(read_tree(top), top, read_annotations(table))
 

@@ -81,7 +81,12 @@ class Cells(ImageSpec):
     @model_validator(mode="after")
     def _check_share(self) -> Self:
         if not 0 <= self.test_share < 1:
-            raise SettingsError(f"expected 0 <= test share < 1, got {self.test_share}")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"expected 0 <= test share < 1, got {self.test_share}",
+                setting="test_share",
+                found=self.test_share,
+            )
         return self
 
     @abstractmethod
@@ -183,7 +188,11 @@ class Cells(ImageSpec):
     def _check_classes(self, there: set[str], labels: LabelMap, say: Say) -> None:
         gone = [name for name in labels.classes if name not in there]
         if gone and (self.complete or not there):
-            raise DataError(f"no readable image is left of the classes {', '.join(gone)}. Unpack the release again.")
+            raise DataError(
+                "class_without_images",
+                f"no readable image is left of the classes {', '.join(gone)}. Unpack the release again.",
+                classes=gone,
+            )
         if gone:
             say(f"warning: there is no image of the classes {', '.join(gone)}; their numbers stay free")
 
@@ -237,5 +246,5 @@ def _choose(listings: Sequence[Listing], labels: LabelMap, say: Say) -> tuple[li
         say(f"note: {count} images are left out: {reason}")
     chosen = [cell for cell in cells if (cell.source, cell.code) not in codes]
     if not chosen:
-        raise DataError("no image has a class. Give another folder, or another label map.")
+        raise DataError("no_labelled_images", "no image has a class. Give another folder, or another label map.")
     return chosen, left_out + sum((listing.passed_over for listing in listings), Counter())

@@ -57,7 +57,11 @@ class BloodCells(Cells):
     @model_validator(mode="after")
     def _check_releases(self) -> Self:
         if not self.releases():
-            raise SettingsError(f"expected a folder of at least one release: {', '.join(RELEASES)}.")
+            raise SettingsError(
+                "missing_setting",
+                f"expected a folder of at least one release: {', '.join(RELEASES)}.",
+                settings=list(RELEASES),
+            )
         return self
 
     def releases(self) -> list[tuple[Release, Path]]:

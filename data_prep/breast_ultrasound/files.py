@@ -83,35 +83,66 @@ def read_release(source: Path) -> Release:
     path = source / TABLE
     if not path.is_file():
         raise DataError(
+            "missing_file",
             f"expected {TABLE}, {IMAGES}/ and {MASKS}/ in {source}, there is no table. Bring the images of BUS-BRA and "
-            "BrEaST into this layout; their own folders are not read."
+            "BrEaST into this layout; their own folders are not read.",
+            path=path,
         )
     table = read_table(path)
     table.require(["image", "patient", "split", *FACTS])
     names, pathologies = table.column("image"), table.column("pathology")
-    _refuse(table, [not _NAME.fullmatch(name) for name in names], "a name without ending or folder in 'image'")
+    _refuse(
+        table,
+        "invalid_value",
+        [not _NAME.fullmatch(name) for name in names],
+        "a name without ending or folder in 'image'",
+        column="image",
+    )
     counts = Counter(names)
-    _refuse(table, [counts[name] > 1 for name in names], "each image once")
+    _refuse(table, "duplicate_row", [counts[name] > 1 for name in names], "each image once", column="image")
     known = (*PATHOLOGIES, NORMAL)
-    _refuse(table, [word not in known for word in pathologies], f"{', '.join(known)} in 'pathology'")
+    _refuse(
+        table,
+        "wrong_label",
+        [word not in known for word in pathologies],
+        f"{', '.join(known)} in 'pathology'",
+        column="pathology",
+    )
     words = [word.lower() for word in table.column("split")]
-    _refuse(table, [word not in SPLIT_WORDS for word in words], "train, valid or test in 'split'")
+    _refuse(
+        table,
+        "invalid_value",
+        [word not in SPLIT_WORDS for word in words],
+        "train, valid or test in 'split'",
+        column="split",
+    )
     splits = [SPLIT_WORDS[word] for word in words]
     sides = defaultdict(set)
     patients = table.column("patient")
     for patient, split in zip(patients, splits, strict=True):
         sides[patient].add(split)
-    _refuse(table, [len(sides[patient]) > 1 for patient in patients], "all images of a patient in one split")
+    _refuse(
+        table,
+        "patient_in_two_splits",
+        [len(sides[patient]) > 1 for patient in patients],
+        "all images of a patient in one split",
+        column="patient",
+    )
     images, masks = _files(source / IMAGES, table, FORMATS), _files(source / MASKS, table, MASK_SUFFIXES)
     return Release(table, [images.get(name) for name in names], [masks.get(name) for name in names], splits)
 
 
-def _refuse(table: Table, wrong: list[bool], expected: str) -> None:
+def _refuse(table: Table, code: str, wrong: list[bool], expected: str, **fields: str) -> None:
     rows = [number for number, bad in zip(table.numbers, wrong, strict=True) if bad]
     if rows:
         raise DataError(
+            code,
             f"expected {expected} of {table.path}, not so in {len(rows)} of {len(wrong)} rows: {row_list(rows)}. "
-            "Correct them."
+            "Correct them.",
+            path=table.path,
+            rows=rows,
+            total=len(wrong),
+            **fields,
         )
 
 
@@ -122,7 +153,7 @@ def _files(folder: Path, table: Table, endings: Collection[str]) -> dict[str, Pa
         if path.suffix.lower() in endings and not path.name.startswith("."):
             named[path.stem].append(path)
     several = [len(named.get(name, ())) > 1 for name in table.column("image")]
-    _refuse(table, several, f"one file in {folder.name}/ for each row")
+    _refuse(table, "ambiguous_file", several, f"one file in {folder.name}/ for each row", folder=folder.name)
     return {name: paths[0] for name, paths in named.items()}
 
 
@@ -141,6 +172,10 @@ def read_part(part: Part, size: tuple[int, int]) -> LoadedItem:
     """
     pixels = read_picture(part.path)
     if pixels.dtype != np.uint8 or min(pixels.shape[:2]) < MIN_EDGE:
-        raise DataError(f"expected a grey image of 8 bits with {MIN_EDGE} pixels or more along each edge, got another")
+        raise DataError(
+            "unsupported_image",
+            f"expected a grey image of 8 bits with {MIN_EDGE} pixels or more along each edge, got another",
+            minimum=MIN_EDGE,
+        )
     grey = pixels if pixels.ndim == 2 else np.round(pixels @ np.array([0.299, 0.587, 0.114])).astype(np.uint8)
     return LoadedItem(resize(grey, size)) if part.mask is None else masked_picture(grey, read_mask(part.mask), size)

@@ -84,7 +84,12 @@ class BreastUltrasound(ImageSpec):
             else:
                 parts[place] = Part(image, mask if masked else None)
         if not parts:
-            raise DataError(rows_to_mend(missing, len(missing), files.table.numbers.__getitem__))
+            raise DataError(
+                "no_readable_image",
+                rows_to_mend(missing, len(missing), files.table.numbers.__getitem__),
+                count=len(missing),
+                total=len(missing),
+            )
         return Choice(
             items=list(parts.values()),
             places=list(parts),

@@ -78,7 +78,11 @@ def look_through(top: Path) -> Tree:
         DataError: If there is no such folder.
     """
     if not top.is_dir():
-        raise DataError(f"expected the folder of CBIS-DDSM at {top}, there is none. Give another --source.")
+        raise DataError(
+            "missing_folder",
+            f"expected the folder of CBIS-DDSM at {top}, there is none. Give another --source.",
+            path=top,
+        )
     tree, metadata = Tree(Path(os.path.abspath(top))), []
     names = {name: key for key, name in TABLES.items()}
     for place, subfolders, files in os.walk(tree.top):

@@ -94,8 +94,11 @@ def load(options: Options, film: Film) -> LoadedItem:
 def _whole(files: Sequence[Path], film: Film, options: Options) -> DicomImage:
     if len(files) != 1:
         raise DataError(
+            "wrong_image_count",
             f"its series holds {len(files)} different images, expected one. Keep the one of the release, and remove "
-            "the others."
+            "the others.",
+            expected=1,
+            found=len(files),
         )
     return _read(files[0], film, options)
 
@@ -106,7 +109,9 @@ def _crop_of(files: Sequence[Path], film: Film, options: Options) -> DicomImage:
         image = _read(path, film, options)
         if not is_mask(image.pixels, image.extent):
             return image
-    raise DataError("only the mask of the lesion is there, not the lesion itself. Download this series again.")
+    raise DataError(
+        "mask_without_image", "only the mask of the lesion is there, not the lesion itself. Download this series again."
+    )
 
 
 def is_mask(pixels: np.ndarray, extent: tuple[float, float]) -> bool:
@@ -133,5 +138,7 @@ def _pixel_count(path: Path) -> int:
 def _read(path: Path, film: Film, options: Options) -> DicomImage:
     image = open_mammogram(path, voi=options.voi, pseudonyms=film.names)
     if image.series and image.series not in film.series:
-        raise DataError("the file is of another series than its folder says. Download this series again.")
+        raise DataError(
+            "wrong_series", "the file is of another series than its folder says. Download this series again."
+        )
     return image

@@ -35,9 +35,12 @@ def read_release(
     missing = [name for key, name in needed.items() if key not in there]
     if missing:
         raise DataError(
+            "missing_file",
             f"expected the case descriptions of CBIS-DDSM in {tables or source}, missing: {', '.join(missing)}. The "
             "Cancer Imaging Archive has them beside the images: download them into this folder, or give theirs as "
-            "--tables."
+            "--tables.",
+            folder=tables or source,
+            files=missing,
         )
     return tree, read_tables({key: there[key] for key in TABLES if key in there})
 
@@ -54,10 +57,14 @@ def find_films(tree: cbis_files.Tree, images: Sequence[Image]) -> dict[int, Film
     films = {place: film for place, image in enumerate(images) if (film := _film(tree, image)).files}
     if not films:
         raise DataError(
+            "no_images",
             f"none of the {len(images)} images of the tables is in {tree.top}, which holds {tree.count()} image files. "
             "Expected CBIS-DDSM as downloaded, for example CBIS-DDSM/Mass-Training_P_00001_LEFT_CC/<date>-DDSM-NA-<5 "
             "digits>/1.000000-full mammogram images-<5 digits>/1-1.dcm, or folders called by the UIDs of series, as "
-            "in jpeg/<series UID>/1-001.jpg. Give the folder that holds these."
+            "in jpeg/<series UID>/1-001.jpg. Give the folder that holds these.",
+            path=tree.top,
+            expected=len(images),
+            found=tree.count(),
         )
     return films
 

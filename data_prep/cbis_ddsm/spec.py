@@ -173,8 +173,11 @@ def _check_classes(classes: Sequence[str], labels: Collection[int], failed: Mapp
     gone = [name for label, name in enumerate(classes) if label not in labels]
     if gone:
         raise DataError(
+            "class_without_images",
             f"no readable image is left of the classes {', '.join(gone)}: {describe_counts(failed)}. Download the "
-            "missing images."
+            "missing images.",
+            classes=gone,
+            reasons=dict(Counter(failed.values())),
         )
 
 

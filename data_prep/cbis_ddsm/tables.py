@@ -128,9 +128,12 @@ def _check_series(
     wrong = [lesion.where for lesion in lesions if len(owners[uid(lesion)]) > 1]
     if wrong:
         raise DataError(
+            "duplicate_series",
             f"expected a series UID of its own in the {what} file path of each {what}, {len(wrong)} rows share one "
             f"with another row: {first_names(wrong)}. Download the tables "
-            "again."
+            "again.",
+            what=what,
+            rows=wrong,
         )
 
 
@@ -165,8 +168,11 @@ def _columns(table: Table) -> dict[str, str]:
     missing = [_NAMES[key][0] for key, column in columns.items() if column is None]
     if missing:
         raise DataError(
+            "missing_column",
             f"expected the columns {', '.join(repr(name) for name in missing)} in {table.path}, missing. Take the case "
-            "descriptions that come with CBIS-DDSM on the Cancer Imaging Archive."
+            "descriptions that come with CBIS-DDSM on the Cancer Imaging Archive.",
+            path=table.path,
+            columns=missing,
         )
     return {key: column for key, column in columns.items() if column is not None}
 
@@ -177,8 +183,13 @@ def _check(table: Table, rows: Sequence[Mapping[str, str]], key: str, pattern: s
     ]
     if wrong:
         raise DataError(
+            "invalid_value",
             f"expected {expected} in the column '{_columns(table)[key]}' of {table.path}, {len(wrong)} of {len(rows)} "
-            f"rows hold something else: {row_list(wrong)}. Download the table again."
+            f"rows hold something else: {row_list(wrong)}. Download the table again.",
+            path=table.path,
+            column=_columns(table)[key],
+            rows=wrong,
+            total=len(rows),
         )
 
 

@@ -59,7 +59,11 @@ def find_files(source: Path) -> Files:
         DataError: If there is no table of attributes or no image, or several files of one name.
     """
     if not source.is_dir():
-        raise DataError(f"expected the folder of CelebA at {source}, there is none. Give another --source.")
+        raise DataError(
+            "missing_folder",
+            f"expected the folder of CelebA at {source}, there is none. Give another --source.",
+            path=source,
+        )
     tables: defaultdict[str, list[Path]] = defaultdict(list)
     aligned: dict[bool, list[Path]] = {True: [], False: []}
     for folder, _, names in sorted(os.walk(source)):
@@ -73,8 +77,10 @@ def find_files(source: Path) -> Files:
     attributes = _only_table(source, tables[ATTRIBUTES.lower()])
     if attributes is None:
         raise DataError(
+            "missing_file",
             f"expected the table {ATTRIBUTES}.txt or {ATTRIBUTES}.csv of CelebA in {source} or folders in it, there "
-            "is none. Put it beside the folder of images."
+            "is none. Put it beside the folder of images.",
+            path=source / f"{ATTRIBUTES}.txt",
         )
     partition, identity = (_only_table(source, tables[name.lower()]) for name in (PARTITION, IDENTITY))
     return Files(_only_images(source, aligned[True] or aligned[False]), attributes, partition, identity)
@@ -106,20 +112,31 @@ def read_face(path: Path, size: tuple[int, int], crop: bool) -> LoadedItem:
 def _only_table(source: Path, tables: list[Path]) -> Path | None:
     if len(tables) > 1:
         listing = ", ".join(str(path.relative_to(source)) for path in tables)
-        raise DataError(f"expected one table of each kind in {source}, found {listing}. Keep one of them.")
+        raise DataError(
+            "ambiguous_file",
+            f"expected one table of each kind in {source}, found {listing}. Keep one of them.",
+            path=source,
+            files=[path.relative_to(source) for path in tables],
+        )
     return tables[0] if tables else None
 
 
 def _only_images(source: Path, paths: list[Path]) -> dict[str, Path]:
     if not paths:
         raise DataError(
+            "no_images",
             f"expected the images 000001.jpg, ... of CelebA in {source} or folders in it, there are none. Unpack "
-            f"{ALIGNED}.zip there."
+            f"{ALIGNED}.zip there.",
+            path=source,
         )
     by_stem = {path.stem: path for path in paths}
     if len(by_stem) < len(paths):
         raise DataError(
+            "duplicate_image",
             f"expected one image of each name in {source}, {len(paths) - len(by_stem)} of {len(paths)} files have the "
-            "name of another. Give the folder of one copy of the data set."
+            "name of another. Give the folder of one copy of the data set.",
+            path=source,
+            count=len(paths) - len(by_stem),
+            total=len(paths),
         )
     return by_stem

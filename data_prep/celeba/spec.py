@@ -137,13 +137,19 @@ def _read_tables(files: Files, attribute: str, split: str, min_images: int) -> _
     column = read_attribute(files.attributes, attribute)
     if split == "official" and files.partition is None:
         raise DataError(
+            "missing_file",
             f"expected {PARTITION}.txt or {PARTITION}.csv for the official split, there is none. Put it beside the "
-            "folder of images, or leave out --split."
+            "folder of images, or leave out --split.",
+            file=f"{PARTITION}.txt",
+            setting="split",
         )
     if min_images > 1 and files.identity is None:
         raise DataError(
+            "missing_file",
             f"expected {IDENTITY}.txt to count the images of each person, there is none. Put it beside the folder of "
-            "images, or leave out --min-images."
+            "images, or leave out --min-images.",
+            file=f"{IDENTITY}.txt",
+            setting="min_images",
         )
     persons, splits = None, [SPLITS[0]] * len(column.images)
     if files.identity is not None:
@@ -174,8 +180,11 @@ def _choose(release: _Release, files: Files, min_images: int, say: Say) -> tuple
     reasons = {place: NO_FILE for place, image in enumerate(images) if image not in files.images}
     if len(reasons) == len(images):
         raise DataError(
+            "no_images",
             f"none of the {len(images)} images of {files.attributes} has a file. The table and the images do not "
-            f"belong together: give the folder that holds {ALIGNED} and the table of one release."
+            f"belong together: give the folder that holds {ALIGNED} and the table of one release.",
+            path=files.attributes,
+            expected=len(images),
         )
     there = [place for place in range(len(images)) if place not in reasons]
     if release.persons is None or min_images == 1:
@@ -186,8 +195,11 @@ def _choose(release: _Release, files: Files, min_images: int, say: Say) -> tuple
     say(f"note: {len(there) - len(kept)} images of {few} persons with fewer than {min_images} are left out")
     if not kept:
         raise DataError(
+            "too_few_images",
             f"no person has {min_images} images or more, the most are {max(counts.values())}. Give a smaller "
-            "--min-images."
+            "--min-images.",
+            minimum=min_images,
+            found=max(counts.values()),
         )
     return kept, reasons | dict.fromkeys(set(there) - set(kept), FEW)
 
@@ -197,7 +209,11 @@ def _records(release: _Release, classes: Sequence[str], kept: Sequence[int]) -> 
     labels = [release.attribute.present[place] for place in kept]
     gone = [text for label, text in enumerate(classes) if label not in labels]
     if gone:
-        raise DataError(f"no image is left of the class '{gone[0]}'. Give more images, or another --attribute.")
+        raise DataError(
+            "class_without_images",
+            f"no image is left of the class '{gone[0]}'. Give more images, or another --attribute.",
+            classes=gone,
+        )
     persons = [str(place) if release.persons is None else release.persons[place] for place in kept]
     records: list[Record] = []
     for label, subject in zip(labels, number_subjects(persons), strict=True):

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from medfl.data.datalists import SPLITS
 from medfl.errors import DataError, SettingsError, did_you_mean
@@ -84,7 +84,11 @@ def read_attribute(path: Path, attribute: str) -> Attribute:
     rows = _rows(path, lines, attribute)
     if count is not None and count != len(rows.names):
         raise DataError(
-            f"expected {count} images in {path}, as its first line says, got {len(rows.names)}. Download it again."
+            "wrong_row_count",
+            f"expected {count} images in {path}, as its first line says, got {len(rows.names)}. Download it again.",
+            path=path,
+            expected=count,
+            found=len(rows.names),
         )
     name = rows.columns[_place(rows.columns, attribute) - 1]
     present = _values(rows, {"1": 1, "-1": 0}, f"1 or -1 for the attribute '{name}'")
@@ -122,7 +126,7 @@ def read_identities(path: Path) -> dict[str, str]:
     """
     rows = _pairs(path)
     wrong = [line for line, number in zip(rows.lines, rows.values, strict=True) if not number.isdecimal()]
-    _refuse(rows.path, wrong, len(rows.names), "the number of a person")
+    _refuse(rows.path, "invalid_value", wrong, len(rows.names), "the number of a person")
     return dict(zip(_images(rows), rows.values, strict=True))
 
 
@@ -135,8 +139,12 @@ def all_of(table: dict[str, T], images: Sequence[str], path: Path) -> list[T]:
     missing = sum(image not in table for image in images)
     if missing:
         raise DataError(
+            "missing_row",
             f"{missing} of {len(images)} images of the attribute table are not in {path}. The files do not belong "
-            "together: take all of one release."
+            "together: take all of one release.",
+            path=path,
+            count=missing,
+            total=len(images),
         )
     return [table[image] for image in images]
 
@@ -146,9 +154,16 @@ def _lines(path: Path) -> list[tuple[int, str]]:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise DataError(f"the table {path} can't be read: {error.strerror}. Download it again.") from None
+        raise DataError(
+            "unreadable_file",
+            f"the table {path} can't be read: {error.strerror}. Download it again.",
+            path=path,
+            reason=error.strerror,
+        ) from None
     except UnicodeDecodeError:
-        raise DataError(f"expected a table in UTF-8, {path} is not. Download it again.") from None
+        raise DataError(
+            "wrong_encoding", f"expected a table in UTF-8, {path} is not. Download it again.", path=path
+        ) from None
     return [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
 
 
@@ -156,7 +171,11 @@ def _count(path: Path, lines: list[tuple[int, str]]) -> int:
     """Take the number of images off the first line."""
     first = lines.pop(0)[1].strip() if lines else ""
     if not first.isdecimal():
-        raise DataError(f"expected the number of images in the first line of {path}, it is no number. Download again.")
+        raise DataError(
+            "missing_row_count",
+            f"expected the number of images in the first line of {path}, it is no number. Download again.",
+            path=path,
+        )
     return int(first)
 
 
@@ -180,9 +199,11 @@ def _rows(path: Path, lines: list[tuple[int, str]], attribute: str | None) -> _R
             values.append(cells[place].strip())
         else:
             wrong.append(number)
-    _refuse(path, wrong, len(lines), f"{width} cells")
+    _refuse(path, "wrong_cell_count", wrong, len(lines), f"{width} cells", expected=width)
     if not names:
-        raise DataError(f"expected rows of images in {path}, there are none. Download it again.")
+        raise DataError(
+            "empty_table", f"expected rows of images in {path}, there are none. Download it again.", path=path
+        )
     return _Rows(path, columns, names, values, [number for number, _ in lines])
 
 
@@ -190,7 +211,12 @@ def _place(columns: Sequence[str], attribute: str) -> int:
     """The place of an attribute in a row, from 1."""
     places = {name.lower(): place for place, name in enumerate(columns, 1)}
     if attribute.lower() not in places:
-        raise SettingsError(f"unknown attribute '{attribute}'. {did_you_mean(attribute, columns)}")
+        raise SettingsError(
+            "unknown_choice",
+            f"unknown attribute '{attribute}'. {did_you_mean(attribute, columns)}",
+            what="attribute",
+            choice=attribute,
+        )
     return places[attribute.lower()]
 
 
@@ -198,19 +224,24 @@ def _images(rows: _Rows) -> list[str]:
     images = [PurePosixPath(name).stem for name in rows.names]
     counts = Counter(images)
     twice = [line for line, image in zip(rows.lines, images, strict=True) if counts[image] > 1]
-    _refuse(rows.path, twice, len(images), "another image than in all other rows")
+    _refuse(rows.path, "duplicate_row", twice, len(images), "another image than in all other rows")
     return images
 
 
 def _values(rows: _Rows, known: dict[str, T], what: str) -> list[T]:
     wrong = [line for line, value in zip(rows.lines, rows.values, strict=True) if value not in known]
-    _refuse(rows.path, wrong, len(rows.values), what)
+    _refuse(rows.path, "invalid_value", wrong, len(rows.values), what, expected=list(known))
     return [known[value] for value in rows.values]
 
 
-def _refuse(path: Path, wrong: Sequence[int], rows: int, what: str) -> None:
+def _refuse(path: Path, code: str, wrong: Sequence[int], rows: int, what: str, **fields: Any) -> None:
     if wrong:
         raise DataError(
+            code,
             f"expected {what} in each row of {path}, {len(wrong)} of {rows} rows have something else: "
-            f"line{'s' if len(wrong) > 1 else ''} {first_names(wrong)}. Correct them, or download the table again."
+            f"line{'s' if len(wrong) > 1 else ''} {first_names(wrong)}. Correct them, or download the table again.",
+            path=path,
+            lines=wrong,
+            total=rows,
+            **fields,
         )

@@ -59,18 +59,22 @@ def read_release(source: Path) -> Release:
     path = source / LIST
     if not path.is_file():
         raise DataError(
+            "missing_file",
             f"expected {LIST} of a task of the Medical Segmentation Decathlon in {source}, there is none. Give the "
-            "folder of one task, such as Task04_Hippocampus."
+            "folder of one task, such as Task04_Hippocampus.",
+            path=path,
         )
     try:
         values: Any = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
-        raise DataError(f"{path} is no valid JSON. Unpack the task again.") from None
+        raise DataError("invalid_json", f"{path} is no valid JSON. Unpack the task again.", path=path) from None
     entries = values.get("training") if isinstance(values, dict) else None
     if not isinstance(entries, list) or not entries:
         raise DataError(
+            "no_cases",
             f"expected a list of cases in 'training' of {path}, each with 'image' and 'label'; there is none. (The "
-            "dataset.json of nnU-Net has none: list the files.)"
+            "dataset.json of nnU-Net has none: list the files.)",
+            path=path,
         )
     others = values.get("test", [])
     return Release(
@@ -88,8 +92,11 @@ def _cases(source: Path, entries: Sequence[Any], path: Path) -> list[Case]:
     bare += [n for n, entry in enumerate(entries, 1) if n not in bare and not entry.get(LABEL)]
     if bare:
         raise DataError(
+            "missing_value",
             f"expected 'image' and 'label' in each case of 'training' of {path}, missing in case {first_names(bare)}. "
-            "Add the mask, or take the case out of the list."
+            "Add the mask, or take the case out of the list.",
+            path=path,
+            cases=bare,
         )
     files = [[_inside(source, entry[key], n, path) for key in (IMAGE, LABEL)] for n, entry in enumerate(entries, 1)]
     for column, what in enumerate(("image", "mask")):
@@ -97,8 +104,12 @@ def _cases(source: Path, entries: Sequence[Any], path: Path) -> list[Case]:
         twice = [n for n, pair in enumerate(files, 1) if first.setdefault(pair[column], n) != n]
         if twice:
             raise DataError(
+                "shared_file",
                 f"expected one mask for each image in 'training' of {path}, the {what} of case {first_names(twice)} is "
-                "that of an earlier case, too. Keep one of them."
+                "that of an earlier case, too. Keep one of them.",
+                path=path,
+                what=what,
+                cases=twice,
             )
     return [Case(*pair) for pair in files]
 
@@ -107,13 +118,19 @@ def _inside(source: Path, name: Any, number: int, path: Path) -> Path:
     """A file in the folder of the task."""
     if not isinstance(name, str) or Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
         raise DataError(
+            "path_outside_folder",
             f"expected paths of files below the folder of {path} in case {number} of 'training', got another. Correct "
-            "the list."
+            "the list.",
+            path=path,
+            case=number,
         )
     if not name.endswith(SUFFIXES):
         raise DataError(
+            "unsupported_file",
             f"expected NIfTI files ({', '.join(SUFFIXES)}) in case {number} of 'training' of {path}, got another "
-            "ending. Convert the files."
+            "ending. Convert the files.",
+            path=path,
+            case=number,
         )
     return source / name
 
@@ -123,7 +140,11 @@ def _numbered(names: Any, key: str, path: Path, least: int) -> list[str]:
     count = len(names) if isinstance(names, dict) else 0
     if count < least or set(names) != set(map(str, range(count))):
         raise DataError(
+            "wrong_numbering",
             f'expected an object {{"0": name, "1": name, ...}} in \'{key}\' of {path}, with at least {least} names and '
-            "numbers from 0 without gaps, got another. Correct it."
+            "numbers from 0 without gaps, got another. Correct it.",
+            path=path,
+            key=key,
+            minimum=least,
         )
     return [str(names[str(number)]) for number in range(count)]

@@ -106,7 +106,11 @@ class Decathlon(VolumeSpec):
         count = len(release.cases)
         if self.table is None:
             if self.site_column or self.group_column:
-                raise SettingsError("--site-column and --group-column name columns of a table: give --table as well.")
+                raise SettingsError(
+                    "missing_setting",
+                    "--site-column and --group-column name columns of a table: give --table as well.",
+                    setting="table",
+                )
             return [{} for _ in range(count)], list(map(str, range(count)))
         table = read_table(self.table)
         table.require([name for name in (self.case_column, self.site_column, self.group_column) if name])
@@ -123,11 +127,20 @@ def _rows(table: Table, column: str, release: Release) -> list[int]:
     names = table.column(column)
     twice = [table.numbers[place] for place, name in enumerate(names) if rows.setdefault(name, place) != place]
     if twice:
-        raise DataError(f"expected each case once in {table.path}, {row_list(twice)} name one again. Keep one row.")
+        raise DataError(
+            "duplicate_row",
+            f"expected each case once in {table.path}, {row_list(twice)} name one again. Keep one row.",
+            path=table.path,
+            rows=twice,
+        )
     missing = [number for number, case in enumerate(release.cases, 1) if case.name not in rows]
     if missing:
         raise DataError(
+            "missing_row",
             f"expected a row for each case in {table.path}, with the name of the image's file without its ending in "
-            f"'{column}'; case {first_names(missing)} of {LIST} has none. Add it, or give another --case-column."
+            f"'{column}'; case {first_names(missing)} of {LIST} has none. Add it, or give another --case-column.",
+            path=table.path,
+            column=column,
+            cases=missing,
         )
     return [rows[case.name] for case in release.cases]

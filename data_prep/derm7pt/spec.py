@@ -116,10 +116,13 @@ class Derm7pt(ImageSpec):
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
         """The data list of what was read."""
         release, subjects, unlike, left_out = outcome.choice.release
-        gone = [f"'{group}'" for group in GROUPS if group not in {release.groups[place] for place in outcome.kept}]
+        gone = [group for group in GROUPS if group not in {release.groups[place] for place in outcome.kept}]
         if gone:
             raise DataError(
-                f"no readable image is left of the classes {', '.join(gone)}. Mend the files of these classes."
+                "class_without_images",
+                f"no readable image is left of the classes {', '.join(map(repr, gone))}. Mend the files of these "
+                "classes.",
+                classes=gone,
             )
         classes = list(GROUPS)
         records: list[Record] = [
@@ -170,7 +173,10 @@ def _choose(release: Release, view: str, say: Say) -> tuple[list[int], dict[str,
     absent = [group for group in GROUPS if group not in {release.groups[place] for place in kept}]
     if absent:
         raise DataError(
+            "class_without_images",
             f"expected cases of all groups of diagnoses, {', '.join(GROUPS)}; there are none of {', '.join(absent)} in "
-            f"{release.table.path}. Give the whole release."
+            f"{release.table.path}. Give the whole release.",
+            path=release.table.path,
+            classes=absent,
         )
     return kept, {NO_CLINICAL_IMAGE: count} if leave else {}

@@ -43,14 +43,18 @@ def read_splits(folder: Path, cases: int) -> list[str]:
 
 def _read_indexes(path: Path) -> list[int]:
     if not path.is_file():
-        raise DataError(f"expected the index file {path}, there is none. {WHOLE}")
+        raise DataError("missing_file", f"expected the index file {path}, there is none. {WHOLE}", path=path)
     table = read_table(path)
     values = table.column("indexes")
     wrong = [number for number, value in zip(table.numbers, values, strict=True) if not value.isdecimal()]
     if wrong:
         raise DataError(
+            "invalid_value",
             f"expected whole numbers from 0 in {path}, {len(wrong)} of {len(values)} rows hold something else: "
-            f"{row_list(wrong)}. {WHOLE}"
+            f"{row_list(wrong)}. {WHOLE}",
+            path=path,
+            column="indexes",
+            rows=wrong,
         )
     return [int(value) for value in values]
 
@@ -65,15 +69,20 @@ def _explain(folder: Path, by_split: Mapping[str, list[int]], cases: int) -> Non
     if shifted:
         names = ", ".join(INDEX_FILES[split] for split in shifted)
         raise DataError(
+            "indexes_from_one",
             f"expected index files in {folder} that count from 0, where 0 is the first case; {names} count"
-            f"{'s' if len(shifted) == 1 else ''} from 1. {WHOLE}"
+            f"{'s' if len(shifted) == 1 else ''} from 1. {WHOLE}",
+            path=folder,
+            files=[INDEX_FILES[split] for split in shifted],
         )
-    problems = []
+    problems, outside_of, repeated_in = [], {}, {}
     for split, indexes in by_split.items():
         outside, twice = sum(index >= cases for index in indexes), len(indexes) - len(set(indexes))
         if outside:
+            outside_of[INDEX_FILES[split]] = outside
             problems.append(f"{outside} of {len(indexes)} indexes of {INDEX_FILES[split]} are above {cases - 1}")
         if twice:
+            repeated_in[INDEX_FILES[split]] = twice
             problems.append(f"{twice} of {len(indexes)} indexes of {INDEX_FILES[split]} repeat others of this file")
     held = Counter(index for indexes in by_split.values() for index in set(indexes))
     several, none = sum(count > 1 for count in held.values()), sum(index not in held for index in range(cases))
@@ -82,8 +91,15 @@ def _explain(folder: Path, by_split: Mapping[str, list[int]], cases: int) -> Non
     if none:
         problems.append(f"{none} cases are in no file")
     raise DataError(
+        "wrong_indexes",
         f"expected index files in {folder} that name each of the {cases} cases of meta.csv once, by a number from 0 to "
-        f"{cases - 1}: {'; '.join(problems)}. {WHOLE}"
+        f"{cases - 1}: {'; '.join(problems)}. {WHOLE}",
+        path=folder,
+        cases=cases,
+        outside=outside_of,
+        repeated=repeated_in,
+        in_several=several,
+        in_none=none,
     )
 
 

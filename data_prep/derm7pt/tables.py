@@ -112,7 +112,14 @@ class Release:
                 f"{len(other_case)} of them are there with other capitals: names count as in meta.csv, where some "
                 "end in .jpg and some in .JPG. "
             )
-        raise DataError(f"{text}Unpack release_v0.zip again, whole and without renaming.")
+        raise DataError(
+            "missing_image",
+            f"{text}Unpack release_v0.zip again, whole and without renaming.",
+            path=self.images,
+            rows=[self.table.numbers[place] for place in missing],
+            total=len(names),
+            other_capitals=len(other_case),
+        )
 
     def deviations(self) -> list[str]:
         """How these cases differ from the official release: sentences, none if they do not."""
@@ -171,8 +178,14 @@ def group_diagnoses(table: Table) -> list[str]:
         shown = f" '{first}'" if re.fullmatch("[a-z ]{0,40}", first) else ""  # all else may name a case
         others = len({diagnoses[place] for place in unknown}) - 1
         raise DataError(
+            "wrong_label",
             f"unknown diagnosis{shown} in the column 'diagnosis' of {table.path} ({row_list(alike)})"
-            f"{f', and {others} other unknown ones' if others else ''}. {did_you_mean(first, _GROUP_OF)}"
+            f"{f', and {others} other unknown ones' if others else ''}. {did_you_mean(first, _GROUP_OF)}",
+            path=table.path,
+            column="diagnosis",
+            rows=alike,
+            label=first if shown else None,
+            others=others,
         )
     return [_GROUP_OF[diagnosis] for diagnosis in diagnoses]
 
@@ -182,8 +195,10 @@ def _find_folder(source: Path) -> Path:
         if (folder / "meta" / "meta.csv").is_file():
             return folder
     raise DataError(
+        "missing_file",
         f"expected the table meta/meta.csv of Derm7pt in {source}, there is none. Unpack release_v0.zip and give the "
-        "folder release_v0 as --source."
+        "folder release_v0 as --source.",
+        path=source / "meta" / "meta.csv",
     )
 
 
@@ -193,8 +208,11 @@ def _check_columns(table: Table) -> None:
     if missing:
         names = ", ".join(f"'{column}'" for column in missing)
         raise DataError(
+            "missing_column",
             f"expected the {len(columns)} columns of Derm7pt's own table in {table.path}, missing: {names}. Tables "
-            "that others made of it, with fewer columns, can't be used: take meta/meta.csv of release_v0.zip."
+            "that others made of it, with fewer columns, can't be used: take meta/meta.csv of release_v0.zip.",
+            path=table.path,
+            columns=missing,
         )
 
 
@@ -206,14 +224,22 @@ def _check_cells(table: Table) -> None:
     twice = [number for number, row in zip(table.numbers, table.rows, strict=True) if counts[row["case_num"]] > 1]
     if twice:
         raise DataError(
+            "duplicate_row",
             f"expected each case once in {table.path}, {len(twice)} rows share their case_num with another: "
-            f"{row_list(twice)}. {WHOLE}"
+            f"{row_list(twice)}. {WHOLE}",
+            path=table.path,
+            column="case_num",
+            rows=twice,
         )
     wrong = [number for number, row in zip(table.numbers, table.rows, strict=True) if row["sex"] not in SEXES]
     if wrong:
         raise DataError(
+            "invalid_value",
             f"expected {' or '.join(SEXES)} in the column 'sex' of {table.path}, {len(wrong)} of {len(table.rows)} "
-            f"rows hold something else: {row_list(wrong)}. {WHOLE}"
+            f"rows hold something else: {row_list(wrong)}. {WHOLE}",
+            path=table.path,
+            column="sex",
+            rows=wrong,
         )
 
 

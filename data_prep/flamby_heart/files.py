@@ -57,7 +57,9 @@ def find_files(source: Path) -> dict[str, Path]:
     files = {name: source / f"processed.{name}.data" for name in HOSPITALS}
     missing = [path.name for path in files.values() if not path.is_file()]
     if missing:
-        raise DataError(f"expected {', '.join(missing)} in {source}, missing. {AGAIN}")
+        raise DataError(
+            "missing_file", f"expected {', '.join(missing)} in {source}, missing. {AGAIN}", folder=source, files=missing
+        )
     return files
 
 
@@ -70,13 +72,21 @@ def read_hospital(path: Path) -> Hospital:
     try:
         lines = list(csv.reader(path.read_text(encoding="ascii").splitlines()))
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} can't be read as text: {type(error).__name__}. {AGAIN}") from None
+        raise DataError(
+            "unreadable_file",
+            f"{path} can't be read as text: {type(error).__name__}. {AGAIN}",
+            path=path,
+            cause=type(error).__name__,
+        ) from None
     table = [[_number(cell) for cell in line] for line in lines if line]
     wrong = [number for number, row in enumerate(table, 1) if len(row) != CELLS or None in row]
     if wrong or not table:
         raise DataError(
+            "invalid_value",
             f"expected rows of {CELLS} numbers, or ? where one is missing, in {path}; "
-            f"{f'other ones in {row_list(wrong)}' if wrong else 'there are none'}. {AGAIN}"
+            f"{f'other ones in {row_list(wrong)}' if wrong else 'there are none'}. {AGAIN}",
+            path=path,
+            rows=wrong,
         )
     cells = np.delete(np.array(table, dtype=np.float64), LEFT_OUT, axis=1)
     complete = ~np.isnan(cells).any(axis=1)

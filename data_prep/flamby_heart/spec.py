@@ -84,7 +84,12 @@ class FlambyHeart(WholeSpec):
         hospitals = {name: read_hospital(path) for name, path in find_files(self.source).items()}
         few = [name for name, hospital in hospitals.items() if len(hospital.labels) < 3]
         if few:
-            raise DataError(f"expected at least three complete rows at each hospital, {', '.join(few)} has fewer.")
+            raise DataError(
+                "too_few_rows",
+                f"expected at least three complete rows at each hospital, {', '.join(few)} has fewer.",
+                hospitals=few,
+                minimum=3,
+            )
         tests = {name: rows_for_tests(hospital.labels) for name, hospital in hospitals.items()}
         centres = [name for name, test in tests.items() for _ in test]
         splits = ["test" if held else "training" for test in tests.values() for held in test]

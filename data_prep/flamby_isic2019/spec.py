@@ -122,13 +122,19 @@ class FlambyISIC2019(ImageSpec):
         """The images and the tables."""
         if not (self.source / IMAGES).is_dir():
             raise DataError(
+                "missing_folder",
                 f"expected the folder {IMAGES} in {self.source}, there is none. Run download_isic.py and "
-                "resize_images.py of FLamby's fed_isic2019, and give the folder that they wrote to."
+                "resize_images.py of FLamby's fed_isic2019, and give the folder that they wrote to.",
+                path=self.source / IMAGES,
             )
         split = find_table(self.source, SPLIT, self.splits, " from FLamby's fed_isic2019/dataset_creation_scripts")
         metadata = self.source / METADATA
         if self.groups == "lesion" and not metadata.is_file():
-            raise DataError(f"expected {METADATA} in {self.source}, which names lesions, missing. Leave out --groups.")
+            raise DataError(
+                "missing_file",
+                f"expected {METADATA} in {self.source}, which names lesions, missing. Leave out --groups.",
+                path=metadata,
+            )
         return Release(self.source / IMAGES, split, metadata if metadata.is_file() else None)
 
     def choose(self, files: Release, say: Say) -> Choice:
@@ -144,7 +150,13 @@ class FlambyISIC2019(ImageSpec):
         paths = [files.images / f"{name}.jpg" for name in published.names]
         places = [place for place, path in enumerate(paths) if path.is_file()]
         if not places:
-            raise DataError(f"none of the {len(paths)} images of {files.split} is in {files.images}. Give another one.")
+            raise DataError(
+                "no_images",
+                f"none of the {len(paths)} images of {files.split} is in {files.images}. Give another one.",
+                path=files.images,
+                table=files.split,
+                expected=len(paths),
+            )
         return Choice(
             items=[paths[place] for place in places],
             places=places,
@@ -194,7 +206,12 @@ def read_middle(path: Path, size: tuple[int, int]) -> LoadedItem:
     pixels = read_rgb(path)
     top, left = ((full - edge) // 2 for full, edge in zip(pixels.shape[:2], size, strict=True))
     if min(top, left) < 0:
-        raise DataError("the image is smaller than the size asked for: give a smaller --size")
+        raise DataError(
+            "image_too_small",
+            "the image is smaller than the size asked for: give a smaller --size",
+            expected=size,
+            found=pixels.shape[:2],
+        )
     return LoadedItem(np.ascontiguousarray(pixels[top : top + size[0], left : left + size[1]]))
 
 
@@ -210,8 +227,12 @@ def _labels(table: Table) -> list[int]:
     wrong = [number for number, word in zip(table.numbers, words, strict=True) if word not in known]
     if wrong:
         raise DataError(
+            "wrong_label",
             f"expected 0 to {len(CLASSES) - 1} in 'target' of {table.path}, not so in {row_list(wrong)}. Take the "
-            "table as published."
+            "table as published.",
+            path=table.path,
+            column="target",
+            rows=wrong,
         )
     return [known[word] for word in words]
 
@@ -231,4 +252,9 @@ def _metadata(path: Path | None, published: PublishedSplits) -> tuple[list[dict[
     try:
         return [fact | {"age": fact["age"] and float(fact["age"])} for fact in facts], lesions
     except ValueError:
-        raise DataError(f"expected numbers in 'age_approx' of {path}, got a text. Take the table as it was.") from None
+        raise DataError(
+            "invalid_value",
+            f"expected numbers in 'age_approx' of {path}, got a text. Take the table as it was.",
+            path=path,
+            column="age_approx",
+        ) from None

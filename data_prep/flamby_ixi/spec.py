@@ -107,20 +107,35 @@ class FlambyIXI(ImageSpec):
         folders = [path for path in [self.source, *sorted(self.source.rglob(VOLUMES))] if path.name == VOLUMES]
         if len(folders) != 1:
             raise DataError(
+                "wrong_folder_count",
                 f"expected one folder {VOLUMES} in {self.source}, there are {len(folders)}. Unpack IXI Tiny there, as "
-                "download.py of FLamby's fed_ixi does."
+                "download.py of FLamby's fed_ixi does.",
+                path=self.source,
+                name=VOLUMES,
+                expected=1,
+                found=len(folders),
             )
         split = find_table(self.source, SPLIT, self.splits, " from FLamby's fed_ixi/metadata")
         named = [(match, path) for path in sorted(folders[0].iterdir()) if (match := _SUBJECT.fullmatch(path.name))]
         subjects = {int(match[1]): path for match, path in named}
         if len(subjects) < len(named):
-            raise DataError(f"expected one folder for each subject in {folders[0]}, some have two. Unpack it again.")
+            raise DataError(
+                "duplicate_folder",
+                f"expected one folder for each subject in {folders[0]}, some have two. Unpack it again.",
+                path=folders[0],
+            )
         return Release(subjects, {int(match[1]): match[2] for match, _ in named}, split)
 
     def choose(self, files: Release, say: Say) -> Choice:
         """All subjects of the table that have a volume and a mask."""
         if len(self.size) != 3:
-            raise SettingsError(f"expected 3 numbers for --size, got {self.size}.")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"expected 3 numbers for --size, got {self.size}.",
+                setting="size",
+                count=3,
+                found=self.size,
+            )
         published = read_splits(files.split, "Patient ID", "Manufacturer", "Split", list(OFFICIAL))
         cases, missing = _cases(files, published)
         unlike = unlike_published(published.sites, published.splits, OFFICIAL, "volumes")
@@ -201,15 +216,21 @@ def read_resized(case: Case, size: tuple[int, ...]) -> LoadedItem:
         with decoding():
             head = nibabel.load(path)
             if not isinstance(head, SpatialImage) or len(head.shape) != 3:
-                raise DataError("a file is no volume of three axes")
+                raise DataError("unsupported_file", "a file is no volume of three axes", axes=3)
             values.append(np.asarray(head.dataobj, dtype=np.float32))
         if path == case.image:
             edges = np.linalg.norm(head.affine[:3, :3], axis=0) * np.array(head.shape) / np.array(size)
     image, mask = values
     if image.shape != mask.shape:
-        raise DataError("the mask is of another size than its image. Unpack both again.")
+        raise DataError(
+            "wrong_shape",
+            "the mask is of another size than its image. Unpack both again.",
+            what="mask",
+            expected=image.shape,
+            found=mask.shape,
+        )
     if not np.isfinite(image).all() or image.min() == image.max():
-        raise DataError("voxels are not finite numbers, or all alike")
+        raise DataError("invalid_voxels", "voxels are not finite numbers, or all alike")
     whole = np.asarray(NormalizeIntensity()(resize(torch.from_numpy(image[None]))))[0]
     brain = np.floor(np.asarray(resize(torch.from_numpy(mask[None]))))[0]
     row = masked_row(whole[..., None], brain, len(STRUCTURES))
@@ -229,8 +250,11 @@ def _cases(files: Release, published: PublishedSplits) -> tuple[dict[int, Case],
         folder = files.subjects.get(number)
         if folder is not None and files.hospitals[number] != site:
             raise DataError(
+                "contradicting_site",
                 f"table row {published.table.numbers[place]} of {published.table.path} tells another hospital than the "
-                "name of that subject's folder. Take the table as published."
+                "name of that subject's folder. Take the table as published.",
+                path=published.table.path,
+                row=published.table.numbers[place],
             )
         images, masks = (sorted(folder.glob(f"{part}/*.nii.gz")) if folder else [] for part in ("T1", "label"))
         if len(images) == len(masks) == 1:

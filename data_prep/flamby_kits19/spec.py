@@ -98,8 +98,11 @@ class FlambyKiTS19(VolumeSpec):
             say(f"note: {surplus} cases are in no row of {SPLIT}: they are passed over")
         if not folders.keys() & set(files.names):
             raise DataError(
+                "no_images",
                 f"expected folders case_00000, ... with {IMAGE} in {self.source}, there is none of {SPLIT}. Give the "
-                "folder kits19, after its get_imaging."
+                "folder kits19, after its get_imaging.",
+                path=self.source,
+                table=SPLIT,
             )
         paths = [folders.get(name, self.source / name) for name in files.names]
         return Volumes(

@@ -98,8 +98,11 @@ class FlambyLidcIdri(VolumeSpec):
         folders = {path.parent.name: path.parent for path in sorted(self.source.rglob(IMAGE))}
         if not folders.keys() & set(published.names):
             raise DataError(
+                "no_images",
                 f"expected folders with {IMAGE}, named as in {SPLIT}, in {self.source}, there is none. Give the folder "
-                "that FLamby's download_ct_scans.py writes to."
+                "that FLamby's download_ct_scans.py writes to.",
+                path=self.source,
+                table=SPLIT,
             )
         return Release(published, folders)
 

@@ -61,7 +61,12 @@ def find_files(source: Path) -> tuple[Path, Path]:
     split = next((path for path in source.glob(f"**/{SPLIT}") if path.is_file()), source / SPLIT)
     missing = [path.name for path in (table, split) if not path.is_file()]
     if missing:
-        raise DataError(f"expected {' and '.join(missing)} in {source}, missing. {AGAIN}")
+        raise DataError(
+            "missing_file",
+            f"expected {' and '.join(missing)} in {source}, missing. {AGAIN}",
+            folder=source,
+            files=missing,
+        )
     return table, split
 
 
@@ -74,16 +79,32 @@ def read_patients(source: Path) -> Patients:
     path, split = find_files(source)
     table, folds = read_table(path), _folds(read_table(split))
     if table.columns[:1] != ["pid"] or table.columns[-2:] != ["E", "T"] or len(table.columns) != FEATURES + 3:
-        raise DataError(f"expected pid, {FEATURES} features, E and T as columns of {path}, got others. {AGAIN}")
+        raise DataError(
+            "wrong_columns",
+            f"expected pid, {FEATURES} features, E and T as columns of {path}, got others. {AGAIN}",
+            path=path,
+            features=FEATURES,
+        )
     names = table.column("pid")
     if len(set(names)) < len(names) or not folds.keys() <= set(names):
-        raise DataError(f"expected each patient of {split} once in {path}, some are missing or there twice. {AGAIN}")
+        raise DataError(
+            "unmatched_patients",
+            f"expected each patient of {split} once in {path}, some are missing or there twice. {AGAIN}",
+            path=path,
+            split=split,
+        )
     kept = [place for place, name in enumerate(names) if name in folds]
     numbers = np.array([_numbers(table, place) for place in kept], dtype=np.float64)
     events, times = numbers[:, -2], numbers[:, -1]
     wrong = [table.numbers[kept[i]] for i in np.flatnonzero(~(np.isin(events, (0, 1)) & (times >= 0)))]
     if wrong:
-        raise DataError(f"expected 0 or 1 as E and T >= 0 in {path}, not so in {row_list(wrong)}. {AGAIN}")
+        raise DataError(
+            "invalid_value",
+            f"expected 0 or 1 as E and T >= 0 in {path}, not so in {row_list(wrong)}. {AGAIN}",
+            path=path,
+            columns=("E", "T"),
+            rows=wrong,
+        )
     places = [folds[names[place]] for place in kept]
     return Patients(
         [names[place] for place in kept],
@@ -103,10 +124,21 @@ def _folds(table: Table) -> dict[str, tuple[str, str]]:
     words = table.column("fold2")
     wrong = [number for number, word in zip(table.numbers, words, strict=True) if word not in known]
     if wrong:
-        raise DataError(f"expected train_0 to test_5 in 'fold2' of {table.path}, not so in {row_list(wrong)}. {AGAIN}")
+        raise DataError(
+            "invalid_value",
+            f"expected train_0 to test_5 in 'fold2' of {table.path}, not so in {row_list(wrong)}. {AGAIN}",
+            path=table.path,
+            column="fold2",
+            rows=wrong,
+        )
     names = table.column("pid")
     if len(set(names)) < len(names):
-        raise DataError(f"expected each patient once in {table.path}, some are there twice. {AGAIN}")
+        raise DataError(
+            "duplicate_row",
+            f"expected each patient once in {table.path}, some are there twice. {AGAIN}",
+            path=table.path,
+            column="pid",
+        )
     return {name: known[word] for name, word in zip(names, words, strict=True)}
 
 
@@ -118,6 +150,9 @@ def _numbers(table: Table, place: int) -> list[float]:
         numbers = [np.nan]
     if not np.isfinite(numbers).all():
         raise DataError(
-            f"expected finite numbers in {table.path}, not so in {row_list([table.numbers[place]])}. {AGAIN}"
+            "not_finite",
+            f"expected finite numbers in {table.path}, not so in {row_list([table.numbers[place]])}. {AGAIN}",
+            path=table.path,
+            row=table.numbers[place],
         )
     return numbers

@@ -86,7 +86,11 @@ def find_files(source: Path, metadata: Path | None = None) -> Files:
         DataError: If there is no table or no image, there are several tables, or several images of one name differ.
     """
     if not source.is_dir():
-        raise DataError(f"expected the folder of HAM10000 at {source}, there is none. Give another --source.")
+        raise DataError(
+            "missing_folder",
+            f"expected the folder of HAM10000 at {source}, there is none. Give another --source.",
+            path=source,
+        )
     tables: list[Path] = []
     named: defaultdict[str, list[Path]] = defaultdict(list)
     for folder, _, names in sorted(os.walk(source)):
@@ -102,8 +106,10 @@ def find_files(source: Path, metadata: Path | None = None) -> Files:
     images = {stem: path for stem, path in files.items() if not stem.endswith(MASK)}
     if not images:
         raise DataError(
+            "no_images",
             f"expected the images ISIC_0024306.jpg, ... of HAM10000 in {source} or folders in it, there are none. "
-            "Unpack HAM10000_images_part_1.zip and HAM10000_images_part_2.zip there."
+            "Unpack HAM10000_images_part_1.zip and HAM10000_images_part_2.zip there.",
+            path=source,
         )
     return Files(table, images, masks)
 
@@ -157,8 +163,10 @@ def find_masks(folder: Path) -> dict[str, Path]:
             named[path.stem.removesuffix(MASK)].append(path)
     if not named:
         raise DataError(
+            "no_masks",
             f"expected the masks ISIC_0024306{MASK}.png, ... in {folder}, there are none. Unpack "
-            "HAM10000_segmentations_lesion_tschandl.zip there, or give another --masks."
+            "HAM10000_segmentations_lesion_tschandl.zip there, or give another --masks.",
+            path=folder,
         )
     return _only_copies(folder, named)
 
@@ -192,23 +200,34 @@ def crop_box(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> t
 
 def _lesion_box(mask: np.ndarray, shape: tuple[int, int]) -> tuple[int, int, int, int]:
     if mask.shape[:2] != shape:
-        raise DataError("the mask is of another size than its image. Download the masks of this release again.")
+        raise DataError(
+            "wrong_shape",
+            "the mask is of another size than its image. Download the masks of this release again.",
+            what="mask",
+            expected=shape,
+            found=mask.shape[:2],
+        )
     rows, columns = np.nonzero(mask if mask.ndim == 2 else mask.any(axis=-1))
     if not len(rows):
-        raise DataError("the mask shows no lesion. Download the masks of this release again.")
+        raise DataError("empty_mask", "the mask shows no lesion. Download the masks of this release again.")
     return crop_box(rows, columns, shape)
 
 
 def _only_table(source: Path, tables: Collection[Path]) -> Path:
     if not tables:
         raise DataError(
+            "missing_file",
             f"expected the table {TABLE}.csv (or {TABLE}, {TABLE}.tab) in {source} or folders in it, there is none. "
-            "Download it from where the images come from, or name it with --metadata."
+            "Download it from where the images come from, or name it with --metadata.",
+            path=source / f"{TABLE}.csv",
         )
     if len(tables) > 1:
         listing = ", ".join(str(path.relative_to(source)) for path in tables)
         raise DataError(
-            f"expected one table {TABLE} in {source}, found {listing}. Name the one to use with --metadata."
+            "ambiguous_file",
+            f"expected one table {TABLE} in {source}, found {listing}. Name the one to use with --metadata.",
+            path=source,
+            files=[path.relative_to(source) for path in tables],
         )
     return next(iter(tables))
 
@@ -218,7 +237,10 @@ def _only_copies(source: Path, named: dict[str, list[Path]]) -> dict[str, Path]:
     unlike = sum(any(not filecmp.cmp(paths[0], path, shallow=False) for path in paths[1:]) for paths in named.values())
     if unlike:
         raise DataError(
+            "conflicting_copies",
             f"expected one image of each name in {source}, {unlike} names have several files that differ. Give the "
-            "folder of one copy of the data set."
+            "folder of one copy of the data set.",
+            path=source,
+            count=unlike,
         )
     return {stem: paths[0] for stem, paths in named.items()}

@@ -100,7 +100,11 @@ class HAM10000(ImageSpec):
             say(f"warning: {sentence}")
         if self.masks is not None:
             if self.crop_lesion:
-                raise SettingsError("--crop-lesion cuts lesions out, and --masks is for whole images: give one of them")
+                raise SettingsError(
+                    "incompatible_settings",
+                    "--crop-lesion cuts lesions out, and --masks is for whole images: give one of them",
+                    settings=("crop_lesion", "masks"),
+                )
             files = replace(files, masks=find_masks(self.masks))
         places, parts, missing = _choose(metadata, files, self.crop_lesion or self.masks is not None, say)
         return Choice(
@@ -174,8 +178,10 @@ def _choose(
         say(f"note: {surplus} image files are in no row of {files.table.name}: they are passed over")
     if with_mask and not files.masks:
         raise DataError(
+            "no_masks",
             "expected the masks ISIC_0024306_segmentation.png, ... in the folder of --source, there are none. Unpack "
-            "HAM10000_segmentations_lesion_tschandl.zip there, or leave out --crop-lesion."
+            "HAM10000_segmentations_lesion_tschandl.zip there, or leave out --crop-lesion.",
+            setting="crop_lesion",
         )
     places: list[int] = []
     parts: list[Part] = []
@@ -190,8 +196,12 @@ def _choose(
             parts.append(Part(files.images[name], files.masks[name] if with_mask else None))
     if not parts:
         raise DataError(
+            "no_images",
             f"none of the {len(metadata.images)} images of {files.table} can be used: {describe_counts(missing)}. The "
-            "table and the images do not belong together: give others as --source or --metadata."
+            "table and the images do not belong together: give others as --source or --metadata.",
+            path=files.table,
+            expected=len(metadata.images),
+            reasons=dict(Counter(missing.values())),
         )
     return places, parts, missing
 
@@ -209,7 +219,11 @@ def make_records(metadata: Metadata, kept: Sequence[int], groups: str) -> list[R
     """
     gone = [text for label, text in enumerate(OFFICIAL) if label not in {metadata.labels[place] for place in kept}]
     if gone:
-        raise DataError(f"no image is left of the classes {', '.join(gone)}. Unpack the release whole.")
+        raise DataError(
+            "class_without_images",
+            f"no image is left of the classes {', '.join(gone)}. Unpack the release whole.",
+            classes=gone,
+        )
     lesions = metadata.lesions if groups == "lesion" and metadata.lesions else list(map(str, metadata.table.numbers))
     subjects = number_subjects([lesions[place] for place in kept])
     return [

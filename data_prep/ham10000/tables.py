@@ -104,9 +104,12 @@ def read_metadata(path: Path, need_lesions: bool = True) -> Metadata:
     table.require(["image_id", "dx"])
     if need_lesions and "lesion_id" not in table.columns:
         raise DataError(
+            "missing_column",
             f"expected the column 'lesion_id' in {path}, which says which images are of one lesion, missing. Take the "
             "metadata of the release; or have each image count as a lesion of its own (--groups image), but then "
-            "images of one lesion may be in training and in the test set."
+            "images of one lesion may be in training and in the test set.",
+            path=path,
+            columns=("lesion_id",),
         )
     return Metadata(
         table=table,
@@ -122,15 +125,23 @@ def _image_ids(table: Table) -> list[str]:
     wrong = [number for number, name in zip(table.numbers, names, strict=True) if not _IMAGE_ID.fullmatch(name)]
     if wrong:
         raise DataError(
+            "invalid_value",
             f"expected names like ISIC_0024306, without ending or folder, in the column 'image_id' of {table.path}, "
-            f"{len(wrong)} of {len(names)} rows hold something else: {row_list(wrong)}. Correct them."
+            f"{len(wrong)} of {len(names)} rows hold something else: {row_list(wrong)}. Correct them.",
+            path=table.path,
+            column="image_id",
+            rows=wrong,
         )
     counts = Counter(names)
     twice = [number for number, name in zip(table.numbers, names, strict=True) if counts[name] > 1]
     if twice:
         raise DataError(
+            "duplicate_row",
             f"expected one row for each image in {table.path}, {len(twice)} of {len(names)} rows share their image_id "
-            f"with another: {row_list(twice)}. Keep one row of each image."
+            f"with another: {row_list(twice)}. Keep one row of each image.",
+            path=table.path,
+            column="image_id",
+            rows=twice,
         )
     return names
 
@@ -143,9 +154,14 @@ def _labels(table: Table) -> list[int]:
         first = diagnoses[unknown[0]]
         shown = f" '{first}'" if re.fullmatch("[a-z ]{1,40}", first) else ""  # all else may name an image or a lesion
         raise DataError(
+            "wrong_label",
             f"unknown diagnosis{shown} in the column 'dx' of {table.path}; {len(unknown)} of {len(diagnoses)} rows "
             f"have an unknown one: {row_list([table.numbers[place] for place in unknown])}. "
-            f"{did_you_mean(first, classes)}"
+            f"{did_you_mean(first, classes)}",
+            path=table.path,
+            column="dx",
+            rows=[table.numbers[place] for place in unknown],
+            label=first if shown else None,
         )
     return [classes[diagnosis] for diagnosis in diagnoses]
 

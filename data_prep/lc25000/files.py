@@ -89,21 +89,31 @@ def find_files(source: Path, wanted: Collection[str]) -> Files:
         DataError: If there is no such folder, or a class has no folder, several, or no image.
     """
     if not source.is_dir():
-        raise DataError(f"expected the folder of LC25000 at {source}, there is none. Give another --source.")
+        raise DataError(
+            "missing_folder",
+            f"expected the folder of LC25000 at {source}, there is none. Give another --source.",
+            path=source,
+        )
     folders: dict[str, list[Path]] = {name: [] for name in CLASSES}
     for folder, _, _ in sorted(os.walk(source)):
         folders.get(Path(folder).name.lower(), []).append(Path(folder))
     missing = [name for name in wanted if not folders[name]]
     if missing:
         raise DataError(
+            "missing_class_folder",
             f"expected the folders {', '.join(wanted)} of LC25000 in {source} or folders in it, {', '.join(missing)} "
-            "are missing. Give the folder lung_colon_image_set, or choose one organ with --organ."
+            "are missing. Give the folder lung_colon_image_set, or choose one organ with --organ.",
+            path=source,
+            classes=missing,
         )
     several = [name for name in wanted if len(folders[name]) > 1]
     if several:
         raise DataError(
+            "duplicate_class_folder",
             f"expected one folder of each class of LC25000 in {source}, there are several of {', '.join(several)}. "
-            "Give the folder of one copy of the data set; put parts (train, test) together again."
+            "Give the folder of one copy of the data set; put parts (train, test) together again.",
+            path=source,
+            classes=several,
         )
     files = Files([], [], 0, [])
     for name in sorted(wanted):
@@ -150,7 +160,9 @@ def _list(folder: Path, name: str, files: Files) -> None:
             numbered.append((int(number[1]), path))
     if not numbered:
         raise DataError(
-            f"expected the images {CLASSES[name].prefix}1.jpeg, ... in {folder}, there are none. Unpack LC25000 again."
+            "no_images",
+            f"expected the images {CLASSES[name].prefix}1.jpeg, ... in {folder}, there are none. Unpack LC25000 again.",
+            path=folder,
         )
     files.paths += [path for _, path in sorted(numbered)]
     files.folders += [name] * len(numbered)

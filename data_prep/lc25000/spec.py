@@ -153,7 +153,11 @@ def _deviations(kept: Sequence[str], classes: Sequence[str], outcome: Outcome) -
     counts = Counter(kept)
     gone = [key for key in classes if not counts[key]]
     if gone:
-        raise DataError(f"no readable image is left of the classes {', '.join(gone)}. Unpack LC25000 again.")
+        raise DataError(
+            "class_without_images",
+            f"no readable image is left of the classes {', '.join(gone)}. Unpack LC25000 again.",
+            classes=gone,
+        )
     sentences = []
     unlike = [f"{key} {counts[key]}" for key in classes if counts[key] != OFFICIAL]
     if unlike:

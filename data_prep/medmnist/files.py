@@ -69,7 +69,9 @@ def read_npz(path: Path) -> Content:
         _check_labels(split, head[0][0], width, f"{part}_labels of {path}")
     counts = tuple(head[0][0] for head in heads)
     if not sum(counts):
-        raise DataError(f"expected images in {path}, all three splits are empty. Download the file again.")
+        raise DataError(
+            "no_images", f"expected images in {path}, all three splits are empty. Download the file again.", path=path
+        )
     flat = [split[:, 0] if split.shape[1:] == (1,) else split for split in labels]
     return Content(path, counts, shape, [split.astype(np.int64) for split in flat])
 
@@ -119,7 +121,12 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, EOFError, TypeError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} can't be read as a .npz file: {error}. Download it again.") from None
+        raise DataError(
+            "unreadable_file",
+            f"{path} can't be read as a .npz file: {error}. Download it again.",
+            path=path,
+            reason=str(error),
+        ) from None
 
 
 def _check_names(archive: zipfile.ZipFile, path: Path) -> None:
@@ -127,8 +134,11 @@ def _check_names(archive: zipfile.ZipFile, path: Path) -> None:
     missing = [f"{part}_{kind}" for part, _ in PARTS for kind in _KINDS if f"{part}_{kind}" not in names]
     if missing:
         raise DataError(
+            "missing_array",
             f"expected the arrays of a MedMNIST file in {path}, missing: {', '.join(missing)}. "
-            f"It holds: {', '.join(names) or 'nothing'}. Download the file again."
+            f"It holds: {', '.join(names) or 'nothing'}. Download the file again.",
+            path=path,
+            arrays=missing,
         )
 
 
@@ -137,13 +147,20 @@ def _check_images(
 ) -> None:
     if dtype != np.uint8 or len(shape) not in (3, 4) or shape[1:] != of_train or 0 in shape[1:]:
         raise DataError(
+            "wrong_shape",
             f"expected uint8 images (N, H, W), (N, H, W, 3) or (N, D, H, W), of one shape in all splits, in {where}; "
-            f"got {dtype} of shape {shape} (train has {of_train}). Download the file again."
+            f"got {dtype} of shape {shape} (train has {of_train}). Download the file again.",
+            where=where,
+            type=str(dtype),
+            found=shape,
+            expected=of_train,
         )
     if fortran_order:
         raise DataError(
+            "wrong_memory_order",
             f"expected an array whose last axis runs fastest in {where}, got Fortran order. Save it again as "
-            "np.ascontiguousarray(images), or download the official file."
+            "np.ascontiguousarray(images), or download the official file.",
+            where=where,
         )
 
 
@@ -151,8 +168,19 @@ def _check_labels(labels: np.ndarray, count: int, of_train: tuple[int, ...], whe
     fits = labels.ndim in (1, 2) and len(labels) == count and labels.shape[1:] == of_train and 0 not in of_train
     if not np.issubdtype(labels.dtype, np.integer) or not fits:
         raise DataError(
+            "wrong_shape",
             f"expected integer labels of shape ({count},) or ({count}, 1) in {where}, as many for an image as in "
-            f"train; got {labels.dtype} of shape {labels.shape}. Download the file again."
+            f"train; got {labels.dtype} of shape {labels.shape}. Download the file again.",
+            where=where,
+            type=str(labels.dtype),
+            found=labels.shape,
+            expected=(count, *of_train),
         )
     if count and labels.min() < 0:
-        raise DataError(f"expected labels >= 0 in {where}, got {int(labels.min())}. Download the file again.")
+        raise DataError(
+            "wrong_label",
+            f"expected labels >= 0 in {where}, got {int(labels.min())}. Download the file again.",
+            where=where,
+            minimum=0,
+            found=int(labels.min()),
+        )

@@ -44,8 +44,10 @@ def find_npz(source: Path, flag: str) -> Path:
         return path
     hint = "" if find_release(flag) else did_you_mean(split_flag(flag)[0], RELEASES) + " "
     raise DataError(
+        "missing_file",
         f"expected the MedMNIST file {path}, there is none. {hint}"
-        f"Add --download, or download {flag}.npz from {URL.removesuffix('/files')} and give its folder as --source."
+        f"Add --download, or download {flag}.npz from {URL.removesuffix('/files')} and give its folder as --source.",
+        path=path,
     )
 
 
@@ -68,12 +70,26 @@ def fetch_npz(source: Path, flag: str, url: str = URL, say: Say = lambda _: None
     name, side = split_flag(flag)
     release = find_release(flag)
     if release is None:
-        raise SettingsError(f"there is no official MedMNIST file '{flag}'. {did_you_mean(name, RELEASES)}")
+        raise SettingsError(
+            "unknown_choice",
+            f"there is no official MedMNIST file '{flag}'. {did_you_mean(name, RELEASES)}",
+            what="MedMNIST file",
+            choice=flag,
+        )
     if side not in release.md5:
         known = [name if size == 28 else f"{name}_{size}" for size in release.md5]
-        raise SettingsError(f"there is no official MedMNIST file '{flag}'. {did_you_mean(flag, known)}")
+        raise SettingsError(
+            "unknown_choice",
+            f"there is no official MedMNIST file '{flag}'. {did_you_mean(flag, known)}",
+            what="MedMNIST file",
+            choice=flag,
+        )
     if source.suffix == ".npz":
-        raise SettingsError(f"expected a folder to download to as --source, got {source}, which is not there")
+        raise SettingsError(
+            "missing_folder",
+            f"expected a folder to download to as --source, got {source}, which is not there",
+            path=source,
+        )
     return download(f"{url.rstrip('/')}/{flag}.npz?download=1", path, md5=release.md5[side], say=say)
 
 
@@ -182,17 +198,32 @@ def _classes(
     several = content.labels[0].ndim == 2
     if several != bool(release and release.multi_label):
         raise DataError(
+            "wrong_label_count",
             f"expected {'several labels' if release and release.multi_label else 'one label'} for each image in "
-            f"{content.path}, got labels of shape {content.labels[0].shape} in train. Download the file again."
+            f"{content.path}, got labels of shape {content.labels[0].shape} in train. Download the file again.",
+            path=content.path,
+            expected="several" if release and release.multi_label else "one",
+            found=content.labels[0].shape,
         )
     if release and several:
         return _one_finding(flag, release.labels, content, finding)
     if finding is not None:
-        raise SettingsError(f"{flag} has one label for each image and no findings to choose from: leave out --finding")
+        raise SettingsError(
+            "unsupported_setting",
+            f"{flag} has one label for each image and no findings to choose from: leave out --finding",
+            setting="finding",
+            dataset=flag,
+        )
     names = list(release.labels) if release else []
     names += [f"class {number}" for number in range(len(names), _highest(content) + 1)]
     if len(names) < 2:
-        raise DataError(f"expected at least two classes in {content.path}, all its labels are 0. Give another file.")
+        raise DataError(
+            "too_few_classes",
+            f"expected at least two classes in {content.path}, all its labels are 0. Give another file.",
+            path=content.path,
+            minimum=2,
+            found=1,
+        )
     return content.labels, names
 
 
@@ -206,16 +237,29 @@ def _one_finding(
     """One column of the labels as two classes."""
     if finding is None:
         raise SettingsError(
+            "missing_setting",
             f"{flag} says for each of {len(findings)} findings whether an image shows it; a task here has one label "
-            f"for an image. Choose a finding with --finding. Known: {', '.join(findings)}."
+            f"for an image. Choose a finding with --finding. Known: {', '.join(findings)}.",
+            setting="finding",
+            dataset=flag,
         )
     if finding not in findings:
-        raise SettingsError(f"{flag} has no finding '{finding}'. {did_you_mean(finding, findings)}")
+        raise SettingsError(
+            "unknown_choice",
+            f"{flag} has no finding '{finding}'. {did_you_mean(finding, findings)}",
+            what="finding",
+            choice=finding,
+        )
     for labels in content.labels:
         if labels.shape[1] != len(findings) or labels.size and labels.max() > 1:
             raise DataError(
+                "wrong_label",
                 f"expected labels 0 or 1 for {len(findings)} findings in {content.path}, got shape {labels.shape} and "
-                f"values up to {labels.max(initial=0)}. Download the file again."
+                f"values up to {labels.max(initial=0)}. Download the file again.",
+                path=content.path,
+                findings=len(findings),
+                shape=labels.shape,
+                highest=int(labels.max(initial=0)),
             )
     column = findings.index(finding)
     return [labels[:, column] for labels in content.labels], [f"{finding} absent", f"{finding} present"]

@@ -83,7 +83,7 @@ def choose(
                 chosen.classes.append(classes[diagnosis])
                 chosen.parts.append(Part(files[film.number], film.laterality, circle))
     if not chosen.parts:
-        raise DataError(f"no film of {FILE} is there. Unpack all-mias.tar.gz whole.")
+        raise DataError("no_images", f"no film of {FILE} is there. Unpack all-mias.tar.gz whole.", table=FILE)
     return chosen
 
 

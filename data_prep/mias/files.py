@@ -57,8 +57,10 @@ def find_table(source: Path) -> Path:
                 if path.name.lower() == FILE.lower() and path.is_file():
                     return path
     raise DataError(
+        "missing_file",
         f"expected the table {FILE} of mini-MIAS in {source}, there is none. Unpack all-mias.tar.gz and give its "
-        "folder as --source."
+        "folder as --source.",
+        path=source / FILE,
     )
 
 
@@ -75,14 +77,20 @@ def find_films(folder: Path) -> dict[int, Path]:
                 films.setdefault(int(match[1]), []).append(Path(place, name))
     if not films:
         raise DataError(
+            "no_images",
             f"expected the films mdb001.pgm, mdb002.pgm, ... of mini-MIAS below {folder}, there are none. Unpack "
-            "all-mias.tar.gz whole."
+            "all-mias.tar.gz whole.",
+            path=folder,
         )
     several = sum(len(paths) > 1 for paths in films.values())
     if several:
         raise DataError(
+            "duplicate_image",
             f"expected each film once below {folder}, {several} of {len(films)} are there several times. Give the "
-            "folder of one copy of the data set."
+            "folder of one copy of the data set.",
+            path=folder,
+            count=several,
+            total=len(films),
         )
     return {number: paths[0] for number, paths in films.items()}
 
@@ -128,8 +136,12 @@ def read_part(part: Part, size: tuple[int, int], crop_breast: bool, align: bool)
     if part.circle is not None:
         if pixels.shape != (EDGE, EDGE):
             raise DataError(
+                "wrong_shape",
                 f"expected a film of {EDGE} x {EDGE} pixels, on which the coordinates of lesions are, got "
-                f"{pixels.shape[0]} x {pixels.shape[1]}. Take the official film, or whole films (--view full)."
+                f"{pixels.shape[0]} x {pixels.shape[1]}. Take the official film, or whole films (--view full).",
+                what="film",
+                expected=(EDGE, EDGE),
+                found=pixels.shape,
             )
         top, left, side = crop_box(part.circle)
         pixels = pixels[top : top + side, left : left + side]

@@ -94,13 +94,25 @@ class Mias(ImageSpec):
     def _check(self) -> Self:
         if self.view == "crop" and self.told_apart() != "benign-malignant":
             raise SettingsError(
+                "incompatible_settings",
                 f"expected --labels benign-malignant for --view crop, got {self.told_apart()}: a normal film has no "
-                "abnormality to cut out. Take whole films (--view full) for other labels."
+                "abnormality to cut out. Take whole films (--view full) for other labels.",
+                settings=("view", "labels"),
+                found=self.told_apart(),
             )
         if self.view == "crop" and self.crop_breast:
-            raise SettingsError("--crop-breast is for whole films: leave it out, or take --view full.")
+            raise SettingsError(
+                "incompatible_settings",
+                "--crop-breast is for whole films: leave it out, or take --view full.",
+                settings=("view", "crop_breast"),
+            )
         if not 0 <= self.test_share < 1:
-            raise SettingsError(f"expected 0 <= test share < 1, got {self.test_share}")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"expected 0 <= test share < 1, got {self.test_share}",
+                setting="test_share",
+                found=self.test_share,
+            )
         return self
 
     def told_apart(self) -> str:
@@ -191,9 +203,13 @@ def _tested(films: Sequence[Film], share: float, seed: int) -> set[int]:
 def _check_classes(chosen: Chosen, kept: Sequence[int], classes: dict[str, str]) -> None:
     """Refuse classes without an image."""
     left = {chosen.classes[place] for place in kept}
-    gone = [f"'{name}'" for name in dict.fromkeys(classes.values()) if name not in left]
+    gone = [name for name in dict.fromkeys(classes.values()) if name not in left]
     if gone:
-        raise DataError(f"no image is left of the classes {', '.join(gone)}. Unpack all-mias.tar.gz whole.")
+        raise DataError(
+            "class_without_images",
+            f"no image is left of the classes {', '.join(map(repr, gone))}. Unpack all-mias.tar.gz whole.",
+            classes=gone,
+        )
 
 
 def _records(classes: Sequence[str], chosen: Chosen, kept: Sequence[int]) -> list[Record]:

@@ -128,20 +128,31 @@ def read_films(path: Path) -> list[Film]:
     try:
         text = path.read_bytes().decode("latin-1")
     except OSError as error:
-        raise DataError(f"the table {path} can't be read: {error.strerror}. Give another --source.") from None
+        raise DataError(
+            "unreadable_file",
+            f"the table {path} can't be read: {error.strerror}. Give another --source.",
+            path=path,
+            reason=error.strerror,
+        ) from None
     rows = [(number, line.split()) for number, line in enumerate(text.splitlines(), 1) if _ROW.match(line)]
     if not rows:
         raise DataError(
+            "empty_table",
             f"expected rows like 'mdb001 G CIRC B 535 425 197' in {path}, there is none. Take the Info.txt of "
-            "mini-MIAS."
+            "mini-MIAS.",
+            path=path,
         )
     parsed = [_parse(number, words) for number, words in rows]
     wrong = [number for (number, _), finding in zip(rows, parsed, strict=True) if finding is None]
     if wrong:
         raise DataError(
+            "invalid_row",
             f"{len(wrong)} of {len(rows)} rows of {path} can't be understood: {line_list(wrong)}. Expected a film, "
             f"{' or '.join(TISSUES)}, {', '.join(FINDINGS)}; then, but for NORM, {' or '.join(SEVERITIES)} and x, y "
-            "and radius in pixels (or none of the three). Take the official file."
+            "and radius in pixels (or none of the three). Take the official file.",
+            path=path,
+            lines=wrong,
+            total=len(rows),
         )
     findings = list(dict.fromkeys(finding for finding in parsed if finding is not None))
     films = _group(findings)
@@ -202,6 +213,9 @@ def _check_films(path: Path, films: Sequence[Film]) -> None:
     ]
     if doubtful:
         raise DataError(
+            "contradicting_rows",
             f"rows of {path} contradict each other, a film is normal and abnormal: {line_list(doubtful)}. Take the "
-            "official file."
+            "official file.",
+            path=path,
+            lines=doubtful,
         )

@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 from abide_maker import TWO, changed, copied, make_release, map_of, prepare, rewrite_table, save, used_rows
+from refusals import refused
 
 from medfl.errors import DataError, SettingsError
 from medfl.ingest import array_file as new_array
@@ -27,14 +28,15 @@ def release(made, tmp_path):
     return copied(made, tmp_path / "R")
 
 
-def refused(release, out, message, kind=DataError, **options):
-    """Prepare and expect a message; nothing may be written, and no subject named."""
+def check_refused(release, out, code, fields, kind=DataError, **options):
+    """Check that preparing is refused, nothing is written, and no subject is named. Return the message."""
     ids = [row["FILE_ID"] for row in used_rows(release)] if (release / FILE).is_file() else []
-    with pytest.raises(kind, match=message) as error:
+    with refused(kind, code, **fields) as error:
         prepare(release, out, **{"maps": TWO, "size": 8, **options})
     assert not out.exists()
     assert not [path for path in out.parent.iterdir() if path.name.startswith(f".{out.name}")]
     assert not any(file_id in str(error.value) for file_id in ids)
+    assert not any(file_id in str(error.value.fields) for file_id in ids)
     return str(error.value)
 
 
@@ -63,9 +65,8 @@ def test_missing_maps_are_counted_and_named_and_stop_nothing(release, tmp_path):
     ]
     assert len(datalist.splits["training"]) == 18
     assert datalist.extra["exclusions"][-1] == {"reason": "a map is missing", "count": 2}
-    message = refused(
-        release, tmp_path / "Q", "a complete set of maps is required, 3 are missing", require_complete=True
-    )
+    counts = {"count": 3, "total": 39}
+    message = check_refused(release, tmp_path / "Q", "unreadable_image", counts, require_complete=True)
     assert f"there is no map (lfcd: table rows {rows[0]}, {rows[1]})" in message
 
 
@@ -88,7 +89,8 @@ def test_few_unreadable_maps_are_left_out_and_named(release, tmp_path):
     place = {record["subject_id"]: record["image"] for record in whole.splits["training"]}
     for record in datalist.splits["training"]:
         np.testing.assert_array_equal(both[record["image"], ..., 1], images[place[record["subject_id"]], ..., 0])
-    refused(release, tmp_path / "Q", "a complete set of maps is required, 2 can't be read: ", require_complete=True)
+    counts = {"count": 2, "total": 40}
+    check_refused(release, tmp_path / "Q", "unreadable_image", counts, require_complete=True)
 
 
 def test_more_than_five_percent_of_unreadable_maps_stop(release, tmp_path):
@@ -97,7 +99,8 @@ def test_more_than_five_percent_of_unreadable_maps_stop(release, tmp_path):
         row, path = map_of(release, place)
         path.write_bytes(b"")
         rows.append(row)
-    message = refused(release, tmp_path / "P", "3 of 40 maps that were found can't be read, which is more than 5%")
+    fields = {"count": 3, "total": 40, "rows": rows}
+    message = check_refused(release, tmp_path / "P", "too_many_unreadable", fields)
     assert f"(reho: table rows {', '.join(map(str, rows))})" in message
 
 
@@ -147,57 +150,65 @@ def test_maps_of_unlike_shape_and_affine_are_put_on_one_grid(release, tmp_path):
 
 def test_ids_that_match_no_map(release, tmp_path):
     rewrite_table(release, lambda row, place: row | {"FILE_ID": f"Other_{place:07d}"})
-    message = refused(release, tmp_path / "P", "expected maps of 20 subjects in .*, found none")
-    assert "files there are named like maps, but belong to no subject that is used" in message
+    fields = {"path": str(release), "subjects": 20, "unused_files": 50}
+    check_refused(release, tmp_path / "P", "no_images", fields)
 
 
 def test_a_derivative_of_which_there_is_no_map(release, tmp_path):
-    message = "no subject with all maps is left of the classes control, autism. Ask for fewer --derivatives"
-    refused(release, tmp_path / "P", message, maps=Maps(("reho", "vmhc")))
+    fields = {"classes": ["control", "autism"]}
+    check_refused(release, tmp_path / "P", "class_without_images", fields, maps=Maps(("reho", "vmhc")))
 
 
 def test_a_class_may_not_be_lost(release, tmp_path):
     for place, row in enumerate(used_rows(release)):
         if row["DX_GROUP"] == "1":
             map_of(release, place)[1].unlink()
-    refused(release, tmp_path / "P", "is left of the classes autism")
+    check_refused(release, tmp_path / "P", "class_without_images", {"classes": ["autism"]})
 
 
 def test_a_source_without_a_phenotypic_file(release, tmp_path):
     shutil.move(release / FILE, tmp_path / "own.csv")
-    refused(release, tmp_path / "P", f"expected the phenotypic file .*{FILE}, there is none. Add --download, or")
-    refused(release, tmp_path / "P", "expected the phenotypic file .*none.csv, there", phenotypes=tmp_path / "none.csv")
+    message = check_refused(release, tmp_path / "P", "missing_file", {"path": str(release / FILE)})
+    assert "Add --download" in message
+    none = tmp_path / "none.csv"
+    check_refused(release, tmp_path / "P", "missing_file", {"path": str(none)}, phenotypes=none)
     assert len(prepare(release, tmp_path / "P", maps=TWO, phenotypes=tmp_path / "own.csv", size=8).splits["training"])
 
 
 def test_a_phenotypic_file_without_needed_columns(release, tmp_path):
     text = (release / FILE).read_text().replace("qc_func_rater_3", "qc_func_rater_4").replace("DX_GROUP", "DX")
     (release / FILE).write_text(text)
-    with pytest.raises(DataError, match="expected the columns 'DX_GROUP', 'qc_func_rater_3' in .*, missing"):
+    with refused(DataError, "missing_column", path=str(release / FILE), columns=["DX_GROUP", "qc_func_rater_3"]):
         prepare(release, tmp_path / "P", maps=TWO)
 
 
 @pytest.mark.parametrize(
-    ("labels", "affine", "message"),
+    ("labels", "affine", "code", "fields"),
     [
-        (np.zeros((9, 9, 9), np.uint8), np.eye(4), "expected labels in the atlas .*, all its voxels are 0"),
-        (np.ones((9, 9, 9), np.uint8), np.diag([-9.0, 9, 9, 1]) + np.eye(4, k=3) * 900, "only 0% of the atlas lies"),
+        (np.zeros((9, 9, 9), np.uint8), np.eye(4), "empty_atlas", {}),
+        (
+            np.ones((9, 9, 9), np.uint8),
+            np.diag([-9.0, 9, 9, 1]) + np.eye(4, k=3) * 900,
+            "different_space",
+            {"share": 0.0},
+        ),
     ],
 )
-def test_an_atlas_is_checked_before_any_map_is_read(release, tmp_path, monkeypatch, labels, affine, message):
+def test_an_atlas_is_checked_before_any_map_is_read(release, tmp_path, monkeypatch, labels, affine, code, fields):
     monkeypatch.setattr(abide_images, "read_map", lambda *rest: pytest.fail("a map is read"))
-    refused(release, tmp_path / "P", message, atlas=save(tmp_path / "a.nii.gz", labels, affine))
+    check_refused(release, tmp_path / "P", code, fields, atlas=save(tmp_path / "a.nii.gz", labels, affine))
 
 
 def test_impossible_options(release, tmp_path):
-    refused(release, tmp_path / "P", "expected a size of 4 to 256 voxels a side, got 3", SettingsError, size=3)
-    refused(release, tmp_path / "P", "'subject' identifies a subject", SettingsError, sites="subject")
+    out, limits = tmp_path / "P", {"setting": "size", "minimum": 4, "maximum": 256, "found": 3}
+    check_refused(release, out, "setting_out_of_range", limits, SettingsError, size=3)
+    check_refused(release, out, "identifying_column", {"column": "subject"}, SettingsError, sites="subject")
 
 
 def test_a_full_disk_is_told_before_anything_is_read(release, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(new_array, "_free", lambda folder: 20 * 8**3 * 2 * 4 - 1)
-        with pytest.raises(DataError, match="the array of images needs 0.1 MB, the disk of --out has"):
+        with refused(DataError, "disk_full", needed=20 * 8**3 * 2 * 4):
             prepare(release, tmp_path / "P", size=8)
     assert not (tmp_path / "P").exists()
 
@@ -226,6 +237,6 @@ def test_an_interruption_costs_nothing_that_was_done(release, tmp_path, monkeypa
 
 def test_what_is_read_is_never_replaced(release):
     for out, options in ((release, {}), (release.parent, {}), (release, {"atlas": release / ATLAS_FILE})):
-        with pytest.raises(DataError, match="holds what is to be read .* Give another --out"):
+        with refused(DataError, "output_contains_input", path=str(out)):
             prepare(release, out, maps=TWO, force=True, **options)
     assert (release / FILE).is_file()

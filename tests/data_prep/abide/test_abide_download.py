@@ -9,6 +9,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from abide_maker import TWO, make_release, map_of, prepare, used_rows
+from refusals import refused
 from web import Web, serving
 
 from medfl.cli.main import main
@@ -109,9 +110,9 @@ def test_a_server_that_fails_names_the_row_and_keeps_what_came(made, tmp_path):
     subject = read_phenotypes(made / FILE).subjects[0]
     content = map_of(made, 0)[1].read_bytes()
     with serving(Web(content, cut=[500, 0, 0, 0, 0])) as web:
-        with pytest.raises(DataError, match=rf"^table row {subject.row}, reho: the download of .* did not") as error:
+        with refused(DataError, "incomplete_download", row=subject.row, derivative="reho") as error:
             fetch_maps(tmp_path, TWO, [(subject, "reho")], web.url, lambda line: None)
-        assert subject.file_id not in str(error.value)
+        assert subject.file_id not in f"{error.value} {error.value.fields}"
         assert "<FILE_ID>_reho.nii.gz" in str(error.value)
         web.cut, web.requests[:] = [], []
         fetch_maps(tmp_path, TWO, [(subject, "reho")], web.url, lambda line: None)
@@ -119,7 +120,7 @@ def test_a_server_that_fails_names_the_row_and_keeps_what_came(made, tmp_path):
     assert list(files(tmp_path).values()) == [content]
     with (
         serving(Web(content, status=[400])) as web,
-        pytest.raises(DataError, match="table row 2, lfcd: .* answered 400"),
+        refused(DataError, "http_error", row=2, derivative="lfcd", status=400),
     ):
         fetch_maps(tmp_path, TWO, [(subject, "lfcd")], web.url, lambda line: None)
 

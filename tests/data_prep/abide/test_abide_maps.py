@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from abide_maker import TWO, copied, make_release, save, used_rows
+from refusals import refused
 
 from medfl.data.readers.map_files import normalised, read_map
 from medfl.data.readers.volumes import common_grid
@@ -88,28 +89,35 @@ def test_what_is_no_map_is_not_taken(release):
 def test_nothing_found_says_where_and_what_is_there_instead(release):
     other = Maps(("reho",), strategy="filt_global")
     assert not find_maps(release, other, ids(release))
-    message = str(nothing_found(release, other, 20))
+    error = nothing_found(release, other, 20)
+    assert error.fields["other_folders"] == ["cpac/filt_noglobal"]
+    message = str(error)
     assert "such as Outputs/cpac/filt_global/reho/<FILE_ID>_reho.nii.gz, found none" in message
     assert "There are folders of cpac/filt_noglobal: give another --pipeline or --strategy." in message
-    message = str(nothing_found(release, TWO, 20))
-    assert "50 files there are named like maps, but belong to no subject that is used" in message
-    assert not any(name in message for name in ids(release))
+    error = nothing_found(release, TWO, 20)
+    assert (error.code, error.fields["path"], error.fields["unused_files"]) == ("no_images", str(release), 50)
+    assert not any(name in f"{error} {error.fields}" for name in ids(release))
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "code", "fields"),
     [
-        ({"derivatives": ("reho", "rehu")}, r"unknown derivative 'rehu' of ABIDE. Did you mean 'reho'\?"),
-        ({"derivatives": ("func_preproc",)}, "unknown derivative 'func_preproc'"),
-        ({"derivatives": ()}, "expected each derivative once and at least one, got none"),
-        ({"derivatives": ("reho", "reho")}, "expected each derivative once .* got reho, reho"),
-        ({"pipeline": "cpak"}, "unknown pipeline 'cpak'"),
-        ({"strategy": "global"}, "unknown strategy 'global'"),
+        ({"derivatives": ("reho", "rehu")}, "unknown_choice", {"what": "derivative", "choice": "rehu"}),
+        ({"derivatives": ("func_preproc",)}, "unknown_choice", {"what": "derivative", "choice": "func_preproc"}),
+        ({"derivatives": ()}, "wrong_derivatives", {"found": []}),
+        ({"derivatives": ("reho", "reho")}, "wrong_derivatives", {"found": ["reho", "reho"]}),
+        ({"pipeline": "cpak"}, "unknown_choice", {"what": "pipeline", "choice": "cpak"}),
+        ({"strategy": "global"}, "unknown_choice", {"what": "strategy", "choice": "global"}),
     ],
 )
-def test_maps_that_do_not_exist(options, message):
-    with pytest.raises(SettingsError, match=message):
+def test_maps_that_do_not_exist(options, code, fields):
+    with refused(SettingsError, code, **fields):
         Maps(**options)
+
+
+def test_the_nearest_derivative_is_named():
+    with pytest.raises(SettingsError, match=r"Did you mean 'reho'\?"):
+        Maps(("reho", "rehu"))
 
 
 def test_intensities_inside_the_brain():
@@ -164,19 +172,19 @@ BALL = head(np.random.default_rng(0).uniform(1, 2, (12, 12, 12)))
 
 
 @pytest.mark.parametrize(
-    ("values", "affine", "message"),
+    ("values", "affine", "code", "fields"),
     [
-        (somewhere(BALL, (5, 5, 5), np.nan), place(), "not finite"),
-        (somewhere(BALL, (0, 0, 0), np.inf), place(), "not finite"),
-        (np.zeros((12, 12, 12)), place(), "the map is constant"),
-        (head(np.full((12, 12, 12), 0.1)), place(), "the map is constant"),
-        (BALL, np.eye(4) * 1000, "outside the common grid"),
-        (BALL, place() + [[0, 0, 0, 60], [0] * 4, [0] * 4, [0] * 4], "outside the common grid"),
-        (np.stack([BALL, BALL], axis=-1), place(), "expected one NIfTI volume of three axes, got the shape 12x12x12x2"),
+        (somewhere(BALL, (5, 5, 5), np.nan), place(), "not_finite", {}),
+        (somewhere(BALL, (0, 0, 0), np.inf), place(), "not_finite", {}),
+        (np.zeros((12, 12, 12)), place(), "constant_image", {}),
+        (head(np.full((12, 12, 12), 0.1)), place(), "constant_image", {}),
+        (BALL, np.eye(4) * 1000, "different_space", {}),
+        (BALL, place() + [[0, 0, 0, 60], [0] * 4, [0] * 4, [0] * 4], "different_space", {}),
+        (np.stack([BALL, BALL], axis=-1), place(), "wrong_shape", {"found": [12, 12, 12, 2]}),
     ],
 )
-def test_maps_that_are_refused(tmp_path, values, affine, message):
+def test_maps_that_are_refused(tmp_path, values, affine, code, fields):
     path = save(tmp_path / file_name("SECRET_0050001", "reho"), values, affine)
-    with pytest.raises(DataError, match=message) as error:
+    with refused(DataError, code, **fields) as error:
         read_map(path, GRID)
-    assert "SECRET" not in str(error.value)
+    assert "SECRET" not in f"{error.value} {error.value.fields}"

@@ -11,6 +11,7 @@ from cbis_more import copied, edit
 from dicom_maker import cut, make_dicom, without_preamble
 from prepare_specs import prepare_spec
 from pydicom import dcmread
+from refusals import refused
 
 from medfl.cli.main import main
 from medfl.errors import DataError, SettingsError
@@ -206,15 +207,15 @@ def test_an_interruption_costs_nothing_that_was_done(release, tmp_path, monkeypa
 
 def test_folders_that_are_not_the_data_set(made, release, tmp_path):
     out = tmp_path / "P"
-    with pytest.raises(DataError, match="expected the folder of CBIS-DDSM at .*nowhere, there is none"):
+    with refused(DataError, "missing_folder", path=str(tmp_path / "nowhere")):
         prepared(tmp_path / "nowhere", out)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="the case descriptions of CBIS-DDSM in .*empty, missing: mass_case_desc"):
+    with refused(DataError, "missing_file", folder=str(tmp_path / "empty"), files=list(TABLES.values())):
         prepared(tmp_path / "empty", out)
-    with pytest.raises(DataError, match="none of the 12 images of the tables is in .*empty, which holds 0 image files"):
+    with refused(DataError, "no_images", path=str(tmp_path / "empty"), expected=12, found=0):
         prepared(tmp_path / "empty", out, tables=made / "csv")
     (release / "csv" / TABLES["calc", "test"]).unlink()
-    with pytest.raises(DataError, match="missing: calc_case_description_test_set.csv. The Cancer Imaging Archive"):
+    with refused(DataError, "missing_file", folder=str(release), files=[TABLES["calc", "test"]]):
         prepared(release, out)
     prepared(release, out, abnormality="mass")
 
@@ -225,7 +226,8 @@ def test_nothing_readable_of_a_class(release, tmp_path):
         for lesion in image.lesions if image.label(three=False) else ():
             for path in tree.find(lesion.image):
                 path.unlink(missing_ok=True)
-    with pytest.raises(DataError, match="no readable image is left of the classes malignant: 6 x there is no file"):
+    reasons = {NO_FILE: 6}
+    with refused(DataError, "class_without_images", classes=["malignant"], reasons=reasons):
         prepared(release, tmp_path / "P")
     assert not (tmp_path / "P").exists()
 
@@ -234,18 +236,19 @@ def test_masks_only(release, tmp_path):
     for _, files in films(release, crop=True):
         for path in files:
             make_dicom(path, mask_pixels())
-    with pytest.raises(DataError, match="none of the 14 images can be read: 14 x only the mask of the lesion is there"):
+    with refused(DataError, "no_readable_image", count=14, total=14) as error:
         prepared(release, tmp_path / "P", view="crop")
+    assert "14 x only the mask of the lesion" in str(error.value)
 
 
 def test_options_that_are_unknown(made, tmp_path):
-    for words, message in (
-        ({"view": "roi"}, "unknown view 'roi'. Known: crop, full"),
-        ({"abnormality": "mas"}, "Did you mean 'mass'"),
-        ({"check": "striped"}, "unknown deidentify check 'striped'. Did you mean 'strip'"),
+    for option, what, choice in (
+        ("view", "view", "roi"),
+        ("abnormality", "abnormality", "mas"),
+        ("check", "deidentify check", "striped"),
     ):
-        with pytest.raises(SettingsError, match=message):
-            prepared(made, tmp_path / "P", **words)
+        with refused(SettingsError, "unknown_choice", what=what, choice=choice):
+            prepared(made, tmp_path / "P", **{option: choice})
     with pytest.raises(SystemExit) as end:
         main(["prep", "cbis_ddsm", "--source", str(made), "--out", str(tmp_path / "P"), "--size", "8x8x8"])
     assert end.value.code == 2

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from cbis_more import lesions_of, write_headers
+from refusals import refused
 
 from medfl.errors import DataError
 from medfl_datasets.cbis_ddsm.choice import choose
@@ -138,21 +139,21 @@ def test_rewritten_tables_mean_the_same(tables, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("old", "new", "code", "fields"),
     [
-        ("pathology", "patology", "expected the columns 'pathology' in .*missing"),
-        ("P_00001", "Secret-Sally", r"expected P_ and five digits in the column 'patient_id'.*2 of 7.*rows 2, 3"),
-        ("LEFT,CC", "LEFT,XCC", "expected CC or MLO in the column 'image view'.*3 of 7.*rows 2, 7, 8"),
-        ("BENIGN_WITHOUT_CALLBACK", "MAYBE", "expected BENIGN_WITHOUT_CALLBACK or BENIGN or MALIGNANT.*table row 6"),
-        ("RIGHT_MLO/", "RIGHT_MLO_", "expected <subject>/<study UID>/<series UID>/<file>.*table row 6"),
+        ("pathology", "patology", "missing_column", {"columns": ["pathology"]}),
+        ("P_00001", "Secret-Sally", "invalid_value", {"column": "patient_id", "rows": [2, 3], "total": 7}),
+        ("LEFT,CC", "LEFT,XCC", "invalid_value", {"column": "image view", "rows": [2, 7, 8], "total": 7}),
+        ("BENIGN_WITHOUT_CALLBACK", "MAYBE", "invalid_value", {"column": "pathology", "rows": [6]}),
+        ("RIGHT_MLO/", "RIGHT_MLO_", "invalid_value", {"column": "image file path", "rows": [6]}),
     ],
 )
-def test_cells_that_are_unknown(tables, old, new, message):
+def test_cells_that_are_unknown(tables, old, new, code, fields):
     path = tables / TABLES["mass", "train"]
     path.write_text(path.read_text().replace(old, new))
-    with pytest.raises(DataError, match=message) as error:
+    with refused(DataError, code, path=str(path), **fields) as error:
         read_tables({("mass", "train"): path})
-    assert "Sally" not in str(error.value)
+    assert "Sally" not in f"{error.value} {error.value.fields}"
 
 
 def test_a_uid_that_two_images_share(tables):
@@ -161,10 +162,11 @@ def test_a_uid_that_two_images_share(tables):
     text = path.read_text()
     own, other = (next(lesion for lesion in lesions if lesion.patient == name) for name in ("P_00006", "P_00001"))
     path.write_text(text.replace(own.crop.series, other.crop.series))
-    with pytest.raises(DataError, match="in the cropped image file path .* 2 rows share .*: mass_train 2, mass_test 2"):
+    rows = ["mass_train 2", "mass_test 2"]
+    with refused(DataError, "duplicate_series", what="cropped image", rows=rows):
         lesions_of(tables)
     path.write_text(text.replace(own.image.series, other.image.series))
-    with pytest.raises(DataError, match="in the image file path of each image, 2 rows share one"):
+    with refused(DataError, "duplicate_series", what="image", rows=rows):
         lesions_of(tables)
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 from prepare_specs import prepare_spec, study_release
+from refusals import refused
 
 from medfl.data.datalists import Datalist, read_datalist
 from medfl.errors import DataError
@@ -71,7 +72,7 @@ def test_lesions_and_facts_come_from_the_metadata(tmp_path):
         assert (record["sex"], record["localization"] or "") == (table.sex[name], table.anatom_site_general[name])
     (release / METADATA).unlink()
     assert "age" not in records(prepare(release, tmp_path / "bare"))[0]
-    with pytest.raises(DataError, match=f"expected {METADATA} in .*, which names lesions"):
+    with refused(DataError, "missing_file", path=str(release / METADATA)):
         prepare(release, tmp_path / "none", groups="lesion")
 
 
@@ -88,28 +89,29 @@ def test_an_image_below_the_size_is_left_out_and_a_missing_one_as_well(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("name", "column", "text", "message"),
+    ("name", "column", "text", "code", "fields"),
     [
-        (SPLIT, "target", "8", "expected 0 to 7 in 'target' of .*table row 3"),
-        (SPLIT, "center", "6", "expected 0 to 5 in 'center' of .*table row 3"),
-        (METADATA, "age_approx", "old", "expected numbers in 'age_approx'"),
+        (SPLIT, "target", "8", "wrong_label", {"rows": [3]}),
+        (SPLIT, "center", "6", "unknown_site", {"rows": [3]}),
+        (METADATA, "age_approx", "old", "invalid_value", {}),
     ],
 )
-def test_wrong_tables_are_refused(tmp_path, name, column, text, message):
+def test_wrong_tables_are_refused(tmp_path, name, column, text, code, fields):
     release = write_release(tmp_path / "in")
     table = pd.read_csv(release / name, dtype=str, keep_default_na=False)
     table.loc[1, column] = text
     table.to_csv(release / name, index=False)
-    with pytest.raises(DataError, match=message) as error:
+    with refused(DataError, code, path=str(release / name), column=column, **fields) as error:
         prepare(release, tmp_path / "out")
-    assert "SECRET" not in str(error.value)
+    assert "SECRET" not in f"{error.value} {error.value.fields}"
 
 
 def test_images_that_were_not_resized_are_refused(tmp_path):
     release = write_release(tmp_path / "in")
     (release / IMAGES).rename(release / "ISIC_2019_Training_Input")
-    with pytest.raises(DataError, match="Run download_isic.py and resize_images.py"):
+    with refused(DataError, "missing_folder", path=str(release / IMAGES)) as error:
         prepare(release, tmp_path / "out")
+    assert "resize_images.py" in str(error.value)
 
 
 def test_a_study_finds_flambys_folder(tmp_path):

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from prepare_specs import prepare_spec
+from refusals import refused
 from torch.nn.functional import adaptive_avg_pool3d
 
 from medfl.data.datalists import Datalist
@@ -67,9 +68,10 @@ def test_volumes_of_unlike_spacing_have_distances_in_voxels(tmp_path):
 def test_a_subject_without_its_mask_stops_the_work_or_is_left_out(tmp_path):
     release = write_release(tmp_path / "in")
     shutil.rmtree(subject(release, 4) / "label")
-    with pytest.raises(DataError, match="there is not one volume and one mask .table row 4") as error:
+    with refused(DataError, "unreadable_image", count=1, total=12) as error:
         prepare(release, tmp_path / "out")
-    assert "IXI004" not in str(error.value)
+    assert "there is not one volume and one mask (table row 4" in str(error.value)
+    assert "IXI004" not in f"{error.value} {error.value.fields}"
     datalist = prepare(release, tmp_path / "out", require_complete=False)
     assert sum(map(len, datalist.splits.values())) == 11
 
@@ -79,17 +81,18 @@ def test_another_hospital_than_the_folder_says_is_refused(tmp_path):
     table = pd.read_csv(release / SPLIT)
     table.loc[0, "Manufacturer"] = 2
     table.to_csv(release / SPLIT, index=False)
-    with pytest.raises(DataError, match="table row 2 of .* tells another hospital"):
+    with refused(DataError, "contradicting_site", path=str(release / SPLIT), row=2):
         prepare(release, tmp_path / "out")
 
 
 def test_what_else_is_refused(tmp_path):
     release = write_release(tmp_path / "in")
-    with pytest.raises(SettingsError, match="expected 3 numbers for --size"):
+    with refused(SettingsError, "setting_out_of_range", setting="size", count=3, found=[4, 4]):
         prepare(release, tmp_path / "out", size=(4, 4))
-    with pytest.raises(DataError, match=f"expected one folder {VOLUMES} in .*, there are 0"):
-        prepare(subject(release, 2), tmp_path / "out")
+    folder = subject(release, 2)
+    with refused(DataError, "wrong_folder_count", path=str(folder), name=VOLUMES, expected=1, found=0):
+        prepare(folder, tmp_path / "out")
     (release / SPLIT).rename(tmp_path / "table.csv")
-    with pytest.raises(DataError, match=f"expected the table {SPLIT} in .* or a folder in it.*fed_ixi/metadata"):
+    with refused(DataError, "missing_file", folder=str(release), file=SPLIT):
         prepare(release, tmp_path / "out")
     assert prepare(release, tmp_path / "out", splits=tmp_path / "table.csv").counts()["test"] == {"0": 0, "1": 3}

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from prepare_specs import prepare_spec
+from refusals import refused
 
 from medfl.data.datalists import Datalist
 from medfl.errors import DataError
@@ -52,8 +53,9 @@ def test_slices_become_the_last_axis_and_intensities_the_window(tmp_path):
 def test_a_case_without_a_mask_stops_the_work_or_is_left_out(tmp_path):
     release = write_release(tmp_path / "in")
     next(release.glob(f"data/*03/{MASK}")).unlink()
-    with pytest.raises(DataError, match=f"1 of 12 cases of {SPLIT} can't be used: table row 5: there is no file of"):
+    with refused(DataError, "unreadable_image", count=1, total=12) as error:
         prepare(release, tmp_path / "out")
+    assert "table row 5: there is no file of the mask" in str(error.value)
     datalist = prepare(release, tmp_path / "out", require_complete=False)
     assert sum(map(len, datalist.splits.values())) == 11
     assert list(csv.reader((tmp_path / "out" / "quarantine.csv").open()))[:2] == [
@@ -65,5 +67,5 @@ def test_a_case_without_a_mask_stops_the_work_or_is_left_out(tmp_path):
 def test_a_folder_without_cases_is_refused(tmp_path):
     release = write_release(tmp_path / "in")
     (release / "data").rename(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match="expected folders case_00000"):
+    with refused(DataError, "no_images", path=str(release), table=SPLIT):
         prepare(release, tmp_path / "out")

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from prepare_specs import prepare_spec
+from refusals import refused
 
 from medfl.errors import DataError
 from medfl.objectives import Segmentation
@@ -46,5 +47,5 @@ def test_a_scan_that_the_table_does_not_know_is_passed_over_and_none_is_refused(
     assert any("1 scans are in no row" in line for line in lines)
     assert datalist.goal.spacing == (2.0, 2.0, 2.0)
     table[:1].to_csv(release / SPLIT, index=False)
-    with pytest.raises(DataError, match=f"expected folders with {IMAGE}, named as in {SPLIT}"):
+    with refused(DataError, "no_images", path=str(release), table=SPLIT):
         prepare_spec(FlambyLidcIdri, release, tmp_path / "none")

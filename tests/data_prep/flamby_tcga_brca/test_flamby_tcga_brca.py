@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from refusals import refused
 
 from medfl.data.datalists import read_datalist
 from medfl.data.sites import load_sites
@@ -74,20 +75,27 @@ def test_the_split_may_lie_where_flamby_has_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "row", "column", "text", "message"),
+    ("file", "row", "column", "text", "code", "fields"),
     [
-        ("brca.csv", 0, -1, "days", "expected pid, 39 features, E and T as columns"),
-        ("brca.csv", USED, 5, "many", "expected finite numbers in .*table row"),
-        ("brca.csv", USED, 5, "nan", "expected finite numbers in .*table row"),
-        ("brca.csv", USED, -2, "2", "expected 0 or 1 as E and T >= 0 in .*table row"),
-        ("brca.csv", USED, -1, "-3", "expected 0 or 1 as E and T >= 0 in .*table row"),
-        ("brca.csv", USED, 0, "TCGA-SECRET-0001", "some are missing or there twice"),
-        ("train_test_split.csv", 4, 2, "train_6", "expected train_0 to test_5 in 'fold2'.*table row 5"),
-        ("train_test_split.csv", 4, 0, "TCGA-SECRET-0000", "expected each patient once in"),
-        ("train_test_split.csv", 4, 0, "TCGA-SECRET-9999", "some are missing or there twice"),
+        ("brca.csv", 0, -1, "days", "wrong_columns", {"path": "brca.csv", "features": 39}),
+        ("brca.csv", USED, 5, "many", "not_finite", {"path": "brca.csv", "row": USED}),
+        ("brca.csv", USED, 5, "nan", "not_finite", {"path": "brca.csv", "row": USED}),
+        ("brca.csv", USED, -2, "2", "invalid_value", {"path": "brca.csv", "columns": ["E", "T"], "rows": [USED]}),
+        ("brca.csv", USED, -1, "-3", "invalid_value", {"path": "brca.csv", "columns": ["E", "T"], "rows": [USED]}),
+        ("brca.csv", USED, 0, "TCGA-SECRET-0001", "unmatched_patients", {"path": "brca.csv"}),
+        (
+            "train_test_split.csv",
+            4,
+            2,
+            "train_6",
+            "invalid_value",
+            {"path": "train_test_split.csv", "column": "fold2", "rows": [5]},
+        ),
+        ("train_test_split.csv", 4, 0, "TCGA-SECRET-0000", "duplicate_row", {"path": "train_test_split.csv"}),
+        ("train_test_split.csv", 4, 0, "TCGA-SECRET-9999", "unmatched_patients", {"path": "brca.csv"}),
     ],
 )
-def test_wrong_files_are_refused_without_naming_a_patient(tmp_path, file, row, column, text, message):
+def test_wrong_files_are_refused_without_naming_a_patient(tmp_path, file, row, column, text, code, fields):
     path = write_release(tmp_path) / file
     if row == USED:
         row = path.read_text().split("TCGA-SECRET-0007")[0].count("\n")
@@ -95,13 +103,18 @@ def test_wrong_files_are_refused_without_naming_a_patient(tmp_path, file, row, c
     cells = lines[row].split(",")
     cells[column] = text
     path.write_text("\n".join([*lines[:row], ",".join(cells), *lines[row + 1 :]]))
-    with pytest.raises(DataError, match=message) as error:
+    expected = {"path": str(tmp_path / fields["path"])}
+    if fields.get("row") == USED:
+        expected["row"] = row + 1
+    if fields.get("rows") == [USED]:
+        expected["rows"] = [row + 1]
+    with refused(DataError, code, **{**fields, **expected}) as error:
         read_patients(tmp_path)
-    assert "SECRET" not in str(error.value)
+    assert "SECRET" not in f"{error.value} {error.value.fields}"
 
 
 def test_missing_files_are_named(tmp_path):
-    with pytest.raises(DataError, match=r"expected brca\.csv and train_test_split\.csv in .*missing"):
+    with refused(DataError, "missing_file", folder=str(tmp_path), files=["brca.csv", "train_test_split.csv"]):
         find_files(tmp_path)
 
 
