@@ -203,8 +203,10 @@ def writing() -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(
+            "unwritable_file",
             f"the array of images can't be written: {error.strerror}. Make room on the disk of --out, and call the "
-            "same command again."
+            "same command again.",
+            reason=error.strerror,
         ) from None
 
 
@@ -223,8 +225,11 @@ def _check_room(path: Path, shape: Sequence[int], dtype: np.dtype) -> tuple[int,
     needed, free = _bytes(shape, dtype), _free(path.parent) + there
     if needed > free:
         raise DataError(
+            "disk_full",
             f"the array of images needs {_told(needed)}, the disk of --out has {_told(free)} left. Make room, give an "
-            "--out on another disk, or choose a smaller size."
+            "--out on another disk, or choose a smaller size.",
+            needed=needed,
+            free=free,
         )
     return needed, free
 

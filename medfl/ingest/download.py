@@ -102,9 +102,15 @@ def download(
         SettingsError: If the address is none, or both checksums are given.
     """
     if not re.match(r"https?://[^/]", url):
-        raise SettingsError(f"expected an address that begins with http:// or https://, got '{url}'")
+        raise SettingsError(
+            "invalid_url", f"expected an address that begins with http:// or https://, got '{url}'", url=url
+        )
     if md5 and sha256:
-        raise SettingsError("expected one checksum, got an MD5 and a SHA-256. Give the SHA-256.")
+        raise SettingsError(
+            "incompatible_settings",
+            "expected one checksum, got an MD5 and a SHA-256. Give the SHA-256.",
+            settings=("md5", "sha256"),
+        )
     if target.exists():
         return target
     checksum = ("md5", md5) if md5 else ("sha256", sha256) if sha256 else None
@@ -113,7 +119,11 @@ def download(
         target.parent.mkdir(parents=True, exist_ok=True)
     with _writing(target), held(target.with_name(f".{target.name}.lock"), remove=True) as alone:
         if not alone:
-            raise DataError(f"another process is downloading {target}. Run the same command again when it has ended.")
+            raise DataError(
+                "file_in_use",
+                f"another process is downloading {target}. Run the same command again when it has ended.",
+                path=target,
+            )
         if not target.exists():  # another process may have brought it meanwhile
             _persist(job, retries, wait)
             _verify(job)
@@ -135,8 +145,13 @@ def _persist(job: _Job, retries: int, wait: float) -> None:
             if vain > retries:
                 kept = f"{job.have()} bytes are kept in {job.part}; the same" if job.have() else "The same"
                 raise DataError(
+                    "incomplete_download",
                     f"the download of {job.url} did not come to its end: {error}. {kept} command continues. "
-                    "Check the network, or give another address."
+                    "Check the network, or give another address.",
+                    url=job.url,
+                    path=job.part,
+                    kept=job.have(),
+                    reason=str(error),
                 ) from None
             job.say(f"the connection was cut ({error}); trying again")
             time.sleep(wait * 2 ** max(vain - 1, 0))
@@ -212,8 +227,11 @@ def _refused(job: _Job, error: urllib.error.HTTPError, have: int) -> None:
     if error.code in _TEMPORARY:
         raise _CutError(f"the server answered {error.code} {error.reason}")
     raise DataError(
+        "http_error",
         f"the server answered {error.code} {error.reason} for {job.url}. Check the name and the address; "
-        "or download the file by other means and put it where it is expected."
+        "or download the file by other means and put it where it is expected.",
+        status=error.code,
+        url=job.url,
     )
 
 
@@ -221,8 +239,12 @@ def _check_total(job: _Job, total: int | None) -> None:
     if job.size is not None and total is not None and total != job.size:
         job.restart()
         raise DataError(
+            "wrong_announced_size",
             f"expected {job.size} bytes at {job.url}, the server has {total}: another version, or a page that says "
-            "why. Open the address in a browser, or give another one."
+            "why. Open the address in a browser, or give another one.",
+            url=job.url,
+            expected=job.size,
+            found=total,
         )
 
 
@@ -260,7 +282,12 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(f"{path} can't be written: {error.strerror}. Make room, or give another folder.") from None
+        raise DataError(
+            "unwritable_file",
+            f"{path} can't be written: {error.strerror}. Make room, or give another folder.",
+            path=path,
+            reason=error.strerror,
+        ) from None
 
 
 def _verify(job: _Job) -> None:
@@ -277,6 +304,11 @@ def _verify(job: _Job) -> None:
         if wanted != came:
             job.restart()
             raise DataError(
+                "wrong_size" if what == "bytes" else "wrong_checksum",
                 f"expected {what} {wanted} of {job.url}, got {came}: damaged on the way, or another version. What "
-                "came was deleted. Run the same command again; if the same value comes again, give another address."
+                "came was deleted. Run the same command again; if the same value comes again, give another address.",
+                url=job.url,
+                what=what,
+                expected=wanted,
+                found=came,
             )

@@ -25,7 +25,11 @@ class ImageFolder:
 
     def __init__(self, path: Path) -> None:
         if not path.is_dir():
-            raise DataError(f"expected a folder of images at {path}, there is none. Give the folder that holds them.")
+            raise DataError(
+                "missing_folder",
+                f"expected a folder of images at {path}, there is none. Give the folder that holds them.",
+                path=path,
+            )
         self.path = Path(os.path.abspath(path))
 
     def find(self, names: Sequence[str], numbers: Sequence[int]) -> list[Path]:
@@ -45,8 +49,12 @@ class ImageFolder:
         outside = [number for number, path in zip(numbers, paths, strict=True) if self.path not in path.parents]
         if outside:
             raise DataError(
+                "path_outside_folder",
                 f"expected paths inside the folder {self.path}, {len(outside)} of {len(names)} lead out of it: "
-                f"{row_list(outside)}. Write them relative to the folder."
+                f"{row_list(outside)}. Write them relative to the folder.",
+                path=self.path,
+                rows=outside,
+                total=len(names),
             )
         matches = [[path] if os.path.isfile(path) else self._by_stem.get(path, []) for path in paths]  # noqa: PTH113
         self._check_found(matches, numbers)
@@ -69,15 +77,23 @@ class ImageFolder:
         missing = [number for number, paths in zip(numbers, matches, strict=True) if not paths]
         if missing:
             raise DataError(
+                "missing_image",
                 f"{len(missing)} of {len(matches)} images are not in the folder {self.path}: {row_list(missing)}. The "
                 "image column must hold paths relative to the folder; an ending may be left out if it is one of "
-                f"{', '.join(IMAGE_SUFFIXES)}."
+                f"{', '.join(IMAGE_SUFFIXES)}.",
+                path=self.path,
+                rows=missing,
+                total=len(matches),
             )
         several = [number for number, paths in zip(numbers, matches, strict=True) if len(paths) > 1]
         if several:
             raise DataError(
+                "ambiguous_file",
                 f"{len(several)} of {len(matches)} names without ending fit more than one image file of {self.path}: "
-                f"{row_list(several)}. Write them with their ending."
+                f"{row_list(several)}. Write them with their ending.",
+                path=self.path,
+                rows=several,
+                total=len(matches),
             )
 
     def _check_unique(self, files: list[Path], numbers: Sequence[int]) -> None:
@@ -86,6 +102,9 @@ class ImageFolder:
         twice = [number for number, path in zip(numbers, real, strict=True) if counts[path] > 1]
         if twice:
             raise DataError(
+                "duplicate_row",
                 f"expected one row for each image, {len(twice)} of {len(files)} rows name an image that another row "
-                f"names too: {row_list(twice)}. Keep one row of each image."
+                f"names too: {row_list(twice)}. Keep one row of each image.",
+                rows=twice,
+                total=len(files),
             )

@@ -46,17 +46,23 @@ class Columns:
 
     def __post_init__(self) -> None:
         named = Counter(self.all())
-        twice = ", ".join(f"'{column}'" for column, count in named.items() if count > 1)
+        twice = [column for column, count in named.items() if count > 1]
         if twice:
+            listed = ", ".join(f"'{column}'" for column in twice)
             raise SettingsError(
-                f"expected another column for each option, got {twice} more than once. What identifies an image or a "
-                "patient is never kept, and a label, site or split column is not needed as a kept one."
+                "duplicate_column",
+                f"expected another column for each option, got {listed} more than once. What identifies an image or a "
+                "patient is never kept, and a label, site or split column is not needed as a kept one.",
+                columns=twice,
             )
-        reserved = ", ".join(f"'{column}'" for column in self.keep if column in _OWN_KEYS)
+        reserved = [column for column in self.keep if column in _OWN_KEYS]
         if reserved:
+            listed = ", ".join(f"'{column}'" for column in reserved)
             raise SettingsError(
-                f"a kept column can't be called {reserved}: medfl uses this name itself. Rename the column, or give "
-                "it as --site-column, --label-column or --group-column."
+                "reserved_name",
+                f"a kept column can't be called {listed}: medfl uses this name itself. Rename the column, or give "
+                "it as --site-column, --label-column or --group-column.",
+                columns=reserved,
             )
 
     def all(self) -> list[str]:
@@ -128,9 +134,12 @@ def order_classes(labels: Sequence[str]) -> list[str]:
     alike = defaultdict(list)
     for label in sorted(numbers):
         alike[str(numbers[label]) if numeric else label.casefold()].append(label)
-    doubtful = [" / ".join(f"'{label}'" for label in spelled) for spelled in alike.values() if len(spelled) > 1]
+    doubtful = [spelled for spelled in alike.values() if len(spelled) > 1]
     if doubtful:
-        raise DataError(f"expected one way to write each label, got {', '.join(doubtful)}. Make them alike.")
+        listed = ", ".join(" / ".join(f"'{label}'" for label in spelled) for spelled in doubtful)
+        raise DataError(
+            "ambiguous_labels", f"expected one way to write each label, got {listed}. Make them alike.", labels=doubtful
+        )
     return sorted(numbers, key=lambda label: (numbers[label] or 0.0, label)) if numeric else sorted(numbers)
 
 
@@ -143,13 +152,22 @@ def number_subjects(groups: Sequence[str]) -> list[str]:
 def _check_classes(column: str, classes: int, rows: int) -> None:
     if classes < 2:
         raise DataError(
+            "too_few_classes",
             f"expected at least two classes in the column '{column}', got {classes} in {rows} rows. "
-            "Add images of another class, or give another --label-column."
+            "Add images of another class, or give another --label-column.",
+            column=column,
+            minimum=2,
+            found=classes,
+            total=rows,
         )
     if classes > 2 and 2 * classes > rows:
         raise DataError(
+            "too_many_classes",
             f"expected several images of each class, got {classes} different values in {rows} rows of the column "
-            f"'{column}': they look like identifiers or measurements. Give the column with the classes."
+            f"'{column}': they look like identifiers or measurements. Give the column with the classes.",
+            column=column,
+            found=classes,
+            total=rows,
         )
 
 
@@ -160,8 +178,13 @@ def _splits(table: Table, column: str | None) -> list[str]:
     wrong = [number for number, word in zip(table.numbers, words, strict=True) if word not in SPLIT_WORDS]
     if wrong:
         raise DataError(
+            "invalid_value",
             f"expected {', '.join(SPLIT_WORDS)} in the column '{column}', {len(wrong)} of {len(words)} rows hold "
-            f"something else: {row_list(wrong)}. Correct them, or leave out --split-column."
+            f"something else: {row_list(wrong)}. Correct them, or leave out --split-column.",
+            column=column,
+            expected=list(SPLIT_WORDS),
+            rows=wrong,
+            total=len(words),
         )
     return [SPLIT_WORDS[word] for word in words]
 
@@ -173,8 +196,11 @@ def _check_sides(groups: Sequence[str], splits: Sequence[str]) -> None:
     torn = sum(len(sides_of_group) > 1 for sides_of_group in sides.values())
     if torn:
         raise DataError(
+            "patient_in_two_splits",
             f"expected all images of a patient in one split, {torn} of {len(sides)} patients are in several. "
-            "Move each one to one split, or leave out --split-column and let `medfl partition` split by patient."
+            "Move each one to one split, or leave out --split-column and let `medfl partition` split by patient.",
+            count=torn,
+            total=len(sides),
         )
 
 

@@ -44,13 +44,22 @@ def masked_row(pixels: np.ndarray, mask: np.ndarray, structures: int) -> LoadedI
         DataError: If the mask is of another size than its image, or holds a number that no structure has.
     """
     if mask.shape != pixels.shape[:-1]:
-        raise DataError(f"the mask is {_times(mask.shape)}, its image {_times(pixels.shape[:-1])}. Export it again.")
+        raise DataError(
+            "wrong_shape",
+            f"the mask is {_times(mask.shape)}, its image {_times(pixels.shape[:-1])}. Export it again.",
+            what="mask",
+            expected=pixels.shape[:-1],
+            found=mask.shape,
+        )
     values = np.unique(mask)
     known = (values >= 0) & (values < structures) & (values == np.floor(values))
     if not known.all():
         raise DataError(
+            "wrong_label",
             f"the mask holds {values[~known][0]:g}, expected whole numbers from 0 to {structures - 1}. Correct the "
-            "mask, or the list of labels."
+            "mask, or the list of labels.",
+            found=float(values[~known][0]),
+            maximum=structures - 1,
         )
     row = np.concatenate([pixels, mask[..., np.newaxis].astype(pixels.dtype)], axis=-1)
     return LoadedItem(row, {IN_MASK: [int(value) for value in values if value > 0]})
@@ -74,12 +83,20 @@ def masked_picture(image: np.ndarray, mask: np.ndarray, size: tuple[int, int]) -
     """
     flat = mask if mask.ndim == 2 else mask.max(axis=-1)
     if flat.shape != image.shape[:2]:
-        raise DataError(f"the mask is {_times(flat.shape)}, its image {_times(image.shape[:2])}. Export it again.")
+        raise DataError(
+            "wrong_shape",
+            f"the mask is {_times(flat.shape)}, its image {_times(image.shape[:2])}. Export it again.",
+            what="mask",
+            expected=image.shape[:2],
+            found=flat.shape,
+        )
     values = np.unique(flat[flat > 0])
     if len(values) > 1:
         raise DataError(
+            "ambiguous_mask",
             f"the mask holds {len(values)} values beside 0, expected one, for the lesion. Save it as PNG, not as JPEG, "
-            "and without smooth edges."
+            "and without smooth edges.",
+            count=len(values),
         )
     pixels = resize(image, size)
     share = resize((flat > 0).astype(np.uint8) * 255, size)

@@ -30,7 +30,9 @@ def read_edges(size: Any) -> Any:
     if not isinstance(size, str):
         return size
     if not re.fullmatch(r"\d+([x, ]\d+){0,2}", size):
-        raise SettingsError(f"expected a size like 224, 224x160 or 64x64x32, got '{size}'")
+        raise SettingsError(
+            "invalid_value", f"expected a size like 224, 224x160 or 64x64x32, got '{size}'", setting="size", found=size
+        )
     return tuple(int(edge) for edge in re.split("[x, ]", size))
 
 
@@ -43,7 +45,13 @@ def read_height_and_width(size: Any) -> Any:
     edges = read_edges(size)
     if isinstance(size, str | int) and isinstance(edges, tuple):
         if len(edges) > 2:
-            raise SettingsError(f"expected one or two edges for images, as in 224 or 448x224, got '{size}'")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"expected one or two edges for images, as in 224 or 448x224, got '{size}'",
+                setting="size",
+                maximum_edges=2,
+                found=size,
+            )
         return edges[0], edges[-1]
     return size
 
@@ -55,7 +63,13 @@ def size_text(size: tuple[int, ...]) -> int | str:
 
 def _at_least_one(size: tuple[int, int]) -> tuple[int, int]:
     if min(size) < 1:
-        raise SettingsError(f"expected a height and a width >= 1, got {size[0]} and {size[1]}")
+        raise SettingsError(
+            "setting_out_of_range",
+            f"expected a height and a width >= 1, got {size[0]} and {size[1]}",
+            setting="size",
+            minimum=1,
+            found=size,
+        )
     return size
 
 
@@ -74,7 +88,12 @@ def check_mirror(url: str | None, download: bool) -> None:
         SettingsError: If it is given without ``--download``.
     """
     if url and not download:
-        raise SettingsError("--url says where to download from: give --download as well, or leave it out.")
+        raise SettingsError(
+            "missing_setting",
+            "--url says where to download from: give --download as well, or leave it out.",
+            setting="download",
+            needed_by="url",
+        )
 
 
 def Choose(known: Collection[str]) -> AfterValidator:  # noqa: N802

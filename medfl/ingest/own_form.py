@@ -117,22 +117,46 @@ def form_of(
     volumes = [row for row, kind in kinds.items() if kind.dims == 3]
     if volumes and len(volumes) < len(kinds):
         raise DataError(
+            "mixed_dimensions",
             f"expected 2-D images or volumes, got both: {len(kinds) - len(volumes)} images and {len(volumes)} volumes "
-            f"({row_list(volumes)}). Prepare them as two data sets."
+            f"({row_list(volumes)}). Prepare them as two data sets.",
+            images=len(kinds) - len(volumes),
+            volumes=len(volumes),
+            rows=volumes,
         )
     if volumes and reading is not None:
-        raise SettingsError("mammograms are 2-D images, got volumes. Leave out --crop-breast, --align and --voi.")
+        raise SettingsError(
+            "data_not_supported",
+            "mammograms are 2-D images, got volumes. Leave out --crop-breast, --align and --voi.",
+            feature="mammograms",
+            found="volumes",
+        )
     dims = 3 if volumes else 2
     whole = tuple(size) * dims if len(size) == 1 else tuple(size)
     if len(whole) != dims or min(whole) < 1:
         raise SettingsError(
-            f"expected one size or {dims} sizes >= 1 for {'volumes' if volumes else '2-D images'}, got {list(size)}"
+            "setting_out_of_range",
+            f"expected one size or {dims} sizes >= 1 for {'volumes' if volumes else '2-D images'}, got {list(size)}",
+            setting="size",
+            dimensions=dims,
+            found=size,
         )
     if volumes and whole[-1] in (1, 3):
-        raise SettingsError(f"a last edge of {whole[-1]} would be taken for channels. Choose another size.")
+        raise SettingsError(
+            "ambiguous_size",
+            f"a last edge of {whole[-1]} would be taken for channels. Choose another size.",
+            setting="size",
+            found=whole[-1],
+        )
     depth = channels or (3 if any(kind.colour for kind in kinds.values()) and reading is None else 1)
     if depth not in (1, 3) or (volumes and depth != 1):
-        raise SettingsError(f"expected {'1 channel for volumes' if volumes else '1 or 3 channels'}, got {channels}")
+        raise SettingsError(
+            "setting_out_of_range",
+            f"expected {'1 channel for volumes' if volumes else '1 or 3 channels'}, got {channels}",
+            setting="channels",
+            expected=(1,) if volumes else (1, 3),
+            found=channels,
+        )
     if reading is not None:
         return Form(whole, depth, np.dtype(np.uint16), reading)
     deep = any(kind.deep for kind in kinds.values())

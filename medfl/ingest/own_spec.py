@@ -158,7 +158,12 @@ class Folder(ImageSpec):
             say(NO_GROUPS)
         kinds, failed = look_at_all(paths, self.deidentify_check, say)
         if not kinds:
-            raise DataError(rows_to_mend(failed, len(paths), rows.numbers.__getitem__))
+            raise DataError(
+                "no_readable_image",
+                rows_to_mend(failed, len(paths), rows.numbers.__getitem__),
+                count=len(failed),
+                total=len(paths),
+            )
         numbered = {rows.numbers[place]: kind for place, kind in kinds.items()}
         form = form_of(numbered, self.size, self.channels, self.reading())
         warnings = tell_intents([kind.intent for kind in kinds.values()], say)
@@ -186,10 +191,13 @@ class Folder(ImageSpec):
         own: Own = outcome.choice.release
         rows, reading = own.rows, self.reading()
         left = {rows.labels[place] for place in outcome.kept}
-        gone = [f"'{name}'" for label, name in enumerate(rows.classes) if label not in left]
+        gone = [name for label, name in enumerate(rows.classes) if label not in left]
         if gone:
+            listed = ", ".join(f"'{name}'" for name in gone)
             raise DataError(
-                f"no readable image is left of the classes {', '.join(gone)}. Mend the files of these classes."
+                "class_without_images",
+                f"no readable image is left of the classes {listed}. Mend the files of these classes.",
+                classes=gone,
             )
         intents = intent_records([own.kinds[place].intent for place in outcome.kept])
         records: list[Record] = [

@@ -108,12 +108,20 @@ def ingest(
     """
     workers = core_count() if workers is None else workers
     if workers < 1:
-        raise SettingsError(f"expected 1 worker process or more, got {workers}")
+        raise SettingsError(
+            "setting_out_of_range",
+            f"expected 1 worker process or more, got {workers}",
+            setting="workers",
+            minimum=1,
+            found=workers,
+        )
     _make(work)
     with held(work / LOCK) as mine:
         if not mine:
             raise DataError(
-                f"another process prepares the same data set in {work}. Wait until it ends, or give another --out."
+                "folder_in_use",
+                f"another process prepares the same data set in {work}. Wait until it ends, or give another --out.",
+                path=work,
             )
         whole = (len(items), *shape)
         tell_need(work / ARRAY, whole, dtype, workers, say)
@@ -151,7 +159,12 @@ def _make(work: Path) -> None:
     try:
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"could not write to the folder {work.parent}: {error.strerror}. Give another --out.") from None
+        raise DataError(
+            "unwritable_folder",
+            f"could not write to the folder {work.parent}: {error.strerror}. Give another --out.",
+            path=work.parent,
+            reason=error.strerror,
+        ) from None
 
 
 def _fill(

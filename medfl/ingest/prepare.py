@@ -61,7 +61,9 @@ def _read_images(
     choice = spec.choose(spec.find(), say)
     to_mend = spec.unreadable == "option skip_unreadable"
     if choice.missing and require_complete and not to_mend:  # what is to be mended is told at once, after all is read
-        raise DataError(spec.incomplete(as_outcome(choice)))
+        raise DataError(
+            "unreadable_image", spec.incomplete(as_outcome(choice)), count=len(choice.missing), total=choice.count()
+        )
     with written_whole(out, force) as folder:
         done = ingest(
             choice.items,
@@ -78,9 +80,13 @@ def _read_images(
         )
         outcome = as_outcome(choice, done)
         if not outcome.kept:
-            raise DataError(spec.none_read(outcome))
+            raise DataError(
+                "no_readable_image", spec.none_read(outcome), count=len(outcome.reasons), total=choice.count()
+            )
         if outcome.reasons and require_complete:
-            raise DataError(spec.incomplete(outcome))
+            raise DataError(
+                "unreadable_image", spec.incomplete(outcome), count=len(outcome.reasons), total=choice.count()
+            )
         listed = sorted(place for place, reason in outcome.reasons.items() if reason not in choice.unlisted)
         rows = [(*choice.cells(place), outcome.reasons[place]) for place in listed]
         if rows:

@@ -45,10 +45,19 @@ def find_table(source: Path, name: str, option: Path | None = None, whose: str =
     if len(files) == 1 and files[0].is_file():
         return files[0]
     if len(files) > 1:
-        raise DataError(f"expected one table {name} in {source}, there are {len(files)}. Name the one with --splits.")
+        raise DataError(
+            "ambiguous_file",
+            f"expected one table {name} in {source}, there are {len(files)}. Name the one with --splits.",
+            file=name,
+            folder=source,
+            count=len(files),
+        )
     raise DataError(
+        "missing_file",
         f"expected the table {option or f'{name} in {source} or a folder in it'}, there is none. Copy it there{whose}, "
-        "or name it with --splits."
+        "or name it with --splits.",
+        file=option or name,
+        folder=source,
     )
 
 
@@ -71,9 +80,12 @@ def read_splits(path: Path, name: str, site: str, split: str, sites: Sequence[st
     known = {str(number): title for number, title in enumerate(sites)}
     first: dict[str, int] = {}
     rows = list(enumerate(table.numbers))
-    _refuse([n for row, n in rows if first.setdefault(names[row], n) != n], path, f"each '{name}' once")
-    _refuse([n for row, n in rows if numbers[row] not in known], path, f"0 to {len(sites) - 1} in '{site}'")
-    _refuse([n for row, n in rows if words[row] not in ("train", "test")], path, f"train or test in '{split}'")
+    again = [n for row, n in rows if first.setdefault(names[row], n) != n]
+    _refuse("duplicate_row", again, path, name, f"each '{name}' once")
+    elsewhere = [n for row, n in rows if numbers[row] not in known]
+    _refuse("unknown_site", elsewhere, path, site, f"0 to {len(sites) - 1} in '{site}'")
+    other = [n for row, n in rows if words[row] not in ("train", "test")]
+    _refuse("invalid_value", other, path, split, f"train or test in '{split}'")
     return PublishedSplits(table, names, [known[n] for n in numbers], [SPLIT_WORDS[word] for word in words])
 
 
@@ -97,6 +109,12 @@ def unlike_published(
     ]
 
 
-def _refuse(wrong: Sequence[int], path: Path, expected: str) -> None:
+def _refuse(code: str, wrong: Sequence[int], path: Path, column: str, expected: str) -> None:
     if wrong:
-        raise DataError(f"expected {expected} of {path}, not so in {row_list(wrong)}. Take the table as published.")
+        raise DataError(
+            code,
+            f"expected {expected} of {path}, not so in {row_list(wrong)}. Take the table as published.",
+            path=path,
+            column=column,
+            rows=wrong,
+        )

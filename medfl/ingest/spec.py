@@ -241,7 +241,11 @@ def folder_of(top: Path, name: str) -> Path:
         DataError: If it is not there.
     """
     if not (top / name).is_dir():
-        raise DataError(f"expected the folder '{top / name}', there is none. Put the release there.")
+        raise DataError(
+            "missing_folder",
+            f"expected the folder '{top / name}', there is none. Put the release there.",
+            path=top / name,
+        )
     return top / name
 
 
@@ -260,6 +264,9 @@ def folder_with(top: Path, name: str, file: str) -> Path:
         if (folder / file).is_file():
             return folder
     raise DataError(
+        "missing_file",
         f"expected '{file}' in '{top / name}' or '{top}', there is none. Put the release there, or give another "
-        "--source."
+        "--source.",
+        file=file,
+        folders=(top / name, top),
     )

@@ -75,7 +75,9 @@ def _numbers(text: Any) -> Any:
     try:
         return tuple(map(float, words))
     except ValueError:
-        raise SettingsError(f"expected numbers such as 1x1x2.5 or -100,240, got '{text}'") from None
+        raise SettingsError(
+            "invalid_value", f"expected numbers such as 1x1x2.5 or -100,240, got '{text}'", found=text
+        ) from None
 
 
 Spacing = Annotated[tuple[float, ...] | None, BeforeValidator(_numbers)]
@@ -127,7 +129,9 @@ class VolumeSpec(ImageSpec):
         volumes = self.volumes(files, say)
         grids, missing = _grids(volumes)
         if not grids:
-            raise DataError(self._to_mend(missing, volumes))
+            raise DataError(
+                "no_readable_image", self._to_mend(missing, volumes), count=len(missing), total=len(volumes.cases)
+            )
         spacing = self._spacing(grids)
         frame = self._frame(grids, spacing)
         say(f"note: volumes become {'x'.join(map(str, frame.size))} voxels of {_mm(spacing)} mm")
@@ -182,9 +186,20 @@ class VolumeSpec(ImageSpec):
 
         for what, values, count in (("size", self.size, 3), ("spacing", self.spacing, 3), ("window", self.window, 2)):
             if values is not None and (len(values) != count or (what != "window" and min(values) <= 0)):
-                raise SettingsError(f"expected {count} numbers for --{what}, above 0 if they are lengths, got {values}")
+                raise SettingsError(
+                    "setting_out_of_range",
+                    f"expected {count} numbers for --{what}, above 0 if they are lengths, got {values}",
+                    setting=what,
+                    count=count,
+                    found=values,
+                )
         if self.window is not None and self.window[0] >= self.window[1]:
-            raise SettingsError(f"expected the lower end first in --window, got {self.window}.")
+            raise SettingsError(
+                "reversed_range",
+                f"expected the lower end first in --window, got {self.window}.",
+                setting="window",
+                found=self.window,
+            )
         shapes = np.array([grid.shape for grid in grids.values()])
         edges = np.array([grid.spacing for grid in grids.values()])
         largest = np.ceil(shapes * edges / np.array(spacing) - NEAR if self.spacing else shapes).max(axis=0)
@@ -199,8 +214,11 @@ class VolumeSpec(ImageSpec):
         lowest, highest = edges.min(axis=0), edges.max(axis=0)
         if (highest - lowest > NEAR * highest).any():
             raise DataError(
+                "mixed_spacing",
                 f"expected volumes of one spacing, got {_mm(lowest)} to {_mm(highest)} mm. Have them resampled: "
-                f"--spacing {_mm(np.median(edges, axis=0))} is the median."
+                f"--spacing {_mm(np.median(edges, axis=0))} is the median.",
+                minimum=lowest.tolist(),
+                maximum=highest.tolist(),
             )
         return tuple(float(round(edge, 4)) for edge in np.median(edges, axis=0))
 

@@ -66,26 +66,43 @@ def grid_of(case: Case, channels: int) -> Grid:
     heads: list[Any] = []
     for path, what in ((case.image, "image"), (case.mask, "mask")):
         if not path.is_file():
-            raise DataError(f"there is no file of the {what}")
+            raise DataError("missing_file", f"there is no file of the {what}", what=what)
         with decoding():
             head = nibabel.load(path)
         if not isinstance(head, SpatialImage):
-            raise DataError(f"the file of the {what} is no volume")
+            raise DataError("unsupported_file", f"the file of the {what} is no volume", what=what)
         heads.append(head)
     image, mask = heads
     axes = image.shape[:3]
     if len(axes) < 3 or np.prod(image.shape) > MOST_VOXELS * channels or min(axes) < 1:
-        raise DataError(f"the image claims {'x'.join(map(str, image.shape))} voxels, which is no volume")
+        raise DataError(
+            "wrong_shape",
+            f"the image claims {'x'.join(map(str, image.shape))} voxels, which is no volume",
+            what="image",
+            found=image.shape,
+        )
     if int(np.prod(image.shape[3:])) != channels:
-        raise DataError(f"the image has {int(np.prod(image.shape[3:]))} channels, {channels} are expected")
+        raise DataError(
+            "wrong_channels",
+            f"the image has {int(np.prod(image.shape[3:]))} channels, {channels} are expected",
+            expected=channels,
+            found=int(np.prod(image.shape[3:])),
+        )
     if mask.shape[:3] != axes or int(np.prod(mask.shape[3:])) != 1:
         raise DataError(
+            "wrong_shape",
             f"the mask has {'x'.join(map(str, mask.shape))} voxels, its image {'x'.join(map(str, axes))}: it lies on "
-            "another grid"
+            "another grid",
+            what="mask",
+            expected=axes,
+            found=mask.shape,
         )
     corners = np.array([[x, y, z, 1] for x in (0, axes[0]) for y in (0, axes[1]) for z in (0, axes[2])]).T
     if not np.abs((image.affine - mask.affine) @ corners).max() <= NEAR:
-        raise DataError("the mask lies at another place than its image, by their affines: it lies on another grid")
+        raise DataError(
+            "misaligned_mask",
+            "the mask lies at another place than its image, by their affines: it lies on another grid",
+        )
     order = np.argsort(nibabel.io_orientation(image.affine)[:, 0])
     edges = np.linalg.norm(image.affine[:3, :3], axis=0)
     return Grid(tuple(int(axes[axis]) for axis in order), tuple(float(edges[axis]) for axis in order))
@@ -111,9 +128,11 @@ def read_case(case: Case, frame: Frame, structures: int) -> LoadedItem:
         after = frame.fit(mask=True)(before)
         image, mask = (np.asarray(after[key].numpy()) for key in (IMAGE, LABEL))
     if not np.isfinite(image).all():
-        raise DataError("voxels are not finite numbers")
+        raise DataError("not_finite", "voxels are not finite numbers", what="voxels")
     row = masked_row(np.moveaxis(image, 0, -1), mask[0], structures)
     lost = int((np.asarray(before[LABEL]) != 0).sum() - (mask != 0).sum())
     if lost:
-        raise DataError(f"the size would cut off {lost} labelled voxels: give a larger --size")
+        raise DataError(
+            "cropped_mask", f"the size would cut off {lost} labelled voxels: give a larger --size", count=lost
+        )
     return row

@@ -126,8 +126,9 @@ def _check_start(pool: ProcessPoolExecutor) -> None:
         pool.submit(_ready).result()
     except BrokenProcessPool:
         raise SettingsError(
+            "worker_start_failure",
             "could not start worker processes. In a script of your own put the call below `if __name__ == "
-            "'__main__':`, or ask for one worker (--workers 1)."
+            "'__main__':`, or ask for one worker (--workers 1).",
         ) from None
 
 

@@ -59,8 +59,11 @@ class Distribution:
         self.records, self.test = source.splits["training"], source.splits["test"]
         if not self.records:
             raise DataError(
+                "no_images",
                 f"expected training images in the pooled data set '{source.name}', there are none to deal. "
-                "Prepare it again with images in its training split."
+                "Prepare it again with images in its training split.",
+                dataset=source.name,
+                split="training",
             )
         self.place = f"pooled data set '{source.name}'"
         rows, self.labels = source.rows_and_labels("training", self.place)
@@ -102,8 +105,11 @@ class Distribution:
         if self.plan.global_test == "remainder":
             if not (self.owner == NOBODY).any():
                 raise SettingsError(
+                    "no_images",
                     f"partition '{self.plan.scheme}' left no image for the server's test set. Choose another "
-                    "--global-test than remainder."
+                    "--global-test than remainder.",
+                    scheme=self.plan.scheme,
+                    setting="global_test",
                 )
             self.owner[self.owner == NOBODY] = HELD
 
@@ -147,7 +153,11 @@ class Distribution:
         if copies.any():
             self.notes.exclusions[PUBLIC] = [{"reason": OF_PUBLIC.reason, "count": int(copies.sum())}]
         if copies.all():
-            raise DataError("no public image is left: all of them are in the private sets too. Name other public data.")
+            raise DataError(
+                "no_images",
+                "no public image is left: all of them are in the private sets too. Name other public data.",
+                split=PUBLIC,
+            )
         kept: dict[str, list[Record]] = {split: [] for split in public.splits}
         for number in np.flatnonzero(~copies).tolist():
             split, record = records[number]
@@ -194,8 +204,11 @@ class Distribution:
         records = self.source.splits["validation"]
         if not records:
             raise DataError(
+                "no_images",
                 f"expected a validation split in the pooled data set '{self.source.name}' to make it public, there is "
-                "none. Leave --public out, or prepare it again with one."
+                "none. Leave --public out, or prepare it again with one.",
+                dataset=self.source.name,
+                split="validation",
             )
         pool = PublicPool({"training": records}, self.hashes, same_pool=True)
         kept = self.part_from_private(pool, private)["training"]

@@ -33,18 +33,29 @@ def by_site(
     empty = np.isin(values, [value for value, name in zip(distinct, names, strict=True) if not name])
     if empty.any():
         raise DataError(
+            "missing_value",
             f"{empty.sum()} of {len(values)} values of the column are missing, or have no Latin letter or digit "
-            "for the name of a folder. Fill them in, or leave these images out."
+            "for the name of a folder. Fill them in, or leave these images out.",
+            count=int(empty.sum()),
+            total=len(values),
         )
     folded = [name.casefold() for name in names]
     double = sorted({name for name, low in zip(names, folded, strict=True) if folded.count(low) > 1})
     if double:
         raise DataError(
+            "duplicate_name",
             f"several values of the column give the same site's folder: {', '.join(double)} (upper and lower case "
-            "count as equal). Write them alike if they mean one site, or make them differ."
+            "count as equal). Write them alike if they mean one site, or make them differ.",
+            names=double,
         )
     if sites is not None and sites != len(distinct):
-        raise SettingsError(f"expected as many sites as the column has values, {len(distinct)}, got {sites}")
+        raise SettingsError(
+            "setting_out_of_range",
+            f"expected as many sites as the column has values, {len(distinct)}, got {sites}",
+            setting="sites",
+            expected=len(distinct),
+            found=sites,
+        )
     return {name: np.flatnonzero(values == value) for name, value in zip(names, distinct, strict=True)}
 
 

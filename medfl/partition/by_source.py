@@ -51,12 +51,22 @@ def by_source(
     _check_range("classes", min_classes, max_classes)
     _check_range("per_class", min_per_class, max_per_class)
     if sites_per_source < 1:
-        raise SettingsError(f"expected sites_per_source >= 1, got {sites_per_source}")
+        raise SettingsError(
+            "setting_out_of_range",
+            f"expected sites_per_source >= 1, got {sites_per_source}",
+            setting="sites_per_source",
+            minimum=1,
+            found=sites_per_source,
+        )
     sources = by_site(labels, values=values)
     if sites is not None and sites != len(sources) * sites_per_source:
         raise SettingsError(
+            "setting_out_of_range",
             f"expected {sites_per_source} sites for each of {len(sources)} sources, "
-            f"{len(sources) * sites_per_source}, got {sites}. Leave out --sites, or correct sites_per_source."
+            f"{len(sources) * sites_per_source}, got {sites}. Leave out --sites, or correct sites_per_source.",
+            setting="sites",
+            expected=len(sources) * sites_per_source,
+            found=sites,
         )
     rows_by_site: dict[str, np.ndarray] = {}
     width = max(2, len(str(sites_per_source)))
@@ -66,9 +76,13 @@ def by_source(
         portions = np.minimum(room, sites_per_source).sum()
         if portions < sites_per_source * min_classes:
             raise SettingsError(
+                "too_few_images",
                 f"source '{name}' is too small: {sites_per_source} sites with {min_classes} classes of {min_per_class} "
                 f"images each need {sites_per_source * min_classes} portions of {min_per_class} images, no site two of "
-                f"one class; it has {portions}. Lower sites_per_source, min_classes or min_per_class."
+                f"one class; it has {portions}. Lower sites_per_source, min_classes or min_per_class.",
+                source=name,
+                expected=sites_per_source * min_classes,
+                found=int(portions),
             )
         owns = _draw_classes(room, sites_per_source, min_classes, max_classes, rng)
         parts: list[list[np.ndarray]] = [[] for _ in range(sites_per_source)]
@@ -83,7 +97,12 @@ def by_source(
 
 def _check_range(what: str, low: int, high: int) -> None:
     if not 1 <= low <= high:
-        raise SettingsError(f"expected 1 <= min_{what} <= max_{what}, got {low} and {high}")
+        raise SettingsError(
+            "setting_out_of_range",
+            f"expected 1 <= min_{what} <= max_{what}, got {low} and {high}",
+            settings=(f"min_{what}", f"max_{what}"),
+            found=(low, high),
+        )
 
 
 def _draw_classes(room: np.ndarray, sites: int, low: int, high: int, rng: np.random.Generator) -> np.ndarray:

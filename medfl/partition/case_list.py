@@ -56,7 +56,11 @@ def partition_cases(source: Path, out: Path, plan: PartitionPlan, scheme: Scheme
     sections = {key: value for key, value in content.items() if _is_section(value)}
     placed = [(section, case) for section, cases in sections.items() for case in cases]
     if not placed:
-        raise DataError(f"'{source}' lists no cases: expected a section such as 'training', a list of objects.")
+        raise DataError(
+            "no_cases",
+            f"'{source}' lists no cases: expected a section such as 'training', a list of objects.",
+            path=source,
+        )
     cases = [case for _, case in placed]
     files = _files(cases, source.parent)
     owner, names = _owners(cases, files, plan, scheme)
@@ -83,11 +87,17 @@ def _read(source: Path) -> dict[str, Any]:
         content = json.loads(source.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(
-            f"'{source}' can't be read as JSON ({type(error).__name__}): expected a list of cases."
+            "invalid_json",
+            f"'{source}' can't be read as JSON ({type(error).__name__}): expected a list of cases.",
+            path=source,
+            reason=type(error).__name__,
         ) from None
     if not isinstance(content, dict):
         raise DataError(
-            f"'{source}': expected an object with sections such as 'training', got a {type(content).__name__}."
+            "wrong_type",
+            f"'{source}': expected an object with sections such as 'training', got a {type(content).__name__}.",
+            path=source,
+            found=type(content).__name__,
         )
     return content
 
@@ -109,14 +119,23 @@ def _files(cases: Sequence[Record], base: Path) -> list[list[str]]:
     """
     keys = {key for case in cases for key, name in _texts(case) if _inside(name) and (base / name).exists()}
     if not keys:
-        raise DataError(f"no case names a file that is in '{base}': expected paths relative to the list's folder.")
+        raise DataError(
+            "no_listed_files",
+            f"no case names a file that is in '{base}': expected paths relative to the list's folder.",
+            path=base,
+        )
     files = [[name for key, name in _texts(case) if key in keys] for case in cases]
     outside = sum(not _inside(name) for names in files for name in names)
     missing = sum(_inside(name) and not (base / name).exists() for names in files for name in names)
     if outside or missing:
         raise DataError(
+            "missing_file",
             f"of the files that the cases name under {', '.join(sorted(keys))}, {missing} are not there and {outside} "
-            f"are not in '{base}'. Expected all of them there; mend the list or the folder."
+            f"are not in '{base}'. Expected all of them there; mend the list or the folder.",
+            path=base,
+            keys=keys,
+            missing=missing,
+            outside=outside,
         )
     return files
 
@@ -161,8 +180,10 @@ def _labels(cases: Sequence[Record], plan: PartitionPlan, scheme: Scheme) -> np.
         return np.array(labels, dtype=np.int64)
     if plan.scheme not in WITHOUT_LABELS and not needs_column(scheme):
         raise SettingsError(
+            "missing_label",
             f"partition '{plan.scheme}' goes by classes, and the cases of this list have none: expected 'label' to be "
-            "a whole number in each. Use iid, or by_site with --column."
+            "a whole number in each. Use iid, or by_site with --column.",
+            scheme=plan.scheme,
         )
     return np.zeros(len(cases), dtype=np.int64)
 

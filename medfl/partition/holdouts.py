@@ -105,8 +105,12 @@ def per_class(units: np.ndarray, labels: np.ndarray, count: int, rng: np.random.
     classes, codes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     if sizes.min(initial=count + 1) <= count:
         raise SettingsError(
+            "too_few_images",
             f"{count} images of each class for the server's test set need more than {count} in the training split, "
-            f"but class {classes[sizes.argmin()]} has {sizes.min()}. Ask for fewer with --per-class."
+            f"but class {classes[sizes.argmin()]} has {sizes.min()}. Ask for fewer with --per-class.",
+            label=classes[sizes.argmin()].item(),
+            count=count,
+            found=int(sizes.min()),
         )
     majorities = majority(units, codes)
     content = np.zeros((len(majorities), len(classes)), dtype=np.int64)
@@ -186,8 +190,11 @@ def official_tests(
     unknown = sorted(parts.keys() - set(names))
     if unknown:
         raise DataError(
+            "unknown_site",
             f"the pooled test split has images of {len(unknown)} sites that have no training images: "
-            f"{names_and_more(unknown, 8)}. Correct the column '{plan.column}'."
+            f"{names_and_more(unknown, 8)}. Correct the column '{plan.column}'.",
+            sites=unknown,
+            column=plan.column,
         )
     return {name: [records[row] for row in positions.tolist()] for name, positions in parts.items()}
 
@@ -199,8 +206,12 @@ def _local_test(
     if plan.test == "k_fold":
         if 0 < len(labels) < plan.folds:
             raise SettingsError(
+                "too_few_images",
                 f"site '{name}' has {len(labels)} images (those that stay together count as one), too few for "
-                f"{plan.folds} folds. Ask for fewer folds, or for sites with more images."
+                f"{plan.folds} folds. Ask for fewer folds, or for sites with more images.",
+                site=name,
+                folds=plan.folds,
+                found=len(labels),
             )
         rng = np.random.default_rng(seed_of(plan.seed, name, "folds"))
         return fold_of(labels, plan.folds, plan.fold, rng, strata, sets), rng

@@ -32,7 +32,14 @@ def label_k(labels: np.ndarray, sites: int, *, k: int = 2, rng: np.random.Genera
     labels = check_labels(labels, sites)
     classes = np.unique(labels)
     if not 1 <= k <= len(classes):
-        raise SettingsError(f"expected k in 1..{len(classes)}, the number of classes, got {k}")
+        raise SettingsError(
+            "setting_out_of_range",
+            f"expected k in 1..{len(classes)}, the number of classes, got {k}",
+            setting="k",
+            minimum=1,
+            maximum=len(classes),
+            found=k,
+        )
     owns = np.zeros((len(classes), sites), dtype=bool)
     for site in range(sites):
         first = site % len(classes)

@@ -40,7 +40,14 @@ def limited_classes(
     _check("classes", classes, np.unique(labels).tolist())
     _check("at", at, names)
     if not 0 <= share <= 1:
-        raise SettingsError(f"expected share in 0..1, got {share}")
+        raise SettingsError(
+            "setting_out_of_range",
+            f"expected share in 0..1, got {share}",
+            setting="share",
+            minimum=0,
+            maximum=1,
+            found=share,
+        )
     parts = iid(labels, sites, rng=rng)
     others = np.array([site for site, name in enumerate(names) if name not in at], dtype=np.int64)
     gains: list[list[np.ndarray]] = [[part[:0]] for part in parts]
@@ -57,4 +64,10 @@ def limited_classes(
 def _check(option: str, values: list[int] | list[str], known: list[int] | list[str]) -> None:
     unknown = [value for value in values if value not in known]
     if unknown or not values:
-        raise SettingsError(f"expected {option} out of {known}, at least one, got {values}")
+        raise SettingsError(
+            "unknown_choice",
+            f"expected {option} out of {known}, at least one, got {values}",
+            what=option,
+            choice=values,
+            expected=known,
+        )

@@ -105,6 +105,10 @@ def refuse(counts: dict[LeakKind, int], sides: Sides) -> None:
     lines = "\n".join(f"  {sides.sentence(kind, count)}" for kind, count in counts.items())
     allow = " ".join(f"--allow-leak {kind}" for kind in counts)
     raise DataError(
+        "data_leak",
         f"{sides.title} share patients or images:\n{lines}\n"
-        f"Either leave the {sides.what} copies out (--duplicates drop), or keep them and have it recorded ({allow})."
+        f"Either leave the {sides.what} copies out (--duplicates drop), or keep them and have it recorded ({allow}).",
+        what=sides.what,
+        held=sides.held,
+        counts=counts,
     )

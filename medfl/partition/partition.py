@@ -60,7 +60,7 @@ def _read(folder: Path) -> tuple[Datalist, Path]:
         try:
             check_finite(images, rows)
         except DataError as error:
-            raise DataError(f"{where}, split '{split}': {error}") from None
+            raise error.reworded(f"{where}, split '{split}': {error}") from None
     return datalist, array
 
 
@@ -71,8 +71,11 @@ def _public(plan: PartitionPlan, out: Path, force: bool) -> tuple[Datalist, Path
     folder = Path(plan.public)
     if not (folder / FILE).is_file():
         raise SettingsError(
+            "unknown_choice",
             f"unknown '{plan.public}' for public: expected {NO_PUBLIC}, {VALIDATION}, or the folder of a pooled data "
-            f"set, with its {FILE}."
+            f"set, with its {FILE}.",
+            what="public",
+            choice=plan.public,
         )
     check_free(out, force, [folder])
     return _read(folder)

@@ -88,33 +88,73 @@ class PartitionPlan:
         for name, kind in kinds.items():
             if getattr(self, name) not in get_args(kind):
                 hint = did_you_mean(str(getattr(self, name)), get_args(kind))
-                raise SettingsError(f"unknown '{getattr(self, name)}' for {name}. {hint}")
+                raise SettingsError(
+                    "unknown_choice",
+                    f"unknown '{getattr(self, name)}' for {name}. {hint}",
+                    what=name,
+                    choice=str(getattr(self, name)),
+                )
         if isinstance(self.stratify, str) or not all(isinstance(column, str) for column in self.stratify):
-            raise SettingsError(f"expected a list of columns to stratify by, such as [centre], got {self.stratify!r}")
+            raise SettingsError(
+                "wrong_setting_type",
+                f"expected a list of columns to stratify by, such as [centre], got {self.stratify!r}",
+                setting="stratify",
+                found=str(self.stratify),
+            )
         if self.seed < 0:
-            raise SettingsError(f"expected a seed >= 0, got {self.seed}")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"expected a seed >= 0, got {self.seed}",
+                setting="seed",
+                minimum=0,
+                found=self.seed,
+            )
         if self.folds < 2 or not 0 <= self.fold < self.folds:
-            raise SettingsError(f"expected at least 2 folds and a fold from 0, got fold {self.fold} of {self.folds}")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"expected at least 2 folds and a fold from 0, got fold {self.fold} of {self.folds}",
+                setting="fold",
+                fold=self.fold,
+                folds=self.folds,
+            )
         if self.per_class < 1:
-            raise SettingsError(f"expected at least 1 image of each class, got per_class {self.per_class}")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"expected at least 1 image of each class, got per_class {self.per_class}",
+                setting="per_class",
+                minimum=1,
+                found=self.per_class,
+            )
         if self.test == "official" and self.column is None:
             raise SettingsError(
+                "missing_setting",
                 "test 'official' gives each site its part of the pooled test split, by a column: name it, with a "
-                "scheme that goes by it, such as by_site."
+                "scheme that goes by it, such as by_site.",
+                setting="column",
+                needed_by="test",
             )
         if self.test == self.global_test == "official":
             raise SettingsError(
+                "incompatible_settings",
                 "the pooled test split is the sites' (test official) or the server's (global test official), not both. "
-                "Choose another global test, such as none."
+                "Choose another global test, such as none.",
+                settings=("test", "global_test"),
             )
         fractions = (self.held_out, self.val_fraction)
         if not (min(fractions) >= 0 and sum(fractions) < 1):
             raise SettingsError(
-                f"expected test and validation fractions >= 0 with a sum below 1, got {fractions[0]} and {fractions[1]}"
+                "setting_out_of_range",
+                f"expected test and validation fractions >= 0 with a sum below 1, got {fractions[0]} and "
+                f"{fractions[1]}",
+                settings=("test_fraction", "val_fraction"),
+                found=fractions,
             )
         if not 0 <= self.public_test_fraction < 1:
             raise SettingsError(
-                f"expected a share in [0, 1) of the public images as their test set, got {self.public_test_fraction}"
+                "setting_out_of_range",
+                f"expected a share in [0, 1) of the public images as their test set, got {self.public_test_fraction}",
+                setting="public_test_fraction",
+                found=self.public_test_fraction,
             )
         check_kinds(self.allow_leaks)
 

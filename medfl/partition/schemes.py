@@ -56,11 +56,19 @@ def deal(
     rng = np.random.default_rng(seed_of(plan.seed, "partition", plan.scheme))
     parts = scheme(labels, plan.sites, **options, rng=rng)
     if plan.sites is not None and len(parts) != plan.sites:
-        raise DataError(_broken(plan, f"must make {plan.sites} sites; it made {len(parts)}"))
+        raise DataError(
+            "wrong_site_count",
+            _broken(plan, f"must make {plan.sites} sites; it made {len(parts)}"),
+            scheme=plan.scheme,
+            expected=plan.sites,
+            found=len(parts),
+        )
     named = parts if isinstance(parts, Mapping) else dict(zip(numbered(len(parts)), parts, strict=True))
     named = {name: np.asarray(part, dtype=np.int64).reshape(-1) for name, part in sorted(named.items())}
     if problem := name_problem(named):
-        raise DataError(f"partition '{plan.scheme}': {problem}")
+        raise DataError(
+            "invalid_site_name", f"partition '{plan.scheme}': {problem}", scheme=plan.scheme, sites=list(named)
+        )
     _check_positions(named, len(labels), plan)
     return named
 
@@ -77,11 +85,27 @@ def check_column(scheme: Scheme, plan: PartitionPlan) -> None:
         SettingsError: If it does.
     """
     if needs_column(scheme) and plan.column is None:
-        raise SettingsError(f"partition '{plan.scheme}' goes by a column of the data list: name it with --column.")
+        raise SettingsError(
+            "missing_setting",
+            f"partition '{plan.scheme}' goes by a column of the data list: name it with --column.",
+            scheme=plan.scheme,
+            setting="column",
+        )
     if not needs_column(scheme) and plan.column is not None:
-        raise SettingsError(f"partition '{plan.scheme}' does not go by a column. Leave out --column {plan.column}.")
+        raise SettingsError(
+            "unsupported_setting",
+            f"partition '{plan.scheme}' does not go by a column. Leave out --column {plan.column}.",
+            scheme=plan.scheme,
+            setting="column",
+            found=plan.column,
+        )
     if not needs_column(scheme) and plan.sites is None:
-        raise SettingsError(f"partition '{plan.scheme}' needs a number of sites: give --sites.")
+        raise SettingsError(
+            "missing_setting",
+            f"partition '{plan.scheme}' needs a number of sites: give --sites.",
+            scheme=plan.scheme,
+            setting="sites",
+        )
 
 
 def _options(scheme: Scheme, plan: PartitionPlan) -> dict[str, Any]:
@@ -89,14 +113,29 @@ def _options(scheme: Scheme, plan: PartitionPlan) -> dict[str, Any]:
     known = {name: kind for name, kind in inspect.signature(scheme).parameters.items() if name not in _INPUTS}
     for name in plan.options:
         if name not in known:
-            raise SettingsError(f"partition '{plan.scheme}' has no option '{name}'. {did_you_mean(name, known)}")
+            raise SettingsError(
+                "unknown_setting",
+                f"partition '{plan.scheme}' has no option '{name}'. {did_you_mean(name, known)}",
+                scheme=plan.scheme,
+                setting=name,
+            )
     missing = [name for name, kind in known.items() if kind.default is kind.empty and name not in plan.options]
     if missing:
-        raise SettingsError(f"partition '{plan.scheme}' needs the option '{missing[0]}': --option {missing[0]}=VALUE.")
+        raise SettingsError(
+            "missing_setting",
+            f"partition '{plan.scheme}' needs the option '{missing[0]}': --option {missing[0]}=VALUE.",
+            scheme=plan.scheme,
+            setting=missing[0],
+        )
     try:
         kinds = typing.get_type_hints(scheme)
     except NameError as error:
-        raise PluginError(_broken(plan, f"has types that can't be resolved ({error})")) from None
+        raise PluginError(
+            "unresolved_types",
+            _broken(plan, f"has types that can't be resolved ({error})"),
+            scheme=plan.scheme,
+            reason=str(error),
+        ) from None
     return {name: _typed(kinds.get(name, Any), value, name, plan) for name, value in plan.options.items()}
 
 
@@ -107,7 +146,13 @@ def _typed(kind: Any, value: Any, name: str, plan: PartitionPlan) -> Any:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
         message = error.errors()[0]["msg"]
-        raise SettingsError(f"partition '{plan.scheme}', option '{name}': {message}, got {value!r}") from None
+        raise SettingsError(
+            "wrong_setting_type",
+            f"partition '{plan.scheme}', option '{name}': {message}, got {value!r}",
+            scheme=plan.scheme,
+            setting=name,
+            found=str(value),
+        ) from None
 
 
 def _check_positions(parts: Mapping[str, np.ndarray], units: int, plan: PartitionPlan) -> None:
@@ -116,11 +161,18 @@ def _check_positions(parts: Mapping[str, np.ndarray], units: int, plan: Partitio
     inside = not len(together) or 0 <= distinct[0] <= distinct[-1] < units
     if len(distinct) != len(together) or not inside:
         raise DataError(
+            "invalid_positions",
             _broken(
                 plan,
                 f"must put each of {units} images at one site at most; it put {len(together)} at {len(parts)} sites, "
                 f"{len(distinct)} of them distinct" + ("" if inside else ", some outside the data set"),
-            )
+            ),
+            scheme=plan.scheme,
+            images=units,
+            positions=len(together),
+            distinct=len(distinct),
+            sites=len(parts),
+            inside=bool(inside),
         )
 
 

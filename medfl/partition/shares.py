@@ -40,12 +40,19 @@ def check_labels(labels: np.ndarray, sites: int, min_size: int = 1) -> np.ndarra
     """
     values = np.asarray(labels).reshape(-1)
     if sites < 1:
-        raise SettingsError(f"expected at least 1 site, got {sites}")
+        raise SettingsError(
+            "setting_out_of_range", f"expected at least 1 site, got {sites}", setting="sites", minimum=1, found=sites
+        )
     if len(values) < sites * min_size:
         raise SettingsError(
+            "too_few_images",
             f"{sites} sites of at least {min_size} images need {sites * min_size} images, there are {len(values)} "
             "(images that stay together count as one). Ask for fewer sites"
-            + (" or a smaller min_size." if min_size > 1 else ".")
+            + (" or a smaller min_size." if min_size > 1 else "."),
+            sites=sites,
+            min_size=min_size,
+            expected=sites * min_size,
+            found=len(values),
         )
     return values
 
@@ -112,9 +119,15 @@ def split_by_draws(
         SettingsError: If `alpha` is not positive, or `min_size` can't be reached.
     """
     if not (np.isfinite(alpha) and alpha > 0):
-        raise SettingsError(f"expected alpha > 0, got {alpha}")
+        raise SettingsError("setting_out_of_range", f"expected alpha > 0, got {alpha}", setting="alpha", found=alpha)
     if min_size < 0:
-        raise SettingsError(f"expected min_size >= 0, got {min_size}")
+        raise SettingsError(
+            "setting_out_of_range",
+            f"expected min_size >= 0, got {min_size}",
+            setting="min_size",
+            minimum=0,
+            found=min_size,
+        )
     labels = check_labels(labels, sites, min_size)
     _, sizes = np.unique(labels, return_counts=True)
     for _ in range(MAX_TRIES):
@@ -122,8 +135,14 @@ def split_by_draws(
         if counts is not None and counts.sum(axis=0).min(initial=len(labels)) >= min_size:
             return _deal(labels, counts, rng)
     raise SettingsError(
+        "unreachable_min_size",
         f"no draw of {MAX_TRIES} gave each of {sites} sites at least {min_size} of {len(labels)} images at alpha "
-        f"{alpha}. Ask for fewer sites, a smaller min_size or a larger alpha."
+        f"{alpha}. Ask for fewer sites, a smaller min_size or a larger alpha.",
+        tries=MAX_TRIES,
+        sites=sites,
+        min_size=min_size,
+        images=len(labels),
+        alpha=alpha,
     )
 
 

@@ -34,11 +34,26 @@ def subset(labels: np.ndarray, sites: int, *, share: float = 0.95, rng: np.rando
     labels = check_labels(labels, sites)
     classes = np.unique(labels)
     if not 0 <= share <= 1:
-        raise SettingsError(f"expected share in 0..1, got {share}")
+        raise SettingsError(
+            "setting_out_of_range",
+            f"expected share in 0..1, got {share}",
+            setting="share",
+            minimum=0,
+            maximum=1,
+            found=share,
+        )
     if len(classes) < 2:
-        raise SettingsError(f"expected at least 2 classes, got {len(classes)}")
+        raise SettingsError(
+            "too_few_classes", f"expected at least 2 classes, got {len(classes)}", minimum=2, found=len(classes)
+        )
     if sites % len(classes):
-        raise SettingsError(f"expected a number of sites that is a multiple of the {len(classes)} classes, got {sites}")
+        raise SettingsError(
+            "setting_out_of_range",
+            f"expected a number of sites that is a multiple of the {len(classes)} classes, got {sites}",
+            setting="sites",
+            multiple_of=len(classes),
+            found=sites,
+        )
     parts: list[list[np.ndarray]] = [[] for _ in range(sites)]
     for number, label in enumerate(classes):
         members = rng.permutation(np.flatnonzero(labels == label))

@@ -114,10 +114,18 @@ def column_of(records: Sequence[Record], column: str) -> np.ndarray:
         return values
     if not any(column in record for record in records):
         known = sorted({key for record in records for key in record} - {"image"})
-        raise DataError(f"the pooled data set has no column '{column}'. {did_you_mean(column, known)}")
+        raise DataError(
+            "missing_column",
+            f"the pooled data set has no column '{column}'. {did_you_mean(column, known)}",
+            column=column,
+        )
     raise DataError(
+        "missing_value",
         f"the column '{column}' is missing for {missing} of {len(records)} images. Fill it in when you prepare the "
-        "data set, or leave these images out."
+        "data set, or leave these images out.",
+        column=column,
+        count=missing,
+        total=len(records),
     )
 
 

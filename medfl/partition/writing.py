@@ -202,7 +202,10 @@ def _exclusions_before(source: Datalist) -> list[dict[str, Any]]:
     exclusions = source.extra.get("exclusions", [])
     if not isinstance(exclusions, list) or not all(isinstance(entry, dict) for entry in exclusions):
         raise DataError(
-            f"expected a list of objects in 'exclusions' of the pooled data set '{source.name}'. Prepare it again."
+            "wrong_type",
+            f"expected a list of objects in 'exclusions' of the pooled data set '{source.name}'. Prepare it again.",
+            key="exclusions",
+            dataset=source.name,
         )
     return [{**entry, "where": POOLED} for entry in exclusions]
 

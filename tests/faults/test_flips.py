@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fault_harness import run_until
+from refusals import refused
 from toys import PAIR, Ring, Toy, builtin, snapshot
 
 from medfl.errors import MedflError
@@ -58,11 +59,11 @@ def test_no_flipped_bit_passes_in_silence(what: str, tmp_path: Path, caplog: pyt
             bit = bits.randrange(8 * (stopped / name).stat().st_size)
             flipped(folder / name, bit)
             caplog.clear()
-            refused = refusal(case, folder, settings)
-            if refused is None:
+            refusal_text = refusal(case, folder, settings)
+            if refusal_text is None:
                 assert snapshot(folder) == wanted, f"bit {bit} of {name}"
             else:
-                assert str(folder / name) in refused + "".join(caplog.messages), f"bit {bit} of {name}"
+                assert str(folder / name) in refusal_text + "".join(caplog.messages), f"bit {bit} of {name}"
             shutil.rmtree(folder)
 
 
@@ -71,7 +72,8 @@ def test_a_record_changed_by_hand_is_refused_with_what_to_do(tmp_path: Path) -> 
     case.run(tmp_path, rounds=1)
     path = tmp_path / "run.json"
     path.write_text(path.read_text().replace('"rounds": 1', '"rounds": 0'))
-    with pytest.raises(
-        MedflError, match="run.json' is damaged: it does not fit its own checksum.* changed by hand. Put"
-    ):
+    with refused(MedflError, "damaged_file", path=str(path)) as caught:
         case.run(tmp_path, rounds=1)
+    cause = caught.value.__cause__
+    assert isinstance(cause, MedflError)
+    assert cause.code == "wrong_checksum"

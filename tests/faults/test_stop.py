@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 from fault_harness import Child
+from refusals import refused
 from toys import Ring, Toy, snapshot
 
 from medfl.contract import Order, Reply, Site
@@ -122,22 +123,25 @@ class Fails(Averaging):
                 return {}["a key"]  # type: ignore[no-any-return, index]
             if self.how == "dies":
                 os.kill(os.getpid(), signal.SIGKILL)
-            raise StoreError("no more space, says the test")
+            raise StoreError("disk_full", "no more space, says the test")
         return super().work(site, order)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(
-    ("kind", "error", "text"),
+    ("kind", "error", "code", "text"),
     [
-        ("bug", RuntimeError, "KeyError in 'step' of 'site-2': 'a key'"),
-        ("full", StoreError, "no more space, says the test"),
+        ("bug", RuntimeError, None, "KeyError in 'step' of 'site-2': 'a key'"),
+        ("full", StoreError, "disk_full", "no more space, says the test"),
     ],
 )
-def test_error_in_a_methods_work(kind: str, error: type[Exception], text: str, workers: int, tmp_path: Path) -> None:
+def test_error_in_a_methods_work(
+    kind: str, error: type[Exception], code: str | None, text: str, workers: int, tmp_path: Path
+) -> None:
     case = Toy(Fails, mended=str(tmp_path / "mended"), how=kind)
     with pytest.raises(error) as caught:
         case.run(tmp_path / "run", workers=workers)
+    assert getattr(caught.value, "code", None) == code
     assert str(caught.value) == text
     where = "".join(getattr(caught.value, "__notes__", [])) or str(caught.value.__cause__ or caught.traceback)
     assert "key" in where or "test_stop" in where, "a method's author must find the line"
@@ -173,10 +177,9 @@ class Undeclared(Ring):
     "case", [Toy(Posts, way="twice"), Toy(Posts, way="nobody"), Toy(Posts, way="../../x"), Toy(Undeclared)]
 )
 def test_parcels_that_break_the_contract(case: Any, workers: int, tmp_path: Path) -> None:
-    with pytest.raises(
-        ContractError, match="Site 'site-[123]' posts parcels to .*: expected one at most for each site"
-    ):
+    with refused(ContractError, "wrong_receivers") as caught:
         case.run(tmp_path / "run", workers=workers)
+    assert caught.value.fields["site"] in {"site-1", "site-2", "site-3"}
     assert not (tmp_path / "x").exists()
     assert {path.name for path in (tmp_path / "run" / "state").iterdir()} == {"server"}, "nothing was saved or posted"
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refusals import refused
 
 from medfl.errors import DataError, SettingsError
 from medfl.ingest.pipeline import core_count, ingest, work_folder, write_quarantine
@@ -178,7 +179,7 @@ def test_a_full_disk_ends_it_with_a_reason_and_the_same_call_goes_on(tmp_path, i
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
-        with pytest.raises(DataError, match="can't be written: No space left"):
+        with refused(DataError, "unwritable_file", reason="No space left on device"):
             run(tmp_path, items)
     calls(tmp_path)
     run(tmp_path, items)
@@ -241,7 +242,7 @@ def test_the_journal_holds_no_names(tmp_path, items):
 def test_two_at_a_time_are_refused(tmp_path, items):
     work = work_folder(tmp_path / "P")
     work.mkdir()
-    with held(work / LOCK), pytest.raises(DataError, match="another process prepares the same data set"):
+    with held(work / LOCK), refused(DataError, "folder_in_use", path=str(work)):
         run(tmp_path, items)
 
 
@@ -257,7 +258,7 @@ def test_nothing_readable_is_an_empty_array_with_its_reasons(tmp_path, items):
 
 
 def test_what_the_options_may_be(tmp_path, items):
-    with pytest.raises(SettingsError, match="expected 1 worker process or more, got 0"):
+    with refused(SettingsError, "setting_out_of_range", setting="workers", minimum=1, found=0):
         run(tmp_path, items, workers=0)
     with pytest.raises(ValueError, match=r"expected an image of shape \(2, 3\)"):
         run(tmp_path, items, how=wrong_shape)

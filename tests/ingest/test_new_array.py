@@ -8,6 +8,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from refusals import refused
 
 from medfl.errors import DataError
 from medfl.ingest import array_file as module
@@ -62,12 +63,12 @@ def test_what_is_needed_is_said_before_and_refused_if_it_is_not_there(tmp_path, 
         "note: needs 2.6 GB on the disk of --out, which has 3.0 GB left, and about 450.0 MB of memory for 2 processes, "
         "however many images there are"
     ]
-    for refused in (
+    for attempt in (
         lambda: tell_need(path, (10**10,), np.uint8, 1, lines.append),
         lambda: new_array(path, [10**10], "u1"),
     ):
-        with pytest.raises(DataError, match="needs 10.0 GB, the disk of --out has 3.0 GB left. Make room"):
-            refused()
+        with refused(DataError, "disk_full", needed=10**10, free=3 * 10**9):
+            attempt()
     assert len(lines) == 1
     assert not path.exists()
     path.write_bytes(bytes(8192))
@@ -83,7 +84,7 @@ def test_a_disk_that_fills_meanwhile_is_told(tmp_path, monkeypatch):
 
     with new_array(tmp_path / "a.npy", (2, 3), np.uint8) as array, monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
-        with pytest.raises(DataError, match="can't be written: No space left on device. Make room"):
+        with refused(DataError, "unwritable_file", reason="No space left on device"):
             array.write(0, np.zeros(3))
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pools import facts_of, rows_of, write_pool
+from refusals import refused
 
 from medfl.data.datalists import read_datalist
 from medfl.errors import DataError, SettingsError
@@ -15,6 +16,7 @@ from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins
 
+OUT_OF_RANGE = "setting_out_of_range"
 BLOOD = {
     "Matek": (79, 424, 3937, 1789, 8593, 78),
     "Acevedo": (1218, 3117, 1214, 1420, 3279, 1551, 2348),
@@ -101,28 +103,32 @@ def test_ranges_hold_whenever_they_can(sizes, sites, low, more, least, above, se
     options |= {"min_per_class": least, "max_per_class": least + above}
     portions = sum(min(size // least, sites) for size in sizes)
     if portions < sites * low:
-        with pytest.raises(SettingsError, match=rf"need {sites * low} portions .* it has {portions}\. Lower"):
+        with refused(SettingsError, "too_few_images", source="A", expected=sites * low, found=portions):
             drawn({"A": tuple(sizes)}, seed, **options)
     else:
         check(*drawn({"A": tuple(sizes)}, seed, **options), (low, low + more), (least, least + above))
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "code", "fields"),
     [
-        ({"sites_per_source": 20}, r"source 'Matek' is too small: 20 sites with 5 classes of 20 images each need 100"),
-        ({"min_classes": 7, "max_classes": 7}, r"'Bodzas' is too small: .* need 35 portions .* it has 30\. Lower"),
-        ({"min_classes": 7}, "expected 1 <= min_classes <= max_classes, got 7 and 6"),
-        ({"min_per_class": 61}, "expected 1 <= min_per_class <= max_per_class, got 61 and 60"),
-        ({"min_per_class": 0}, "expected 1 <= min_per_class <= max_per_class, got 0 and 60"),
-        ({"sites_per_source": 0}, "expected sites_per_source >= 1, got 0"),
-        ({"sites": 12}, "expected 5 sites for each of 3 sources, 15, got 12"),
+        ({"sites_per_source": 20}, "too_few_images", {"source": "Matek", "expected": 100}),
+        (
+            {"min_classes": 7, "max_classes": 7},
+            "too_few_images",
+            {"source": "Bodzas", "expected": 35, "found": 30},
+        ),
+        ({"min_classes": 7}, OUT_OF_RANGE, {"settings": ["min_classes", "max_classes"], "found": [7, 6]}),
+        ({"min_per_class": 61}, OUT_OF_RANGE, {"settings": ["min_per_class", "max_per_class"], "found": [61, 60]}),
+        ({"min_per_class": 0}, OUT_OF_RANGE, {"settings": ["min_per_class", "max_per_class"], "found": [0, 60]}),
+        ({"sites_per_source": 0}, OUT_OF_RANGE, {"setting": "sites_per_source", "minimum": 1, "found": 0}),
+        ({"sites": 12}, OUT_OF_RANGE, {"setting": "sites", "expected": 15, "found": 12}),
     ],
 )
-def test_what_can_not_be_done_is_refused(options, message):
-    with pytest.raises(SettingsError, match=message):
+def test_what_can_not_be_done_is_refused(options, code, fields):
+    with refused(SettingsError, code, **fields):
         drawn(BLOOD, **options)
-    with pytest.raises(DataError, match="1 of 2 values of the column are missing"):
+    with refused(DataError, "missing_value", count=1, total=2):
         by_source(np.zeros(2), values=np.array(["a", ""]), rng=np.random.default_rng(0))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import zoo_shapes
 from damage import put
+from refusals import refused
 
 from medfl.bundle.adopt import adopt
 from medfl.bundle.adopt.bundle import AdoptedBundle
@@ -88,7 +89,7 @@ def test_sites_by_a_column_and_by_dirichlet_draws(tmp_path):
     source = decathlon(tmp_path / "pool", hospital=hospitals)
     counts = partition_cases(source, tmp_path / "out", PartitionPlan("by_site", column="hospital"), by_site)
     assert counts == {"North": {"training": 4, "validation": 2}, "South": {"training": 6, "validation": 0}}
-    with pytest.raises(SettingsError, match="goes by classes, and the cases of this list have none"):
+    with refused(SettingsError, "missing_label", scheme="dirichlet_class"):
         partition_cases(source, tmp_path / "more", PartitionPlan("dirichlet_class", 2), dirichlet_class)
     cases = [{"image": f"{number}.png", "label": number % 2} for number in range(40)]
     for case in cases:
@@ -102,21 +103,25 @@ def test_sites_by_a_column_and_by_dirichlet_draws(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "code", "fields"),
     [
-        ("[", "can't be read as JSON"),
-        ("[]", "expected an object with sections such as 'training', got a list"),
-        ('{"training": []}', "lists no cases"),
-        ('{"training": [{"image": "Jane.nii"}]}', "no case names a file that is in"),
-        ('{"training": [{"image": "a.nii"}, {"image": "Jane.nii"}]}', "under image, 1 are not there and 0"),
-        ('{"training": [{"image": "a.nii"}, {"image": "../Jane.nii"}]}', "0 are not there and 1 are not in"),
+        ("[", "invalid_json", {"reason": "JSONDecodeError"}),
+        ("[]", "wrong_type", {"found": "list"}),
+        ('{"training": []}', "no_cases", {}),
+        ('{"training": [{"image": "Jane.nii"}]}', "no_listed_files", {}),
+        (
+            '{"training": [{"image": "a.nii"}, {"image": "Jane.nii"}]}',
+            "missing_file",
+            {"keys": ["image"], "missing": 1, "outside": 0},
+        ),
+        ('{"training": [{"image": "a.nii"}, {"image": "../Jane.nii"}]}', "missing_file", {"missing": 0, "outside": 1}),
     ],
 )
-def test_a_list_that_can_not_be_dealt_is_refused_without_a_patients_name(tmp_path, text, message):
+def test_a_list_that_can_not_be_dealt_is_refused_without_a_patients_name(tmp_path, text, code, fields):
     put(tmp_path, "pool/a.nii", "")
     put(tmp_path, "Jane.nii", "")
     put(tmp_path, "pool/dataset.json", text)
-    with pytest.raises(DataError, match=message) as error:
+    with refused(DataError, code, **fields) as error:
         partition_cases(tmp_path / "pool" / "dataset.json", tmp_path / "out", PartitionPlan("iid", 1), iid)
     assert "Jane" not in str(error.value)
     assert not (tmp_path / "out").exists()

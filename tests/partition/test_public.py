@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pools import facts_of, rows_of, write_pool
+from refusals import refused
 
 from medfl.cli.main import main
 from medfl.data.datalists import FILE, read_datalist
@@ -44,7 +45,7 @@ def test_a_share_of_it_becomes_public_test_images(pool, tmp_path):
     assert {name: len(rows) for name, rows in splits.items()} == {"training": 7, "validation": 0, "test": 3}
     assert splits["training"] | splits["test"] == set(range(100, 110))
     assert facts_of(tmp_path / "D")["public_test_fraction"] == 0.3
-    with pytest.raises(SettingsError, match=r"share in \[0, 1\) of the public images as their test set, got 1.0"):
+    with refused(SettingsError, "setting_out_of_range", setting="public_test_fraction", found=1.0):
         PartitionPlan("iid", 3, public="validation", public_test_fraction=1.0)
 
 
@@ -57,13 +58,13 @@ def test_without_it_the_sites_are_the_same(pool, tmp_path):
 
 def test_there_must_be_a_validation_split(tmp_path):
     pool = write_pool(tmp_path / "P", lambda splits: splits.update(validation=[]))
-    with pytest.raises(DataError, match="expected a validation split in the pooled data set 'toy' to make it public"):
+    with refused(DataError, "no_images", dataset="toy", split="validation"):
         partition(pool, tmp_path / "D", PartitionPlan("iid", 3, public="validation"), iid)
     assert not (tmp_path / "D").exists()
 
 
 def test_what_is_neither_a_word_nor_a_folder_is_refused(pool, tmp_path):
-    with pytest.raises(SettingsError, match="unknown 'test' for public: expected none, validation, or the folder of"):
+    with refused(SettingsError, "unknown_choice", what="public", choice="test"):
         partition(pool, tmp_path / "D", PartitionPlan("iid", 3, public="test"), iid)
 
 
@@ -79,17 +80,12 @@ def same_subject(splits: dict) -> None:
     splits["validation"][0]["subject_id"] = splits["training"][7]["subject_id"]
 
 
-PRIVATE = "the public data and the private sets (the sites', the server's test set) share patients or images"
-
-
 def test_public_images_that_are_private_too_are_refused_dropped_or_allowed(tmp_path):
     """Two of a site, one of the server's test set, out of ten; copies among the public images are nobody's affair."""
     pool = copies(tmp_path / "P", {100: 3, 101: 4, 102: 115, 104: 103})
-    with pytest.raises(DataError) as refused:
+    with refused(DataError, "data_leak", what="public", held="the private sets", counts={"pixels": 3}) as caught:
         partition(pool, tmp_path / "D", PartitionPlan("iid", 3, public="validation"), iid)
-    assert PRIVATE in str(refused.value)
-    assert "pixels: 3 public images identical to images of the private sets" in str(refused.value)
-    assert "(--duplicates drop), or keep them and have it recorded (--allow-leak pixels)" in str(refused.value)
+    assert "(--duplicates drop), or keep them and have it recorded (--allow-leak pixels)" in str(caught.value)
     partition(pool, tmp_path / "D", PartitionPlan("iid", 3, public="validation", duplicates="drop"), iid)
     kept = read_datalist(tmp_path / "D" / PUBLIC).splits["training"]
     assert {record["image"] for record in kept} == {*range(103, 110)}
@@ -105,7 +101,7 @@ def test_public_images_that_are_private_too_are_refused_dropped_or_allowed(tmp_p
 
 def test_a_public_image_of_a_private_subject_is_one_too(tmp_path):
     pool = write_pool(tmp_path / "P", same_subject)
-    with pytest.raises(DataError, match="subjects: 1 public image of subjects who are in the private sets too"):
+    with refused(DataError, "data_leak", what="public", held="the private sets", counts={"subjects": 1}):
         partition(pool, tmp_path / "D", PartitionPlan("iid", 3, public="validation"), iid)
     partition(pool, tmp_path / "D", PartitionPlan("iid", 3, public="validation", duplicates="drop"), iid)
     assert len(read_datalist(tmp_path / "D" / PUBLIC).splits["training"]) == 9
@@ -118,7 +114,7 @@ def test_public_data_of_another_data_set(pool, tmp_path):
     images[[0, 105, 129]] = mine[[50, 60, 129]]
     np.save(other / "images.npy", images)
     plan = PartitionPlan("iid", 3, public=str(other))
-    with pytest.raises(DataError, match="pixels: 3 public images identical"):
+    with refused(DataError, "data_leak", what="public", counts={"pixels": 3}):
         partition(pool, tmp_path / "D", plan, iid)
     partition(pool, tmp_path / "D", replace(plan, duplicates="drop"), iid)
     public = read_datalist(tmp_path / "D" / PUBLIC)
@@ -131,7 +127,7 @@ def test_public_data_of_another_data_set(pool, tmp_path):
 
 def test_nothing_public_is_left(tmp_path):
     pools = [write_pool(tmp_path / name, lambda splits: splits.update(validation=[])) for name in "PQ"]
-    with pytest.raises(DataError, match="no public image is left"):
+    with refused(DataError, "no_images", split="public"):
         partition(pools[0], tmp_path / "D", PartitionPlan("iid", 3, public=str(pools[1]), duplicates="drop"), iid)
     assert not (tmp_path / "D").exists()
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pools import facts_of, rows_of, write_pool
+from refusals import refused
 from typer.testing import CliRunner
 
 from medfl.cli.main import app
@@ -189,7 +190,7 @@ def test_the_command_stratifies_by_the_columns_that_it_is_given(tmp_path):
 
 def test_a_column_that_is_not_there_or_not_whole_is_refused(tmp_path):
     pool = write_pool(tmp_path / "P", wards)
-    with pytest.raises(DataError, match=r"the pooled data set has no column 'wrad'\. Did you mean 'ward'\?"):
+    with refused(DataError, "missing_column", column="wrad"):
         partition(pool, tmp_path / "D", PartitionPlan("iid", 2, stratify=("wrad",)), iid)
     assert not (tmp_path / "D").exists()
 
@@ -197,7 +198,7 @@ def test_a_column_that_is_not_there_or_not_whole_is_refused(tmp_path):
         wards(splits)
         splits["training"][3]["ward"] = " "
 
-    with pytest.raises(DataError, match="the column 'ward' is missing for 1 of 100 images"):
+    with refused(DataError, "missing_value", column="ward", count=1, total=100):
         partition(write_pool(tmp_path / "Q", blank), tmp_path / "D", PartitionPlan("iid", 2, stratify=("ward",)), iid)
-    with pytest.raises(SettingsError, match=r"expected a list of columns to stratify by, .*\[centre\], got 'centre'"):
+    with refused(SettingsError, "wrong_setting_type", setting="stratify", found="centre"):
         PartitionPlan("iid", 2, stratify="centre")
