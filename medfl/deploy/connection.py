@@ -162,7 +162,12 @@ class Connection:
         end = time.monotonic() + patience
         while not self.is_over(job):
             if time.monotonic() > end:
-                raise MedflError(f"job {job} does not end within {patience:g} s; look at the server's {LOG}")
+                raise MedflError(
+                    "job_still_running",
+                    f"job {job} does not end within {patience:g} s; look at the server's {LOG}",
+                    job=job,
+                    seconds=patience,
+                )
             time.sleep(RETRY_SECONDS / 4)
         return True
 
@@ -208,15 +213,17 @@ class Connection:
         message = f"the server at {self._server} says {names[0]}: {error}. {advice}".rstrip()
         if set(names) & set(UNREACHABLE):
             return UnreachableError(
-                f"the server at {self._server} can't be reached ({error}). {ADVICE['NoConnection']}"
+                "server_unreachable",
+                f"the server at {self._server} can't be reached ({error}). {ADVICE['NoConnection']}",
+                server=self._server,
             )
         if "JobNotRunning" in names or (names[0] == "InternalError" and "is not running" in str(error)):
-            return GoneError(message)
+            return GoneError("job_not_running", message, server=self._server, error=names[0])
         if "JobNotFound" in names:
-            return UnknownJobError(message)
+            return UnknownJobError("unknown_job", message, server=self._server, error=names[0])
         if "NoReply" in names or (names[0] == "InternalError" and "no app command func" in str(error)):
-            return SilentError(message)
-        return MedflError(message)
+            return SilentError("job_not_responding", message, server=self._server, error=names[0])
+        return MedflError("nvflare_error", message, server=self._server, error=names[0])
 
 
 class UnreachableError(MedflError):

@@ -59,8 +59,12 @@ class MedflExecutor(FlareExecutor):
         site_file, signer = read_site_file(local / FILE), read_signer(local.parent)
         if signer.name != site_file.site:
             raise SettingsError(
+                "wrong_certificate_name",
                 f"the kit '{local.parent}' is of '{signer.name}', its {FILE} of '{site_file.site}'; correct 'site', or "
-                "take the site's own kit"
+                "take the site's own kit",
+                path=local.parent,
+                expected=site_file.site,
+                found=signer.name,
             )
         self._service = SiteService(site_file, self.post, self.beat, signer)
 

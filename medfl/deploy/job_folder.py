@@ -41,11 +41,15 @@ def write_job(offer: Offer | Request, folder: Path) -> Path:
         SettingsError: If no site is named, or a text holds a curly bracket: NVFlare puts variables in their place.
     """
     if not offer.sites:
-        raise SettingsError("a job needs the names of its sites; none is given")
+        raise SettingsError("no_sites", "a job needs the names of its sites; none is given")
     meta = offer.to_meta()
     for text in _texts(meta):
         if "{" in text or "}" in text:
-            raise SettingsError(f"expected settings without curly brackets in a run between machines, got '{text}'")
+            raise SettingsError(
+                "unsupported_character",
+                f"expected settings without curly brackets in a run between machines, got '{text}'",
+                value=text,
+            )
     job = folder / offer.run
     workflow = {"id": TASK, "path": ALLOWED["server"], "args": {"offer": meta}}
     executor = {"tasks": [TASK], "executor": {"path": ALLOWED["client"], "args": {}}}
@@ -97,7 +101,9 @@ def read_summary(out: Path) -> Meta | None:
         summary: Meta = json.loads(path.read_bytes())
         return summary | {name: str(summary[name]) for name in ("status", "reason")}
     except (ValueError, RecursionError, KeyError, TypeError):
-        raise MedflError(f"expected the summary of a run in '{path}', the server sent something else.") from None
+        raise MedflError(
+            "invalid_summary", f"expected the summary of a run in '{path}', the server sent something else.", path=path
+        ) from None
 
 
 def _links(folder: str, names: list[str]) -> list[str]:

@@ -65,8 +65,10 @@ def kind_of(kit: Path) -> KitKind:
         if (kit / "startup" / f"fed_{kind}.json").is_file():
             return kind
     raise SettingsError(
+        "not_a_kit",
         f"'{kit}' is no startup kit: expected startup/fed_server.json, fed_client.json or fed_admin.json in it. "
-        "`medfl federate provision` makes kits."
+        "`medfl federate provision` makes kits.",
+        path=kit,
     )
 
 
@@ -77,7 +79,13 @@ def admin_of(kit: Path) -> Meta:
         SettingsError: If it is not a researcher's kit.
     """
     if kind_of(kit) != "admin":
-        raise SettingsError(f"'{kit}' is the kit of a {kind_of(kit)}; expected the researcher's, named by an e-mail")
+        raise SettingsError(
+            "wrong_kit",
+            f"'{kit}' is the kit of a {kind_of(kit)}; expected the researcher's, named by an e-mail",
+            path=kit,
+            expected="admin",
+            found=kind_of(kit),
+        )
     admin: Meta = json.loads((kit / "startup" / "fed_admin.json").read_text(encoding="utf-8"))["admin"]
     return admin
 
@@ -117,10 +125,19 @@ def start(kit: Path, *, watch: bool = True, patience: float = 60.0, as_service: 
     last = " | ".join(_said(log, said_before).strip().splitlines()[-3:])[-600:]
     if process.poll() is not None:
         why = f"{_reason(kit, kind)}(see '{log}')"
-        raise MedflError(f"the {kind} of '{kit}' ended with status {process.returncode}: {last}. {why}")
+        raise MedflError(
+            "process_ended",
+            f"the {kind} of '{kit}' ended with status {process.returncode}: {last}. {why}",
+            path=kit,
+            status=process.returncode,
+            output=last,
+        )
     raise MedflError(
+        "start_timeout",
         f"the {kind} of '{kit}' is not up after {patience:g} s; it goes on trying (`medfl federate stop {kit}` ends "
-        f"it). {_reason(kit, kind)}It said last: {last} (see '{log}')"
+        f"it). {_reason(kit, kind)}It said last: {last} (see '{log}')",
+        path=kit,
+        seconds=patience,
     )
 
 
@@ -160,9 +177,20 @@ def _threads(kit: Path) -> int:
 def _startable(kit: Path) -> KitKind:
     kind = kind_of(kit)
     if kind == "admin":
-        raise SettingsError(f"'{kit}' is a researcher's kit, there is nothing to start: submit a run with it.")
+        raise SettingsError(
+            "wrong_kit",
+            f"'{kit}' is a researcher's kit, there is nothing to start: submit a run with it.",
+            path=kit,
+            expected=("client", "server"),
+            found=kind,
+        )
     if running := processes(kit):
-        raise SettingsError(f"'{kit}' runs already (process {running[0]}); `medfl federate stop {kit}` ends it.")
+        raise SettingsError(
+            "kit_already_running",
+            f"'{kit}' runs already (process {running[0]}); `medfl federate stop {kit}` ends it.",
+            path=kit,
+            process=running[0],
+        )
     _forget_processes(kit)
     if kind == "server":
         _check_port_free(kit)
@@ -182,7 +210,12 @@ def _check_port_free(kit: Path) -> None:
     port = int(config["servers"][0]["service"]["target"].rpartition(":")[2])
     if not _wait(lambda: _port_error(port) is None, PORT_SECONDS):
         reason = _port_error(port)
-        raise SettingsError(f"the server of '{kit}' can't listen at port {port}: {reason or 'it was taken'}")
+        raise SettingsError(
+            "port_unavailable",
+            f"the server of '{kit}' can't listen at port {port}: {reason or 'it was taken'}",
+            port=port,
+            reason=reason,
+        )
 
 
 def _port_error(port: int) -> str | None:
@@ -257,7 +290,9 @@ def stop(kit: Path, patience: float = 20.0) -> bool:
         if _wait(lambda: not processes(kit), patience / 2):
             _forget_processes(kit)
             return True
-    raise MedflError(f"processes {processes(kit)} of '{kit}' do not end; end them yourself")
+    raise MedflError(
+        "processes_not_ending", f"processes {processes(kit)} of '{kit}' do not end; end them yourself", path=kit
+    )
 
 
 def _send(process: int, signal_: signal.Signals) -> None:

@@ -36,7 +36,12 @@ def _files(kit: Path, who: str) -> str:
     if _resources(kit) is None:
         missing.append("local/resources.json")
     if missing:
-        raise SettingsError(f"'{kit}' lacks {', '.join(missing)}; ask whoever made it for the whole kit")
+        raise SettingsError(
+            "incomplete_kit",
+            f"'{kit}' lacks {', '.join(missing)}; ask whoever made it for the whole kit",
+            path=kit,
+            missing=missing,
+        )
     return f"'{kit}' is whole"
 
 
@@ -44,7 +49,12 @@ def _key(kit: Path, who: str) -> str:
     path = kit / "startup" / f"{who}.key"
     mode = path.stat().st_mode & 0o777
     if mode & 0o077:
-        raise SettingsError(f"others can use '{path}' (mode {mode:04o}); give the command `chmod 600 {path}`")
+        raise SettingsError(
+            "insecure_permissions",
+            f"others can use '{path}' (mode {mode:04o}); give the command `chmod 600 {path}`",
+            path=path,
+            mode=mode,
+        )
     return f"only its owner can read it (mode {mode:04o})"
 
 
@@ -59,13 +69,24 @@ def _resources(kit: Path) -> Path | None:
 def _allowed(kit: Path, who: str) -> str:
     path, line = _resources(kit), ALLOWED[who]
     if path is None:
-        raise SettingsError(f"expected '{kit / 'local' / 'resources.json'}'; there is none")
+        raise SettingsError(
+            "missing_file",
+            f"expected '{kit / 'local' / 'resources.json'}'; there is none",
+            path=kit / "local" / "resources.json",
+        )
     try:
         listed = json.loads(path.read_text(encoding="utf-8")).get("class_allow_list", [])
     except (ValueError, AttributeError) as error:
-        raise SettingsError(f"expected a JSON object in '{path}': {error}; correct the file") from None
+        raise SettingsError(
+            "invalid_json", f"expected a JSON object in '{path}': {error}; correct the file", path=path
+        ) from None
     if line not in listed:
-        raise SettingsError(f'\'{path}\' lacks "{line}" in its list "class_allow_list"; add it, or no job starts')
+        raise SettingsError(
+            "class_not_allowed",
+            f'\'{path}\' lacks "{line}" in its list "class_allow_list"; add it, or no job starts',
+            path=path,
+            name=line,
+        )
     return f"'{line}' is in '{path}'"
 
 
@@ -79,14 +100,26 @@ def _certificate(kit: Path, who: str, site: str | None) -> str:
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
     except ValueError as error:
-        raise SettingsError(f"'{path}' is no certificate ({error}); ask whoever made the kit") from None
+        raise SettingsError(
+            "invalid_certificate", f"'{path}' is no certificate ({error}); ask whoever made the kit", path=path
+        ) from None
     names = [str(name.value) for name in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
     if site is not None and site not in names:
-        raise SettingsError(f"it is of '{', '.join(names)}', the file is of '{site}'; correct 'site', or take its kit")
+        raise SettingsError(
+            "wrong_certificate_name",
+            f"it is of '{', '.join(names)}', the file is of '{site}'; correct 'site', or take its kit",
+            expected=site,
+            found=names,
+        )
     end = certificate.not_valid_after_utc
     left = (end - datetime.datetime.now(datetime.UTC)).days
     if left < 0:
-        raise SettingsError(f"it ended on {end:%Y-%m-%d}; ask whoever made the kit for a new one")
+        raise SettingsError(
+            "expired_certificate",
+            f"it ended on {end:%Y-%m-%d}; ask whoever made the kit for a new one",
+            path=path,
+            end=f"{end:%Y-%m-%d}",
+        )
     from medfl.privacy.signatures import read_signer
 
     read_signer(kit)

@@ -94,14 +94,20 @@ class Offer(Strict):
             RefusedError: With all that is wrong.
         """
         if not isinstance(meta, dict) or not all(isinstance(key, str) for key in meta):
-            raise RefusedError(f"Expected an offer as an object with names, got a {type(meta).__name__}.")
+            raise RefusedError(
+                "invalid_offer",
+                f"Expected an offer as an object with names, got a {type(meta).__name__}.",
+                found=type(meta).__name__,
+            )
         try:
             json.dumps(meta, allow_nan=False)
             return read_settings(cls, meta, "an offered run")
         except SettingsError as error:
-            raise RefusedError(_short(str(error))) from None
+            raise RefusedError(error.code, _short(str(error)), **error.fields) from None
         except (TypeError, ValueError, RecursionError) as error:
-            raise RefusedError(f"Expected an offer that is JSON, got one that is not: {_short(str(error))}.") from None
+            raise RefusedError(
+                "invalid_json", f"Expected an offer that is JSON, got one that is not: {_short(str(error))}."
+            ) from None
 
     def with_sites(self, sites: Sequence[str]) -> Offer:
         """The same offer for the given sites, in any order.
@@ -134,8 +140,8 @@ WORDS = {
 """What is compared, in words."""
 
 
-def differences(offer: Offer, here: Here | Offer) -> list[str]:
-    """A sentence for each fact in which an offer and a participant differ, with both values; empty if none does.
+def differences(offer: Offer, here: Here | Offer) -> dict[str, str]:
+    """Map each fact in which an offer and a participant differ to a sentence with both values.
 
     Args:
         offer: What the server has.
@@ -143,11 +149,11 @@ def differences(offer: Offer, here: Here | Offer) -> list[str]:
     """
     about = {name: f"bundle '{offer.bundle}': " if name.startswith("bundle") else "" for name in WORDS}
     about["method_version"] = f"method '{offer.method}': "
-    return [
-        f"{about[name]}{words}: the run has {getattr(offer, name)}, this participant has {getattr(here, name)}"
+    return {
+        name: f"{about[name]}{words}: the run has {getattr(offer, name)}, this participant has {getattr(here, name)}"
         for name, words in WORDS.items()
         if getattr(offer, name) != getattr(here, name)
-    ]
+    }
 
 
 def describe_bundle(root: Path, registry: Registry, overrides: Meta, name: str | None = None) -> Here:
@@ -166,7 +172,10 @@ def describe_bundle(root: Path, registry: Registry, overrides: Meta, name: str |
     method = overrides.get("method", bundle_values(root).get("method"))
     if not isinstance(method, str):
         raise SettingsError(
-            f"Expected the bundle '{root.name}' to name a method in configs/federate.json; it does not. Give one."
+            "missing_setting",
+            f"Expected the bundle '{root.name}' to name a method in configs/federate.json; it does not. Give one.",
+            setting="method",
+            bundle=root.name,
         )
     return Here(
         bundle=name or root.resolve().name,
@@ -225,7 +234,11 @@ def bundle_version(root: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         version = None
     if not isinstance(version, str) or not version:
-        raise SettingsError(f"Expected a bundle with a 'version' in '{path}'; there is none. Check the folder.")
+        raise SettingsError(
+            "missing_version",
+            f"Expected a bundle with a 'version' in '{path}'; there is none. Check the folder.",
+            path=path,
+        )
     return version
 
 
@@ -240,14 +253,20 @@ def bundle_hash(root: Path) -> str:
     configs = [path for path in (root / "configs").glob("*") if path.suffix in (".json", ".yaml", ".yml")]
     files = {path.name: path for path in sorted(configs, key=lambda path: path.name)}
     if not files:
-        raise SettingsError(f"Expected a bundle with files configs/*.json in '{root}'; there are none.")
+        raise SettingsError(
+            "missing_configuration",
+            f"Expected a bundle with files configs/*.json in '{root}'; there are none.",
+            path=root,
+        )
     files |= {path.relative_to(root).as_posix(): path for path in sorted(root.rglob("*.py"))}
     total = hashlib.sha256()
     for name, path in files.items():
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise SettingsError(f"Could not read '{path}': {error.strerror}. Permit reading it.") from None
+            raise SettingsError(
+                "unreadable_file", f"Could not read '{path}': {error.strerror}. Permit reading it.", path=path
+            ) from None
         for part in (name.encode(), content):
             total.update(len(part).to_bytes(8, "big") + part)
     return total.hexdigest()

@@ -87,8 +87,11 @@ class OfferedRun:
         capability = read_settings(Capability, dict(stated), "capability")
         if capability.profiles not in (SYNTHETIC, LIVE):
             raise SettingsError(
+                "unsupported_setting",
                 f"Between machines profiles are '{LIVE}', what each site's own file lets it tell of its machine, or "
-                f"'{SYNTHETIC}'; got a file, which the sites don't have."
+                f"'{SYNTHETIC}'; got a file, which the sites don't have.",
+                setting="profiles",
+                expected=(LIVE, SYNTHETIC),
             )
         return capability
 
@@ -130,7 +133,13 @@ def open_offer(offer: Offer, site_file: SiteFile) -> OfferedRun:
     folder = entry.folder
     here: Here = describe_bundle(folder, registry, offer.overrides, offer.bundle)
     if unlike := differences(offer, here):
-        raise RefusedError(f"'{site_file.site}' refuses the run '{offer.run}': {'. '.join(unlike)}.")
+        raise RefusedError(
+            "different_setup",
+            f"'{site_file.site}' refuses the run '{offer.run}': {'. '.join(unlike.values())}.",
+            site=site_file.site,
+            run=offer.run,
+            differences=list(unlike),
+        )
     check_overrides(offer.overrides, bundle_values(folder))
     built = _build(folder, offer.overrides, site_file, entry.data)
     settings = read_settings(Settings, {"min_replies": max(len(offer.sites), 1)} | built.settings, "the run")
@@ -148,7 +157,11 @@ def _build(folder: Path, overrides: Meta, site_file: SiteFile, data: Path | None
     needed = facts_of(bundle)
     lacking = sorted(set(needed) - set(overrides))
     if lacking:
-        raise RefusedError(f"Expected the offer to say {', '.join(needed)}; it lacks {', '.join(lacking)}.")
+        raise RefusedError(
+            "incomplete_offer",
+            f"Expected the offer to say {', '.join(needed)}; it lacks {', '.join(lacking)}.",
+            missing=lacking,
+        )
     own: Meta = {"bundle_root": str(folder), "dataset_dir": str(data or folder / "no-data"), "device": site_file.device}
     if data is None and "regions" in bundle:
         own["regions"] = None  # they lie beside the data; only sites reckon with them
@@ -160,7 +173,9 @@ def _build(folder: Path, overrides: Meta, site_file: SiteFile, data: Path | None
     except RuntimeError as error:  # MONAI's, when a part can't be built
         if TooLargeError.behind(error):
             raise too_large(site_file, overrides.get("network_name", "")) from None
-        raise SettingsError(f"The bundle can't be built with the run's values: {error}") from error
+        raise SettingsError(
+            "bundle_not_buildable", f"The bundle can't be built with the run's values: {error}", path=folder
+        ) from error
 
 
 def _shape(values: Meta) -> tuple[int, ...]:
@@ -232,7 +247,11 @@ def own_shape(bundle: SiteBundle) -> tuple[int, ...]:
     if "size" in facts:
         return (int(facts["in_channels"]), *_edges(facts))
     if ADOPTED in parser or "in_features" not in parser:
-        raise SettingsError("the bundle reads files of its own; what they hold can't be made up")
+        raise SettingsError(
+            "data_not_supported",
+            "the bundle reads files of its own; what they hold can't be made up",
+            path=bundle.folder,
+        )
     return (int(parser.get_parsed_content("in_features")),)
 
 
@@ -246,7 +265,12 @@ def forward(bundle: SiteBundle, data: SiteData | None, dataset_dir: Path) -> str
     if data is not None:  # without any a task may lack what it takes from them, such as an atlas
         networks = parser.get_parsed_content("task").networks
     if name not in networks:
-        raise SettingsError(f"unknown network '{name}'. {did_you_mean(str(name), networks)}")
+        raise SettingsError(
+            "unknown_network",
+            f"unknown network '{name}'. {did_you_mean(str(name), networks)}",
+            name=str(name),
+            known=sorted(networks),
+        )
     facts = facts_in(bundle, dataset_dir)
     shape = data.shape if data is not None else (int(facts["in_channels"]), *_edges(facts))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -255,8 +279,12 @@ def forward(bundle: SiteBundle, data: SiteData | None, dataset_dir: Path) -> str
     expected = (1, *parser.get_parsed_content("objective").output_shape(shape))
     if tuple(outputs.shape) != expected or not bool(torch.isfinite(outputs).all()):
         raise SettingsError(
+            "wrong_network_output",
             f"expected finite outputs of shape {expected} of the network '{name}', got {tuple(outputs.shape)}; correct "
-            "the bundle"
+            "the bundle",
+            network=name,
+            expected=expected,
+            found=tuple(outputs.shape),
         )
     count = sum(parameter.numel() for parameter in model.parameters())
     return f"'{name}' has {count:,} parameters and maps an image to {expected[1]} finite outputs"

@@ -67,19 +67,27 @@ def check_overrides(overrides: Meta, bundle: Meta) -> None:
         RefusedError: Naming the id and the kind of value, never a value itself.
     """
     if not isinstance(overrides, dict):
-        raise RefusedError(f"Expected overrides as an object of ids, got {_kind(overrides)}.")
+        raise RefusedError(
+            "invalid_overrides",
+            f"Expected overrides as an object of ids, got {_kind(overrides)}.",
+            found=_kind(overrides),
+        )
     bundle = bundle | values_in(bundle)
     count = 0
     for name, value in overrides.items():
         top, *rest = _parts_of(name)
         plain = _is_plain_number(name, value, bundle)
         if top not in RUN | TASK | MACHINES | set(PARTS) and not plain:
-            raise RefusedError(_unlisted(name, top))
+            raise _unlisted(name, top)
         for place, leaf in _leaves(value, name):
             _check_leaf(place, leaf)
             count += 1
         if count > MAX_VALUES:
-            raise RefusedError(f"The overrides hold more than {MAX_VALUES} values; a run needs far fewer.")
+            raise RefusedError(
+                "too_many_values",
+                f"The overrides hold more than {MAX_VALUES} values; a run needs far fewer.",
+                maximum=MAX_VALUES,
+            )
         if top in PARTS:
             _check_part(name, rest, value, bundle)
         elif not plain:
@@ -94,7 +102,9 @@ def _is_plain_number(name: str, value: Any, bundle: Meta) -> bool:
 def _parts_of(name: Any) -> list[str]:
     """The parts of an id, each with letters that mean nothing to MONAI."""
     if not isinstance(name, str):
-        raise RefusedError(f"Expected the id of an override as text, got {_kind(name)}.")
+        raise RefusedError(
+            "wrong_type", f"Expected the id of an override as text, got {_kind(name)}.", found=_kind(name)
+        )
     parts = name.split("#")
     for part in parts:
         _check_key(name, part)
@@ -104,16 +114,23 @@ def _parts_of(name: Any) -> list[str]:
 def _check_key(place: str, key: Any) -> None:
     if not isinstance(key, str) or not _KEY.fullmatch(key) or key.endswith("_target_"):
         raise RefusedError(
+            "invalid_key",
             f"The override {place[:MAX_TEXT]!r} has a key that is not allowed: expected letters, digits, '.', '_' and "
             "'-', beginning with a letter or digit, and never a key that ends in '_target_' or begins with '_'. A "
-            "message can't name code; change the bundle's own files at every participant."
+            "message can't name code; change the bundle's own files at every participant.",
+            place=place[:MAX_TEXT],
         )
 
 
 def _leaves(value: Any, place: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
     """All values that are no objects or lists, each with its id; keys are checked on the way."""
     if depth > MAX_DEPTH:
-        raise RefusedError(f"The override '{place[:MAX_TEXT]}' nests deeper than {MAX_DEPTH} levels.")
+        raise RefusedError(
+            "nested_too_deep",
+            f"The override '{place[:MAX_TEXT]}' nests deeper than {MAX_DEPTH} levels.",
+            place=place[:MAX_TEXT],
+            maximum=MAX_DEPTH,
+        )
     if isinstance(value, dict):
         for key, part in value.items():
             _check_key(f"{place}#{key}", key)
@@ -128,16 +145,27 @@ def _leaves(value: Any, place: str, depth: int = 0) -> Iterator[tuple[str, Any]]
 def _check_leaf(place: str, value: Any) -> None:
     if value is not None and type(value) not in (bool, int, float, str):
         raise RefusedError(
-            f"The override '{place}' holds {_kind(value)}: expected text, a number, true, false or null."
+            "wrong_type",
+            f"The override '{place}' holds {_kind(value)}: expected text, a number, true, false or null.",
+            place=place,
+            found=_kind(value),
         )
     if isinstance(value, float) and not math.isfinite(value):
-        raise RefusedError(f"The override '{place}' holds a number that is not finite. Give a finite one.")
+        raise RefusedError(
+            "not_finite", f"The override '{place}' holds a number that is not finite. Give a finite one.", place=place
+        )
     if isinstance(value, int) and abs(value) >= 2**63:
-        raise RefusedError(f"The override '{place}' holds a whole number of more than 64 bits. Give a smaller one.")
+        raise RefusedError(
+            "integer_too_large",
+            f"The override '{place}' holds a whole number of more than 64 bits. Give a smaller one.",
+            place=place,
+        )
     if isinstance(value, str) and (value.lstrip()[:1] in tuple("$@%") or len(value) > MAX_TEXT):
         raise RefusedError(
+            "unsafe_text",
             f"The override '{place}' holds text that begins with '$', '@' or '%', which MONAI would evaluate, or "
-            f"that is longer than {MAX_TEXT} letters. A message never holds code: give the plain value."
+            f"that is longer than {MAX_TEXT} letters. A message never holds code: give the plain value.",
+            place=place,
         )
 
 
@@ -150,8 +178,11 @@ def _check_setting(name: str, rest: list[str], value: Any, bundle: Meta) -> None
         parts = {*rest, *(value if isinstance(value, Mapping) else ())}
         if named := sorted(parts & local_fields(model.model_fields)):
             raise RefusedError(
+                "local_override",
                 f"The override '{name}' names '{named[0]}', which is the site's own account over all its runs. Leave "
-                "it out; a site writes it into its own file."
+                "it out; a site writes it into its own file.",
+                name=name,
+                setting=named[0],
             )
 
 
@@ -159,9 +190,12 @@ def _check_part(name: str, rest: list[str], value: Any, bundle: Meta) -> None:
     """A number within the optimiser, a network or the loss."""
     if type(value) not in (bool, int, float):
         raise RefusedError(
+            "number_expected",
             f"The override '{name}' holds {_kind(value)}: of the optimiser, the networks and the loss only single "
             "numbers and true or false may be changed, for example 'optimizer#lr'. Change the bundle's own files at "
-            "every participant for more."
+            "every participant for more.",
+            name=name,
+            found=_kind(value),
         )
     top = name.partition("#")[0]
     parent = _parent(name, [top, *rest], bundle)
@@ -171,8 +205,11 @@ def _check_part(name: str, rest: list[str], value: Any, bundle: Meta) -> None:
     held = _part(parent, rest[-1]) if rest else None
     if not rest or held is _NOTHING or not (held is None or type(held) in (bool, int, float)):
         raise RefusedError(
+            "irreplaceable_part",
             f"The override '{name}' would replace {'nothing' if held is _NOTHING else _kind(held)} of the bundle's own "
-            "files: only a number, true, false or null there may be replaced by a number."
+            "files: only a number, true, false or null there may be replaced by a number.",
+            name=name,
+            found="nothing" if held is _NOTHING else _kind(held),
         )
 
 
@@ -189,10 +226,17 @@ def _parent(name: str, parts: list[str], bundle: Meta) -> Any:
     for part in parts[:-1]:
         place = _part(place, part)
     if len(parts) == 1 and parts[0] not in bundle:
-        raise RefusedError(f"The override '{name}' names nothing in the bundle. {did_you_mean(name, bundle)}")
+        raise RefusedError(
+            "unknown_override",
+            f"The override '{name}' names nothing in the bundle. {did_you_mean(name, bundle)}",
+            name=name,
+        )
     if not isinstance(place, dict | list):
         raise RefusedError(
-            f"The override '{name}' names a part of what has no parts in the bundle. Give '{parts[0]}' as a whole."
+            "value_without_parts",
+            f"The override '{name}' names a part of what has no parts in the bundle. Give '{parts[0]}' as a whole.",
+            name=name,
+            parent=parts[0],
         )
     return place
 
@@ -205,14 +249,20 @@ def _part(place: Any, part: str) -> Any:
     return _NOTHING
 
 
-def _unlisted(name: str, top: str) -> str:
+def _unlisted(name: str, top: str) -> RefusedError:
+    """Return the error for an override that no run may change."""
     if top in OWN:
-        return (
+        return RefusedError(
+            "local_override",
             f"The override '{name}' is not allowed: '{top}' is each participant's own affair. Write it into the "
-            "participant's own file."
+            "participant's own file.",
+            name=name,
+            setting=top,
         )
     listed = RUN | TASK | MACHINES | {f"{part}#..." for part in PARTS}
-    return f"The override '{name}' is not allowed. {did_you_mean(top, listed)}"
+    return RefusedError(
+        "unlisted_override", f"The override '{name}' is not allowed. {did_you_mean(top, listed)}", name=name
+    )
 
 
 def _kind(value: Any) -> str:

@@ -108,20 +108,42 @@ class Project:
             SettingsError: Naming the first that is wrong.
         """
         if not _HOST.fullmatch(self.server):
-            raise SettingsError(f"expected a host name as the sites resolve it for the server, got '{self.server}'")
+            raise SettingsError(
+                "invalid_host_name",
+                f"expected a host name as the sites resolve it for the server, got '{self.server}'",
+                name=self.server,
+            )
         if "@" not in self.admin.strip("@") or any(letter.isspace() or letter == "/" for letter in self.admin):
-            raise SettingsError(f"expected an e-mail address for the researcher, got '{self.admin}'")
+            raise SettingsError(
+                "invalid_email",
+                f"expected an e-mail address for the researcher, got '{self.admin}'",
+                address=self.admin,
+            )
         if not 1 <= self.port <= 65535:
-            raise SettingsError(f"expected a port from 1 to 65535, got {self.port}")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"expected a port from 1 to 65535, got {self.port}",
+                setting="port",
+                minimum=1,
+                maximum=65535,
+                found=self.port,
+            )
         if not _PROJECT.fullmatch(self.name):
             raise SettingsError(
-                f"expected 1 to 63 letters, digits, '_' or '-' as the project's name, got '{self.name}'"
+                "invalid_name",
+                f"expected 1 to 63 letters, digits, '_' or '-' as the project's name, got '{self.name}'",
+                name=self.name,
             )
         if problem := name_problem(self.sites):
-            raise SettingsError(problem)
+            raise SettingsError("invalid_site_name", problem, sites=self.sites)
         reserved = {CA, self.server, self.admin} & set(self.sites)
         if reserved or len(set(self.sites)) != len(self.sites):
-            raise SettingsError(f"every site needs a name of its own, other than {sorted(reserved) or 'another site'}")
+            raise SettingsError(
+                "duplicate_name",
+                f"every site needs a name of its own, other than {sorted(reserved) or 'another site'}",
+                names=self.sites,
+                reserved=reserved,
+            )
 
     def definition(self) -> dict[str, Any]:
         """NVFlare's project file, as a dictionary."""
@@ -174,7 +196,7 @@ def provision(project: Project, out: Path) -> dict[str, Path]:
             shutil.rmtree(built)
             (out / CA / "federation.json").write_text(json.dumps(asdict(project), indent=2) + "\n")
         except OSError as error:
-            raise StoreError(f"the kits in '{out}' can't be written: {error}") from error
+            raise StoreError("unwritable_folder", f"the kits in '{out}' can't be written: {error}", path=out) from error
     return made
 
 
@@ -194,8 +216,13 @@ def joined(project: Project, record: Path) -> Project:
     for key, value in asdict(replace(project, valid_days=before["valid_days"])).items():
         if key != "sites" and value != before[key]:
             raise SettingsError(
+                "other_federation",
                 f"'{record.parent}' belongs to a federation whose {key} is '{before[key]}', not '{value}'. Give the "
-                "same, or another folder for another federation"
+                "same, or another folder for another federation",
+                path=record.parent,
+                setting=key,
+                expected=before[key],
+                found=value,
             )
     sites = (*before["sites"], *(site for site in project.sites if site not in before["sites"]))
     return replace(project, sites=sites, valid_days=before["valid_days"])
@@ -221,17 +248,26 @@ def _build(project: Project, ca: Path) -> Path:
         from nvflare.lighter.provision import prepare_project
         from nvflare.lighter.provisioner import Provisioner
     except ImportError as error:
-        raise SettingsError(f"NVIDIA FLARE is not installed: {pip_install('flare')} ({error})") from error
+        raise SettingsError(
+            "missing_package",
+            f"NVIDIA FLARE is not installed: {pip_install('flare')} ({error})",
+            package="nvflare",
+            extra="flare",
+        ) from error
     definition, log = project.definition(), _Said()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         try:
             provisioner = Provisioner(str(ca.resolve()), prepare_builders(definition))
             context = provisioner.provision(prepare_project(definition), logger=log)
         except (ValueError, RuntimeError) as error:
-            raise SettingsError(f"NVFlare can't provision this federation: {error}") from error
+            raise SettingsError(
+                "provisioning_failed", f"NVFlare can't provision this federation: {error}", reason=str(error)
+            ) from error
     folder = context.get(CtxKey.CURRENT_PROD_DIR)
     if context.get(CtxKey.BUILD_ERROR) or not folder:
-        raise StoreError(f"NVFlare's builders failed: {'; '.join(log.lines[-3:])}")
+        raise StoreError(
+            "provisioning_failed", f"NVFlare's builders failed: {'; '.join(log.lines[-3:])}", output=log.lines[-3:]
+        )
     return Path(folder)
 
 

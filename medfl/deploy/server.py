@@ -86,7 +86,11 @@ def serve(
     check_shared_test(opened.settings, GLOBAL in data.tests)
     warn_of_preset(offer.method, method, opened.built.method_args, opened.settings)
     if method.pools_data:
-        raise SettingsError(f"Method '{offer.method}' pools the sites' data, which no site gives away.")
+        raise SettingsError(
+            "method_not_supported",
+            f"Method '{offer.method}' pools the sites' data, which no site gives away.",
+            method=offer.method,
+        )
     writer = _writer_of(opened, folder)
     with writer.held(JOB_PATIENCE):
         observers = Observers(opened.registry, folder)
@@ -236,8 +240,11 @@ class _ServerData:
         """
         if self.test is not None and classes and self.test.classes != classes:
             raise DataError(
+                "different_classes",
                 f"The server's test set has the classes {list(self.test.classes)}, the sites {list(classes)}. Write "
-                "the same 'labels' into its list."
+                "the same 'labels' into its list.",
+                expected=classes,
+                found=self.test.classes,
             )
         if self._entry.data is not None and self.has_public:
             path, scale = self._entry.data / PUBLIC, (self._opened.built.mean, self._opened.built.std)
@@ -259,8 +266,12 @@ class _ServerData:
         check_unchanged(self._entry.data, [data], self._entry.allow_changes)
         if data.shape != self._opened.shape:
             raise DataError(
+                "wrong_shape",
                 f"The server's data '{data.name}' have images of shape {list(data.shape)}, and the run is for "
-                f"{list(self._opened.shape)} (channels, edges)."
+                f"{list(self._opened.shape)} (channels, edges).",
+                dataset=data.name,
+                expected=self._opened.shape,
+                found=data.shape,
             )
 
     @property

@@ -67,7 +67,12 @@ def connect(kit: Path) -> Connection:
         try:
             from nvflare.fuel.flare_api.flare_api import new_secure_session
         except ImportError as error:
-            raise SettingsError(f"NVIDIA FLARE is not installed: {pip_install('flare')} ({error})") from error
+            raise SettingsError(
+                "missing_package",
+                f"NVIDIA FLARE is not installed: {pip_install('flare')} ({error})",
+                package="nvflare",
+                extra="flare",
+            ) from error
         return new_secure_session(admin["username"], str(kit.resolve()), timeout=LOGIN_SECONDS)
 
     return Connection(open_session, f"{admin['host']}:{admin['port']}")
@@ -155,10 +160,14 @@ def read_record(output_dir: Path) -> Meta:
         return {"offer": record["offer"], "kit": record["kit"], "jobs": list(record["jobs"])}
     except FileNotFoundError:
         raise StoreError(
-            f"no run was submitted from '{output_dir}': expected '{path}'. `medfl federate submit` writes it."
+            "missing_file",
+            f"no run was submitted from '{output_dir}': expected '{path}'. `medfl federate submit` writes it.",
+            path=path,
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"'{path}' can't be read: {error!r}. Submit the run again.") from error
+        raise StoreError(
+            "unreadable_file", f"'{path}' can't be read: {error!r}. Submit the run again.", path=path
+        ) from error
 
 
 def _run(submission: Submission, opener: Callable[[Path], Connection], *, waiting: bool) -> None:
@@ -193,7 +202,11 @@ def _submitted_before(out: Path) -> Meta | None:
     if (out / RECORD).exists():
         return read_record(out)
     if (out / "run.json").exists():
-        raise SettingsError(f"'{out}' holds a run that was not made between machines; choose another output_dir")
+        raise SettingsError(
+            "other_run",
+            f"'{out}' holds a run that was not made between machines; choose another output_dir",
+            path=out,
+        )
     out.mkdir(parents=True, exist_ok=True)
     return None
 
@@ -215,7 +228,10 @@ def _give_up(connection: Connection, job: str, out: Path) -> None:
     """Abort a job that died with the server; refuse where it is alive, for it runs with other settings."""
     if connection.progress(job).alive:
         raise SettingsError(
-            f"the run of '{out}' is at work with other settings (job {job}); `medfl federate stop {out}` ends it"
+            "run_at_work",
+            f"the run of '{out}' is at work with other settings (job {job}); `medfl federate stop {out}` ends it",
+            path=out,
+            job=job,
         )
     connection.abort(job, ENDING)
 
@@ -237,12 +253,18 @@ def with_sites(offer: Offer, connection: Connection, *, waiting: bool) -> Offer:
         connected = connection.sites_within(offer.sites, RETURNING)
     away = sorted(set(offer.sites) - set(connected))
     if not connected or len(away) == len(offer.sites) > 0:
-        raise SettingsError("no site of the run is connected to the server; start them with `medfl federate start KIT`")
+        raise SettingsError(
+            "no_connected_sites",
+            "no site of the run is connected to the server; start them with `medfl federate start KIT`",
+        )
     least = offer.overrides.get("min_replies")
     if away and not waiting and not (isinstance(least, int) and len(connected) >= least):
         raise SettingsError(
+            "unavailable_site",
             f"no site '{away[0]}' is connected to the server. {did_you_mean(away[0], connected)} With --min_replies a "
-            "run begins without sites that are away, and they join when it is resumed."
+            "run begins without sites that are away, and they join when it is resumed.",
+            site=away[0],
+            known=connected,
         )
     if away:
         logger.warning("Not connected: %s. The run goes on without them as far as its quorum allows.", ", ".join(away))
@@ -271,16 +293,31 @@ def _conclude(connection: Connection, followed: Followed, out: Path) -> None:
     """Fetch what there is, write the report, and end with an error if the run did not end well."""
     again = f"`medfl federate resume {out}` continues it"
     if followed.lost:
-        raise MedflError(f"the server lost the job, as when it is started anew; what was saved is there: {again}")
+        raise MedflError(
+            "job_lost",
+            f"the server lost the job, as when it is started anew; what was saved is there: {again}",
+            job=followed.job,
+        )
     why = _fetch(connection, followed, out)
     summary = read_summary(out)
     if why:
-        raise MedflError(f"the run ended before its time: {why.strip()} Mend that, then {again}.")
+        raise MedflError(
+            "run_failed", f"the run ended before its time: {why.strip()} Mend that, then {again}.", reason=why.strip()
+        )
     if summary is None:
-        raise MedflError(f"the server gave no result of the run ({followed.status}); {again}")
+        raise MedflError(
+            "missing_result",
+            f"the server gave no result of the run ({followed.status}); {again}",
+            status=followed.status,
+        )
     show_results(summary, out)
     if summary["status"] != "finished":
-        raise MedflError(f"the run ended as {summary['status']}: {summary['reason']} {again}.")
+        raise MedflError(
+            "run_not_finished",
+            f"the run ended as {summary['status']}: {summary['reason']} {again}.",
+            status=summary["status"],
+            reason=summary["reason"],
+        )
 
 
 def _fetch(connection: Connection, followed: Followed, out: Path) -> str:

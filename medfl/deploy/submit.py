@@ -41,12 +41,19 @@ def read_submission(parser: ConfigParser, files: str | Sequence[str], options: M
     own = [path.name for path in run_files(root)]
     if names != own:
         raise SettingsError(
+            "unsupported_file",
             f"carrier 'flare' takes the bundle's own files {own}, got {names}: the sites have their own copies of the "
-            "bundle. Give what differs as options."
+            "bundle. Give what differs as options.",
+            expected=own,
+            found=names,
         )
     values = {bare_name(name): value for name, value in options.items()}
     if not values.get("kit"):
-        raise SettingsError("carrier 'flare' needs --kit, the folder of your startup kit (`medfl federate provision`).")
+        raise SettingsError(
+            "missing_setting",
+            "carrier 'flare' needs --kit, the folder of your startup kit (`medfl federate provision`).",
+            setting="kit",
+        )
     # of the data at hand, if any, or the bundle's own
     facts = {name: parser.get_parsed_content(name) for name in facts_of(bundle_values(root))}
     sent = facts | {name: value for name, value in values.items() if name not in HERE}

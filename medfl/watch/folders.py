@@ -132,11 +132,17 @@ class WatchedFolder:
         self.single = (folder / "run.json").is_file() or (folder / PROGRESS).is_file()
         self.runs: dict[Path, WatchedRun] = {}
         if not folder.is_dir() and not stays:
-            raise StoreError(f"expected a folder at '{folder}', there is none. Give a run's, a study's, or a kit.")
+            raise StoreError(
+                "missing_folder",
+                f"expected a folder at '{folder}', there is none. Give a run's, a study's, or a kit.",
+                path=folder,
+            )
         if self.single and not (folder / PROGRESS).is_file():
             raise StoreError(
+                "missing_file",
                 f"'{folder}' holds a run without {PROGRESS}, so there is nothing to watch: it has not begun, or was "
-                "made by an earlier version. `medfl status` says how far it is."
+                "made by an earlier version. `medfl status` says how far it is.",
+                path=folder / PROGRESS,
             )
         self.look()
 

@@ -158,7 +158,10 @@ def serving(folder: WatchedFolder, title: str, port: int = 0, token: str = "") -
         server = Server(port, title, Feed(folder), token or secrets.token_urlsafe(TOKEN_BYTES))
     except OSError as error:
         raise SettingsError(
-            f"can't listen at port {port} of {HOST}: {error.strerror}. Give another --port, or none."
+            "port_unavailable",
+            f"can't listen at port {port} of {HOST}: {error.strerror}. Give another --port, or none.",
+            port=port,
+            reason=error.strerror,
         ) from None
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
     thread.start()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from loopback import BUNDLE, SITES, Loopback, Place, make_place
+from refusals import refused
 
 from medfl.carriers.messages import Message, pack, unpack
 from medfl.deploy.describing.request import KIND, Request, is_request
@@ -75,8 +76,8 @@ def test_the_record_says_what_left_before_it_left(place: Place, tmp_path: Path) 
     assert set(entry["tells"]) == {name for name, value in meta.items() if value not in (None, [], {})}
     assert "images" in entry["tells"]
     assert "before" in in_words(entry)
-    (refused,) = read(audit_file(files[SITES[1]])).entries
-    assert refused["outcome"] == "refused"
+    (refusal,) = read(audit_file(files[SITES[1]])).entries
+    assert refusal["outcome"] == "refused"
     assert "required at least: unit sample" in missing[SITES[1]]
     assert SITES[1] not in sites
 
@@ -105,16 +106,19 @@ def test_noise_is_charged_once_for_a_description_and_refused_beyond_the_total(pl
     again, _ = ask(loop, tmp_path, **wanted)
     assert again == first, "the same noise, so it is no second release"
     assert read(audit_file(files[SITE])).entries[-1]["budget"]["composed"] == pytest.approx(4.0, rel=1e-6)
-    with pytest.raises(MedflError, match=r"budget of site 'site-01' is spent"):
+    with refused(MedflError, "no_descriptions") as caught:
         ask(loop, tmp_path, name="another", **wanted)
-    with pytest.raises(MedflError, match=r"The request wants|required at least: unit sample.*epsilon 4\.0"):
+    assert "budget of site 'site-01' is spent" in caught.value.fields["missing"][SITE]
+    with refused(MedflError, "no_descriptions") as caught:
         ask(loop, tmp_path, name="third", privacy={"epsilon": 6.0})
+    assert "required at least: unit sample, adjacency replace, epsilon 4.0" in caught.value.fields["missing"][SITE]
 
 
 def test_a_floor_that_hides_whole_sites_lets_nothing_be_described(place: Place, tmp_path: Path) -> None:
     files = place.files("whole", dict.fromkeys(SITES, {"privacy": FLOOR | {"unit": "site"}}))
-    with pytest.raises(MedflError, match="No noise for a description hides a whole site"):
+    with refused(MedflError, "no_descriptions") as caught:
         ask(Loopback(files), tmp_path, privacy={"epsilon": 1.0})
+    assert "No noise for a description hides a whole site" in caught.value.fields["missing"][SITE]
 
 
 @pytest.mark.parametrize(

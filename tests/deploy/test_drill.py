@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from drilling import Here
 from loopback import BUNDLE, SITES, Place, make_place
+from refusals import refused
 from zoo_shapes import tools
 
 from medfl.bundle.adopt import adopt
@@ -69,16 +70,18 @@ def test_the_cost_of_a_round_in_closed_form() -> None:
 
 def test_what_the_server_has_otherwise_is_named(place: Place) -> None:
     files = place.files("unlike", {SITES[0]: {"methods": ["fedprox"]}, "server": {"methods": ["fedavg"]}})
-    with pytest.raises(
-        RefusedError, match="no method in common for a drill.*the site allows fedprox, the server fedavg"
-    ):
+    with refused(RefusedError, "drill_refused") as caught:
         drill(files[SITES[0]], BUNDLE, Here(files["server"]))
+    reason = caught.value.fields["reason"]
+    assert "no method in common for a drill" in reason
+    assert "the site allows fedprox, the server fedavg" in reason
     changed = Path(shutil.copytree(place.bundle, place.root / "changed"))
     path = changed / "configs" / "train.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"batch_size": 7}))
     files = place.files("hashes", {SITES[0]: {"entry": {"folder": str(changed)}}})
-    with pytest.raises(RefusedError, match="hash of the bundle's configurations: the run has .*, this participant has"):
+    with refused(RefusedError, "site_refusal") as caught:
         drill(files[SITES[0]], BUNDLE, Here(files["server"]))
+    assert "hash of the bundle's configurations" in caught.value.fields["reason"]
 
 
 def test_an_order_that_was_changed_on_its_way_is_refused(place: Place) -> None:
@@ -89,8 +92,9 @@ def test_an_order_that_was_changed_on_its_way_is_refused(place: Place) -> None:
         return pack(message)
 
     files = place.files("flipped", {SITES[0]: {"methods": ["fedavg"]}})
-    with pytest.raises(RefusedError, match="expected the tensors of the order's digest, got others"):
+    with refused(RefusedError, "site_refusal") as caught:
         drill(files[SITES[0]], BUNDLE, Here(files["server"], flipped))
+    assert "expected the tensors of the order's digest, got others" in caught.value.fields["reason"]
 
 
 @pytest.mark.parametrize("name", sorted(shipped()))
@@ -105,7 +109,7 @@ def test_cases_are_made_up_for_every_bundle(name: str, tmp_path: Path) -> None:
 
 def test_of_an_adopted_bundle_no_case_can_be_made_up(tmp_path: Path) -> None:
     adopt(tools(tmp_path / "stock"), tmp_path / "own")
-    with pytest.raises(SettingsError, match="reads files of its own"):
+    with refused(SettingsError, "data_not_supported", path=str(tmp_path / "own")):
         make_site(SiteBundle(tmp_path / "own"), tmp_path / "site-01", 4)
 
 

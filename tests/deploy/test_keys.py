@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from refusals import refused
 
 pytest.importorskip("nvflare")
 
@@ -194,30 +195,35 @@ def test_a_second_key_under_a_taken_name_is_refused_and_the_same_one_is_answered
     first = home.approve("site-01", key).read_bytes()
     assert home.approve("site-01", key).read_bytes() != first, "a new certificate for the same key"
     other = make_request(Participant("site-01"), tmp_path / "other")
-    with pytest.raises(SettingsError, match=f"another key was approved for 'site-01' at .*{key}.*delete"):
+    record = home.root / "approved" / "site-01.json"
+    with refused(SettingsError, "key_already_approved", name="site-01", key=key, record=str(record)):
         approve(other.file, home.root, other.fingerprint)
-    (home.root / "approved" / "site-01.json").unlink()
+    record.unlink()
     approve(other.file, home.root, other.fingerprint)
-    with pytest.raises(SettingsError, match="the answer is to another request"):
+    with refused(SettingsError, "refused_by_nvflare", command="package", nvflare_code="REQUEST_DIR_MISMATCH"):
         package(other.file.with_name("site-01.signed.zip"), home.folder / "site-01" / "request", home.fingerprint,
                 tmp_path / "kit")  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("participant", "message"),
+    ("participant", "code", "fields"),
     [
-        (Participant("site-03"), "nobody called 'site-03' is expected; .*site-01, site-02.*--sites"),
-        (Participant("site-01", project="other"), "for the project 'other', this root is of 'medfl'.*--project medfl"),
-        (Participant("localhost", "site"), "'localhost' asks for the role 'site'; expected is 'server'"),
-        (Participant("site-01", "server"), "'site-01' asks for the role 'server'; expected is 'site'"),
-        (Participant(ADMIN, "researcher", "other"), "for the project 'other'"),
+        (
+            Participant("site-03"),
+            "unexpected_participant",
+            {"name": "site-03", "expected": ["localhost", ADMIN, "site-01", "site-02"]},
+        ),
+        (Participant("site-01", project="other"), "other_project", {"expected": "medfl", "found": "other"}),
+        (Participant("localhost", "site"), "wrong_role", {"name": "localhost", "expected": "server", "found": "site"}),
+        (Participant("site-01", "server"), "wrong_role", {"name": "site-01", "expected": "site", "found": "server"}),
+        (Participant(ADMIN, "researcher", "other"), "other_project", {"expected": "medfl", "found": "other"}),
     ],
 )
 def test_a_request_that_nobody_expects_is_refused(
-    home: Home, tmp_path: Path, participant: Participant, message: str
+    home: Home, tmp_path: Path, participant: Participant, code: str, fields: dict[str, Any]
 ) -> None:
     made = make_request(participant, tmp_path / "request")
-    with pytest.raises(SettingsError, match=message):
+    with refused(SettingsError, code, **fields):
         approve(made.file, home.root, made.fingerprint)
     assert not (tmp_path / "request" / f"{participant.name}.signed.zip").exists()
 
@@ -228,7 +234,7 @@ def test_a_request_of_another_key_than_the_one_that_was_told_is_refused(
     home, key = begun
     mallory = make_request(Participant("site-01"), tmp_path / "mallory")
     shutil.copy(mallory.file, home.post)
-    with pytest.raises(SettingsError, match=f"expected {key}, got {mallory.fingerprint}.*exchanged the request"):
+    with refused(SettingsError, "wrong_key", expected=key, found=mallory.fingerprint):
         home.approve("site-01", key)
     assert not (home.root / "approved").exists()
 
@@ -238,27 +244,28 @@ def words(content: bytes, change: dict[str, Any]) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "message"),
+    ("file", "change", "code", "reason"),
     [
-        ("request.json", lambda text: words(text, {"kind": "user", "cert_type": "lead"}), "asks for the role"),
-        ("request.json", lambda text: words(text, {"kind": "site", "cert_type": "project_admin"}), "asks for the role"),
-        ("request.json", lambda text: words(text, {"name": "site-02"}), "was edited"),
-        ("request.json", lambda text: words(text, {"org": "elsewhere"}), "NVFlare refuses: .*'org' does not match"),
-        ("request.json", lambda text: words(text, {"name": ["site-01"]}), r"nobody called \['site-01'\]"),
-        ("request.json", lambda text: b"[]", "no request of"),
-        ("request.json", lambda text: b'{"a":' + b" " * 70_000 + b"1}", "too long"),
+        ("request.json", lambda text: words(text, {"kind": "user", "cert_type": "lead"}), "wrong_role", ""),
+        ("request.json", lambda text: words(text, {"kind": "site", "cert_type": "project_admin"}), "wrong_role", ""),
+        ("request.json", lambda text: words(text, {"name": "site-02"}), "edited_request", ""),
+        ("request.json", lambda text: words(text, {"org": "elsewhere"}), "refused_by_nvflare", "'org' does not match"),
+        ("request.json", lambda text: words(text, {"name": ["site-01"]}), "unexpected_participant", ""),
+        ("request.json", lambda text: b"[]", "invalid_certificate_request", "expected a JSON object"),
+        ("request.json", lambda text: b'{"a":' + b" " * 70_000 + b"1}", "invalid_certificate_request", "too long"),
         (
             "site.yaml",
             lambda text: text.replace(b"type: client", b"type: client\n  host_names: [fl.evil.org]"),
-            "edited",
+            "edited_request",
+            "",
         ),
-        ("site.yaml", lambda text: text + b"builders: []\n", "was edited"),
-        ("site.yaml", lambda text: b"a: [", "no request of"),
-        ("site-01.csr", lambda text: text[:200] + b"AAAA" + text[204:], "NVFlare refuses: .*CSR"),
-        ("site-01.key", lambda text: b"", "NVFlare refuses: .*private keys"),
+        ("site.yaml", lambda text: text + b"builders: []\n", "edited_request", ""),
+        ("site.yaml", lambda text: b"a: [", "invalid_certificate_request", ""),
+        ("site-01.csr", lambda text: text[:200] + b"AAAA" + text[204:], "refused_by_nvflare", "CSR"),
+        ("site-01.key", lambda text: b"", "refused_by_nvflare", "private keys"),
     ],
 )
-def test_an_edited_request_is_refused(begun: tuple[Home, str], file: str, change: Any, message: str) -> None:
+def test_an_edited_request_is_refused(begun: tuple[Home, str], file: str, change: Any, code: str, reason: str) -> None:
     home, key = begun
     archive = home.post / "site-01.request.zip"
     if file.endswith(".key"):
@@ -266,8 +273,9 @@ def test_an_edited_request_is_refused(begun: tuple[Home, str], file: str, change
             out.writestr(file, change(b""))
     else:
         edit(archive, file, change)
-    with pytest.raises(SettingsError, match=message):
+    with refused(SettingsError, code) as caught:
         home.approve("site-01", key)
+    assert reason in caught.value.fields.get("reason", "")
     assert not (home.post / "site-01.signed.zip").exists()
 
 
@@ -276,44 +284,45 @@ def test_a_csr_of_another_key_in_a_request_that_looks_right_is_refused(begun: tu
     other = make_request(Participant("site-01"), tmp_path / "other")
     foreign = (tmp_path / "other" / "site-01.csr").read_bytes()
     edit(home.post / "site-01.request.zip", "site-01.csr", lambda text: foreign)
-    with pytest.raises(SettingsError, match="NVFlare refuses: .*CSR"):
+    with refused(SettingsError, "refused_by_nvflare", command="approve", nvflare_code="INVALID_ARGS") as caught:
         home.approve("site-01", key)
+    assert "CSR" in caught.value.fields["reason"]
     assert other.fingerprint != key
 
 
 def test_what_is_no_request_or_no_root_is_refused(home: Home, tmp_path: Path) -> None:
     (tmp_path / "x.request.zip").write_bytes(b"no archive")
     key = home.fingerprint
-    with pytest.raises(SettingsError, match="x.request.zip' is no request of `medfl federate request`"):
+    with refused(SettingsError, "invalid_certificate_request", path=str(tmp_path / "x.request.zip")):
         approve(tmp_path / "x.request.zip", home.root, key)
-    with pytest.raises(SettingsError, match="y.request.zip' can't be read: No such file"):
+    with refused(SettingsError, "unreadable_file", path=str(tmp_path / "y.request.zip")):
         approve(tmp_path / "y.request.zip", home.root, key)
-    with pytest.raises(SettingsError, match="is no folder of `medfl federate root`"):
+    with refused(SettingsError, "invalid_root_folder", path=str(tmp_path)):
         approve(tmp_path / "x.request.zip", tmp_path, key)
-    with pytest.raises(SettingsError, match="expected a SHA-256 as a fingerprint"):
+    with refused(SettingsError, "invalid_key_fingerprint", found="3F:09"):
         approve(tmp_path / "x.request.zip", home.root, "3F:09")
 
 
 def test_another_server_in_the_same_root_is_refused(home: Home) -> None:
-    with pytest.raises(SettingsError, match="whose server is 'localhost', not 'elsewhere.org'"):
+    with refused(SettingsError, "other_federation", setting="server", expected="localhost", found="elsewhere.org"):
         make_root(replace(PROJECT, server="elsewhere.org"), home.root)
 
 
 @pytest.mark.parametrize(
-    ("participant", "message"),
+    ("participant", "code", "fields"),
     [
-        (Participant("../x"), "can't be called"),
-        (Participant("site 1"), "can't be called"),
-        (Participant("x", "admin"), "role"),
-        (Participant("me", "researcher"), "NVFlare refuses: .*me"),
-        (Participant("a..b", "server"), "NVFlare refuses"),
-        (Participant("h" * 65, "server"), "1 to 64 characters, got 65"),
+        (Participant("../x"), "invalid_site_name", {"sites": ["../x"]}),
+        (Participant("site 1"), "invalid_site_name", {"sites": ["site 1"]}),
+        (Participant("x", "admin"), "unknown_choice", {"what": "role", "choice": "admin"}),
+        (Participant("me", "researcher"), "refused_by_nvflare", {"nvflare_code": "INVALID_ARGS"}),
+        (Participant("a..b", "server"), "refused_by_nvflare", {"nvflare_code": "INVALID_ARGS"}),
+        (Participant("h" * 65, "server"), "invalid_name", {"name": "h" * 65}),
     ],
 )
 def test_a_request_for_a_name_that_cannot_be_is_not_made(
-    tmp_path: Path, participant: Participant, message: str
+    tmp_path: Path, participant: Participant, code: str, fields: dict[str, Any]
 ) -> None:
-    with pytest.raises(SettingsError, match=message):
+    with refused(SettingsError, code, **fields):
         make_request(participant, tmp_path / "request")
     assert not list(tmp_path.rglob("*.key"))
 
@@ -322,7 +331,7 @@ def test_a_key_is_never_overwritten(begun: tuple[Home, str]) -> None:
     home, _ = begun
     key = home.folder / "site-01" / "request" / "site-01.key"
     before = key.read_bytes()
-    with pytest.raises(SettingsError, match="a request is there already"):
+    with refused(SettingsError, "refused_by_nvflare", command="request", nvflare_code="KEY_ALREADY_EXISTS"):
         home.request("site-01")
     assert key.read_bytes() == before
 
@@ -337,9 +346,10 @@ def answered(begun: tuple[Home, str]) -> Home:
     return home
 
 
-def refused(home: Home, message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
+def check_refused(home: Home, nvflare_code: str, hint: str) -> None:
+    with refused(SettingsError, "refused_by_nvflare", command="package", nvflare_code=nvflare_code) as caught:
         home.package("site-01")
+    assert hint in str(caught.value)
     assert not (home.folder / "site-01" / "kit").exists()
     assert [path.name for path in (home.folder / "site-01").rglob("*.key")] == ["site-01.key"], "the key stays"
 
@@ -349,19 +359,19 @@ def test_an_answer_of_another_root_is_refused(answered: Home, tmp_path: Path) ->
     request = answered.folder / "site-01" / "request"
     key = fingerprint(json.loads((request / "request.json").read_text())["public_key_sha256"])
     approve(answered.post / "site-01.request.zip", foreign.root, key)  # a coordinator of another federation
-    refused(answered, "of another root than the one whose fingerprint you were told")
+    check_refused(answered, "ROOTCA_FINGERPRINT_MISMATCH", "ask for it once more")
 
 
 def test_an_answer_with_a_foreign_certificate_is_refused(answered: Home, home: Home) -> None:
     foreign = (home.folder / "site-02" / "kit" / "startup" / "client.crt").read_bytes()
     edit(answered.post / "site-01.signed.zip", "site-01.crt", lambda text: foreign)
-    refused(answered, "cut or edited on its way")
+    check_refused(answered, "INVALID_SIGNED_ZIP", "ask whoever approved it to send it once more")
 
 
 def test_an_edited_answer_is_refused(answered: Home) -> None:
     port = b'"fed_learn_port": 8112'
     edit(answered.post / "site-01.signed.zip", "signed.json", lambda text: text.replace(port, port[:-1] + b"3"))
-    refused(answered, "cut or edited on its way")
+    check_refused(answered, "INVALID_SIGNED_ZIP", "ask whoever approved it to send it once more")
 
 
 def test_an_answer_whose_certificate_is_at_its_end_is_refused(
@@ -377,20 +387,23 @@ def test_an_answer_whose_certificate_is_at_its_end_is_refused(
 
     later = SimpleNamespace(datetime=InTwoYears, timezone=datetime.timezone)
     monkeypatch.setattr("nvflare.tool.package.package_commands.datetime", later)
-    refused(home, "the certificate is at its end; have a new request approved")
+    check_refused(home, "CERT_EXPIRED", "have a new request approved")
 
 
 def test_a_key_that_was_exchanged_is_refused(answered: Home, tmp_path: Path) -> None:
     make_request(Participant("site-01"), tmp_path / "other")
     shutil.copy(tmp_path / "other" / "site-01.key", answered.folder / "site-01" / "request")
-    refused(answered, "the private key is not the one of the certificate")
+    check_refused(answered, "KEY_CERT_MISMATCH", "name the folder in which the key of this very request was made")
 
 
 def test_a_kit_is_made_once_and_never_over_another(home: Home) -> None:
-    with pytest.raises(SettingsError, match="kit' is there already"):
+    with refused(SettingsError, "folder_exists", path=str(home.folder / "site-01" / "kit")):
         home.package("site-01")
     name, request = "site-01", home.folder / "site-01" / "request"
-    with pytest.raises(SettingsError, match="the private key is not in that folder.*A kit takes the key out"):
+    with refused(
+        SettingsError, "refused_by_nvflare", command="package", nvflare_code="REQUEST_DIR_INCOMPLETE"
+    ) as caught:
         package(home.post / f"{name}.signed.zip", request, home.fingerprint, home.folder / "second")
-    with pytest.raises(SettingsError, match="is no folder of `medfl federate request`"):
+    assert "A kit takes the key out" in str(caught.value)
+    with refused(SettingsError, "invalid_request_folder", path=str(home.post)):
         package(home.post / f"{name}.signed.zip", home.post, home.fingerprint, home.folder / "second")

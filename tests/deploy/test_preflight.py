@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from kits_and_offers import make_kit
+from refusals import refused
 
 from medfl.data.arrays import ArrayDataset
 from medfl.deploy import kit as kits
@@ -68,8 +69,9 @@ def test_a_folder_has_space_for_a_few_messages(
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: USAGE(1e12, 0, free))
     if kind is StoreError:
-        with pytest.raises(StoreError, match="99 MB left, at least 100 are needed; `medfl clean`"):
+        with refused(StoreError, "disk_full", path=str(tmp_path / "new"), minimum=100, found=99) as caught:
             machine.space(tmp_path / "new", 500)
+        assert "`medfl clean`" in str(caught.value)
     else:
         assert type(machine.space(tmp_path / "new", 500)) is kind
     assert list((tmp_path / "new").iterdir()) == []
@@ -92,7 +94,7 @@ def test_locks_work_and_a_held_run_is_named(tmp_path: Path) -> None:
 
 def test_locks_without_effect_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("fcntl.flock", lambda file, how: None)
-    with pytest.raises(StoreError, match="locks have no effect in .*local disk"):
+    with refused(StoreError, "no_file_locks", path=str(tmp_path)):
         run_locks(tmp_path)
 
 
@@ -238,13 +240,12 @@ def test_a_kit_of_another_generation_is_named(generations: list[Path], tmp_path:
         lines.server(new / "localhost") if new_server else lines.server(old / "localhost", client=new / "localhost")
     )
     with server as port:
-        text = looks(kit_for(old, port, tmp_path))["kit's generation"]
+        kit = kit_for(old, port, tmp_path)
+        check = dict(check_server(kit))["kit's generation"]
+        with refused(MedflError, "other_generation" if new_server else "certificate_refused", path=str(kit)) as caught:
+            check()
     if new_server:
-        assert "the server is of another generation: its certificate was signed by 'medfl' on 20" in text
-        assert "Ask whoever provisions for the kit of the present generation" in text
-    else:
-        assert "the server does not take this kit's certificate" in text
-        assert "another making of the project" in text
+        assert "its certificate was signed by 'medfl' on 20" in str(caught.value)
 
 
 @pytest.mark.parametrize(("ahead", "kind"), [(-300.0, "Caution"), (7300.0, "MedflError")])
@@ -269,9 +270,9 @@ def test_over_grpc_only_the_certificate_tells_the_time(generations: list[Path], 
 def test_a_closed_port_and_an_unknown_name_are_told_apart() -> None:
     with lines.listening(lambda connection: None) as port:
         pass
-    with pytest.raises(NoRouteError, match=r"nothing listens at the port: is the server started"):
+    with refused(NoRouteError, "connection_refused", address=f"localhost:{port}"):
         route.straight(Address("localhost", port, "http", "localhost"))
-    with pytest.raises(NoRouteError, match=r"the name 'no-such-host.invalid' is not known here"):
+    with refused(NoRouteError, "unknown_host", host="no-such-host.invalid"):
         route.straight(Address("no-such-host.invalid", port, "http", "localhost"))
 
 
@@ -299,15 +300,17 @@ def test_a_proxy_that_refuses_is_named_with_its_status(
 ) -> None:
     with lines.listening(lines.Proxy(407)) as at:
         monkeypatch.setenv("https_proxy", f"127.0.0.1:{at}")
-        text = looks(kit_for(generations[0], 9, tmp_path, "grpc"))["port"]
-    assert "refuses (it says 407); give user and password in its URL" in text
+        check = dict(check_server(kit_for(generations[0], 9, tmp_path, "grpc")))["port"]
+        with refused(NoRouteError, "proxy_refused", proxy=f"127.0.0.1:{at}", status="407") as caught:
+            check()
+    assert "give user and password in its URL" in str(caught.value)
 
 
 def test_a_closed_way_that_only_a_proxy_would_open_is_named(
     generations: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def shut(address: Address) -> None:
-        raise NoRouteError("a firewall stops it")
+        raise NoRouteError("server_unreachable", "a firewall stops it")
 
     monkeypatch.setattr("medfl.deploy.sites.preflight.server.straight", shut)
     with lines.server(generations[0] / "localhost") as port, lines.listening(lines.Proxy()) as at:

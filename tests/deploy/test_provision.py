@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
 from medfl.deploy.provision import ALLOWED, RIGHTS, Project, allowing, provision, rights
 from medfl.deploy.sites.file import BundleEntry, Floor, SiteFile
@@ -60,11 +61,11 @@ def test_only_sites_certificates_stand_for_participants_of_a_secure_aggregation(
     site, other = read_signer(kits["site-01"]), read_signer(kits["site-02"])
     assert site.server == "localhost"
     site.verify_site("keys", b"mine", other.sign("keys", b"mine"), other.certificate, "site-02")
-    for name, words in (("localhost", "got that of the server"), (ONE.admin, "got that of a user")):
+    for name, owner in (("localhost", "server"), (ONE.admin, "user")):
         signer = read_signer(kits[name])
         proof = signer.sign("keys", b"mine"), signer.certificate, name
         site.verify("keys", b"mine", *proof)
-        with pytest.raises(RefusedError, match=words):
+        with refused(RefusedError, "not_a_site", name=name, owner=owner):
             site.verify_site("keys", b"mine", *proof)
 
 
@@ -109,26 +110,28 @@ def test_the_page_for_administrators_explains_every_key_and_both_allow_list_line
 
 
 def test_another_server_in_the_same_folder_is_refused(kits: dict[str, Path]) -> None:
-    with pytest.raises(SettingsError, match="whose server is 'localhost', not 'elsewhere.org'"):
+    with refused(SettingsError, "other_federation", setting="server", expected="localhost", found="elsewhere.org"):
         provision(replace(ONE, server="elsewhere.org"), kits["out"])
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "code", "fields"),
     [
-        ({"server": "no host"}, "host name"),
-        ({"admin": "me"}, "e-mail"),
-        ({"port": 0}, "port from 1 to 65535"),
-        ({"sites": ("../x",)}, "can't be called"),
-        ({"sites": ("a.b",)}, "can't be called"),
-        ({"sites": ("a", "a")}, "name of its own"),
-        ({"sites": ("server",)}, "can't be called 'server'"),
-        ({"sites": ("ca",)}, "other than"),
-        ({"sites": ("North", "north")}, "'North' and 'north' differ in upper and lower case only"),
+        ({"server": "no host"}, "invalid_host_name", {"name": "no host"}),
+        ({"admin": "me"}, "invalid_email", {"address": "me"}),
+        ({"port": 0}, "setting_out_of_range", {"setting": "port", "minimum": 1, "maximum": 65535, "found": 0}),
+        ({"sites": ("../x",)}, "invalid_site_name", {"sites": ["../x"]}),
+        ({"sites": ("a.b",)}, "invalid_site_name", {"sites": ["a.b"]}),
+        ({"sites": ("a", "a")}, "duplicate_name", {"names": ["a", "a"], "reserved": []}),
+        ({"sites": ("server",)}, "invalid_site_name", {"sites": ["server"]}),
+        ({"sites": ("ca",)}, "duplicate_name", {"names": ["ca"], "reserved": ["ca"]}),
+        ({"sites": ("North", "north")}, "invalid_site_name", {"sites": ["North", "north"]}),
     ],
 )
-def test_names_that_cannot_be_are_refused_before_anything_is_made(change: dict, message: str, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=message):
+def test_names_that_cannot_be_are_refused_before_anything_is_made(
+    change: dict, code: str, fields: dict, tmp_path: Path
+) -> None:
+    with refused(SettingsError, code, **fields):
         provision(replace(ONE, **change), tmp_path / "kits")
     assert not (tmp_path / "kits").exists()
 

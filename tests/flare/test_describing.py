@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from flare_federation import Federation, federation
 from loopback import SITES
+from refusals import refused
 
 from medfl.deploy.describing.request import Request, Wanted
 from medfl.deploy.describing.session import describe_sites
@@ -54,5 +55,7 @@ def test_sites_describe_their_data_across_processes_and_one_whose_floor_asks_for
         assert (entry["run"], entry["asked"], entry["outcome"]) == ("noised", "describe", "answered")
         assert entry["budget"]["composed"] == pytest.approx(8.0, rel=1e-6)
     unknown = Request(describe="unknown", bundle="elsewhere", answer_timeout=300)
-    with pytest.raises(MedflError, match=r"nothing came of it: no site describes its data.*allows: other, small"):
+    with refused(MedflError, "description_failed") as caught:
         describe_sites(unknown, kit, tmp_path / "unknown", lambda _: running._shared())
+    assert "no site describes its data" in caught.value.fields["reason"]
+    assert "allows: other, small" in caught.value.fields["reason"]

@@ -74,11 +74,15 @@ class Request(Strict):
             RefusedError: With all that is wrong.
         """
         if not isinstance(meta, dict) or not all(isinstance(key, str) for key in meta):
-            raise RefusedError(f"Expected a request as an object with names, got a {type(meta).__name__}.")
+            raise RefusedError(
+                "invalid_description_request",
+                f"Expected a request as an object with names, got a {type(meta).__name__}.",
+                found=type(meta).__name__,
+            )
         try:
             return read_settings(cls, meta, "a request for a description")
         except SettingsError as error:
-            raise RefusedError(str(error)[:2000]) from None
+            raise RefusedError(error.code, str(error)[:2000], **error.fields) from None
 
     def with_sites(self, sites: Sequence[str]) -> Request:
         """The same for the sites of these names, in any order.

@@ -57,7 +57,7 @@ def ask_sites(request: Request, transport: Transport, result: Path, progress: Pr
     missing |= transport.ask(dict.fromkeys(request.sites, blob), request.answer_timeout, take)
     if not sites:
         whys = "; ".join(f"{site}: {why}" for site, why in sorted(missing.items()))
-        raise MedflError(f"no site describes its data. {whys}")
+        raise MedflError("no_descriptions", f"no site describes its data. {whys}", missing=missing)
     result.mkdir(parents=True, exist_ok=True)
     content = {"sites": dict(sorted(sites.items())), "missing": dict(sorted(missing.items()))}
     (result / RESULT).write_text(json.dumps(content), encoding="utf-8")
@@ -75,7 +75,11 @@ def read_description(message: Message) -> Description:
         description = Description.model_validate(meta)
     except ValidationError as error:
         places = {".".join(map(str, problem["loc"]))[:80] for problem in error.errors()}
-        raise RefusedError(f"expected a description, got something else in: {', '.join(sorted(places)[:5])}") from None
+        raise RefusedError(
+            "invalid_description",
+            f"expected a description, got something else in: {', '.join(sorted(places)[:5])}",
+            places=sorted(places)[:5],
+        ) from None
     if any(len(table.names) != len(table.counts) for table in description.tables):
-        raise RefusedError("expected a count or none for each name of a table")
+        raise RefusedError("counts_without_names", "expected a count or none for each name of a table")
     return description

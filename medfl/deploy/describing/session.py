@@ -45,10 +45,15 @@ def describe_sites(request: Request, kit: Path, out: Path, opener: Callable[[Pat
         logger.info("Asked %s as job %s.", ", ".join(request.sites), job)
         followed = follow(connection, job, out)
         if followed.lost:
-            raise MedflError("the server lost the job, as when it is started anew. Give the command again.")
+            raise MedflError(
+                "job_lost", "the server lost the job, as when it is started anew. Give the command again.", job=job
+            )
         fetched = connection.fetch(job, Path(place))
         if fetched is None or followed.status != COMPLETED or not (fetched / RESULT).is_file():
-            raise MedflError(f"nothing came of it: {_why(fetched, connection, job)}{followed.last_words}")
+            why = _why(fetched, connection, job)
+            raise MedflError(
+                "description_failed", f"nothing came of it: {why}{followed.last_words}", job=job, reason=why
+            )
         content = json.loads((fetched / RESULT).read_text(encoding="utf-8"))
     sites = {site: read_description(Message(KIND, {}, meta)) for site, meta in content["sites"].items()}
     view = view_of(sites, content["missing"], f"what the sites told about their data for the bundle '{request.bundle}'")
@@ -59,9 +64,16 @@ def describe_sites(request: Request, kit: Path, out: Path, opener: Callable[[Pat
 def _with_sites(request: Request, connection: Connection) -> Request:
     connected = connection.sites_within(request.sites, 0.0)
     if not connected:
-        raise SettingsError("no site is connected to the server; start them with `medfl federate start KIT`")
+        raise SettingsError(
+            "no_connected_sites", "no site is connected to the server; start them with `medfl federate start KIT`"
+        )
     if away := sorted(set(request.sites) - set(connected)):
-        raise SettingsError(f"no site '{away[0]}' is connected to the server. {did_you_mean(away[0], connected)}")
+        raise SettingsError(
+            "unavailable_site",
+            f"no site '{away[0]}' is connected to the server. {did_you_mean(away[0], connected)}",
+            site=away[0],
+            known=connected,
+        )
     return request if request.sites else request.with_sites(connected)
 
 

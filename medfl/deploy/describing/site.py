@@ -58,18 +58,34 @@ def answer_request(request: Request, site_file: SiteFile) -> tuple[Description, 
 def _data_of(request: Request, site_file: SiteFile) -> Path:
     if request.medfl != medfl.__version__:
         raise RefusedError(
-            f"version of medfl: the request has {request.medfl}, '{site_file.site}' has {medfl.__version__}"
+            "version_mismatch",
+            f"version of medfl: the request has {request.medfl}, '{site_file.site}' has {medfl.__version__}",
+            site=site_file.site,
+            expected=request.medfl,
+            found=medfl.__version__,
         )
     if request.sites and site_file.site not in request.sites:
-        raise RefusedError(f"The request is for {', '.join(request.sites)}; this one is '{site_file.site}'.")
+        raise RefusedError(
+            "wrong_recipient",
+            f"The request is for {', '.join(request.sites)}; this one is '{site_file.site}'.",
+            site=site_file.site,
+            sites=request.sites,
+        )
     entry = site_file.bundle(request.bundle)
     if "adopted" in bundle_values(entry.folder):
         raise RefusedError(
+            "data_not_supported",
             f"The data of the adopted bundle '{request.bundle}' are files that its own transforms read; only data as "
-            "`medfl prep` makes them can be described."
+            "`medfl prep` makes them can be described.",
+            bundle=request.bundle,
         )
     if entry.data is None:
-        raise RefusedError(f"'{site_file.site}' names no data for the bundle '{request.bundle}' in its own file.")
+        raise RefusedError(
+            "missing_bundle_data",
+            f"'{site_file.site}' names no data for the bundle '{request.bundle}' in its own file.",
+            site=site_file.site,
+            bundle=request.bundle,
+        )
     return entry.data
 
 
@@ -79,8 +95,12 @@ def _privacy(request: Request, site_file: SiteFile) -> Privacy | None:
     floor = site_file.privacy
     if floor is not None and not at_least(floor, privacy):
         raise RefusedError(
+            "insufficient_privacy",
             f"The request promises privacy: {promise(privacy)}; required at least: {promise(floor)}."
-            + (" No noise for a description hides a whole site." if floor.unit == "site" else "")
+            + (" No noise for a description hides a whole site." if floor.unit == "site" else ""),
+            unit=floor.unit,
+            expected=promise(floor),
+            found=promise(privacy),
         )
     if privacy is None or floor is None:
         return privacy
@@ -89,8 +109,12 @@ def _privacy(request: Request, site_file: SiteFile) -> Privacy | None:
         return read_settings(Privacy, privacy.model_dump() | account, "the privacy with the site's account")
     except SettingsError:
         raise RefusedError(
+            "epsilon_above_total",
             f"The request wants epsilon {privacy.epsilon:g}; '{site_file.site}' allows a total of "
-            f"{floor.total_epsilon:g} over all runs."
+            f"{floor.total_epsilon:g} over all runs.",
+            site=site_file.site,
+            found=privacy.epsilon,
+            maximum=floor.total_epsilon,
         ) from None
 
 

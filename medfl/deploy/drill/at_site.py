@@ -112,11 +112,13 @@ def _converse(service: SiteService, wish: bytes, ask: Ask, measured: Measured) -
     since = time.monotonic()
     while kind != words.OVER:
         if kind == words.REFUSED:
-            raise RefusedError(f"the server refuses the drill: {_text(blob)}")
+            raise RefusedError("drill_refused", f"the server refuses the drill: {_text(blob)}", reason=_text(blob))
         if kind == words.WAIT:
             if time.monotonic() - since > PATIENCE:
                 raise MedflError(
-                    f"the server has said nothing in the drill for {PATIENCE:g} s; look at its console.log"
+                    "server_not_responding",
+                    f"the server has said nothing in the drill for {PATIENCE:g} s; look at its console.log",
+                    seconds=PATIENCE,
                 )
             time.sleep(POLL)
             kind, blob = ask(words.ANSWER, b"")
@@ -127,7 +129,9 @@ def _converse(service: SiteService, wish: bytes, ask: Ask, measured: Measured) -
     measured.rounds = int(end["rounds"])
     if end["state"] != "finished" or end["missing"]:
         why = "; ".join(str(why) for why in end["missing"].values()) or end["message"]
-        raise MedflError(f"the drill's run ended as {end['state']}: {why}")
+        raise MedflError(
+            "drill_failed", f"the drill's run ended as {end['state']}: {why}", state=str(end["state"]), reason=str(why)
+        )
 
 
 def _answered(service: SiteService, blob: bytes, measured: Measured) -> bytes:
@@ -136,7 +140,7 @@ def _answered(service: SiteService, blob: bytes, measured: Measured) -> bytes:
     seconds = time.monotonic() - begun
     question, refused = unpack(blob, Limits(max_bytes=len(blob))), unpack(answer, Limits(max_bytes=len(answer)))
     if isinstance(refused.meta.get("refused"), str):
-        raise RefusedError(str(refused.meta["refused"]))
+        raise RefusedError("site_refusal", str(refused.meta["refused"]), reason=str(refused.meta["refused"]))
     if question.kind == "hello":
         measured.method = str(question.meta.get("method"))
     if _is_order(question):
@@ -156,7 +160,11 @@ def _measure_line(ask: Ask, measured: Measured) -> None:
         begun = time.monotonic()
         kind, blob = ask(words.LINE, wanted.to_bytes(8, "little") + os.urandom(sent))
         if kind != words.LINE or len(blob) != wanted:
-            raise MedflError(f"the server did not answer the question how fast the line is: {_text(blob)}")
+            raise MedflError(
+                "line_not_measured",
+                f"the server did not answer the question how fast the line is: {_text(blob)}",
+                reason=_text(blob),
+            )
         return time.monotonic() - begun
 
     down, up = (max(min(size, words.MAX_LINE), 2**16) for size in (measured.down, measured.up))

@@ -31,9 +31,9 @@ def check_drill(path: Path, bundle: str | None, kit: Path | None, opener: Opener
     try:
         file = read_site_file(path)
         if kit is None or file.is_server:
-            raise SettingsError("a drill needs --kit, the startup kit of a site")
+            raise SettingsError("missing_setting", "a drill needs --kit, the startup kit of a site", setting="kit")
         if not file.bundles:
-            raise SettingsError("no bundle is listed; write a table [bundles.NAME]")
+            raise SettingsError("no_bundles", "no bundle is listed; write a table [bundles.NAME]")
         name = bundle or sorted(file.bundles)[0]
         with opener(kit, file.site) as ask:
             measured = drill(file, name, ask)

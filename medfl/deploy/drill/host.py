@@ -126,7 +126,7 @@ class Host:
         with self._lock:
             drill = self._drills.get(key)
         if drill is None:
-            raise RefusedError("there is no such drill (any more); begin anew")
+            raise RefusedError("unknown_drill", "there is no such drill (any more); begin anew")
         if kind == words.LEAVE:
             with self._lock:
                 self._drills.pop(key, None)
@@ -141,5 +141,9 @@ class Host:
             for name in [name for name, drill in self._drills.items() if not drill.runs]:
                 self._drills.pop(name).end()
             if len(self._drills) >= MOST:
-                raise RefusedError(f"{MOST} drills are at work at the server; try again in a few minutes")
+                raise RefusedError(
+                    "too_many_drills",
+                    f"{MOST} drills are at work at the server; try again in a few minutes",
+                    maximum=MOST,
+                )
             self._drills[key] = Drill(self._site_file, raw_wish)

@@ -42,8 +42,11 @@ def open_line(kit: Path, site: str) -> Iterator[Ask]:
     """
     if running := processes(kit):
         raise SettingsError(
+            "kit_already_running",
             f"the site runs (process {running[0]}), and the server knows a site by its name; drill before it starts, "
-            f"or stop it for as long (`medfl federate stop {kit}`)"
+            f"or stop it for as long (`medfl federate stop {kit}`)",
+            path=kit,
+            process=running[0],
         )
     with quiet():
         cell = _cell(kit, site)
@@ -60,7 +63,7 @@ def _server(kit: Path) -> Any:
     try:
         return json.loads((kit / "startup" / "fed_client.json").read_text(encoding="utf-8"))["servers"][0]
     except (OSError, ValueError, LookupError) as error:
-        raise SettingsError(f"'{kit}' is no kit of a site ({error!r})") from None
+        raise SettingsError("invalid_kit", f"'{kit}' is no kit of a site ({error!r})", path=kit) from None
 
 
 def _cell(kit: Path, site: str) -> Any:
@@ -71,7 +74,12 @@ def _cell(kit: Path, site: str) -> Any:
         from nvflare.fuel.f3.cellnet.net_agent import NetAgent
         from nvflare.fuel.f3.drivers.driver_params import DriverParams
     except ImportError as error:
-        raise SettingsError(f"NVIDIA FLARE is not installed: {pip_install('flare')} ({error})") from error
+        raise SettingsError(
+            "missing_package",
+            f"NVIDIA FLARE is not installed: {pip_install('flare')} ({error})",
+            package="nvflare",
+            extra="flare",
+        ) from error
     server, startup = _server(kit), kit.resolve() / "startup"
     credentials = {
         DriverParams.CA_CERT.value: str(startup / "rootCA.pem"),
@@ -122,8 +130,11 @@ def _log_in(cell: Any, kit: Path, site: str) -> None:
         token, signature, session, _ = authenticator.authenticate(context, Signal())
     except Exception as error:
         raise MedflError(
+            "login_failed",
             f"the server at {server['service']['target']} does not let the site in ({error}). `medfl site check --kit "
-            "KIT` says whether it can be reached, and whether the kit is of its generation"
+            "KIT` says whether it can be reached, and whether the kit is of its generation",
+            server=server["service"]["target"],
+            site=site,
         ) from error
     set_add_auth_headers_filters(cell, site, token, signature, session)
 
@@ -152,15 +163,24 @@ def _asking(cell: Any, site: str) -> Ask:
             )
         status, reply = answer.get_header(MessageHeaderKey.RETURN_CODE), answer.payload
         if not isinstance(reply, Shareable):
-            raise MedflError(f"the line to the server broke ({status}); look at its console.log and drill again")
+            raise MedflError(
+                "connection_lost",
+                f"the line to the server broke ({status}); look at its console.log and drill again",
+                status=str(status),
+            )
         if reply.get_return_code() == ReturnCode.TOPIC_UNKNOWN:
             raise MedflError(
+                "drills_not_supported",
                 "the server knows no drills: its kit was made by an earlier medfl. Its administrator adds the "
-                "component 'medfl_drills' to local/resources.json (docs/deploy.md) and starts it again"
+                "component 'medfl_drills' to local/resources.json (docs/deploy.md) and starts it again",
             )
         kind, blob = reply.get(words.KIND), reply.get(words.BLOB)
         if not (isinstance(kind, str) and isinstance(blob, bytes)):
-            raise MedflError(f"the server did not understand ({reply.get_return_code()}); both need the same version")
+            raise MedflError(
+                "invalid_message",
+                f"the server did not understand ({reply.get_return_code()}); both need the same version",
+                status=str(reply.get_return_code()),
+            )
         return kind, blob
 
     return ask

@@ -35,7 +35,11 @@ def make_site(bundle: SiteBundle, folder: Path, cases: int) -> tuple[int, ...]:
     rng = np.random.default_rng(0)
     stored = shape if len(shape) == 1 else shape[1:] if shape[0] == 1 else (*shape[1:], shape[0])
     if len(shape) > 1 and channels_of((cases, *stored)) != (None if shape[0] == 1 else shape[0]):
-        raise SettingsError(f"no array holds images of shape {list(shape)} (channels, edges); correct the bundle")
+        raise SettingsError(
+            "unsupported_shape",
+            f"no array holds images of shape {list(shape)} (channels, edges); correct the bundle",
+            shape=shape,
+        )
     folder.mkdir(parents=True)
     images = rng.integers(0, 256, (cases, *stored), dtype=np.uint8)
     np.save(folder / IMAGES, rng.random((cases, *stored), dtype=np.float32) if len(shape) == 1 else images)

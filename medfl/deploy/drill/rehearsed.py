@@ -98,9 +98,12 @@ def make_drill_offer(site_file: SiteFile, site: str, bundle: str, methods: list[
     method = _choose(registry, [name for name in methods if name in site_file.methods])
     if method is None:
         raise RefusedError(
+            "no_common_method",
             f"no method in common for a drill with one site: the site allows {', '.join(sorted(methods)) or 'none'}, "
             f"the server {', '.join(sorted(site_file.methods)) or 'none'} (methods whose sites send to each other need "
-            "more sites); add one to 'methods' at both"
+            "more sites); add one to 'methods' at both",
+            site_methods=sorted(methods),
+            server_methods=sorted(site_file.methods),
         )
     facts = facts_in(SiteBundle(entry.folder), entry.folder / "no-data")
     overrides = facts | {"method": method, "rounds": ROUNDS, "steps": STEPS}

@@ -44,4 +44,8 @@ def wish(raw: bytes) -> tuple[str, str, list[str]]:
             return site, bundle, methods
     except (ValueError, TypeError, LookupError, RecursionError):
         pass
-    raise RefusedError("expected the wish for a drill: a site, a bundle and methods; both sides need the same version")
+    raise RefusedError(
+        "invalid_message",
+        "expected the wish for a drill: a site, a bundle and methods; both sides need the same version",
+        expected=("site", "bundle", "methods"),
+    )

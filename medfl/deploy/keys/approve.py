@@ -80,7 +80,9 @@ def read_root(folder: Path) -> Project:
         values = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         return Project(**values | {"sites": tuple(values["sites"])})
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise SettingsError(f"'{folder}' is no folder of `medfl federate root` ({error})") from None
+        raise SettingsError(
+            "invalid_root_folder", f"'{folder}' is no folder of `medfl federate root` ({error})", path=folder
+        ) from None
 
 
 def root_fingerprint(folder: Path) -> str:
@@ -92,7 +94,11 @@ def root_fingerprint(folder: Path) -> str:
     try:
         return fingerprint(json.loads((folder / "ca.json").read_text(encoding="utf-8"))["rootCA_fingerprint"])
     except (OSError, ValueError, KeyError) as error:
-        raise SettingsError(f"the root in '{folder}' is not whole ({error}); make one in another folder") from None
+        raise SettingsError(
+            "incomplete_root_folder",
+            f"the root in '{folder}' is not whole ({error}); make one in another folder",
+            path=folder,
+        ) from None
 
 
 def approve(request: Path, root: Path, key: str, out: Path | None = None) -> Approval:
@@ -119,19 +125,28 @@ def approve(request: Path, root: Path, key: str, out: Path | None = None) -> App
         try:
             shutil.copyfile(request, copy)
         except OSError as error:
-            raise SettingsError(f"the request '{request}' can't be read: {error.strerror}") from None
+            raise SettingsError(
+                "unreadable_file", f"the request '{request}' can't be read: {error.strerror}", path=request
+            ) from None
         about, definition = _read(copy, request)
         participant = _expected(project, about)
         if definition != participant.definition():
             raise SettingsError(
+                "edited_request",
                 f"'{request}' was edited, or made by something else: expected {participant.definition()} and nothing "
-                f"more, got {definition!r:.500}"
+                f"more, got {definition!r:.500}",
+                path=request,
+                expected=participant.definition(),
             )
         if fingerprint(about.get("public_key_sha256")) != expected_key:
             raise SettingsError(
+                "wrong_key",
                 f"the key in '{request}' is not the one that you were told: expected {expected_key}, got "
                 f"{fingerprint(about.get('public_key_sha256'))}. Compare them with '{participant.name}' once more; if "
-                "they differ, somebody exchanged the request on its way"
+                "they differ, somebody exchanged the request on its way",
+                path=request,
+                expected=expected_key,
+                found=fingerprint(about.get("public_key_sha256")),
             )
         _claim(root / APPROVED / f"{participant.name}.json", participant, expected_key)
         out = out or request.with_name(f"{participant.name}.signed.zip")
@@ -146,9 +161,13 @@ def _claim(record: Path, participant: Participant, key: str) -> None:
         before = json.loads(record.read_text(encoding="utf-8"))
         if before["key"] != key:
             raise SettingsError(
+                "key_already_approved",
                 f"another key was approved for '{participant.name}' at {before['at']}: {before['key']}. If that one is "
                 f"lost, delete '{record}' and approve again; its certificate stays good until its end, so if it was "
-                "stolen, a new root and new kits for all are needed"
+                "stolen, a new root and new kits for all are needed",
+                name=participant.name,
+                key=before["key"],
+                record=record,
             )
         return
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -159,20 +178,32 @@ def _expected(project: Project, about: Meta) -> Participant:
     """Who asks, if that is somebody who is expected, in the role that is meant for them."""
     if about.get("project") != project.name:
         raise SettingsError(
+            "other_project",
             f"the request is for the project {about.get('project')!r:.100}, this root is of '{project.name}'. Whoever "
-            f"asks gives the command again with --project {project.name}"
+            f"asks gives the command again with --project {project.name}",
+            expected=project.name,
+            found=str(about.get("project"))[:100],
         )
     name, kind = about.get("name"), (about.get("kind"), about.get("cert_type"))
     roles = {project.server: SERVER, project.admin: RESEARCHER} | dict.fromkeys(project.sites, SITE)
     role = roles.get(name) if isinstance(name, str) else None
     if role is None:
         raise SettingsError(
+            "unexpected_participant",
             f"nobody called {name!r:.100} is expected; expected are {', '.join(sorted(roles))}. "
-            "`medfl federate root` with more --sites adds sites"
+            "`medfl federate root` with more --sites adds sites",
+            name=str(name)[:100],
+            expected=sorted(roles),
         )
     if kind != KINDS[role]:
         wanted = next((word for word, kinds in KINDS.items() if kinds == kind), f"{kind!r:.100}")
-        raise SettingsError(f"'{name}' asks for the role '{wanted}'; expected is '{role}'. Don't approve it")
+        raise SettingsError(
+            "wrong_role",
+            f"'{name}' asks for the role '{wanted}'; expected is '{role}'. Don't approve it",
+            name=name,
+            expected=role,
+            found=wanted,
+        )
     return Participant(str(name), role, project.name)
 
 
@@ -190,5 +221,10 @@ def _read(file: Path, request: Path) -> tuple[Meta, object]:
         if not isinstance(about, dict):
             raise ValueError("expected a JSON object in request.json")
     except (OSError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile) as error:
-        raise SettingsError(f"'{request}' is no request of `medfl federate request` ({error!s:.200})") from None
+        raise SettingsError(
+            "invalid_certificate_request",
+            f"'{request}' is no request of `medfl federate request` ({error!s:.200})",
+            path=request,
+            reason=str(error)[:200],
+        ) from None
     return about, definition

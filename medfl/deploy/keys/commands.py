@@ -64,7 +64,7 @@ def call(name: str, notes: Path, **arguments: Any) -> Meta:
     except SystemExit:
         pass  # an error; what it is stands in the output
     except OSError as error:
-        raise StoreError(f"NVFlare can't write: {error}") from error
+        raise StoreError("unwritable_file", f"NVFlare can't write: {error}", command=name) from error
     finally:
         cli_output.set_output_format(before)
     return _read(output.getvalue(), name)
@@ -75,7 +75,12 @@ def _commands() -> dict[str, Callable[[Namespace], int]]:
         from nvflare.tool.cert import cert_commands
         from nvflare.tool.package import package_cli, package_commands  # noqa: F401 - the one needs the other
     except ImportError as error:
-        raise SettingsError(f"NVIDIA FLARE is not installed: {pip_install('flare')} ({error})") from error
+        raise SettingsError(
+            "missing_package",
+            f"NVIDIA FLARE is not installed: {pip_install('flare')} ({error})",
+            package="nvflare",
+            extra="flare",
+        ) from error
     return {
         "init": cert_commands.handle_cert_init,
         "request": cert_commands.handle_cert_request,
@@ -89,13 +94,18 @@ def _read(output: str, name: str) -> Meta:
     try:
         result: Meta = json.loads(output.strip().splitlines()[-1])
     except (IndexError, ValueError):
-        raise SettingsError(f"NVFlare's command '{name}' said nothing that could be read: {output[-300:]!r}") from None
+        raise SettingsError(
+            "unreadable_output",
+            f"NVFlare's command '{name}' said nothing that could be read: {output[-300:]!r}",
+            command=name,
+        ) from None
     if result.get("status") == "ok":
         data: Meta = result["data"]
         return data
     code, message = str(result.get("error_code")), str(result.get("message")).rstrip(".")
     kind = StoreError if code == "OUTPUT_DIR_NOT_WRITABLE" else SettingsError
-    raise kind(f"{CLEAR[code]} (NVFlare: {message})" if code in CLEAR else f"NVFlare refuses: {message}")
+    text = f"{CLEAR[code]} (NVFlare: {message})" if code in CLEAR else f"NVFlare refuses: {message}"
+    raise kind("refused_by_nvflare", text, command=name, nvflare_code=code, reason=message)
 
 
 @contextlib.contextmanager

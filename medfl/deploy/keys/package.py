@@ -30,7 +30,7 @@ def package(answer: Path, request: Path, root: str, out: Path) -> Path:
         StoreError: If the kit can't be written.
     """
     if out.exists():
-        raise SettingsError(f"'{out}' is there already; name another folder for the kit")
+        raise SettingsError("folder_exists", f"'{out}' is there already; name another folder for the kit", path=out)
     about, expected = local_request(request), fingerprint(root)
     name, kind = str(about.get("name")), (about.get("kind"), about.get("cert_type"))
     try:
@@ -45,7 +45,7 @@ def package(answer: Path, request: Path, root: str, out: Path) -> Path:
                 kit.rename(out)
             (request / f"{name}.key").unlink()
     except OSError as error:
-        raise StoreError(f"the kit '{out}' can't be written: {error}") from error
+        raise StoreError("unwritable_folder", f"the kit '{out}' can't be written: {error}", path=out) from error
     return out
 
 

@@ -47,8 +47,14 @@ class Participant:
         """
         check_choice("role", self.role, KINDS)
         problem = name_problem([self.name]) if self.role == SITE else None
-        if problem or not self.name or len(self.name) > LONGEST:
-            raise SettingsError(problem or f"expected a name of 1 to {LONGEST} characters, got {len(self.name)}")
+        if problem:
+            raise SettingsError("invalid_site_name", problem, sites=[self.name])
+        if not self.name or len(self.name) > LONGEST:
+            raise SettingsError(
+                "invalid_name",
+                f"expected a name of 1 to {LONGEST} characters, got {len(self.name)}",
+                name=self.name,
+            )
 
     def definition(self) -> dict[str, Any]:
         """NVFlare's file of a participant, as it travels: nothing in it but who asks."""
@@ -100,7 +106,9 @@ def make_request(participant: Participant, folder: Path) -> Request:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StoreError(f"the folder '{folder}' can't be made: {error.strerror}") from error
+            raise StoreError(
+                "unwritable_folder", f"the folder '{folder}' can't be made: {error.strerror}", path=folder
+            ) from error
         call("request", folder, participant=str(definition), output_dir=str(folder), force=False)
     file = folder / f"{name}.request.zip"
     return Request(file, folder / f"{name}.key", fingerprint(local_request(folder)["public_key_sha256"]))
@@ -115,7 +123,9 @@ def local_request(folder: Path) -> Meta:
     try:
         about: Meta = json.loads((folder / "request.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise SettingsError(f"'{folder}' is no folder of `medfl federate request` ({error})") from None
+        raise SettingsError(
+            "invalid_request_folder", f"'{folder}' is no folder of `medfl federate request` ({error})", path=folder
+        ) from None
     return about
 
 
@@ -129,5 +139,9 @@ def fingerprint(text: Any) -> str:
 
     normal = str(normalize_sha256_fingerprint(text))
     if not normal:
-        raise SettingsError(f"expected a SHA-256 as a fingerprint, 64 hexadecimal digits, got {str(text)[:100]!r}")
+        raise SettingsError(
+            "invalid_key_fingerprint",
+            f"expected a SHA-256 as a fingerprint, 64 hexadecimal digits, got {str(text)[:100]!r}",
+            found=str(text)[:100],
+        )
     return normal

@@ -143,17 +143,27 @@ def _methods(file: SiteFile) -> str:
     for name in file.methods:
         registry.method_class(name)
     if not file.methods:
-        raise SettingsError("none may run here, so no run is accepted; list them in 'methods'")
+        raise SettingsError("no_methods", "none may run here, so no run is accepted; list them in 'methods'")
     return ", ".join(f"{name} ({method_version(registry, name)})" for name in file.methods)
 
 
 def _device(file: SiteFile) -> str:
     device = torch.device(pick_device(file.device))
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise SettingsError(f"'{device}' was asked for, there are {torch.cuda.device_count()} GPUs; correct 'device'")
+        raise SettingsError(
+            "missing_gpu",
+            f"'{device}' was asked for, there are {torch.cuda.device_count()} GPUs; correct 'device'",
+            device=str(device),
+            count=torch.cuda.device_count(),
+        )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if file.threads > cores:
-        raise SettingsError(f"'threads' is {file.threads}, there are {cores} cores; give as many threads at most")
+        raise SettingsError(
+            "too_many_threads",
+            f"'threads' is {file.threads}, there are {cores} cores; give as many threads at most",
+            found=file.threads,
+            maximum=cores,
+        )
     return f"{device}, {file.threads} of {cores} cores"
 
 
@@ -235,9 +245,19 @@ def _data(file: SiteFile, bundle: SiteBundle, folder: Path, parts: list[SiteData
     """Load all data; they go to `parts`."""
     names = [name for name in (NO_SITES if file.is_server else (file.site, GLOBAL)) if (folder / name).is_symlink()]
     if not names:
-        raise DataError(f"expected {' or '.join(NO_SITES)} in '{bundle.data}'; leave 'data' out if there is neither")
+        raise DataError(
+            "missing_folder",
+            f"expected {' or '.join(NO_SITES)} in '{bundle.data}'; leave 'data' out if there is neither",
+            path=bundle.data,
+            expected=NO_SITES,
+        )
     if file.shared_test and GLOBAL not in names:
-        raise DataError(f"shared_test is true: expected a folder '{GLOBAL}' beside the data, as the server has it")
+        raise DataError(
+            "missing_test_set",
+            f"shared_test is true: expected a folder '{GLOBAL}' beside the data, as the server has it",
+            setting="shared_test",
+            name=GLOBAL,
+        )
     facts = facts_in(bundle, folder)
     source, objective = source_of(bundle, folder)
     parts += [source.site(folder / name, Execution()) for name in names]

@@ -46,8 +46,11 @@ class DataWatch:
                 self._marks[path] = now
         if changed:
             raise RefusedError(
+                "changed_data",
                 f"the data of '{self._site}' changed since it joined the run ({', '.join(sorted(changed))}). A run's "
-                "data stay: put the files back as they were and resume it, or begin a new run with the new data."
+                "data stay: put the files back as they were and resume it, or begin a new run with the new data.",
+                site=self._site,
+                files=sorted(changed),
             )
 
 
@@ -71,8 +74,10 @@ def check_same_data(folder: Path, site: str, digest: str) -> None:
         return  # whoever claims the folder says what is wrong with it
     if before != digest:
         raise RefusedError(
+            "other_data",
             f"the data of '{site}' are not those with which it began this run. A run's data stay: put them back as "
-            "they were, or begin a new run (another --output_dir) with the new data."
+            "they were, or begin a new run (another --output_dir) with the new data.",
+            site=site,
         )
 
 

@@ -190,19 +190,30 @@ class SiteFile(Strict):
         """
         if name not in self.bundles:
             raise RefusedError(
-                f"The run wants the bundle '{name}'; '{self.site}' allows: {', '.join(sorted(self.bundles)) or 'none'}."
+                "bundle_not_allowed",
+                f"The run wants the bundle '{name}'; '{self.site}' allows: "
+                f"{', '.join(sorted(self.bundles)) or 'none'}.",
+                site=self.site,
+                bundle=name,
+                allowed=sorted(self.bundles),
             )
         entry = self.bundles[name]
         folder = entry.folder or shipped().get(name)
         if folder is None:
             raise RefusedError(
+                "unknown_bundle",
                 f"The file of '{self.site}' lists the bundle '{name}' without a 'folder', and no bundle of that name "
-                f"comes with medfl. {did_you_mean(name, shipped())}"
+                f"comes with medfl. {did_you_mean(name, shipped())}",
+                site=self.site,
+                bundle=name,
             )
         if not (folder / "configs" / "metadata.json").is_file():
             raise RefusedError(
+                "invalid_bundle_folder",
                 f"The folder of the bundle '{name}' at '{self.site}' has no configs/metadata.json. Its administrator "
-                "can find out with `medfl site check`."
+                "can find out with `medfl site check`.",
+                site=self.site,
+                bundle=name,
             )
         return SiteBundle(folder, entry.data, entry.network, entry.allow_changes)
 
@@ -223,8 +234,10 @@ class SiteFile(Strict):
             return _read_secret(path)
         except OSError as error:
             raise StoreError(
+                "unreadable_secret",
                 f"Could not read or make the secret '{path}': {error.strerror}. The owner of the job's process must be "
-                "able to write its folder."
+                "able to write its folder.",
+                path=path,
             ) from error
 
 
@@ -239,11 +252,15 @@ def read_site_file(path: str | Path) -> SiteFile:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(
+            "unreadable_file",
             f"Could not read the site's file '{file}': {error.strerror}. Give its path, or write it: docs/deploy.md "
-            "shows one."
+            "shows one.",
+            path=file,
         ) from None
     except ValueError as error:
-        raise SettingsError(f"The site's file '{file}' is no valid TOML: {error}. Correct it there.") from None
+        raise SettingsError(
+            "invalid_toml", f"The site's file '{file}' is no valid TOML: {error}. Correct it there.", path=file
+        ) from None
     site_file = read_settings(SiteFile, values, f"the site's file '{file}'")
     site_file = _anchored(site_file, file.parent)
     site_file._path = file
@@ -272,14 +289,20 @@ def _read_secret(path: Path) -> bytes:
         content = file.read(SECRET_BYTES + 1)
     if mode & 0o077:
         raise SettingsError(
+            "insecure_permissions",
             f"Others than its owner may use the secret '{path}' (mode {mode:04o}, expected 0600): who knows it can "
             f"take privacy noise away again. Give the command `chmod 600 {path}`. If someone may have read it, remove "
-            "it instead, and a new one is made for new runs."
+            "it instead, and a new one is made for new runs.",
+            path=path,
+            mode=mode,
         )
     if len(content) != SECRET_BYTES:
         raise SettingsError(
+            "wrong_secret_length",
             f"Expected {SECRET_BYTES} bytes in the secret '{path}', got another number. Put it back from a copy, or "
-            "remove it to have a new one made for new runs."
+            "remove it to have a new one made for new runs.",
+            path=path,
+            expected=SECRET_BYTES,
         )
     return content
 

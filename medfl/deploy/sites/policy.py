@@ -36,23 +36,29 @@ def check_run(site_file: SiteFile, offer: Offer, settings: Settings, method_name
         RefusedError: With every wish that is not allowed, beside what is.
     """
     site_file.bundle(offer.bundle)
-    problems = [
-        *_method(site_file, offer, method_name),
-        *_sites(site_file, offer),
-        *_rounds(site_file, settings),
-        *_exchange(site_file, settings),
-        *_shared_test(site_file, settings),
-        *_privacy(site_file.privacy, settings.privacy),
-        *_sums(site_file, settings),
-        *_needed(site_file, method),
-    ]
+    problems = (
+        _method(site_file, offer, method_name)
+        | _sites(site_file, offer)
+        | _rounds(site_file, settings)
+        | _exchange(site_file, settings)
+        | _shared_test(site_file, settings)
+        | _privacy(site_file.privacy, settings.privacy)
+        | _sums(site_file, settings)
+        | _needed(site_file, method)
+    )
     if not problems:
         try:
             check_method(method, settings, method_name)
         except SettingsError as error:
-            problems = [str(error)]
+            problems = {error.code: str(error)}
     if problems:
-        raise RefusedError(f"'{site_file.site}' refuses the run '{offer.run}': " + " ".join(problems))
+        raise RefusedError(
+            "run_not_allowed",
+            f"'{site_file.site}' refuses the run '{offer.run}': " + " ".join(problems.values()),
+            site=site_file.site,
+            run=offer.run,
+            problems=list(problems),
+        )
 
 
 def tightened(site_file: SiteFile, settings: Settings) -> Settings:
@@ -71,8 +77,12 @@ def tightened(site_file: SiteFile, settings: Settings) -> Settings:
         privacy = read_settings(Privacy, values, "the privacy of the run with the site's account")
     except SettingsError:
         raise RefusedError(
+            "epsilon_above_total",
             f"The run wants epsilon {settings.privacy.epsilon:g}; '{site_file.site}' allows a total of {total:g} over "
-            "all runs."
+            "all runs.",
+            site=site_file.site,
+            found=settings.privacy.epsilon,
+            maximum=total,
         ) from None
     return settings.model_copy(update={"privacy": privacy})
 
@@ -124,8 +134,11 @@ def check_counts(site_file: SiteFile, training: int) -> None:
     """
     if 0 < training < site_file.min_count:
         raise RefusedError(
+            "too_few_images",
             f"The run wants what is trained on the images of '{site_file.site}'; it allows that from "
-            f"{site_file.min_count} training images on and has fewer."
+            f"{site_file.min_count} training images on and has fewer.",
+            site=site_file.site,
+            minimum=site_file.min_count,
         )
 
 
@@ -150,8 +163,12 @@ def check_networks(site_file: SiteFile, task: Task, names: Iterable[str]) -> Non
 def too_large(site_file: SiteFile, name: object) -> RefusedError:
     """The refusal of a network beyond the cap."""
     return RefusedError(
+        "network_too_large",
         f"The run wants the network '{name}' for its number of channels and classes; '{site_file.site}' allows "
-        f"networks of at most {site_file.max_network_mb} MB (max_network_mb), and it is larger."
+        f"networks of at most {site_file.max_network_mb} MB (max_network_mb), and it is larger.",
+        site=site_file.site,
+        network=str(name),
+        maximum=site_file.max_network_mb,
     )
 
 
@@ -186,72 +203,81 @@ def promise(privacy: Floor | Privacy | None) -> str:
     return f"unit {privacy.unit}, adjacency {privacy.adjacency}, epsilon {privacy.epsilon!r}, delta {privacy.delta!r}"
 
 
-def _method(site_file: SiteFile, offer: Offer, name: str) -> list[str]:
-    problems = []
+def _method(site_file: SiteFile, offer: Offer, name: str) -> dict[str, str]:
+    """Return the problems with a run's method. Like the functions below, it maps a problem's code to a sentence."""
+    problems = {}
     if offer.method != name:
-        problems.append(f"The run says that its method is '{offer.method}'; its settings make it '{name}' here.")
+        problems["different_method"] = (
+            f"The run says that its method is '{offer.method}'; its settings make it '{name}' here."
+        )
     if name not in site_file.methods:
         allowed = ", ".join(sorted(site_file.methods)) or "none"
-        problems.append(f"The run wants the method '{name}'; allowed: {allowed}.")
+        problems["method_not_allowed"] = f"The run wants the method '{name}'; allowed: {allowed}."
     return problems
 
 
-def _sites(site_file: SiteFile, offer: Offer) -> list[str]:
+def _sites(site_file: SiteFile, offer: Offer) -> dict[str, str]:
     if site_file.is_server or not offer.sites or site_file.site in offer.sites:
-        return []
-    return [f"The run is for the sites {', '.join(offer.sites)}; this one is '{site_file.site}'."]
+        return {}
+    text = f"The run is for the sites {', '.join(offer.sites)}; this one is '{site_file.site}'."
+    return {"wrong_recipient": text}
 
 
-def _rounds(site_file: SiteFile, settings: Settings) -> list[str]:
+def _rounds(site_file: SiteFile, settings: Settings) -> dict[str, str]:
     if settings.rounds <= site_file.max_rounds:
-        return []
-    return [f"The run wants {settings.rounds} rounds; allowed: at most {site_file.max_rounds}."]
+        return {}
+    return {"too_many_rounds": f"The run wants {settings.rounds} rounds; allowed: at most {site_file.max_rounds}."}
 
 
-def _exchange(site_file: SiteFile, settings: Settings) -> list[str]:
+def _exchange(site_file: SiteFile, settings: Settings) -> dict[str, str]:
     if settings.global_test and settings.privacy is not None:
-        return ["The run promises privacy and wants a global test, in which whole models leave a site without noise."]
+        text = "The run promises privacy and wants a global test, in which whole models leave a site without noise."
+        return {"privacy_with_global_test": text}
     if site_file.exchange or site_file.is_server or not settings.global_test:
-        return []
-    return ["The run wants a global test (global_test), which scores each site's model at every site; allowed: no."]
+        return {}
+    text = "The run wants a global test (global_test), which scores each site's model at every site; allowed: no."
+    return {"global_test_not_allowed": text}
 
 
-def _shared_test(site_file: SiteFile, settings: Settings) -> list[str]:
+def _shared_test(site_file: SiteFile, settings: Settings) -> dict[str, str]:
     if site_file.shared_test or site_file.is_server or not settings.shared_test:
-        return []
-    return ["The run wants each site's own model scored on a test set that all share (shared_test); allowed: no."]
+        return {}
+    text = "The run wants each site's own model scored on a test set that all share (shared_test); allowed: no."
+    return {"shared_test_not_allowed": text}
 
 
-def _needed(site_file: SiteFile, method: Any) -> list[str]:
+def _needed(site_file: SiteFile, method: Any) -> dict[str, str]:
     """Facts that the method can't do without and this site does not tell."""
     needed = [fact for fact, tell in method.sends_meta.items() if tell.kind == "needed"]
     facts = [fact for fact in needed if fact not in site_file.describe]
     if site_file.is_server or not facts:
-        return []
+        return {}
     allowed = ", ".join(site_file.describe) or "none"
-    return [f"The run's method can't do without the fact {', '.join(sorted(facts))}; told here: {allowed}."]
+    text = f"The run's method can't do without the fact {', '.join(sorted(facts))}; told here: {allowed}."
+    return {"undisclosed_facts": text}
 
 
-def _privacy(floor: Floor | None, privacy: Privacy | None) -> list[str]:
+def _privacy(floor: Floor | None, privacy: Privacy | None) -> dict[str, str]:
     if floor is None or at_least(floor, privacy):
-        return []
-    return [f"The run promises privacy: {promise(privacy)}; required at least: {promise(floor)}."]
+        return {}
+    text = f"The run promises privacy: {promise(privacy)}; required at least: {promise(floor)}."
+    return {"insufficient_privacy": text}
 
 
-def _sums(site_file: SiteFile, settings: Settings) -> list[str]:
+def _sums(site_file: SiteFile, settings: Settings) -> dict[str, str]:
     """In whose sum updates leave, and whose noise hides this site there."""
     secure, least = settings.secure_aggregation, site_file.least_threshold
     if site_file.is_server:
-        return []
+        return {}
     threshold = 1 if secure is None else secure.resolved_threshold
     if least is not None and threshold < least:
         alone = "alone" if secure is None else f"in a sum of {threshold} sites"
-        return [
-            f"The run has updates leave {alone} (secure_aggregation.threshold); required: a sum of at least {least}."
-        ]
+        text = f"The run has updates leave {alone} (secure_aggregation.threshold); required: a sum of at least {least}."
+        return {"sum_too_small": text}
     if least is None and secure is not None and site_file.privacy is not None:
-        return [
+        text = (
             "The run's noise is that of all sites together, which holds while enough of them follow the protocol; "
             "required: this site's own, as its file names no 'least_threshold'."
-        ]
-    return []
+        )
+        return {"distributed_noise_only": text}
+    return {}

@@ -64,7 +64,12 @@ class SiteRun:
         self._source = opened.built.source
         entry = site_file.bundle(opened.offer.bundle)
         if entry.data is None:
-            raise RefusedError(f"'{self.name}' names no data for the bundle '{opened.offer.bundle}' in its own file.")
+            raise RefusedError(
+                "missing_bundle_data",
+                f"'{self.name}' names no data for the bundle '{opened.offer.bundle}' in its own file.",
+                site=self.name,
+                bundle=opened.offer.bundle,
+            )
         self._check_network(entry.network)
         method = opened.make_method()
         used = {self.settings.networks_by_site.get(site, self.task.network) for site in opened.offer.sites}
@@ -87,10 +92,21 @@ class SiteRun:
     def _check_network(self, own: str | None) -> None:
         network = self.settings.networks_by_site.get(self.name, self.task.network)
         if own is not None and network != own:
-            raise RefusedError(f"The run wants '{self.name}' to train network '{network}'; its own file says '{own}'.")
+            raise RefusedError(
+                "wrong_network",
+                f"The run wants '{self.name}' to train network '{network}'; its own file says '{own}'.",
+                site=self.name,
+                expected=own,
+                found=network,
+            )
         unknown = sorted({*self.settings.networks_by_site.values(), network} - set(self.task.networks))
         if unknown:
-            raise RefusedError(f"The run names networks {unknown}; the bundle has {sorted(self.task.networks)}.")
+            raise RefusedError(
+                "unknown_network",
+                f"The run names networks {unknown}; the bundle has {sorted(self.task.networks)}.",
+                names=unknown,
+                known=sorted(self.task.networks),
+            )
 
     def _load(self, folder: Path) -> SiteData:
         self._source.check_leaks(folder.parent, [folder.name])
@@ -104,8 +120,11 @@ class SiteRun:
         data = self._source.shared_test(folder.parent, self._opened.execution)
         if data is None or not len(data.test):
             raise RefusedError(
+                "missing_test_set",
                 f"The run wants '{self.name}' to score its model on a test set that all sites share: expected a folder "
-                f"'{GLOBAL}' with it beside the site's data, there is none."
+                f"'{GLOBAL}' with it beside the site's data, there is none.",
+                site=self.name,
+                name=GLOBAL,
             )
         check_targets(self.task.objective, {}, {"The shared test set": data.test})
         self._check_shape(data)
@@ -115,9 +134,13 @@ class SiteRun:
     def _check_shape(self, data: SiteData) -> None:
         if data.shape != self._opened.shape:
             raise RefusedError(
+                "wrong_shape",
                 f"'{self.name}' has images of shape {list(data.shape)} (channels, edges), and the run is for "
                 f"{list(self._opened.shape)}. Prepare them for it, or submit the run with other --in_channels, --size "
-                "and --spatial_dims."
+                "and --spatial_dims.",
+                site=self.name,
+                expected=self._opened.shape,
+                found=data.shape,
             )
 
     @contextmanager
@@ -175,7 +198,7 @@ class SiteRun:
     def _evaluate(self, evaluate: Meta, tensors: Tensors, sent: Tensors) -> list[Row]:
         same = names(evaluate, "same")
         if not sent.keys() >= set(same):
-            raise RefusedError("expected names of the order's tensors as 'same'")
+            raise RefusedError("unknown_tensor", "expected names of the order's tensors as 'same'")
         published = wire.select(tensors, PUBLISHED) | {name: sent[name].clone() for name in same}
         self._check_tensors(published)
         step, round_ = integer(evaluate, "step"), integer(evaluate, "round")
@@ -184,9 +207,13 @@ class SiteRun:
     def _carry_out(self, order: Meta, sent: Tensors, keep: list[int]) -> tuple[Tensors, Meta]:
         step, round_, digest = integer(order, "step", 1), integer(order, "round", 1), order.get("digest")
         if wire.digest(sent) != digest:
-            raise RefusedError("expected the tensors of the order's digest, got others")
+            raise RefusedError("wrong_checksum", "expected the tensors of the order's digest, got others")
         if round_ > self.settings.rounds or not isinstance(order.get("meta"), dict):
-            raise RefusedError(f"expected an order of one of {self.settings.rounds} rounds, with its facts by name")
+            raise RefusedError(
+                "invalid_request",
+                f"expected an order of one of {self.settings.rounds} rounds, with its facts by name",
+                rounds=self.settings.rounds,
+            )
         self._undelivered = []
         received = Order(self.name, str(order.get("op")), sent, order["meta"])
         answer = self.host.step(self._opened.make_exchanged, received, step, round_, str(digest), keep)
@@ -210,33 +237,49 @@ class SiteRun:
         """
         meta = message.meta
         if message.kind != "parcel" or meta.keys() != {"step", "use", "meta"} or not isinstance(meta["meta"], dict):
-            raise RefusedError("expected a parcel")
+            raise RefusedError("invalid_message", "expected a parcel")
         step = integer(meta, "step", 1)
         if sender not in self._opened.offer.sites or sender == self.name:
-            raise RefusedError(f"expected a parcel of another site of the run, got one of '{sender}'")
+            raise RefusedError(
+                "unknown_sender", f"expected a parcel of another site of the run, got one of '{sender}'", sender=sender
+            )
         guest = meta["use"] == EXCHANGE
         if not guest and not self._opened.make_method().sends_to_peers:
-            raise RefusedError(f"the method '{self._opened.offer.method}' posts no parcels")
+            raise RefusedError(
+                "unexpected_peer_message",
+                f"the method '{self._opened.offer.method}' posts no parcels",
+                method=self._opened.offer.method,
+            )
         if guest:
             self._check_exchange()
         self._check_parcel(message.tensors, (MODEL,) if guest else tuple(self._sends))
         check_parcel(GUEST if guest else self._sends_meta, self.task, self.settings, meta["meta"], f"site '{sender}'")
         inbox = Inbox(self.folder / EXCHANGE if guest else self.host.store.folder)
         if inbox.waiting_bytes(sender, step) > WAITING * self._file.max_message_mb * 10**6:
-            raise RefusedError(f"expected no more parcels of '{sender}': too many wait here that no order has read")
+            raise RefusedError(
+                "too_many_messages",
+                f"expected no more parcels of '{sender}': too many wait here that no order has read",
+                sender=sender,
+            )
         inbox.post(step, sender, PeerMessage(self.name, message.tensors, meta["meta"], sender))
 
     def _check_parcel(self, tensors: Tensors, prefixes: Collection[str]) -> None:
         """Refuse a model that is a part of one of the run's networks only."""
         known = tensors.keys() & self._shapes.keys()
         if known and not any(known == forms.keys() for forms in self._forms.values()):
-            raise RefusedError(f"expected the tensors of one whole network out of {sorted(self._forms)}")
+            raise RefusedError(
+                "incomplete_network",
+                f"expected the tensors of one whole network out of {sorted(self._forms)}",
+                networks=sorted(self._forms),
+            )
         self._check_tensors(tensors, prefixes)
 
     def _check_exchange(self) -> None:
         """Refuse to take part in a global test that the run or this site's file does not have."""
         if not self._file.exchange or not self.settings.global_test or self.settings.privacy is not None:
-            raise RefusedError(f"'{self.name}' takes part in no global test in this run")
+            raise RefusedError(
+                "no_cross_site_evaluation", f"'{self.name}' takes part in no global test in this run", site=self.name
+            )
 
     # ---- the end of a run
 
@@ -245,7 +288,7 @@ class SiteRun:
         self._check_exchange()
         to = names(message.meta, "to")
         if not set(self._opened.offer.sites) - {self.name} >= set(to):
-            raise RefusedError("expected to send a model to other sites of the run only")
+            raise RefusedError("unknown_recipient", "expected to send a model to other sites of the run only")
         step, round_ = integer(message.meta, "step"), integer(message.meta, "round")
         method = self._opened.make_method()
         models = self.host.models(method, message.tensors, step, round_)
@@ -262,10 +305,15 @@ class SiteRun:
         inbox = Inbox(self.folder / EXCHANGE)
         messages = [parcel for parcel in inbox.read(step, step + 1) if parcel.sender == owner]
         if not messages:
-            raise RefusedError(f"the model of '{owner}' has not come")
+            raise RefusedError("missing_model", f"the model of '{owner}' has not come", owner=str(owner))
         meta = messages[0].meta
         if meta.get("network") not in self.task.networks or meta.get("owner") not in ("personal", "global"):
-            raise RefusedError(f"expected a model of '{owner}' with one of the networks {sorted(self.task.networks)}")
+            raise RefusedError(
+                "invalid_model",
+                f"expected a model of '{owner}' with one of the networks {sorted(self.task.networks)}",
+                owner=str(owner),
+                networks=sorted(self.task.networks),
+            )
         model = Model(meta["network"], wire.select(messages[0].tensors, MODEL), meta["meta"])
         rows = self._score(model, f"{meta['owner']}@{owner}", integer(message.meta, "round"))
         inbox.drop(messages[0].sender)

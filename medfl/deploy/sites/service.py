@@ -137,7 +137,7 @@ class SiteService:
     def _take(self, sender: str, blob: bytes) -> str | None:
         try:
             if self._run is None:
-                raise RefusedError("no run has begun here")
+                raise RefusedError("run_not_started", "no run has begun here")
             opened = blob if self._seal is None else self._seal.open(blob, sender)
             self._run.receive(sender, unpack(opened, self._limits))
         except MedflError as error:
@@ -170,7 +170,9 @@ class SiteService:
         if message.kind == KIND and self._opened is None:
             return self._describe(Request.from_meta(message.meta))
         if self._run is None:
-            raise RefusedError(f"expected 'begin' before '{message.kind}'")
+            raise RefusedError(
+                "wrong_message_order", f"expected 'begin' before '{message.kind}'", expected="begin", found=message.kind
+            )
         parts = {
             "step": self._run.step,
             "post": self._run.post_model,
@@ -178,7 +180,12 @@ class SiteService:
             "install": self._run.install,
         }
         if message.kind not in parts:
-            raise RefusedError(f"expected a message of kind {sorted(parts)}, got '{message.kind}'")
+            raise RefusedError(
+                "unexpected_message_kind",
+                f"expected a message of kind {sorted(parts)}, got '{message.kind}'",
+                expected=sorted(parts),
+                found=message.kind,
+            )
         about = {"sites": [self._file.site], "job": message.kind}
         self._run.note("work", about | {"doing": DOING[message.kind]})
         tensors, meta = parts[message.kind](message)
@@ -216,7 +223,9 @@ class SiteService:
 
     def _begin(self, meta: Meta) -> Message:
         if self._opened is None:
-            raise RefusedError("expected 'hello' before 'begin'")
+            raise RefusedError(
+                "wrong_message_order", "expected 'hello' before 'begin'", expected="hello", found="begin"
+            )
         if self._run is None:
             run = SiteRun(self._opened.with_networks(_networks(meta), _joined(meta)), self._file, self._send)
             self._held.enter_context(run.held())
@@ -244,7 +253,7 @@ def _networks(meta: Meta) -> dict[str, str]:
     """Site to network, from a message."""
     networks: Any = meta.get("networks")
     if not isinstance(networks, dict) or not all(isinstance(name, str) for name in networks.values()):
-        raise RefusedError("expected the name of a network for each site")
+        raise RefusedError("invalid_message", "expected the name of a network for each site", name="networks")
     return dict(networks)
 
 
@@ -252,9 +261,14 @@ def _joined(meta: Meta) -> dict[str, Meta]:
     """Site that came when the run had begun to what is noted of it, from a message."""
     joined: Any = meta.get("joined", {})
     if not isinstance(joined, dict):
-        raise RefusedError("expected by name which sites came later")
+        raise RefusedError("invalid_message", "expected by name which sites came later", name="joined")
     for site, entry in joined.items():
         check_told(entry, {"round": Tell("public", count()), "network": Tell("public", or_none(text()))}, "", {}, site)
         if entry.keys() != {"round", "network"}:
-            raise RefusedError("expected round and network of a site that came later")
+            raise RefusedError(
+                "invalid_message",
+                "expected round and network of a site that came later",
+                name="joined",
+                expected=("round", "network"),
+            )
     return dict(joined)

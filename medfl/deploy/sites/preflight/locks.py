@@ -24,8 +24,10 @@ def run_locks(state: Path) -> str:
     with held(probe, remove=True) as first, held(probe) as second:
         if not first or second:
             raise StoreError(
+                "no_file_locks",
                 f"locks have no effect in '{state}', as on some network drives: two processes could write one run. Put "
-                "'state' on a local disk"
+                "'state' on a local disk",
+                path=state,
             )
     runs = sorted((state / "runs").iterdir()) if (state / "runs").is_dir() else []
     busy = [run.name for run in runs if being_written(run)]

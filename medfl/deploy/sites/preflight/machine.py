@@ -88,13 +88,19 @@ def space(folder: Path, message_mb: int = 0) -> str:
         free = shutil.disk_usage(folder).free / MB
     except OSError as error:
         raise StoreError(
+            "unwritable_folder",
             f"'{folder}' can't be written ({error.strerror}); let the owner of the site's process write there, or name "
-            "another folder"
+            "another folder",
+            path=folder,
         ) from None
     if free < LEAST_MB:
         raise StoreError(
+            "disk_full",
             f"'{folder}' has {free:.0f} MB left, at least {LEAST_MB} are needed; `medfl clean` frees what finished "
-            "runs hold"
+            "runs hold",
+            path=folder,
+            minimum=LEAST_MB,
+            found=free,
         )
     text = f"'{folder}' can be written, {free / 1000:.1f} GB are free"
     if free < KEPT * message_mb:

@@ -66,7 +66,9 @@ def address_of(kit: Path) -> Address:
         host, _, port = server["service"]["target"].rpartition(":")
         return Address(host, int(port), server["service"].get("scheme", "http"), server.get("identity", host))
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        raise SettingsError(f"expected '{path}' to name a server; it does not. Ask whoever made the kit") from None
+        raise SettingsError(
+            "invalid_kit", f"expected '{path}' to name a server; it does not. Ask whoever made the kit", path=path
+        ) from None
 
 
 def proxy_for(address: Address) -> tuple[str, str] | None:
@@ -91,18 +93,24 @@ def straight(address: Address) -> socket.socket:
         return socket.create_connection((address.host, address.port), SECONDS)
     except socket.gaierror:
         raise NoRouteError(
+            "unknown_host",
             f"the name '{address.host}' is not known here; ask for the server's name as sites resolve it, or write it "
-            "into /etc/hosts"
+            "into /etc/hosts",
+            host=address.host,
         ) from None
     except ConnectionRefusedError:
         raise NoRouteError(
+            "connection_refused",
             f"the machine at {address} is there and nothing listens at the port: is the server started (`medfl "
-            "federate start KIT`), and is the port right?"
+            "federate start KIT`), and is the port right?",
+            address=str(address),
         ) from None
     except OSError as error:
         raise NoRouteError(
+            "server_unreachable",
             f"{address} does not answer ({error.strerror or error}): a firewall here or there stops it; have outgoing "
-            f"TCP to port {address.port} of that machine allowed"
+            f"TCP to port {address.port} of that machine allowed",
+            address=str(address),
         ) from None
 
 
@@ -128,13 +136,17 @@ def through(proxy: str, address: Address) -> socket.socket:
         head = read_head(connection)
     except OSError as error:
         raise NoRouteError(
-            f"the proxy {where} does not answer ({error.strerror or error}); correct the variable that names it"
+            "proxy_unreachable",
+            f"the proxy {where} does not answer ({error.strerror or error}); correct the variable that names it",
+            proxy=where,
         ) from None
     status = head.split(" ", 2)[1] if head.startswith("HTTP/") and " " in head else "nothing that is HTTP"
     if status != "200":
         connection.close()
         mend = "give user and password in its URL" if status == "407" else f"have CONNECT to {address} allowed there"
-        raise NoRouteError(f"the proxy {where} refuses (it says {status}); {mend}")
+        raise NoRouteError(
+            "proxy_refused", f"the proxy {where} refuses (it says {status}); {mend}", proxy=where, status=status
+        )
     return connection
 
 

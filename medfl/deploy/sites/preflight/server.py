@@ -67,7 +67,7 @@ def port(address: Address) -> str:
     try:
         straight(address).close()
     except NoRouteError as error:
-        raise NoRouteError(f"{error}. {_proxy_words(address, variable, proxy)}") from None
+        raise error.reworded(f"{error}. {_proxy_words(address, variable, proxy)}") from None
     return f"{address} answers without the proxy of {variable}, which NVFlare's {address.scheme} does not take"
 
 
@@ -103,7 +103,11 @@ def _greeted(kit: Path, verified: bool = True) -> ssl.SSLSocket:
         context.load_verify_locations(startup / "rootCA.pem")
         context.load_cert_chain(startup / "client.crt", startup / "client.key")
     except (OSError, ssl.SSLError) as error:
-        raise SettingsError(f"the kit's certificates can't be used ({error}); ask whoever made the kit") from None
+        raise SettingsError(
+            "unusable_certificate",
+            f"the kit's certificates can't be used ({error}); ask whoever made the kit",
+            path=kit,
+        ) from None
     plain = _open(kit)
     try:
         return context.wrap_socket(plain)
@@ -124,42 +128,58 @@ def generation(kit: Path) -> str:
             theirs = _certificate(connection.getpeercert(binary_form=True) or b"")
             _wait_for_alert(connection)
     except ssl.SSLCertVerificationError as error:
-        raise MedflError(_unlike(kit, ours, error)) from None
+        raise _unlike(kit, ours, error) from None
     except ssl.SSLError as error:
         raise MedflError(
+            "certificate_refused",
             f"the server does not take this kit's certificate ({error.reason or error}): the kit is of another making "
-            "of the project, or its certificate has ended; ask whoever made the kit for a new one"
+            "of the project, or its certificate has ended; ask whoever made the kit for a new one",
+            path=kit,
         ) from None
     except OSError as error:
         raise MedflError(
+            "handshake_failed",
             f"{address} breaks off during the greeting ({error.strerror or error}): something between does not let TLS "
-            "pass, or the server listens with another scheme than the kit's"
+            "pass, or the server listens with another scheme than the kit's",
+            address=str(address),
         ) from None
     if theirs is not None and address.identity not in _names(theirs.subject):
         raise MedflError(
+            "wrong_certificate_name",
             f"the server is '{', '.join(_names(theirs.subject))}', the kit is for '{address.identity}'; ask whoever "
-            "made the kit which is right"
+            "made the kit which is right",
+            expected=address.identity,
+            found=_names(theirs.subject),
         )
     return f"server and kit are of the same root{'' if ours is None else f' ({_words(ours)})'}"
 
 
-def _unlike(kit: Path, ours: Any, error: ssl.SSLCertVerificationError) -> str:
-    """Why the server's certificate is not of the kit's root."""
+def _unlike(kit: Path, ours: Any, error: ssl.SSLCertVerificationError) -> MedflError:
+    """Return the error that says why the server's certificate is not of the kit's root."""
     with _greeted(kit, verified=False) as connection:
         theirs = _certificate(connection.getpeercert(binary_form=True) or b"")
     if ours is None or theirs is None:
-        return f"the server's certificate is not of the kit's root ({error.verify_message}); are they of one making?"
+        return MedflError(
+            "untrusted_certificate",
+            f"the server's certificate is not of the kit's root ({error.verify_message}); are they of one making?",
+            path=kit,
+        )
     now = datetime.datetime.now(datetime.UTC)
     if not theirs.not_valid_before_utc <= now <= theirs.not_valid_after_utc:
-        return (
+        return MedflError(
+            "expired_certificate",
             f"the server's certificate holds from {theirs.not_valid_before_utc:%Y-%m-%d} to "
             f"{theirs.not_valid_after_utc:%Y-%m-%d}, the clock here says {now:%Y-%m-%d}: mend the clock, or have new "
-            "kits made"
+            "kits made",
+            path=kit,
+            end=f"{theirs.not_valid_after_utc:%Y-%m-%d}",
         )
-    return (
+    return MedflError(
+        "other_generation",
         f"the server is of another generation: its certificate was signed by '{', '.join(_names(theirs.issuer))}' on "
         f"{theirs.not_valid_before_utc:%Y-%m-%d} by a root that is not the kit's ({_words(ours)}). Kits were made "
-        "anew, or a proxy opens TLS. Ask whoever provisions for the kit of the present generation"
+        "anew, or a proxy opens TLS. Ask whoever provisions for the kit of the present generation",
+        path=kit,
     )
 
 
@@ -196,7 +216,9 @@ def clock(kit: Path) -> str:
     text = f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the server's (by the time in its HTTP answer)"
     mend = "set both by a time server (NTP)"
     if abs(skew) > FAR:
-        raise MedflError(f"{text}: certificates that were just made count as not yet valid; {mend}")
+        raise MedflError(
+            "clock_skew", f"{text}: certificates that were just made count as not yet valid; {mend}", seconds=skew
+        )
     return Caution(f"{text}: what logs and records say does not fit together; {mend}") if abs(skew) > SKEW else text
 
 
@@ -209,8 +231,9 @@ def _within(kit: Path, scheme: str) -> str:
     now = datetime.datetime.now(datetime.UTC)
     if not start <= now <= end:
         raise MedflError(
+            "clock_outside_certificate",
             f"it says {now:%Y-%m-%d %H:%M}, the kit's certificate holds from {start:%Y-%m-%d %H:%M} to "
-            f"{end:%Y-%m-%d %H:%M}; set the clock by a time server (NTP)"
+            f"{end:%Y-%m-%d %H:%M}; set the clock by a time server (NTP)",
         )
     return f"{unknown}; the time here lies within the kit's certificate"
 
@@ -227,7 +250,9 @@ def _certificate(content: bytes) -> Any:
     try:
         return load(content)
     except ValueError as error:
-        raise SettingsError(f"the kit holds no certificate ({error}); ask whoever made the kit") from None
+        raise SettingsError(
+            "invalid_certificate", f"the kit holds no certificate ({error}); ask whoever made the kit"
+        ) from None
 
 
 def _names(name: Any) -> list[str]:
