@@ -75,8 +75,10 @@ def channels_of(shape: Sequence[int]) -> int | None:
     if len(shape) in (2, 3, 4):
         return None
     raise DataError(
+        "wrong_shape",
         "expected an array of shape (N, F), (N, H, W), (N, H, W, C), (N, D, H, W) or (N, D, H, W, C), got "
-        f"{tuple(shape)}. Write the images again, one image per row."
+        f"{tuple(shape)}. Write the images again, one image per row.",
+        found=tuple(shape),
     )
 
 
@@ -222,24 +224,37 @@ def check_finite(images: np.ndarray, rows: np.ndarray) -> None:
             finite = np.isfinite(images[some].astype(np.float32, copy=False)).reshape(len(some), -1).all(axis=1)
         if not finite.all():
             raise DataError(
+                "not_finite",
                 f"expected finite pixels, row {some[~finite][0]} of the image array has NaN or infinite ones. Prepare "
-                "that image again, or leave it out of the list."
+                "that image again, or leave it out of the list.",
+                row=int(some[~finite][0]),
             )
 
 
 def _check(images: np.ndarray, rows: np.ndarray, targets: int) -> None:
     if images.dtype not in _DTYPES:
         raise DataError(
+            "wrong_type",
             f"expected images of type uint8, uint16, float16, float32 or float64, got {images.dtype}. Convert the "
-            "array."
+            "array.",
+            found=str(images.dtype),
         )
     if len(rows) != targets:
-        raise DataError(f"expected one target for each row, got {targets} targets for {len(rows)} rows")
+        raise DataError(
+            "wrong_target_count",
+            f"expected one target for each row, got {targets} targets for {len(rows)} rows",
+            expected=len(rows),
+            found=targets,
+        )
     outside = (rows < 0) | (rows >= len(images))
     if outside.any():
         raise DataError(
+            "row_outside_array",
             f"expected rows in 0..{len(images) - 1}, got row {int(rows[outside][0])} "
-            f"({int(outside.sum())} rows are outside the array). The list and the array do not belong together."
+            f"({int(outside.sum())} rows are outside the array). The list and the array do not belong together.",
+            row=int(rows[outside][0]),
+            count=int(outside.sum()),
+            maximum=len(images) - 1,
         )
 
 
@@ -251,11 +266,20 @@ def _affine(
     for name, values in (("mean", mean), ("std", std)):
         if len(values) not in (1, count):
             raise DataError(
+                "wrong_normalization_length",
                 f"expected 1 or {count} numbers in {name} for {count} {kind}, got {len(values)}. "
-                f"Give --{name}, or choose a bundle for such images."
+                f"Give --{name}, or choose a bundle for such images.",
+                name=name,
+                expected=count,
+                found=len(values),
             )
     if not (np.isfinite(mean).all() and np.isfinite(std).all() and min(std) > 0):
-        raise DataError(f"expected finite numbers in mean, and every std > 0, got mean {list(mean)}, std {list(std)}")
+        raise DataError(
+            "invalid_normalization",
+            f"expected finite numbers in mean, and every std > 0, got mean {list(mean)}, std {list(std)}",
+            mean=list(mean),
+            std=list(std),
+        )
     unit = float(np.iinfo(images.dtype).max) if images.dtype.kind == "u" else 1.0
     spread = np.asarray(std, dtype=np.float64)
     scale, shift = 1.0 / (unit * spread), -np.asarray(mean, dtype=np.float64) / spread
@@ -275,11 +299,17 @@ def _identity(path: Path) -> tuple[Path, int, int]:
         facts = path.stat()
     except OSError:
         raise DataError(
+            "missing_file",
             f"the image array {path} is missing. It stays where `medfl prep` wrote it: put it back, "
-            "or partition the data set again from its new place."
+            "or partition the data set again from its new place.",
+            path=path,
         ) from None
     if not stat.S_ISREG(facts.st_mode):  # reading a pipe would wait for ever
-        raise DataError(f"the image array {path} is no file, but a folder, a pipe or a device. Put the file there.")
+        raise DataError(
+            "not_a_file",
+            f"the image array {path} is no file, but a folder, a pipe or a device. Put the file there.",
+            path=path,
+        )
     return path.resolve(), facts.st_mtime_ns, facts.st_size
 
 
@@ -289,9 +319,15 @@ def _open(path: Path, mtime: int, size: int) -> np.ndarray:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         why = "it is damaged, cut short, or no array of numbers"
-        raise DataError(f"the image array {path} can't be read: {why}. Prepare the data set again.") from error
+        raise DataError(
+            "damaged_file", f"the image array {path} can't be read: {why}. Prepare the data set again.", path=path
+        ) from error
     if not isinstance(array, np.ndarray):
-        raise DataError(f"expected one array in {path}, got an archive of several. Save it as a .npy file.")
+        raise DataError(
+            "unsupported_file",
+            f"expected one array in {path}, got an archive of several. Save it as a .npy file.",
+            path=path,
+        )
     channels_of(array.shape)
     return np.asarray(array)  # a plain view: the memmap class slows every index down
 

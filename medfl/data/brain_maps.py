@@ -43,15 +43,23 @@ class BrainMaps:
         self._names = sorted(subjects)
         if not subjects:
             raise DataError(
+                "no_images",
                 f"expected maps such as <subject>_{derivatives[0]}{SUFFIXES[0]} in {folder}, found none. Give a folder "
-                "of maps, or the folder of a site."
+                "of maps, or the folder of a site.",
+                path=folder,
             )
         lacking = [number for number, files in enumerate(self.subjects, 1) if len(files) < len(self._derivatives)]
         if lacking:
             raise DataError(
+                "missing_map",
                 f"expected {', '.join(self._derivatives)} of each subject in {folder}; {len(lacking)} of "
                 f"{len(subjects)} subjects lack some, the first is number {lacking[0]} in the order of the names. "
-                "Add or remove them."
+                "Add or remove them.",
+                path=folder,
+                derivatives=list(derivatives),
+                count=len(lacking),
+                total=len(subjects),
+                number=lacking[0],
             )
 
     def __len__(self) -> int:
@@ -65,7 +73,8 @@ class BrainMaps:
                 maps.append(read_map(self.subjects[row][derivative], self._grid))
             except DataError as error:
                 where = f"subject {row + 1} of {len(self)} in {self._folder}, in the order of the names, {derivative}"
-                raise DataError(f"{where}: {error}") from None
+                fields = error.fields | {"path": self._folder, "number": row + 1, "derivative": derivative}
+                raise DataError(error.code, f"{where}: {error}", **fields) from None
         images = np.stack(maps, axis=-1)[np.newaxis]
         image, _ = ArrayDataset(images, [0], [0], self._mean, self._std).batch(torch.tensor([0]))
         return {"image": MetaTensor(image[0], meta={"filename_or_obj": self._names[row]})}
@@ -106,7 +115,11 @@ def load_maps(
     """
     folder = Path(dataset_dir)
     if not folder.is_dir():
-        raise DataError(f"expected a folder of maps at {folder}, there is none. Give another --dataset_dir.")
+        raise DataError(
+            "missing_folder",
+            f"expected a folder of maps at {folder}, there is none. Give another --dataset_dir.",
+            path=folder,
+        )
     if (folder / FILE).is_file():
         return SiteImages(folder, objective, mean, std)
     return BrainMaps(folder, derivatives, size if isinstance(size, int) else size[0], mean, std)

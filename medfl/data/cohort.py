@@ -87,25 +87,42 @@ def load_cohort(
     for part in data.parts:
         if part.classes != classes:
             raise DataError(
+                "different_classes",
                 f"expected the same classes in all lists of {folder}, got {list(classes)} at '{data.first.name}' and "
-                f"{list(part.classes)} at '{part.name}'. Write the same 'labels' into both."
+                f"{list(part.classes)} at '{part.name}'. Write the same 'labels' into both.",
+                path=folder,
+                site=part.name,
+                expected=list(classes),
+                found=list(part.classes),
             )
         if part.names != data.first.names:
             raise DataError(
+                "different_output_names",
                 f"expected the same structures, findings or numbers in all lists of {folder}, got "
                 f"{list(data.first.names)} at '{data.first.name}' and {list(part.names)} at '{part.name}'. Write the "
-                "same names into both."
+                "same names into both.",
+                path=folder,
+                site=part.name,
+                expected=list(data.first.names),
+                found=list(part.names),
             )
     if public is not None:
         shown, chosen = load_public(folder / public, objective, classes, mean, std, label_map, open_test)
         data = replace(data, public=shown, label_map=chosen)
     elif label_map is not None:
-        raise SettingsError("'label_map' is for public data, and this run has none. Name their folder with --public.")
+        raise SettingsError(
+            "incompatible_settings",
+            "'label_map' is for public data, and this run has none. Name their folder with --public.",
+            settings=["label_map", "public"],
+        )
     shapes = {part.shape for part in data.parts}
     if len(shapes) > 1:
         raise DataError(
+            "different_shapes",
             f"expected images of one shape (channels, height, width) at all sites of {folder}, got "
-            f"{sorted(shapes)}. Prepare them again with one --size."
+            f"{sorted(shapes)}. Prepare them again with one --size.",
+            path=folder,
+            shapes=sorted(shapes),
         )
     return data
 

@@ -109,9 +109,14 @@ class Datalist:
         wrong = labels[(labels < 0) | (labels >= classes)]
         if len(wrong):
             raise DataError(
+                "wrong_label",
                 f"expected labels in 0..{classes - 1} at {place}, got {int(wrong[0])} "
                 f"({len(wrong)} of {len(labels)} labels are outside). The list has num_classes {self.num_classes}: "
-                f"run the task with that number (--num_classes {self.num_classes}), or correct the list."
+                f"run the task with that number (--num_classes {self.num_classes}), or correct the list.",
+                where=place,
+                maximum=classes - 1,
+                found=int(wrong[0]),
+                count=len(wrong),
             )
         return rows, labels
 
@@ -200,13 +205,20 @@ def read_bytes(folder: Path) -> bytes:
     path = folder / FILE
     if not path.is_file():  # reading a pipe would wait for ever
         raise DataError(
+            "missing_file",
             f"expected a data list {path}, there is none. Write one with `medfl prep` and `medfl partition`, "
-            "or give the folder that holds it."
+            "or give the folder that holds it.",
+            path=path,
         )
     try:
         return path.read_bytes()
     except OSError as error:
-        raise DataError(f"the data list {path} can't be read: {error.strerror}. Permit reading it.") from None
+        raise DataError(
+            "unreadable_file",
+            f"the data list {path} can't be read: {error.strerror}. Permit reading it.",
+            path=path,
+            reason=error.strerror,
+        ) from None
 
 
 def parse_datalist(content: bytes, path: Path) -> Datalist:
@@ -224,26 +236,55 @@ def parse_datalist(content: bytes, path: Path) -> Datalist:
         if re.search(rb"\\u[dD][89a-fA-F]", content):  # half of such a pair is no text that can be written again
             json.dumps(values, ensure_ascii=False).encode()
     except RecursionError:
-        raise DataError(f"the data list {path} is nested too deep to be one. Write it again.") from None
+        raise DataError(
+            "nested_too_deep", f"the data list {path} is nested too deep to be one. Write it again.", path=path
+        ) from None
     except ValueError as error:
-        raise DataError(f"the data list {path} is no valid JSON: {error}. Write it again.") from None
+        raise DataError(
+            "invalid_json", f"the data list {path} is no valid JSON: {error}. Write it again.", path=path
+        ) from None
     if not isinstance(values, dict):
-        raise DataError(f"expected a JSON object in {path}, got {type(values).__name__}. Write the list again.")
+        raise DataError(
+            "wrong_type",
+            f"expected a JSON object in {path}, got {type(values).__name__}. Write the list again.",
+            path=path,
+            expected="dict",
+            found=type(values).__name__,
+        )
     if "objective" in values:
         values["num_classes"] = len(list_objective(values, path).stratum_names)
     for key, kind in (("image_array", str), ("num_classes", int)):
         if key not in values and any(_is_file(values.get(split)) for split in SPLITS):
-            raise DataError(files_message(str(path)))
+            raise DataError("image_file_in_list", files_message(str(path)), path=path)
         if type(values.get(key)) is not kind:
             got = f"got {type(values[key]).__name__}" if key in values else "there is none"
-            raise DataError(f"expected '{key}' of type {kind.__name__} in {path}, {got}. Correct the list.")
+            raise DataError(
+                "wrong_type",
+                f"expected '{key}' of type {kind.__name__} in {path}, {got}. Correct the list.",
+                path=path,
+                key=key,
+                expected=kind.__name__,
+                found=type(values[key]).__name__ if key in values else None,
+            )
     _check_head(values, path)
     if not any(split in values for split in SPLITS):
-        raise DataError(f"expected one of {', '.join(SPLITS)} in {path}, got none of them. Add the records.")
+        raise DataError(
+            "missing_split",
+            f"expected one of {', '.join(SPLITS)} in {path}, got none of them. Add the records.",
+            path=path,
+            expected=SPLITS,
+        )
     splits = {split: values.pop(split, []) for split in SPLITS}
     for split, records in splits.items():
         if not isinstance(records, list):
-            raise DataError(f"expected a list of records in '{split}' of {path}, got {type(records).__name__}")
+            raise DataError(
+                "wrong_type",
+                f"expected a list of records in '{split}' of {path}, got {type(records).__name__}",
+                path=path,
+                key=split,
+                expected="list",
+                found=type(records).__name__,
+            )
     known = {key: values.pop(key) for key in _HEAD if key in values}
     return Datalist(**{"name": "", **known}, splits=splits, extra=values)
 
@@ -272,28 +313,53 @@ def _check_head(values: Record, path: Path) -> None:
     """Refuse a list whose head says what can't be."""
     if "\0" in values["image_array"]:
         raise DataError(
-            f"expected the path of a file in 'image_array' of {path}, got one with a NUL. Correct the list."
+            "invalid_path",
+            f"expected the path of a file in 'image_array' of {path}, got one with a NUL. Correct the list.",
+            path=path,
+            key="image_array",
         )
     count = values["num_classes"]
     if not (1 if "objective" in values else 2) <= count <= MAX_CLASSES:
         got = count if abs(count) < 10**9 else "a number of more digits"
-        raise DataError(f"expected 'num_classes' in 2..{MAX_CLASSES} in {path}, got {got}. Correct the list.")
+        raise DataError(
+            "wrong_class_count",
+            f"expected 'num_classes' in 2..{MAX_CLASSES} in {path}, got {got}. Correct the list.",
+            path=path,
+            maximum=MAX_CLASSES,
+            found=got,
+        )
     for key in ("name", "modality", "licence", "mask_array"):
         if not isinstance(values.get(key, ""), str):
-            raise DataError(f"expected text in '{key}' of {path}, got {type(values[key]).__name__}. Correct the list.")
+            raise DataError(
+                "wrong_type",
+                f"expected text in '{key}' of {path}, got {type(values[key]).__name__}. Correct the list.",
+                path=path,
+                key=key,
+                expected="str",
+                found=type(values[key]).__name__,
+            )
     labels = values.get("labels", {})
     if not isinstance(labels, dict):
         raise DataError(
+            "wrong_type",
             f'expected a JSON object in \'labels\' of {path}, such as {{"0": "benign", "1": "malignant"}}, '
-            f"got {type(labels).__name__}. Correct the list."
+            f"got {type(labels).__name__}. Correct the list.",
+            path=path,
+            key="labels",
+            expected="dict",
+            found=type(labels).__name__,
         )
     numbers = {str(number) for number in range(count)}
     for number, name in labels.items():
         if number not in numbers or not isinstance(name, str):
             got = "another key" if number not in numbers else f"{type(name).__name__} as a name"
             raise DataError(
+                "invalid_class_name",
                 f'expected the numbers of classes, "0" to "{count - 1}", with a name each in \'labels\' of {path}, got '
-                f"{got}. Correct 'labels' or 'num_classes'."
+                f"{got}. Correct 'labels' or 'num_classes'.",
+                path=path,
+                maximum=count - 1,
+                found=got,
             )
 
 

@@ -35,21 +35,32 @@ def check_free(out: Path, force: bool, inputs: Sequence[Path] = ()) -> None:
     for path in inputs:
         if place in (path.resolve(), *path.resolve().parents):
             raise DataError(
+                "output_contains_input",
                 f"the folder {out} holds what is to be read ({path}), and would be replaced by what is written. "
-                "Give another --out."
+                "Give another --out.",
+                path=out,
+                input=path,
             )
     if not out.exists():
         return
     if not out.is_dir():
-        raise DataError(f"expected a folder or nothing at {out}, found a file. Give another --out.")
+        raise DataError(
+            "not_a_folder", f"expected a folder or nothing at {out}, found a file. Give another --out.", path=out
+        )
     if not any(out.iterdir()):
         return
     if not force:
-        raise DataError(f"the folder {out} is not empty. Give another --out, or --force to replace it.")
+        raise DataError(
+            "folder_not_empty",
+            f"the folder {out} is not empty. Give another --out, or --force to replace it.",
+            path=out,
+        )
     if not any((out / mark).is_file() for mark in MARKS):
         raise DataError(
+            "foreign_folder",
             f"the folder {out} holds something that medfl did not write (none of {', '.join(MARKS)} is in it), "
-            "so --force does not remove it. Give another --out."
+            "so --force does not remove it. Give another --out.",
+            path=out,
         )
 
 
@@ -73,7 +84,12 @@ def written_whole(out: Path, force: bool = False) -> Iterator[Path]:
         out.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     except OSError as error:
-        raise DataError(f"could not write to the folder {out.parent}: {error.strerror}. Give another --out.") from None
+        raise DataError(
+            "unwritable_folder",
+            f"could not write to the folder {out.parent}: {error.strerror}. Give another --out.",
+            path=out.parent,
+            reason=error.strerror,
+        ) from None
     old = temporary / "old"
     try:
         content = temporary / "new"
@@ -85,7 +101,12 @@ def written_whole(out: Path, force: bool = False) -> Iterator[Path]:
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        raise DataError(f"could not write '{out}': {error.strerror}. Make room, or give another --out.") from None
+        raise DataError(
+            "disk_full",
+            f"could not write '{out}': {error.strerror}. Make room, or give another --out.",
+            path=out,
+            reason=error.strerror,
+        ) from None
     finally:
         if old.exists() and not out.exists():  # interrupted between the two
             os.replace(old, out)

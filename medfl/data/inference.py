@@ -49,8 +49,10 @@ class ImageFiles:
         self.files = sorted(path for path in folder.rglob("*") if _is_image(path))
         if not self.files:
             raise DataError(
+                "no_images",
                 f"expected images in {folder}, found none. Give a folder of image files ({', '.join(IMAGE_SUFFIXES)}), "
-                "or the folder of a site."
+                "or the folder of a site.",
+                path=folder,
             )
         self._folder, self._size, self._channels = folder, tuple(size), channels
         self._mean, self._std, self._read = mean, std, read
@@ -66,7 +68,8 @@ class ImageFiles:
                 images = self._read(path, self._size, self._channels)[np.newaxis]
         except DataError as error:
             where = f"image {row + 1} of {len(self)} in {self._folder}, in the order of the names"
-            raise DataError(f"{where}: {error}") from None
+            fields = error.fields | {"path": self._folder, "number": row + 1}
+            raise DataError(error.code, f"{where}: {error}", **fields) from None
         image, _ = ArrayDataset(images, [0], [0], self._mean, self._std).batch(torch.tensor([0]))
         return {"image": MetaTensor(image[0], meta={"filename_or_obj": str(path.relative_to(self._folder))})}
 
@@ -98,7 +101,13 @@ class TableRows:
         columns = list(features) or table.columns
         table.require(columns)
         if len(columns) != count:
-            raise DataError(f"expected {count} columns of numbers in {path}, got {len(columns)}. Leave out all others.")
+            raise DataError(
+                "wrong_column_count",
+                f"expected {count} columns of numbers in {path}, got {len(columns)}. Leave out all others.",
+                path=path,
+                expected=count,
+                found=len(columns),
+            )
         self._numbers = table.numbers
         self._data = ArrayDataset(_cells(table, columns), [0] * len(table.rows), range(len(table.rows)), mean, std)
 
@@ -117,8 +126,12 @@ def _cells(table: Table, columns: Sequence[str]) -> np.ndarray:
     wrong = [table.numbers[place] for place in np.flatnonzero(~np.isfinite(vectors).all(axis=1))]
     if wrong:
         raise DataError(
+            "not_finite",
             f"expected finite numbers in {', '.join(columns)} of {table.path}, not so in {row_list(wrong)}. Fill them "
-            "in as in the data of the training, or leave these rows out."
+            "in as in the data of the training, or leave these rows out.",
+            path=table.path,
+            columns=list(columns),
+            rows=wrong,
         )
     return vectors
 
@@ -148,7 +161,12 @@ class SiteImages:
         assert isinstance(data, ArrayDataset)
         self._data = data
         if not len(self._data):
-            raise DataError(f"expected test images in the data list of {folder}, there are none.")
+            raise DataError(
+                "no_images",
+                f"expected test images in the data list of {folder}, there are none.",
+                path=folder,
+                split="test",
+            )
 
     def __len__(self) -> int:
         return len(self._data)
@@ -185,7 +203,11 @@ def load_images(
     """
     folder = Path(dataset_dir)
     if not folder.is_dir():
-        raise DataError(f"expected a folder of images at {folder}, there is none. Give another --dataset_dir.")
+        raise DataError(
+            "missing_folder",
+            f"expected a folder of images at {folder}, there is none. Give another --dataset_dir.",
+            path=folder,
+        )
     if (folder / FILE).is_file():
         return SiteImages(folder, objective, mean, std)
     edges = [size] * spatial_dims if isinstance(size, int) else list(size)
@@ -218,4 +240,8 @@ def load_rows(
         return TableRows(place, features, in_features, mean, std)
     if (place / FILE).is_file():
         return SiteImages(place, objective, mean, std)
-    raise DataError(f"expected a table (CSV) or the folder of a site at {place}, got neither. Give --dataset_dir.")
+    raise DataError(
+        "missing_file",
+        f"expected a table (CSV) or the folder of a site at {place}, got neither. Give --dataset_dir.",
+        path=place,
+    )

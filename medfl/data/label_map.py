@@ -41,23 +41,48 @@ def choose_map(public: Datalist, classes: Sequence[str], label_map: LabelMap | N
             return {name: name for name in own}
         example = {name: name if name in classes else classes[0] for name in own}
         raise DataError(
+            "missing_label_map",
             f"the public data in {where} have the classes {own}, the sites {list(classes)}. Say which is which (a run "
             f'takes, for example, --label_map "{example}"; None leaves a class out), or prepare them with the same '
-            "labels."
+            "labels.",
+            where=where,
+            expected=list(classes),
+            found=own,
         )
     if not isinstance(label_map, Mapping):
-        raise SettingsError(f"expected 'label_map' as names of classes by name, got {type(label_map).__name__}.")
+        raise SettingsError(
+            "wrong_setting_type",
+            f"expected 'label_map' as names of classes by name, got {type(label_map).__name__}.",
+            setting="label_map",
+            found=type(label_map).__name__,
+        )
     for name, target in label_map.items():
         if name not in own:
             hint = did_you_mean(str(name), own)
-            raise SettingsError(f"'label_map' names no class of the public data: '{name}'. {hint}")
+            raise SettingsError(
+                "unknown_class",
+                f"'label_map' names no class of the public data: '{name}'. {hint}",
+                setting="label_map",
+                data="public",
+                name=str(name),
+            )
         if target is not None and target not in classes:
             hint = did_you_mean(str(target), classes)
-            raise SettingsError(f"'label_map' gives '{name}' to no class of the sites: '{target}'. {hint}")
+            raise SettingsError(
+                "unknown_class",
+                f"'label_map' gives '{name}' to no class of the sites: '{target}'. {hint}",
+                setting="label_map",
+                data="sites",
+                name=str(name),
+                target=str(target),
+            )
     if missing := [name for name in own if name not in label_map]:
         raise SettingsError(
+            "unmapped_classes",
             f"'label_map' says nothing of the classes {missing} of the public data. Name a class of the sites for each "
-            f"({', '.join(classes)}), or None to leave its images out."
+            f"({', '.join(classes)}), or None to leave its images out.",
+            setting="label_map",
+            classes=missing,
         )
     return dict(label_map)
 

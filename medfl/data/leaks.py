@@ -164,10 +164,13 @@ def refuse_leaks(leaks: Sequence[Leak], allow: Sequence[str] = ()) -> list[str]:
     if refused:
         kinds = [kind for kind in KINDS if any(leak.kind == kind for leak in refused)]
         raise DataError(
+            "data_leak",
             "the same patients or images are in places that must not share any:\n"
             + "\n".join(line for kind in kinds for line in _lines(kind, refused))
             + "\nMake the sites again with `medfl partition`, which keeps a patient's images and identical images "
-            f'together; or allow this by name (a run takes --allow_leaks "{kinds}"), and the report will say so.'
+            f'together; or allow this by name (a run takes --allow_leaks "{kinds}"), and the report will say so.',
+            kinds=kinds,
+            leaks=[[leak.kind, leak.count, *leak.between] for leak in refused],
         )
     return [_sentence(leak) for leak in leaks]
 
@@ -180,7 +183,12 @@ def check_kinds(allow: Sequence[str]) -> None:
     """
     for name in allow:
         if name not in KINDS:
-            raise SettingsError(f"unknown kind of leak '{name}' to allow. {did_you_mean(name, KINDS)}")
+            raise SettingsError(
+                "unknown_choice",
+                f"unknown kind of leak '{name}' to allow. {did_you_mean(name, KINDS)}",
+                what="kind of leak",
+                choice=name,
+            )
 
 
 def check_rows(rows: np.ndarray, images: int, where: str) -> None:
@@ -196,15 +204,24 @@ def check_rows(rows: np.ndarray, images: int, where: str) -> None:
     """
     if len(rows) and not 0 <= rows.min() <= rows.max() < images:
         raise DataError(
+            "row_outside_array",
             f"expected rows in 0..{images - 1} at {where}, got {rows.min()}..{rows.max()}. The list and the array do "
-            "not belong together: prepare the data set again."
+            "not belong together: prepare the data set again.",
+            where=where,
+            maximum=images - 1,
+            found=[int(rows.min()), int(rows.max())],
         )
 
 
 def _folders(dataset_dir: Path, names: Sequence[str], public: str | None) -> list[str]:
     if public is not None and public in (*names, GLOBAL):
         what = "the server's test set" if public == GLOBAL else "a site"
-        raise SettingsError(f"the folder '{public}' is {what}, so it can't be public data. Name another folder.")
+        raise SettingsError(
+            "public_data_conflict",
+            f"the folder '{public}' is {what}, so it can't be public data. Name another folder.",
+            name=public,
+            conflict=what,
+        )
     folders = sorted(set(names))
     if (dataset_dir / GLOBAL).is_dir():
         folders.append(GLOBAL)

@@ -48,13 +48,23 @@ def rows_and_targets(
     if objective.target_columns:
         return rows, record_targets(records, objective, place)
     if masks is None:
-        raise DataError(f"{where}: expected 'mask_array' in the list for the objective '{objective.name}'. Add it.")
+        raise DataError(
+            "missing_mask_array",
+            f"{where}: expected 'mask_array' in the list for the objective '{objective.name}'. Add it.",
+            where=where,
+            objective=objective.name,
+        )
     target = objective.target_shape(shape)
     fits = masks.dtype == np.uint8 and int(np.prod(masks.shape[1:])) == int(np.prod(target))
     if not fits or bool(((rows < 0) | (rows >= len(masks))).any()):
         raise DataError(
+            "wrong_mask_array",
             f"expected masks of type uint8 and shape {list(target)} for each image at {place}, got an array "
-            f"{list(masks.shape)} of {masks.dtype}. Write the masks again, a row for each image."
+            f"{list(masks.shape)} of {masks.dtype}. Write the masks again, a row for each image.",
+            where=place,
+            expected=list(target),
+            found=list(masks.shape),
+            type=str(masks.dtype),
         )
     chosen = ArrayMasks(masks, rows, target)
     step = max(1, CHUNK_BYTES // max(1, masks[:1].nbytes))
@@ -76,13 +86,20 @@ def check_goal(datalist: Datalist, objective: Objective) -> None:
         for key in ("channels", "overlapping", "spacing"):
             if facts[key] != needed[key]:
                 raise DataError(
+                    "wrong_mask_layout",
                     f"expected masks with {key} {needed[key]}, as the task has it, got a list with {facts[key]}. "
-                    "Prepare the data of all sites alike (medfl prep decathlon has --spacing), or choose another task."
+                    "Prepare the data of all sites alike (medfl prep decathlon has --spacing), or choose another task.",
+                    key=key,
+                    expected=needed[key],
+                    found=facts[key],
                 )
     if goal.name != objective.name and not (goal.has_class_labels and objective.has_class_labels):
         raise DataError(
+            "different_objective",
             f"the list is for the objective '{goal.name}', and the task for '{objective.name}'. Choose another task, "
-            "or correct the entry 'objective' of the list."
+            "or correct the entry 'objective' of the list.",
+            expected=objective.name,
+            found=goal.name,
         )
     if not goal.has_class_labels:
         key = _names_key(objective)
@@ -90,8 +107,13 @@ def check_goal(datalist: Datalist, objective: Objective) -> None:
         texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
         if not texts or len(names) != objective.outputs:
             raise DataError(
+                "wrong_output_names",
                 f"expected {objective.outputs} names in '{key}' of the list, a text for each output of the objective "
-                f"'{objective.name}', got {len(names) if texts else 'another thing'}. Correct the list."
+                f"'{objective.name}', got {len(names) if texts else 'another thing'}. Correct the list.",
+                key=key,
+                objective=objective.name,
+                expected=objective.outputs,
+                found=len(names) if texts else None,
             )
 
 

@@ -58,7 +58,10 @@ def read_partition(dataset_dir: str | Path) -> Meta:
 
 def _damaged(path: Path) -> DataError:
     return DataError(
-        f"expected in '{path}' how the sites were made, as `medfl partition` writes it; it is damaged. Partition again."
+        "damaged_file",
+        f"expected in '{path}' how the sites were made, as `medfl partition` writes it; it is damaged. "
+        "Partition again.",
+        path=path,
     )
 
 
@@ -87,7 +90,10 @@ def check_unchanged(
     for name in allow:
         if name not in noted:
             raise SettingsError(
-                f"'allow_changes' names no file of the partition: '{name}'. {did_you_mean(name, noted)}"
+                "unknown_file",
+                f"'allow_changes' names no file of the partition: '{name}'. {did_you_mean(name, noted)}",
+                setting="allow_changes",
+                name=name,
             )
     loaded = {os.path.relpath(path, dataset_dir): digest for part in parts for path, digest in part.files.items()}
     changed = {name for name, digest in loaded.items() if noted.get(name, digest) != digest}
@@ -95,8 +101,11 @@ def check_unchanged(
         changed |= {name for name in noted if Path(name).name == FILE and not (dataset_dir / name).is_file()}
     if refused := sorted(changed - set(allow)):
         raise DataError(
+            "changed_file",
             f"files are not as `medfl partition` left them in {dataset_dir}: {', '.join(refused)}. Partition again, or "
             f'accept the change by name (a run takes --allow_changes "{sorted(changed)}", a file of a site across '
-            "machines allow_changes), and it will be on record."
+            "machines allow_changes), and it will be on record.",
+            path=dataset_dir,
+            files=refused,
         )
     return sorted(changed)

@@ -82,7 +82,10 @@ def labels_of(data: Dataset) -> torch.Tensor:
         ContractError: If cases are of no class. A method that asks this says so in its `needs`.
     """
     if data.class_labels is None:
-        raise ContractError("Expected cases that are each of a class, got some that are not: see `Method.needs`.")
+        raise ContractError(
+            "missing_class_labels",
+            "Expected cases that are each of a class, got some that are not: see `Method.needs`.",
+        )
     return data.class_labels
 
 

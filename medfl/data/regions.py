@@ -37,8 +37,12 @@ def load_regions(dataset_dir: str | Path) -> torch.Tensor | None:
     spatial = image_shape(open_array(images).shape)[1:]
     if labels.shape != spatial:
         raise DataError(
+            "wrong_shape",
             f"the atlas {path} has {labels.shape} voxels, the images beside it have {spatial}: they don't belong "
-            "together. Prepare the data set again with --atlas."
+            "together. Prepare the data set again with --atlas.",
+            path=path,
+            expected=spatial,
+            found=labels.shape,
         )
     codes = codes_of(labels)
     return torch.from_numpy(np.searchsorted([0, *codes], labels).astype(np.int64))

@@ -34,13 +34,21 @@ def balanced_rows(labels: torch.Tensor, count: int, generator: torch.Generator) 
         [0, 0]
     """
     if count < 0:
-        raise SettingsError(f"expected a number of shared images >= 0, got {count}.")
+        raise SettingsError(
+            "setting_out_of_range",
+            f"expected a number of shared images >= 0, got {count}.",
+            setting="count",
+            minimum=0,
+            found=count,
+        )
     rows_by_class = class_rows(labels)
     if not rows_by_class:
         if count:
             raise SettingsError(
+                "empty_shared_set",
                 f"expected a shared set with images to draw {count} from, got an empty one. No site shared any image: "
-                "raise the share fraction, or train without a shared set."
+                "raise the share fraction, or train without a shared set.",
+                count=count,
             )
         return torch.empty(0, dtype=torch.int64)
     each, left = divmod(count, len(rows_by_class))
@@ -68,7 +76,14 @@ def stratified_share(labels: torch.Tensor, fraction: float, generator: torch.Gen
         4
     """
     if not 0 <= fraction <= 1:
-        raise SettingsError(f"expected a share fraction in [0, 1], got {fraction}.")
+        raise SettingsError(
+            "setting_out_of_range",
+            f"expected a share fraction in [0, 1], got {fraction}.",
+            setting="fraction",
+            minimum=0,
+            maximum=1,
+            found=fraction,
+        )
     drawn = [
         rows[torch.randperm(len(rows), generator=generator)[: _share(fraction, len(rows))]]
         for rows in class_rows(labels)

@@ -75,16 +75,18 @@ def site_names(dataset_dir: Path) -> list[str]:
     """
     lacking = "expected a folder with folders of sites, each with a datalist.json"
     if not dataset_dir.is_dir():
-        raise DataError(f"{lacking}; there is none at {dataset_dir}. {_mend(dataset_dir)}")
+        raise DataError(
+            "missing_folder", f"{lacking}; there is none at {dataset_dir}. {_mend(dataset_dir)}", path=dataset_dir
+        )
     folders = sorted(path for path in dataset_dir.iterdir() if path.is_dir() and not path.name.startswith("."))
     names = [path.name for path in folders if path.name not in NO_SITES and (path / FILE).is_file()]
     for path in folders:
         if path.name not in (*names, *NO_SITES) and ((path / CARD).exists() or path.name.startswith("site-")):
             read_bytes(path)  # says what is missing
     if problem := name_problem(names):
-        raise DataError(f"{problem} It is a folder in {dataset_dir}.")
+        raise DataError("invalid_site_name", f"{problem} It is a folder in {dataset_dir}.", path=dataset_dir)
     if not names:
-        raise DataError(f"{lacking}; none is in {dataset_dir}. {_mend(dataset_dir)}")
+        raise DataError("missing_site", f"{lacking}; none is in {dataset_dir}. {_mend(dataset_dir)}", path=dataset_dir)
     return names
 
 
@@ -128,7 +130,9 @@ def load_sites(
     known = site_names(folder)
     for name in names or ():
         if name not in known:
-            raise DataError(f"no site '{name}' in {folder}. {did_you_mean(name, known)}")
+            raise DataError(
+                "unknown_site", f"no site '{name}' in {folder}. {did_you_mean(name, known)}", path=folder, site=name
+            )
     wanted = known if names is None else sorted(set(names))
     return {name: load_site(folder / name, objective, mean, std, open_test) for name in wanted}
 
@@ -189,7 +193,8 @@ def site_data(
         digests = [bytes.fromhex(files[path]) for path in files if path != folder / FILE]
         digest = hashlib.sha256(b"".join([content, *digests])).hexdigest()
     except DataError as error:
-        raise DataError(f"{where}: {error}" if where not in str(error) else str(error)) from None
+        text = str(error) if where in str(error) else f"{where}: {error}"
+        raise DataError(error.code, text, **{"where": where} | error.fields) from None
     classes = tuple(datalist.labels.get(title, title) for title in objective.titles)
     splits = (parts["training"], parts["validation"], parts["test"])
     facts = {name: tuple(entry_text(record, name) for record in datalist.splits["test"]) for name in FACTS}
@@ -250,7 +255,9 @@ def load_split(
         DataError: If the split is unknown, or as in `load_sites`.
     """
     if split not in SPLITS:
-        raise DataError(f"unknown split '{split}'. {did_you_mean(split, SPLITS)}")
+        raise DataError(
+            "unknown_choice", f"unknown split '{split}'. {did_you_mean(split, SPLITS)}", what="split", choice=split
+        )
     data = load_sites(dataset_dir, objective, mean, std, [site])[site]
     chosen = dict(zip(SPLITS, (data.train, data.val, data.test), strict=True))[split]
     assert isinstance(chosen, ArrayDataset)
@@ -270,4 +277,4 @@ def _dataset(
     try:
         return ArrayDataset(images, targets, rows, mean, std, patients, objective.target_type)
     except DataError as error:
-        raise DataError(f"{place}: {error}") from None
+        raise DataError(error.code, f"{place}: {error}", **error.fields | {"where": place}) from None

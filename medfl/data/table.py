@@ -49,12 +49,20 @@ class Table:
         if missing:
             names = ", ".join(f"'{column}'" for column in missing)
             if _are_data(self.columns):
-                raise DataError(f"expected the columns {names} in {self.path}, missing. {NO_NAMES}")
+                raise DataError(
+                    "missing_header",
+                    f"expected the columns {names} in {self.path}, missing. {NO_NAMES}",
+                    path=self.path,
+                    columns=missing,
+                )
             there = ", ".join(f"'{column}'" for column in self.columns) or "none"
             close = difflib.get_close_matches(missing[0], self.columns, n=1)
             hint = f" Did you mean '{close[0]}'?" if close else ""
             raise DataError(
-                f"expected the columns {names} in {self.path}, missing; the table has the columns {there}.{hint}"
+                "missing_column",
+                f"expected the columns {names} in {self.path}, missing; the table has the columns {there}.{hint}",
+                path=self.path,
+                columns=missing,
             )
 
     def column(self, name: str, *, filled: bool = True) -> list[str]:
@@ -72,8 +80,12 @@ class Table:
         empty = [number for number, value in zip(self.numbers, values, strict=True) if not value]
         if filled and empty:
             raise DataError(
+                "missing_value",
                 f"expected a value in every row of the column '{name}' of {self.path}, {len(empty)} of {len(values)} "
-                f"are empty: {row_list(empty)}. Fill them in, or delete these rows."
+                f"are empty: {row_list(empty)}. Fill them in, or delete these rows.",
+                path=self.path,
+                column=name,
+                rows=empty,
             )
         return values
 
@@ -97,17 +109,31 @@ def read_table(path: Path) -> Table:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise DataError(f"the table {path} can't be read: {error.strerror}. Give another --table.") from None
+        raise DataError(
+            "unreadable_file",
+            f"the table {path} can't be read: {error.strerror}. Give another --table.",
+            path=path,
+            reason=error.strerror,
+        ) from None
     except UnicodeDecodeError:
-        raise DataError(f"expected a table in UTF-8, {path} is not. Save it as 'CSV UTF-8'.") from None
+        raise DataError(
+            "wrong_encoding", f"expected a table in UTF-8, {path} is not. Save it as 'CSV UTF-8'.", path=path
+        ) from None
     try:
         records = list(csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text), strict=True))
     except csv.Error as error:
-        raise DataError(f"the table {path} can't be read: {error}. Save it again as 'CSV UTF-8'.") from None
+        raise DataError(
+            "invalid_csv", f"the table {path} can't be read: {error}. Save it again as 'CSV UTF-8'.", path=path
+        ) from None
     numbered = [(number, [cell.strip() for cell in record]) for number, record in enumerate(records, 1)]
     filled = [(number, cells) for number, cells in numbered if any(cells)]
     if len(filled) < 2:
-        raise DataError(f"expected a line of column names and rows below it in {path}, got {len(filled)} lines.")
+        raise DataError(
+            "empty_table",
+            f"expected a line of column names and rows below it in {path}, got {len(filled)} lines.",
+            path=path,
+            found=len(filled),
+        )
     return _table(path, filled[0][1], filled[1:])
 
 
@@ -116,14 +142,20 @@ def _table(path: Path, columns: list[str], records: list[tuple[int, list[str]]])
         columns.pop()
     twice = sorted({column for column in columns if columns.count(column) > 1})
     if twice:
+        rule = f"expected each column of {path} to have a name of its own."
+        if _are_data(columns):  # they may name a patient
+            raise DataError("missing_header", f"{rule} {NO_NAMES}", path=path)
         names = ", ".join(f"'{column}'" for column in twice)
-        hint = NO_NAMES if _are_data(columns) else f"Several are called {names}."
-        raise DataError(f"expected each column of {path} to have a name of its own. {hint}")
+        raise DataError("duplicate_name", f"{rule} Several are called {names}.", path=path, columns=twice)
     wrong = [number for number, cells in records if len(cells) < len(columns) or any(cells[len(columns) :])]
     if wrong:
         raise DataError(
+            "wrong_cell_count",
             f"expected {len(columns)} cells in each row of {path}, {len(wrong)} of {len(records)} rows have more or "
-            f"fewer: {row_list(wrong)}. Put quotes around cells that hold the separator."
+            f"fewer: {row_list(wrong)}. Put quotes around cells that hold the separator.",
+            path=path,
+            expected=len(columns),
+            rows=wrong,
         )
     rows = [dict(zip(columns, cells, strict=False)) for _, cells in records]
     return Table(path, columns, rows, [number for number, _ in records])

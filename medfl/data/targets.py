@@ -54,8 +54,13 @@ def record_targets(records: list[dict[str, Any]], objective: Objective, place: s
         if TARGET not in record or len(values) != size or not all(map(_is_number, values)):
             got = f"{len(values)} of them" if TARGET in record and len(values) != size else "none or another thing"
             raise DataError(
+                "invalid_target",
                 f"expected {size} numbers in '{TARGET}' of record {number} of {place}, for the objective "
-                f"'{objective.name}', got {got}. Correct the list."
+                f"'{objective.name}', got {got}. Correct the list.",
+                where=place,
+                record=number,
+                objective=objective.name,
+                expected=size,
             )
         targets[number] = torch.tensor([float("nan") if entry is None else entry for entry in values])
     objective.check_targets(targets, place)
@@ -72,20 +77,37 @@ def integers(records: list[dict[str, Any]], key: str, place: str) -> np.ndarray:
         values = [record[key] for record in records]
     except (KeyError, TypeError):
         number = next(n for n, record in enumerate(records) if not isinstance(record, dict) or key not in record)
-        raise DataError(f"record {number} of {place} has no '{key}'. Every record needs 'image' and 'label'.") from None
+        raise DataError(
+            "missing_value",
+            f"record {number} of {place} has no '{key}'. Every record needs 'image' and 'label'.",
+            where=place,
+            record=number,
+            key=key,
+        ) from None
     for number, value in enumerate(values):
         if type(value) is not int:
             if key == "image" and isinstance(value, str):
-                raise DataError(files_message(f"record {number} of {place}"))
+                raise DataError(
+                    "image_file_in_list", files_message(f"record {number} of {place}"), where=place, record=number
+                )
             raise DataError(
+                "wrong_type",
                 f"expected an integer in '{key}' of record {number} of {place}, got {type(value).__name__}. "
-                "Correct the list."
+                "Correct the list.",
+                where=place,
+                record=number,
+                key=key,
+                expected="int",
+                found=type(value).__name__,
             )
     try:
         return np.array(values, dtype=np.int64)
     except OverflowError:
         raise DataError(
-            f"expected integers of 64 bits in '{key}' of {place}, got a larger one. Correct the list."
+            "integer_overflow",
+            f"expected integers of 64 bits in '{key}' of {place}, got a larger one. Correct the list.",
+            where=place,
+            key=key,
         ) from None
 
 
@@ -108,4 +130,6 @@ def list_objective(values: dict[str, Any], path: Path) -> Objective:
     try:
         return read_objective(values["objective"])
     except (SettingsError, TypeError, ValueError) as error:
-        raise DataError(f"the entry 'objective' of {path} can't be read: {error} Correct the list.") from None
+        raise DataError(
+            "invalid_objective", f"the entry 'objective' of {path} can't be read: {error} Correct the list.", path=path
+        ) from None

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from refusals import refused
 
 from medfl.data import leaks
 from medfl.data.datalists import Datalist, make_records, write_datalist
@@ -143,7 +144,8 @@ def test_an_image_that_two_hospitals_hold_stops_a_run(tmp_path, images, row, spl
     others[row] = images[3] / np.float32(255)
     np.save(tmp_path / "south" / "images.npy", others)
     sentence = f"pixels: 1 identical image in both north/training and south/{split}"
-    with pytest.raises(DataError, match=sentence):
+    leaks = [["pixels", 1, "north/training", f"south/{split}"]]
+    with refused(DataError, "data_leak", kinds=["pixels"], leaks=leaks):
         check_leaks(tmp_path, ["north", "south"])
     assert check_leaks(tmp_path, ["north", "south"], allow=["pixels"]) == [sentence]
 
@@ -174,13 +176,17 @@ def test_leaks_are_refused_together_without_naming_anybody(cohort):
     secret = subject_of(cohort, "site-01/training", 7)
     edit(cohort / "site-01", "test", 3, subject_id=secret)
     edit(cohort / "global", "test", 0, image=0)
-    with pytest.raises(DataError) as error:
+    leaks = [
+        ["subjects", 1, "site-01/training", "site-01/test"],
+        ["pixels", 1, "site-01/training", "global/test"],
+    ]
+    with refused(DataError, "data_leak", kinds=["subjects", "pixels"], leaks=leaks) as error:
         check_leaks(cohort, NAMES, "public")
     text = str(error.value)
     assert "subjects: 1 in both site-01/training and site-01/test" in text
     assert "pixels: 1 identical image in both site-01/training and global/test" in text
     assert "allow this by name (a run takes --allow_leaks \"['subjects', 'pixels']\")" in text
-    assert secret not in text
+    assert secret not in f"{text}{error.value.fields}"
 
 
 def test_what_is_allowed_by_name_is_said(cohort):
@@ -188,10 +194,11 @@ def test_what_is_allowed_by_name_is_said(cohort):
     edit(cohort / "site-01", "test", 4, image=1)
     sentence = "pixels: 2 identical images in both site-01/training and site-01/test"
     assert check_leaks(cohort, NAMES, allow=["pixels"]) == [sentence]
-    with pytest.raises(DataError, match=sentence):
+    with refused(DataError, "data_leak", leaks=[["pixels", 2, "site-01/training", "site-01/test"]]):
         check_leaks(cohort, NAMES, allow=["subjects"])
-    with pytest.raises(SettingsError, match=r"unknown kind of leak 'pixel' to allow. Did you mean 'pixels'\?"):
+    with refused(SettingsError, "unknown_choice", what="kind of leak", choice="pixel") as error:
         check_leaks(cohort, NAMES, allow=["pixel"])
+    assert "Did you mean 'pixels'?" in str(error.value)
 
 
 def test_a_message_about_many_sites_stays_readable(tmp_path):
@@ -201,7 +208,7 @@ def test_a_message_about_many_sites_stays_readable(tmp_path):
         (tmp_path / name).mkdir()
         records = make_records([*range(number % 10 + 1)], [0] * (number % 10 + 1), name)
         write_datalist(tmp_path / name, Datalist("toy", "../images.npy", 2, splits={"training": records}))
-    with pytest.raises(DataError) as error:
+    with refused(DataError, "data_leak") as error:
         check_leaks(tmp_path, names)
     lines = str(error.value).splitlines()
     assert len(lines) == 11
@@ -211,13 +218,13 @@ def test_a_message_about_many_sites_stays_readable(tmp_path):
 
 @pytest.mark.parametrize(("name", "what"), [("site-02", "a site"), ("global", "the server's test set")])
 def test_public_data_that_are_also_somebodys_are_refused(cohort, name, what):
-    with pytest.raises(SettingsError, match=f"the folder '{name}' is {what}, so it can't be public data"):
+    with refused(SettingsError, "public_data_conflict", name=name, conflict=what):
         find_leaks(cohort, NAMES, name)
 
 
 def test_rows_outside_the_array_are_refused(cohort):
     edit(cohort / "site-02", "training", 3, image=60)
-    with pytest.raises(DataError, match=r"rows in 0\.\.59 at site 'site-02', split 'training', got 30\.\.60"):
+    with refused(DataError, "row_outside_array", maximum=59, where="site 'site-02', split 'training'", found=[30, 60]):
         find_leaks(cohort, NAMES)
 
 

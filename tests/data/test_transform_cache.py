@@ -13,6 +13,7 @@ import pytest
 import torch
 from monai.data import MetaTensor
 from monai.transforms import Compose, Lambdad, MapTransform, RandFlipd
+from refusals import refused
 from volumes import KEYS, make_cases, make_data, patches, same, steady, visit, write_volume
 
 from medfl.data.transforms.cache import DAY, DiskCache
@@ -172,7 +173,7 @@ def test_items_are_kept_as_they_are():
     assert (again["pair"], again["number"], again["path"]) == ((1, None), 0.5, "/data/doe.nii")
     assert again["half"].dtype == torch.bfloat16
     assert tensors["0"].data_ptr() != again["image"].data_ptr()
-    with pytest.raises(DataError, match="got object in row 0"):
+    with refused(DataError, "unsupported_value", where="row 0", found="object"):
         packed({"thing": object()}, {}, "row 0")
 
 
@@ -194,6 +195,9 @@ def test_a_description_holds_what_decides_and_nothing_else():
 
 
 def test_a_cache_on_disk_needs_a_folder(cases: list[dict[str, Any]], tmp_path: Path):
-    for options in ({"cache": "disk"}, {"cache": "memory", "cache_dir": tmp_path}, {"cache": "ram"}, {"loaders": -1}):
-        with pytest.raises(SettingsError, match="site 'site-01'"):
+    where = "site 'site-01', split 'training'"
+    for options in ({"cache": "disk"}, {"cache": "memory", "cache_dir": tmp_path}, {"cache": "ram"}):
+        with refused(SettingsError, "incompatible_settings", where=where, cache=options["cache"]):
             make_data(cases, **options)
+    with refused(SettingsError, "setting_out_of_range", where=where, setting="loaders", minimum=0, found=-1):
+        make_data(cases, loaders=-1)

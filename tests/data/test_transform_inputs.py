@@ -12,16 +12,18 @@ import numpy as np
 import pytest
 import torch
 from monai.transforms import Lambdad, RandFlipd, RandLambdad, Resized
+from refusals import refused
 from volumes import KEYS, NAME, make_cases, make_data, visit, write_volume
 
 from medfl.data.leaks import leaks_between, refuse_leaks
 from medfl.data.transforms.dataset import TransformDataset
 from medfl.data.transforms.survey import holding, survey
-from medfl.errors import DataError, MedflError, SettingsError
+from medfl.errors import DataError, SettingsError
 from medfl.privacy.samples import refuse_patches
 from medfl.training.loop import Batch
 
-WHERE = "row 1 of site 'site-01', split 'training'"
+LIST = "site 'site-01', split 'training'"
+WHERE = f"row 1 of {LIST}"
 
 
 @pytest.fixture
@@ -29,14 +31,16 @@ def cases(tmp_path: Path) -> list[dict[str, Any]]:
     return make_cases(tmp_path, 3)
 
 
-def refused(cases: list[dict[str, Any]], *end: Any, **options: Any) -> str:
-    """The message that loading all cases ends in; it names no file and nobody."""
-    with pytest.raises(MedflError) as caught:
+def failure(
+    code: str, fields: dict[str, Any], cases: list[dict[str, Any]], *end: Any, kind: type = DataError, **options: Any
+) -> str:
+    """Check the error that loading all cases ends in; it names no file and nobody. Return its message."""
+    with refused(kind, code, **fields) as caught:
         visit(make_data(cases, *end, **options), [[0], [1], [2]])
-    message = str(caught.value)
-    assert NAME not in message
-    assert "nii" not in message
-    return message
+    disclosed = f"{caught.value}{caught.value.fields}"
+    assert NAME not in disclosed
+    assert "nii" not in disclosed
+    return str(caught.value)
 
 
 def remade(cases: list[dict[str, Any]], mask: np.ndarray, **options: Any) -> list[dict[str, Any]]:
@@ -47,34 +51,33 @@ def remade(cases: list[dict[str, Any]], mask: np.ndarray, **options: Any) -> lis
 
 def test_a_case_lacks_its_mask_or_a_file(cases: list[dict[str, Any]]):
     for lacking in ({"image": cases[1]["image"]}, cases[1] | {"label": None}):
-        message = refused([cases[0], lacking, cases[2]])
-        assert f"expected 'label' at {WHERE}" in message
+        failure("missing_value", {"where": LIST, "row": 1, "key": "label"}, [cases[0], lacking, cases[2]])
     Path(cases[1]["label"]).unlink()
-    assert f"the file of 'label' at {WHERE} is missing" in refused(cases)
-    assert "expected a dictionary" in refused([cases[0], "a.nii"])  # type: ignore[list-item]
+    failure("missing_file", {"where": LIST, "row": 1, "key": "label"}, cases)
+    no_dictionary: Any = "a.nii"
+    failure("wrong_type", {"where": LIST, "row": 1, "expected": "dict", "found": "str"}, [cases[0], no_dictionary])
 
 
 def test_a_mask_lies_on_another_grid(cases: list[dict[str, Any]]):
-    message = refused(remade(cases, np.ones((12, 10, 7), np.uint8)))
-    assert "expected 'label' on the grid of its image, (12, 10, 8), got (12, 10, 7)" in message
-    assert WHERE in message
-    message = refused(remade(cases, np.ones((12, 10, 8), np.uint8), origin=3.0))
-    assert "corners lie 3 mm away" in message
-    assert WHERE in message
+    fields = {"where": WHERE, "key": "label", "expected": [12, 10, 8], "found": [12, 10, 7]}
+    failure("wrong_shape", fields, remade(cases, np.ones((12, 10, 7), np.uint8)))
+    fields = {"where": WHERE, "key": "label", "distance": pytest.approx(3)}
+    failure("misaligned_mask", fields, remade(cases, np.ones((12, 10, 8), np.uint8), origin=3.0))
     assert len(visit(make_data(remade(cases, np.ones((12, 10, 8), np.uint8), origin=0.1)), [[1]])) == 1, "rounding"
 
 
 def test_a_mask_has_an_unknown_label_or_was_interpolated(cases: list[dict[str, Any]]):
     def check(targets: torch.Tensor, where: str, start: int) -> None:
         if bool((targets > 2).any()):
-            raise DataError(f"expected labels in 0..2 in row {start} of {where}, got {int(targets.max())}.")
+            message = f"expected labels in 0..2 in row {start} of {where}, got {int(targets.max())}."
+            raise DataError("wrong_label", message, found=int(targets.max()))
 
     cases = remade(cases, np.full((12, 10, 8), 9, np.uint8))
-    message = refused(cases, check=check)
+    message = failure("wrong_label", {"found": 9}, cases, check=check)
     assert message == f"expected labels in 0..2 in {WHERE}, got 9."
     halved = Resized(KEYS, (6, 5, 4), mode="trilinear")
-    message = refused(make_cases(Path(cases[0]["image"]).parent), halved, RandFlipd(KEYS))
-    assert "expected whole numbers as targets" in message
+    cases = make_cases(Path(cases[0]["image"]).parent)
+    message = failure("interpolated_mask", {"where": LIST}, cases, halved, RandFlipd(KEYS))
     assert "nearest" in message
 
 
@@ -90,15 +93,14 @@ def test_an_empty_mask_is_allowed_and_counted(cases: list[dict[str, Any]]):
 @pytest.mark.parametrize("nothing", [None, []])
 def test_a_transform_returns_nothing(nothing: Any, cases: list[dict[str, Any]]):
     for end in ([lambda item: nothing], [RandFlipd(KEYS), lambda item: nothing]):
-        message = refused(cases, *end)
-        assert "from the transforms for row 0 of site 'site-01', split 'training', got nothing" in message
+        failure("wrong_transform_output", {"where": LIST, "row": 0, "found": "nothing"}, cases, *end)
 
 
 def test_a_transform_drops_what_is_needed(cases: list[dict[str, Any]]):
-    message = refused(cases, lambda item: {"image": item["image"]})
-    assert "expected 'label' as numbers after the transforms for row 0" in message
+    fields = {"where": LIST, "row": 0, "key": "label"}
+    failure("missing_transform_output", fields, cases, lambda item: {"image": item["image"]})
     data = TransformDataset(cases, [RandFlipd(KEYS, prob=0)], where="here")
-    with pytest.raises(DataError, match="expected 'image' as numbers after the transforms for row 0 of here"):
+    with refused(DataError, "missing_transform_output", where="here", row=0, key="image"):
         visit(data, [[0]])
 
 
@@ -109,11 +111,11 @@ def test_a_file_or_a_transform_fails(loaders: int, cases: list[dict[str, Any]]):
             raise ValueError(f"the image of {NAME}")
         return image
 
-    message = refused(cases, RandLambdad("image", fail), loaders=loaders)
-    assert "the transform RandLambdad fails for row 0 of site 'site-01', split 'training': ValueError in " in message
+    fields = {"where": LIST, "row": 0, "transform": "RandLambdad", "cause": "ValueError"}
+    failure("failed_transform", fields, cases, RandLambdad("image", fail), loaders=loaders)
     Path(cases[1]["image"]).write_bytes(b"no image")
-    message = refused(cases, loaders=loaders)
-    assert f"the transform LoadImaged fails for {WHERE}" in message
+    fields = {"where": LIST, "row": 1, "transform": "LoadImaged"}
+    message = failure("failed_transform", fields, cases, loaders=loaders)
     assert "leave it out of the list" in message
 
 
@@ -127,14 +129,14 @@ def test_a_loader_ends(cases: list[dict[str, Any]]):
 
     write_volume(Path(cases[1]["image"]), np.ones((11, 10, 8), np.float32))
     write_volume(Path(cases[1]["label"]), np.ones((11, 10, 8), np.uint8))
-    message = refused(cases, RandLambdad("image", crash), loaders=2)
-    assert f"loading {WHERE} ends the process" in message
+    failure("crashed_loader", {"where": LIST, "rows": [1]}, cases, RandLambdad("image", crash), loaders=2)
 
 
 def test_transforms_that_a_spawned_loader_can_not_get(cases: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    message = refused(cases, Lambdad("image", lambda image: image), loaders=1)
-    assert message.startswith("transform 3 (Lambdad) of site 'site-01'")
+    fields = {"where": LIST, "number": 3, "transform": "Lambdad"}
+    end = Lambdad("image", lambda image: image)
+    message = failure("unpicklable_transform", fields, cases, end, kind=SettingsError, loaders=1)
     assert "named function" in message
 
 
@@ -154,7 +156,7 @@ def test_two_sites_have_the_same_case(cases: list[dict[str, Any]], tmp_path: Pat
     places = {"a/training": holding(make_data(cases), ["p1", "p2", "p3"]), "b/test": holding(other, ["p9"])}
     (leak,) = leaks_between(places)
     assert (leak.kind, leak.count, leak.between) == ("pixels", 1, ("a/training", "b/test")), "whatever the file's form"
-    with pytest.raises(DataError, match="1 identical image in both a/training and b/test"):
+    with refused(DataError, "data_leak", leaks=[["pixels", 1, "a/training", "b/test"]]):
         refuse_leaks([leak])
     assert refuse_leaks([leak], ["pixels"]) == ["pixels: 1 identical image in both a/training and b/test"]
 
@@ -165,11 +167,11 @@ def test_rows_are_those_of_the_list(cases: list[dict[str, Any]]):
 
 
 def test_a_batch_that_merges_samples_is_refused(cases: list[dict[str, Any]]):
-    message = refused(cases, collate=lambda items: {key: torch.zeros(1, 1, 6, 6, 6) for key in KEYS})
-    assert "expected 2 samples in a batch" in message
+    fields = {"where": LIST, "expected": 2, "found": 1}
+    failure("merged_samples", fields, cases, collate=lambda items: {key: torch.zeros(1, 1, 6, 6, 6) for key in KEYS})
 
 
 def test_privacy_of_single_images_takes_no_patches():
     refuse_patches(Batch(torch.zeros(2, 1), torch.zeros(2), torch.tensor([1, 0])))
-    with pytest.raises(SettingsError, match="one sample of each image"):
+    with refused(SettingsError, "patches_not_supported"):
         refuse_patches(Batch(torch.zeros(2, 1), torch.zeros(2), torch.tensor([1, 1])))

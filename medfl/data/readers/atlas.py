@@ -86,21 +86,30 @@ def read_labels(path: Path) -> Volume:
     try:
         volume = read_volume(path)
     except DataError as error:
-        raise DataError(f"the atlas {path} can't be read: {error}") from None
+        fields = error.fields | {"path": path}
+        raise DataError(error.code, f"the atlas {path} can't be read: {error}", **fields) from None
     labels = np.rint(volume.values)
     whole = np.isfinite(labels).all() and np.abs(volume.values - labels).max() <= _TOLERANCE
     if not whole or labels.min() < 0 or labels.max() > _HIGHEST:
         raise DataError(
+            "invalid_atlas_value",
             f"expected whole numbers from 0 in the atlas {path}, got others. Give a file of labels; of a probability "
-            "atlas, the one with the most probable label of each voxel."
+            "atlas, the one with the most probable label of each voxel.",
+            path=path,
         )
     codes = np.unique(labels[labels > 0])
     if not len(codes):
-        raise DataError(f"expected labels in the atlas {path}, all its voxels are 0. Give another file.")
+        raise DataError(
+            "empty_atlas", f"expected labels in the atlas {path}, all its voxels are 0. Give another file.", path=path
+        )
     if len(codes) > MOST_REGIONS:
         raise DataError(
+            "too_many_regions",
             f"expected at most {MOST_REGIONS} regions in the atlas {path}, got {len(codes)}: it looks like an image. "
-            "Give a file of labels."
+            "Give a file of labels.",
+            path=path,
+            maximum=MOST_REGIONS,
+            found=len(codes),
         )
     return Volume(labels.astype(np.int32), volume.affine)
 
@@ -130,8 +139,10 @@ def onto_grid(atlas: Volume, grid: Grid) -> np.ndarray:
     labels = labels_onto(atlas, grid)
     if share < LEAST_INSIDE or not labels.any():
         raise DataError(
+            "different_space",
             f"only {share:.0%} of the atlas lies on the grid of the images: it is of another space, or its affine is "
-            "wrong. Give an atlas in the same space (MNI152 for ABIDE)."
+            "wrong. Give an atlas in the same space (MNI152 for ABIDE).",
+            share=round(float(share), 2),
         )
     return labels
 

@@ -170,8 +170,9 @@ def _darkened(pixels: np.ndarray, padded: np.ndarray, large_is_dark: bool) -> tu
     others = pixels[~padded]
     if not others.size:
         raise DataError(
+            "only_padding",
             "every pixel is padding by the file's PixelPaddingValue: nothing of the image would be left. Correct or "
-            "remove this element, or leave the file out."
+            "remove this element, or leave the file out.",
         )
     low, high = others.min(), others.max()
     return np.where(padded, high if large_is_dark else low, pixels), (low.item(), high.item())
@@ -197,8 +198,11 @@ def _rescaling(dataset: Dataset) -> tuple[float, float]:
         )
     if slope == 0 or not np.isfinite([slope, intercept]).all():
         raise DataError(
+            "invalid_rescaling",
             f"expected a rescale slope that is finite and not 0, got {slope:g} (intercept {intercept:g}): all pixels "
-            "would have one value. Correct or remove these elements."
+            "would have one value. Correct or remove these elements.",
+            slope=slope,
+            intercept=intercept,
         )
     return slope, intercept
 

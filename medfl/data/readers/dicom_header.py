@@ -50,12 +50,20 @@ def is_dicom(head: bytes) -> bool:
 
 def cannot_open(error: OSError) -> DataError:
     """What the system says of an image file that can't be opened; the file is not named."""
-    return DataError(f"the image file can't be opened: {error.strerror}. Check the file and its rights.")
+    return DataError(
+        "unreadable_file",
+        f"the image file can't be opened: {error.strerror}. Check the file and its rights.",
+        reason=error.strerror,
+    )
 
 
 def damaged(error: Exception) -> DataError:
     """What to say of a file that a decoder can't read; its own message may name the file."""
-    return DataError(f"the image file is damaged or cut short ({type(error).__name__}). Export it again.")
+    return DataError(
+        "damaged_file",
+        f"the image file is damaged or cut short ({type(error).__name__}). Export it again.",
+        cause=type(error).__name__,
+    )
 
 
 @contextlib.contextmanager
@@ -67,7 +75,8 @@ def decoding() -> Iterator[None]:
         raise
     except RecursionError:
         raise DataError(
-            "the DICOM file nests sequences too deep to be read safely. Export it again without its sequences."
+            "nested_too_deep",
+            "the DICOM file nests sequences too deep to be read safely. Export it again without its sequences.",
         ) from None
     except Exception as error:
         raise damaged(error) from None
@@ -97,9 +106,15 @@ def open_dicom(path: Path, *, pixels: bool = True, modalities: Collection[str] |
         modality = str(dataset.get("Modality") or "")
     _check_modality(modality, modalities)
     if empty:
-        raise DataError("the DICOM file holds no pixels (a report or a plan, or cut short?). Leave it out.")
+        raise DataError(
+            "missing_pixels", "the DICOM file holds no pixels (a report or a plan, or cut short?). Leave it out."
+        )
     if frames != 1:
-        raise DataError(f"the image file holds {frames} frames, expected one. Save the frame to use in its own file.")
+        raise DataError(
+            "several_frames",
+            f"the image file holds {frames} frames, expected one. Save the frame to use in its own file.",
+            found=frames,
+        )
     with decoding():
         _complete(dataset)
         _check_kind(dataset)
@@ -119,7 +134,11 @@ def check_start(path: Path) -> None:
         with path.open("rb") as file:
             head = file.read(1024)
             if not is_dicom(head[:132]):
-                raise DataError("the file is no DICOM file, or is cut short in its header. Export it again.")
+                raise DataError(
+                    "unsupported_file",
+                    "the file is no DICOM file, or is cut short in its header. Export it again.",
+                    expected="DICOM",
+                )
             if DEFLATED.encode() in head:
                 _check_inflated(file, 132 if head[128:132] == b"DICM" else 0)
     except OSError as error:
@@ -141,8 +160,10 @@ def _check_inflated(file: BinaryIO, start: int) -> None:
         rest = stream.unconsumed_tail
         if size > MOST_INFLATED:
             raise DataError(
+                "excessive_inflation",
                 f"the DICOM file grows to more than {MOST_INFLATED // 10**6} MB when it is inflated: it is damaged or "
-                "was made to fill the memory. Leave it out, or export it without compression."
+                "was made to fill the memory. Leave it out, or export it without compression.",
+                maximum=MOST_INFLATED,
             )
 
 
@@ -151,14 +172,23 @@ def _check_modality(modality: str, accepted: Collection[str] | None) -> None:
         return
     shown = modality if re.fullmatch("[A-Z]{2,4}", modality) else "another"
     known = ", ".join(name for name in accepted if name)
-    raise DataError(f"expected an image of modality {known} or none stated, got {shown}. Leave it out.")
+    raise DataError(
+        "wrong_modality",
+        f"expected an image of modality {known} or none stated, got {shown}. Leave it out.",
+        expected=[name for name in accepted if name],
+        found=shown,
+    )
 
 
 def _complete(dataset: Dataset) -> None:
     """Fill in what decoders need and files may lack, as the standard's defaults have it."""
     missing = [name for name in ("Columns", "BitsAllocated", "PhotometricInterpretation") if name not in dataset]
     if missing:
-        raise DataError(f"the DICOM file lacks {missing[0]}, which describes its pixels. Export it again.")
+        raise DataError(
+            "missing_element",
+            f"the DICOM file lacks {missing[0]}, which describes its pixels. Export it again.",
+            name=missing[0],
+        )
     defaults: dict[str, Any] = {"SamplesPerPixel": 1, "BitsStored": dataset.BitsAllocated, "PixelRepresentation": 0}
     for name, value in defaults.items():
         if dataset.get(name) is None:
@@ -172,17 +202,29 @@ def _check_kind(dataset: Dataset) -> None:
     grey = samples == 1 and meaning in _MONOCHROME and bits in (8, 16, 32)
     if not grey and not (samples == 3 and bits == 8 and (meaning == "RGB" or meaning.startswith("YBR_"))):
         raise DataError(
+            "unsupported_pixel_format",
             f"expected a DICOM image in grey or in 8-bit RGB or YBR, got {meaning} with {samples} samples of {bits} "
-            "bits a pixel. Export it in grey or RGB."
+            "bits a pixel. Export it in grey or RGB.",
+            found=meaning,
+            samples=samples,
+            bits=bits,
         )
     rows, columns = int(dataset.Rows), int(dataset.Columns)
     if rows < 1 or columns < 1 or rows * columns > MOST_PIXELS:
         raise DataError(
+            "invalid_image_size",
             f"expected an image of 1 to {MOST_PIXELS // 10**6} million pixels, the DICOM header states "
-            f"{rows} x {columns}. Its header is damaged, or it is no image to train on: leave it out."
+            f"{rows} x {columns}. Its header is damaged, or it is no image to train on: leave it out.",
+            maximum=MOST_PIXELS,
+            found=[rows, columns],
         )
     if not 1 <= int(dataset.BitsStored) <= bits:
-        raise DataError(f"the DICOM header states {dataset.BitsStored} bits stored in {bits}. Export it again.")
+        raise DataError(
+            "invalid_bit_depth",
+            f"the DICOM header states {dataset.BitsStored} bits stored in {bits}. Export it again.",
+            maximum=bits,
+            found=int(dataset.BitsStored),
+        )
 
 
 def _meaning(dataset: Dataset) -> str:
@@ -197,13 +239,19 @@ def _check_syntax(dataset: Dataset) -> None:
         readable = syntax is None or not syntax.is_compressed or _can_decode(syntax)
     if syntax == _JPEG_EXTENDED and int(dataset.BitsStored) > 8:
         raise DataError(
+            "unsupported_compression",
             f"the DICOM file's compression (JPEG Extended of {dataset.BitsStored} bits) is one that no freely licensed "
-            "decoder reads. Export it without compression (dcmdjpeg of DCMTK does it)."
+            "decoder reads. Export it without compression (dcmdjpeg of DCMTK does it).",
+            name="JPEG Extended",
+            bits=int(dataset.BitsStored),
         )
     if not readable:
         raise DataError(
+            "missing_package",
             f"the DICOM file's compression ({syntax.name}) needs another package: {pip_install('dicom')}, or export it "
-            "without compression."
+            "without compression.",
+            extra="dicom",
+            compression=str(syntax.name),
         )
 
 
@@ -226,8 +274,11 @@ def _check_length(dataset: Dataset) -> None:
         syntax = _guess_syntax(dataset, stored, whole)
     if not syntax.is_compressed and stored < whole:
         raise DataError(
+            "damaged_file",
             f"the image file is damaged or cut short: it holds {stored} of {whole} bytes of pixels. Download or export "
-            "it again."
+            "it again.",
+            expected=whole,
+            found=stored,
         )
 
 
@@ -237,8 +288,11 @@ def _guess_syntax(dataset: Dataset, stored: int, whole: int) -> Any:
 
     if stored not in (whole, whole + whole % 2):
         raise DataError(
+            "missing_transfer_syntax",
             f"the DICOM file states no transfer syntax, and its pixels are compressed or cut short ({stored} bytes, "
-            f"expected {whole}). Export it again with its meta header."
+            f"expected {whole}). Export it again with its meta header.",
+            expected=whole,
+            found=stored,
         )
     implicit, little = dataset.original_encoding
     syntax = ImplicitVRLittleEndian if implicit else ExplicitVRLittleEndian if little else ExplicitVRBigEndian

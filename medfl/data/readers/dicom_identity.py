@@ -84,13 +84,16 @@ def refuse_identity(identifying: Collection[str], burned_in: bool) -> None:
     """
     if identifying:
         raise DataError(
+            "identifying_header",
             f"its header may tell who the patient is ({', '.join(identifying)}). Remove these elements, or give "
-            "--deidentify-check strip: medfl keeps nothing of them."
+            "--deidentify-check strip: medfl keeps nothing of them.",
+            elements=list(identifying),
         )
     if burned_in:
         raise DataError(
+            "burned_in_annotation",
             "its header says that names or the like are burned into its pixels. Blacken them, or give "
-            "--deidentify-check strip after you have looked at it."
+            "--deidentify-check strip after you have looked at it.",
         )
 
 

@@ -105,13 +105,24 @@ def read_image(path: Path, size: tuple[int, ...], channels: int) -> np.ndarray:
         SettingsError: If the number of channels is impossible.
     """
     if channels not in (1, 3):
-        raise SettingsError(f"expected 1 or 3 channels, got {channels}")
+        raise SettingsError(
+            "setting_out_of_range",
+            f"expected 1 or 3 channels, got {channels}",
+            setting="channels",
+            expected=[1, 3],
+            found=channels,
+        )
     kind = kind_of(path)
     pixels = {"volume": _read_volume, "dicom": _read_dicom}.get(kind, read_picture)(path)
     if kind == "volume" and pixels.ndim == 3:
         return _volume(pixels, size, channels)
     if len(size) != 2:
-        raise DataError(f"expected a volume for the size {_times(size)}, got a 2-D image. Give two numbers.")
+        raise DataError(
+            "wrong_dimensions",
+            f"expected a volume for the size {_times(size)}, got a 2-D image. Give two numbers.",
+            expected=len(size),
+            found=2,
+        )
     return _picture(pixels, (size[0], size[1]), channels)
 
 
@@ -137,9 +148,20 @@ def _picture(pixels: np.ndarray, size: tuple[int, int], channels: int) -> np.nda
 
 def _volume(voxels: np.ndarray, size: tuple[int, ...], channels: int) -> np.ndarray:
     if len(size) != 3:
-        raise DataError(f"expected a 2-D image for the size {_times(size)}, got a volume. Give three numbers.")
+        raise DataError(
+            "wrong_dimensions",
+            f"expected a 2-D image for the size {_times(size)}, got a volume. Give three numbers.",
+            expected=len(size),
+            found=3,
+        )
     if channels != 1:
-        raise SettingsError("volumes have one channel, got 3. Give --channels 1.")
+        raise SettingsError(
+            "setting_out_of_range",
+            "volumes have one channel, got 3. Give --channels 1.",
+            setting="channels",
+            expected=[1],
+            found=channels,
+        )
     planes = np.stack([_resize(plane, (size[1], size[2])) for plane in voxels])
     return _resize(planes.reshape(len(planes), -1), (size[0], size[1] * size[2])).reshape(size)
 
@@ -190,15 +212,23 @@ def _open_volume(path: Path) -> Any:
 def _check_volume(volume: Any) -> None:
     if math.prod(volume.shape) > MOST_VOXELS:
         raise DataError(
+            "invalid_image_size",
             f"expected a volume of up to {MOST_VOXELS // 10**6} million voxels, its head states "
-            f"{_times(volume.shape)}. Cut out or shrink what matters."
+            f"{_times(volume.shape)}. Cut out or shrink what matters.",
+            maximum=MOST_VOXELS,
+            found=[int(length) for length in volume.shape],
         )
     if volume.get_data_dtype().fields is not None or volume.get_data_dtype().kind not in "iuf":
-        raise DataError("expected a NIfTI volume of real numbers, got colours or complex numbers. Convert it.")
+        raise DataError(
+            "unsupported_pixel_format",
+            "expected a NIfTI volume of real numbers, got colours or complex numbers. Convert it.",
+        )
     if len(volume.shape) < 3 or any(length != 1 for length in volume.shape[3:]):
         raise DataError(
+            "wrong_shape",
             f"expected one NIfTI volume of three axes, got the shape {_times(volume.shape)}. "
-            "Save the volume to use in its own file."
+            "Save the volume to use in its own file.",
+            found=[int(length) for length in volume.shape],
         )
 
 

@@ -66,7 +66,7 @@ def open_itk(path: Path, most_voxels: int) -> Nifti1Image:
     """
     lack = "" if find_spec("itk") else f"NRRD files need another package: {pip_install('itk')}"
     if lack := lacks_reader(path) or lack:
-        raise DataError(f"{lack}.")
+        raise DataError("missing_package", f"{lack}.", package="itk", extra="itk")
     try:
         with path.open("rb") as file:
             head = file.read(HEAD)
@@ -74,8 +74,10 @@ def open_itk(path: Path, most_voxels: int) -> Nifti1Image:
         raise cannot_open(error) from None
     if not (_NRRD_HEAD if path.suffix.lower() == ".nrrd" else _MHA_HEAD).match(head):
         raise DataError(
+            "unsupported_file",
             "the file is no NRRD or MHA file with its pixels inside: it is damaged, or names another file for them. "
-            "Save both as one file, or as NIfTI."
+            "Save both as one file, or as NIfTI.",
+            expected=["NRRD", "MHA"],
         )
     with decoding():
         reader = _reader(path)
@@ -83,13 +85,18 @@ def open_itk(path: Path, most_voxels: int) -> Nifti1Image:
         components = int(reader.GetNumberOfComponents())
     if components != 1 or not 2 <= len(sizes) <= 3:
         raise DataError(
+            "wrong_shape",
             f"expected a volume or an image of one number for each voxel, got {len(sizes)} axes and {components} "
-            "numbers. Save one volume in grey."
+            "numbers. Save one volume in grey.",
+            axes=len(sizes),
+            components=components,
         )
     if not 1 <= math.prod(sizes) <= most_voxels:
         raise DataError(
+            "invalid_image_size",
             f"expected a volume of up to {most_voxels // 10**6} million voxels, its head states another size. Cut out "
-            "or shrink what matters."
+            "or shrink what matters.",
+            maximum=most_voxels,
         )
     return _read(path, reader)
 

@@ -50,13 +50,19 @@ def read_mammogram(
         SettingsError: If the size or the channels are impossible.
     """
     if len(size) != 2 or channels not in (1, 3):
-        raise SettingsError(f"expected a height and a width, and 1 or 3 channels; got {list(size)} and {channels}")
+        raise SettingsError(
+            "setting_out_of_range",
+            f"expected a height and a width, and 1 or 3 channels; got {list(size)} and {channels}",
+            size=list(size),
+            channels=channels,
+        )
     of_any = voi and not (crop_breast or align)
     image = open_mammogram(path, voi=voi, modalities=None if of_any else MAMMOGRAPHY)
     if align and not (image.laterality or image.toward_right):
         raise DataError(
+            "missing_laterality",
             "the file does not say which breast it shows, so that its chest wall can't be brought to the left as in "
-            "the other images. Give DICOM files with ImageLaterality or PatientOrientation."
+            "the other images. Give DICOM files with ImageLaterality or PatientOrientation.",
         )
     row = row_of(image, (size[0], size[1]), crop=crop_breast, mirror=align and mirrored(image))
     return row if channels == 1 else np.repeat(row[..., np.newaxis], 3, axis=-1)
@@ -70,9 +76,19 @@ def check_reading(reading: Mapping[str, bool]) -> dict[str, bool]:
     """
     for name, value in reading.items():
         if name not in READING:
-            raise SettingsError(f"unknown way to read mammograms '{name}'. {did_you_mean(name, READING)}")
+            raise SettingsError(
+                "unknown_setting",
+                f"unknown way to read mammograms '{name}'. {did_you_mean(name, READING)}",
+                setting=name,
+            )
         if not isinstance(value, bool):
-            raise SettingsError(f"expected true or false for '{name}' in the way to read mammograms, got {value!r}")
+            raise SettingsError(
+                "wrong_setting_type",
+                f"expected true or false for '{name}' in the way to read mammograms, got {value!r}",
+                setting=name,
+                expected="bool",
+                found=type(value).__name__,
+            )
     return READING | dict(reading)
 
 
@@ -100,7 +116,7 @@ def open_mammogram(
         return DicomImage(grey, inverted=False, extent=extent_of(grey))
     image = read_dicom(path, voi=voi, modalities=modalities, pseudonyms=pseudonyms)
     if image.pixels.ndim == 3:
-        raise DataError("expected a mammogram in grey, got colours. Export it in grey.")
+        raise DataError("colour_image", "expected a mammogram in grey, got colours. Export it in grey.")
     return image
 
 

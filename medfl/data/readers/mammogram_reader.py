@@ -72,11 +72,13 @@ class MammogramReader(ImageReader):
 
     def _read(self, path: Path) -> Image:
         if path.is_dir():
-            raise DataError("expected the path of an image file, got a folder. Give one file for each image.")
+            raise DataError(
+                "not_a_file", "expected the path of an image file, got a folder. Give one file for each image."
+            )
         with quiet_decoders():
             values, inverted, about = self._values(path)
         if values.ndim != 2:
-            raise DataError("expected a mammogram in grey, got colours. Leave it out.")
+            raise DataError("colour_image", "expected a mammogram in grey, got colours. Leave it out.")
         return (values.min() + values.max() - values if inverted else values), about
 
     def _values(self, path: Path) -> tuple[np.ndarray, bool, dict[str, str]]:

@@ -159,7 +159,10 @@ def breast_box(pixels: np.ndarray, inverted: bool = False, lift: Lift = _same) -
         from skimage.measure import label, regionprops
     except ImportError:
         raise SettingsError(
-            f"cutting out the breast needs scikit-image: {pip_install('mammography')}, or leave out --crop-breast."
+            "missing_package",
+            f"cutting out the breast needs scikit-image: {pip_install('mammography')}, or leave out --crop-breast.",
+            package="scikit-image",
+            extra="mammography",
         ) from None
     factor = max(1, math.ceil(max(pixels.shape) / CROP_EDGE))
     small = resize(pixels, (math.ceil(pixels.shape[0] / factor), math.ceil(pixels.shape[1] / factor)), lift)
@@ -182,7 +185,9 @@ def _to_levels(dtype: np.dtype, extent: tuple[float, float]) -> tuple[Lift, int,
     low, high = extent
     spread = high - low
     if not np.isfinite(spread):
-        raise DataError("the image has values that are not finite (NaN or infinite). Replace them in the file.")
+        raise DataError(
+            "not_finite", "the image has values that are not finite (NaN or infinite). Replace them in the file."
+        )
     if spread == 0:
         return _same, 0, 0
     if dtype.kind not in "iu" or spread > TOP:

@@ -34,7 +34,8 @@ def read_map(path: Path, grid: Grid) -> np.ndarray:
     share = share_inside(volume.values != 0, volume.affine, grid)
     if share < LEAST_INSIDE:
         raise DataError(
-            "a part of the brain lies outside the common grid: the map is not in MNI152 space, or its affine is wrong"
+            "different_space",
+            "a part of the brain lies outside the common grid: the map is not in MNI152 space, or its affine is wrong",
         )
     return onto(type(volume)(values, volume.affine), grid)
 
@@ -52,12 +53,12 @@ def normalised(values: np.ndarray) -> np.ndarray:
         DataError: If values are not finite, or all that are not 0 are equal.
     """
     if not np.isfinite(values).all():
-        raise DataError("the map has values that are not finite (NaN or infinite)")
+        raise DataError("not_finite", "the map has values that are not finite (NaN or infinite)")
     brain = values != 0
     inside = values[brain].astype(np.float64)
     spread = inside.std() if len(inside) and inside.min() < inside.max() else 0.0
     if not 0 < spread < np.inf:
-        raise DataError("the map is constant: it says nothing about the brain")
+        raise DataError("constant_image", "the map is constant: it says nothing about the brain")
     result = np.zeros(values.shape, np.float32)
     result[brain] = (inside - inside.mean()) / spread
     return result

@@ -32,6 +32,10 @@ def read_pgm(path: Path) -> np.ndarray:
     """
     with open_picture(path) as image:
         if image.mode not in ("L", "I", "I;16", "I;16B"):
-            raise DataError(f"expected a PGM file in grey, got one of mode {image.mode}. Export it in grey.")
+            raise DataError(
+                "unsupported_pixel_format",
+                f"expected a PGM file in grey, got one of mode {image.mode}. Export it in grey.",
+                found=image.mode,
+            )
         with decoding():
             return np.asarray(image).astype(np.uint8 if image.mode == "L" else np.uint16)

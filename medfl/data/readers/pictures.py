@@ -73,7 +73,9 @@ def open_picture(path: Path) -> Iterator[PillowImage]:
             frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
         if frames != 1:
             raise DataError(
-                f"the image file holds {frames} frames, expected one. Save the frame to use in its own file."
+                "several_frames",
+                f"the image file holds {frames} frames, expected one. Save the frame to use in its own file.",
+                found=frames,
             )
         _check_mode(image)
         yield image
@@ -119,7 +121,9 @@ def to_unit(values: np.ndarray) -> np.ndarray:
     unit = np.array(values, dtype=np.float32)
     low, high = unit.min(), unit.max()
     if not np.isfinite([low, high]).all():
-        raise DataError("the image has values that are not finite (NaN or infinite). Replace them in the file.")
+        raise DataError(
+            "not_finite", "the image has values that are not finite (NaN or infinite). Replace them in the file."
+        )
     if low == high:
         return np.zeros_like(unit)
     unit -= low
@@ -130,25 +134,38 @@ def to_unit(values: np.ndarray) -> np.ndarray:
 def _unknown(ending: str) -> DataError:
     if ending:
         return DataError(
+            "wrong_file_ending",
             f"the file is no image of the kind that the end of its name says ({ending}). Give it the ending of its own "
-            "kind, convert it, or leave it out."
+            "kind, convert it, or leave it out.",
+            ending=ending,
         )
     return DataError(
-        "the file is no image of a known kind (PNG, JPEG, TIFF, BMP, PGM, DICOM, NIfTI). Convert it, or leave it out."
+        "unsupported_file",
+        "the file is no image of a known kind (PNG, JPEG, TIFF, BMP, PGM, DICOM, NIfTI). Convert it, or leave it out.",
     )
 
 
 def _too_large() -> DataError:
-    return DataError(f"the image has more than {MOST_PIXELS // 10**6} million pixels. Cut out or shrink what matters.")
+    return DataError(
+        "invalid_image_size",
+        f"the image has more than {MOST_PIXELS // 10**6} million pixels. Cut out or shrink what matters.",
+        maximum=MOST_PIXELS,
+    )
 
 
 def _check_mode(image: PillowImage) -> None:
     if image.mode not in (*_GREY, *_DEEP, *_COLOUR):
-        raise DataError(f"expected an image in grey, RGB, CMYK or with a palette, got {image.mode}. Convert it to RGB.")
+        raise DataError(
+            "unsupported_pixel_format",
+            f"expected an image in grey, RGB, CMYK or with a palette, got {image.mode}. Convert it to RGB.",
+            found=image.mode,
+        )
     if not is_deep(image) and any(_hides_bits(tile[0], tile[3]) for tile in getattr(image, "tile", ())):
         raise DataError(
+            "too_many_bits",
             "expected 8 bits a channel in an image with colour or an alpha channel, got more. Save it with 8 bits, "
-            "or in grey without alpha."
+            "or in grey without alpha.",
+            maximum=8,
         )
 
 

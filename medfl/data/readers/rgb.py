@@ -28,11 +28,16 @@ def read_rgb(path: Path) -> np.ndarray:
     pixels = read_picture(path)
     if pixels.dtype != np.uint8:
         raise DataError(
-            "expected an image of 8 bits a channel, got more. Take the files of the release, or save it with 8 bits."
+            "too_many_bits",
+            "expected an image of 8 bits a channel, got more. Take the files of the release, or save it with 8 bits.",
+            maximum=8,
         )
     if min(pixels.shape[:2]) < MIN_EDGE:
         raise DataError(
-            f"expected {MIN_EDGE} pixels or more along each edge, got {min(pixels.shape[:2])}. Download it again."
+            "image_too_small",
+            f"expected {MIN_EDGE} pixels or more along each edge, got {min(pixels.shape[:2])}. Download it again.",
+            minimum=MIN_EDGE,
+            found=min(pixels.shape[:2]),
         )
     return np.repeat(pixels[..., np.newaxis], 3, axis=-1) if pixels.ndim == 2 else pixels
 

@@ -64,15 +64,24 @@ def read_segmentation(path: Path) -> np.ndarray:
         pixels = int(head.get("Rows", 0)) * int(head.get("Columns", 0)) * int(head.get("NumberOfFrames") or 1)
     if kind not in _CLASSES:
         raise DataError(
-            "expected a DICOM segmentation (DICOM-SEG) as mask, got another kind of DICOM. Export the mask."
+            "unsupported_file",
+            "expected a DICOM segmentation (DICOM-SEG) as mask, got another kind of DICOM. Export the mask.",
+            expected="DICOM-SEG",
         )
     if not 1 <= pixels <= MOST_PIXELS:
         raise DataError(
+            "invalid_image_size",
             f"expected a DICOM segmentation of 1 to {MOST_PIXELS // 10**6} million pixels, its header states another "
-            "size. Export it again."
+            "size. Export it again.",
+            maximum=MOST_PIXELS,
         )
     if find_spec("highdicom") is None:
-        raise DataError(f"masks as DICOM-SEG need another package: {pip_install('highdicom')}, or export them as PNG.")
+        raise DataError(
+            "missing_package",
+            f"masks as DICOM-SEG need another package: {pip_install('highdicom')}, or export them as PNG.",
+            package="highdicom",
+            extra="highdicom",
+        )
     import highdicom
 
     with decoding():
@@ -80,7 +89,9 @@ def read_segmentation(path: Path) -> np.ndarray:
         images = sorted({uid for *_, uid in segmentation.get_source_image_uids()})
     if len(images) != 1:
         raise DataError(
-            f"expected a DICOM segmentation of one image, got one of {len(images)}. Export one for each image."
+            "several_source_images",
+            f"expected a DICOM segmentation of one image, got one of {len(images)}. Export one for each image.",
+            found=len(images),
         )
     with decoding():
         segments = segmentation.get_pixels_by_source_instance(

@@ -68,9 +68,13 @@ def read_volume(path: Path) -> Volume:
             absurd size, or does not say where it lies.
     """
     if not path.name.lower().endswith(SUFFIXES):
-        raise DataError(f"expected a NIfTI file ({' or '.join(SUFFIXES)}), got another ending. Convert the file.")
+        raise DataError(
+            "unsupported_file",
+            f"expected a NIfTI file ({' or '.join(SUFFIXES)}), got another ending. Convert the file.",
+            expected=SUFFIXES,
+        )
     if not path.is_file():
-        raise DataError("expected a NIfTI file, there is none. Check the path.")
+        raise DataError("missing_file", "expected a NIfTI file, there is none. Check the path.")
     with _decoding():
         import nibabel
 
@@ -97,17 +101,24 @@ def _decoding() -> Iterator[None]:
         yield
     except Exception as error:
         raise DataError(
-            f"the NIfTI file is damaged or cut short ({type(error).__name__}). Download or export it again."
+            "damaged_file",
+            f"the NIfTI file is damaged or cut short ({type(error).__name__}). Download or export it again.",
+            cause=type(error).__name__,
         ) from None
 
 
 def _check_kind(shape: tuple[int, ...], stored: np.dtype) -> None:
     if stored.fields is not None or stored.kind not in "iuf":
-        raise DataError("expected a NIfTI volume of real numbers, got colours or complex numbers. Convert it.")
+        raise DataError(
+            "unsupported_pixel_format",
+            "expected a NIfTI volume of real numbers, got colours or complex numbers. Convert it.",
+        )
     if len(shape) < 3 or any(length != 1 for length in shape[3:]):
         raise DataError(
+            "wrong_shape",
             f"expected one NIfTI volume of three axes, got the shape {'x'.join(map(str, shape))}. Save the volume to "
-            "use in its own file."
+            "use in its own file.",
+            found=shape,
         )
 
 
@@ -116,10 +127,19 @@ def _check_claims(shape: tuple[int, ...], itemsize: int, path: Path) -> None:
     voxels = math.prod(shape)
     claim = f"the head of the NIfTI file claims {'x'.join(map(str, shape[:3]))} voxels"
     if min(shape) < 1 or voxels > MOST_VOXELS:
-        raise DataError(f"{claim}, expected 1 to {MOST_VOXELS / 1e6:.0f} million in all. Download or export it again.")
+        raise DataError(
+            "invalid_image_size",
+            f"{claim}, expected 1 to {MOST_VOXELS / 1e6:.0f} million in all. Download or export it again.",
+            maximum=MOST_VOXELS,
+            found=shape[:3],
+        )
     held = path.stat().st_size * (MOST_PACKED if path.name.lower().endswith(".gz") else 1)
     if voxels * itemsize > held:
-        raise DataError(f"{claim}, the file is too short to hold them. Download or export it again.")
+        raise DataError(
+            "damaged_file",
+            f"{claim}, the file is too short to hold them. Download or export it again.",
+            claimed=shape[:3],
+        )
 
 
 def _affine(image: Any) -> np.ndarray:
@@ -128,10 +148,13 @@ def _affine(image: Any) -> np.ndarray:
         affine = np.array(image.affine, dtype=np.float64)
     if not known:
         raise DataError(
-            "the NIfTI file does not say where it lies in space (qform_code and sform_code are 0). Set its affine."
+            "missing_affine",
+            "the NIfTI file does not say where it lies in space (qform_code and sform_code are 0). Set its affine.",
         )
     if not np.isfinite(affine).all() or _is_flat(affine):
-        raise DataError("the affine of the NIfTI file is degenerate: its axes do not span a space. Correct it.")
+        raise DataError(
+            "degenerate_affine", "the affine of the NIfTI file is degenerate: its axes do not span a space. Correct it."
+        )
     return affine
 
 
@@ -180,7 +203,14 @@ def common_grid(size: int) -> Grid:
         SettingsError: If `size` is out of its range.
     """
     if not SIZES[0] <= size <= SIZES[1]:
-        raise SettingsError(f"expected a size of {SIZES[0]} to {SIZES[1]} voxels a side, got {size}")
+        raise SettingsError(
+            "setting_out_of_range",
+            f"expected a size of {SIZES[0]} to {SIZES[1]} voxels a side, got {size}",
+            setting="size",
+            minimum=SIZES[0],
+            maximum=SIZES[1],
+            found=size,
+        )
     edge = SPAN_MM / size
     affine = np.diag([edge, edge, edge, 1.0])
     affine[:3, 3] = np.array(CENTRE_MM) - SPAN_MM / 2 + edge / 2

@@ -39,21 +39,44 @@ def check_cases(cases: Sequence[Case], keys: Collection[str], loaded: Collection
     for row, case in enumerate(cases):
         place = f"row {row} of {where}"
         if not isinstance(case, Mapping):
-            raise DataError(f"expected a dictionary at {place}, got {type(case).__name__}. Correct the list.")
+            raise DataError(
+                "wrong_type",
+                f"expected a dictionary at {place}, got {type(case).__name__}. Correct the list.",
+                where=where,
+                row=row,
+                expected="dict",
+                found=type(case).__name__,
+            )
         for key in keys:
             if case.get(key) is None:
                 raise DataError(
+                    "missing_value",
                     f"expected '{key}' at {place}, there is none. Add the file or value to the list, or leave the case "
-                    "out of it."
+                    "out of it.",
+                    where=where,
+                    row=row,
+                    key=key,
                 )
         for key in loaded:
             if key in case and not all(os.path.exists(path) for path in _named(case[key])):
                 raise DataError(
-                    f"the file of '{key}' at {place} is missing. Put it where the list says, or leave the case out."
+                    "missing_file",
+                    f"the file of '{key}' at {place} is missing. Put it where the list says, or leave the case out.",
+                    where=where,
+                    row=row,
+                    key=key,
                 )
             for path in _named(case.get(key)):
                 if lack := lacks_reader(path):
-                    raise DataError(f"the file of '{key}' at {place} can't be read: {lack}.")
+                    raise DataError(
+                        "missing_package",
+                        f"the file of '{key}' at {place} can't be read: {lack}.",
+                        where=where,
+                        row=row,
+                        key=key,
+                        package="itk",
+                        extra="itk",
+                    )
 
 
 def case_digest(case: Case) -> str:
@@ -106,7 +129,9 @@ def _file_digest(path: Path) -> list[str]:
             _digest(str(path), facts.st_mtime_ns, facts.st_size, facts.st_ino),
         ]
     except OSError as error:
-        raise DataError(f"a file can't be read: {error.strerror}. Permit reading it.") from None
+        raise DataError(
+            "unreadable_file", f"a file can't be read: {error.strerror}. Permit reading it.", reason=error.strerror
+        ) from None
 
 
 @functools.lru_cache(maxsize=1 << 17)

@@ -212,8 +212,12 @@ def _checked(item: Any, row: int, where: str) -> Item:
         return item
     got = "nothing" if item is None or item == [] else type(item).__name__
     raise DataError(
+        "wrong_transform_output",
         f"expected a dictionary, or a list of some, from the transforms for row {row} of {where}, got {got}. Have each "
-        "transform return what goes on."
+        "transform return what goes on.",
+        where=where,
+        row=row,
+        found=got,
     )
 
 
@@ -223,13 +227,24 @@ def _row_in_errors(row: int, where: str) -> Iterator[None]:
     try:
         yield
     except MemoryError:
-        raise DataError(f"the memory is too small for row {row} of {where}. Crop or resample the images.") from None
+        raise DataError(
+            "memory_exhausted",
+            f"the memory is too small for row {row} of {where}. Crop or resample the images.",
+            where=where,
+            row=row,
+        ) from None
     except Exception as error:  # whatever a reader or a transform raises
-        name, cause = "a transform", error
+        transform, cause = "", error
         while (match := _APPLYING.match(str(cause))) and isinstance(cause.__cause__, Exception):
-            name, cause = f"the transform {match[1].split('.')[-1]}", cause.__cause__
+            transform, cause = match[1].split(".")[-1], cause.__cause__
+        name = f"the transform {transform}" if transform else "a transform"
         place = traceback.extract_tb(cause.__traceback__)[-1]
         raise DataError(
+            "failed_transform",
             f"{name} fails for row {row} of {where}: {type(cause).__name__} in {Path(place.filename).name}, line "
-            f"{place.lineno}. Look at that case's files, or leave it out of the list."
+            f"{place.lineno}. Look at that case's files, or leave it out of the list.",
+            where=where,
+            row=row,
+            transform=transform or None,
+            cause=type(cause).__name__,
         ) from None

@@ -86,11 +86,22 @@ class TransformDataset:
     ) -> None:
         if cache not in ("memory", "disk", "none") or (cache == "disk") != (cache_dir is not None):
             raise SettingsError(
+                "incompatible_settings",
                 f"expected cache 'memory' or 'none', or 'disk' with a folder, got '{cache}' with "
-                f"{'a' if cache_dir else 'no'} folder for {where}."
+                f"{'a' if cache_dir else 'no'} folder for {where}.",
+                where=where,
+                settings=["cache", "cache_dir"],
+                cache=cache,
             )
         if loaders < 0:
-            raise SettingsError(f"expected 0 or more loader processes for {where}, got {loaders}.")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"expected 0 or more loader processes for {where}, got {loaders}.",
+                where=where,
+                setting="loaders",
+                minimum=0,
+                found=loaders,
+            )
         keys = (targets,) if isinstance(targets, str) else tuple(targets)
         chain = Chain(transform)
         check_cases(cases, (inputs, *keys), chain.loaded, where)
@@ -195,8 +206,9 @@ class TransformDataset:
         loading = self._loading
         if len(chained) < len(parts) or len({part._loading.chain.digest for part in chained}) > 1:
             raise DataError(
+                "different_transforms",
                 "expected the same transforms at all sites whose data are pooled, got different ones. Give them one "
-                "chain, or choose a method that pools no data."
+                "chain, or choose a method that pools no data.",
             )
         labels = [part.class_labels for part in chained if part.class_labels is not None]
         patients = joined([part.patients for part in chained], [len(part) for part in chained])

@@ -109,7 +109,9 @@ def volume_files(folder: str | Path) -> list[dict[str, str]]:
     files = [path for path in files if path.is_file() and not path.name.startswith(".")]
     if not files:
         raise DataError(
+            "no_images",
             f"expected volumes ({' or '.join(SUFFIXES)}) in {folder}, found none. Give a folder of NIfTI files: the "
-            "arrays of a site don't say where their volumes lie in space."
+            "arrays of a site don't say where their volumes lie in space.",
+            path=folder,
         )
     return [{IMAGE: str(path)} for path in files]

@@ -54,9 +54,13 @@ def check_can_be_sent(loading: Loading, context: BaseContext) -> None:
             pickle.dumps(transform)
         except Exception:  # pickle raises whatever an object's parts raise
             raise SettingsError(
+                "unpicklable_transform",
                 f"transform {number} ({type(transform).__name__}) of {loading.where} can't be handed to loader "
                 "processes, which are no forks where a GPU is in use: it holds a lambda or the like. Use a named "
-                "function of a module, or load in this process (0 loaders)."
+                "function of a module, or load in this process (0 loaders).",
+                where=loading.where,
+                number=number,
+                transform=type(transform).__name__,
             ) from None
 
 
@@ -112,23 +116,30 @@ def _crash(loading: Loading, visits: Sequence[Visit], rows: list[int], context: 
             pool.submit(_ready).result()
         except BrokenProcessPool:
             return SettingsError(
+                "loader_start_failure",
                 "could not start loader processes. In a script of your own put the call below `if __name__ == "
-                "'__main__':`, or load in this process (0 loaders)."
+                "'__main__':`, or load in this process (0 loaders).",
             )
         try:
             pool.submit(_load, [_sent(visit)]).result()
         except BrokenProcessPool:
             return DataError(
+                "crashed_loader",
                 f"loading row {visit.row} of {loading.where} ends the process: a file is damaged, or the memory is too "
-                f"small for it. {do}"
+                f"small for it. {do}",
+                where=loading.where,
+                rows=[visit.row],
             )
         except DataError as error:
             return error
         finally:
             pool.shutdown(cancel_futures=True)
     return DataError(
+        "crashed_loader",
         f"a loader process ended while rows {', '.join(map(str, rows))} of {loading.where} were loaded, and each can "
-        "be loaded alone: the memory may be too small, or somebody ended it. Use fewer loaders, or smaller batches."
+        "be loaded alone: the memory may be too small, or somebody ended it. Use fewer loaders, or smaller batches.",
+        where=loading.where,
+        rows=rows,
     )
 
 

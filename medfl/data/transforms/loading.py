@@ -128,16 +128,25 @@ class Loading:
         except Exception as error:
             shapes = sorted({tuple(np.shape(each[self.inputs])) for some in wanted for each in some})
             raise DataError(
+                "failed_collation",
                 f"the cases in rows {', '.join(map(str, rows))} of {self.where} make no batch "
                 f"({type(error).__name__}): their inputs have the shapes {', '.join(map(str, shapes))}. Resize or "
                 "crop them to one shape in the transforms, pad them (MONAI's pad_list_data_collate), or take batches "
-                "of one case."
+                "of one case.",
+                where=self.where,
+                rows=list(rows),
+                shapes=shapes,
+                cause=type(error).__name__,
             ) from None
         inputs = torch.as_tensor(batch[self.inputs]).as_subclass(torch.Tensor).to(torch.float32)
         if len(inputs) != len(owners):
             raise DataError(
+                "merged_samples",
                 f"expected {len(owners)} samples in a batch of {self.where}, got {len(inputs)} from its collate "
-                "function. Use one that keeps samples apart, such as MONAI's list_data_collate."
+                "function. Use one that keeps samples apart, such as MONAI's list_data_collate.",
+                where=self.where,
+                expected=len(owners),
+                found=len(inputs),
             )
         targets = {key: self.target(batch[key]) for key in self.targets}
         self._check_targets(owners, targets)
@@ -163,8 +172,10 @@ class Loading:
             return target.to(torch.float32) if target.is_floating_point() else target
         if target.is_floating_point() and not kind.is_floating_point and not bool((target == target.round()).all()):
             raise DataError(
+                "interpolated_mask",
                 f"expected whole numbers as targets of {self.where}, got others: a mask was interpolated. Give the "
-                "mask's key the mode 'nearest' in each transform that resamples."
+                "mask's key the mode 'nearest' in each transform that resamples.",
+                where=self.where,
             )
         return target.to(kind)
 
@@ -182,8 +193,12 @@ class Loading:
         for key in (self.inputs, *self.targets):
             if sample.get(key) is None or isinstance(sample[key], str):
                 raise DataError(
+                    "missing_transform_output",
                     f"expected '{key}' as numbers after the transforms for {place}, there is none. Have a transform "
-                    "load it, and none drop it."
+                    "load it, and none drop it.",
+                    where=self.where,
+                    row=row,
+                    key=key,
                 )
         image = sample[self.inputs]
         for key in self.targets:
@@ -209,8 +224,13 @@ def _check_shapes(image: Any, mask: Any, key: str, place: str) -> None:
     """Refuse a mask of another spatial shape than its image has."""
     if _in_space(image, mask) and tuple(mask.shape[1:]) != tuple(image.shape[1:]):
         raise DataError(
+            "wrong_shape",
             f"expected '{key}' on the grid of its image, {tuple(image.shape[1:])}, got {tuple(mask.shape[1:])} for "
-            f"{place}. Give the mask of that image, or bring both to one grid before the first random transform."
+            f"{place}. Give the mask of that image, or bring both to one grid before the first random transform.",
+            where=place,
+            key=key,
+            expected=tuple(image.shape[1:]),
+            found=tuple(mask.shape[1:]),
         )
 
 
@@ -230,9 +250,13 @@ def _check_grid(image: Any, mask: Any, key: str, place: str) -> None:
     away = (ends @ (_square(image.affine, rank) - _square(mask.affine, rank)).T).abs().max()
     if away > HALF * float(_spacing(image).min()):
         raise DataError(
+            "misaligned_mask",
             f"expected '{key}' on the grid of its image, got one whose corners lie {float(away):.3g} mm away for "
             f"{place}. Correct the origin, spacing or orientation in the mask's file, or bring both to one grid before "
-            "the first random transform."
+            "the first random transform.",
+            where=place,
+            key=key,
+            distance=float(away),
         )
 
 

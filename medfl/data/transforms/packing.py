@@ -65,8 +65,11 @@ def packed(item: Any, case: Mapping[str, Any], where: str) -> Packed:
         return form(item), tensors
     except TypeError as error:
         raise DataError(
+            "unsupported_value",
             f"expected tensors, arrays, numbers and text before the first random transform, got {error} in {where}. "
-            "Convert it there, or choose cache 'none'."
+            "Convert it there, or choose cache 'none'.",
+            where=where,
+            found=str(error),
         ) from None
 
 

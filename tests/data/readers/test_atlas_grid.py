@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from refusals import refused
 
 from medfl.data.readers.volumes import Grid, Volume, common_grid, labels_onto, onto, share_inside
 from medfl.errors import SettingsError
@@ -40,7 +41,7 @@ def test_the_common_grid_is_a_cube_of_the_brain_symmetric_about_the_middle(size)
 
 @pytest.mark.parametrize("size", [3, 257])
 def test_a_size_out_of_range(size):
-    with pytest.raises(SettingsError, match=f"expected a size of 4 to 256 voxels a side, got {size}"):
+    with refused(SettingsError, "setting_out_of_range", setting="size", minimum=4, maximum=256, found=size):
         common_grid(size)
 
 

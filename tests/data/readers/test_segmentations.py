@@ -8,6 +8,7 @@ import numpy as np
 import pydicom
 import pytest
 from image_makers import dicom, picture
+from refusals import refused
 from segmentation_maker import segmentation, source_image
 
 from medfl.data.readers import segmentations
@@ -56,7 +57,7 @@ def test_a_segmentation_of_several_images_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("highdicom", reason=NEEDED)
     slices = [source_image(tmp_path / f"{n}.dcm", np.zeros(SHAPE, dtype=np.uint8), n) for n in range(2)]
     path = segmentation(tmp_path / "mask.dcm", MASK.repeat(2, axis=0), slices)
-    with pytest.raises(DataError, match="expected a DICOM segmentation of one image, got one of 2"):
+    with refused(DataError, "several_source_images", found=2):
         read_mask(path)
 
 
@@ -64,25 +65,30 @@ def test_a_damaged_segmentation_is_refused_and_names_nobody(tmp_path: Path) -> N
     pytest.importorskip("highdicom", reason=NEEDED)
     content = segmentation(tmp_path / "mask.dcm", MASK, images(tmp_path)).read_bytes()
     assert b"SECRET" in content
-    for size in (60, 400, 900, len(content) // 2, len(content) - 20):
+    for size, code in (
+        (60, "unsupported_file"),
+        (400, "unsupported_file"),
+        (900, "invalid_image_size"),
+        (len(content) // 2, "invalid_image_size"),
+        (len(content) - 20, "damaged_file"),
+    ):
         (tmp_path / "SECRET.dcm").write_bytes(content[:size])
-        with pytest.raises(DataError) as error:
+        with refused(DataError, code) as error:
             read_mask(tmp_path / "SECRET.dcm")
-        assert "secret" not in str(error.value).lower()
+        assert "secret" not in f"{error.value}{error.value.fields}".lower()
 
 
 def test_an_image_is_no_segmentation(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="got another kind of DICOM"):
+    with refused(DataError, "unsupported_file", expected="DICOM-SEG"):
         read_mask(dicom(tmp_path / "image.dcm", np.zeros(SHAPE, dtype=np.uint8), SOPClassUID="1.2"))
     (tmp_path / "text.dcm").write_text("no DICOM")
-    with pytest.raises(DataError, match="the file is no DICOM file"):
+    with refused(DataError, "unsupported_file", expected="DICOM"):
         read_mask(tmp_path / "text.dcm")
 
 
 def test_without_the_package_the_message_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segmentations, "find_spec", lambda name: None)
     path = dicom(tmp_path / "mask.dcm", np.zeros(SHAPE, dtype=np.uint8), SOPClassUID="1.2.840.10008.5.1.4.1.1.66.4")
-    with pytest.raises(
-        DataError, match=r"need another package: pip install 'medfl-monai\[highdicom\]', or export them as PNG"
-    ):
+    with refused(DataError, "missing_package", extra="highdicom") as error:
         read_mask(path)
+    assert "pip install 'medfl-monai[highdicom]', or export them as PNG" in str(error.value)
