@@ -132,8 +132,11 @@ class OpenedRun:
         model = self.global_model()
         if model is None:
             raise StoreError(
+                "no_global_model",
                 f"The run in '{self.folder}' has no global model: with method '{self.name}' every site has its own. "
-                "Attack those with --targets sites."
+                "Attack those with --targets sites.",
+                path=self.folder,
+                method=self.name,
             )
         return self.predictor(model, "")
 
@@ -182,8 +185,10 @@ class OpenedRun:
         latest = self.viewer.latest()
         if latest is None:
             raise StoreError(
+                "cleaned_run",
                 f"The run in '{self.folder}' was cleaned: the state of its server is gone, and with it what its sites "
-                "have released. Run it again in another folder, or attack what needs its models only."
+                "have released. Run it again in another folder, or attack what needs its models only.",
+                path=self.folder,
             )
         return latest
 
@@ -211,8 +216,10 @@ def open_run(
     where = pick_device(device)
     if not record.summary:
         raise StoreError(
+            "unfinished_run",
             f"The run in '{folder}' is not finished: it has no model that can be attacked. Give its command again to "
-            "finish it."
+            "finish it.",
+            path=folder,
         )
     data_folder = _find_data(record, data)
     identity = record.run["identity"]
@@ -254,9 +261,12 @@ def _check_objective(record: RunRecord) -> None:
     objective = record.objective
     if not objective.has_class_labels or objective.outputs != objective.classes:
         raise SettingsError(
+            "objective_not_supported",
             f"The run in '{record.folder}' learned the objective '{objective.name}'. Attacks need cases that are each "
             "of one class, and networks that put out a number for each class: attack a run of the objective "
-            "'multiclass', or of 'binary' with 2 logits."
+            "'multiclass', or of 'binary' with 2 logits.",
+            path=record.folder,
+            objective=objective.name,
         )
 
 
@@ -264,12 +274,17 @@ def _find_data(record: RunRecord, data: Path | None) -> Path:
     folder = data if data is not None else record.data_folder
     if folder is None:
         raise StoreError(
-            f"The run in '{record.folder}' does not say where its data are. Name their folder with --data."
+            "unknown_data_folder",
+            f"The run in '{record.folder}' does not say where its data are. Name their folder with --data.",
+            path=record.folder,
         )
     if not folder.is_dir():
         raise DataError(
+            "missing_folder",
             f"The data of the run in '{record.folder}' have moved: expected them at '{folder}'. Put them back, or name "
-            "their folder with --data."
+            "their folder with --data.",
+            path=folder,
+            run=record.folder,
         )
     return folder
 
@@ -282,9 +297,13 @@ def _check_data(record: RunRecord, parts: list[SiteData], folder: Path) -> None:
         unlike.append(GLOBAL)
     if unlike:
         raise DataError(
+            "other_data",
             f"The data in '{folder}' are not those of the run in '{record.folder}': the digests of {', '.join(unlike)} "
             "differ, so it is not known which images the run was trained on. Name the folder of its own data with "
-            "--data."
+            "--data.",
+            path=folder,
+            run=record.folder,
+            parts=unlike,
         )
 
 
@@ -298,4 +317,6 @@ def _taken_home(home: Path) -> HomeModel | None:
         tensors = torch.load(weights, map_location="cpu", weights_only=True)
         return HomeModel(config["network_name"], tensors, build=partial(bundle_network, home))
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise StoreError(f"expected a model in '{home}': {error}. Put the bundle back, or run again.") from None
+        raise StoreError(
+            "unreadable_bundle", f"expected a model in '{home}': {error}. Put the bundle back, or run again.", path=home
+        ) from None

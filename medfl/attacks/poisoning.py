@@ -63,8 +63,11 @@ class PoisonOptions:
         values = [value] if isinstance(value, dict) else value
         if not isinstance(values, list) or not all(isinstance(item, dict) and item for item in values):
             raise SettingsError(
+                "invalid_json",
                 f"expected poison as JSON, such as {json.dumps(EXAMPLE)}, or a list of such objects; got "
-                f"{self.poison!r}."
+                f"{self.poison!r}.",
+                setting="poison",
+                found=self.poison,
             )
         return values
 
@@ -113,7 +116,12 @@ def judge(run: OpenedRun, attackers: Attackers | None) -> Meta:
     """How good the run's models are, and how often attackers get what they want; errors as of `run_poison`."""
     bad = () if attackers is None else attackers.sites
     if unknown := sorted(set(bad) - set(run.sites)):
-        raise SettingsError(f"'poison.sites' names sites that are not there: {unknown}. Sites: {sorted(run.sites)}.")
+        raise SettingsError(
+            "unknown_site",
+            f"'poison.sites' names sites that are not there: {unknown}. Sites: {sorted(run.sites)}.",
+            setting="poison.sites",
+            sites=unknown,
+        )
     parts = _parts(run, bad)
     right = {part.holder: _answers(run, part.model, part.test) == labels_of(part.test) for part in parts}
     at_sites = {name: share for name, share in right.items() if name != GLOBAL}
@@ -147,8 +155,11 @@ def _parts(run: OpenedRun, bad: Sequence[str]) -> list[Judged]:
         parts = [Judged(name, run.predictor(common), test) for name, test in (tests | held).items()]
     if not parts:
         raise DataError(
+            "no_images",
             f"expected test images at honest sites of the run in '{run.folder}', or at its server, got none: nobody "
-            "can tell how good its models are. Partition the data with test images."
+            "can tell how good its models are. Partition the data with test images.",
+            split="test",
+            path=run.folder,
         )
     return parts
 

@@ -47,18 +47,27 @@ def read_bundle(record: RunRecord, data_folder: Path) -> tuple[ConfigParser, Pat
     bundles = homes(record)
     if not bundles:
         raise StoreError(
+            "missing_bundles",
             f"The run in '{record.folder}' is {record.status} and has no model that can be attacked: expected bundles "
-            "in its folders 'global' or 'sites'. Give its command again to finish it."
+            "in its folders 'global' or 'sites'. Give its command again to finish it.",
+            path=record.folder,
+            status=record.status,
         )
     parser = ConfigParser()
     try:
         parser.read_config(str(bundles[0] / CONFIG))
     except (ValueError, OSError) as error:
-        raise StoreError(f"expected a configuration in '{bundles[0] / CONFIG}': {error}. Put the file back.") from None
+        raise StoreError(
+            "unreadable_file",
+            f"expected a configuration in '{bundles[0] / CONFIG}': {error}. Put the file back.",
+            path=bundles[0] / CONFIG,
+        ) from None
     if "task" not in parser:
         raise StoreError(
+            "bundle_not_supported",
             f"The run in '{record.folder}' trained a stock bundle that was adopted, and no attack knows the scale of "
-            "its images: expected a run of one of medfl's own bundles. Attack such a run."
+            "its images: expected a run of one of medfl's own bundles. Attack such a run.",
+            path=record.folder,
         )
     own = {"bundle_root": str(bundles[0]), "dataset_dir": str(data_folder), "device": "cpu"}
     parser.update(pairs=own | {"class_weights": None, "network": "@network_def"})
@@ -121,9 +130,12 @@ def _check(task: Task, settings: Settings, before: Meta, folder: Path) -> None:
     unlike = ["networks"] if missing else [part for part in parts if before.get(part) != now[part]]
     if unlike:
         raise StoreError(
+            "changed_task",
             f"The {' and the '.join(unlike)} of the run in '{folder}' can't be built from the bundles in it: an option "
             "of its command changed them, and bundles that are taken home don't hold such options. Write them into the "
-            "bundle's configuration and run it again."
+            "bundle's configuration and run it again.",
+            path=folder,
+            parts=unlike,
         )
 
 

@@ -24,13 +24,19 @@ def scorable(probabilities: torch.Tensor, labels: torch.Tensor, num_classes: int
         return False
     if probabilities.shape != (len(labels), num_classes):
         raise ContractError(
+            "wrong_shape",
             f"expected probabilities of shape ({len(labels)}, {num_classes}), got {tuple(probabilities.shape)}. "
-            "The predictor should return one logit for each class."
+            "The predictor should return one logit for each class.",
+            expected=(len(labels), num_classes),
+            found=tuple(probabilities.shape),
         )
     if int(labels.min()) < 0 or int(labels.max()) >= num_classes:
         raise ContractError(
+            "wrong_label",
             f"expected labels in [0, {num_classes}), got [{int(labels.min())}, {int(labels.max())}]. "
-            "Correct the labels or the task's number of classes."
+            "Correct the labels or the task's number of classes.",
+            classes=num_classes,
+            found=(int(labels.min()), int(labels.max())),
         )
     return not bool(torch.isnan(probabilities).any())
 

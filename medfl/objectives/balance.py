@@ -40,12 +40,17 @@ def weighted_loss(loss: nn.Module, labels: torch.Tensor, num_classes: int, devic
     """
     if not hasattr(loss, "weight"):
         raise SettingsError(
+            "loss_not_supported",
             f"balance 'loss' needs a loss with class weights, such as torch.nn.CrossEntropyLoss; got "
-            f"{type(loss).__name__}. Choose balance 'sampling', which works with any loss."
+            f"{type(loss).__name__}. Choose balance 'sampling', which works with any loss.",
+            setting="balance",
+            loss=type(loss).__name__,
         )
     if loss.weight is not None:
         raise SettingsError(
-            "balance 'loss' would replace the class weights that the bundle's loss has already. Remove one of the two."
+            "duplicate_class_weights",
+            "balance 'loss' would replace the class weights that the bundle's loss has already. Remove one of the two.",
+            setting="balance",
         )
     weighted = copy.deepcopy(loss)
     weighted.weight = class_weights(labels, num_classes).to(device)

@@ -43,7 +43,13 @@ class Binary(Multiclass):
 
     def __post_init__(self) -> None:
         if self.logits not in (1, 2):
-            raise SettingsError(f"expected 1 or 2 logits of the objective 'binary', got {self.logits}.")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"expected 1 or 2 logits of the objective 'binary', got {self.logits}.",
+                setting="logits",
+                expected=(1, 2),
+                found=self.logits,
+            )
 
     @property
     def outputs(self) -> int:

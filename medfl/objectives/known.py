@@ -34,13 +34,23 @@ def read_objective(facts: Meta) -> Objective:
     values = dict(facts)
     name = values.pop("name", None)
     if name not in OBJECTIVES:
-        raise SettingsError(f"unknown objective {name!r}. {did_you_mean(str(name), OBJECTIVES)}")
+        raise SettingsError(
+            "unknown_choice",
+            f"unknown objective {name!r}. {did_you_mean(str(name), OBJECTIVES)}",
+            what="objective",
+            choice=str(name),
+        )
     kind = OBJECTIVES[name]
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
     needed = {key for key, field in fields.items() if field.default is dataclasses.MISSING}
     if not needed <= values.keys() <= fields.keys():
         raise SettingsError(
-            f"expected {sorted(fields)} of the objective '{name}', at least {sorted(needed)}; got {sorted(values)}."
+            "invalid_settings",
+            f"expected {sorted(fields)} of the objective '{name}', at least {sorted(needed)}; got {sorted(values)}.",
+            objective=name,
+            expected=sorted(fields),
+            required=sorted(needed),
+            found=sorted(values),
         )
     return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
 
@@ -56,4 +66,6 @@ def check_metrics(names: Iterable[str]) -> None:
     forms = {re.sub(r"_\d+$", "_N", name) for name in known}
     for name in names:
         if re.sub(r"_\d+$", "_N", name) not in forms:
-            raise SettingsError(f"Unknown metric '{name}'. {did_you_mean(name, known)}")
+            raise SettingsError(
+                "unknown_choice", f"Unknown metric '{name}'. {did_you_mean(name, known)}", what="metric", choice=name
+            )

@@ -49,7 +49,12 @@ class CoxLoss(nn.Module):
     def __init__(self, ties: Ties = "efron") -> None:
         super().__init__()
         if ties not in get_args(Ties):
-            raise SettingsError(f"CoxLoss expected ties to be one of {', '.join(get_args(Ties))}, got {ties!r}")
+            raise SettingsError(
+                "unknown_choice",
+                f"CoxLoss expected ties to be one of {', '.join(get_args(Ties))}, got {ties!r}",
+                what="ties",
+                choice=ties,
+            )
         self.ties = ties
 
     def forward(self, risks: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -42,7 +42,13 @@ class Multiclass(Objective):
 
     def __post_init__(self) -> None:
         if self.num_classes < 2:
-            raise SettingsError(f"expected at least 2 classes in num_classes, got {self.num_classes}.")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"expected at least 2 classes in num_classes, got {self.num_classes}.",
+                setting="num_classes",
+                minimum=2,
+                found=self.num_classes,
+            )
 
     @property
     def outputs(self) -> int:
@@ -77,7 +83,7 @@ class Multiclass(Objective):
         """Refuse labels that there is no class for."""
         wrong = (targets < 0) | (targets >= self.num_classes)
         expected = f"labels from 0 to {self.num_classes - 1}"
-        check_rows(wrong, targets, where, start, expected, "Check num_classes and the data list")
+        check_rows("wrong_label", wrong, targets, where, start, expected, "Check num_classes and the data list")
 
     def strata(self, targets: torch.Tensor) -> torch.Tensor:
         """The class."""

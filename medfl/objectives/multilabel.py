@@ -43,7 +43,13 @@ class Multilabel(Objective):
 
     def __post_init__(self) -> None:
         if self.num_labels < 1:
-            raise SettingsError(f"expected at least 1 label in num_labels, got {self.num_labels}.")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"expected at least 1 label in num_labels, got {self.num_labels}.",
+                setting="num_labels",
+                minimum=1,
+                found=self.num_labels,
+            )
 
     @property
     def outputs(self) -> int:
@@ -64,9 +70,17 @@ class Multilabel(Objective):
         """Refuse anything but 0, 1 and NaN, and a row in which no finding is labelled."""
         other = in_rows(targets, lambda values: (values != 0) & (values != 1) & ~values.isnan())
         expected = "0, 1 or NaN (not labelled) for each finding"
-        check_rows(other, targets, where, start, expected, "Correct the list")
+        check_rows("wrong_finding", other, targets, where, start, expected, "Correct the list")
         expected = "at least one finding that is labelled"
-        check_rows(targets.isnan().all(dim=1), targets, where, start, expected, "Leave that record out of the list")
+        check_rows(
+            "missing_finding",
+            targets.isnan().all(dim=1),
+            targets,
+            where,
+            start,
+            expected,
+            "Leave that record out of the list",
+        )
 
     def strata(self, targets: torch.Tensor) -> torch.Tensor:
         """The rarest finding of these cases that is there, counted from 1; 0 where none is."""

@@ -82,7 +82,12 @@ class Objective(Shown):
         Raises:
             ContractError: If a case is of no class.
         """
-        raise ContractError(f"Expected an objective with class labels, got '{self.name}': its cases have no classes.")
+        raise ContractError(
+            "objective_not_supported",
+            f"Expected an objective with class labels, got '{self.name}': its cases have no classes.",
+            objective=self.name,
+            expected="class_labels",
+        )
 
     @property
     def titles(self) -> tuple[str, ...]:
@@ -155,8 +160,12 @@ class Objective(Shown):
         expected = (len(targets), self.outputs)
         if tuple(outputs.shape) != expected:
             raise ContractError(
+                "wrong_shape",
                 f"Expected outputs of shape {expected} for the objective '{self.name}', got {tuple(outputs.shape)}. "
-                "Give the network as many outputs as that."
+                "Give the network as many outputs as that.",
+                objective=self.name,
+                expected=expected,
+                found=tuple(outputs.shape),
             )
 
     @abstractmethod
@@ -239,7 +248,12 @@ class Objective(Shown):
         """
         for name in names:
             if name not in self.scores:
-                raise SettingsError(f"Unknown metric '{name}'. {did_you_mean(name, self.scores)}")
+                raise SettingsError(
+                    "unknown_choice",
+                    f"Unknown metric '{name}'. {did_you_mean(name, self.scores)}",
+                    what="metric",
+                    choice=name,
+                )
 
     # ---- what methods ask
 
@@ -252,7 +266,12 @@ class Objective(Shown):
         Raises:
             ContractError: If there are no alternatives (`has_soft_targets`).
         """
-        raise ContractError(f"Expected an objective with soft targets, got '{self.name}'.")
+        raise ContractError(
+            "objective_not_supported",
+            f"Expected an objective with soft targets, got '{self.name}'.",
+            objective=self.name,
+            expected="soft_targets",
+        )
 
     def soft_targets(self, outputs: torch.Tensor, temperature: float) -> torch.Tensor | None:
         """The probabilities of the `alternatives`, softened by a temperature > 0; None where there are none."""
@@ -264,7 +283,12 @@ class Objective(Shown):
         Raises:
             ContractError: If there are no alternatives.
         """
-        raise ContractError(f"Expected an objective with soft targets, got '{self.name}'.")
+        raise ContractError(
+            "objective_not_supported",
+            f"Expected an objective with soft targets, got '{self.name}'.",
+            objective=self.name,
+            expected="soft_targets",
+        )
 
     def cross_entropy(self, outputs: torch.Tensor, targets: torch.Tensor, per_case: bool = False) -> torch.Tensor:
         """The cross entropy of the `alternatives`, as a mean over all; or for each case, (N,).
@@ -311,6 +335,9 @@ class Objective(Shown):
         labels = self.class_labels(targets)
         if labels is None:
             raise SettingsError(
-                f"balance 'loss' weighs classes, and the objective '{self.name}' has none. Leave balance out."
+                "missing_classes",
+                f"balance 'loss' weighs classes, and the objective '{self.name}' has none. Leave balance out.",
+                setting="balance",
+                objective=self.name,
             )
         return weighted_loss(loss, labels, self.classes, device)

@@ -41,7 +41,13 @@ class Regression(Objective):
 
     def __post_init__(self) -> None:
         if self.dimensions < 1:
-            raise SettingsError(f"expected at least 1 in dimensions, got {self.dimensions}.")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"expected at least 1 in dimensions, got {self.dimensions}.",
+                setting="dimensions",
+                minimum=1,
+                found=self.dimensions,
+            )
 
     @property
     def outputs(self) -> int:
@@ -60,7 +66,9 @@ class Regression(Objective):
     def check_targets(self, targets: torch.Tensor, where: str, start: int = 0) -> None:
         """Refuse what is no finite number."""
         wrong = in_rows(targets, lambda values: ~values.isfinite())
-        check_rows(wrong, targets, where, start, "finite numbers", "Correct the list, or leave that record out")
+        check_rows(
+            "not_finite", wrong, targets, where, start, "finite numbers", "Correct the list, or leave that record out"
+        )
 
     def strata(self, targets: torch.Tensor) -> torch.Tensor:
         """Which fifth of the cases the first number is in, by size; cases of equal numbers are in one."""

@@ -12,10 +12,13 @@ SHOWN = 32
 """Numbers of a target that a message shows."""
 
 
-def check_rows(wrong: torch.Tensor, targets: torch.Tensor, where: str, start: int, expected: str, remedy: str) -> None:
+def check_rows(
+    code: str, wrong: torch.Tensor, targets: torch.Tensor, where: str, start: int, expected: str, remedy: str
+) -> None:
     """Refuse targets if any is wrong.
 
     Args:
+        code: Code of the error.
         wrong: (N,), bool.
         targets: (N, ...).
         where: Whose they are.
@@ -31,7 +34,13 @@ def check_rows(wrong: torch.Tensor, targets: torch.Tensor, where: str, start: in
         few = targets[row].numel() <= SHOWN
         value = targets[row].tolist() if few else f"a target of shape {list(targets[row].shape)} with other numbers"
         raise DataError(
-            f"{where}: expected {expected}, got {value} in row {start + row} ({int(wrong.sum())} such rows). {remedy}."
+            code,
+            f"{where}: expected {expected}, got {value} in row {start + row} ({int(wrong.sum())} such rows). {remedy}.",
+            where=where,
+            expected=expected,
+            found=value,
+            row=start + row,
+            count=int(wrong.sum()),
         )
 
 

@@ -65,13 +65,25 @@ class Segmentation(Objective):
     def __post_init__(self) -> None:
         least = 1 if self.overlapping else 2
         if self.channels < least:
-            raise SettingsError(f"expected at least {least} in channels of a segmentation, got {self.channels}.")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"expected at least {least} in channels of a segmentation, got {self.channels}.",
+                setting="channels",
+                minimum=least,
+                found=self.channels,
+            )
         if isinstance(self.spacing, str):
             check_choice("spacing", self.spacing, (OF_CASES,))
         elif self.spacing is not None:
             object.__setattr__(self, "spacing", tuple(map(float, self.spacing)))  # JSON has lists and whole numbers
             if not all(0 < edge < math.inf for edge in self.spacing):
-                raise SettingsError(f"expected a spacing of millimetres > 0 for each axis, got {self.spacing}.")
+                raise SettingsError(
+                    "setting_out_of_range",
+                    f"expected a spacing of millimetres > 0 for each axis, got {self.spacing}.",
+                    setting="spacing",
+                    minimum=0,
+                    found=self.spacing,
+                )
 
     @property
     def outputs(self) -> int:
@@ -112,7 +124,15 @@ class Segmentation(Objective):
         """Refuse a mask with a number that is no class."""
         highest = 1 if self.overlapping else self.channels - 1
         wrong = in_rows(targets, lambda values: (values < 0) | (values > highest) | (values != values.long()))
-        check_rows(wrong, targets, where, start, f"masks of whole numbers from 0 to {highest}", "Correct the mask")
+        check_rows(
+            "wrong_mask_value",
+            wrong,
+            targets,
+            where,
+            start,
+            f"masks of whole numbers from 0 to {highest}",
+            "Correct the mask",
+        )
 
     def strata(self, targets: torch.Tensor) -> torch.Tensor:
         """Whether the mask holds anything."""
@@ -128,8 +148,12 @@ class Segmentation(Objective):
         expected = (len(targets), self.channels, *targets.shape[2:])
         if tuple(outputs.shape) != expected:
             raise ContractError(
+                "wrong_shape",
                 f"Expected outputs of shape {expected} for the objective 'segmentation', got {tuple(outputs.shape)}. "
-                "Give the network a channel for each class, and outputs of the size of its inputs."
+                "Give the network a channel for each class, and outputs of the size of its inputs.",
+                objective="segmentation",
+                expected=expected,
+                found=tuple(outputs.shape),
             )
 
     def default_loss(self) -> nn.Module:

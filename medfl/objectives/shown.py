@@ -98,7 +98,12 @@ class Shown(ABC):
         Raises:
             ContractError: If there are no groups (`has_groups`).
         """
-        raise ContractError(f"Expected an objective with groups, got '{self.name}'.")
+        raise ContractError(
+            "objective_not_supported",
+            f"Expected an objective with groups, got '{self.name}'.",
+            objective=self.name,
+            expected="groups",
+        )
 
     def masks(self, outputs: torch.Tensor) -> torch.Tensor:
         """What outputs take each voxel for: (N, L, *spatial), bool.
@@ -106,7 +111,12 @@ class Shown(ABC):
         Raises:
             ContractError: If cases have no masks.
         """
-        raise ContractError(f"Expected an objective with masks, got '{self.name}'.")
+        raise ContractError(
+            "objective_not_supported",
+            f"Expected an objective with masks, got '{self.name}'.",
+            objective=self.name,
+            expected="masks",
+        )
 
     def references(self, targets: torch.Tensor) -> torch.Tensor:
         """Targets as masks: (N, L, *spatial), bool.
@@ -114,4 +124,9 @@ class Shown(ABC):
         Raises:
             ContractError: If cases have no masks.
         """
-        raise ContractError(f"Expected an objective with masks, got '{self.name}'.")
+        raise ContractError(
+            "objective_not_supported",
+            f"Expected an objective with masks, got '{self.name}'.",
+            objective=self.name,
+            expected="masks",
+        )

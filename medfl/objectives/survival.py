@@ -57,9 +57,25 @@ class Survival(Objective):
         """Refuse a time that is not above 0 and finite, and an event that is neither 0 nor 1."""
         time, event = targets[:, :1], targets[:, 1:]
         wrong = in_rows(time, lambda values: ~((values > 0) & values.isfinite()))
-        check_rows(wrong, targets, where, start, "a finite time > 0", "Correct the list, or leave that record out")
+        check_rows(
+            "invalid_time",
+            wrong,
+            targets,
+            where,
+            start,
+            "a finite time > 0",
+            "Correct the list, or leave that record out",
+        )
         wrong = in_rows(event, lambda values: (values != 0) & (values != 1))
-        check_rows(wrong, targets, where, start, "1 for an event or 0 for none after the time", "Correct the list")
+        check_rows(
+            "invalid_event",
+            wrong,
+            targets,
+            where,
+            start,
+            "1 for an event or 0 for none after the time",
+            "Correct the list",
+        )
 
     def strata(self, targets: torch.Tensor) -> torch.Tensor:
         """Whether the event came."""

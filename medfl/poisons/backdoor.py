@@ -43,9 +43,19 @@ class Backdoor(DataPoison):
     def check(self, classes: int, scale: Scale | None) -> None:
         """The class is there, and the square fits in."""
         if self.target >= classes:
-            raise SettingsError(f"'poison.target' is a class from 0 to {classes - 1}, got {self.target}.")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"'poison.target' is a class from 0 to {classes - 1}, got {self.target}.",
+                setting="poison.target",
+                minimum=0,
+                maximum=classes - 1,
+                found=self.target,
+            )
         if scale is None or min(scale.shape[1:], default=0) < self.patch:
             raise SettingsError(
+                "data_not_supported",
                 f"The attack 'backdoor' needs images that a square of {self.patch} pixels fits into, and a bundle that "
-                "knows their scale, as medfl's own bundles do."
+                "knows their scale, as medfl's own bundles do.",
+                attack="backdoor",
+                minimum=self.patch,
             )

@@ -45,6 +45,11 @@ class LabelFlip(DataPoison):
         """Both classes are there."""
         if max(self.source or 0, self.target or 0) >= classes:
             raise SettingsError(
+                "setting_out_of_range",
                 f"'poison.source' and 'poison.target' are classes from 0 to {classes - 1}, got {self.source} and "
-                f"{self.target}."
+                f"{self.target}.",
+                settings=("poison.source", "poison.target"),
+                minimum=0,
+                maximum=classes - 1,
+                found=(self.source, self.target),
             )

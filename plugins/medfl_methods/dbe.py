@@ -145,8 +145,11 @@ class DBE(FedAvg):
         expected = {MEAN + FEATURES: (order.meta[FEATURES],)} if order.op == MEASURE and tensors else {}
         if shapes != expected or not floats or (expected and len(tensors) > 1):
             raise RefusedError(
+                "unexpected_tensors",
                 f"Expected mean features in a reply to '{MEASURE}' and nothing beside updates in others, got "
-                f"{len(shapes)} other tensors. The site needs the same network and version of medfl."
+                f"{len(shapes)} other tensors. The site needs the same network and version of medfl.",
+                op=order.op,
+                count=len(shapes),
             )
 
     # ---- a site

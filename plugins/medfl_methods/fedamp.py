@@ -83,9 +83,14 @@ class FedAMP(HeldNear):
         others = len(server.trainable()) - 1
         if others * self.alpha_k > self.sigma:
             raise SettingsError(
+                "setting_out_of_range",
                 f"In FedAMP the weights of the other {others} sites, each at most alpha_k / sigma, must not sum to "
                 f"more than 1: expected alpha_k at most {self.sigma / others:g}, got {self.alpha_k:g}. Lower alpha_k, "
-                "or raise sigma."
+                "or raise sigma.",
+                setting="alpha_k",
+                sites=others,
+                maximum=self.sigma / others,
+                found=self.alpha_k,
             )
 
     def orders(self, server: Server) -> list[Order]:

@@ -89,7 +89,12 @@ class FedCurv(FedAvg):
         check_updates(tensors, order.tensors, {FISHER: "update", PULL: "update"})
         for name, values in select(tensors, FISHER).items():
             if bool((values < 0).any()):
-                raise RefusedError(f"Fisher information of {ascii(name)[:60]} was refused: expected values >= 0.")
+                raise RefusedError(
+                    "invalid_tensor_values",
+                    f"Fisher information of {ascii(name)[:60]} was refused: expected values >= 0.",
+                    tensor=ascii(name)[:60],
+                    minimum=0,
+                )
 
     def aggregate(self, server: Server, replies: Replies) -> None:
         """As `fedavg`; the sums are those of this round alone."""

@@ -115,9 +115,13 @@ class FedDF(FedAvg):
                 refuse_noisy_statistics(model, names)
             if missing := sorted(tensors.keys() - set(names)):
                 raise SettingsError(
+                    "incomplete_model",
                     f"FedDF's server needs whole models, and norm_sync '{server.settings.norm_sync}' keeps parts of "
                     f"network '{network}' at the sites: {missing[:2]}. Set norm_sync to 'all', or use networks with "
-                    "group norm or none."
+                    "group norm or none.",
+                    norm_sync=server.settings.norm_sync,
+                    network=network,
+                    missing=missing[:2],
                 )
             server.state.tensors |= prefixed(tensors, f"{GROUP}{network}/")
 

@@ -80,8 +80,11 @@ class FedDGGA(Averaging):
         begun, rounds = server.state.meta.get("rounds"), server.settings.rounds
         if begun not in (None, rounds):
             raise SettingsError(
+                "other_round_count",
                 f"feddg_ga's steps hang on the number of rounds: expected {begun}, with which the run began, got "
-                f"{rounds}. Start a new run."
+                f"{rounds}. Start a new run.",
+                expected=begun,
+                found=rounds,
             )
         return super().orders(server)
 

@@ -79,7 +79,12 @@ class FedDrPlus(FedAvg):
         head = single_linear(task.build(), task.network, "FedDr+ sets the rows of a linear head")[0]
         check_room(*head.weight.shape)
         if self.ce_mode == "dr" and server.settings.balance == "loss":
-            raise SettingsError("The loss of FedDr+ has no weights of classes: set balance to 'sampling' or 'none'.")
+            raise SettingsError(
+                "incompatible_settings",
+                "The loss of FedDr+ has no weights of classes: set balance to 'sampling' or 'none'.",
+                settings=("ce_mode", "balance"),
+                method="feddr_plus",
+            )
 
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
         """The body's; the head stays, whatever noise is on it."""
@@ -129,8 +134,12 @@ def check_room(classes: int, features: int) -> None:
     """
     if features < classes - 1:
         raise SettingsError(
+            "too_few_features",
             f"{classes} directions at equal angles need at least {classes - 1} features, got {features}. Choose a "
-            "network with a wider body."
+            "network with a wider body.",
+            classes=classes,
+            minimum=classes - 1,
+            found=features,
         )
 
 

@@ -78,8 +78,11 @@ class FedDyn(Averaging):
         silent = [name for name in server.trainable() if "size" not in server.facts.get(name, {})]
         if self.by_size and (silent or server.settings.privacy is not None):
             raise SettingsError(
+                "missing_site_sizes",
                 f"by_size needs the number of training images of each site, got none of {silent or 'any'}: have the "
-                "run's `describe` name 'size', in a run without a privacy setting, or set by_size to false."
+                "run's `describe` name 'size', in a run without a privacy setting, or set by_size to false.",
+                setting="by_size",
+                sites=silent,
             )
         shared = shared_of(server)
         keep(server, MEAN, shared)

@@ -94,8 +94,10 @@ class FedMD(Personal):
         """
         if isinstance(server.public, Visited):
             raise SettingsError(
+                "data_not_supported",
                 "FedMD sends public images to the sites once: expected images of one shape in a prepared data set, got "
-                "a bundle's own transforms. Prepare them with `medfl prep`, or choose the method 'feddf'."
+                "a bundle's own transforms. Prepare them with `medfl prep`, or choose the method 'feddf'.",
+                method="fedmd",
             )
         assert server.public is not None
         image = server.public.batch(torch.arange(1))[0].shape[1:]
@@ -151,8 +153,11 @@ class FedMD(Personal):
         shape = [len(order.tensors["rows"]), *order.meta.get("shape", [])]
         if forms != ({SCORES: (shape, torch.float32)} if order.op == "score" else {}):
             raise RefusedError(
+                "unexpected_tensors",
                 f"Expected float32 logits of shape {shape} in a reply to 'score' and nothing in one to '{DIGEST}', got "
-                "something else. The site needs the same bundle and version of medfl."
+                "something else. The site needs the same bundle and version of medfl.",
+                op=order.op,
+                shape=shape,
             )
 
     # ---- a site
@@ -216,7 +221,11 @@ def public_part(site: Site, rows: torch.Tensor | None = None) -> TensorData:
         RefusedError: If it has lost them.
     """
     if PUBLIC not in site.state.blobs:
-        raise RefusedError(f"Site '{site.name}' has lost the public images; the server sends them again next time.")
+        raise RefusedError(
+            "lost_public_images",
+            f"Site '{site.name}' has lost the public images; the server sends them again next time.",
+            site=site.name,
+        )
     public = site.blob(PUBLIC)
     images, targets = public["images"], public["targets"]
     return TensorData(images, targets) if rows is None else TensorData(images[rows], targets[rows])

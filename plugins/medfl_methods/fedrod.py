@@ -63,8 +63,11 @@ class FedRoD(FedAvg):
         zero = torch.zeros(1, dtype=torch.int64)
         if self.gamma and not torch.isfinite(task.loss(logits.to(task.device), zero.to(task.device))):
             raise SettingsError(
+                "loss_not_supported",
                 "FedRoD leaves classes that a site lacks out of the loss: expected one that then stays finite, such as "
-                "the cross entropy, got infinity. Take away label smoothing, or set gamma to 0."
+                "the cross entropy, got infinity. Take away label smoothing, or set gamma to 0.",
+                method="fedrod",
+                setting="gamma",
             )
 
     # ---- a site

@@ -70,8 +70,11 @@ class Scaffold(Averaging):
         restarts = server.task.schedule is not None and server.task.schedule.restarts
         if server.settings.robust is not None and (server.settings.steps is None or restarts):
             raise SettingsError(
+                "incompatible_settings",
                 "Under a robust rule SCAFFOLD needs steps that are alike at all sites: set 'steps', and take a "
-                "learning rate that does not restart in each round."
+                "learning rate that does not restart in each round.",
+                settings=("robust", "steps"),
+                method="scaffold",
             )
         optimizer = server.task.optimizer([torch.nn.Parameter(torch.zeros(1))])
         check_sgd(optimizer, "SCAFFOLD reads a site's mean gradient from how far SGD went")

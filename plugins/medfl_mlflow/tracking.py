@@ -170,16 +170,21 @@ def _first_client(uri: str) -> MlflowClient:
         from mlflow.exceptions import MlflowException
     except ImportError:
         raise MedflError(
+            "missing_package",
             "MONAI's tracking is on, but MLflow is not installed, so nothing is tracked: "
-            f"{pip_install('mlflow')}; the same command then sends all rounds so far"
+            f"{pip_install('mlflow')}; the same command then sends all rounds so far",
+            package="mlflow",
+            extra="mlflow",
         ) from None
     try:
         client = _client(uri)
         client.search_experiments(max_results=1)
     except (MlflowException, ImportError) as error:
         raise MedflError(
+            "unusable_store",
             f"MLflow can't use the tracking_uri '{uri}', so nothing is tracked: {str(error).splitlines()[0]} "
-            f"A sqlite:/// store needs {pip_install('mlflow')}; a server must be running"
+            f"A sqlite:/// store needs {pip_install('mlflow')}; a server must be running",
+            uri=uri,
         ) from None
     return client
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from attack_runs import make_data, run_bundle, undrawn
+from refusals import refused
 
 from medfl.cli.main import main
 from medfl.errors import StoreError
@@ -216,9 +217,18 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"attack": "inversion", "version": 2}'])
-def test_a_damaged_file_is_refused_with_what_to_do(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("{", "damaged_file"),
+        ("[]", "damaged_file"),
+        ("{}", "damaged_file"),
+        ('{"attack": "inversion", "version": 2}', "other_version"),
+    ],
+)
+def test_a_damaged_file_is_refused_with_what_to_do(tmp_path: Path, text: str, code: str) -> None:
     path = write_results(tmp_path, "inversion", {}, [])
     path.write_text(text)
-    with pytest.raises(StoreError, match="Attack again"):
+    with refused(StoreError, code, path=str(path)) as caught:
         read_results(tmp_path, "inversion")
+    assert "Attack again" in str(caught.value)

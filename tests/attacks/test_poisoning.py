@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from attack_runs import make_data, run_bundle
+from refusals import refused
 from torch import nn
 
 from medfl.attacks.open_run import OpenedRun
@@ -136,17 +137,17 @@ def test_a_model_without_finite_outputs_is_wrong():
 
 @pytest.mark.parametrize("text", ["backdoor", "3", "[3]", "{}", "[[]]"])
 def test_what_is_looked_for_has_to_be_the_setting(text):
-    with pytest.raises(SettingsError, match="expected poison as JSON, such as {"):
+    with refused(SettingsError, "invalid_json", setting="poison", found=text):
         PoisonOptions(text)
 
 
 def test_what_is_not_possible_is_refused():
-    with pytest.raises(SettingsError, match="names sites that are not there: \\['nobody'\\]"):
+    with refused(SettingsError, "unknown_site", setting="poison.sites", sites=["nobody"]):
         judge(made(), read_attackers(BACKDOOR | {"sites": ["nobody"]}, REGISTRY))
-    with pytest.raises(SettingsError, match="'poison.target' is a class from 0 to 2, got 7"):
+    with refused(SettingsError, "setting_out_of_range", setting="poison.target", minimum=0, maximum=2, found=7):
         judge(made(), read_attackers(BACKDOOR | {"target": 7}, REGISTRY))
     everybody = read_attackers(BACKDOOR | {"sites": ["good", "better", "bad"]}, REGISTRY)
-    with pytest.raises(DataError, match="expected test images at honest sites"):
+    with refused(DataError, "no_images", split="test"):
         judge(made(common=False), everybody)
 
 

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from fedtpf_toys import DATA, fed, server_of, site_of, tpf, with_scale
+from refusals import refused
 from torch import nn
 from torch.nn import functional as F
 
@@ -64,7 +65,7 @@ def test_whole_images_are_seen_like_any_other_image():
 
 def test_class_weights_of_a_site_are_refused(tmp_path):
     """They would be 0 for the classes that a site lacks, whose shared images are the use of sharing."""
-    with pytest.raises(SettingsError, match="balance 'sampling'"):
+    with refused(SettingsError, "incompatible_settings", settings=["method", "balance"]):
         server_of(tpf(), tmp_path, balance="loss")
 
 

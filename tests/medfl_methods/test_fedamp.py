@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from quadratic_toys import QUADRATIC, quadratic_sites
+from refusals import refused
 
 from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
@@ -89,7 +90,7 @@ def test_buffers_stay_at_their_site(tmp_path):
 
 
 def test_weights_that_could_sum_to_more_than_1_are_refused(tmp_path):
-    with pytest.raises(SettingsError, match="other 2 sites.*expected alpha_k at most 1.5, got 2"):
+    with refused(SettingsError, "setting_out_of_range", setting="alpha_k", sites=2, maximum=1.5, found=2):
         run(tmp_path / "more", {"alpha_k": 2.0, "sigma": 3.0})
     run(tmp_path / "at most", {"alpha_k": 1.5, "sigma": 3.0}, rounds=1)
 

@@ -14,6 +14,7 @@ from peer_toys import (
     run,
     states,
 )
+from refusals import refused
 from torch.nn import functional as F
 
 from medfl.core.store import Store
@@ -112,10 +113,14 @@ def test_bytes_between_sites_are_those_of_the_models(tmp_path):
     assert set(table[table["metric"] == "bytes_up"]["value"]) == {0}
 
 
-@pytest.mark.parametrize("scale", [0, -1, "M", 1.5])
-def test_a_scale_that_is_none_is_refused(scale):
-    with pytest.raises(SettingsError, match="p2p_scale"):
+@pytest.mark.parametrize(
+    ("scale", "code"),
+    [(0, "invalid_setting"), (-1, "invalid_setting"), ("M", "invalid_settings"), (1.5, "invalid_settings")],
+)
+def test_a_scale_that_is_none_is_refused(scale, code):
+    with refused(SettingsError, code) as caught:
         REGISTRY.make_method("fedcross_star", {"p2p_scale": scale})
+    assert {name.partition(".")[0] for name in caught.value.fields["settings"]} == {"p2p_scale"}
 
 
 def test_steps_are_scaled_like_epochs(tmp_path):
@@ -186,6 +191,7 @@ def test_the_server_holds_no_model_and_sees_no_tensor(tmp_path, name, args):
 
 @pytest.mark.parametrize("name", ["fedcross", "fedcross_star"])
 def test_privacy_is_refused_before_the_first_step(tmp_path, name):
-    with pytest.raises(SettingsError, match=f"'{name}' would send .*parcels from site to site"):
+    with refused(SettingsError, "method_not_supported", feature="privacy", method=name) as caught:
         run(tmp_path, name, privacy=Privacy(epsilon=5.0, clip=1.0))
+    assert "parcels from site to site" in caught.value.fields["sends"]
     assert not (tmp_path / "state").exists()

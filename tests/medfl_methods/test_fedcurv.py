@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refusals import refused
 from torch.nn import functional as F
 
 from medfl.contract import Order, Site, State
@@ -112,8 +113,12 @@ def test_negative_information_is_refused():
     order = Order("a", "fit", {"model/w": torch.zeros(1), "fisher/w": torch.zeros(1), "pull/w": torch.zeros(1)})
     sound = {"model/w": torch.ones(1), "fisher/w": torch.ones(1), "pull/w": -torch.ones(1)}
     FedCurv().check_tensors(make_task(), order, sound)
-    for wrong in ({"fisher/w": -torch.ones(1)}, {"fisher/x": torch.ones(1)}, {"pull/w": torch.ones(2)}):
-        with pytest.raises(RefusedError):
+    for code, wrong in (
+        ("invalid_tensor_values", {"fisher/w": -torch.ones(1)}),
+        ("wrong_tensor", {"fisher/x": torch.ones(1)}),
+        ("wrong_tensor", {"pull/w": torch.ones(2)}),
+    ):
+        with refused(RefusedError, code):
             FedCurv().check_tensors(make_task(), order, sound | wrong)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from refusals import refused
 from torch import nn
 from torch.nn import functional as F
 
@@ -201,7 +202,7 @@ def test_a_distillation_that_diverges_is_left_out(tmp_path, caplog):
 
 
 def test_models_that_the_server_does_not_have_whole_are_refused(tmp_path):
-    with pytest.raises(SettingsError, match="needs whole models, and norm_sync 'params' keeps.*Set norm_sync to 'all'"):
+    with refused(SettingsError, "incomplete_model", norm_sync="params", network="norm"):
         run(tmp_path / "norm", norm_sync="params")
     run(tmp_path / "plain", norm_sync="params", task=make_task("plain"))
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from quadratic_toys import run_curved
+from refusals import refused
 
 from medfl.contract import Server, State
 from medfl.core.store import Store
@@ -55,7 +56,7 @@ def test_by_size_has_sites_of_unlike_sizes_weigh_by_them():
 
 
 def test_by_size_needs_sizes(tmp_path):
-    with pytest.raises(SettingsError, match="by_size needs the number of training images"):
+    with refused(SettingsError, "missing_site_sizes", setting="by_size"):
         run(tmp_path / "silent", args={"by_size": True}, describe=())
     run(tmp_path / "told", args={"by_size": True}, rounds=1)
 
@@ -126,5 +127,5 @@ def test_single_images_are_hidden_by_dp_sgd(tmp_path):
     privacy = {"unit": "sample", "epsilon": 8.0, "delta": 1e-3, "clip": 1.0}
     result = run(tmp_path, task=make_task("plain"), privacy=privacy, rounds=2)
     assert all(bool(tensor.isfinite().all()) for tensor in result.outcome.models["global"].tensors.values())
-    with pytest.raises(SettingsError, match="by_size needs the number of training images"):
+    with refused(SettingsError, "missing_site_sizes", setting="by_size"):
         run(tmp_path / "sizes", args={"by_size": True}, task=make_task("plain"), privacy=privacy)

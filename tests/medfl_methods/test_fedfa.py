@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from refusals import refused
 from torch.nn import functional as F
 
 from medfl.core.store import Store
@@ -61,7 +62,7 @@ def test_first_anchors_have_directions_of_their_own(tmp_path, init):
 
 def test_more_classes_than_features_are_refused(tmp_path):
     narrow = dataclasses.replace(make_task(), networks={"norm": Narrow})
-    with pytest.raises(SettingsError, match="expected at least 3 features, got 2"):
+    with refused(SettingsError, "too_few_features", minimum=3, found=2):
         run(tmp_path, task=narrow)
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refusals import refused
 from torch.nn import functional as F
 
 from medfl.contract import Order, Site, State
@@ -173,7 +174,7 @@ def test_what_a_site_sends_are_its_scores_alone(tmp_path):
 
 def test_a_site_without_the_public_images_says_so():
     site = Site("a", 1, State(), make_task(), Settings(rounds=1))
-    with pytest.raises(RefusedError, match="'a' has lost the public images"):
+    with refused(RefusedError, "lost_public_images", site="a"):
         public_part(site)
 
 
@@ -186,7 +187,7 @@ def test_balanced_sampling_has_no_part_in_the_digest(tmp_path):
 
 def test_a_privacy_setting_and_changing_images_are_refused(tmp_path):
     privacy = {"unit": "site", "epsilon": 5.0, "clip": 1.0, "delta": 0.1}
-    with pytest.raises(SettingsError, match=r"method 'fedmd' would send 'scores/' \(statistic\)"):
+    with refused(SettingsError, "method_not_supported", method="fedmd", sends=["'scores/' (statistic)"]):
         run(tmp_path / "private", task=make_task("plain"), privacy=privacy)
 
     class Changing(TensorData):
@@ -195,5 +196,5 @@ def test_a_privacy_setting_and_changing_images_are_refused(tmp_path):
         def visits(self, batches, stream):
             raise AssertionError
 
-    with pytest.raises(SettingsError, match="a bundle's own transforms.*'feddf'"):
+    with refused(SettingsError, "data_not_supported", method="fedmd"):
         run(tmp_path / "changing", public=Changing(IMAGES, LABELS))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from pfedcdp_toys import NAMES, plain_loop
+from refusals import refused
 from torch import nn
 
 from medfl.core.store import Store
@@ -157,19 +158,21 @@ def test_b_20_heads_may_be_unlike(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    ("networks", "args", "message"),
+    ("networks", "args", "code", "fields", "tensor"),
     [
-        ({"site-2": "wide"}, {}, r"'wide' has another body than 'norm': .* got unlike ones in body.0.bias"),
-        ({"site-2": "plain"}, {}, r"'plain' has another body than 'norm': .* got unlike ones in body.1.bias"),
-        ({"site-2": "none"}, {}, "'none' .* has a `head` without tensors"),
-        ({"site-2": "deep"}, AVERAGE, r"needs the network 'norm' at all sites, got \['deep', 'norm'\]"),
+        ({"site-2": "wide"}, {}, "unlike_bodies", {"network": "wide", "expected": "norm"}, "body.0.bias"),
+        ({"site-2": "plain"}, {}, "unlike_bodies", {"network": "plain", "expected": "norm"}, "body.1.bias"),
+        ({"site-2": "none"}, {}, "empty_head", {"network": "none"}, None),
+        ({"site-2": "deep"}, AVERAGE, "unlike_heads", {"network": "norm", "networks": ["deep", "norm"]}, None),
     ],
 )
-def test_what_can_not_share_a_body_is_refused(tmp_path, networks, args, message):
-    with pytest.raises(SettingsError, match=message):
+def test_what_can_not_share_a_body_is_refused(tmp_path, networks, args, code, fields, tensor):
+    with refused(SettingsError, code, **fields) as caught:
         unlike_run(tmp_path, networks, **args)
+    assert tensor is None or caught.value.fields["tensors"][0] == tensor
 
 
 def test_a_body_that_stays_at_home_in_part_has_no_global_model(tmp_path):
-    with pytest.raises(SettingsError, match=r"norm_sync 'none' keeps parts of the body at the sites: body.1.bias"):
+    with refused(SettingsError, "incompatible_settings", settings=["global_head", "norm_sync"]) as caught:
         run(tmp_path, AVERAGE, norm_sync="none")
+    assert (caught.value.fields["norm_sync"], caught.value.fields["tensors"][0]) == ("none", "body.1.bias")

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 from quadratic_toys import run_curved
+from refusals import refused
 from torch.nn import functional as F
 
 from medfl.core.store import Store
@@ -146,22 +147,22 @@ def test_variates_are_of_shared_parameters_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "optimizer",
+    ("optimizer", "name", "options"),
     [
-        lambda parameters: torch.optim.Adam(parameters, lr=0.1),
-        lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True),
+        (lambda parameters: torch.optim.Adam(parameters, lr=0.1), "Adam", []),
+        (lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True), "SGD", ["nesterov"]),
     ],
 )
-def test_an_optimiser_that_hides_the_gradient_is_refused(tmp_path, optimizer):
+def test_an_optimiser_that_hides_the_gradient_is_refused(tmp_path, optimizer, name, options):
     task = dataclasses.replace(make_task(), optimizer=optimizer)
-    with pytest.raises(SettingsError, match="SCAFFOLD reads a site's mean gradient from how far SGD went"):
+    with refused(SettingsError, "unsupported_optimizer", optimizer=name, options=options):
         run(tmp_path, task=task)
 
 
 def test_dp_sgd_is_refused_and_whole_sites_have_one_release_a_round(tmp_path):
     pytest.importorskip("opacus")
     privacy = {"epsilon": 8.0, "delta": 1e-3, "clip": 1.0}
-    with pytest.raises(SettingsError, match="supports_dp_sgd"):
+    with refused(SettingsError, "method_not_supported", feature="dp_sgd", method="scaffold"):
         run(tmp_path / "sample", task=make_task("plain"), privacy=privacy | {"unit": "sample"})
     run(tmp_path / "site", task=make_task("plain"), privacy=privacy | {"unit": "site"})
     store = Store(tmp_path / "site" / "state" / "site-1")

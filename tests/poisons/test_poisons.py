@@ -7,6 +7,7 @@ from typing import ClassVar, get_args
 
 import pytest
 import torch
+from refusals import refused
 
 from medfl.errors import PluginError, SettingsError
 from medfl.plugins import load_plugins
@@ -202,20 +203,33 @@ def test_a_backdoor_is_the_brightest_square_on_a_share_of_the_images():
 # ---- the setting
 
 
+LABEL_FLIP = {"where": "the attack 'label_flip' (setting 'poison')", "settings": [""]}
+
+
 @pytest.mark.parametrize(
-    ("setting", "error", "words"),
+    ("setting", "code", "fields"),
     [
-        ({"sites": ["a"]}, SettingsError, "'attack' is required"),
-        ({"attack": "alie", "sites": []}, SettingsError, "at least 1 item"),
-        ({"attack": "sign_flp", "sites": ["a"]}, PluginError, "Unknown poison 'sign_flp'. Did you mean 'sign_flip'"),
-        ({"attack": "alie", "sites": ["a"], "patch": 3}, SettingsError, "the attack 'alie'.*unknown option 'patch'"),
-        ({"attack": "label_flip", "sites": ["a"], "target": 1}, SettingsError, "give 'source' and another class"),
-        ({"attack": "label_flip", "sites": ["a"], "target": 1, "source": 1}, SettingsError, "and another class"),
+        ({"sites": ["a"]}, "missing_setting", {"settings": ["attack"]}),
+        ({"attack": "alie", "sites": []}, "invalid_setting", {"settings": ["sites"]}),
+        (
+            {"attack": "alie", "sites": ["a"], "patch": 3},
+            "unknown_setting",
+            {"where": "the attack 'alie' (setting 'poison')", "settings": ["patch"]},
+        ),
+        ({"attack": "label_flip", "sites": ["a"], "target": 1}, "invalid_setting", LABEL_FLIP),
+        ({"attack": "label_flip", "sites": ["a"], "target": 1, "source": 1}, "invalid_setting", LABEL_FLIP),
     ],
 )
-def test_a_setting_that_is_not_valid_is_refused(setting, error, words):
-    with pytest.raises(error, match=f"(?s){words}"):
+def test_a_setting_that_is_not_valid_is_refused(setting, code, fields):
+    with refused(SettingsError, code, **fields):
         read_attackers(setting, REGISTRY)
+
+
+def test_an_unknown_attack_is_refused_with_the_nearest_name():
+    setting = {"attack": "sign_flp", "sites": ["a"]}
+    with refused(PluginError, "unknown_choice", what="poison", choice="sign_flp") as caught:
+        read_attackers(setting, REGISTRY)
+    assert "Did you mean 'sign_flip'" in str(caught.value)
 
 
 def test_without_a_setting_nobody_attacks():
@@ -245,7 +259,7 @@ def test_anybody_adds_one(tmp_path):
     made = read_attackers({"attack": "half_hearted", "sites": ["site-7"], "share": 0.25}, registry)
     assert made is not None
     assert dict(PoisonedReplies(Sent(), made, 0, 1))["site-7"]["model/a"].tolist() == [2.5, -2.5]
-    with pytest.raises(PluginError, match="expected the poison 'root' to be a class that inherits from"):
+    with refused(PluginError, "wrong_type", name="root"):
         read_attackers({"attack": "root", "sites": ["site-7"]}, registry)
 
 

@@ -65,7 +65,13 @@ class InversionOptions:
         for name, least in (("images", 1), ("batch", 1), ("steps", 1), ("smoothness", 0), ("seed", 0)):
             value = getattr(self, name)
             if not least <= value < math.inf:
-                raise SettingsError(f"expected {name} >= {least} and finite, got {value}.")
+                raise SettingsError(
+                    "setting_out_of_range",
+                    f"expected {name} >= {least} and finite, got {value}.",
+                    setting=name,
+                    minimum=least,
+                    found=value,
+                )
 
 
 def run_inversion(
@@ -128,35 +134,46 @@ def attack(
 def _chosen(opened: OpenedRun, against: Against) -> list[Target]:
     """What is attacked; a target that was asked for by name must be there."""
     refusals = {target: refusal(opened, target) for target in get_args(Target)}
-    if against != "all" and refusals[against]:
-        raise SettingsError(refusals[against])
-    allowed: list[Target] = [target for target in get_args(Target) if not refusals[target]]
+    if against != "all" and (error := refusals[against]) is not None:
+        raise error
+    allowed: list[Target] = [target for target in get_args(Target) if refusals[target] is None]
     if not allowed:
-        raise SettingsError("There is nothing to invert in this run. " + " ".join(refusals.values()))
+        raise SettingsError(
+            "no_attack_target",
+            "There is nothing to invert in this run. " + " ".join(map(str, refusals.values())),
+            method=opened.name,
+        )
     return allowed if against == "all" else [against]
 
 
-def refusal(opened: OpenedRun, target: Target) -> str:
-    """Why a run does not allow an attack, and what to do; empty if it does."""
-    method = opened.method
+def refusal(opened: OpenedRun, target: Target) -> SettingsError | None:
+    """Return the error that says why a run does not allow an attack, and what to do; None if it does."""
+    method, fields = opened.method, {"target": target, "method": opened.name}
     if target == "shared":
         released = opened.released()
-        return (
-            ""
-            if released is not None and len(released.images)
-            else f"The sites of this run have shared no images: method '{opened.name}' sends none, or the run ended "
-            "before any was sent. Attack a run of a method that shares images (fedfed, fedtpf), or choose another "
-            "target."
+        if released is not None and len(released.images):
+            return None
+        return SettingsError(
+            "no_released_images",
+            f"The sites of this run have shared no images: method '{opened.name}' sends none, or the run ended before "
+            "any was sent. Attack a run of a method that shares images (fedfed, fedtpf), or choose another target.",
+            **fields,
         )
     if opened.global_model() is None:
-        return (
+        return SettingsError(
+            "no_global_model",
             f"Method '{opened.name}' has no global model, from which an attack on target '{target}' starts. Choose "
-            "another target or method."
+            "another target or method.",
+            **fields,
         )
     kinds = set(method.sends.values())
     if target == "update" and (method.pools_data or not kinds & {"update", "weights"}):
-        return f"The sites of this run send no updates: method '{opened.name}' needs none. Choose another target."
-    return ""
+        return SettingsError(
+            "no_site_updates",
+            f"The sites of this run send no updates: method '{opened.name}' needs none. Choose another target.",
+            **fields,
+        )
+    return None
 
 
 def _knowledge(opened: OpenedRun, options: InversionOptions) -> targets.Knowledge:
@@ -164,12 +181,15 @@ def _knowledge(opened: OpenedRun, options: InversionOptions) -> targets.Knowledg
     scale = opened.task.scale
     if scale is None:
         raise SettingsError(
+            "missing_scale",
             "expected a task that knows the scale of its images, for attacks compare images in [0, 1]; this one does "
-            "not. Give the task a `scale`."
+            "not. Give the task a `scale`.",
         )
     training = Pooled([opened.sites[name].train for name in sorted(opened.sites)])
     if not len(training):
-        raise DataError("expected sites with training images to attack, got none. Give sites data.")
+        raise DataError(
+            "no_images", "expected sites with training images to attack, got none. Give sites data.", split="train"
+        )
     order = torch.randperm(len(training), generator=make_generator(options.seed, NAME, "images"))
     rows = order[balanced(labels_of(training)[order].tolist(), options.images)]
     rows = rows[labels_of(training)[rows].argsort(stable=True)]

@@ -59,9 +59,21 @@ class MembershipOptions:
         for name, least in (("images", 2), ("shadow_epochs", 1), ("seed", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise SettingsError(f"expected {name} >= {least}, got {value}.")
+                raise SettingsError(
+                    "setting_out_of_range",
+                    f"expected {name} >= {least}, got {value}.",
+                    setting=name,
+                    minimum=least,
+                    found=value,
+                )
         if self.round not in (None, KEPT) and not (isinstance(self.round, int) and self.round >= 1):
-            raise SettingsError(f"expected a round >= 1, or '{KEPT}' for all that the run kept, got {self.round!r}.")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"expected a round >= 1, or '{KEPT}' for all that the run kept, got {self.round!r}.",
+                setting="round",
+                minimum=1,
+                found=self.round,
+            )
 
 
 def run_membership(
@@ -162,8 +174,11 @@ def attack(run: OpenedRun, target: Target, shadow: ShadowAttack | None, options:
     if not all(bool(answer.isfinite().all()) for answer in answers):
         whose = f"the model of {target.site}" if target.site else "the global model"
         raise DataError(
+            "not_finite",
             f"expected finite outputs of {whose} of the run in '{run.folder}', got others: the run diverged. Attack "
-            "one that did not."
+            "one that did not.",
+            site=target.site,
+            path=run.folder,
         )
     losses = [loss_of(answer, group.labels) for answer, group in zip(answers, groups, strict=True)]
     rights = [

@@ -44,8 +44,11 @@ class Scores:
     def __post_init__(self) -> None:
         if min(len(self.members), len(self.others)) < 2:
             raise SettingsError(
+                "too_few_images",
                 f"expected at least 2 members and 2 others to tell apart, got {len(self.members)} and "
-                f"{len(self.others)}."
+                f"{len(self.others)}.",
+                minimum=2,
+                found=(len(self.members), len(self.others)),
             )
 
 

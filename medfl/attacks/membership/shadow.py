@@ -156,8 +156,12 @@ def check_shadow_set(data: Dataset, name: str) -> None:
     """
     if len(data) < SMALLEST:
         raise SettingsError(
+            "too_few_images",
             f"expected at least {SMALLEST} images ({name}) to train a shadow network, got {len(data)}. Choose other "
-            "images with --shadow, or --shadow none for the threshold of the loss alone."
+            "images with --shadow, or --shadow none for the threshold of the loss alone.",
+            name=name,
+            minimum=SMALLEST,
+            found=len(data),
         )
 
 

@@ -67,10 +67,18 @@ def find_targets(run: OpenedRun, kind: Targets | None = None, round_: int | str 
         StoreError: If the model of a round was not kept.
     """
     if round_ is not None and kind == "sites":
-        raise SettingsError("Of rounds the server's models are kept, no site's: leave out --round or --targets sites.")
+        raise SettingsError(
+            "incompatible_settings",
+            "Of rounds the server's models are kept, no site's: leave out --round or --targets sites.",
+            settings=("round", "targets"),
+        )
     models = _global_models(run, round_) if kind != "sites" else {}
     if not models and kind == "global":
-        raise SettingsError(f"method '{run.name}' has no global model: every site has its own. Use --targets sites.")
+        raise SettingsError(
+            "no_global_model",
+            f"method '{run.name}' has no global model: every site has its own. Use --targets sites.",
+            method=run.name,
+        )
     parts = [data for _, data in sorted(run.sites.items())]
     members = pooled([data.train for data in parts])
     others = pooled([data.test for data in parts] + ([] if run.global_test is None else [run.global_test]))
@@ -86,8 +94,11 @@ def find_targets(run: OpenedRun, kind: Targets | None = None, round_: int | str 
         logger.warning("Left out, too few training and test images of the same classes: %s.", ", ".join(left))
     if not enough:
         raise DataError(
+            "too_few_images",
             f"expected at least 2 training images and 2 test images of the same classes in the run in '{run.folder}', "
-            "got fewer: there is nobody to tell members from. Partition the data with test images."
+            "got fewer: there is nobody to tell members from. Partition the data with test images.",
+            minimum=2,
+            path=run.folder,
         )
     return enough
 
@@ -100,8 +111,10 @@ def _global_models(run: OpenedRun, round_: int | str | None) -> dict[int | None,
     rounds = run.viewer.kept_rounds() if round_ == KEPT else [int(round_)]
     if not rounds:
         raise SettingsError(
+            "no_kept_rounds",
             f"The run in '{run.folder}' kept no model of an earlier round. Run it with the setting 'keep_rounds', or "
-            "leave out --round."
+            "leave out --round.",
+            path=run.folder,
         )
     models = {number: run.global_model(number) for number in rounds}
     return {number: model for number, model in models.items() if model is not None}
@@ -140,8 +153,11 @@ def shadow_set(run: OpenedRun, kind: ShadowSet | None = None) -> tuple[ShadowSet
         return "shared", data
     if kind == "shared":
         raise SettingsError(
+            "no_released_images",
             f"the run in '{run.folder}' (method '{run.name}') has released no images that a shadow network could be "
-            "trained on. Use --shadow validation."
+            "trained on. Use --shadow validation.",
+            path=run.folder,
+            method=run.name,
         )
     validation = pooled([part.val for _, part in sorted(run.sites.items())])
     try:

@@ -203,5 +203,10 @@ def forget(site: Site, but: set[str]) -> None:
 def _post(site: Site, model: str, to: str, stamp: list[int]) -> PeerMessage:
     kept = held(site, model)
     if not kept:
-        raise RefusedError(f"Site '{site.name}' no longer has the model '{model}', which then can't go on.")
+        raise RefusedError(
+            "lost_model",
+            f"Site '{site.name}' no longer has the model '{model}', which then can't go on.",
+            site=site.name,
+            model=model,
+        )
     return pack(to, ModelInTransit(model, site.network, kept), stamp)

@@ -92,8 +92,11 @@ class FedFA(FedAvg):
         features = features_of(task.build(), task.network)
         if features < classes:
             raise SettingsError(
+                "too_few_features",
                 f"FedFA begins with an anchor of its own direction for each class: expected at least {classes} "
-                f"features, got {features}. Choose a network with a wider body."
+                f"features, got {features}. Choose a network with a wider body.",
+                minimum=classes,
+                found=features,
             )
         rows = torch.eye(classes, features)
         if self.anchor_init == "orthogonal":
@@ -112,8 +115,11 @@ class FedFA(FedAvg):
             old = order.tensors.get(name)
             if name.startswith(ANCHORS) and (old is None or (old.shape, old.dtype) != (tensor.shape, tensor.dtype)):
                 raise RefusedError(
+                    "wrong_tensor",
                     f"An anchor {ascii(name)[:60]} was refused: expected one of the order's, got {tensor.dtype} "
-                    f"{list(tensor.shape)}."
+                    f"{list(tensor.shape)}.",
+                    tensor=ascii(name)[:60],
+                    found=f"{tensor.dtype} {list(tensor.shape)}",
                 )
 
     def aggregate(self, server: Server, replies: Replies) -> None:

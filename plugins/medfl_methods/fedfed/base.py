@@ -90,8 +90,10 @@ class FeatureSharing(Dividing):
         """
         if server.settings.balance == "loss":
             raise SettingsError(
+                "incompatible_settings",
                 "balance 'loss' weighs classes by a site's own images, so those that it lacks count for nothing, and "
-                "shared images are there for just these. Choose balance 'sampling' or 'none'."
+                "shared images are there for just these. Choose balance 'sampling' or 'none'.",
+                settings=("method", "balance"),
             )
         super().setup(server)
         server.state.meta["holders"] = []
@@ -156,7 +158,11 @@ class FeatureSharing(Dividing):
         super().check_tensors(task, order, tensors)
         shared = select(tensors, SHARED)
         if bool(shared) != (order.op == "share"):
-            raise RefusedError(f"Expected shared images in a reply to 'share' and in no other, got '{order.op}'.")
+            raise RefusedError(
+                "unexpected_tensors",
+                f"Expected shared images in a reply to 'share' and in no other, got '{order.op}'.",
+                op=order.op,
+            )
         if shared:
             check_shared(shared, len(self.releases()), scale_of(task).shape, task.objective.classes)
 
@@ -202,7 +208,11 @@ class FeatureSharing(Dividing):
         if received := select(order.tensors, SHARED):
             site.keep_blob(SHARED, prefixed(received, SHARED))
         if order.meta.get("holds") and SHARED not in site.state.blobs:
-            raise RefusedError(f"Site '{site.name}' has lost the shared images; the server sends them again next time.")
+            raise RefusedError(
+                "lost_shared_images",
+                f"Site '{site.name}' has lost the shared images; the server sends them again next time.",
+                site=site.name,
+            )
         return self.train_task(site, order)
 
     def train_task(self, site: Site, order: Order) -> Reply:
@@ -217,8 +227,10 @@ class FeatureSharing(Dividing):
         """
         if site.state.meta.get("sent"):
             raise RefusedError(
+                "repeated_release",
                 f"Site '{site.name}' has sent parts of its images once and refuses to send others: what is promised is "
-                "promised for one release. Start a run of its own for another, whose epsilon comes on top."
+                "promised for one release. Start a run of its own for another, whose epsilon comes on top.",
+                site=site.name,
             )
         site.state.meta["sent"] = True
         part = self.shared_part(site.task, select(order.tensors, PART))

@@ -104,8 +104,11 @@ class Distilling:
             )
         if trained.batches and not math.isfinite(trained.loss):
             raise RefusedError(
+                "diverged_training",
                 f"The training of generator and classifier diverged at site '{self._site.name}': expected a finite "
-                f"loss, got {trained.loss}. Lower distil_lr or, where there is a critic, critic_lr and adversarial."
+                f"loss, got {trained.loss}. Lower distil_lr or, where there is a critic, critic_lr and adversarial.",
+                site=self._site.name,
+                found=str(trained.loss),
             )
         return trained.loss
 
@@ -146,8 +149,9 @@ def scale_of(task: Task) -> Scale:
     """
     if task.scale is None:
         raise SettingsError(
+            "missing_scale",
             "Generators need shape and normalisation of the images: expected the task's `scale`, got None. Run a "
-            "bundle, or give the task a `medfl.task.Scale`."
+            "bundle, or give the task a `medfl.task.Scale`.",
         )
     return task.scale
 

@@ -50,12 +50,22 @@ def check_shape(name: str, shape: Sequence[int]) -> tuple[int, list[int]]:
         SettingsError: If that is no image, or one with an edge below `SMALLEST`.
     """
     if len(shape) not in (3, 4) or shape[0] < 1:
-        raise SettingsError(f"{name} expected the shape (C, H, W) or (C, D, H, W) of one image, got {tuple(shape)}")
+        raise SettingsError(
+            "wrong_shape",
+            f"{name} expected the shape (C, H, W) or (C, D, H, W) of one image, got {tuple(shape)}",
+            network=name,
+            expected=("(C, H, W)", "(C, D, H, W)"),
+            found=tuple(shape),
+        )
     channels, *edges = shape
     if min(edges) < SMALLEST:
         raise SettingsError(
+            "image_too_small",
             f"{name} expected images of at least {SMALLEST} pixels in each direction, got {tuple(edges)}. "
-            "Resize or pad the images of the task"
+            "Resize or pad the images of the task",
+            network=name,
+            minimum=SMALLEST,
+            found=tuple(edges),
         )
     return channels, edges
 
@@ -74,7 +84,14 @@ def check_options(name: str, norm: str = "batch", **least: tuple[int, int]) -> N
     check_choice(f"norm of {name}", norm, NORMS)
     for what, (value, bound) in least.items():
         if value < bound:
-            raise SettingsError(f"{name} expected {what} >= {bound}, got {value}")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"{name} expected {what} >= {bound}, got {value}",
+                network=name,
+                setting=what,
+                minimum=bound,
+                found=value,
+            )
 
 
 def check_images(name: str, images: torch.Tensor, shape: Sequence[int]) -> None:
@@ -84,7 +101,13 @@ def check_images(name: str, images: torch.Tensor, shape: Sequence[int]) -> None:
         SettingsError: Naming both shapes.
     """
     if tuple(images.shape[1:]) != tuple(shape):
-        raise SettingsError(f"{name} expected images (B, {', '.join(map(str, shape))}), got {tuple(images.shape)}")
+        raise SettingsError(
+            "wrong_shape",
+            f"{name} expected images (B, {', '.join(map(str, shape))}), got {tuple(images.shape)}",
+            network=name,
+            expected=tuple(shape),
+            found=tuple(images.shape),
+        )
 
 
 def halved(edges: Sequence[int]) -> list[int]:

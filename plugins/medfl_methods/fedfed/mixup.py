@@ -36,7 +36,9 @@ def mixup(
     Source: Zhang, Cisse, Dauphin, Lopez-Paz, mixup, ICLR 2018.
     """
     if not alpha >= 0:
-        raise SettingsError(f"mixup expected alpha >= 0, got {alpha}")
+        raise SettingsError(
+            "setting_out_of_range", f"mixup expected alpha >= 0, got {alpha}", setting="alpha", minimum=0, found=alpha
+        )
     if alpha == 0:
         return images, labels, labels, 1.0
     seed = int(torch.randint(_SEEDS, (), generator=generator))
@@ -67,7 +69,7 @@ def mosaic(images: torch.Tensor, generator: torch.Generator, count: int) -> torc
     Source: Released code of FedFed, Yang et al., NeurIPS 2023.
     """
     if not len(images):
-        raise DataError("mosaic expected at least one image, got an empty batch. Skip empty batches")
+        raise DataError("empty_batch", "mosaic expected at least one image, got an empty batch. Skip empty batches")
     made = images.new_zeros(count, *images.shape[1:])
     for new in made:
         _fill(new, images, generator)

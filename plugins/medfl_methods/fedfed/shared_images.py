@@ -73,8 +73,12 @@ def check_shared(tensors: Tensors, copies: int, shape: Sequence[int], num_classe
     classes = labels.dtype is torch.int64 and labels.ndim == 1 and bool(((labels >= 0) & (labels < num_classes)).all())
     if tensors.keys() != names or came != forms or not classes:
         raise RefusedError(
+            "unexpected_tensors",
             f"Expected {copies} half-precision copies of images of shape {list(shape)} and a label below {num_classes} "
-            "for each, got something else. The site needs the same bundle and version of medfl."
+            "for each, got something else. The site needs the same bundle and version of medfl.",
+            copies=copies,
+            shape=list(shape),
+            classes=num_classes,
         )
 
 

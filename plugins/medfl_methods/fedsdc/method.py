@@ -107,8 +107,12 @@ class FedSDC(WithHeads):
         count = participants(len(server.trainable()), server.settings.fraction if self.shuffle else 1.0)
         if self.heads not in (None, count):
             raise SettingsError(
+                "setting_out_of_range",
                 f"FedSDC has as many heads as sites take part in a round: expected heads {count}, got {self.heads}. "
-                "Leave 'heads' out, or change the number of sites or 'fraction'."
+                "Leave 'heads' out, or change the number of sites or 'fraction'.",
+                setting="heads",
+                expected=count,
+                found=self.heads,
             )
         if self.selects:
             self.check_choice(server)
@@ -165,7 +169,11 @@ class FedSDC(WithHeads):
         path = order.meta.get("head", HEAD)
         heads = prefixed(select(tensors, HEAD), path)
         if bool(heads) != (order.op == "fit"):
-            raise RefusedError(f"Expected the update of a head in a reply to 'fit' and in no other, got '{order.op}'.")
+            raise RefusedError(
+                "unexpected_tensors",
+                f"Expected the update of a head in a reply to 'fit' and in no other, got '{order.op}'.",
+                op=order.op,
+            )
         body = {name: tensor for name, tensor in tensors.items() if not name.startswith((path, HEAD))}
         check_updates(body | heads, order.tensors, self.sends, self.sends if order.op == "fit" else ())
 
@@ -217,13 +225,19 @@ class FedSDC(WithHeads):
         """Refuse a choice among heads that nobody can make."""
         if server.settings.privacy is not None:
             raise SettingsError(
+                "incompatible_settings",
                 "FedSDC chooses heads by counts from the sites (gamma below 1, or ensemble 'single_best'), and these "
-                "stay at home under a privacy setting. Set gamma to 1 and ensemble to 'vote' or 'prob_mean'."
+                "stay at home under a privacy setting. Set gamma to 1 and ensemble to 'vote' or 'prob_mean'.",
+                settings=("gamma", "ensemble", "privacy"),
+                method="fedsdc",
             )
         if not self.judges(server):
             raise SettingsError(
+                "no_images",
                 "FedSDC chooses heads on validation images (gamma below 1, or ensemble 'single_best'), and no site has "
-                "any. Partition with --val-fraction 0.1, or set select_on to 'training'."
+                "any. Partition with --val-fraction 0.1, or set select_on to 'training'.",
+                method="fedsdc",
+                split="val",
             )
 
     def kept(self, server: Server) -> list[int]:

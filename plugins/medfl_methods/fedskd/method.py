@@ -150,8 +150,11 @@ class FedSKD(Circulating):
         for name, network in networks.items():
             if self.freeze_ktm_header and not isinstance(getattr(network, "head", None), nn.Module):
                 raise SettingsError(
+                    "missing_head",
                     f"Network '{name}' ({type(network).__name__}) has no `head`: expected its classifier under that "
-                    "name, to freeze it in guests. Add one, or set freeze_ktm_header to False."
+                    "name, to freeze it in guests. Add one, or set freeze_ktm_header to False.",
+                    network=name,
+                    type=type(network).__name__,
                 )
         if self.gamma == 0:
             if self.p2p_scale != 1:
@@ -160,8 +163,10 @@ class FedSKD(Circulating):
         check_alike(networks, self.layers)
         if "region" in self.skd and server.task.regions is None:
             raise SettingsError(
+                "missing_regions",
                 "`skd` asks for the form 'region', and the task has no regions: expected a volume of labels on the "
-                "images' grid (`Task.regions`). Give the bundle an atlas, or leave 'region' out of `skd`."
+                "images' grid (`Task.regions`). Give the bundle an atlas, or leave 'region' out of `skd`.",
+                setting="skd",
             )
         if "region" in self.skd and server.task.regions is not None:
             region_weights(server.task.regions, [1] * server.task.regions.dim())  # refuses what is no atlas

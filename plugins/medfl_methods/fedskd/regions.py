@@ -44,7 +44,12 @@ def region_weights(
         SettingsError: If the mode is unknown.
     """
     if mode not in _MODES:
-        raise SettingsError(f"expected a way to make region masks, got '{mode}'. {did_you_mean(mode, _MODES)}")
+        raise SettingsError(
+            "unknown_choice",
+            f"expected a way to make region masks, got '{mode}'. {did_you_mean(mode, _MODES)}",
+            what="way to make region masks",
+            choice=mode,
+        )
     weights = weights_of(*number_regions(labels, len(size)), size, mode)
     return weights if labels.dim() > len(size) else weights[0]
 
@@ -67,7 +72,9 @@ def number_regions(labels: torch.Tensor, axes: int) -> tuple[torch.Tensor, int]:
     values, places = labels.unique(return_inverse=True)
     count = int((values > 0).sum())
     if not count:
-        raise DataError("expected labels above 0 in the atlas, found none: all is background. Give a label volume.")
+        raise DataError(
+            "empty_atlas", "expected labels above 0 in the atlas, found none: all is background. Give a label volume."
+        )
     numbers = places + (count + 1 - len(values))
     return numbers if labels.dim() > axes else numbers[None], count
 
@@ -150,13 +157,23 @@ def pool(maps: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
 def _check(labels: torch.Tensor, axes: int) -> None:
     if axes not in (2, 3) or labels.dim() not in (axes, axes + 1):
         raise DataError(
+            "wrong_shape",
             f"expected an atlas of shape (*spatial) or (B, *spatial) for feature maps with {axes} spatial axes (2 or "
-            f"3), got the shape {tuple(labels.shape)}. Put the atlas on the grid of the images."
+            f"3), got the shape {tuple(labels.shape)}. Put the atlas on the grid of the images.",
+            axes=axes,
+            found=tuple(labels.shape),
         )
     if labels.is_floating_point() and not torch.equal(labels, labels.round()):
         raise DataError(
+            "wrong_label",
             "expected whole numbers as labels of the atlas, got fractions or NaN. Resample an atlas with nearest "
-            "neighbour, never linearly."
+            "neighbour, never linearly.",
+            expected="whole numbers",
         )
     if labels.numel() and labels.min() < 0:
-        raise DataError(f"expected labels of 0 (background) and above in the atlas, got {labels.min().item()}.")
+        raise DataError(
+            "wrong_label",
+            f"expected labels of 0 (background) and above in the atlas, got {labels.min().item()}.",
+            minimum=0,
+            found=labels.min().item(),
+        )

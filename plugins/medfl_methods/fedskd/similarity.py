@@ -66,7 +66,12 @@ def pixel_similarity_loss(
     """
     if pixel_norm not in _PIXEL_NORMS:
         hint = did_you_mean(pixel_norm, _PIXEL_NORMS)
-        raise SettingsError(f"expected a divisor of the pixel loss, got '{pixel_norm}'. {hint}")
+        raise SettingsError(
+            "unknown_choice",
+            f"expected a divisor of the pixel loss, got '{pixel_norm}'. {hint}",
+            what="divisor of the pixel loss",
+            choice=pixel_norm,
+        )
     _check_pair(a, b)
     a, b = _same_size(a, b)
     channels = max(a.shape[1], b.shape[1])
@@ -96,14 +101,17 @@ def region_similarity_loss(a: torch.Tensor, b: torch.Tensor, regions: torch.Tens
     _check_pair(a, b)
     if regions is None:
         raise SettingsError(
-            "expected regions for the region loss, got none. Name an atlas, or leave 'region' out of the kinds."
+            "missing_regions",
+            "expected regions for the region loss, got none. Name an atlas, or leave 'region' out of the kinds.",
         )
     weights = _region_batch(regions, a)
     held = _mass(weights).amax(0) > 0
     if not held.any():
         raise SettingsError(
+            "weightless_regions",
             f"expected a region with weight on the feature maps, got none of {len(held)} regions. Use soft regions, "
-            "or an atlas on the grid of the images."
+            "or an atlas on the grid of the images.",
+            count=len(held),
         )
     weights = weights if held.all() else weights[:, held]
     ours, theirs = (_region_means(x, pool(weights, x.shape[2:])) for x in (a, b))
@@ -136,8 +144,10 @@ def similarity_loss(
     """
     if len(features_a) != len(features_b) or not len(features_a):
         raise SettingsError(
+            "unlike_stage_counts",
             f"expected two models with equally many stages (at least 1), got {len(features_a)} and {len(features_b)}. "
-            "Widths may differ, depths may not."
+            "Widths may differ, depths may not.",
+            counts=(len(features_a), len(features_b)),
         )
     chosen = _kinds(kinds, regions)
     by_layer = _by_layer(regions, len(features_a))
@@ -159,9 +169,18 @@ def _kinds(kinds: Sequence[str] | None, regions: Regions) -> tuple[str, ...]:
         return KINDS if regions is not None else KINDS[:2]
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
-        raise SettingsError(f"expected kinds of similarity, got '{unknown[0]}'. {did_you_mean(unknown[0], KINDS)}")
+        raise SettingsError(
+            "unknown_choice",
+            f"expected kinds of similarity, got '{unknown[0]}'. {did_you_mean(unknown[0], KINDS)}",
+            what="kind of similarity",
+            choice=unknown[0],
+        )
     if not kinds:
-        raise SettingsError(f"expected at least one kind of similarity, got none. Known: {', '.join(KINDS)}.")
+        raise SettingsError(
+            "missing_setting",
+            f"expected at least one kind of similarity, got none. Known: {', '.join(KINDS)}.",
+            setting="kinds",
+        )
     return tuple(kind for kind in KINDS if kind in kinds)
 
 
@@ -169,15 +188,22 @@ def _by_layer(regions: Regions, layers: int) -> Sequence[torch.Tensor | None]:
     if regions is None or isinstance(regions, torch.Tensor):
         return [regions] * layers
     if len(regions) != layers:
-        raise SettingsError(f"expected regions for each of {layers} layers, got {len(regions)}.")
+        raise SettingsError(
+            "wrong_region_count",
+            f"expected regions for each of {layers} layers, got {len(regions)}.",
+            expected=layers,
+            found=len(regions),
+        )
     return regions
 
 
 def _check_pair(a: torch.Tensor, b: torch.Tensor) -> None:
     if a.dim() != b.dim() or a.dim() not in (4, 5) or len(a) != len(b) or not (a.numel() and b.numel()):
         raise ContractError(
+            "wrong_shape",
             "expected feature maps (B, C, *spatial) of two models for the same samples, both 2-D or both 3-D and not "
-            f"empty, got the shapes {tuple(a.shape)} and {tuple(b.shape)}."
+            f"empty, got the shapes {tuple(a.shape)} and {tuple(b.shape)}.",
+            found=(tuple(a.shape), tuple(b.shape)),
         )
 
 
@@ -211,8 +237,11 @@ def _region_batch(regions: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
     batch = regions[None] if regions.dim() == a.dim() - 1 else regions
     if batch.dim() != a.dim() or len(batch) not in (1, len(a)):
         raise ContractError(
+            "wrong_shape",
             f"expected regions of shape (R, *spatial) or ({len(a)}, R, *spatial) with {a.dim() - 2} spatial axes, got "
-            f"{tuple(regions.shape)}."
+            f"{tuple(regions.shape)}.",
+            axes=a.dim() - 2,
+            found=tuple(regions.shape),
         )
     return batch.to(a.device, _at_least_single(a))
 

@@ -35,8 +35,11 @@ class RegionGrids:
         """
         if self._labels.shape not in (images.shape[2:], images.shape[:1] + images.shape[2:]):
             raise SettingsError(
+                "wrong_shape",
                 f"expected regions on the grid of the images, {tuple(images.shape[2:])}, got labels of shape "
-                f"{tuple(self._labels.shape)}. Resample the atlas to the images' grid, with nearest neighbour."
+                f"{tuple(self._labels.shape)}. Resample the atlas to the images' grid, with nearest neighbour.",
+                expected=tuple(images.shape[2:]),
+                found=tuple(self._labels.shape),
             )
 
     def for_maps(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -96,7 +99,10 @@ def _pairs(
     maps = [pair for pair in pairs if min(part.dim() for part in pair) >= 4]
     if not maps or (flat and layers is not None):
         raise SettingsError(
+            "stage_not_supported",
             f"The form '{form}' of `skd` compares places within an image: expected stages that give maps "
-            f"(B, C, *spatial), got vectors from {sorted(flat)}. Leave them out of `layers`, or '{form}' out of `skd`."
+            f"(B, C, *spatial), got vectors from {sorted(flat)}. Leave them out of `layers`, or '{form}' out of `skd`.",
+            form=form,
+            stages=sorted(flat),
         )
     return maps

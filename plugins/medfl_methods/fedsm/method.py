@@ -110,8 +110,10 @@ class FedSM(Averaging):
         super().setup(server)
         if not server.state.meta["complete"]:
             raise SettingsError(
+                "incomplete_model",
                 f"fedsm gives each site the models of all, so these have to be whole: expected norm_sync 'all' or "
-                f"'frozen', got '{server.settings.norm_sync}'. Change it, or use networks without batch norm."
+                f"'frozen', got '{server.settings.norm_sync}'. Change it, or use networks without batch norm.",
+                norm_sync=server.settings.norm_sync,
             )
         server.state.meta["members"] = members = server.trainable()
         first = shared_of(server)
@@ -147,7 +149,7 @@ class FedSM(Averaging):
         super().check_tensors(task, order, tensors)
         check_updates(tensors, order.tensors, {OWN: "update"})
         if not select(tensors, OWN):
-            raise RefusedError("Expected the site's own model in its reply, got none.")
+            raise RefusedError("missing_tensor", "Expected the site's own model in its reply, got none.", tensor=OWN)
         check_moments(select(tensors, MOMENTS), select(order.tensors, SELECTOR))
 
     def aggregate(self, server: Server, replies: Replies) -> None:

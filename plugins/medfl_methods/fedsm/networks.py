@@ -58,8 +58,10 @@ def selector_beside(network: nn.Module, sites: int, width: int) -> nn.Module:
     first = next((module for module in network.modules() if isinstance(module, _ConvNd | nn.Linear)), None)
     if first is None:
         raise SettingsError(
+            "network_not_supported",
             f"FedSM makes a network that takes the same images: expected a convolution or a linear layer in "
-            f"{type(network).__name__}, got neither. Choose another network."
+            f"{type(network).__name__}, got neither. Choose another network.",
+            network=type(network).__name__,
         )
     if isinstance(first, nn.Linear):
         return nn.Sequential(nn.Flatten(), MLP(first.in_features, max(2, sites), (4 * width,)))

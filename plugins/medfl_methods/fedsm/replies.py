@@ -37,7 +37,17 @@ def check_moments(moments: Tensors, selector: Tensors) -> None:
     known = {f"{name}/{key}": tensor.shape for name, tensor in selector.items() for key in ("exp_avg", "exp_avg_sq")}
     known |= {f"{name}/step": torch.Size() for name in selector}
     if moments and {name: tensor.shape for name, tensor in moments.items()} != known:
-        raise RefusedError(f"Expected {len(known)} moments of the selector's parameters, got other names or shapes.")
+        raise RefusedError(
+            "unexpected_tensors",
+            f"Expected {len(known)} moments of the selector's parameters, got other names or shapes.",
+            count=len(known),
+        )
     for name, tensor in moments.items():
         if tensor.dtype is not torch.float32 or (not name.endswith("/exp_avg") and bool((tensor < 0).any())):
-            raise RefusedError(f"A moment {ascii(name)[:60]} was refused: expected float32 >= 0, got {tensor.dtype}.")
+            raise RefusedError(
+                "invalid_tensor_values",
+                f"A moment {ascii(name)[:60]} was refused: expected float32 >= 0, got {tensor.dtype}.",
+                tensor=ascii(name)[:60],
+                minimum=0,
+                dtype=str(tensor.dtype),
+            )

@@ -54,7 +54,14 @@ def decay(changes: Sequence[float], rate: float, mode: str = "cumulative") -> fl
     """
     check_choice("decay", mode, get_args(Decay))
     if not (0 <= rate < math.inf and all(map(math.isfinite, changes))):
-        raise SettingsError(f"expected a finite decay rate >= 0 and finite changes, got {rate} and {list(changes)}.")
+        raise SettingsError(
+            "setting_out_of_range",
+            f"expected a finite decay rate >= 0 and finite changes, got {rate} and {list(changes)}.",
+            setting="rate",
+            minimum=0,
+            found=rate,
+            changes=list(changes),
+        )
     if mode == "none" or not changes:
         return 1.0
     if mode == "text":
@@ -94,7 +101,13 @@ def should_freeze(
         ValueError: If there are not as many accuracies as cosines.
     """
     if window < 1:
-        raise SettingsError(f"expected a window of at least 1 epoch, got {window}.")
+        raise SettingsError(
+            "setting_out_of_range",
+            f"expected a window of at least 1 epoch, got {window}.",
+            setting="window",
+            minimum=1,
+            found=window,
+        )
     recent = list(zip(accuracies, cosines, strict=True))[-window:]
     if len(recent) < window or not all(math.isfinite(value) for pair in recent for value in pair):
         return False

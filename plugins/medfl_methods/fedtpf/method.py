@@ -134,8 +134,13 @@ class FedTPF(FeatureSharing):
         task, pulled = server.task, self.pulls and self.latent is not None
         if pulled and self.latent != (features := features_of(task.build(), task.network)):
             raise SettingsError(
+                "setting_out_of_range",
                 f"'latent' is {self.latent} and network '{task.network}' has {features} features: expected as many, as "
-                "latent numbers are pulled to mean features. Leave 'latent' out, or set 'prototype' to 'none'."
+                "latent numbers are pulled to mean features. Leave 'latent' out, or set 'prototype' to 'none'.",
+                setting="latent",
+                network=task.network,
+                expected=features,
+                found=self.latent,
             )
         super().setup(server)
         server.state.meta |= {"frozen": {}, "changes": {}, "history": [], "threshold": self.accuracy}

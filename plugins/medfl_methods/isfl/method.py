@@ -82,13 +82,19 @@ class ISFL(FedAvg):
         """
         if server.settings.balance == "sampling":
             raise SettingsError(
+                "incompatible_settings",
                 "Method 'isfl' sets how often images are drawn, and so does balance 'sampling': expected one of the "
-                "two. Set balance to 'none' or 'loss', or choose another method."
+                "two. Set balance to 'none' or 'loss', or choose another method.",
+                settings=("method", "balance"),
+                method="isfl",
             )
         if self.target == "counts" and server.settings.privacy is not None:
             raise SettingsError(
+                "incompatible_settings",
                 "Method 'isfl' with target 'counts' needs the sites' label counts, and a privacy setting keeps them at "
-                "home. Set target to 'uniform'."
+                "home. Set target to 'uniform'.",
+                settings=("target", "privacy"),
+                method="isfl",
             )
         if server.task.objective.classes == 2 and self.sigma < 0.5:
             logger.warning(

@@ -57,7 +57,12 @@ def check_installed() -> Any:
     try:
         import shap
     except ImportError:
-        raise SettingsError(f"explaining models needs shap: `{pip_install('explain')}`.") from None
+        raise SettingsError(
+            "missing_package",
+            f"explaining models needs shap: `{pip_install('explain')}`.",
+            package="shap",
+            extra="explain",
+        ) from None
     return shap
 
 

@@ -137,8 +137,11 @@ class PFedCDP(Averaging):
             features_of(server.task.build(self.student(server)), self.student(server))
             if self.refine.teachers == "shapley" and not len(weighing_rows(server)):
                 raise SettingsError(
+                    "too_few_images",
                     "Shapley values weigh teachers by public images that no classifier was trained on: expected public "
-                    "data with two images of a class, got none. Give more, or set refine.teachers to 'equal'."
+                    "data with two images of a class, got none. Give more, or set refine.teachers to 'equal'.",
+                    setting="refine.teachers",
+                    minimum=2,
                 )
         self.begin_clusters(server)
 

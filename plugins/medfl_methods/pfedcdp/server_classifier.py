@@ -53,8 +53,11 @@ def check_statistics(model: nn.Module, network: str, shared: list[str]) -> None:
     missing = sorted(norm_names(model) & buffer_names(model) - set(shared))
     if missing:
         raise SettingsError(
+            "incomplete_model",
             f"The server's classifier needs the running statistics of network '{network}' ({missing[:2]}), which stay "
-            "at the sites here. Set norm_sync to 'all', or use networks with group norm or none."
+            "at the sites here. Set norm_sync to 'all', or use networks with group norm or none.",
+            network=network,
+            missing=missing[:2],
         )
 
 

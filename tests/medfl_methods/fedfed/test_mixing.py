@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refusals import refused
 
 from medfl.errors import DataError, SettingsError
 from medfl_methods.fedfed.mixup import mixup, mosaic
@@ -60,7 +61,7 @@ def test_alpha_zero_gives_the_batch_back_and_draws_nothing():
 
 @pytest.mark.parametrize("alpha", [-0.1, float("nan")])
 def test_an_impossible_alpha_is_named(alpha):
-    with pytest.raises(SettingsError, match="mixup expected alpha >= 0, got"):
+    with refused(SettingsError, "setting_out_of_range", setting="alpha", minimum=0, found=alpha):
         mixup(torch.zeros(2, 1), torch.zeros(2), alpha, rng())
 
 
@@ -131,5 +132,5 @@ def test_few_images_are_used_several_times_and_stay_as_they_are():
     assert set(made.unique().tolist()) == {0, 1, 2, 3}
     assert set(mosaic(images[:1], rng(), 2).unique().tolist()) == {0, 1}
     assert mosaic(images, rng(), 0).shape == (0, 1, 6, 6)
-    with pytest.raises(DataError, match="at least one image, got an empty batch"):
+    with refused(DataError, "empty_batch"):
         mosaic(images[:0], rng(), 1)

@@ -1,13 +1,13 @@
 """What FedSKD refuses, and says of it; its presets and its start."""
 
 import dataclasses
-import re
 
 import pytest
 import torch
 from peer_toys import (
     REGISTRY,
 )
+from refusals import refused
 from torch import nn
 
 from medfl.contract import Server, State
@@ -26,22 +26,21 @@ def make_method(**args):
 def test_regions_on_another_grid_are_refused(tmp_path, labels, own):
     """A label volume of the wrong edge, or of three axes for images of two."""
     task = dataclasses.replace(make_task(own), regions=labels)
-    words = f"expected regions on the grid of the images, (6, 6), got labels of shape {tuple(labels.shape)}"
-    with pytest.raises(SettingsError, match=re.escape(words)):
+    with refused(SettingsError, "wrong_shape", expected=[6, 6], found=list(labels.shape)):
         Case(REGISTRY, "fedskd", {"skd": ["region"]}).run(tmp_path, task=task)
 
 
 @pytest.mark.parametrize(
-    ("labels", "words"),
+    ("labels", "code", "fields"),
     [
-        (torch.zeros(6, 6).long(), "expected labels above 0 in the atlas, found none"),
-        (torch.full((6, 6), -1), "expected labels of 0 \\(background\\) and above in the atlas, got -1"),
-        (torch.full((6, 6), 0.5), "expected whole numbers as labels of the atlas"),
+        (torch.zeros(6, 6).long(), "empty_atlas", {}),
+        (torch.full((6, 6), -1), "wrong_label", {"minimum": 0, "found": -1}),
+        (torch.full((6, 6), 0.5), "wrong_label", {"expected": "whole numbers"}),
     ],
 )
-def test_an_atlas_without_regions_is_refused_before_the_first_round(tmp_path, labels, words):
+def test_an_atlas_without_regions_is_refused_before_the_first_round(tmp_path, labels, code, fields):
     task = dataclasses.replace(make_task(), regions=labels)
-    with pytest.raises(DataError, match=words):
+    with refused(DataError, code, **fields):
         Case(REGISTRY, "fedskd", {"skd": ["region"]}).run(tmp_path, task=task)
     assert not (tmp_path / "state" / "site-1").exists()
 
@@ -72,21 +71,22 @@ class Headless(SmallNet):
 
 
 @pytest.mark.parametrize(
-    ("args", "networks", "words"),
+    ("args", "networks", "code", "fields"),
     [
-        ({}, {"site-1": "deep"}, "one number of `feature_layers` at all sites, got 'deep' has 3, 'norm' has 2"),
-        ({"freeze_ktm_header": False}, {"site-1": "bare"}, "network 'bare' (Bare) has no `feature_layers`"),
-        ({}, {"site-1": "headless"}, "Network 'headless' (Headless) has no `head`"),
-        ({"layers": [1, 3]}, {}, "`layers` names stages from 1 to 2 of ['norm'], got [3]"),
-        ({"layers": [0]}, {}, "got [0]"),
-        ({"skd": ["batch", "region"]}, {}, "asks for the form 'region', and the task has no regions"),
+        ({}, {"site-1": "deep"}, "unlike_stage_counts", {"counts": {"deep": 3, "norm": 2}}),
+        ({"freeze_ktm_header": False}, {"site-1": "bare"}, "unmet_need", {"method": "fedskd", "need": "features"}),
+        ({}, {"site-1": "headless"}, "unmet_need", {"method": "fedskd", "need": "head"}),
+        ({"layers": [1, 3]}, {}, "setting_out_of_range", {"setting": "layers", "maximum": 2, "found": [3]}),
+        ({"layers": [0]}, {}, "setting_out_of_range", {"setting": "layers", "minimum": 1, "found": [0]}),
+        ({"skd": ["batch", "region"]}, {}, "missing_regions", {"setting": "skd"}),
     ],
 )
-def test_what_can_not_be_compared_is_refused_before_the_first_round(tmp_path, args, networks, words):
+def test_what_can_not_be_compared_is_refused_before_the_first_round(tmp_path, args, networks, code, fields):
     kinds = {"deep": Deep, "bare": Bare, "headless": Headless}
     task = dataclasses.replace(make_task(), networks=make_task().networks | kinds)
-    with pytest.raises(SettingsError, match=re.escape(words)):
+    with refused(SettingsError, code, **fields) as caught:
         Case(REGISTRY, "fedskd", args).run(tmp_path, task=task, networks_by_site=networks)
+    assert all(f"'{network}'" in str(caught.value) for network in networks.values())
     assert not (tmp_path / "state" / "site-1").exists()
 
 
@@ -99,12 +99,22 @@ def test_without_the_loss_and_the_frozen_head_any_network_will_do(tmp_path, capl
 
 
 @pytest.mark.parametrize(
-    "args",
-    [{"skd": []}, {"skd": ["batch", "batch"]}, {"skd": ["voxel"]}, {"layers": []}, {"layers": [1, 1]}, {"gamma": -1}]
-    + [{"gamma": float("inf")}, {"start_fraction": 1.5}, {"p2p_scale": 0}, {"skd_detach": "both"}],
+    ("code", "name", "args"),
+    [
+        ("invalid_setting", "skd", {"skd": []}),
+        ("invalid_setting", "skd", {"skd": ["batch", "batch"]}),
+        ("unknown_choice", "skd.0", {"skd": ["voxel"]}),
+        ("invalid_setting", "layers", {"layers": []}),
+        ("invalid_setting", "layers", {"layers": [1, 1]}),
+        ("setting_out_of_range", "gamma", {"gamma": -1}),
+        ("setting_out_of_range", "gamma", {"gamma": float("inf")}),
+        ("setting_out_of_range", "start_fraction", {"start_fraction": 1.5}),
+        ("invalid_setting", "p2p_scale", {"p2p_scale": 0}),
+        ("unknown_choice", "skd_detach", {"skd_detach": "both"}),
+    ],
 )
-def test_settings_that_mean_nothing_are_refused(args):
-    with pytest.raises(SettingsError, match=next(iter(args))):
+def test_settings_that_mean_nothing_are_refused(code, name, args):
+    with refused(SettingsError, code, settings=[name]):
         make_method(**args)
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refusals import refused
 from similarity_cases import by_the_book, maps
 from torch.nn import functional as F
 
@@ -140,26 +141,26 @@ def test_no_gradient_is_ever_nan():
 
 
 @pytest.mark.parametrize(
-    ("labels", "message"),
+    ("labels", "code", "fields"),
     [
-        (torch.zeros(8, 8), "found none"),
-        (torch.full((8, 8), 0.5), "nearest neighbour"),
-        (torch.full((8, 8), float("nan")), "nearest neighbour"),
-        (torch.full((8, 8), -1), "got -1"),
-        (torch.ones(8, 8, 8, 8), r"\(8, 8, 8, 8\)"),
-        (torch.ones(8), r"\(8,\)"),
+        (torch.zeros(8, 8), "empty_atlas", {}),
+        (torch.full((8, 8), 0.5), "wrong_label", {"expected": "whole numbers"}),
+        (torch.full((8, 8), float("nan")), "wrong_label", {"expected": "whole numbers"}),
+        (torch.full((8, 8), -1), "wrong_label", {"minimum": 0, "found": -1}),
+        (torch.ones(8, 8, 8, 8), "wrong_shape", {"axes": 2, "found": [8, 8, 8, 8]}),
+        (torch.ones(8), "wrong_shape", {"axes": 2, "found": [8]}),
     ],
 )
-def test_what_is_no_atlas_is_refused(labels, message):
-    with pytest.raises(DataError, match=message):
+def test_what_is_no_atlas_is_refused(labels, code, fields):
+    with refused(DataError, code, **fields):
         region_weights(labels, (4, 4))
 
 
 def test_other_bad_regions():
-    with pytest.raises(SettingsError, match="Did you mean 'nearest'"):
+    with refused(SettingsError, "unknown_choice", choice="nearst"):
         region_weights(torch.ones(4, 4), (2, 2), "nearst")
     a = maps(2, 3, 4, 4)
-    with pytest.raises(SettingsError, match="got none of 2 regions"):
+    with refused(SettingsError, "weightless_regions", count=2):
         region_similarity_loss(a, a, torch.zeros(2, 4, 4))
-    with pytest.raises(ContractError, match=r"\(5, 2, 4, 4\)"):
+    with refused(ContractError, "wrong_shape", axes=2, found=[5, 2, 4, 4]):
         region_similarity_loss(a, a, torch.ones(5, 2, 4, 4))

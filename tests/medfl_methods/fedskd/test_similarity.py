@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refusals import refused
 from similarity_cases import by_the_book, maps, pixel_rows
 from torch.nn import functional as F
 
@@ -149,33 +150,33 @@ class TestLayers:
         assert similarity_loss(self.A, self.B, ["region"], for_each).item() == pytest.approx(common.item(), rel=1e-6)
 
     def test_unlike_depths_are_refused_with_both_numbers(self):
-        with pytest.raises(SettingsError, match="2 and 1"):
+        with refused(SettingsError, "unlike_stage_counts", counts=[2, 1]):
             similarity_loss(self.A, self.B[:1])
-        with pytest.raises(SettingsError, match="0 and 0"):
+        with refused(SettingsError, "unlike_stage_counts", counts=[0, 0]):
             similarity_loss([], [])
 
     def test_a_region_loss_without_an_atlas_is_refused(self):
-        with pytest.raises(SettingsError, match="atlas"):
+        with refused(SettingsError, "missing_regions"):
             similarity_loss(self.A, self.B, ["batch", "region"])
 
     @pytest.mark.parametrize(
-        ("kinds", "regions", "message"),
+        ("kinds", "regions", "code", "fields"),
         [
-            (["pixels"], None, "Did you mean 'pixel'"),
-            ([], None, "at least one kind"),
-            (None, [REGIONS], "each of 2 layers"),
+            (["pixels"], None, "unknown_choice", {"choice": "pixels"}),
+            ([], None, "missing_setting", {"setting": "kinds"}),
+            (None, [REGIONS], "wrong_region_count", {"expected": 2, "found": 1}),
         ],
     )
-    def test_other_settings_that_make_no_sense(self, kinds, regions, message):
-        with pytest.raises(SettingsError, match=message):
+    def test_other_settings_that_make_no_sense(self, kinds, regions, code, fields):
+        with refused(SettingsError, code, **fields):
             similarity_loss(self.A, self.B, kinds, regions)
-        with pytest.raises(SettingsError, match="hw_sq"):
+        with refused(SettingsError, "unknown_choice", choice="hwsq"):
             similarity_loss(self.A, self.B, pixel_norm="hwsq")
 
     @pytest.mark.parametrize("other", [(3, 2, 6, 6), (4, 2, 6, 6, 6), (4, 0, 6, 6), (4, 2, 6)])
     def test_maps_that_do_not_fit_are_refused_with_their_shapes(self, other):
         for loss in (*FORMS, lambda a, b: region_similarity_loss(a, b, self.REGIONS)):
-            with pytest.raises(ContractError, match=r"\(4, 2, 6, 6\) and "):
+            with refused(ContractError, "wrong_shape", found=[[4, 2, 6, 6], list(other)]):
                 loss(self.A[0], torch.ones(other))
 
     def test_half_precision_and_autocast_compute_in_single(self):

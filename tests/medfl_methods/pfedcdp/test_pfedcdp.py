@@ -7,6 +7,7 @@ runs are in test_pfedcdp_runs.py.
 import pytest
 import torch
 from pfedcdp_toys import REGISTRY
+from refusals import refused
 from torch import nn
 from torch.nn import functional as F
 
@@ -267,13 +268,23 @@ def test_the_papers_preset_says_what_the_run_must_set(caplog, changes, phrases):
 
 
 @pytest.mark.parametrize(
-    "args",
-    [{"lam": 1.1}, {"lam": -0.1}, {"tau": 0.0}, {"personal_share": 1.5}, {"fisher_samples": 0}, {"head_share": -1}]
-    + [{"estimator": "exact"}, {"server_classifier": "best"}, {"server_epochs": 0}, {"refine": "kd"}],
+    ("name", "value", "code"),
+    [
+        ("lam", 1.1, "setting_out_of_range"),
+        ("lam", -0.1, "setting_out_of_range"),
+        ("tau", 0.0, "setting_out_of_range"),
+        ("personal_share", 1.5, "setting_out_of_range"),
+        ("fisher_samples", 0, "setting_out_of_range"),
+        ("head_share", -1, "setting_out_of_range"),
+        ("estimator", "exact", "unknown_choice"),
+        ("server_classifier", "best", "unknown_choice"),
+        ("server_epochs", 0, "setting_out_of_range"),
+        ("refine", "kd", "wrong_setting_type"),
+    ],
 )
-def test_settings_that_mean_nothing_are_refused(args):
-    with pytest.raises(SettingsError, match=next(iter(args))):
-        REGISTRY.make_method("pfedcdp", args)
+def test_settings_that_mean_nothing_are_refused(name, value, code):
+    with refused(SettingsError, code, settings=[name]):
+        REGISTRY.make_method("pfedcdp", {name: value})
 
 
 def test_without_a_server_classifier_nothing_is_reported_but_personal_models():
