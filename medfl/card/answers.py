@@ -40,34 +40,62 @@ def read_answers(path: Path | None) -> Meta:
         content = parse_yaml(path.read_text(encoding="utf-8")) or {}
     except (OSError, ValueError) as error:
         raise SettingsError(
-            f"the answers '{path}' can't be read: {type(error).__name__}. Write them in YAML."
+            "unreadable_file",
+            f"the answers '{path}' can't be read: {type(error).__name__}. Write them in YAML.",
+            path=path,
         ) from None
     keys = (*TEXTS, *CHECKLISTS)
     if not isinstance(content, dict):
-        raise SettingsError(f"expected the keys {listed(keys)} in '{path}', got {type(content).__name__}.")
+        raise SettingsError(
+            "wrong_type",
+            f"expected the keys {listed(keys)} in '{path}', got {type(content).__name__}.",
+            path=path,
+            found=type(content).__name__,
+        )
     for key, value in content.items():
         if key not in keys:
-            raise SettingsError(f"unknown key '{key}' in '{path}'. {did_you_mean(str(key), keys)}")
+            raise SettingsError(
+                "unknown_setting",
+                f"unknown key '{key}' in '{path}'. {did_you_mean(str(key), keys)}",
+                name=str(key),
+                path=path,
+            )
         answers[key] = _items(key, value, path) if key in CHECKLISTS else _text(value, key, path)
     return answers
 
 
 def _items(checklist: str, items: Any, path: Path) -> dict[str, str]:
     if not isinstance(items, dict):
-        raise SettingsError(f"expected the numbers of items with a text each in '{checklist}' of '{path}'.")
+        raise SettingsError(
+            "wrong_type",
+            f"expected the numbers of items with a text each in '{checklist}' of '{path}'.",
+            path=path,
+            place=checklist,
+        )
     texts = {str(number): _text(text, f"{checklist} {number}", path) for number, text in items.items()}
     for number in texts:
         if number not in CHECKLISTS[checklist]:
             raise SettingsError(
+                "unknown_choice",
                 f"there is no item '{number}' of '{checklist}' in '{path}'. "
-                f"{did_you_mean(number, CHECKLISTS[checklist])}"
+                f"{did_you_mean(number, CHECKLISTS[checklist])}",
+                what=checklist,
+                choice=number,
+                path=path,
             )
     return texts
 
 
 def _text(value: Any, where: str, path: Path) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise SettingsError(f"expected a text in '{where}' of '{path}', got {type(value).__name__}.")
+        raise SettingsError(
+            "wrong_type",
+            f"expected a text in '{where}' of '{path}', got {type(value).__name__}.",
+            path=path,
+            place=where,
+            expected="text",
+            found=type(value).__name__,
+        )
     return " ".join(value.split())
 
 

@@ -41,15 +41,21 @@ def bundles_of(run: RunRecord) -> list[Bundle]:
     sites = [str(site) for site in run.run["identity"]["sites"]]
     own = run.folder / OWN
     if not run.summary and not own.is_dir():
-        raise StoreError(f"The run in '{run.folder}' is not over, so it has no models to describe. Continue it.")
+        raise StoreError(
+            "unfinished_run",
+            f"The run in '{run.folder}' is not over, so it has no models to describe. Continue it.",
+            path=run.folder,
+        )
     homes: dict[str, Path] = {site: run.folder / "sites" / site for site in sites}
     if own.is_dir():
         homes = {str(read_config(own, "train.json").get("site", "this site")): own}
     for folder in (run.folder / "sites", run.folder / GLOBAL, *homes.values()):
         if folder.is_symlink():
             raise StoreError(
+                "linked_folder",
                 f"'{folder}' is a link: a card is written into the run's own folders, and nowhere else. Put the folder "
-                "itself there."
+                "itself there.",
+                path=folder,
             )
     bundles = [_bundle(home, site, [site]) for site, home in homes.items() if home.is_dir()]
     if (run.folder / GLOBAL).is_dir():
@@ -57,7 +63,11 @@ def bundles_of(run: RunRecord) -> list[Bundle]:
         shared = set(taken.values()) == {GLOBAL}  # else predictions are of other models
         bundles.append(_bundle(run.folder / GLOBAL, None, taken if shared else []))
     if not bundles:
-        raise StoreError(f"The run in '{run.folder}' has no bundle to take home, so there is nothing to describe.")
+        raise StoreError(
+            "missing_bundles",
+            f"The run in '{run.folder}' has no bundle to take home, so there is nothing to describe.",
+            path=run.folder,
+        )
     return bundles
 
 
@@ -93,7 +103,9 @@ def read_predicted(files: Mapping[str, Path], objective: Objective) -> dict[str,
             test_sets[site] = tested_of(read_predictions(path), objective)
         except (ValueError, KeyError, OSError) as error:
             why = type(error).__name__  # its own text may hold a line of the file
-            raise StoreError(f"'{path}' can't be read ({why}). Give the command of the run again.") from None
+            raise StoreError(
+                "unreadable_file", f"'{path}' can't be read ({why}). Give the command of the run again.", path=path
+            ) from None
     return test_sets
 
 

@@ -94,7 +94,7 @@ def from_bytes(content: bytes) -> Meta:
         DamagedError: If a single bit differs.
     """
     if _sealed(content[: content.rfind(SEAL)]) != content:
-        raise DamagedError("it does not fit its own checksum: it was damaged, or changed by hand")
+        raise DamagedError("wrong_checksum", "it does not fit its own checksum: it was damaged, or changed by hand")
     try:
         evidence: Meta = json.loads(content)
         names = [evidence["card"]["file"], *evidence["predictions"]]
@@ -102,7 +102,7 @@ def from_bytes(content: bytes) -> Meta:
     except (ValueError, TypeError, KeyError, RecursionError):
         complete = False
     if not complete:
-        raise DamagedError("it is sealed, and yet no evidence of a card of medfl")
+        raise DamagedError("invalid_evidence", "it is sealed, and yet no evidence of a card of medfl")
     del evidence["sha256"]
     return evidence
 

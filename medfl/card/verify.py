@@ -54,8 +54,10 @@ def verify(place: Path) -> list[Checked]:
     if (place / EVIDENCE).is_file():
         return [verify_bundle(place)]
     raise StoreError(
+        "missing_card",
         f"expected a run folder or a bundle with a card at '{place}', there is neither run.json nor {EVIDENCE} in it. "
-        "Write cards with `medfl card RUN`."
+        "Write cards with `medfl card RUN`.",
+        path=place,
     )
 
 

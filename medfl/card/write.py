@@ -100,7 +100,9 @@ def run_hashes(run: RunRecord) -> dict[str, str]:
 def _write(run: RunRecord, bundle: Bundle, about: Meta, scores: Meta) -> Path:
     path, evidence = card_file(bundle.folder), bundle.folder / EVIDENCE
     if evidence.exists() and b'"card"' not in evidence.read_bytes():
-        raise StoreError(f"'{evidence}' is no evidence of medfl, so it is not replaced. Move it away.")
+        raise StoreError(
+            "foreign_file", f"'{evidence}' is no evidence of medfl, so it is not replaced. Move it away.", path=evidence
+        )
     write_atomic(path, render_card(about, scores).encode())
     hashes = file_hashes(bundle.folder)
     identity, data = run.run["identity"], run.run.get("data", {})

@@ -43,7 +43,11 @@ def command(
     folders = list(dict.fromkeys(_check(folder, everything) for folder in without_logs(runs)))
     for folder in folders:
         if being_written(folder):
-            raise StoreError(f"'{folder}' is being written now. Wait for it, or stop it; nothing was removed.")
+            raise StoreError(
+                "folder_in_use",
+                f"'{folder}' is being written now. Wait for it, or stop it; nothing was removed.",
+                path=folder,
+            )
     if everything and not yes:
         names = "\n".join(f"  {folder} ({size(bytes_in(folder))})" for folder in folders)
         if not typer.confirm(f"Remove these runs with their scores and models?\n{names}\n"):
@@ -93,7 +97,11 @@ def _check(folder: Path, everything: bool) -> Path:
     """The absolute path of a run folder from which the state, or everything, may be removed."""
     for path in (folder, folder / "state"):
         if path.is_symlink():
-            raise StoreError(f"'{path}' is a link. Give the folder itself, with its state in it; nothing was removed.")
+            raise StoreError(
+                "linked_folder",
+                f"'{path}' is a link. Give the folder itself, with its state in it; nothing was removed.",
+                path=path,
+            )
     folder = folder.resolve()
     run, summary = read_facts(folder)
     if everything:
@@ -107,7 +115,10 @@ def _check_names(folder: Path) -> None:
     foreign = sorted(path.name for path in folder.iterdir() if not _written_by_a_run(path))
     if foreign:
         raise StoreError(
-            f"'{folder}' holds what no run writes: {', '.join(foreign)}. Move that away first; nothing was removed."
+            "foreign_file",
+            f"'{folder}' holds what no run writes: {', '.join(foreign)}. Move that away first; nothing was removed.",
+            path=folder,
+            names=foreign,
         )
 
 
@@ -115,15 +126,21 @@ def _check_finished(folder: Path, run: Meta, summary: Meta) -> None:
     status = str(summary.get("status", "stopped"))
     if status != "finished":
         raise StoreError(
+            "unfinished_run",
             f"The run in '{folder}' is {status}, not finished: its state is what continues it. "
-            "Let the same command finish it, or remove the whole run with --all. Nothing was removed."
+            "Let the same command finish it, or remove the whole run with --all. Nothing was removed.",
+            path=folder,
+            status=status,
         )
     missing = sites_without_bundle(folder, run)
     if missing:
         raise StoreError(
+            "missing_bundles",
             f"The run in '{folder}' is finished, but the bundles of {len(missing)} sites are not there, "
             "and they are made from its state. Let the same command write them, or remove the whole run with --all. "
-            "Nothing was removed."
+            "Nothing was removed.",
+            path=folder,
+            count=len(missing),
         )
 
 
@@ -137,5 +154,10 @@ def _delete(folder: Path) -> int:
         if folder.exists():
             shutil.rmtree(folder)
     except OSError as error:
-        raise StoreError(f"'{folder}' can't be removed: {error.strerror}. Remove what is left of it by hand.") from None
+        raise StoreError(
+            "unremovable_folder",
+            f"'{folder}' can't be removed: {error.strerror}. Remove what is left of it by hand.",
+            path=folder,
+            reason=error.strerror,
+        ) from None
     return freed

@@ -146,8 +146,10 @@ def describe(
         view = describe_sites(request, kit.absolute(), out)
     else:
         raise SettingsError(
+            "incompatible_settings",
             "expected either DATA, a folder of sites on this machine, with --min-count if need be; or --kit and "
-            "--bundle, to ask the sites across machines, each of which has a min_count of its own"
+            "--bundle, to ask the sites across machines, each of which has a min_count of its own",
+            settings=["data", "min_count", "kit", "bundle"],
         )
     typer.echo(view.title)
     for mark in view.marks:
@@ -205,4 +207,8 @@ def stop(
     elif (what / "startup").is_dir():
         typer.echo("stopped" if kits.stop(what) else "nothing runs from that kit")
     else:
-        raise SettingsError(f"'{what}' is neither a startup kit (no folder startup) nor a submitted run")
+        raise SettingsError(
+            "unknown_folder_kind",
+            f"'{what}' is neither a startup kit (no folder startup) nor a submitted run",
+            path=what,
+        )

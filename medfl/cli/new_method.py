@@ -51,16 +51,35 @@ def check_name(name: str, kind: RecordKind) -> None:
     """
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
         raise SettingsError(
+            "invalid_name",
             f"Expected a {kind} name of lower-case letters, digits and single underscores, such as 'my_prox'; "
-            f"got '{name}'."
+            f"got '{name}'.",
+            what=kind,
+            name=name,
         )
     registry = load()
     if givers := registry.givers(kind, name):
-        raise PluginError(f"A {kind} '{name}' is already given by plugin '{givers[0]}'. Choose another name.")
+        raise PluginError(
+            "name_in_use",
+            f"A {kind} '{name}' is already given by plugin '{givers[0]}'. Choose another name.",
+            what=kind,
+            name=name,
+            plugin=givers[0],
+        )
     if name in registry.plugins:
-        raise PluginError(f"A plugin '{name}' is already installed ({registry.plugins[name]}). Choose another name.")
+        raise PluginError(
+            "name_in_use",
+            f"A plugin '{name}' is already installed ({registry.plugins[name]}). Choose another name.",
+            what="plugin",
+            name=name,
+        )
     if name in sys.stdlib_module_names or _installed(name):
-        raise SettingsError(f"'{name}' is the name of an installed Python module, which it would hide. Choose another.")
+        raise SettingsError(
+            "name_in_use",
+            f"'{name}' is the name of an installed Python module, which it would hide. Choose another.",
+            what="module",
+            name=name,
+        )
 
 
 def plugin_files(name: str) -> dict[str, str]:
@@ -91,7 +110,11 @@ def write(texts: dict[str, str], folder: Path) -> list[Path]:
     paths = {folder / relative: text for relative, text in texts.items()}
     for path in paths:
         if path.exists():
-            raise SettingsError(f"'{path}' is already there and is not overwritten. Choose another name or --out.")
+            raise SettingsError(
+                "existing_file",
+                f"'{path}' is already there and is not overwritten. Choose another name or --out.",
+                path=path,
+            )
     for path, text in paths.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

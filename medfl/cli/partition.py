@@ -146,7 +146,9 @@ def _check_of_list(context: typer.Context) -> None:
     if others:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in others)
         raise SettingsError(
-            f"{flags}: expected the folder of a pooled data set with it; a list of cases is only dealt."
+            "incompatible_settings",
+            f"{flags}: expected the folder of a pooled data set with it; a list of cases is only dealt.",
+            settings=others,
         )
 
 
@@ -192,9 +194,9 @@ def _options(named: Mapping[str, Any], texts: list[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise SettingsError(f"expected --option NAME=VALUE, got '{text}'")
+            raise SettingsError("invalid_option", f"expected --option NAME=VALUE, got '{text}'", text=text)
         if name in options:
-            raise SettingsError(f"option '{name}' is given twice")
+            raise SettingsError("repeated_option", f"option '{name}' is given twice", name=name)
         options[name] = value
     return options
 
@@ -210,7 +212,12 @@ def _details(details: Mapping[str, Any], policies: Mapping[str, str]) -> dict[st
             flag = "allow-leak" if name == "allow_leaks" else name.replace("_", "-")
             owner = policy.replace("_", "-")
             raise SettingsError(
-                f"--{flag} belongs to --{owner} {' or '.join(needed)}, but --{owner} is {policies[policy]}"
+                "incompatible_settings",
+                f"--{flag} belongs to --{owner} {' or '.join(needed)}, but --{owner} is {policies[policy]}",
+                setting=name,
+                policy=policy,
+                expected=needed,
+                found=policies[policy],
             )
     return chosen
 

@@ -85,14 +85,23 @@ def command(
     --rounds 20 --output_dir runs/fedprox
     """
     if bundle.startswith("-"):
-        raise SettingsError(f"expected a bundle before the options, got '{bundle}'. {did_you_mean('', shipped())}")
+        raise SettingsError(
+            "missing_argument",
+            f"expected a bundle before the options, got '{bundle}'. {did_you_mean('', shipped())}",
+            argument="bundle",
+            text=bundle,
+        )
     overrides = parse_overrides(context.args)
     if "dataset_dir" in overrides:
         if dataset_dir is not None:
-            raise SettingsError(repeated("--dataset_dir"))
+            raise SettingsError("repeated_option", repeated("--dataset_dir"), name="dataset_dir")
         dataset_dir = Path(str(overrides.pop("dataset_dir")))
     if dataset_dir is None and overrides.get("carrier", "local") == "local":
-        raise SettingsError("expected --dataset-dir, the folder with one folder per site (`medfl partition` makes it).")
+        raise SettingsError(
+            "missing_setting",
+            "expected --dataset-dir, the folder with one folder per site (`medfl partition` makes it).",
+            setting="dataset_dir",
+        )
     run_bundle(bundle, ({} if dataset_dir is None else {"dataset_dir": str(dataset_dir)}) | overrides)
 
 
@@ -175,13 +184,21 @@ def parse_overrides(words: list[str]) -> dict[str, Any]:
         word = rest.pop(0)
         name, equals, value = word.removeprefix("--").partition("=")
         if not word.startswith("--"):
-            raise SettingsError(f"expected options as '--name value', for example --method fedprox; got '{word}'.")
+            raise SettingsError(
+                "invalid_option",
+                f"expected options as '--name value', for example --method fedprox; got '{word}'.",
+                text=word,
+            )
         if not equals and not rest:
-            raise SettingsError(f"expected options as '--name value', got '{word}' without a value at the end.")
+            raise SettingsError(
+                "missing_option_value",
+                f"expected options as '--name value', got '{word}' without a value at the end.",
+                name=name,
+            )
         top, *parts = name.split("#")
         name = "#".join([top.replace("-", "_"), *parts])
         if name in values:
-            raise SettingsError(repeated(f"--{name}"))
+            raise SettingsError("repeated_option", repeated(f"--{name}"), name=name)
         text = value if equals else rest.pop(0)
         try:
             values[name] = ast.literal_eval(text)

@@ -190,7 +190,9 @@ def bundle_ids(name_or_path: str) -> dict[str, Any]:
             text = file.read_text(encoding="utf-8")
             values |= json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
         except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-            raise SettingsError(f"expected an object in '{file}': {error}. Correct the file.") from None
+            raise SettingsError(
+                "invalid_bundle_file", f"expected an object in '{file}': {error}. Correct the file.", path=file
+            ) from None
     return values
 
 

@@ -32,7 +32,11 @@ def command(
     from medfl.watch.terminal import watch
 
     if serve and once:
-        raise SettingsError("expected --serve or --once, not both: a page goes on until Ctrl-C.")
+        raise SettingsError(
+            "incompatible_settings",
+            "expected --serve or --once, not both: a page goes on until Ctrl-C.",
+            settings=["serve", "once"],
+        )
     folder = WatchedFolder(runs_of(what), stays=is_kit(what))
     if serve:
         from medfl.watch.serve import serving
@@ -75,7 +79,9 @@ def runs_of(what: Path) -> Path:
 
     if kind_of(what) == "admin":
         raise SettingsError(
+            "wrong_kit",
             f"'{what}' is a researcher's kit. Give the folder of a run that you submitted with it: what happens at the "
-            "server comes there while the run is followed."
+            "server comes there while the run is followed.",
+            path=what,
         )
     return read_site_file(what / "local" / FILE).state / "runs"

@@ -54,7 +54,9 @@ def run(bundle: str, method: str, data: Path, out: Path, options: Sequence[str],
         try:
             fire.Fire({"run": scripts.run}, words)  # what the command does, in this process
         except SystemExit as error:
-            raise MedflError(f"The run of '{method}' failed; its messages are above.") from error
+            raise MedflError(
+                "run_failed", f"The run of '{method}' failed; its messages are above.", method=method
+            ) from error
     return out
 
 

@@ -97,14 +97,25 @@ def _check_scores(runs: Sequence[RunRecord], metrics: Sequence[str], split: str)
                 metrics_of.setdefault(name, set()).update(scores)
     if not metrics_of:
         raise StoreError(
-            "None of these runs has scores: a run has them when it is over. `medfl status RUN...` says how far each is."
+            "no_score",
+            "None of these runs has scores: a run has them when it is over. "
+            "`medfl status RUN...` says how far each is.",
         )
     if split not in metrics_of:
-        raise SettingsError(f"No run has scores on the split '{split}'. {did_you_mean(split, metrics_of)}")
+        raise SettingsError(
+            "unknown_choice",
+            f"No run has scores on the split '{split}'. {did_you_mean(split, metrics_of)}",
+            what="split",
+            choice=split,
+        )
     for metric in metrics:
         if metric not in metrics_of[split]:
             raise SettingsError(
-                f"No run has the metric '{metric}' on the split '{split}'. {did_you_mean(metric, metrics_of[split])}"
+                "unknown_choice",
+                f"No run has the metric '{metric}' on the split '{split}'. {did_you_mean(metric, metrics_of[split])}",
+                what="metric",
+                choice=metric,
+                split=split,
             )
 
 
@@ -116,10 +127,18 @@ def _baseline(groups: Sequence[Group], name: str | None) -> Group:
         return groups[0]
     matching = [group for group in groups if name == group.label] or [group for group in groups if name == group.method]
     if not matching:
-        raise SettingsError(f"Unknown baseline '{name}'. {did_you_mean(name, [group.label for group in groups])}")
+        raise SettingsError(
+            "unknown_choice",
+            f"Unknown baseline '{name}'. {did_you_mean(name, [group.label for group in groups])}",
+            what="baseline",
+            choice=name,
+        )
     if len(matching) > 1:
         raise SettingsError(
-            f"The baseline '{name}' is not one row: name one of {', '.join(repr(group.label) for group in matching)}."
+            "ambiguous_baseline",
+            f"The baseline '{name}' is not one row: name one of {', '.join(repr(group.label) for group in matching)}.",
+            name=name,
+            labels=[group.label for group in matching],
         )
     return matching[0]
 

@@ -91,14 +91,23 @@ def _check_repetitions(group: Group) -> None:
         if (run.seed, run.fold) == (other.seed, other.fold):
             fold = "" if run.fold is None else f" and the fold {run.fold}"
             raise SettingsError(
+                "duplicate_run",
                 f"Two runs of '{group.label}' have the seed {run.seed}{fold}: {places}. "
-                "Give each run once, and runs on other data in a comparison of their own."
+                "Give each run once, and runs on other data in a comparison of their own.",
+                label=group.label,
+                seed=run.seed,
+                fold=run.fold,
+                paths=[run.folder, other.folder],
             )
         if run.seed == other.seed and run.folds != other.folds:
             raise SettingsError(
+                "unequal_folds",
                 f"Two runs of '{group.label}' with the seed {run.seed} have unlike numbers of folds, "
                 f"{run.folds or 'none'} and {other.folds or 'none'}: {places}. "
-                "Give those with one number of folds in a comparison of their own."
+                "Give those with one number of folds in a comparison of their own.",
+                label=group.label,
+                seed=run.seed,
+                folds=[run.folds, other.folds],
             )
 
 

@@ -97,7 +97,7 @@ def write_report(
         StoreError: If a folder holds no run, or a file can't be read or written.
     """
     if not runs:
-        raise SettingsError("expected at least one run folder, got none. Give the --output_dir of a run.")
+        raise SettingsError("no_runs", "expected at least one run folder, got none. Give the --output_dir of a run.")
     target = Path(out) if out is not None else Path(runs[0]) / FILE
     records = [read_run(folder) for folder in runs]
     page = make_page(records, labels, baseline, target.absolute().parent, registry, notes)
@@ -137,7 +137,12 @@ def make_page(
     groups = group_runs(records, labels)
     known = [group.label for group in groups]
     if isinstance(baseline, str) and baseline not in known:
-        raise SettingsError(f"Unknown baseline '{baseline}'. {did_you_mean(baseline, known)}")
+        raise SettingsError(
+            "unknown_choice",
+            f"Unknown baseline '{baseline}'. {did_you_mean(baseline, known)}",
+            what="baseline",
+            choice=baseline,
+        )
     runs = named_runs(groups)
     data = ReportData(
         runs=tuple(runs),

@@ -128,8 +128,10 @@ def read_tested(run: RunRecord) -> dict[str, Tested]:
                 test_sets[site] = tested_of(table, run.objective)
         except (ValueError, KeyError, OSError) as error:
             raise StoreError(
+                "unreadable_file",
                 f"'{run.folder / 'sites' / site / PREDICTIONS}' can't be read: {error}. "
-                "Give the command of that run again: it writes the file anew."
+                "Give the command of that run again: it writes the file anew.",
+                path=run.folder / "sites" / site / PREDICTIONS,
             ) from None
     return test_sets
 

@@ -65,7 +65,17 @@ def read_results(run: Path, attack: str, out: Path | None = None) -> Meta | None
         content: Meta = json.loads(path.read_text(encoding="utf-8"))
         known = content["attack"] == attack and content["version"] == VERSION
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"'{path}' is damaged ({error}). Attack again: medfl attack {attack} '{run}'.") from None
+        raise StoreError(
+            "damaged_file",
+            f"'{path}' is damaged ({error}). Attack again: medfl attack {attack} '{run}'.",
+            path=path,
+            attack=attack,
+        ) from None
     if not known:
-        raise StoreError(f"'{path}' was written by another version of medfl. Attack again: medfl attack {attack}.")
+        raise StoreError(
+            "other_version",
+            f"'{path}' was written by another version of medfl. Attack again: medfl attack {attack}.",
+            path=path,
+            attack=attack,
+        )
     return content

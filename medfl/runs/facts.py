@@ -40,7 +40,7 @@ def read_facts(folder: PathLike) -> tuple[Meta, Meta]:
             else "Give the --output_dir of a run."
         )
         why = "there is no run.json in it" if folder.is_dir() else "there is no such folder"
-        raise StoreError(f"expected a run folder at '{folder}', {why}. {mend}")
+        raise StoreError("missing_run", f"expected a run folder at '{folder}', {why}. {mend}", path=folder)
     summary, run = folder / "summary.json", _json(folder / "run.json")
     _check_sites(folder, run)
     return run, _json(summary) if summary.is_file() else {}
@@ -56,8 +56,10 @@ def _check_sites(folder: Path, run: Meta) -> None:
     sites = identity.get("sites") if isinstance(identity, dict) else None
     if not isinstance(sites, list) or not all(isinstance(site, str) and _is_folder_name(site) for site in sites):
         raise StoreError(
+            "invalid_site_name",
             f"expected in '{folder / 'run.json'}' the sites of a run, each by a name that is one of a folder; got "
-            "something else. The file was damaged, or no run of medfl wrote it."
+            "something else. The file was damaged, or no run of medfl wrote it.",
+            path=folder / "run.json",
         )
 
 
@@ -81,7 +83,15 @@ def _json(path: Path) -> Meta:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
-        raise StoreError(f"'{path}' is damaged ({error}). Run the same command again, or put it back.") from None
+        raise StoreError(
+            "damaged_file", f"'{path}' is damaged ({error}). Run the same command again, or put it back.", path=path
+        ) from None
     if not isinstance(content, dict):
-        raise StoreError(f"'{path}' is damaged: expected an object, got a {type(content).__name__}. Put it back.")
+        raise StoreError(
+            "damaged_file",
+            f"'{path}' is damaged: expected an object, got a {type(content).__name__}. Put it back.",
+            path=path,
+            expected="object",
+            found=type(content).__name__,
+        )
     return content

@@ -30,5 +30,9 @@ def read_findings(folder: Path) -> Findings:
     try:
         tensors, meta = wire.decode(path.read_bytes())
     except (DamagedError, OSError) as error:
-        raise StoreError(f"expected what the run found out in '{path}'; it is damaged ({error}). Run again.") from None
+        raise StoreError(
+            "damaged_file",
+            f"expected what the run found out in '{path}'; it is damaged ({error}). Run again.",
+            path=path,
+        ) from None
     return Findings(meta, tensors)

@@ -61,8 +61,10 @@ def claim(folder: Path, run: Meta, settings: Settings, execution: Meta, record: 
         _check_rounds(folder, before["rounds"], settings)
         if before.get("cleaned"):
             raise StoreError(
+                "cleaned_run",
                 f"The run in '{folder}' is finished and was cleaned: the state that would continue it is gone. Its "
-                "scores and bundles are as they were. To compute it again, name another folder with --output_dir."
+                "scores and bundles are as they were. To compute it again, name another folder with --output_dir.",
+                path=folder,
             )
         for part in ("execution", "versions"):
             if before[part] != content[part]:
@@ -116,19 +118,29 @@ def _read(path: Path) -> Meta:
     try:
         return wire.unsealed(path.read_bytes())
     except DamagedError as error:
-        raise StoreError(f"'{path}' is damaged: {error}. Put it back, or start the run in a new folder.") from error
+        raise StoreError(
+            "damaged_file", f"'{path}' is damaged: {error}. Put it back, or start the run in a new folder.", path=path
+        ) from error
 
 
 def _check_rounds(folder: Path, before: int, settings: Settings) -> None:
     if settings.rounds < before:
         raise StoreError(
+            "fewer_rounds",
             f"The run folder '{folder}' was started for {before} rounds, got {settings.rounds}: "
-            "more are allowed and continue the run, fewer are not. Name another folder with --output_dir."
+            "more are allowed and continue the run, fewer are not. Name another folder with --output_dir.",
+            path=folder,
+            expected=before,
+            found=settings.rounds,
         )
     if settings.privacy is not None and settings.rounds != before:
         raise StoreError(
+            "changed_privacy_rounds",
             f"The run folder '{folder}' spread its privacy budget over {before} rounds, got "
-            f"{settings.rounds}: more rounds would exceed the budget. Name another folder with --output_dir."
+            f"{settings.rounds}: more rounds would exceed the budget. Name another folder with --output_dir.",
+            path=folder,
+            expected=before,
+            found=settings.rounds,
         )
 
 
@@ -209,8 +221,13 @@ def _compare(before: Meta, now: Meta, folder: Path, path: str = "") -> None:
             _compare(old, new, folder, f"{path}{key}.")
         elif old != new:
             raise StoreError(
+                "other_run",
                 f"The run folder '{folder}' holds a run with other settings: {path}{key} was {old!r}, now {new!r}. "
-                "Name another folder with --output_dir, or give the settings of that run."
+                "Name another folder with --output_dir, or give the settings of that run.",
+                path=folder,
+                setting=f"{path}{key}",
+                expected=old,
+                found=new,
             )
 
 

@@ -114,8 +114,11 @@ class RunWriter:
                 path.unlink()
         except OSError as error:
             raise StoreError(
+                "unremovable_file",
                 f"Could not remove '{path}' of the run's end before: {error.strerror}. Mend that and give the "
-                "same command again."
+                "same command again.",
+                path=path,
+                reason=error.strerror,
             ) from error
 
     def runner(
@@ -215,7 +218,7 @@ class RunWriter:
 
 
 def _refuse_to_post(step: int, parcel: PeerMessage) -> None:
-    raise RefusedError("who only looks on posts nothing")
+    raise RefusedError("read_only_run", "who only looks on posts nothing", step=step)
 
 
 class RunViewer:
@@ -306,4 +309,4 @@ class _Blobs:
         return self._store.get(digest)
 
     def put(self, tensors: Tensors) -> str:
-        raise StoreError("who only looks into a run folder keeps nothing there")
+        raise StoreError("read_only_run", "who only looks into a run folder keeps nothing there")

@@ -75,7 +75,12 @@ def find_profiles(sites: Sequence[str], where: str, seed: int) -> dict[str, Prof
     known = read_profiles(Path(where))
     missing = sorted(set(sites) - set(known))
     if missing:
-        raise SettingsError(f"expected a row for every site in '{where}', got none for {missing}.")
+        raise SettingsError(
+            "missing_site",
+            f"expected a row for every site in '{where}', got none for {missing}.",
+            path=where,
+            sites=missing,
+        )
     return {site: known[site] for site in sites}
 
 
@@ -100,7 +105,10 @@ def live(latency_ms: float | None = None, latency_max_ms: float = 200.0) -> Prof
         import psutil
     except ImportError:
         raise SettingsError(
-            f"measuring this machine needs psutil: `{pip_install('devices')}`, or give profiles in a file."
+            "missing_package",
+            f"measuring this machine needs psutil: `{pip_install('devices')}`, or give profiles in a file.",
+            package="psutil",
+            extra="devices",
         ) from None
     clock, battery = _quietly(lambda: psutil.cpu_freq()), _quietly(lambda: psutil.sensors_battery())
     known, memory = clock is not None and clock.max > 0, psutil.virtual_memory()
@@ -139,15 +147,28 @@ def read_profiles(path: Path) -> dict[str, Profile]:
             columns, rows = list(reader.fieldnames or ()), list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SettingsError(
-            f"expected device profiles, 'synthetic', 'live' or a CSV file, at '{path}': {error}."
+            "unreadable_file",
+            f"expected device profiles, 'synthetic', 'live' or a CSV file, at '{path}': {error}.",
+            path=path,
         ) from None
     missing = [name for name in ("site", *Profile._fields) if name not in columns]
     if missing:
-        raise SettingsError(f"expected the columns site, {', '.join(Profile._fields)} in '{path}', got no {missing}.")
+        raise SettingsError(
+            "missing_column",
+            f"expected the columns site, {', '.join(Profile._fields)} in '{path}', got no {missing}.",
+            path=path,
+            columns=missing,
+        )
     profiles: dict[str, Profile] = {}
     for number, row in enumerate(rows, start=2):
         if row["site"] in profiles:
-            raise SettingsError(f"'{path}', line {number}: site '{row['site']}' has a profile already. Keep one.")
+            raise SettingsError(
+                "duplicate_row",
+                f"'{path}', line {number}: site '{row['site']}' has a profile already. Keep one.",
+                path=path,
+                line=number,
+                site=row["site"],
+            )
         profiles[row["site"]] = _checked(row, f"'{path}', line {number}")
     return profiles
 
@@ -156,7 +177,12 @@ def _checked(row: Mapping[str, str], where: str) -> Profile:
     try:
         profile = Profile(*(float(row[name]) for name in Profile._fields))
     except (TypeError, ValueError):
-        raise SettingsError(f"{where}: expected seven numbers, {', '.join(Profile._fields)}.") from None
+        raise SettingsError(
+            "not_a_number",
+            f"{where}: expected seven numbers, {', '.join(Profile._fields)}.",
+            place=where,
+            columns=Profile._fields,
+        ) from None
     return check_profile(profile, where)
 
 
@@ -173,6 +199,8 @@ def check_profile(profile: Profile, where: str) -> Profile:
     whole = (profile.cpu_max_mhz, profile.memory_gb, profile.latency_max_ms)
     if not (all(math.isfinite(value) and value >= 0 for value in profile) and min(whole) > 0):
         raise SettingsError(
-            f"{where}: expected finite numbers >= 0, and cpu_max_mhz, memory_gb and latency_max_ms > 0."
+            "value_out_of_range",
+            f"{where}: expected finite numbers >= 0, and cpu_max_mhz, memory_gb and latency_max_ms > 0.",
+            place=where,
         )
     return profile

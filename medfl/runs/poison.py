@@ -84,8 +84,11 @@ def read_attackers(setting: Mapping[str, Any], registry: Registry) -> Attackers 
     kind = registry.poison(who.attack)
     if not (isinstance(kind, type) and issubclass(kind, DataPoison | ReplyPoison)):
         raise PluginError(
+            "wrong_type",
             f"expected the poison '{who.attack}' to be a class that inherits from DataPoison or ReplyPoison of "
-            f"medfl.poisons.poison; got {kind!r}."
+            f"medfl.poisons.poison; got {kind!r}.",
+            name=who.attack,
+            found=repr(kind),
         )
     own = {name: value for name, value in setting.items() if name not in common}
     poison = read_settings(kind, own, f"the attack '{who.attack}' (setting 'poison')", also=_Who.model_fields)
@@ -102,17 +105,34 @@ def check_attackers(
     """
     attack, poison = attackers.attack, attackers.poison
     if unknown := sorted(set(attackers.sites) - set(sites)):
-        raise SettingsError(f"'poison.sites' names sites that are not there: {unknown}. Sites: {sorted(sites)}.")
+        raise SettingsError(
+            "unknown_site",
+            f"'poison.sites' names sites that are not there: {unknown}. Sites: {sorted(sites)}.",
+            sites=unknown,
+            setting="poison.sites",
+        )
     if method.pools_data:
-        raise SettingsError("'poison' needs sites that train themselves, and this method pools their data.")
+        raise SettingsError(
+            "method_not_supported",
+            "'poison' needs sites that train themselves, and this method pools their data.",
+            feature="poison",
+        )
     if isinstance(poison, DataPoison):
         data = [sites[name].train for name in attackers.sites]
         if any(train.class_labels is None or isinstance(train, Visited) for train in data):
-            raise SettingsError(f"The attack '{attack}' needs images in an array, each of a class.")
+            raise SettingsError(
+                "data_not_supported",
+                f"The attack '{attack}' needs images in an array, each of a class.",
+                feature="poison",
+                attack=attack,
+            )
         poison.check(len(task.objective.titles), task.scale)
     elif method.sends.get(MODEL) != "update" or method.filters():
         raise SettingsError(
-            f"The attack '{attack}' is on updates of a model, and this method sends none, or sends them encoded."
+            "method_not_supported",
+            f"The attack '{attack}' is on updates of a model, and this method sends none, or sends them encoded.",
+            feature="poison",
+            attack=attack,
         )
     candidates = [name for name, data in sites.items() if len(data.train)]
     bad = len(set(candidates) & set(attackers.sites))

@@ -33,7 +33,12 @@ def run_files(bundle_root: Path) -> list[Path]:
     files = _config_files(bundle_root)
     for file in files:
         if not file.is_file():
-            raise SettingsError(f"'{bundle_root}' is no bundle that medfl can run: expected the file '{file}'.")
+            raise SettingsError(
+                "missing_file",
+                f"'{bundle_root}' is no bundle that medfl can run: expected the file '{file}'.",
+                path=file,
+                bundle=bundle_root,
+            )
     return files
 
 
@@ -55,7 +60,9 @@ def bundle_values(bundle_root: Path) -> Meta:
         try:
             values |= json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
         except (ValueError, TypeError, yaml.YAMLError) as error:
-            raise SettingsError(f"expected an object in '{path}': {error}. Correct the file.") from None
+            raise SettingsError(
+                "invalid_bundle_file", f"expected an object in '{path}': {error}. Correct the file.", path=path
+            ) from None
     return values
 
 

@@ -206,4 +206,6 @@ def iterate_metrics(path: Path) -> Iterator[Row]:
 
 
 def _unreadable(path: Path, error: Exception) -> StoreError:
-    return StoreError(f"'{path}' can't be read: {error}. Run the same command again to restore it.")
+    return StoreError(
+        "unreadable_file", f"'{path}' can't be read: {error}. Run the same command again to restore it.", path=path
+    )

@@ -192,7 +192,11 @@ def check(run: Run, method: Method) -> None:
     if run.execution.together > 1:
         check_together(run.method, method, run.settings, run.task, networks)
     if bool(run.settings.poison) != (run.attackers is not None):
-        raise SettingsError("expected attackers if, and only if, the setting 'poison' names some.")
+        raise SettingsError(
+            "attackers_mismatch",
+            "expected attackers if, and only if, the setting 'poison' names some.",
+            setting="poison",
+        )
     if run.attackers is not None:
         check_attackers(run.attackers, run.settings, method, run.task, run.sites)
 

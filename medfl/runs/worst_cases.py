@@ -151,6 +151,8 @@ def read_worst(bundle: Path) -> list[WorstCase]:
         ]
     except (DamagedError, KeyError, OSError) as error:
         raise StoreError(
+            "damaged_file",
             f"expected pictures of the worst cases in '{path}'; it is damaged ({error}). Give the command of that run "
-            "again: it writes the file anew."
+            "again: it writes the file anew.",
+            path=path,
         ) from None

@@ -30,7 +30,11 @@ def find_source(folder: Path | None) -> Path | None:
     named = os.environ.get(SOURCE_VARIABLE)
     source = folder if folder is not None else Path(named) if named else None
     if source is not None and not source.is_dir():
-        raise DataError(f"expected a folder of data at '{source}', there is none. Give another --source.")
+        raise DataError(
+            "missing_folder",
+            f"expected a folder of data at '{source}', there is none. Give another --source.",
+            path=source,
+        )
     return None if source is None else source.absolute()
 
 
@@ -52,7 +56,7 @@ def check_rows(study: Study, registry: Registry) -> None:
                 known = {key: value for key, value in settings.items() if key in Settings.model_fields}
                 read_settings(Settings, {"rounds": 1} | known, "the run")
         except MedflError as error:
-            raise SettingsError(f"row '{name}': {error}") from None
+            raise SettingsError(error.code, f"row '{name}': {error}", **error.fields | {"row": name}) from None
 
 
 def check_attacks(study: Study) -> None:
@@ -67,11 +71,17 @@ def check_attacks(study: Study) -> None:
         values = {name.replace("-", "_"): value for name, value in attack.options.items()}
         for name in values:
             if name not in known:
-                raise SettingsError(f"'attacks.{kind}.options': unknown option '{name}'. {did_you_mean(name, known)}")
+                raise SettingsError(
+                    "unknown_setting",
+                    f"'attacks.{kind}.options': unknown option '{name}'. {did_you_mean(name, known)}",
+                    name=name,
+                    place=f"attacks.{kind}.options",
+                )
         try:
             options(**{name: value for name, value in values.items() if name != "device"})
         except MedflError as error:
-            raise SettingsError(f"'attacks.{kind}.options': {error}") from None
+            fields = error.fields | {"attack": kind}
+            raise SettingsError(error.code, f"'attacks.{kind}.options': {error}", **fields) from None
 
 
 def _attack_options(kind: str) -> type:
@@ -107,7 +117,7 @@ def check_options(bundle: Path, jobs: list[Job]) -> None:
         try:
             check(parser, options)
         except SettingsError as error:
-            raise SettingsError(f"row '{job.row}' on '{job.data}': {error}") from None
+            raise error.reworded(f"row '{job.row}' on '{job.data}': {error}") from None
 
 
 def make_plan(name: str, data: DataSet, seed: int, registry: Registry, fold: int | None = None) -> PartitionPlan:
@@ -130,14 +140,21 @@ def make_plan(name: str, data: DataSet, seed: int, registry: Registry, fold: int
     options = set(inspect.signature(scheme).parameters) - {"labels", "sites", "values", "rng"}
     for key in values:
         if key not in fields | options:
-            raise SettingsError(f"'data.{name}.partition': unknown key '{key}'. {did_you_mean(key, fields | options)}")
+            raise SettingsError(
+                "unknown_setting",
+                f"'data.{name}.partition': unknown key '{key}'. {did_you_mean(key, fields | options)}",
+                name=key,
+                place=f"data.{name}.partition",
+            )
     plain = {key: value for key, value in values.items() if key in fields}
     scheme_options = {key: value for key, value in values.items() if key not in fields}
     drawn = {"seed": seed} | ({} if fold is None else {"fold": fold})
     try:
         return PartitionPlan(**(drawn | plain), options=scheme_options)
-    except (MedflError, TypeError) as error:
-        raise SettingsError(f"'data.{name}.partition': {error}") from None
+    except MedflError as error:
+        raise SettingsError(error.code, f"'data.{name}.partition': {error}", **error.fields) from None
+    except TypeError as error:
+        raise SettingsError("wrong_setting_type", f"'data.{name}.partition': {error}", dataset=name) from None
 
 
 def difference(plan: PartitionPlan, facts: Mapping[str, Any]) -> str | None:

@@ -133,7 +133,13 @@ def _check_stamp(pool: Path, before: Meta, wanted: Meta, kind: type[DatasetSpec]
     changed = [key for key in wanted if before.get(key, defaults.get(key)) != wanted[key]]
     if changed:
         unlike = ", ".join(f"{key} was {before.get(key, defaults.get(key))}, now {wanted[key]}" for key in changed)
-        raise StoreError(f"'{pool}' was prepared in another way: {unlike}. Give another --out.")
+        raise StoreError(
+            "other_preparation",
+            f"'{pool}' was prepared in another way: {unlike}. Give another --out.",
+            path=pool,
+            expected={key: wanted[key] for key in changed},
+            found={key: before.get(key, defaults.get(key)) for key in changed},
+        )
 
 
 def _pool(out: Path, name: str) -> Path:
@@ -148,8 +154,12 @@ def _folder(name: str, data: DataSet, source: Path | None) -> Path:
     if not any(folder.glob(pattern)):
         kind = "a partitioned data set (site folders)" if data.partition is None else "a pooled data set"
         raise DataError(
+            "missing_dataset",
             f"data set '{name}': expected {kind} at '{folder}', there is no '{pattern}'. "
-            "Correct 'folder' in the study, or give another --source."
+            "Correct 'folder' in the study, or give another --source.",
+            dataset=name,
+            path=folder,
+            expected=pattern,
         )
     return folder
 
@@ -157,8 +167,11 @@ def _folder(name: str, data: DataSet, source: Path | None) -> Path:
 def _source(name: str, source: Path | None) -> Path:
     if source is None:
         raise DataError(
+            "missing_setting",
             f"data set '{name}' needs a folder of data: give it as --source, or name it in the environment "
-            f"variable {SOURCE_VARIABLE}."
+            f"variable {SOURCE_VARIABLE}.",
+            setting="source",
+            dataset=name,
         )
     return source
 
@@ -174,7 +187,10 @@ def _is_there(place: Path, plan: PartitionPlan) -> bool:
     unlike = difference(plan, _facts(place))
     if unlike:
         raise StoreError(
-            f"the partition '{place}' was made in another way: {unlike}. Give another --out, or the study as it was."
+            "other_partition",
+            f"the partition '{place}' was made in another way: {unlike}. Give another --out, or the study as it was.",
+            path=place,
+            difference=unlike,
         )
     return True
 

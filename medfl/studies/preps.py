@@ -57,7 +57,12 @@ def release_of(prep: Prep, source: Path, registry: Registry) -> DatasetSpec:
         if not path.exists():
             what = key.replace("_", " ")
             article = "an" if what[0] in "aeiou" else "a"
-            raise DataError(f"expected {article} {what} at '{path}', there is none. Correct '{key}'.")
+            raise DataError(
+                "missing_path",
+                f"expected {article} {what} at '{path}', there is none. Correct '{key}'.",
+                path=path,
+                setting=key,
+            )
     return spec
 
 

@@ -30,12 +30,30 @@ def read_study(path: Path, scale: str = FULL, seeds: int | None = None, data: Se
     """
     study = read_settings(Study, read_yaml(path, "study file"), f"the study '{path}'")
     if FULL in study.scales:
-        raise SettingsError(f"a scale of the study '{path}' is called '{FULL}', which is the file as it stands.")
+        raise SettingsError(
+            "reserved_name",
+            f"a scale of the study '{path}' is called '{FULL}', which is the file as it stands.",
+            what="scale",
+            name=FULL,
+            path=path,
+        )
     if scale != FULL and scale not in study.scales:
-        raise SettingsError(f"the study '{path}' has no scale '{scale}'. {did_you_mean(scale, [FULL, *study.scales])}")
+        raise SettingsError(
+            "unknown_choice",
+            f"the study '{path}' has no scale '{scale}'. {did_you_mean(scale, [FULL, *study.scales])}",
+            what="scale",
+            choice=scale,
+            path=path,
+        )
     for name in data:
         if name not in study.data:
-            raise SettingsError(f"the study '{path}' has no data set '{name}'. {did_you_mean(name, study.data)}")
+            raise SettingsError(
+                "unknown_choice",
+                f"the study '{path}' has no data set '{name}'. {did_you_mean(name, study.data)}",
+                what="data set",
+                choice=name,
+                path=path,
+            )
     _check_names(study)
     chosen = study.scales.get(scale, StudyScale())
     rows = _changed(study.rows, chosen.methods)
@@ -64,7 +82,13 @@ def _changed(rows: dict[str, StudyRow], changes: dict[str, Change]) -> dict[str,
     known = {row.method for row in rows.values()}
     for method in changes:
         if method not in known:
-            raise SettingsError(f"a scale changes '{method}', the method of no row. {did_you_mean(method, known)}")
+            raise SettingsError(
+                "unknown_choice",
+                f"a scale changes '{method}', the method of no row. {did_you_mean(method, known)}",
+                what="method",
+                choice=method,
+                place="scales",
+            )
     changed = {}
     for name, row in rows.items():
         change = changes.get(row.method, Change())
@@ -78,7 +102,10 @@ def _check_names(study: Study) -> None:
     _check_slugs("data", study.data)
     if study.baseline is not None and study.baseline not in study.rows:
         raise SettingsError(
-            f"the baseline '{study.baseline}' is no row of the study. {did_you_mean(study.baseline, study.rows)}"
+            "unknown_choice",
+            f"the baseline '{study.baseline}' is no row of the study. {did_you_mean(study.baseline, study.rows)}",
+            what="baseline",
+            choice=study.baseline,
         )
     for name, row in study.rows.items():
         _check_known(f"rows.{name}.baseline", [row.baseline] if row.baseline else [], study.rows, "row")
@@ -86,7 +113,13 @@ def _check_names(study: Study) -> None:
         _check_known("claims", (claim.better, claim.than), study.rows, "row")
         if claim.measure not in CLAIMABLE:
             hint = did_you_mean(claim.measure, CLAIMABLE)
-            raise SettingsError(f"'claims' names the measure '{claim.measure}', which is no measure to claim. {hint}")
+            raise SettingsError(
+                "unknown_choice",
+                f"'claims' names the measure '{claim.measure}', which is no measure to claim. {hint}",
+                what="measure",
+                choice=claim.measure,
+                place="claims",
+            )
     for kind, attack in study.attacks.items():
         _check_known(f"attacks.{kind}", attack.rows, study.rows, "row")
         _check_known(f"attacks.{kind}", attack.data, study.data, "data set")
@@ -98,13 +131,23 @@ def _check_names(study: Study) -> None:
 def _check_seeds(study: Study) -> None:
     seeds = study.seed_list()
     if not seeds or min(seeds) < 0 or len(set(seeds)) != len(seeds):
-        raise SettingsError(f"expected at least one seed, all >= 0 and unlike each other, got {study.seeds!r}.")
+        raise SettingsError(
+            "invalid_seeds",
+            f"expected at least one seed, all >= 0 and unlike each other, got {study.seeds!r}.",
+            seeds=study.seeds,
+        )
 
 
 def _check_known(place: str, names: Iterable[str], known: Iterable[str], what: str) -> None:
     for name in names:
         if name not in known:
-            raise SettingsError(f"'{place}' names '{name}', no {what} of the study. {did_you_mean(name, known)}")
+            raise SettingsError(
+                "unknown_choice",
+                f"'{place}' names '{name}', no {what} of the study. {did_you_mean(name, known)}",
+                what=what,
+                choice=name,
+                place=place,
+            )
 
 
 def _check_slugs(part: str, names: Iterable[str]) -> None:
@@ -112,10 +155,20 @@ def _check_slugs(part: str, names: Iterable[str]) -> None:
     for name in names:
         short = slug(name)
         if not short:
-            raise SettingsError(f"'{part}': the name '{name}' has neither a letter nor a digit. Rename it.")
+            raise SettingsError(
+                "invalid_name",
+                f"'{part}': the name '{name}' has neither a letter nor a digit. Rename it.",
+                name=name,
+                place=part,
+            )
         if short in names_by_slug:
             raise SettingsError(
-                f"'{part}': '{names_by_slug[short]}' and '{name}' would share the folder '{short}'. Rename one of them."
+                "folder_name_conflict",
+                f"'{part}': '{names_by_slug[short]}' and '{name}' would share the folder '{short}'. "
+                "Rename one of them.",
+                names=[names_by_slug[short], name],
+                folder=short,
+                place=part,
             )
         names_by_slug[short] = name
 
@@ -129,6 +182,16 @@ def _check_options(study: Study) -> None:
     for place, options in places.items():
         for key, value in options.items():
             if not place.endswith("method_args") and key in RESERVED:
-                raise SettingsError(f"'{place}.{key}': the study gives each run its own '{key}'. Remove it there.")
+                raise SettingsError(
+                    "reserved_setting",
+                    f"'{place}.{key}': the study gives each run its own '{key}'. Remove it there.",
+                    setting=key,
+                    place=place,
+                )
             if any(text.startswith(("$", "@", "%")) for text in texts(value)):
-                raise SettingsError(f"'{place}.{key}': expected a plain value, got an expression: {value!r}.")
+                raise SettingsError(
+                    "expression_not_supported",
+                    f"'{place}.{key}': expected a plain value, got an expression: {value!r}.",
+                    setting=key,
+                    place=place,
+                )

@@ -140,10 +140,19 @@ def only_study(out: Path) -> Iterator[None]:
         out.mkdir(parents=True, exist_ok=True)
         (out / LOCK).touch()
     except OSError as error:
-        raise StoreError(f"Could not write to the folder '{out}': {error.strerror}. Give another --out.") from None
+        raise StoreError(
+            "unwritable_folder",
+            f"Could not write to the folder '{out}': {error.strerror}. Give another --out.",
+            path=out,
+            reason=error.strerror,
+        ) from None
     with held(out / LOCK) as alone:
         if not alone:
-            raise StoreError(f"Another `medfl study` works in '{out}'. Wait for it, stop it, or give another --out.")
+            raise StoreError(
+                "folder_in_use",
+                f"Another `medfl study` works in '{out}'. Wait for it, stop it, or give another --out.",
+                path=out,
+            )
         yield
 
 

@@ -35,7 +35,11 @@ def find_weights(study: Study, source: Path | None) -> tuple[Study, str]:
     if source is not None and path.is_file():
         return study.model_copy(update={"settings": study.settings | {OPTION: str(path.resolve())}}), ""
     if study.without_weights is None:
-        raise DataError(f"expected a file of weights at '{path}', there is none. Put it there, or correct 'weights'.")
+        raise DataError(
+            "missing_file",
+            f"expected a file of weights at '{path}', there is none. Put it there, or correct 'weights'.",
+            path=path,
+        )
     note = (
         f"There is no file of weights '{name}' in the source folder: networks begin with random weights and have other "
         f"options, so these are not the runs of '{study.name}', and everything is called '{MARK}'."

@@ -127,7 +127,11 @@ def check_price(study: Study, trials: int, rounds: int, halving: bool, adopted: 
     """
     (data,) = study.data.values()
     if (bundle_values(bundle).get("settings") or {}).get("privacy") is not None:
-        raise SettingsError("the bundle itself sets 'privacy': give it in the study file, where its ledger is named.")
+        raise SettingsError(
+            "misplaced_setting",
+            "the bundle itself sets 'privacy': give it in the study file, where its ledger is named.",
+            setting="privacy",
+        )
     planned: dict[str, list[tuple[Privacy, int]]] = {}
     for name in study.rows:
         stated = privacy_of(study, data, name)
@@ -135,14 +139,20 @@ def check_price(study: Study, trials: int, rounds: int, halving: bool, adopted: 
             continue
         if halving:
             raise SettingsError(
+                "incompatible_settings",
                 f"row '{name}' has 'privacy', and halving continues runs with more rounds: a run under privacy has "
                 "spread its budget over the rounds it began with, so more of them can't be accounted for. Choose the "
-                "sampler random, grid or tpe."
+                "sampler random, grid or tpe.",
+                row=name,
+                settings=["privacy", "halving"],
             )
         if adopted:
             raise SettingsError(
+                "incompatible_settings",
                 f"row '{name}' has 'privacy' on an adopted bundle, whose sites have another fingerprint without their "
-                "test cases: the trials would stand in no ledger that later runs find. Leave one of them out."
+                "test cases: the trials would stand in no ledger that later runs find. Leave one of them out.",
+                row=name,
+                settings=["privacy", "adopted"],
             )
         privacy = read_settings(Settings, {"rounds": rounds, "privacy": stated}, f"row '{name}'").privacy
         assert privacy is not None
@@ -160,7 +170,12 @@ def _check_total(ledger: str, runs: Sequence[tuple[Privacy, int]], rounds: int) 
         if privacy.total_epsilon is not None and spent > privacy.total_epsilon * (1 + 1e-9):
             count = sum(number for _, number in runs)
             raise SettingsError(
+                "privacy_budget_exceeded",
                 f"the {count} trials under privacy are together epsilon {spent:.4g} (unit site, '{privacy.adjacency}', "
                 f"delta {privacy.delta:g}), and the ledger '{ledger}' allows a total of {privacy.total_epsilon:g}. "
-                "Lower 'trials' or epsilon, or raise 'total_epsilon' if the sites agree."
+                "Lower 'trials' or epsilon, or raise 'total_epsilon' if the sites agree.",
+                count=count,
+                epsilon=spent,
+                total_epsilon=privacy.total_epsilon,
+                ledger=ledger,
             )

@@ -44,8 +44,12 @@ class Record:
             if (result.row, result.step.trial, result.step.rounds) == (row, step.trial, step.rounds):
                 if result.step.parameters != step.parameters:
                     raise StoreError(
+                        "changed_trial",
                         f"'{self._path}': trial {step.trial} of row '{row}' had {result.step.parameters}, and the "
-                        f"sampler now names {step.parameters}. Give another --out."
+                        f"sampler now names {step.parameters}. Give another --out.",
+                        path=self._path,
+                        row=row,
+                        trial=step.trial,
                     )
                 return result
         same = [result for result in self.of(row) if result.step.rounds == step.rounds]
@@ -78,15 +82,20 @@ class Record:
             before, self.results = content["looked_for"], [_from_json(trial) for trial in content["trials"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StoreError(
+                "damaged_file",
                 f"'{self._path}' is damaged ({error}). Remove it: finished trials are read again from their folders, "
-                "except those that halving continued; for these give another --out."
+                "except those that halving continued; for these give another --out.",
+                path=self._path,
             ) from None
         now = self._looked_for
         if before != now:
             keys = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
             raise StoreError(
+                "other_search",
                 f"'{self._path}' is the record of another search: {', '.join(keys)} changed. Give another --out, or "
-                "the study as it was."
+                "the study as it was.",
+                path=self._path,
+                changed=keys,
             )
 
 

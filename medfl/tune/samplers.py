@@ -86,8 +86,11 @@ def rungs(tuning: Tuning, trials: int, rounds: int) -> list[tuple[int, int]]:
         return [(rounds, trials)]
     if tuning.first_rounds >= rounds:
         raise SettingsError(
+            "too_few_rounds",
             f"halving scores first after {tuning.first_rounds} rounds, and a run has {rounds}. Lower 'first_rounds', "
-            "or give the runs more 'rounds'."
+            "or give the runs more 'rounds'.",
+            first_rounds=tuning.first_rounds,
+            rounds=rounds,
         )
     steps, now, left = [], tuning.first_rounds, trials
     while now < rounds and left > 1:
@@ -151,7 +154,10 @@ def load_optuna() -> Any:
         import optuna
     except ModuleNotFoundError as error:
         raise SettingsError(
+            "missing_package",
             f"The sampler 'tpe' is Optuna's, which is not installed. Install the extra: {pip_install('tune')}, or "
-            "choose 'random', 'halving' or 'grid'."
+            "choose 'random', 'halving' or 'grid'.",
+            package="optuna",
+            extra="tune",
         ) from error
     return optuna

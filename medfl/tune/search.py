@@ -127,15 +127,22 @@ def load_search(
     named = read_study(file, scale, None, [data] if data else ())
     if named.tune is None:
         raise SettingsError(
+            "missing_setting",
             f"the study '{file}' has no section 'tune' that says what to try, such as: tune: {{sampler: random, "
-            "trials: 9, settings: {'optimizer#lr': {low: 0.001, high: 0.1, log: true}}}."
+            "trials: 9, settings: {'optimizer#lr': {low: 0.001, high: 0.1, log: true}}}.",
+            setting="tune",
+            path=file,
         )
     if len(named.data) > 1:
-        raise SettingsError(f"a search has one data set, and the study has {sorted(named.data)}. Name it with --data.")
+        raise SettingsError(
+            "several_datasets",
+            f"a search has one data set, and the study has {sorted(named.data)}. Name it with --data.",
+            datasets=sorted(named.data),
+        )
     place = out or default_out(named, scale).with_name(f"{default_out(named, scale).name}-tune")
     prepared = load_study(file, source, place, scale, None, workers, [data] if data else ())
     if not prepared.jobs:
-        raise SettingsError(f"the study '{file}' has no rows, so there is nothing to tune.")
+        raise SettingsError("no_rows", f"the study '{file}' has no rows, so there is nothing to tune.", path=file)
     study, note = pinned(prepared.study)
     study, tuning = with_ledger(study, prepared.out), prepared.study.tune
     assert tuning is not None
@@ -151,7 +158,11 @@ def load_search(
     if tuning.sampler == "tpe":
         load_optuna()
     if tuning.sampler == "halving" and any(_ends_early(jobs[row], space) for row, space in spaces.items()):
-        raise SettingsError("halving continues runs, and one that 'patience' ended can't go on. Leave 'patience' out.")
+        raise SettingsError(
+            "incompatible_settings",
+            "halving continues runs, and one that 'patience' ended can't go on. Leave 'patience' out.",
+            settings=["halving", "patience"],
+        )
     check_price(study, count, rounds, tuning.sampler == "halving", is_adopted(bundle), bundle)
     metric = _metric(tuning, study, bundle)
     notes = tuple(text for text in (prepared.note, note) if text)
@@ -214,8 +225,10 @@ def _carried_out(
         if failed := [job for key, job in jobs.items() if key not in ended]:
             lines = "\n".join(f"  {outcome.status[job]}: {job.title}; see {job.log}" for job in failed)
             raise StoreError(
+                "failed_trials",
                 f"the search can't go on without these trials:\n{lines}\nMend what the logs name, and give the same "
-                "command again: what is finished stays."
+                "command again: what is finished stays.",
+                trials={job.title: outcome.status[job] for job in failed},
             )
     results: dict[str, list[Result]] = {}
     for row, steps in waiting.items():
@@ -234,8 +247,11 @@ def _tuned(search: Search, record: Record) -> Tuned:
         best = winner(record.of(row), search.metric)
         if best is None:
             raise DataError(
+                "no_score",
                 f"no trial of row '{row}' has a validation score of '{search.metric}': all diverged, or it is "
-                "defined at no site. Change its values, the metric or the partition, in a new --out."
+                "defined at no site. Change its values, the metric or the partition, in a new --out.",
+                row=row,
+                metric=search.metric,
             )
         winners[row] = best
     runs = dict.fromkeys((result.row, result.run) for result in record.results)
@@ -249,7 +265,11 @@ def _rounds(jobs: dict[str, Job], bundle: Path) -> int:
     usual = bundle_values(bundle).get("rounds")
     by_row = {row: job.options.get("rounds", usual) for row, job in jobs.items()}
     if len(set(by_row.values())) > 1:
-        raise SettingsError(f"every row gets the same budget of rounds, and the study has {by_row}. Make them equal.")
+        raise SettingsError(
+            "unequal_rounds",
+            f"every row gets the same budget of rounds, and the study has {by_row}. Make them equal.",
+            rounds=by_row,
+        )
     return int(next(iter(by_row.values())) or 1)
 
 
@@ -258,12 +278,19 @@ def _trials(spaces: dict[str, Space], tuning: Tuning) -> int:
     counts = {row: trials_of(space, tuning) for row, space in spaces.items()}
     if len(set(counts.values())) > 1:
         raise SettingsError(
+            "unequal_trials",
             f"every row gets the same budget of trials, and the grids have {counts} points. Make them equal, or choose "
-            "the sampler random, halving or tpe."
+            "the sampler random, halving or tpe.",
+            trials=counts,
         )
     count = next(iter(counts.values()))
     if tuning.trials not in (None, count):
-        raise SettingsError(f"the grids have {count} points each, and 'trials' is {tuning.trials}. Leave 'trials' out.")
+        raise SettingsError(
+            "wrong_trials",
+            f"the grids have {count} points each, and 'trials' is {tuning.trials}. Leave 'trials' out.",
+            expected=count,
+            found=tuning.trials,
+        )
     return count
 
 

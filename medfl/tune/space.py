@@ -92,7 +92,12 @@ class Axis:
             return self.values
         assert self.range is not None
         if self.range.points is None:
-            raise SettingsError(f"'{self.name}': a grid needs the number of 'points' of a range, or a list of values.")
+            raise SettingsError(
+                "missing_setting",
+                f"'{self.name}': a grid needs the number of 'points' of a range, or a list of values.",
+                setting="points",
+                axis=self.name,
+            )
         spaced = np.geomspace if self.range.log else np.linspace
         points = spaced(float(self.range.low), float(self.range.high), self.range.points)
         return tuple(dict.fromkeys(self.fitting(float(point)) for point in points))
@@ -147,7 +152,10 @@ class Space:
 
     def _too_small(self, count: int) -> SettingsError:
         return SettingsError(
-            f"row '{self.row}' has fewer combinations of values than the {count} trials. Give more, or lower 'trials'."
+            "too_few_combinations",
+            f"row '{self.row}' has fewer combinations of values than the {count} trials. Give more, or lower 'trials'.",
+            row=self.row,
+            count=count,
         )
 
 
@@ -169,8 +177,10 @@ def read_space(name: str, row: StudyRow, tuning: Tuning, others: Meta, registry:
     axes += [_setting_axis(name, key, raw, others) for key, raw in (tuning.settings | own.settings).items()]
     if not axes:
         raise SettingsError(
+            "nothing_to_tune",
             f"row '{name}' has nothing to tune, and every row gets the same budget. Give it a field under 'tune.rows', "
-            "or all rows one under 'tune.settings', such as optimizer#lr: {low: 0.001, high: 0.1, log: true}."
+            "or all rows one under 'tune.settings', such as optimizer#lr: {low: 0.001, high: 0.1, log: true}.",
+            row=name,
         )
     return Space(name, tuple(axes))
 
@@ -219,13 +229,33 @@ def _check_free(key: str, place: str) -> None:
     """Refuse settings that a search must not change."""
     top = key.partition("#")[0]
     if top in RESERVED:
-        raise SettingsError(f"{place}: the study gives each run its own '{top}'. Remove it there.")
+        raise SettingsError(
+            "reserved_setting",
+            f"{place}: the study gives each run its own '{top}'. Remove it there.",
+            setting=top,
+            place=place,
+        )
     if top in Execution.model_fields:
-        raise SettingsError(f"{place}: '{top}' says how a machine computes and changes no score. Remove it.")
+        raise SettingsError(
+            "execution_setting",
+            f"{place}: '{top}' says how a machine computes and changes no score. Remove it.",
+            setting=top,
+            place=place,
+        )
     if top in FIXED and key not in PLACED:
-        raise SettingsError(f"{place}: '{top}' can't be tuned: {FIXED[top]}. Remove it.")
+        raise SettingsError(
+            "setting_not_tunable",
+            f"{place}: '{top}' can't be tuned: {FIXED[top]}. Remove it.",
+            setting=top,
+            place=place,
+        )
     if top in Settings.model_fields and key not in (top, *PLACED):
-        raise SettingsError(f"{place}: parts of '{top}' are tuned together: give a list of its whole values.")
+        raise SettingsError(
+            "setting_part_not_tunable",
+            f"{place}: parts of '{top}' are tuned together: give a list of its whole values.",
+            setting=top,
+            place=place,
+        )
 
 
 def _axis(name: str, raw: Any, info: FieldInfo | None, presets: Sequence[str], place: str) -> Axis:
@@ -233,22 +263,40 @@ def _axis(name: str, raw: Any, info: FieldInfo | None, presets: Sequence[str], p
     if raw == ALL:
         values = tuple(presets) if presets else _every(info)
         if not values:
-            raise SettingsError(f"{place}: 'all' is for presets, choices, and yes or no. Give a list, or low and high.")
+            raise SettingsError(
+                "all_not_supported",
+                f"{place}: 'all' is for presets, choices, and yes or no. Give a list, or low and high.",
+                place=place,
+            )
         return Axis(name, values)
     if isinstance(raw, list) and raw:
         if any(value in raw[:number] for number, value in enumerate(raw)):
-            raise SettingsError(f"{place}: expected values that are unlike each other, got {raw!r}.")
+            raise SettingsError(
+                "duplicate_value", f"{place}: expected values that are unlike each other, got {raw!r}.", place=place
+            )
         return Axis(name, tuple(raw))
     if isinstance(raw, dict):
         limits = read_settings(Range, raw, place)
         kinds = set() if info is None else set(_kinds(info.annotation))
         if info is not None and not kinds & {int, float} or presets:
-            raise SettingsError(f"{place}: it is no number, so it has no range. Give a list of values.")
+            raise SettingsError(
+                "range_not_supported",
+                f"{place}: it is no number, so it has no range. Give a list of values.",
+                place=place,
+            )
         ends_whole = isinstance(limits.low, int) and isinstance(limits.high, int)
         if (whole := float not in kinds if info is not None else ends_whole) and not ends_whole:
-            raise SettingsError(f"{place}: expected whole numbers, got {limits.low} and {limits.high}.")
+            raise SettingsError(
+                "not_whole_numbers",
+                f"{place}: expected whole numbers, got {limits.low} and {limits.high}.",
+                place=place,
+                low=limits.low,
+                high=limits.high,
+            )
         return Axis(name, None, limits, whole)
-    raise SettingsError(f"{place}: expected a list of values, {{low: , high: }}, or 'all', got {raw!r}.")
+    raise SettingsError(
+        "invalid_range", f"{place}: expected a list of values, {{low: , high: }}, or 'all', got {raw!r}.", place=place
+    )
 
 
 def _declared(model: type[BaseModel], key: str) -> FieldInfo | None:
@@ -265,7 +313,12 @@ def _declared(model: type[BaseModel], key: str) -> FieldInfo | None:
         info = kind.model_fields.get(part)
         if info is None and model is not Settings:
             known = [*kind.model_fields, *([PRESET] if kind is model else [])]
-            raise SettingsError(f"tune: '{model.__name__}' has no field '{key}'. {did_you_mean(part, known)}")
+            raise SettingsError(
+                "unknown_setting",
+                f"tune: '{model.__name__}' has no field '{key}'. {did_you_mean(part, known)}",
+                name=key,
+                place=model.__name__,
+            )
         kind = model_of(info) if info is not None else None
     return info
 
@@ -296,4 +349,4 @@ def _naming(place: str) -> Iterator[None]:
     try:
         yield
     except MedflError as error:
-        raise SettingsError(f"{place}: {error}") from None
+        raise SettingsError(error.code, f"{place}: {error}", **error.fields) from None

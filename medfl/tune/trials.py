@@ -150,8 +150,10 @@ def validation_score(run: RunRecord, metric: str, over: str) -> float | None:
     """
     if not any("val" in splits for splits in run.summary["scores"].values()):
         raise DataError(
+            "no_validation_images",
             f"no site of '{run.folder}' has validation images, and trials are compared on nothing else: give the "
-            "partition a 'val_fraction', such as 0.2, in a new --out."
+            "partition a 'val_fraction', such as 0.2, in a new --out.",
+            path=run.folder,
         )
     scores = [run.score(site, metric, "val") for site in run.run["identity"]["sites"]]
     defined = [score for score in scores if score is not None and not math.isnan(score)]

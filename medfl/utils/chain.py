@@ -62,7 +62,10 @@ def add_line(path: Path, entry: Meta) -> str:
         return _add(path, entry)
     except OSError as error:
         raise StoreError(
-            f"Could not write a line to '{path}': {error.strerror}. Free some space or permit writing there."
+            "unwritable_file",
+            f"Could not write a line to '{path}': {error.strerror}. Free some space or permit writing there.",
+            path=path,
+            reason=error.strerror,
         ) from error
 
 
@@ -98,7 +101,9 @@ def read(path: Path) -> Chain:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise StoreError(f"Could not read '{path}': {error.strerror}.") from error
+        raise StoreError(
+            "unreadable_file", f"Could not read '{path}': {error.strerror}.", path=path, reason=error.strerror
+        ) from error
     chain, expected = Chain(), START
     for number, line in enumerate(lines, 1):
         body, seal, own = line.rpartition(SEAL)

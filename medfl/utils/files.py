@@ -119,8 +119,11 @@ def _flush_file(path: Path) -> None:
 
 def _not_written(path: Path, error: OSError) -> StoreError:
     return StoreError(
+        "unwritable_file",
         f"Could not write '{path}': {error.strerror}. What was saved before is still valid: "
-        "free some space or permit writing there, then give the same command again."
+        "free some space or permit writing there, then give the same command again.",
+        path=path,
+        reason=error.strerror,
     )
 
 

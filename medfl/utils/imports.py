@@ -53,10 +53,12 @@ def refuse_other_distribution() -> None:
         for folder in (Path(entry) / name for name in names if _METADATA.fullmatch(name)):
             if _holds_other_project(folder):
                 raise SettingsError(
+                    "foreign_distribution",
                     f"Expected no distribution 'medfl' beside '{DISTRIBUTION}'; found '{folder}', which belongs to "
                     "another project (MEDfl). On file systems that ignore case, its package MEDfl overwrites the "
                     "package medfl. Run `pip uninstall medfl`, then `pip install --force-reinstall --no-deps "
-                    f"{DISTRIBUTION}` (in a clone: `pip install -e .`), or use separate environments."
+                    f"{DISTRIBUTION}` (in a clone: `pip install -e .`), or use separate environments.",
+                    path=folder,
                 )
 
 

@@ -82,5 +82,10 @@ def left_out(disabled: Iterable[str], known: Collection[str]) -> set[str]:
     names.pop("", None)
     for name, how in names.items():
         if name not in known:
-            raise PluginError(f"Unknown plugin '{name}' ({how}). {did_you_mean(name, known)}")
+            raise PluginError(
+                "unknown_choice",
+                f"Unknown plugin '{name}' ({how}). {did_you_mean(name, known)}",
+                what="plugin",
+                choice=name,
+            )
     return set(names)

@@ -111,11 +111,26 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
     try:
         content = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise SettingsError(f"expected a {what} at '{path}': {error.strerror}. Check the path.") from None
+        raise SettingsError(
+            "unreadable_file",
+            f"expected a {what} at '{path}': {error.strerror}. Check the path.",
+            what=what,
+            path=path,
+            reason=error.strerror,
+        ) from None
     except ValueError as error:
-        raise SettingsError(f"the {what} '{path}' is no valid YAML: {error}") from None
+        raise SettingsError(
+            "invalid_yaml", f"the {what} '{path}' is no valid YAML: {error}", what=what, path=path
+        ) from None
     if not isinstance(content, dict):
         sort = "an empty file" if content is None else type(content).__name__
-        raise SettingsError(f"expected keys and values in the {what} '{path}', got {sort}.")
+        raise SettingsError(
+            "wrong_type",
+            f"expected keys and values in the {what} '{path}', got {sort}.",
+            what=what,
+            path=path,
+            expected="keys and values",
+            found=sort,
+        )
 
     return content

@@ -131,15 +131,15 @@ def check_told(
             and shows nothing of the value.
     """
     if not isinstance(meta, dict):
-        raise _refusal("facts by name", _kind(meta), who)
+        raise _refusal("wrong_type", "facts by name", _kind(meta), who)
     if undeclared := sorted(meta.keys() - tells.keys()):
-        raise _refusal(f"facts among {sorted(tells)}", ascii(undeclared[0])[:60], who)
+        raise _refusal("undeclared_metadata", f"facts among {sorted(tells)}", ascii(undeclared[0])[:60], who)
     for key, tell in sorted(tells.items()):
         if key not in meta:
             if op in tell.after and (tell.kind == "public" or not private):
-                raise _refusal(f"{tell.form.words()} as '{key}'", "none", who)
+                raise _refusal("missing_metadata", f"{tell.form.words()} as '{key}'", "none", who, key=key)
         elif not tell.form.fits(meta[key], known):
-            raise _refusal(f"{tell.form.words()} as '{key}'", _kind(meta[key]), who)
+            raise _refusal("wrong_metadata", f"{tell.form.words()} as '{key}'", _kind(meta[key]), who, key=key)
 
 
 def check_tells(tells: Mapping[str, Any], name: str) -> None:
@@ -151,15 +151,23 @@ def check_tells(tells: Mapping[str, Any], name: str) -> None:
     for key, tell in sorted(tells.items()):
         if not isinstance(tell, Tell):
             raise ContractError(
+                "invalid_schema",
                 f"Method '{name}' declares '{key}' in `sends_meta` as {tell!r}: expected what it is, too, for example "
-                'Tell("private", count()). See medfl/utils/tells.py.'
+                'Tell("private", count()). See medfl/utils/tells.py.',
+                method=name,
+                key=key,
             )
 
 
-def _refusal(expected: str, got: str, who: str) -> RefusedError:
+def _refusal(code: str, expected: str, got: str, who: str, **fields: str) -> RefusedError:
     return RefusedError(
+        code,
         f"What {who} tells was refused: expected {expected}, got {got}. Sender and receiver need the same method and "
-        "version of medfl; if they have it, the sender is not honest."
+        "version of medfl; if they have it, the sender is not honest.",
+        sender=who,
+        expected=expected,
+        found=got,
+        **fields,
     )
 
 
@@ -284,7 +292,9 @@ def _length(size: int | str, known: Mapping[str, Any]) -> int:
     length = known.get(size) if isinstance(size, str) else size
     if type(length) is not int:
         raise ContractError(
-            f"A fact of `sends_meta` is as long as '{size}': expected a number of that name in the order."
+            "undeclared_length",
+            f"A fact of `sends_meta` is as long as '{size}': expected a number of that name in the order.",
+            size=size,
         )
     return length
 

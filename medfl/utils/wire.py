@@ -92,9 +92,18 @@ def _verified(blob: Blob, load: Callable[[Any, dict[str, Any]], Tensors]) -> tup
         intact = whole and facts["sha256"] == _digest(tensors, facts["medfl"])
         meta: Meta = json.loads(facts["medfl"]) if intact else {}
     except Exception as error:  # whatever a parser meets in damaged bytes, the reader has one thing to do
-        raise DamagedError(_DAMAGED.format(size=len(blob), why=f"{type(error).__name__} when parsed")) from error
+        raise DamagedError(
+            "invalid_message",
+            _DAMAGED.format(size=len(blob), why=f"{type(error).__name__} when parsed"),
+            size=len(blob),
+            cause=type(error).__name__,
+        ) from error
     if not intact:
-        raise DamagedError(_DAMAGED.format(size=len(blob), why="its content does not match its checksum"))
+        raise DamagedError(
+            "wrong_checksum",
+            _DAMAGED.format(size=len(blob), why="its content does not match its checksum"),
+            size=len(blob),
+        )
     return tensors, meta
 
 
@@ -143,9 +152,11 @@ def unsealed(raw: bytes) -> Meta:
         content = json.loads(raw)
         intact = content.get("sha256") == sealed(content)["sha256"]
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise DamagedError(f"it can't be read ({type(error).__name__})") from error
+        raise DamagedError(
+            "invalid_json", f"it can't be read ({type(error).__name__})", cause=type(error).__name__
+        ) from error
     if not intact:
-        raise DamagedError("it does not fit its own checksum: it was damaged, or changed by hand")
+        raise DamagedError("wrong_checksum", "it does not fit its own checksum: it was damaged, or changed by hand")
     return {name: value for name, value in content.items() if name != "sha256"}
 
 
@@ -211,12 +222,28 @@ def _plain(tensors: Tensors) -> Tensors:
 
 def _check_tensor(name: object, tensor: object) -> None:
     if not isinstance(name, str) or not name.isprintable() or not name or name == "__metadata__":
-        raise ContractError(f"A tensor's name is printable text other than '__metadata__', got {name!r}: rename it.")
+        raise ContractError(
+            "invalid_name",
+            f"A tensor's name is printable text other than '__metadata__', got {name!r}: rename it.",
+            what="tensor",
+            name=repr(name),
+        )
     if not isinstance(tensor, torch.Tensor):
-        raise ContractError(f"'{name}' should be a tensor, got {type(tensor).__name__}: small facts belong in meta.")
+        raise ContractError(
+            "wrong_type",
+            f"'{name}' should be a tensor, got {type(tensor).__name__}: small facts belong in meta.",
+            tensor=name,
+            expected="tensor",
+            found=type(tensor).__name__,
+        )
     if tensor.layout != torch.strided or tensor.dtype not in DTYPES or tensor.device.type == "meta":
         got = f"{tensor.dtype}, {tensor.layout} on {tensor.device}"
-        raise ContractError(f"Tensor '{name}' should be a dense real, integer or bool tensor, got {got}: convert it.")
+        raise ContractError(
+            "tensor_not_supported",
+            f"Tensor '{name}' should be a dense real, integer or bool tensor, got {got}: convert it.",
+            tensor=name,
+            found=got,
+        )
 
 
 def _json(meta: Meta) -> str:
@@ -228,14 +255,26 @@ def _check_json(value: Any, where: str) -> None:
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):
-                raise ContractError(f"Keys of {where} should be str, got {key!r} ({type(key).__name__}): use str(key).")
+                raise ContractError(
+                    "wrong_key_type",
+                    f"Keys of {where} should be str, got {key!r} ({type(key).__name__}): use str(key).",
+                    place=where,
+                    key=repr(key),
+                    found=type(key).__name__,
+                )
             _check_json(inner, f"{where}[{key!r}]")
     elif isinstance(value, list):
         for index, inner in enumerate(value):
             _check_json(inner, f"{where}[{index}]")
     elif not (value is None or isinstance(value, bool | int | float | str)):
         kind = type(value).__name__
-        raise ContractError(f"{where} should be JSON (bool, int, float, str, list, dict or None), got {kind}.")
+        raise ContractError(
+            "wrong_type",
+            f"{where} should be JSON (bool, int, float, str, list, dict or None), got {kind}.",
+            place=where,
+            expected="JSON",
+            found=kind,
+        )
 
 
 def tensors_equal(left: Tensors, right: Tensors) -> bool:

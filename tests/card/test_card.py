@@ -11,6 +11,7 @@ import pytest
 import yaml
 from make_runs import CLASSES, SITES, make_run
 from objective_runs import run_objective
+from refusals import refused
 from scipy.stats import binomtest
 from sklearn.metrics import balanced_accuracy_score, recall_score, roc_auc_score
 
@@ -215,21 +216,22 @@ def test_what_people_answer_stands_in_the_card(tmp_path, registry):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "code", "fields", "hint"),
     [
-        ("licence: mit", "unknown key 'licence'.*Did you mean 'license'"),
-        ("claim: {99: x}", "there is no item '99' of 'claim'"),
-        ("claim: yes", "expected the numbers of items"),
-        ("license: 3", "expected a text in 'license'"),
-        ("[", "can't be read"),
-        ("- a", "expected the keys license"),
+        ("licence: mit", "unknown_setting", {"name": "licence"}, "Did you mean 'license'"),
+        ("claim: {99: x}", "unknown_choice", {"what": "claim", "choice": "99"}, ""),
+        ("claim: yes", "wrong_type", {"place": "claim"}, ""),
+        ("license: 3", "wrong_type", {"place": "license", "expected": "text", "found": "int"}, ""),
+        ("[", "unreadable_file", {}, ""),
+        ("- a", "wrong_type", {"place": None, "found": "list"}, ""),
     ],
 )
-def test_answers_that_can_t_be_used_are_refused(tmp_path, text, message):
+def test_answers_that_can_t_be_used_are_refused(tmp_path, text, code, fields, hint):
     file = tmp_path / "answers.yaml"
     file.write_text(text)
-    with pytest.raises(SettingsError, match=message):
+    with refused(SettingsError, code, path=str(file), **fields) as caught:
         read_answers(file)
+    assert hint in str(caught.value)
 
 
 # ---- data
@@ -375,7 +377,7 @@ def test_each_kind_of_task_has_a_card_that_holds(tmp_path, registry, objective):
 
 def test_a_run_that_is_not_over_has_no_card(tmp_path, registry):
     folder = make_run(tmp_path / "run", status="running")
-    with pytest.raises(StoreError, match="is not over"):
+    with refused(StoreError, "unfinished_run", path=str(folder)):
         write_cards(folder, registry)
 
 

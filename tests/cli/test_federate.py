@@ -6,16 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused
 from typer.testing import CliRunner
 
 from medfl.cli import federate, run
 from medfl.deploy import kit as kits
 from medfl.deploy import provision as provisioning
 from medfl.deploy import session
+from medfl.errors import SettingsError
 
 
-def call(*words: str) -> Any:
-    return CliRunner().invoke(federate.app, list(words))
+def call(*words: str, **options: Any) -> Any:
+    return CliRunner().invoke(federate.app, list(words), **options)
 
 
 def test_submit_is_run_with_the_carrier_and_the_kit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -49,4 +51,5 @@ def test_stop_tells_a_kit_from_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     (submitted / session.RECORD).write_text("{}")
     assert "the job was aborted" in call("stop", str(submitted)).output
     assert "nothing runs from that kit" in call("stop", str(kit)).output
-    assert "neither a startup kit" in str(call("stop", str(tmp_path)).exception)
+    with refused(SettingsError, "unknown_folder_kind", path=str(tmp_path)):
+        call("stop", str(tmp_path), catch_exceptions=False)

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from make_runs import make_run
+from refusals import refused
 from run_events import commit, end, missing, start, work, write
 
 from medfl.cli import clean as clean_command
@@ -146,7 +147,7 @@ def test_looking_does_not_keep_a_writer_out(tmp_path):
 def test_damaged_facts_are_named(tmp_path):
     run = make_run(tmp_path / "one", status="running", done=1)
     (run / "run.json").write_text("{")
-    with pytest.raises(StoreError, match="'.*run.json' is damaged"):
+    with refused(StoreError, "damaged_file", path=str(run / "run.json")):
         describe(run)
 
 
@@ -224,7 +225,7 @@ def test_a_run_that_is_being_written_is_left_alone(medfl_command, tmp_path, opti
 def test_a_writer_that_comes_first_keeps_cleaning_out(tmp_path, monkeypatch, act):
     monkeypatch.setattr("medfl.core.store.PATIENCE", 0.1)
     run = make_run(tmp_path / "one")
-    with only_writer(run), pytest.raises(StoreError, match="Another process is writing"):
+    with only_writer(run), refused(StoreError, "folder_in_use", folder=str(run)):
         act(run)
     assert names(run) == KEPT | {"state"}
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from make_runs import SITES, make_run
+from refusals import refused
 from scipy import stats
 
 from medfl.errors import SettingsError
@@ -79,11 +80,11 @@ def test_the_page_says_that_folds_have_data_of_their_own(run):
 
 
 def test_a_fold_that_is_there_twice_is_refused(run):
-    with pytest.raises(SettingsError, match="Two runs of 'fedskd' have the seed 0 and the fold 1: "):
+    with refused(SettingsError, "duplicate_run", label="fedskd", seed=0, fold=1):
         group_runs([run(fold=0), run(fold=1), run(fold=1, data="dealt in another way")])
-    with pytest.raises(SettingsError, match="seed 0 have unlike numbers of folds, 5 and 3"):
+    with refused(SettingsError, "unequal_folds", seed=0, folds=[5, 3]):
         group_runs([run(fold=0), run(fold=1, folds=3)])
-    with pytest.raises(SettingsError, match="seed 0 have unlike numbers of folds, none and 5"):
+    with refused(SettingsError, "unequal_folds", seed=0, folds=[None, 5]):
         group_runs([run(), run(fold=1)])
 
 

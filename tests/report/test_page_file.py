@@ -9,6 +9,7 @@ import pytest
 import torch
 from make_runs import SITES, make_run
 from read_page import Page
+from refusals import refused
 
 from medfl.contract import Findings
 from medfl.errors import SettingsError, StoreError
@@ -125,12 +126,12 @@ def test_it_goes_into_the_first_folder_or_where_it_is_told(rich, tmp_path):
 
 
 def test_mistakes_are_named(rich, tmp_path):
-    with pytest.raises(SettingsError, match="at least one run folder, got none"):
+    with refused(SettingsError, "no_runs"):
         write_report([])
-    with pytest.raises(SettingsError, match="have the seed 0"):
+    with refused(SettingsError, "duplicate_run", seed=0, paths=[str(rich[0])] * 2):
         write_report([rich[0], rich[0]])
-    with pytest.raises(StoreError, match="expected a run folder at"):
+    with refused(StoreError, "missing_run", path=str(tmp_path)):
         write_report([tmp_path])
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="Could not write"):
+    with refused(StoreError, "unwritable_file", path=str(tmp_path / "file" / "page.html")):
         write_report(rich, tmp_path / "file" / "page.html")

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from pydantic import ValidationError
+from refusals import refused
 
 from medfl.errors import SettingsError
 from medfl.runs.device_profiles import CLUSTERS, Capability, Thresholds, clusters, place, place_late, score
@@ -60,8 +61,9 @@ def test_thresholds_belong_to_the_better_cluster():
 
 def test_thresholds_that_cross_are_refused():
     settings = {"networks": dict.fromkeys(CLUSTERS, "a"), "thresholds": {"high": 0.3}}
-    with pytest.raises(SettingsError, match="expected high >= medium, got 0.3 and 0.4"):
+    with refused(SettingsError, "invalid_settings") as caught:
         read_settings(Capability, settings, "capability")
+    assert "expected high >= medium, got 0.3 and 0.4" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -165,25 +167,27 @@ def test_columns_may_stand_in_any_order(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rows", "words"),
+    ("rows", "code", "fields"),
     [
-        ([("a", *HALF)], "expected a row for every site in .*, got none for \\['b'\\]"),
-        ([("a", *HALF), ("b", *HALF), ("a", *HALF)], "line 4: site 'a' has a profile already. Keep one"),
-        ([("a", *HALF), ("b", "fast", *HALF[1:])], "line 3: expected seven numbers"),
-        ([("a", *HALF), ("b", 1, 2, 3)], "line 3: expected seven numbers"),
-        ([("a", *HALF), ("b", "nan", *HALF[1:])], "line 3: expected finite numbers >= 0"),
-        ([("a", *HALF), ("b", -1, *HALF[1:])], "line 3: expected finite numbers >= 0"),
-        ([("a", *HALF), ("b", *HALF[:3], 0, *HALF[4:])], "cpu_max_mhz, memory_gb and latency_max_ms > 0"),
+        ([("a", *HALF)], "missing_site", {"path": "{path}", "sites": ["b"]}),
+        ([("a", *HALF), ("b", *HALF), ("a", *HALF)], "duplicate_row", {"path": "{path}", "line": 4, "site": "a"}),
+        ([("a", *HALF), ("b", "fast", *HALF[1:])], "not_a_number", {"place": "'{path}', line 3"}),
+        ([("a", *HALF), ("b", 1, 2, 3)], "not_a_number", {"place": "'{path}', line 3"}),
+        ([("a", *HALF), ("b", "nan", *HALF[1:])], "value_out_of_range", {"place": "'{path}', line 3"}),
+        ([("a", *HALF), ("b", -1, *HALF[1:])], "value_out_of_range", {"place": "'{path}', line 3"}),
+        ([("a", *HALF), ("b", *HALF[:3], 0, *HALF[4:])], "value_out_of_range", {"place": "'{path}', line 3"}),
     ],
 )
-def test_profiles_that_are_missing_or_impossible(tmp_path, rows, words):
-    with pytest.raises(SettingsError, match=words):
-        find_profiles(["a", "b"], str(write(tmp_path, rows)), 0)
+def test_profiles_that_are_missing_or_impossible(tmp_path, rows, code, fields):
+    path = write(tmp_path, rows)
+    places = {name: value.format(path=path) for name, value in fields.items() if isinstance(value, str)}
+    with refused(SettingsError, code, **fields | places):
+        find_profiles(["a", "b"], str(path), 0)
 
 
 def test_a_column_that_is_missing(tmp_path):
     path = write(tmp_path, [("a", *HALF[:-1])], COLUMNS[:-1])
-    with pytest.raises(SettingsError, match=r"expected the columns site, cpu_mhz, .* got no \['latency_max_ms'\]"):
+    with refused(SettingsError, "missing_column", path=str(path), columns=["latency_max_ms"]):
         read_profiles(path)
 
 
@@ -192,7 +196,8 @@ def test_a_file_that_is_none(tmp_path, content):
     path = tmp_path / "profiles.csv"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(SettingsError, match="profiles.csv"):
+    code = "missing_column" if content == b"" else "unreadable_file"
+    with refused(SettingsError, code, path=str(path)):
         find_profiles(["a"], str(path), 0)
 
 
@@ -251,8 +256,9 @@ def test_this_machine():
 
 def test_without_psutil(monkeypatch):
     monkeypatch.setitem(sys.modules, "psutil", None)
-    with pytest.raises(SettingsError, match=r"needs psutil: `pip install 'medfl-monai\[devices\]'`, or give profiles"):
+    with refused(SettingsError, "missing_package", package="psutil", extra="devices") as caught:
         live()
+    assert "`pip install 'medfl-monai[devices]'`" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import refused
 from toys import PAIR
 
 from medfl.contract import Model, Server
@@ -76,7 +77,7 @@ def test_a_reply_that_was_deleted_is_not_made_again(tmp_path: Path) -> None:
     with pytest.raises(_StopError):
         case.run(tmp_path / "run", sites=make_sites(PAIR), make_method=Stopped)
     Store(tmp_path / "run" / "state" / "site-1").free_space()
-    with pytest.raises(StoreError, match=r"'site-1' no longer has its reply of step 2.*start in a new folder"):
+    with refused(StoreError, "deleted_reply", site="site-1", step=2):
         case.run(tmp_path / "run", sites=make_sites(PAIR))
 
 

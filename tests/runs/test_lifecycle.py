@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
 from medfl.core.store import Store
 from medfl.errors import RefusedError, StoreError
@@ -70,13 +71,13 @@ def test_who_only_looks_can_keep_nothing_and_post_nothing(case: Case, tmp_path: 
         viewer.server(*committed, make_task(), case.settings_of()),
         viewer.site("site-1", committed[1], make_task(), case.settings_of()),
     ):
-        with pytest.raises(StoreError, match="who only looks"):
+        with refused(StoreError, "read_only_run"):
             holder.keep_blob("mean", kept)
     site = viewer.site("site-1", committed[1], make_task(), case.settings_of())
     site.state.blobs["mean"] = digest(kept)
     assert tensors_equal(site.blob("mean"), kept)
     looking = writer(case, tmp_path / "other").viewer("global", make_data(3, "test"))
-    with pytest.raises(RefusedError, match="only looks"):
+    with refused(RefusedError, "read_only_run", step=1):
         looking._post(1, None)  # type: ignore[arg-type]
     assert content(tmp_path) == before
 
@@ -86,7 +87,7 @@ def test_a_folder_without_a_commit_has_nothing_to_see(tmp_path: Path) -> None:
     assert viewer.latest() is None
     assert not viewer.has_state
     assert viewer.kept_rounds() == []
-    with pytest.raises(StoreError, match="kept are: none"):
+    with refused(StoreError, "round_not_kept", round=3, known=[]):
         viewer.kept_model(3)
 
 
@@ -108,11 +109,11 @@ def test_a_run_is_claimed_by_what_it_is_and_begun_without_its_end(case: Case, tm
     assert longer.run_id == first.run_id
     with longer.held():
         longer.claim({})
-    with first.held(), pytest.raises(StoreError, match="started for 3 rounds, got 2"):
+    with first.held(), refused(StoreError, "fewer_rounds", expected=3, found=2):
         first.claim({})
     other = RunWriter(tmp_path, "fedavg", {}, first.settings, first.task, first.sites, "data", Execution())
     assert other.run_id != first.run_id
-    with other.held(), pytest.raises(StoreError, match="method was 'ditto', now 'fedavg'"):
+    with other.held(), refused(StoreError, "other_run", setting="method", expected="ditto", found="fedavg"):
         other.claim({})
 
 
@@ -132,6 +133,7 @@ def test_a_run_that_has_done_no_step_does_not_block_another_one(case: Case, tmp_
         path = folder / "state" / done
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-        with writer(case, folder).held(), pytest.raises(StoreError, match="method was 'fedavg', now 'ditto'"):
+        fields = {"setting": "method", "expected": "fedavg", "found": "ditto"}
+        with writer(case, folder).held(), refused(StoreError, "other_run", **fields):
             writer(case, folder).claim({})
         path.unlink()

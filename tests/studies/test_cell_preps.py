@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 from prepare_specs import study_release
+from refusals import refused
 
 from medfl.data.datalists import read_datalist
 from medfl.errors import DataError, SettingsError
@@ -47,13 +48,15 @@ def test_each_release_is_found_by_its_name_and_prepared(source, tmp_path, monkey
 
 
 def test_what_is_not_there_or_not_known_is_told_before_anything_is_made(source):
-    with pytest.raises(DataError, match=r"expected a label map at .*other\.yaml.*Correct 'label_map'"):
+    with refused(DataError, "missing_path", setting="label_map", path=str(source / "other.yaml")):
         study_release(source, dataset="bloodcells", label_map="other.yaml")
     shutil.rmtree(source / "bodzas")
-    with pytest.raises(DataError, match="expected folders of classes of Bodzas-23"):
+    with refused(DataError, "missing_class_folder", path=str(source)) as caught:
         study_release(source, dataset="bloodcells")
-    with pytest.raises(DataError, match="expected folders of classes of Acevedo-20"):
+    assert "Bodzas-23" in str(caught.value)
+    with refused(DataError, "missing_class_folder", path=str(source / "matek")) as caught:
         study_release(source / "matek", dataset="acevedo")
+    assert "Acevedo-20" in str(caught.value)
     for wrong in ({"dataset": "matek", "preset": "paper"}, {"dataset": "bloodcells", "akevedo": "acevedo"}):
         with pytest.raises(SettingsError):
             study_release(source, **wrong)

@@ -6,6 +6,7 @@ import pytest
 import yaml
 import zoo_shapes
 from damage import edit, put
+from refusals import refused
 from study_toys import Runs
 from zoo_sites import make_sites
 
@@ -63,12 +64,12 @@ def test_its_runs_take_the_sites_as_they_are(study, shape, tmp_path):
 
 def test_options_and_folders_that_are_not_there_are_refused(study, tmp_path):
     file = study(zoo_shapes.tools, settings={"rounds": 1, "optimizer#lrr": 0.1})
-    with pytest.raises(SettingsError, match="unknown option '--optimizer#lrr'"):
+    with refused(SettingsError, "unknown_option", option="optimizer#lrr"):
         load_study(file, tmp_path / "data", tmp_path / "out")
-    with pytest.raises(DataError, match="expected a folder with one folder for each site"):
+    with refused(DataError, "missing_folder", path=str(tmp_path / "sites")):
         load_study(file, tmp_path, tmp_path / "out")
     edit(tmp_path / "bundle", "federate.json", lambda c: c.pop("adopted"))
-    with pytest.raises(DataError, match=r"there is no '\*/datalist.json'"):
+    with refused(DataError, "missing_dataset", expected="*/datalist.json"):
         load_study(file, tmp_path / "data", tmp_path / "out")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from refusals import refused
 from study_toys import SMALL, Runs, contents
 
 from medfl.contract import Findings
@@ -194,27 +195,57 @@ def test_a_run_that_failed_is_not_attacked(load) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "code", "fields", "hint"),
     [
-        ({"attacks": {"membrship": {}}}, "attacks"),
-        ({"attacks": {"membership": {"rows": ["alon"]}}}, r"'attacks\.membership' names 'alon', no row .* 'alone'"),
+        ({"attacks": {"membrship": {}}}, "unknown_choice", {"settings": ["attacks.membrship.[key]"]}, ""),
+        (
+            {"attacks": {"membership": {"rows": ["alon"]}}},
+            "unknown_choice",
+            {"place": "attacks.membership", "what": "row", "choice": "alon"},
+            "'alone'",
+        ),
         (
             {"attacks": {"membership": {"data": ["demos"]}}},
-            r"names 'demos', no data set .* 'demo'",
+            "unknown_choice",
+            {"place": "attacks.membership", "what": "data set", "choice": "demos"},
+            "'demo'",
         ),
-        ({"data__demo__rows": ["alon"]}, r"'data\.demo' names 'alon', no row .* 'alone'"),
-        ({"attacks": {"membership": {"option": {}}}}, "unknown option 'attacks.membership.option'"),
-        ({"attacks": {"membership": {"options": {"imags": 5}}}}, r"options': unknown option 'imags'\. .* 'images'"),
+        (
+            {"data__demo__rows": ["alon"]},
+            "unknown_choice",
+            {"place": "data.demo", "what": "row", "choice": "alon"},
+            "'alone'",
+        ),
+        (
+            {"attacks": {"membership": {"option": {}}}},
+            "unknown_setting",
+            {"settings": ["attacks.membership.option"]},
+            "",
+        ),
+        (
+            {"attacks": {"membership": {"options": {"imags": 5}}}},
+            "unknown_setting",
+            {"place": "attacks.membership.options", "name": "imags"},
+            "'images'",
+        ),
         (
             {"attacks": {"membership": {"options": {"shadow-epochs": 0}}}},
-            "options': expected shadow_epochs >= 1, got 0",
+            "setting_out_of_range",
+            {"attack": "membership", "setting": "shadow_epochs", "minimum": 1, "found": 0},
+            "",
         ),
-        ({"scales__cpu__methods": {"fedprx": {}}}, "changes 'fedprx', the method of no row.*Did you mean 'fedprox'"),
+        (
+            {"scales__cpu__methods": {"fedprx": {}}},
+            "unknown_choice",
+            {"place": "scales", "what": "method", "choice": "fedprx"},
+            "Did you mean 'fedprox'",
+        ),
     ],
 )
-def test_mistakes_are_found_before_any_run(load, changes: dict, message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
+def test_mistakes_are_found_before_any_run(load, changes: dict, code: str, fields: dict, hint: str) -> None:
+    with refused(SettingsError, code, **fields) as caught:
         load(changes, scale="cpu")
+    assert hint in str(caught.value)
 
 
 def test_a_scale_changes_the_rows_of_a_method(write) -> None:
@@ -282,5 +313,5 @@ def test_what_attackers_reached_has_intervals_over_the_seeds(load, tmp_path: Pat
 
 
 def test_what_is_looked_for_is_checked_before_anything_runs(load) -> None:
-    with pytest.raises(SettingsError, match="'attacks.poison.options': expected poison as JSON"):
+    with refused(SettingsError, "invalid_json", attack="poison", setting="poison", found="backdoor"):
         load({"attacks": {"poison": {"options": {"poison": "backdoor"}}}})

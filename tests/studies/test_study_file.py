@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from refusals import refused
 
 from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
@@ -17,57 +18,104 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "code", "fields", "hint"),
     [
-        ({"row": {}}, r"unknown option 'row'\. Did you mean 'rows'\?"),
-        ({"data__demo__foldr": "x"}, r"unknown option 'data\.demo\.foldr'\. Did you mean 'folder'\?"),
-        ({"rows__alone__methd": "x"}, r"unknown option 'rows\.alone\.methd'\. Did you mean 'method'\?"),
-        ({"scales__cpu__seed": 1}, r"unknown option 'scales\.cpu\.seed'\. Did you mean 'seeds'\?"),
-        ({"bundle": None}, "'bundle' is required"),
-        ({"rows": {}}, r"the baseline 'alone' is no row of the study"),
-        ({"rows__alone__baseline": "fedprox"}, r"'rows\.alone\.baseline' names 'fedprox', no row of the study"),
-        ({"rows__Alone!": {"method": "fedavg"}}, "'alone' and 'Alone!' would share the folder 'alone'"),
-        ({"rows__!!": {"method": "fedavg"}}, "the name '!!' has neither a letter nor a digit"),
-        ({"data__Demo": {"folder": "cohort"}}, "'demo' and 'Demo' would share the folder 'demo'"),
-        ({"baseline": "alon"}, r"the baseline 'alon' is no row of the study\. Did you mean 'alone'\?"),
+        ({"row": {}}, "unknown_setting", {"settings": ["row"]}, "Did you mean 'rows'?"),
+        ({"data__demo__foldr": "x"}, "unknown_setting", {"settings": ["data.demo.foldr"]}, "Did you mean 'folder'?"),
+        ({"rows__alone__methd": "x"}, "unknown_setting", {"settings": ["rows.alone.methd"]}, "Did you mean 'method'?"),
+        ({"scales__cpu__seed": 1}, "unknown_setting", {"settings": ["scales.cpu.seed"]}, "Did you mean 'seeds'?"),
+        ({"bundle": None}, "missing_setting", {"settings": ["bundle"]}, ""),
+        ({"rows": {}}, "unknown_choice", {"what": "baseline", "choice": "alone"}, ""),
+        (
+            {"rows__alone__baseline": "fedprox"},
+            "unknown_choice",
+            {"place": "rows.alone.baseline", "what": "row", "choice": "fedprox"},
+            "",
+        ),
+        (
+            {"rows__Alone!": {"method": "fedavg"}},
+            "folder_name_conflict",
+            {"place": "rows", "names": ["alone", "Alone!"], "folder": "alone"},
+            "",
+        ),
+        ({"rows__!!": {"method": "fedavg"}}, "invalid_name", {"place": "rows", "name": "!!"}, ""),
+        (
+            {"data__Demo": {"folder": "cohort"}},
+            "folder_name_conflict",
+            {"place": "data", "names": ["demo", "Demo"], "folder": "demo"},
+            "",
+        ),
+        ({"baseline": "alon"}, "unknown_choice", {"what": "baseline", "choice": "alon"}, "Did you mean 'alone'?"),
         (
             {"claims": [{"measure": "balance", "better": "alone", "than": "fedprox"}]},
-            r"'claims' names 'fedprox', no row of the study\. Did you mean 'fedprox mu=0.1'\?",
+            "unknown_choice",
+            {"place": "claims", "what": "row", "choice": "fedprox"},
+            "Did you mean 'fedprox mu=0.1'?",
         ),
         (
             {"claims": [{"measure": "ballance", "better": "alone", "than": "fedprox mu=0.1"}]},
-            r"'claims' names the measure 'ballance', which is no measure to claim\. Did you mean 'balance'\?",
+            "unknown_choice",
+            {"place": "claims", "what": "measure", "choice": "ballance"},
+            "Did you mean 'balance'?",
         ),
-        ({"seeds": 0}, "at least one seed"),
-        ({"seeds": [1, 1]}, "unlike each other"),
-        ({"seeds": [-1]}, "all >= 0"),
-        ({"scales__full": {}}, "a scale of the study .* is called 'full'"),
-        ({"settings__seed": 3}, r"'settings\.seed': the study gives each run its own 'seed'"),
-        ({"data__demo__options": {"output_dir": "x"}}, r"'data\.demo\.options\.output_dir'"),
-        ({"settings__mean": ["$exit()"]}, r"'settings\.mean': expected a plain value, got an expression"),
-        ({"data__demo__prep": {"dataset": "medmnist", "flag": "x"}}, "give either 'prep' or 'folder'"),
-        ({"data": {"a": {"prep": {"dataset": "medmnist", "flag": "x"}}}}, "needs a 'partition'"),
-        ({"data__demo__partition": {"sites": 3}}, "a partition needs a 'scheme'"),
+        ({"seeds": 0}, "invalid_seeds", {"seeds": 0}, ""),
+        ({"seeds": [1, 1]}, "invalid_seeds", {"seeds": [1, 1]}, ""),
+        ({"seeds": [-1]}, "invalid_seeds", {"seeds": [-1]}, ""),
+        ({"scales__full": {}}, "reserved_name", {"what": "scale", "name": "full"}, ""),
+        ({"settings__seed": 3}, "reserved_setting", {"place": "settings", "setting": "seed"}, ""),
+        (
+            {"data__demo__options": {"output_dir": "x"}},
+            "reserved_setting",
+            {"place": "data.demo.options", "setting": "output_dir"},
+            "",
+        ),
+        (
+            {"settings__mean": ["$exit()"]},
+            "expression_not_supported",
+            {"place": "settings", "setting": "mean"},
+            "",
+        ),
+        (
+            {"data__demo__prep": {"dataset": "medmnist", "flag": "x"}},
+            "invalid_setting",
+            {"settings": ["data.demo"]},
+            "give either 'prep' or 'folder'",
+        ),
+        (
+            {"data": {"a": {"prep": {"dataset": "medmnist", "flag": "x"}}}},
+            "invalid_setting",
+            {"settings": ["data.a"]},
+            "needs a 'partition'",
+        ),
+        (
+            {"data__demo__partition": {"sites": 3}},
+            "invalid_setting",
+            {"settings": ["data.demo.partition"]},
+            "a partition needs a 'scheme'",
+        ),
     ],
 )
-def test_a_file_that_says_something_else_is_refused(write, changes: dict, message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
+def test_a_file_that_says_something_else_is_refused(write, changes: dict, code: str, fields: dict, hint: str) -> None:
+    with refused(SettingsError, code, **fields) as caught:
         read_study(write(**changes))
+    assert hint in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "code", "fields", "reason"),
     [
-        ("rows:\n  a: {method: local}\n  a: {method: fedavg}\n", "the key 'a' stands twice"),
-        ("rows: [", "is no valid YAML"),
-        ("- one\n- two\n", "expected keys and values in the study file .* got list"),
+        ("rows:\n  a: {method: local}\n  a: {method: fedavg}\n", "invalid_yaml", {}, "the key 'a' stands twice"),
+        ("rows: [", "invalid_yaml", {}, ""),
+        ("- one\n- two\n", "wrong_type", {"found": "list"}, ""),
     ],
 )
-def test_a_file_that_is_no_study_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_a_file_that_is_no_study_is_refused(tmp_path: Path, text: str, code: str, fields: dict, reason: str) -> None:
     (tmp_path / "study.yaml").write_text(text)
-    with pytest.raises(SettingsError, match=message):
+    with refused(SettingsError, code, what="study file", path=str(tmp_path / "study.yaml"), **fields) as caught:
         read_study(tmp_path / "study.yaml")
-    with pytest.raises(SettingsError, match="expected a study file at .*: No such file"):
+    assert reason in str(caught.value)
+    missing = {"path": str(tmp_path / "studie.yaml"), "reason": "No such file or directory"}
+    with refused(SettingsError, "unreadable_file", what="study file", **missing):
         read_study(tmp_path / "studie.yaml")
 
 
@@ -83,15 +131,16 @@ def test_a_scale_replaces_settings_and_seeds(write) -> None:
     assert (small.settings, small.seed_list()) == ({"rounds": 1, "optimizer#lr": 0.125}, [0])
     assert read_study(write(seeds=[3, 7])).seed_list() == [3, 7]
     assert read_study(write(), "cpu", seeds=3).seed_list() == [0, 1, 2]
-    with pytest.raises(SettingsError, match=r"has no scale 'cpuu'\. Did you mean 'cpu'\? Known: cpu, full\."):
+    with refused(SettingsError, "unknown_choice", what="scale", choice="cpuu") as caught:
         read_study(write(), "cpuu")
+    assert "Did you mean 'cpu'? Known: cpu, full." in str(caught.value)
 
 
 def test_one_data_set_may_be_chosen(write) -> None:
     file = write(data__other={"folder": "elsewhere"})
     assert list(read_study(file).data) == ["demo", "other"]
     assert list(read_study(file, data=["other"]).data) == ["other"]
-    with pytest.raises(SettingsError, match=r"has no data set 'othr'\. Did you mean 'other'\?"):
+    with refused(SettingsError, "unknown_choice", what="data set", choice="othr", path=str(file)):
         read_study(file, data=["othr"])
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from refusals import refused
 
 from medfl.errors import SettingsError
 from medfl.studies.people import ALL, people_table
@@ -84,5 +85,5 @@ def test_a_person_with_several_images_counts_once(tmp_path: Path, source: Path) 
 
 
 def test_what_needs_rows_is_refused_without_them(load) -> None:
-    with pytest.raises(SettingsError, match=r"the baseline 'alone' is no row"):
+    with refused(SettingsError, "unknown_choice", what="baseline", choice="alone"):
         load({"rows": None})

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from refusals import refused
 
 from medfl.data.datalists import read_datalist
 from medfl.errors import DataError, PluginError, SettingsError, StoreError
@@ -66,7 +67,7 @@ def test_a_study_may_name_the_folder_of_a_release(source, tmp_path):
     shutil.copytree(source / "abide", tmp_path / "releases" / "abide780")
     study = read_study(study_file(tmp_path, source="abide780", atlas=f"abide780/{ATLAS_FILE}"))
     check_data(study, tmp_path / "releases", tmp_path / "out", REGISTRY)
-    with pytest.raises(DataError, match="expected a source at '.*abide781', there is none. Correct 'source'"):
+    with refused(DataError, "missing_path", setting="source", path=str(tmp_path / "releases" / "abide781")):
         check_data(
             read_study(study_file(tmp_path, source="abide781")), tmp_path / "releases", tmp_path / "out", REGISTRY
         )
@@ -79,24 +80,25 @@ def test_a_pool_that_was_prepared_in_another_way_is_refused(source, tmp_path):
 
     make("full")
     make("full")
-    with pytest.raises(StoreError, match="was prepared in another way: size was 12, now 8. Give another --out"):
+    with refused(StoreError, "other_preparation", found={"size": 12}, expected={"size": 8}):
         make("cpu")
 
 
 def test_a_release_or_an_atlas_that_is_not_there_is_told_before_anything_is_made(source, tmp_path):
     study = read_study(study_file(tmp_path, atlas="AAL.nii"), "full")
-    with pytest.raises(DataError, match="expected an atlas at .*AAL.nii"):
+    with refused(DataError, "missing_path", setting="atlas", path=str(source / "AAL.nii")):
         check_data(study, source, tmp_path / "out", REGISTRY)
     shutil.copytree(source, tmp_path / "other", ignore=shutil.ignore_patterns("*.csv"))
-    with pytest.raises(DataError, match="expected 'Phenotypic_V1_0b_preprocessed1.csv' in .* there is none"):
+    with refused(DataError, "missing_file", file="Phenotypic_V1_0b_preprocessed1.csv"):
         check_data(read_study(study_file(tmp_path), "full"), tmp_path / "other", tmp_path / "out", REGISTRY)
 
 
 def test_a_data_set_or_an_option_that_is_not_known_is_told_before_anything_is_made(source, tmp_path):
-    with pytest.raises(PluginError, match="Unknown dataset 'abyde'. Did you mean 'abide'"):
+    with refused(PluginError, "unknown_choice", what="dataset", choice="abyde"):
         check_data(read_study(study_file(tmp_path, dataset="abyde")), source, tmp_path / "out", REGISTRY)
-    with pytest.raises(SettingsError, match="unknown option 'derivative'. Did you mean 'derivatives'"):
+    with refused(SettingsError, "unknown_setting", settings=["derivative"]) as caught:
         check_data(read_study(study_file(tmp_path, derivative="reho")), source, tmp_path / "out", REGISTRY)
+    assert "Did you mean 'derivatives'" in str(caught.value)
 
 
 def test_public_data_are_prepared_at_the_scales_size_and_given_to_every_run(source, tmp_path):
@@ -120,7 +122,7 @@ def test_a_release_that_is_looked_for_in_its_own_folder(tmp_path, dataset):
     content["data"]["abide"]["prep"] = {"dataset": dataset}
     path = tmp_path / "mammograms.yaml"
     path.write_text(yaml.safe_dump(content))
-    with pytest.raises(DataError, match=f"expected the folder '.*{dataset}', there is none"):
+    with refused(DataError, "missing_folder", path=str(tmp_path / dataset)):
         check_data(read_study(path), tmp_path, tmp_path / "out", REGISTRY)
 
 
@@ -144,5 +146,5 @@ def test_public_data_without_the_private_images_are_written_by_the_partition(sou
     assert (job.dataset_dir / "public" / beside.image_array).samefile(public_dir(out, "abide") / "images.npy")
     data["public"] = data["prep"]
     path.write_text(yaml.safe_dump(content))
-    with pytest.raises(DataError, match="no public image is left"):
+    with refused(DataError, "no_images", split="public"):
         make_data(read_study(path), source, tmp_path / "other", REGISTRY, lambda _: None)

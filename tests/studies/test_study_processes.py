@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
 from medfl.errors import StoreError
 from medfl.studies.jobs import Job
@@ -55,12 +56,12 @@ def test_a_process_leaves_its_words_and_its_status(script: Callable[[str], Job])
 
 
 def test_two_studies_do_not_work_in_one_folder(tmp_path: Path) -> None:
-    with only_study(tmp_path), pytest.raises(StoreError, match="Another `medfl study` works in"), only_study(tmp_path):
+    with only_study(tmp_path), refused(StoreError, "folder_in_use", path=str(tmp_path)), only_study(tmp_path):
         pass
     with only_study(tmp_path):
         pass
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match="Could not write to the folder"), only_study(tmp_path / "file"):
+    with refused(StoreError, "unwritable_folder", path=str(tmp_path / "file")), only_study(tmp_path / "file"):
         pass
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from refusals import refused
 
 from medfl.errors import SettingsError
 from medfl.utils.imports import quick_imports, refuse_other_distribution
@@ -69,8 +70,9 @@ def installed(folder, metadata, file, text):
 def test_the_other_project_is_refused_wherever_it_is_on_the_path(monkeypatch, tmp_path, metadata, file, text):
     refuse_other_distribution()
     monkeypatch.syspath_prepend(installed(tmp_path / "other", metadata, file, text))
-    with pytest.raises(SettingsError, match=rf"'{tmp_path / 'other' / metadata}'.*pip uninstall medfl"):
+    with refused(SettingsError, "foreign_distribution", path=str(tmp_path / "other" / metadata)) as caught:
         refuse_other_distribution()
+    assert "pip uninstall medfl" in str(caught.value)
 
 
 def test_this_project_under_its_former_name_and_plugins_are_not_refused(monkeypatch, tmp_path):

@@ -58,7 +58,10 @@ def write_files(html: str, sections: Sequence[Drawn], folder: Path) -> list[Path
                 index.append([stem, "picture", section.id, picture.description])
     except OSError as error:
         raise StoreError(
-            f"the pictures can't be written to '{folder}': {error.strerror}. Name another folder."
+            "unwritable_folder",
+            f"the pictures can't be written to '{folder}': {error.strerror}. Name another folder.",
+            path=folder,
+            reason=error.strerror,
         ) from None
     numbers: Counter[str] = Counter()
     for table in read_tables(html):
