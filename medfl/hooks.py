@@ -31,6 +31,8 @@ from typing import Any, Literal
 
 import pluggy
 
+from medfl.errors import PluginError
+
 hookimpl = pluggy.HookimplMarker("medfl")
 """Marks a function of a plugin as a hook."""
 
@@ -221,21 +223,27 @@ METHOD_MEMBERS = (
 """What `medfl.contract.Method` names, here without torch."""
 
 
-def method_problem(name: str, kind: Any) -> str | None:
-    """What keeps the class of a method from being one; None if nothing does.
+def method_problem(name: str, kind: Any) -> PluginError | None:
+    """Return the error for a class that is no method; None for a method.
 
     `supports_dp_sgd` is a promise of privacy that each class has to make or refuse itself.
     """
     if not hasattr(kind, "model_validate"):
-        return f"Expected method '{name}' to be a frozen pydantic model such as Averaging; got {kind!r}."
+        text = f"Expected method '{name}' to be a frozen pydantic model such as Averaging; got {kind!r}."
+        return PluginError("wrong_type", text, method=name, found=repr(kind))
     missing = [member for member in METHOD_MEMBERS if not hasattr(kind, member) and member not in kind.model_fields]
+    listed = ", ".join(missing)
     if "supports_dp_sgd" not in {*missing, *vars(kind)}:
-        missing.append("supports_dp_sgd (a parent's does not count)")
+        listed = ", ".join([*missing, "supports_dp_sgd (a parent's does not count)"])
+        missing.append("supports_dp_sgd")
     if not missing:
         return None
-    return (
-        f"Expected method '{name}' to have all that medfl.contract.Method names; {kind!r} lacks {', '.join(missing)}. "
-        "Add it, or inherit from medfl.methods.averaging.Averaging, where the rest has defaults."
+    return PluginError(
+        "missing_members",
+        f"Expected method '{name}' to have all that medfl.contract.Method names; {kind!r} lacks {listed}. "
+        "Add it, or inherit from medfl.methods.averaging.Averaging, where the rest has defaults.",
+        method=name,
+        members=missing,
     )
 
 

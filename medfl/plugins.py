@@ -98,7 +98,7 @@ class Registry:
         """
         kind = self._resolve("method", name)
         if problem := hooks.method_problem(name, kind):
-            raise PluginError(problem)
+            raise problem
         return kind
 
     def network(self, name: str) -> Any:
@@ -127,7 +127,11 @@ class Registry:
         assert isinstance(record, DatasetRecord)
         if not record.phantom:
             known = (other for other, listed in self.datasets.items() if listed.phantom)
-            raise PluginError(f"The data set '{name}' has no made-up release. {did_you_mean(name, known)}")
+            raise PluginError(
+                "missing_synthetic_release",
+                f"The data set '{name}' has no made-up release. {did_you_mean(name, known)}",
+                dataset=name,
+            )
         return self._import(f"made-up release of '{name}'", plugin, record.phantom)
 
     def poison(self, name: str) -> Any:
@@ -157,7 +161,13 @@ class Registry:
         if preset is not None:
             if preset not in list(kind.presets):
                 hint = did_you_mean(str(preset), kind.presets)
-                raise SettingsError(f"Method '{name}' has no preset {preset!r} (option 'preset'). {hint}")
+                raise SettingsError(
+                    "unknown_choice",
+                    f"Method '{name}' has no preset {preset!r} (option 'preset'). {hint}",
+                    what="preset",
+                    choice=str(preset),
+                    method=name,
+                )
             values = merged(kind.presets[preset], values)
         return read_settings(kind, values, where=f"method '{name}'")
 
@@ -184,9 +194,21 @@ class Registry:
         if not claims:
             known = [other for other_kind, other in self._claims if other_kind == kind]
             problems = "".join(f"\n  Plugin problem: {text}" for text in self.problems)
-            raise PluginError(f"Unknown {kind} '{name}'. {did_you_mean(name, known)}{problems}")
+            raise PluginError(
+                "unknown_choice",
+                f"Unknown {kind} '{name}'. {did_you_mean(name, known)}{problems}",
+                what=kind,
+                choice=name,
+                problems=self.problems,
+            )
         if len(claims) > 1:
-            raise PluginError(_ambiguous(kind, name, self.givers(kind, name)))
+            raise PluginError(
+                "ambiguous_name",
+                _ambiguous(kind, name, self.givers(kind, name)),
+                what=kind,
+                name=name,
+                plugins=self.givers(kind, name),
+            )
         return claims[0]
 
     def _import(self, what: str, plugin: str, target: str) -> Any:
@@ -195,10 +217,22 @@ class Registry:
         try:
             module = self._files.get(module_name) or importlib.import_module(module_name)
         except (Exception, SystemExit) as error:
-            raise PluginError(f"Can't import {where}: {_say(error)}. {_mend(plugin)}") from error
+            raise PluginError(
+                "failed_import",
+                f"Can't import {where}: {_say(error)}. {_mend(plugin)}",
+                target=target,
+                plugin=plugin,
+                cause=type(error).__name__,
+            ) from error
         if not hasattr(module, attribute):
             hint = did_you_mean(attribute, (key for key in vars(module) if not key.startswith("_")))
-            raise PluginError(f"Can't find '{attribute}' for {where}. {hint} {_mend(plugin)}")
+            raise PluginError(
+                "missing_attribute",
+                f"Can't find '{attribute}' for {where}. {hint} {_mend(plugin)}",
+                target=target,
+                plugin=plugin,
+                attribute=attribute,
+            )
         return getattr(module, attribute)
 
     def _add(self, name: str, origin: str, plugin: Any) -> None:
@@ -260,11 +294,19 @@ def load_plugins(files: Iterable[str | Path] = (), disabled: Iterable[str] = ())
     sources: dict[str, tuple[str, Any]] = {point.name: (origin, point.load) for origin, point in points}
     for path in map(Path, files):
         if path.suffix != ".py" or not path.is_file():
-            raise PluginError(f"Expected a plugin file that ends in .py; there is none at '{path}'. Check the path.")
+            raise PluginError(
+                "missing_file",
+                f"Expected a plugin file that ends in .py; there is none at '{path}'. Check the path.",
+                path=path,
+            )
         if path.stem in sources:
             raise PluginError(
+                "duplicate_name",
                 f"Plugin file '{path}' has the name of another plugin, '{path.stem}' ({sources[path.stem][0]}). "
-                "Rename the file."
+                "Rename the file.",
+                path=path,
+                name=path.stem,
+                origin=sources[path.stem][0],
             )
         sources[path.stem] = (str(path), partial(load_file, path, registry._files))
     skipped = left_out(disabled, sources)

@@ -137,7 +137,11 @@ class SecureAggregation(Strict):
     def resolved_threshold(self) -> int:
         """The threshold of a run. `Settings.for_sites` has filled in a default one."""
         if self.threshold is None:
-            raise SettingsError("expected a threshold of secure aggregation for the run's number of sites, got none")
+            raise SettingsError(
+                "missing_setting",
+                "expected a threshold of secure aggregation for the run's number of sites, got none",
+                setting="secure_aggregation.threshold",
+            )
         return self.threshold
 
 
@@ -303,6 +307,19 @@ def local_fields(fields: Mapping[str, FieldInfo]) -> frozenset[str]:
     return frozenset(name for name, info in fields.items() if Remote not in info.metadata)
 
 
+_CODES = {
+    "extra_forbidden": "unknown_setting",
+    "missing": "missing_setting",
+    "literal_error": "unknown_choice",
+    "finite_number": "setting_out_of_range",
+    "greater_than": "setting_out_of_range",
+    "greater_than_equal": "setting_out_of_range",
+    "less_than": "setting_out_of_range",
+    "less_than_equal": "setting_out_of_range",
+}
+"""Maps types of pydantic's problems to codes of errors."""
+
+
 S = TypeVar("S", bound=BaseModel)
 
 
@@ -322,4 +339,22 @@ def read_settings(kind: type[S], values: Mapping[str, Any], where: str, also: Co
         return kind.model_validate(values)
     except ValidationError as error:
         lines = [explain(kind, problem, also) for problem in error.errors()]
-        raise SettingsError(f"Settings of {where} are not valid:\n  " + "\n  ".join(lines)) from None
+        codes = {".".join(map(str, problem["loc"])): _code_of(problem["type"]) for problem in error.errors()}
+        raise SettingsError(
+            codes[min(codes)] if len(set(codes.values())) == 1 else "invalid_settings",
+            f"Settings of {where} are not valid:\n  " + "\n  ".join(lines),
+            where=where,
+            settings=sorted(codes),
+            codes=codes,
+        ) from None
+
+
+def _code_of(problem: str) -> str:
+    """Return the code of a setting's fault.
+
+    Args:
+        problem: Type of the problem, as pydantic names it.
+    """
+    if problem in _CODES:
+        return _CODES[problem]
+    return "wrong_setting_type" if problem.endswith(("_type", "_parsing", "_from_float")) else "invalid_setting"

@@ -78,8 +78,11 @@ def optimizer_factory(optimizer: torch.optim.Optimizer) -> OptimizerFactory:
     """
     if len(optimizer.param_groups) != 1:
         raise SettingsError(
+            "several_parameter_groups",
             f"expected an optimizer with one parameter group, got {len(optimizer.param_groups)} groups. "
-            "Give all parameters to one group: per-group options can't be carried to other sites' networks."
+            "Give all parameters to one group: per-group options can't be carried to other sites' networks.",
+            expected=1,
+            found=len(optimizer.param_groups),
         )
     kind = type(optimizer)
     accepted = inspect.signature(kind.__init__).parameters
@@ -213,8 +216,11 @@ class Task:
             frozen = frozen_parameters(model)
             if frozen and len(frozen) == len(list(model.named_parameters(remove_duplicate=False))):
                 raise SettingsError(
+                    "no_trainable_parameters",
                     f"All {len(frozen)} parameters of the network '{name}' are frozen (requires_grad is False): "
-                    "expected at least one that can learn. Leave some trainable in the network's constructor."
+                    "expected at least one that can learn. Leave some trainable in the network's constructor.",
+                    network=name,
+                    count=len(frozen),
                 )
             if frozen and self.weights is not None and name == self.network:
                 frozen |= {key: value for key, value in self.weights.body_of(model, name).items() if key in frozen}
@@ -292,7 +298,12 @@ class Task:
 
     def _construct(self, name: str) -> nn.Module:
         if name not in self.networks:
-            raise SettingsError(f"unknown network '{name}'. {did_you_mean(name, self.networks)}")
+            raise SettingsError(
+                "unknown_choice",
+                f"unknown network '{name}'. {did_you_mean(name, self.networks)}",
+                what="network",
+                choice=name,
+            )
         return self.networks[name]()
 
     def load(self, tensors: Tensors, network: str | None = None) -> nn.Module:

@@ -47,7 +47,12 @@ class FederatedWorkflow(ConfigWorkflow):
         super().__init__(config_file, **stock)
         with ends_monai_command():
             if not isinstance(self.parser.get(), dict):
-                raise SettingsError("expected configuration files that hold one object each")
+                raise SettingsError(
+                    "wrong_type",
+                    "expected configuration files that hold one object each",
+                    expected="dict",
+                    found=type(self.parser.get()).__name__,
+                )
             settings = tracking_settings(tracking)
             tracked = {k: v for k, v in settings.get("configs", {}).items() if k not in settings["handlers_id"]}
             for name, value in tracked.items():  # ids that MONAI adds, and that options may name

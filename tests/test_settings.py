@@ -9,9 +9,11 @@ from medfl.settings import Execution, Settings, read_settings
 
 
 def refusal(kind=Settings, **values):
-    with pytest.raises(SettingsError) as error:
+    """Return the error that refuses the values."""
+    with pytest.raises(SettingsError) as caught:
         read_settings(kind, values, "the run")
-    return str(error.value)
+    assert caught.value.fields["where"] == "the run"
+    return caught.value
 
 
 def test_defaults():
@@ -26,53 +28,61 @@ def test_defaults():
     [("batchsize", "batch_size"), ("round", "rounds"), ("normsync", "norm_sync"), ("privcy", "privacy")],
 )
 def test_an_unknown_option_names_the_nearest(typo, meant):
-    message = refusal(rounds=1, **{typo: 1})
+    error = refusal(rounds=1, **{typo: 1})
+    assert (error.code, error.fields["settings"]) == ("unknown_setting", [typo])
+    message = str(error)
     assert f"unknown option '{typo}'. Did you mean '{meant}'? Known: balance, batch_size," in message
 
 
 def test_an_unknown_option_inside_another_names_the_nearest_there():
-    message = refusal(rounds=1, privacy={"epsilon": 1, "clipp": 2})
-    assert "unknown option 'privacy.clipp'. Did you mean 'clip'? Known: accountant, adjacency, clip, delta" in message
-    assert "'privacy.clip' is required and was not given" in message
-    assert "unknown option 'compression.bit'. Did you mean 'bits'" in refusal(
-        rounds=1, compression={"bits": 4, "bit": 4}
-    )
+    error = refusal(rounds=1, privacy={"epsilon": 1, "clipp": 2})
+    assert error.code == "invalid_settings", "of several kinds"
+    assert error.fields["codes"] == {"privacy.clip": "missing_setting", "privacy.clipp": "unknown_setting"}
+    assert "'privacy.clipp'. Did you mean 'clip'? Known: accountant, adjacency, clip, delta" in str(error)
+    error = refusal(rounds=1, compression={"bits": 4, "bit": 4})
+    assert (error.code, error.fields["settings"]) == ("unknown_setting", ["compression.bit"])
+    assert "'compression.bit'. Did you mean 'bits'" in str(error)
 
 
 def test_all_problems_come_at_once():
-    message = refusal(seed=-1, fraction=2, epocs=3)
-    assert message.startswith("Settings of the run are not valid:")
-    for part in ("'rounds' is required and was not given", "'seed': ", "'fraction': ", "unknown option 'epocs'"):
-        assert part in message
+    error = refusal(seed=-1, fraction=2, epocs=3)
+    assert error.code == "invalid_settings"
+    assert error.fields["codes"] == {
+        "rounds": "missing_setting",
+        "seed": "setting_out_of_range",
+        "fraction": "setting_out_of_range",
+        "epocs": "unknown_setting",
+    }
+    assert all(f"'{name}'" in str(error) for name in error.fields["settings"])
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "value", "setting", "code"),
     [
-        ("rounds", 0),
-        ("seed", 2**31),
-        ("epochs", -1),
-        ("steps", 0),
-        ("batch_size", 0),
-        ("fraction", 0.0),
-        ("fraction", 1.1),
-        ("fraction", float("nan")),
-        ("norm_sync", "some"),
-        ("min_replies", 0),
-        ("evaluate_every", 0),
-        ("keep_rounds", [0]),
-        ("moments", ["before"]),
-        ("precision", "fp16"),
-        ("norm_bound", 0.0),
-        ("privacy", {"epsilon": 0, "clip": 1}),
-        ("privacy", {"epsilon": 1, "clip": 1, "delta": 1}),
-        ("compression", {"bits": 5}),
+        ("rounds", 0, "rounds", "setting_out_of_range"),
+        ("seed", 2**31, "seed", "setting_out_of_range"),
+        ("epochs", -1, "epochs", "setting_out_of_range"),
+        ("steps", 0, "steps", "setting_out_of_range"),
+        ("batch_size", 0, "batch_size", "setting_out_of_range"),
+        ("fraction", 0.0, "fraction", "setting_out_of_range"),
+        ("fraction", 1.1, "fraction", "setting_out_of_range"),
+        ("fraction", float("nan"), "fraction", "setting_out_of_range"),
+        ("norm_sync", "some", "norm_sync", "unknown_choice"),
+        ("min_replies", 0, "min_replies", "setting_out_of_range"),
+        ("evaluate_every", 0, "evaluate_every", "setting_out_of_range"),
+        ("keep_rounds", [0], "keep_rounds.0", "setting_out_of_range"),
+        ("moments", ["before"], "moments.0", "unknown_choice"),
+        ("precision", "fp16", "precision", "unknown_choice"),
+        ("norm_bound", 0.0, "norm_bound", "setting_out_of_range"),
+        ("privacy", {"epsilon": 0, "clip": 1}, "privacy.epsilon", "setting_out_of_range"),
+        ("privacy", {"epsilon": 1, "clip": 1, "delta": 1}, "privacy.delta", "setting_out_of_range"),
+        ("compression", {"bits": 5}, "compression.bits", "unknown_choice"),
     ],
 )
-def test_a_value_out_of_range_is_named_with_what_came(name, value):
-    message = refusal(**({"rounds": 1} | {name: value}))
-    assert f"'{name}" in message
-    assert "; got " in message
+def test_a_value_out_of_range_is_named_with_what_came(name, value, setting, code):
+    error = refusal(**({"rounds": 1} | {name: value}))
+    assert (error.code, error.fields["settings"]) == (code, [setting])
+    assert "; got " in str(error)
 
 
 def test_settings_cannot_be_changed_and_survive_json():
@@ -91,4 +101,5 @@ def test_devices(device, fine):
     if fine:
         assert read_settings(Execution, {"device": device}, "the run").device == device
     else:
-        assert "'device'" in refusal(Execution, device=device)
+        error = refusal(Execution, device=device)
+        assert (error.code, error.fields["settings"]) == ("invalid_setting", ["device"])

@@ -56,9 +56,14 @@ def opened(blob: Blob, kind: str, limits: Limits) -> Message:
     message = unpack(blob, limits)
     refused = message.meta.get("refused")
     if isinstance(refused, str):
-        raise RefusedError(one_line(refused, REASON))
+        raise RefusedError("site_refusal", one_line(refused, REASON))
     if message.kind != kind:
-        raise RefusedError(f"expected an answer to '{kind}', got one to '{message.kind}'")
+        raise RefusedError(
+            "unexpected_message_kind",
+            f"expected an answer to '{kind}', got one to '{message.kind}'",
+            expected=kind,
+            found=message.kind,
+        )
     return message
 
 
@@ -87,14 +92,16 @@ def read_answer(
     """
     scores = rows_from_json(message.meta.get("evaluation") or [], site, step.evaluated)
     if scores and step.evaluated is None:
-        raise RefusedError("expected no scores, as none were asked for")
+        raise RefusedError("unexpected_scores", "expected no scores, as none were asked for", site=site)
     content = message.meta.get("answer")
     if order is None:
         return None, scores
     if not isinstance(content, dict) or content.keys() != {"step", "refused", "meta", "rows", UNDELIVERED}:
-        raise RefusedError("expected an answer to the order, got none")
+        raise RefusedError("missing_reply", "expected an answer to the order, got none", site=site)
     if content["step"] != step.number:
-        raise RefusedError("expected an answer to this step, got one to another")
+        raise RefusedError(
+            "wrong_step", "expected an answer to this step, got one to another", site=site, expected=step.number
+        )
     rows = rows_from_json(content["rows"], site, step.round)
     if content["refused"] is not None:
         return Answer(site, step.number, one_line(content["refused"], REASON), {}, rows), scores
@@ -117,14 +124,17 @@ def lay_down(path: Path, blob: Blob) -> list[StoreError]:
 def unwritten(path: Path, error: OSError) -> StoreError:
     """What is wrong where the server can't write an answer."""
     return StoreError(
+        "unwritable_file",
         f"The server could not write '{path}': {error.strerror}. No site is at fault and what was saved is valid: "
-        "free some space at the server, then resume the run."
+        "free some space at the server, then resume the run.",
+        path=path,
+        reason=error.strerror,
     )
 
 
 def _check_reply(who: str, order: Order, tensors: Tensors, meta: Any, expected: Expected, limits: Limits) -> None:
     if not isinstance(meta, dict):
-        raise RefusedError(f"expected facts by name beside the reply of {who}")
+        raise RefusedError("invalid_metadata", f"expected facts by name beside the reply of {who}", sender=who)
     check_codec(tensors, meta, limits)
     method = expected.method
     plain, facts = decode_filtered(method, *decode(tensors, meta))

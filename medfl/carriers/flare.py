@@ -150,7 +150,9 @@ class FlareTransport:
                      for site, token in tokens.items()}  # fmt: skip
             while any(task.completion_status is None for task in tasks.values()):
                 if self._abort.triggered:
-                    raise StoppedError("The job was stopped. What is finished is saved; resume the run to go on.")
+                    raise StoppedError(
+                        "stopped_job", "The job was stopped. What is finished is saved; resume the run to go on."
+                    )
                 for unwritten in filter(None, (exchange.failed for exchange in exchanges.values())):
                     raise unwritten
                 for site in silence.overdue():

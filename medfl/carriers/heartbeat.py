@@ -36,7 +36,9 @@ def read_beat(blob: bytes) -> Beat:
     doing, share, moved = (message.meta.get(name) for name in ("doing", "share", "moved"))
     fits = share is None or (type(share) in (int, float) and 0 <= share <= 1)
     if message.kind != BEAT or doing not in ("", TRAINING, SCORING) or not fits or type(moved) is not bool:
-        raise RefusedError("expected a heartbeat: what is done, the share of it that is done, whether it moves")
+        raise RefusedError(
+            "invalid_heartbeat", "expected a heartbeat: what is done, the share of it that is done, whether it moves"
+        )
     return Beat(doing, share, moved)
 
 

@@ -61,7 +61,9 @@ def check_size(size: int, limits: Limits) -> None:
         RefusedError: If it is larger than the limits allow.
     """
     if size > limits.max_bytes:
-        raise refusal(f"at most {limits.max_bytes} bytes", f"{size}", HONEST)
+        raise refusal(
+            "message_too_large", f"at most {limits.max_bytes} bytes", f"{size}", HONEST, maximum=limits.max_bytes
+        )
 
 
 def check_blob(blob: wire.Blob, limits: Limits) -> None:
@@ -76,13 +78,19 @@ def check_blob(blob: wire.Blob, limits: Limits) -> None:
             gives it. Only the checksum is left to `medfl.utils.wire.view`.
     """
     if type(blob) is not bytes and (type(blob) is not memoryview or blob.readonly):  # that of a file may be written
-        raise refusal("bytes", type(blob).__name__)
+        raise refusal("wrong_type", "bytes", type(blob).__name__)
     check_size(len(blob), limits)
     size = int.from_bytes(blob[:8], "little")
     if size > limits.max_header_bytes:
-        raise refusal(f"a header of at most {limits.max_header_bytes} bytes", f"one of {size}", HONEST)
+        raise refusal(
+            "header_too_large",
+            f"a header of at most {limits.max_header_bytes} bytes",
+            f"one of {size}",
+            HONEST,
+            maximum=limits.max_header_bytes,
+        )
     if len(blob) < 8 + size:
-        raise refusal(f"{8 + size} bytes or more, as its first eight say", f"{len(blob)}")
+        raise refusal("truncated_message", f"{8 + size} bytes or more, as its first eight say", f"{len(blob)}")
     header = _json_object(_text(bytes(blob[8 : 8 + size])), "the header")
     _check_meta_text(header.pop("__metadata__", None), limits)
     _check_layout(header, len(blob) - 8 - size, limits)
@@ -101,11 +109,30 @@ def check_shape(shape: object, limits: Limits, name: str) -> int:
             on bytes (those of empty dimensions counted as one).
     """
     if type(shape) is not list or any(type(size) is not int or size < 0 for size in shape):
-        raise refusal(f"the shape of {shown(name)} as a list of integers >= 0", f"another {type(shape).__name__}")
+        raise refusal(
+            "invalid_tensor_shape",
+            f"the shape of {shown(name)} as a list of integers >= 0",
+            f"another {type(shape).__name__}",
+            tensor=shown(name),
+        )
     if len(shape) > limits.max_dims:
-        raise refusal(f"at most {limits.max_dims} dimensions of {shown(name)}", f"{len(shape)}", HONEST)
+        raise refusal(
+            "too_many_dimensions",
+            f"at most {limits.max_dims} dimensions of {shown(name)}",
+            f"{len(shape)}",
+            HONEST,
+            tensor=shown(name),
+            maximum=limits.max_dims,
+        )
     if math.prod(max(size, 1) for size in shape) > limits.max_bytes:
-        raise refusal(f"at most {limits.max_bytes} elements of {shown(name)}", "more", HONEST)
+        raise refusal(
+            "too_many_elements",
+            f"at most {limits.max_bytes} elements of {shown(name)}",
+            "more",
+            HONEST,
+            tensor=shown(name),
+            maximum=limits.max_bytes,
+        )
     return math.prod(shape)
 
 
@@ -128,17 +155,20 @@ def walk(value: Any) -> Iterator[tuple[Any, int, str]]:
             waiting += [(element, depth + 1, key) for element in inner]
 
 
-def refusal(expected: str, got: str, advice: str = FOREIGN, who: str = "") -> RefusedError:
-    """The error for a message that is not taken.
+def refusal(code: str, expected: str, got: str, advice: str = FOREIGN, who: str = "", **fields: Any) -> RefusedError:
+    """Return the error for a message that is refused.
 
     Args:
+        code: Name of the kind of fault, as in `medfl.errors.MedflError`.
         expected: What the receiver takes.
         got: What came, without contents.
         advice: What to do.
         who: Who sent it, if that is known.
+        fields: Fields of the error beside ``expected``, ``found`` and ``sender``.
     """
     sender = f" from {who}" if who else ""
-    return RefusedError(f"A message{sender} was refused: expected {expected}, got {got}. {advice}")
+    text = f"A message{sender} was refused: expected {expected}, got {got}. {advice}"
+    return RefusedError(code, text, expected=expected, found=got, sender=who or None, **fields)
 
 
 def shown(name: object) -> str:
@@ -152,51 +182,97 @@ def shown(name: object) -> str:
 def _check_layout(header: dict[str, Any], room: int, limits: Limits) -> None:
     """Refuse tensors that don't fill the room behind the header exactly."""
     if len(header) > limits.max_tensors:
-        raise refusal(f"at most {limits.max_tensors} tensors", f"{len(header)}", HONEST)
+        raise refusal(
+            "too_many_tensors",
+            f"at most {limits.max_tensors} tensors",
+            f"{len(header)}",
+            HONEST,
+            maximum=limits.max_tensors,
+        )
     end = 0
     for start, stop, name in sorted((*_offsets(name, header[name], limits), name) for name in header):
         if start != end:
-            raise refusal(f"the numbers of {shown(name)} at {end}", _place(start))
+            raise refusal(
+                "misplaced_tensor", f"the numbers of {shown(name)} at {end}", _place(start), tensor=shown(name)
+            )
         end = stop
     if end != room:
-        raise refusal(f"tensors of {end} bytes, as the header says", f"{room}")
+        raise refusal("wrong_tensor_bytes", f"tensors of {end} bytes, as the header says", f"{room}")
 
 
 def _offsets(name: str, entry: Any, limits: Limits) -> tuple[int, int]:
     """Where the numbers of a tensor begin and end, by its entry of the header."""
     if not name or len(name) > MAX_NAME or not name.isprintable():
-        raise refusal(f"names of tensors of 1 to {MAX_NAME} printable characters", f"{shown(name)} ({len(name)})")
+        raise refusal(
+            "invalid_tensor_name",
+            f"names of tensors of 1 to {MAX_NAME} printable characters",
+            f"{shown(name)} ({len(name)})",
+            tensor=shown(name),
+            maximum=MAX_NAME,
+        )
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise refusal(f"dtype, shape and data_offsets of {shown(name)}", "something else")
+        raise refusal(
+            "invalid_tensor_entry",
+            f"dtype, shape and data_offsets of {shown(name)}",
+            "something else",
+            tensor=shown(name),
+        )
     code, offsets = entry["dtype"], entry["data_offsets"]
     if not isinstance(code, str) or code not in _DTYPES:
-        raise refusal(f"a dtype of {shown(name)} among {', '.join(sorted(_DTYPES))}", shown(code))
+        raise refusal(
+            "unsupported_dtype",
+            f"a dtype of {shown(name)} among {', '.join(sorted(_DTYPES))}",
+            shown(code),
+            tensor=shown(name),
+        )
     size = check_shape(entry["shape"], limits, name) * torch.empty(0, dtype=_DTYPES[code]).element_size()
     if type(offsets) is not list or [type(offset) for offset in offsets] != [int, int]:
-        raise refusal(f"two integers as the data_offsets of {shown(name)}", "something else")
+        raise refusal(
+            "invalid_tensor_offsets",
+            f"two integers as the data_offsets of {shown(name)}",
+            "something else",
+            tensor=shown(name),
+        )
     start, stop = offsets
     if start < 0 or stop - start != size:
-        raise refusal(f"{size} bytes of {shown(name)}, as its shape and dtype say", _place(stop - start))
+        raise refusal(
+            "wrong_tensor_size",
+            f"{size} bytes of {shown(name)}, as its shape and dtype say",
+            _place(stop - start),
+            tensor=shown(name),
+        )
     return start, stop
 
 
 def _check_meta_text(facts: Any, limits: Limits) -> None:
     """Refuse a kind and meta that are too large, too deep, or no JSON objects."""
     if not isinstance(facts, dict) or facts.keys() != {"medfl", "sha256"}:
-        raise refusal("'medfl' and 'sha256' in the header's metadata", "something else")
+        raise refusal("invalid_header_metadata", "'medfl' and 'sha256' in the header's metadata", "something else")
     text = facts["medfl"]
     if not isinstance(text, str) or not text.isascii():
-        raise refusal("the meta as ASCII text", f"another {type(text).__name__}")
+        raise refusal("unsupported_encoding", "the meta as ASCII text", f"another {type(text).__name__}")
     if len(text) > limits.max_meta_bytes:
-        raise refusal(f"meta of at most {limits.max_meta_bytes} bytes", f"{len(text)}", HONEST)
+        raise refusal(
+            "metadata_too_large",
+            f"meta of at most {limits.max_meta_bytes} bytes",
+            f"{len(text)}",
+            HONEST,
+            maximum=limits.max_meta_bytes,
+        )
     content = _json_object(text, "the meta")
     if content.keys() != {"kind", "meta"} or not isinstance(content["meta"], dict):
-        raise refusal("a kind and a dict of meta", "something else")
+        raise refusal("invalid_message", "a kind and a dict of meta", "something else")
     kind = content["kind"]
     if not isinstance(kind, str) or not 1 <= len(kind) <= _KIND or not kind.isprintable():
-        raise refusal(f"a kind of 1 to {_KIND} printable characters", shown(kind))
+        raise refusal("invalid_message_kind", f"a kind of 1 to {_KIND} printable characters", shown(kind))
     if any(depth >= limits.max_meta_depth and isinstance(v, dict | list) for v, depth, _ in walk(content["meta"])):
-        raise refusal(f"meta nested at most {limits.max_meta_depth} deep", "a deeper one", HONEST)
+        raise refusal(
+            "metadata_too_deep",
+            f"meta nested at most {limits.max_meta_depth} deep",
+            "a deeper one",
+            HONEST,
+            maximum=limits.max_meta_depth,
+        )
 
 
 class _TwiceError(ValueError):
@@ -223,7 +299,7 @@ def _json_object(text: str, what: str) -> dict[str, Any]:
     else:
         got = type(value).__name__
     if not isinstance(value, dict):
-        raise refusal(f"{what} as a JSON object", got)
+        raise refusal("invalid_json", f"{what} as a JSON object", got, part=what)
     return value
 
 
@@ -231,7 +307,7 @@ def _text(raw: bytes) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
-        raise refusal("a header in UTF-8", "other bytes") from None
+        raise refusal("unsupported_encoding", "a header in UTF-8", "other bytes") from None
 
 
 def _place(number: int) -> str:

@@ -85,7 +85,7 @@ def unpack(blob: wire.Blob, limits: Limits) -> Message:
     try:
         tensors, content = wire.view(blob if isinstance(blob, memoryview) else memoryview(bytearray(blob)))
     except DamagedError:
-        raise refusal("a blob that fits its checksum", f"{len(blob)} bytes that don't") from None
+        raise refusal("wrong_checksum", "a blob that fits its checksum", f"{len(blob)} bytes that don't") from None
     return Message(content["kind"], tensors, content["meta"])
 
 
@@ -113,17 +113,31 @@ def check_tensors(
     for name in sorted(tensors):
         tensor = tensors[name]
         if prefixes is not None and not any(name.startswith(prefix) for prefix in prefixes):
-            raise refusal(f"names that begin with {sorted(prefixes)}", shown(name), _UNLIKE, who)
+            raise refusal(
+                "undeclared_tensor",
+                f"names that begin with {sorted(prefixes)}",
+                shown(name),
+                _UNLIKE,
+                who,
+                tensor=shown(name),
+                declared=list(prefixes),
+            )
         form = (tuple(tensor.shape), tensor.dtype)
         if name in shapes and form not in shapes[name]:
             known = " or ".join(sorted(_form(form) for form in shapes[name]))
-            raise refusal(f"{shown(name)} as {known or 'nothing'}", _form(form), _UNLIKE, who)
+            raise refusal(
+                "wrong_shape", f"{shown(name)} as {known or 'nothing'}", _form(form), _UNLIKE, who, tensor=shown(name)
+            )
         if tensor.is_floating_point() and not all_finite(tensor):
-            raise refusal(f"finite numbers in {shown(name)}", "NaN or infinity", _DIVERGED, who)
+            raise refusal(
+                "not_finite", f"finite numbers in {shown(name)}", "NaN or infinity", _DIVERGED, who, tensor=shown(name)
+            )
     norm = l2_norm(tensors)
     if not math.isfinite(norm) or (norm_bound is not None and norm > norm_bound):
         bound = "" if norm_bound is None else f" of at most {norm_bound:g}"
-        raise refusal(f"tensors of a finite L2 norm{bound}", f"{norm:.6g}", _DIVERGED, who)
+        raise refusal(
+            "norm_too_large", f"tensors of a finite L2 norm{bound}", f"{norm:.6g}", _DIVERGED, who, maximum=norm_bound
+        )
 
 
 def shapes_of(
@@ -165,33 +179,62 @@ def check_codec(tensors: Tensors, meta: Meta, limits: Limits) -> None:
         return
     codec: Any = meta[CODEC]
     if not isinstance(codec, dict) or codec.keys() != {"bits", "tensors"} or not isinstance(codec["tensors"], dict):
-        raise refusal("a codec of bits and tensors", "something else")
+        raise refusal("invalid_codec", "a codec of bits and tensors", "something else")
     bits = codec["bits"]
     if type(bits) is not int or bits not in _CODES:
-        raise refusal("codes of 4, 8 or 16 bits", "something else")
+        raise refusal("unsupported_bits", "codes of 4, 8 or 16 bits", "something else")
     total = wire.payload_bytes({name: tensor for name, tensor in tensors.items() if name not in codec["tensors"]})
     for name, facts in codec["tensors"].items():
         if name not in tensors:
-            raise refusal("a codec of tensors that the message holds", shown(name))
+            raise refusal(
+                "unknown_codec_tensor", "a codec of tensors that the message holds", shown(name), tensor=shown(name)
+            )
         total += _decoded_bytes(name, tensors[name], bits, facts, limits)
     if total > limits.max_bytes:
-        raise refusal(f"at most {limits.max_bytes} bytes of decoded tensors", str(total), HONEST)
+        raise refusal(
+            "decoded_message_too_large",
+            f"at most {limits.max_bytes} bytes of decoded tensors",
+            str(total),
+            HONEST,
+            maximum=limits.max_bytes,
+        )
 
 
 def _decoded_bytes(name: str, packed: torch.Tensor, bits: int, facts: Any, limits: Limits) -> int:
     """Bytes that one quantised tensor will have, after a check of all that is said about it."""
     if type(facts) is not list or len(facts) != 4:
-        raise refusal(f"minimum, maximum, dtype and shape of {shown(name)}", "something else")
+        raise refusal(
+            "invalid_codec_entry",
+            f"minimum, maximum, dtype and shape of {shown(name)}",
+            "something else",
+            tensor=shown(name),
+        )
     lo, hi, dtype, shape = facts
     if type(lo) is not float or type(hi) is not float or not math.isfinite(hi - lo) or lo > hi:
-        raise refusal(f"a finite minimum of {shown(name)} not above its finite maximum, both floats", "something else")
+        raise refusal(
+            "invalid_codec_range",
+            f"a finite minimum of {shown(name)} not above its finite maximum, both floats",
+            "something else",
+            tensor=shown(name),
+        )
     if not isinstance(dtype, str) or dtype not in _FLOATS:
-        raise refusal(f"a dtype of {shown(name)} among {', '.join(sorted(_FLOATS))}", shown(dtype))
+        raise refusal(
+            "unsupported_dtype",
+            f"a dtype of {shown(name)} among {', '.join(sorted(_FLOATS))}",
+            shown(dtype),
+            tensor=shown(name),
+        )
     count = check_shape(shape, limits, name)
     expected: Form = (((count + 1) // 2,) if bits == 4 else tuple(shape), _CODES[bits])
     came: Form = (tuple(packed.shape), packed.dtype)
     if came != expected:
-        raise refusal(f"the {bits}-bit codes of {shown(name)} as {_form(expected)}", _form(came))
+        raise refusal(
+            "wrong_shape",
+            f"the {bits}-bit codes of {shown(name)} as {_form(expected)}",
+            _form(came),
+            tensor=shown(name),
+            bits=bits,
+        )
     return count * _FLOATS[dtype].itemsize
 
 

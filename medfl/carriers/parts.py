@@ -71,7 +71,12 @@ class Exchange:
         """
         check_size(size, self._limits)
         if size != self._size or not size:
-            raise RefusedError(f"expected an answer of {size} bytes, as the site says, got {self._size}")
+            raise RefusedError(
+                "incomplete_answer",
+                f"expected an answer of {size} bytes, as the site says, got {self._size}",
+                expected=size,
+                found=self._size,
+            )
         try:
             return mapped(self._path)
         finally:

@@ -144,8 +144,11 @@ def _receive(pipe: Connection, job: Job) -> tuple[Meta, bytes]:
         blob = b"" if BEAT in result or "error" in result else pipe.recv_bytes()
     except (EOFError, OSError):
         raise MedflError(
-            f"A worker process ended while it did '{job.name}' for '{job.who}' (often the machine was "
-            "out of memory). Nothing that was saved is lost: give the same command again, perhaps with fewer --workers."
+            "dead_worker",
+            f"A worker process ended while it did '{job.name}' for '{job.who}' (often the machine was out "
+            "of memory). Nothing that was saved is lost: give the same command again, perhaps with fewer --workers.",
+            job=job.name,
+            who=job.who,
         ) from None
     if "error" in result:
         problem: Exception = RuntimeError(result["error"])

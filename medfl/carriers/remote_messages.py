@@ -54,19 +54,32 @@ def rows_from_json(rows: Any, site: str, round_: int | None = None) -> list[Row]
         RefusedError: If a row has another form, is of another site or another round, or is there twice.
     """
     if not isinstance(rows, list) or len(rows) > MAX_ROWS:
-        raise RefusedError(f"Expected at most {MAX_ROWS} rows of scores from '{site}', got something else.")
+        raise RefusedError(
+            "invalid_rows",
+            f"Expected at most {MAX_ROWS} rows of scores from '{site}', got something else.",
+            site=site,
+            maximum=MAX_ROWS,
+        )
     read = [_row(entry, site) for entry in rows]
     if round_ is not None and any(row.round != round_ for row in read):
-        raise RefusedError(f"Expected rows of round {round_} from '{site}', got one of another round.")
+        raise RefusedError(
+            "wrong_round",
+            f"Expected rows of round {round_} from '{site}', got one of another round.",
+            site=site,
+            expected=round_,
+        )
     if len({row[:-1] for row in read}) != len(read):
-        raise RefusedError(f"Expected each score of '{site}' once, got one twice.")
+        raise RefusedError("duplicate_row", f"Expected each score of '{site}' once, got one twice.", site=site)
     return read
 
 
 def _row(entry: Any, site: str) -> Row:
     if not isinstance(entry, list) or len(entry) != len(Row._fields) or not _is_row(entry, site):
         raise RefusedError(
-            f"Expected rows {list(Row._fields)} of '{site}' itself, got another one. Both sides need the same version."
+            "invalid_row",
+            f"Expected rows {list(Row._fields)} of '{site}' itself, got another one. Both sides need the same version.",
+            site=site,
+            expected=list(Row._fields),
         )
     round_, of, model, split, moment, metric, value = entry
     return Row(round_, of, model, split, moment, metric, float(value) if isinstance(value, str) else value)
@@ -156,7 +169,13 @@ def integer(meta: Meta, name: str, low: int = 0) -> int:
     """
     value = meta.get(name)
     if type(value) is not int or not low <= value < MAX_STEP:
-        raise RefusedError(f"expected an integer from {low} to {MAX_STEP - 1} as '{name}'")
+        raise RefusedError(
+            "invalid_integer",
+            f"expected an integer from {low} to {MAX_STEP - 1} as '{name}'",
+            name=name,
+            minimum=low,
+            maximum=MAX_STEP - 1,
+        )
     return value
 
 
@@ -168,7 +187,7 @@ def names(meta: Meta, name: str) -> list[str]:
     """
     value = meta.get(name)
     if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
-        raise RefusedError(f"expected a list of names as '{name}'")
+        raise RefusedError("invalid_names", f"expected a list of names as '{name}'", name=name)
     return value
 
 
@@ -180,7 +199,7 @@ def steps(meta: Meta, name: str) -> list[int]:
     """
     value = meta.get(name)
     if not isinstance(value, list) or len(value) > KEPT:
-        raise RefusedError(f"expected at most {KEPT} steps as '{name}'")
+        raise RefusedError("invalid_steps", f"expected at most {KEPT} steps as '{name}'", name=name, maximum=KEPT)
     return [integer({name: entry}, name) for entry in value]
 
 
@@ -264,24 +283,34 @@ def read_facts(site: str, message: Message, classes: int, outputs: int, frozen: 
     """
     facts, data = message.meta.get("facts"), message.meta.get("data")
     if not isinstance(facts, dict) or not isinstance(data, dict) or data.keys() != DATA_FACTS:
-        raise RefusedError("expected what the site tells of its data")
+        raise RefusedError("missing_site_facts", "expected what the site tells of its data", site=site)
     check_told(facts, FACTS, "begin", {"classes": classes}, f"site '{site}'")
     facts = dict(facts)
     if (theirs := facts.pop("frozen", None)) != frozen:
         raise RefusedError(
+            "unlike_frozen_parameters",
             "the frozen parameters of the site's network, which are never sent, differ from the server's: expected the "
-            f"digest {_short(frozen)}, got {_short(theirs)}. Give the site the same file of weights for its network"
+            f"digest {_short(frozen)}, got {_short(theirs)}. Give the site the same file of weights for its network",
+            site=site,
+            expected=_short(frozen),
+            found=_short(theirs),
         )
     if not isinstance(data["classes"], list) or len(data["classes"]) != classes:
-        raise RefusedError(f"expected the names of {classes} classes")
+        raise RefusedError("wrong_class_count", f"expected the names of {classes} classes", site=site, expected=classes)
     if not isinstance(data["names"], list) or len(data["names"]) not in (0, outputs):
-        raise RefusedError(f"expected the names of {outputs} outputs, or none")
+        raise RefusedError(
+            "wrong_output_count", f"expected the names of {outputs} outputs, or none", site=site, expected=outputs
+        )
     for name in (*data["classes"], *data["names"], data["name"], data["modality"]):
         if not text().fits(name, {}) or name.lstrip()[:1] in (*"$@%",):
-            raise RefusedError("expected plain names of classes and data, which begin with none of '$', '@' and '%'")
+            raise RefusedError(
+                "unsafe_name",
+                "expected plain names of classes and data, which begin with none of '$', '@' and '%'",
+                site=site,
+            )
     shared = data["shared_test"]
     if shared is not None and not (isinstance(shared, str) and re.fullmatch(r"[0-9a-f]{64}", shared)):
-        raise RefusedError("expected the fingerprint of the shared test set, or none")
+        raise RefusedError("invalid_fingerprint", "expected the fingerprint of the shared test set, or none", site=site)
     return {"facts": facts, "newest": integer(message.meta, "newest"), "data": data}
 
 

@@ -52,7 +52,11 @@ class Seal:
             RefusedError: If it is not sealed by that site, for this one and this run.
         """
         if not sealed.startswith(MARK):
-            raise RefusedError(f"expected a parcel that is signed by '{sender}', got one without a signature")
+            raise RefusedError(
+                "missing_signature",
+                f"expected a parcel that is signed by '{sender}', got one without a signature",
+                site=sender,
+            )
         certificate, start = _part(sealed, len(MARK))
         signature, start = _part(sealed, start)
         blob = sealed[start:]
@@ -68,5 +72,5 @@ def _part(sealed: bytes, start: int) -> tuple[bytes, int]:
     begin = start + _LENGTH
     length = int.from_bytes(sealed[start:begin])
     if len(sealed) < begin + length or length > MAX_CERTIFICATE:
-        raise RefusedError("expected a signed parcel, got a part of one")
+        raise RefusedError("truncated_parcel", "expected a signed parcel, got a part of one")
     return sealed[begin : begin + length], begin + length

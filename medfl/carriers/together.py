@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -38,29 +39,45 @@ def check_together(name: str, method: Method, settings: Settings, task: Task, ne
         SettingsError: Naming what stands in the way.
     """
     if problem := _problem(name, method, settings, task, networks):
-        raise SettingsError(f"The setting 'together' above 1 trains several sites at once, and {problem}. {ALONE}")
+        raise problem
 
 
-def _problem(name: str, method: Method, settings: Settings, task: Task, networks: Sequence[nn.Module]) -> str:
-    """Why it does not go; empty where it does."""
+def _problem(
+    name: str, method: Method, settings: Settings, task: Task, networks: Sequence[nn.Module]
+) -> SettingsError | None:
+    """Return the error that names the obstacle; None if there is no obstacle."""
     if not isinstance(method, Averaging) or method.pools_data:
-        return f"the method '{name}' is no averaging of what sites train"
+        why = f"the method '{name}' is no averaging of what sites train"
+        return _unsupported("method_not_supported", why, method=name)
     own = [part for part in WHOLE if getattr(type(method), part) is not getattr(Averaging, part)]
     if own:
-        return f"the method '{name}' changes more of a site's work than its loss and what is shared: {', '.join(own)}"
+        why = f"the method '{name}' changes more of a site's work than its loss and what is shared: {', '.join(own)}"
+        return _unsupported("method_not_supported", why, method=name, members=own)
     if len(networks) > 1:
-        return f"the sites have {len(networks)} networks, which make no stack (networks_by_site)"
+        why = f"the sites have {len(networks)} networks, which make no stack (networks_by_site)"
+        return _unsupported("unlike_networks", why, count=len(networks))
     dropout = [path for path, module in networks[0].named_modules() if isinstance(module, _DropoutNd) and module.p > 0]
     if dropout:
-        return f"the network has dropout ({dropout[0]}), which is drawn from streams of each site's own"
+        why = f"the network has dropout ({dropout[0]}), which is drawn from streams of each site's own"
+        return _unsupported("network_not_supported", why, module=dropout[0])
     optimizer = task.optimizer([nn.Parameter(torch.zeros(1))])
     if type(optimizer) not in ELEMENTWISE:
-        names = ", ".join(kind.__name__ for kind in ELEMENTWISE)
-        return f"the optimizer is {type(optimizer).__name__}; expected one of {names}"
+        known = [kind.__name__ for kind in ELEMENTWISE]
+        why = f"the optimizer is {type(optimizer).__name__}; expected one of {', '.join(known)}"
+        return _unsupported("unsupported_optimizer", why, optimizer=type(optimizer).__name__, expected=known)
     if settings.precision != "fp32":
-        return f"precision '{settings.precision}' would round a stack by far more than a single model; expected 'fp32'"
+        why = f"precision '{settings.precision}' would round a stack by far more than a single model; expected 'fp32'"
+        return _unsupported("incompatible_settings", why, settings=["precision", "together"])
     if settings.privacy is not None and settings.privacy.unit == "sample":
-        return "privacy with the unit 'sample' takes steps of its own"
+        why = "privacy with the unit 'sample' takes steps of its own"
+        return _unsupported("incompatible_settings", why, settings=["privacy.unit", "together"])
     if settings.secure_aggregation is not None:
-        return "under secure_aggregation each site has orders of its own"
-    return ""
+        why = "under secure_aggregation each site has orders of its own"
+        return _unsupported("incompatible_settings", why, settings=["secure_aggregation", "together"])
+    return None
+
+
+def _unsupported(code: str, why: str, **fields: Any) -> SettingsError:
+    """Return the error for a run that can't train several sites at once."""
+    text = f"The setting 'together' above 1 trains several sites at once, and {why}. {ALONE}"
+    return SettingsError(code, text, feature="together", **fields)

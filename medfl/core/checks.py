@@ -65,26 +65,40 @@ def check_plan(
     check_robust(name, method, settings)
     check_secure(name, method, settings, names, _beside_the_mean(method))
     if problem := name_problem(names):
-        raise SettingsError(problem)
+        raise SettingsError("invalid_site_name", problem, sites=names)
     unknown = sorted(set(settings.networks_by_site) - set(names))
     if unknown:
-        raise SettingsError(f"'networks_by_site' names sites that are not there: {unknown}. Sites: {names}.")
+        raise SettingsError(
+            "unknown_site",
+            f"'networks_by_site' names sites that are not there: {unknown}. Sites: {names}.",
+            setting="networks_by_site",
+            sites=unknown,
+            known=names,
+        )
     used = sorted({settings.networks_by_site.get(site, task.network) for site in names})
     if used != [task.network] and not method.unlike_networks and not method.unlike_heads:
         raise SettingsError(
+            "unlike_networks",
             f"Method '{name}' needs one architecture at all sites; got {used}. Give all sites the "
             f"network of the task ('{task.network}' now), or choose a method that allows unlike ones (`medfl list "
-            "methods`)."
+            "methods`).",
+            method=name,
+            networks=used,
         )
     if settings.precision == "bf16" and task.device == "cpu" and not cpu_has_bf16():
         logger.warning("This CPU computes bf16 in software, many times slower than fp32; use --precision fp32 here.")
     if method.needs_public and not has_public:
-        raise SettingsError(f"Method '{name}' needs public data; name their folder with --public.")
+        raise SettingsError(
+            "missing_public_data", f"Method '{name}' needs public data; name their folder with --public.", method=name
+        )
     _check_weights(task, used)
     if not task.objective.per_case_loss and settings.privacy is not None and settings.privacy.unit == "sample":
         raise SettingsError(
+            "incompatible_settings",
             f"The privacy unit 'sample' needs a loss of each single case, and that of the objective "
-            f"'{task.objective.name}' compares cases with each other. Choose the unit 'site'."
+            f"'{task.objective.name}' compares cases with each other. Choose the unit 'site'.",
+            settings=["objective", "privacy.unit"],
+            objective=task.objective.name,
         )
     networks = {network: task.build(network) for network in used}
     check_needs(name, method, task, networks, others or {})
@@ -106,28 +120,36 @@ def check_robust(name: str, method: Method, settings: Settings) -> None:
         SettingsError: If a rule is set and the method has no place for it.
     """
     if settings.robust is not None and method.supports_robust is not True:
+        cause, beside = _beside_the_mean(method)
         raise SettingsError(
+            "method_not_supported",
             f"The robust rule '{settings.robust.rule}' stands in place of the one mean of all updates, and method "
-            f"'{name}', with these settings, has another server: {_beside_the_mean(method)}. Choose a method that "
-            "averages updates and nothing beside them, such as fedavg, fedprox or fedavgm, or leave 'robust' out."
+            f"'{name}', with these settings, has another server: {beside}. Choose a method that "
+            "averages updates and nothing beside them, such as fedavg, fedprox or fedavgm, or leave 'robust' out.",
+            feature="robust",
+            method=name,
+            rule=settings.robust.rule,
+            cause=cause,
+            sends=dict(method.sends),
         )
 
 
-def _beside_the_mean(method: Method) -> str:
-    """What the server makes of replies, where that is no mean of updates."""
+def _beside_the_mean(method: Method) -> tuple[str, str]:
+    """Return what the server makes of replies, where that is no mean of updates: a code and a sentence."""
     if method.pools_data:
-        return "it has the data themselves"
+        return "pooled_data", "it has the data themselves"
     if method.sends_to_peers:
-        return "sites send their models to each other, and there is no mean"
+        return "no_mean", "sites send their models to each other, and there is no mean"
     updates = [prefix for prefix, kind in method.sends.items() if kind == "update"]
     others = [f"'{prefix}' ({kind})" for prefix, kind in method.sends.items() if kind != "update"]
     if not updates:
-        return f"sites send {', '.join(others) or 'nothing'}, and no updates"
+        return "no_updates", f"sites send {', '.join(others) or 'nothing'}, and no updates"
     if others:
-        return f"sites send {', '.join(others)} beside their updates"
+        return "other_payloads", f"sites send {', '.join(others)} beside their updates"
     if len(updates) > 1:
-        return f"it may have several means, of {', '.join(map(repr, updates))}, or weighs replies by what sites say"
-    return "it weighs replies by what sites say of themselves, or makes more of them than one mean"
+        means = ", ".join(map(repr, updates))
+        return "several_means", f"it may have several means, of {means}, or weighs replies by what sites say"
+    return "own_weights", "it weighs replies by what sites say of themselves, or makes more of them than one mean"
 
 
 def check_shared_test(settings: Settings, has_test: bool) -> None:
@@ -142,8 +164,10 @@ def check_shared_test(settings: Settings, has_test: bool) -> None:
     """
     if settings.shared_test and not has_test:
         raise SettingsError(
+            "missing_test_set",
             "shared_test scores every site's personal model on the server's test set, and there is none: expected a "
-            "folder 'global' beside the sites. `medfl partition` makes one; or leave shared_test out."
+            "folder 'global' beside the sites. `medfl partition` makes one; or leave shared_test out.",
+            setting="shared_test",
         )
 
 
@@ -205,15 +229,22 @@ def check_training(sites: Mapping[str, Splits], objective: Objective) -> None:
     """
     empty = [name for name, data in sorted(sites.items()) if not len(data.train)]
     if len(empty) == len(sites):
-        raise DataError(f"No site has training data: expected at least one image at one of {sorted(sites)}.")
+        raise DataError(
+            "no_images",
+            f"No site has training data: expected at least one image at one of {sorted(sites)}.",
+            split="train",
+            sites=sorted(sites),
+        )
     if empty:
         logger.warning("Without training data, never asked to train: %s.", ", ".join(empty))
     held = {name: data.train for name, data in sorted(sites.items()) if len(data.train)}
     mute = [name for name, train in held.items() if not objective.teaches(countable(train, objective))]
     if len(mute) == len(held):
         raise DataError(
+            "uninformative_targets",
             f"No site can train: the training targets of {mute} teach nothing, such as survival times without any "
-            "event. Give at least one site some that do."
+            "event. Give at least one site some that do.",
+            sites=mute,
         )
     if mute:
         logger.warning("With training targets that teach nothing, never asked to train: %s.", ", ".join(mute))
@@ -231,8 +262,11 @@ def check_validation(settings: Settings, validating: Collection[str]) -> None:
     """
     if settings.validates and not validating:
         raise SettingsError(
+            "no_images",
             "'best_round' and 'patience' go by scores on the sites' validation images, and no site has any. Partition "
-            "with --val-fraction 0.1, or leave both out. Test images never choose a model."
+            "with --val-fraction 0.1, or leave both out. Test images never choose a model.",
+            split="val",
+            settings=["best_round", "patience"],
         )
 
 

@@ -36,8 +36,12 @@ def kind_of(sends: Mapping[str, PayloadKind], name: str, who: str) -> PayloadKin
     prefix = max((prefix for prefix in sends if name.startswith(prefix)), key=len, default=None)
     if prefix is None:
         raise ContractError(
+            "undeclared_tensor",
             f"{who} may not send the tensor '{name}': the method sends names that begin with {sorted(sends)}. Declare "
-            "its prefix and kind in `sends`, or leave it out."
+            "its prefix and kind in `sends`, or leave it out.",
+            sender=who,
+            tensor=name,
+            declared=list(sends),
         )
     return sends[prefix]
 
@@ -56,8 +60,13 @@ def check_filters(method: Method, name: str) -> None:
         kinds = set(own.kinds)
         if kinds - set(get_args(PayloadKind)) or not kinds & set(method.sends.values()):
             raise ContractError(
+                "wrong_filter_kinds",
                 f"The filter {_name(own)} of method '{name}' is for tensors of the kinds {sorted(kinds)}: expected one "
-                f"or more of those that the method sends, {sorted(set(method.sends.values()))}. Correct its `kinds`."
+                f"or more of those that the method sends, {sorted(set(method.sends.values()))}. Correct its `kinds`.",
+                method=name,
+                filter=_name(own),
+                found=kinds,
+                expected=set(method.sends.values()),
             )
 
 
@@ -113,26 +122,43 @@ class Encoder:
         try:
             meta = json.loads(json.dumps(dict(meta), allow_nan=False))  # as it arrives
         except (TypeError, ValueError) as error:
-            raise ContractError(f"{_name(own)}.encode gives meta that is no JSON: {error}.") from None
+            raise ContractError(
+                "invalid_json", f"{_name(own)}.encode gives meta that is no JSON: {error}.", filter=_name(own)
+            ) from None
         other = [name for name in encoded if kind_of(self.sends, name, f"{_name(own)} at {who}") != kind]
         if other:
+            prefixes = sorted(prefix for prefix, other in self.sends.items() if other == kind)
             raise ContractError(
+                "wrong_tensor_kind",
                 f"{_name(own)}.encode makes '{other[0]}' of tensors of the kind '{kind}': expected names with prefixes "
-                f"of this kind, {sorted(prefix for prefix, other in self.sends.items() if other == kind)}."
+                f"of this kind, {prefixes}.",
+                filter=_name(own),
+                tensor=other[0],
+                expected=kind,
+                prefixes=prefixes,
             )
         for name, tensor in sorted(encoded.items()):
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise RefusedError(
+                    "not_finite",
                     f"{who} refuses to send '{name}': expected finite numbers after {_name(own)}, got NaN or infinity. "
-                    "What it encodes is too large for it."
+                    "What it encodes is too large for it.",
+                    sender=who,
+                    tensor=name,
+                    filter=_name(own),
                 )
         decoded, expected = _forms(own.decode(_copies(encoded), meta)), _forms(group)
         unlike = sorted(name for name in decoded.keys() | expected.keys() if decoded.get(name) != expected.get(name))
         if unlike:
             raise ContractError(
+                "unlike_decoded_tensors",
                 f"{_name(own)}.decode gives back other tensors than encode was given: expected '{unlike[0]}' as "
                 f"{expected.get(unlike[0], 'none')}, got {decoded.get(unlike[0], 'none')}. Names, shapes and dtypes "
-                "have to be those that came in."
+                "have to be those that came in.",
+                filter=_name(own),
+                tensor=unlike[0],
+                expected=expected.get(unlike[0]),
+                found=decoded.get(unlike[0]),
             )
         return encoded, meta
 
@@ -142,9 +168,12 @@ class Encoder:
         if whole or meta != blank_meta or _forms(encoded) != _forms(blank):
             what = f"'{whole[0]}', whole numbers that can't be noised" if whole else "shapes or facts that hang on them"
             raise SettingsError(
+                "unprotected_payload",
                 f"Privacy with the unit 'site' hides a site's data by noise on the numbers of an update, and the "
                 f"method's filter {_name(own)} would send {what} beside them. Choose another method or setting of it, "
-                "or leave the setting 'privacy' out."
+                "or leave the setting 'privacy' out.",
+                filter=_name(own),
+                tensor=whole[0] if whole else None,
             )
 
 
@@ -174,8 +203,10 @@ def decode_filtered(method: Method, tensors: Tensors, meta: Meta) -> tuple[Tenso
                     tensors = rest | own.decode(group, by_kind[kind])
     except Exception as error:  # the filter's own code, on what another machine claims
         raise RefusedError(
+            "undecodable_tensors",
             f"Expected tensors that the method's filters can decode, got {type(error).__name__}. Sender and receiver "
-            "need the same method and version of medfl."
+            "need the same method and version of medfl.",
+            cause=type(error).__name__,
         ) from error
     return tensors, {key: value for key, value in meta.items() if key != FILTERED}
 

@@ -111,7 +111,13 @@ class Filters:
         kinds, meta = self._checked(tensors, meta, site)
         if self._privacy is not None:
             if other := sorted(name for name, kind in kinds.items() if kind != "update"):
-                raise RefusedError(_not_private(f"site '{site}'", f"'{other[0]}' ({kinds[other[0]]})"))
+                raise RefusedError(
+                    "unprotected_payload",
+                    _not_private(f"site '{site}'", f"'{other[0]}' ({kinds[other[0]]})"),
+                    site=site,
+                    tensor=other[0],
+                    payload=kinds[other[0]],
+                )
             tensors = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
         return tensors, meta
 
@@ -128,7 +134,12 @@ class Filters:
             RefusedError: If a number is not finite, the norm is above the bound, or a privacy setting is on.
         """
         if self._privacy is not None:
-            raise RefusedError(_not_private(f"site '{site}'", "a parcel for another site"))
+            raise RefusedError(
+                "unprotected_payload",
+                _not_private(f"site '{site}'", "a parcel for another site"),
+                site=site,
+                payload="parcel",
+            )
         _, meta = self._checked(tensors, meta, site)
         return {name: tensor.detach().clone() for name, tensor in tensors.items()}, meta
 
@@ -138,8 +149,12 @@ class Filters:
         for key in meta:
             if key not in self._sends_meta or key in (CODEC, FILTERED):
                 raise ContractError(
+                    "undeclared_metadata",
                     f"Site '{site}' may not send the meta key '{key}': the method tells {sorted(self._sends_meta)}. "
-                    "Declare it in `sends_meta`, or leave it out."
+                    "Declare it in `sends_meta`, or leave it out.",
+                    site=site,
+                    key=key,
+                    declared=list(self._sends_meta),
                 )
         self._check_numbers(tensors, site)
         return kinds, {
@@ -150,17 +165,28 @@ class Filters:
         for name in sorted(tensors):
             if tensors[name].is_floating_point() and not bool(torch.isfinite(tensors[name]).all()):
                 raise RefusedError(
-                    f"Site '{site}' refuses to send '{name}': expected finite numbers, got NaN or infinity. {DIVERGED}"
+                    "not_finite",
+                    f"Site '{site}' refuses to send '{name}': expected finite numbers, got NaN or infinity. {DIVERGED}",
+                    site=site,
+                    tensor=name,
                 )
         norm, bound = l2_norm(tensors), math.inf if self._norm_bound is None else self._norm_bound
         if self._sigma is not None:  # a norm is no noised number; clipping bounds it
             if math.isinf(norm):
-                raise RefusedError(f"Site '{site}' refuses to send a payload whose norm overflows. {DIVERGED}")
+                raise RefusedError(
+                    "norm_overflow",
+                    f"Site '{site}' refuses to send a payload whose norm overflows. {DIVERGED}",
+                    site=site,
+                )
             return
         if math.isinf(norm) or norm > bound:
             raise RefusedError(
+                "norm_too_large",
                 f"Site '{site}' refuses to send a payload of L2 norm {norm:.6g}: expected a finite norm, at most "
-                f"{bound:g}. Find out why it is so large, or raise the setting 'norm_bound'."
+                f"{bound:g}. Find out why it is so large, or raise the setting 'norm_bound'.",
+                site=site,
+                found=norm,
+                maximum=self._norm_bound,
             )
 
     def _noised(self, floats: Tensors, stream_factory: StreamFactory) -> Tensors:
@@ -200,8 +226,10 @@ def decode(tensors: Tensors, meta: Meta) -> tuple[Tensors, Meta]:
             decoded[name] = dequantise(codes, lo, hi, codec["bits"], getattr(torch, dtype))
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise ContractError(
+            "invalid_codec",
             f"Expected meta['{CODEC}'] to describe the quantised tensors, got {type(error).__name__} ({error}). "
-            "Sender and receiver need the same version of medfl."
+            "Sender and receiver need the same version of medfl.",
+            cause=type(error).__name__,
         ) from error
     return decoded, {key: value for key, value in meta.items() if key != CODEC}
 
@@ -243,17 +271,30 @@ def check_method(method: Method | type[Method], settings: Settings, name: str | 
     needed = [fact for fact, tell in method.sends_meta.items() if tell.kind == "needed"]
     other += [f"'{fact}' (a fact that it can't do without)" for fact in needed]
     if settings.privacy is not None and other:
-        raise SettingsError(_not_private(f"method '{name}'", ", ".join(other)))
+        raise SettingsError(
+            "method_not_supported",
+            _not_private(f"method '{name}'", ", ".join(other)),
+            feature="privacy",
+            method=name,
+            sends=other,
+        )
     if settings.privacy is not None and settings.privacy.unit == "sample" and method.supports_dp_sgd is not True:
         raise SettingsError(
+            "method_not_supported",
             f"Privacy with the unit 'sample' covers what a site learns by the loss of each image alone, and method "
             f"'{name}' does not say, by `supports_dp_sgd`, that its updates hold nothing else of the site's data. "
-            "Choose another method or setting of it, or the unit 'site', which covers any update."
+            "Choose another method or setting of it, or the unit 'site', which covers any update.",
+            feature="dp_sgd",
+            method=name,
         )
     if settings.compression is not None and sends and "update" not in sends.values():
         raise SettingsError(
+            "method_not_supported",
             f"Compression quantises updates, and method '{name}' sends none, only {', '.join(other)}: the setting "
-            "would do nothing. Leave 'compression' out."
+            "would do nothing. Leave 'compression' out.",
+            feature="compression",
+            method=name,
+            sends=other,
         )
 
 
@@ -273,8 +314,12 @@ def check_parcels(parcels: Sequence[PeerMessage], allowed: bool, site: str, peer
     unknown = sorted(set(receivers) - set(receivers if peers is None else peers))
     if parcels and not allowed or unknown or len(set(receivers)) != len(receivers):
         raise ContractError(
+            "wrong_receivers",
             f"Site '{site}' posts parcels to {receivers}: expected one at most for each site of the run, and none "
-            f"unless the method says `sends_to_peers` (it says {allowed})."
+            f"unless the method says `sends_to_peers` (it says {allowed}).",
+            site=site,
+            receivers=receivers,
+            is_allowed=allowed,
         )
 
 

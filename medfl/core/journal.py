@@ -153,12 +153,18 @@ class Journal:
         rounds = settings.keep_rounds
         if "global" not in models:
             raise SettingsError(
+                "no_server_model",
                 "'keep_rounds' keeps the server's model, and with this method the server has none. Leave it out, or "
-                "choose another method."
+                "choose another method.",
+                setting="keep_rounds",
             )
         if max(rounds) > settings.rounds:
             raise SettingsError(
-                f"'keep_rounds' names round {max(rounds)} and the run has {settings.rounds}: name rounds of the run."
+                "setting_out_of_range",
+                f"'keep_rounds' names round {max(rounds)} and the run has {settings.rounds}: name rounds of the run.",
+                setting="keep_rounds",
+                found=max(rounds),
+                maximum=settings.rounds,
             )
         if gone := sorted({round_ for round_ in rounds if round_ <= rounds_done} - set(self.kept_rounds())):
             logger.warning("Over already, and their models were not kept: rounds %s.", ", ".join(map(str, gone)))
@@ -188,11 +194,20 @@ class Journal:
         except FileNotFoundError:
             rounds = ", ".join(map(str, self.kept_rounds())) or "none"
             raise StoreError(
+                "round_not_kept",
                 f"The model after round {round_} was not kept in '{self._kept}'; kept are: {rounds}. Name one of "
-                "these, or run again with the round in the setting 'keep_rounds'."
+                "these, or run again with the round in the setting 'keep_rounds'.",
+                path=self._kept,
+                round=round_,
+                known=self.kept_rounds(),
             ) from None
         except (OSError, DamagedError) as error:
-            raise StoreError(f"The model in '{self._model(round_)}' can't be read: {error}. Run again.") from None
+            raise StoreError(
+                "unreadable_file",
+                f"The model in '{self._model(round_)}' can't be read: {error}. Run again.",
+                path=self._model(round_),
+                round=round_,
+            ) from None
         return Model(meta["network"], tensors, meta["meta"])
 
     def _model(self, round_: int) -> Path:
@@ -209,7 +224,9 @@ class Journal:
             return record.state(), _committed(record)
         if self.store.steps():
             raise StoreError(
-                f"No step of the server in '{self.store.folder}' can be read. Start the run in a new folder."
+                "unreadable_steps",
+                f"No step of the server in '{self.store.folder}' can be read. Start the run in a new folder.",
+                folder=self.store.folder,
             )
         return None
 
@@ -237,14 +254,21 @@ class Journal:
         rows = self._csv.read_bytes()[: last.csv_offset] if self._csv.exists() else b""
         if len(rows) < last.csv_offset:
             raise StoreError(
+                "missing_rows",
                 f"'{self._csv}' has {len(rows)} bytes where the saved steps account for {last.csv_offset}: rows were "
-                "removed from it. Put it back, or start the run in a new folder."
+                "removed from it. Put it back, or start the run in a new folder.",
+                path=self._csv,
+                expected=last.csv_offset,
+                found=len(rows),
             )
         self._size, self._sha256 = len(rows), hashlib.sha256(rows)
         if self._sha256.hexdigest() != last.csv_sha256:
             raise StoreError(
+                "damaged_file",
                 f"'{self._csv}' is damaged: its first {len(rows)} bytes are not those of the saved steps. It was "
-                "damaged, or changed by hand. Put it back, or start the run in a new folder."
+                "damaged, or changed by hand. Put it back, or start the run in a new folder.",
+                path=self._csv,
+                size=len(rows),
             )
         self._append(last.rows, last.csv_offset)
 
@@ -259,8 +283,11 @@ class Journal:
                 os.fsync(file.fileno())
         except OSError as error:
             raise StoreError(
+                "unwritable_file",
                 f"Could not write '{self._csv}': {error.strerror}. The step is saved: mend that and give the same "
-                "command again; its rows are added then."
+                "command again; its rows are added then.",
+                path=self._csv,
+                reason=error.strerror,
             ) from error
         self._size += len(lines)
         self._sha256.update(lines)

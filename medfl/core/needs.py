@@ -94,6 +94,11 @@ def check_needs(
         fit = sorted(other for other, needs in others.items() if not missing & set(needs))
         hint = f"These would do: {', '.join(fit)}." if fit else "`medfl list methods` shows what each method needs."
         raise SettingsError(
+            "unmet_need",
             f"Method '{name}' needs '{need}' ({MEANING[need]}), which a task with the objective "
-            f"'{task.objective.name}' lacks here: {why}. {hint}"
+            f"'{task.objective.name}' lacks here: {why}. {hint}",
+            method=name,
+            need=need,
+            objective=task.objective.name,
+            methods=fit,
         )

@@ -37,7 +37,12 @@ def quantise(t: torch.Tensor, bits: int) -> tuple[torch.Tensor, float, float]:
     x = t.detach().cpu().double()
     lo, hi = (float(bound) for bound in x.aminmax())
     if not math.isfinite(hi - lo):
-        raise RefusedError(f"expected finite values to quantise, got a range from {lo} to {hi}. The training diverged.")
+        raise RefusedError(
+            "not_finite",
+            f"expected finite values to quantise, got a range from {lo} to {hi}. The training diverged.",
+            minimum=lo,
+            maximum=hi,
+        )
     if lo == hi:
         return torch.zeros(t.shape, dtype=kind), lo, hi
     return ((x - lo) / (hi - lo) * steps).round_().to(kind), lo, hi
@@ -96,8 +101,12 @@ def unpack(packed: torch.Tensor, bits: int, shape: list[int]) -> torch.Tensor:
     expected = (count + 1) // 2 if bits == 4 else count
     if packed.numel() != expected:
         raise ContractError(
+            "wrong_code_count",
             f"expected {expected} elements for {bits}-bit codes of shape {shape}, got {packed.numel()}. "
-            "Decode with what the sender wrote beside the codes."
+            "Decode with what the sender wrote beside the codes.",
+            expected=expected,
+            found=packed.numel(),
+            bits=bits,
         )
     if bits == 4:
         packed = torch.stack([packed & 15, packed >> 4], dim=1).reshape(-1)[:count]
@@ -106,5 +115,11 @@ def unpack(packed: torch.Tensor, bits: int, shape: list[int]) -> torch.Tensor:
 
 def _steps(bits: int) -> int:
     if not 1 <= bits <= 16:
-        raise ContractError(f"expected 1 to 16 bits a code, got {bits}. Runs offer 4, 8 and 16.")
+        raise ContractError(
+            "unsupported_bits",
+            f"expected 1 to 16 bits a code, got {bits}. Runs offer 4, 8 and 16.",
+            found=bits,
+            minimum=1,
+            maximum=16,
+        )
     return int(2**bits - 1)

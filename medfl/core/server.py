@@ -147,7 +147,10 @@ class ServerLoop:
         unknown = sorted(set(names) - set(self._carrier.sites))
         if unknown or len(set(names)) != len(names):
             raise ContractError(
-                f"The method planned orders for {names}: expected each at most once, out of {self._carrier.sites}."
+                "invalid_plan",
+                f"The method planned orders for {names}: expected each at most once, out of {self._carrier.sites}.",
+                sites=names,
+                known=list(self._carrier.sites),
             )
 
     def _fail(self, server: Server, now: Commit, last: Commit, reason: str, absent: bool) -> Commit:

@@ -161,13 +161,21 @@ class SiteRunner:
             return None  # not done, or damaged: it is done again from the step before
         if record.meta["order"] != digest:
             raise StoreError(
+                "other_run",
                 f"Site '{self.name}' has carried out another order as step {step}: expected {digest[:12]}, found "
-                f"{record.meta['order'][:12]}. The run folder mixes two runs; start in a new folder."
+                f"{record.meta['order'][:12]}. The run folder mixes two runs; start in a new folder.",
+                site=self.name,
+                step=step,
+                expected=digest[:12],
+                found=record.meta["order"][:12],
             )
         if DISCARDED in record.meta:
             raise StoreError(
+                "deleted_reply",
                 f"Site '{self.name}' no longer has its reply of step {step}: the run had finished, and replies were "
-                "deleted then. The server's state is older than that. Put back its state, or start in a new folder."
+                "deleted then. The server's state is older than that. Put back its state, or start in a new folder.",
+                site=self.name,
+                step=step,
             )
         return record
 

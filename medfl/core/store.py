@@ -192,7 +192,9 @@ class Store:
             return wire.decode(self._blob(digest).read_bytes())[0]
         except (OSError, DamagedError) as error:
             raise StoreError(
-                f"The constant '{self._blob(digest)}' can't be read: {error}. Start the run in a new folder."
+                "unreadable_file",
+                f"The constant '{self._blob(digest)}' can't be read: {error}. Start the run in a new folder.",
+                path=self._blob(digest),
             ) from error
 
     def _blob(self, digest: str) -> Path:
@@ -254,7 +256,9 @@ class Inbox:
                 try:
                     tensors, meta = wire.decode(path.read_bytes())
                 except DamagedError as error:
-                    raise DamagedError(f"The parcel '{path}' can't be read. {error}") from error
+                    raise DamagedError(
+                        "damaged_file", f"The parcel '{path}' can't be read. {error}", path=path, cause=error.code
+                    ) from error
                 parcels.append(PeerMessage(self.folder.parent.name, tensors, meta["meta"], meta["sender"]))
         return sorted(parcels, key=lambda parcel: parcel.sender)
 
@@ -294,12 +298,19 @@ def only_writer(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / LOCK).touch()
     except OSError as error:
-        raise StoreError(f"Could not write to the run folder '{folder}': {error.strerror}.") from error
+        raise StoreError(
+            "unwritable_folder",
+            f"Could not write to the run folder '{folder}': {error.strerror}.",
+            folder=folder,
+            reason=error.strerror,
+        ) from error
     with held(folder / LOCK, patience) as alone:
         if not alone:
             raise StoreError(
+                "folder_in_use",
                 f"Another process is writing to the run folder '{folder}'. Wait for it, stop it, or name another "
-                "folder with --output_dir. Reading the folder meanwhile is fine."
+                "folder with --output_dir. Reading the folder meanwhile is fine.",
+                folder=folder,
             )
         for stale in folder.rglob(".*.tmp"):
             with contextlib.suppress(OSError):

@@ -58,17 +58,28 @@ def check_updates(
             if old is None or (old.shape, old.dtype) != (tensor.shape, tensor.dtype):
                 expected = "no such name" if old is None else f"{old.dtype} {list(old.shape)}"
                 raise RefusedError(
+                    "wrong_tensor",
                     f"An update of {ascii(name)[:60]} was refused: expected {expected}, as in the order, got "
-                    f"{tensor.dtype} {list(tensor.shape)}. The site needs the same network and version of medfl."
+                    f"{tensor.dtype} {list(tensor.shape)}. The site needs the same network and version of medfl.",
+                    tensor=ascii(name)[:60],
+                    expected=expected,
+                    found=f"{tensor.dtype} {list(tensor.shape)}",
                 )
         lacking = [name for name, tensor in known.items() if name not in came and tensor.is_floating_point()]
         if lacking and not came and prefix in needed:
             raise RefusedError(
+                "missing_updates",
                 f"Expected updates of the {len(lacking)} tensors '{prefix}' that the order brought, got none. "
-                "Such a reply does not count."
+                "Such a reply does not count.",
+                prefix=prefix,
+                count=len(lacking),
             )
         if came and lacking:
-            raise RefusedError(f"An update of '{lacking[0]}' is missing in a reply that has others: expected all.")
+            raise RefusedError(
+                "missing_tensor",
+                f"An update of '{lacking[0]}' is missing in a reply that has others: expected all.",
+                tensor=lacking[0],
+            )
 
 
 def normalised(weights: dict[str, float], fallback: Mapping[str, Meta]) -> dict[str, float]:
@@ -160,6 +171,9 @@ def check_validation(server: Server, why: str) -> None:
     """
     if lacking := [name for name in server.trainable() if not server.facts.get(name, {}).get("validates", True)]:
         raise SettingsError(
+            "no_images",
             f"{why}: expected validation images at each, got none at {names_and_more(lacking, 3)}. Give them a "
-            "validation split, or choose the method 'fedavg'."
+            "validation split, or choose the method 'fedavg'.",
+            split="val",
+            sites=lacking,
         )

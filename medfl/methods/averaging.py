@@ -278,7 +278,10 @@ def refuse_noisy_statistics(model: nn.Module, names: list[str]) -> None:
     noisy = sorted(norm_names(model) & buffer_names(model) & set(names))
     if noisy:
         raise SettingsError(
+            "noisy_statistics",
             "Under a privacy setting the running statistics of normalisation layers can't be shared, got "
             f"{names_and_more(noisy, 3)}: noise would turn variances negative. Set norm_sync to 'params' or 'none', or "
-            "use group norm."
+            "use group norm.",
+            setting="norm_sync",
+            tensors=noisy,
         )

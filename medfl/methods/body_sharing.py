@@ -50,8 +50,10 @@ class BodySharing(Averaging):
         model = server.task.build(network)
         if not head_names(model, network):
             raise SettingsError(
+                "empty_head",
                 f"Network '{network}' ({type(model).__name__}) has a `head` without tensors: expected some that a site "
-                "can keep. Choose another network, or the method 'fedavg'."
+                "can keep. Choose another network, or the method 'fedavg'.",
+                network=network,
             )
         state, common = model.state_dict(), server.state.tensors
         names = set(self.shared(model, server.settings.norm_sync))
@@ -59,9 +61,13 @@ class BodySharing(Averaging):
         unlike |= names ^ common.keys()
         if unlike:
             raise SettingsError(
+                "unlike_bodies",
                 f"Network '{network}' has another body than '{server.task.network}': expected the same names and "
                 f"shapes in all but the head, got unlike ones in {names_and_more(sorted(unlike), 3)}. Give all "
-                "sites one body; heads may differ."
+                "sites one body; heads may differ.",
+                network=network,
+                expected=server.task.network,
+                tensors=unlike,
             )
 
 
@@ -95,17 +101,24 @@ class MeanHead(BodySharing):
         task, networks = server.task, server.networks()
         if networks != [task.network]:
             raise SettingsError(
+                "unlike_heads",
                 f"global_head 'average' needs the network '{task.network}' at all sites, got {networks}: unlike heads "
-                "have no mean. Set global_head to 'none'."
+                "have no mean. Set global_head to 'none'.",
+                network=task.network,
+                networks=networks,
             )
         tensors = task.initial(server.settings.seed)
         model = task.load(tensors)
         names = head_names(model, task.network)
         if kept := sorted(tensors.keys() - set(names) - server.state.tensors.keys()):
             raise SettingsError(
+                "incompatible_settings",
                 f"global_head 'average' joins a head to the common body, and norm_sync '{server.settings.norm_sync}' "
                 f"keeps parts of the body at the sites: {names_and_more(kept, 3)}. Set norm_sync to 'all', or "
-                "global_head to 'none'."
+                "global_head to 'none'.",
+                settings=["global_head", "norm_sync"],
+                norm_sync=server.settings.norm_sync,
+                tensors=kept,
             )
         if server.settings.privacy is not None:
             refuse_noisy_statistics(model, names)

@@ -24,8 +24,10 @@ def stages(model: nn.Module, network: str) -> list[nn.Module]:
     layers = getattr(model, "feature_layers", None)
     if not layers:
         raise SettingsError(
+            "missing_feature_layers",
             f"Network '{network}' ({type(model).__name__}) has no `feature_layers`: expected a list of the modules "
-            "whose outputs are its features, stage by stage. Add one, or choose a network that has it."
+            "whose outputs are its features, stage by stage. Add one, or choose a network that has it.",
+            network=network,
         )
     return list(layers)
 
@@ -45,13 +47,22 @@ def check_alike(networks: Mapping[str, nn.Module], layers: Sequence[int] | None)
     if len(set(counts.values())) > 1:
         text = ", ".join(f"'{name}' has {count}" for name, count in sorted(counts.items()))
         raise SettingsError(
+            "unlike_stage_counts",
             f"Networks are compared stage by stage: expected one number of `feature_layers` at all sites, got {text}. "
-            "Their widths may differ; choose networks of one depth."
+            "Their widths may differ; choose networks of one depth.",
+            counts=counts,
         )
     number = max(counts.values())
     wrong = [layer for layer in layers or () if not 1 <= layer <= number]
     if wrong:
-        raise SettingsError(f"`layers` names stages from 1 to {number} of {sorted(counts)}, got {wrong}.")
+        raise SettingsError(
+            "setting_out_of_range",
+            f"`layers` names stages from 1 to {number} of {sorted(counts)}, got {wrong}.",
+            setting="layers",
+            found=wrong,
+            minimum=1,
+            maximum=number,
+        )
 
 
 class FeatureHooks:

@@ -120,7 +120,11 @@ class CommonSite:
 
 
 def _refuse(name: str) -> None:
-    raise SettingsError(f"The loss of this method looks at '{name}', which each site has for itself. {ALONE}")
+    raise SettingsError(
+        "site_specific_loss",
+        f"The loss of this method looks at '{name}', which each site has for itself. {ALONE}",
+        name=name,
+    )
 
 
 @dataclass(frozen=True)

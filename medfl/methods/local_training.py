@@ -208,8 +208,12 @@ def refuse_several(site: Site, trainings: Sequence[Training]) -> None:
     """Single images are hidden by one training in a step (`medfl.privacy.samples`)."""
     if site.settings.privacy is not None and site.settings.privacy.unit == "sample" and len(trainings) != 1:
         raise ContractError(
+            "several_trainings",
             f"Expected one training in a step of site '{site.name}', got {len(trainings)}: with the privacy unit "
-            "'sample' the account reckons with one, so the method may not say `supports_dp_sgd`."
+            "'sample' the account reckons with one, so the method may not say `supports_dp_sgd`.",
+            site=site.name,
+            expected=1,
+            found=len(trainings),
         )
 
 

@@ -183,8 +183,10 @@ class PrototypeSharing(Personal):
         features = {network: features_of(server.task.build(network), network) for network in server.networks()}
         if len(set(features.values())) > 1:
             raise SettingsError(
+                "unlike_feature_counts",
                 f"Prototypes are means of features: expected as many features of all networks, got {features}. Choose "
-                "networks whose bodies agree in that."
+                "networks whose bodies agree in that.",
+                counts=features,
             )
         server.state.meta["features"] = next(iter(features.values()))
         if self.inference == "prototype":
@@ -206,8 +208,12 @@ class PrototypeSharing(Personal):
         for name, tensor in tensors.items():
             if name not in known or tensor.shape != shape or tensor.dtype is not torch.float32:
                 raise RefusedError(
+                    "wrong_tensor",
                     f"A prototype {ascii(name)[:60]} was refused: expected float32 {list(shape)} for a class below "
-                    f"{task.objective.classes}, got {tensor.dtype} {list(tensor.shape)}."
+                    f"{task.objective.classes}, got {tensor.dtype} {list(tensor.shape)}.",
+                    tensor=ascii(name)[:60],
+                    expected=f"torch.float32 {list(shape)}",
+                    found=f"{tensor.dtype} {list(tensor.shape)}",
                 )
 
     def aggregate(self, server: Server, replies: Replies) -> None:

@@ -95,7 +95,12 @@ class Rounds:
         step = self._step(left[0].name)
         orders = step.orders(server) if step.orders else []
         if wrong := sorted({order.op for order in orders} - {step.name}):
-            raise ContractError(f"expected orders '{step.name}' in the step of that name, got {wrong}")
+            raise ContractError(
+                "wrong_orders",
+                f"expected orders '{step.name}' in the step of that name, got {wrong}",
+                expected=step.name,
+                found=wrong,
+            )
         quorum, folds = _quorum(server, step, len(orders)), step.fold is not None
         return Plan(server.round, orders, ends_round=len(left) == 1, quorum=quorum, folds=folds)
 
@@ -120,7 +125,9 @@ class Rounds:
         done = _done(server)
         left = self.schedule(server, done)
         if not left and not done:
-            raise ContractError(f"expected a step in round {server.round}, got an empty schedule")
+            raise ContractError(
+                "empty_schedule", f"expected a step in round {server.round}, got an empty schedule", round=server.round
+            )
         return left
 
     def _step(self, name: str) -> Step:
@@ -128,7 +135,9 @@ class Rounds:
         if name not in steps:
             *others, last = steps
             names = f"{', '.join(others)} or {last}" if others else last
-            raise ContractError(f"expected an order {names}, got '{name}'")
+            raise ContractError(
+                "unknown_order", f"expected an order {names}, got '{name}'", name=name, known=list(steps)
+            )
         return steps[name]
 
 

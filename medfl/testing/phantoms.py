@@ -156,7 +156,14 @@ def make_cohort(
         ("size", size, 8, 1024),
     ):
         if not low <= value <= high:
-            raise SettingsError(f"phantoms: expected {name} in {low}..{high}, got {value}")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"phantoms: expected {name} in {low}..{high}, got {value}",
+                setting=name,
+                found=value,
+                minimum=low,
+                maximum=high,
+            )
     out = Path(out)
     check_free(out, force)
     plan = PartitionPlan(

@@ -51,7 +51,14 @@ class RandColourd(RandomizableTransform, MapTransform):
         self.strengths = (brightness, contrast, saturation)
         self.grey = grey
         if not all(0 <= value <= 1 for value in (*self.strengths, grey)):
-            raise SettingsError(f"RandColourd expected strengths and grey in [0, 1], got {self.strengths} and {grey}")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"RandColourd expected strengths and grey in [0, 1], got {self.strengths} and {grey}",
+                settings=["strengths", "grey"],
+                minimum=0,
+                maximum=1,
+                found=[*self.strengths, grey],
+            )
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         """The same dictionary with changed images."""

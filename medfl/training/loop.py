@@ -213,8 +213,9 @@ def train(
     """
     if steps is None and settings.privacy is not None and settings.privacy.unit == "sample":
         raise ContractError(
+            "missing_private_steps",
             "Expected private steps in a run with the privacy unit 'sample', got none: a plain training would break "
-            "the run's promise. Train by `Averaging.fit`, or give `train` the `steps`."
+            "the run's promise. Train by `Averaging.fit`, or give `train` the `steps`.",
         )
     start = time.perf_counter()
     model.train()
@@ -253,7 +254,11 @@ def balanced_sampling(data: Dataset) -> torch.Tensor:
         SettingsError: If cases have no classes.
     """
     if data.class_labels is None:
-        raise SettingsError("balance 'sampling' draws classes equally often, and these cases have none. Leave it out.")
+        raise SettingsError(
+            "missing_classes",
+            "balance 'sampling' draws classes equally often, and these cases have none. Leave it out.",
+            setting="balance",
+        )
     return sampling_weights(data.class_labels)
 
 
@@ -285,8 +290,12 @@ def pick_device(device: str, workers: int = 1) -> str:
     if workers > 1:
         if device.startswith("cuda"):
             raise SettingsError(
+                "incompatible_settings",
                 f"device '{device}' and {workers} workers were asked for, but worker processes can't use a GPU; use "
-                "--workers 1 to compute on it, or --device cpu to compute in several processes."
+                "--workers 1 to compute on it, or --device cpu to compute in several processes.",
+                settings=["device", "workers"],
+                device=device,
+                workers=workers,
             )
         if device == "auto" and torch.backends.cuda.is_built():
             logger.info("%d workers compute on the CPU; a GPU would take --workers 1.", workers)
@@ -294,6 +303,10 @@ def pick_device(device: str, workers: int = 1) -> str:
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return "cpu"
     if not torch.cuda.is_available():
-        raise SettingsError(f"device '{device}' was asked for and torch sees no GPU here; use --device cpu or auto.")
+        raise SettingsError(
+            "missing_gpu",
+            f"device '{device}' was asked for and torch sees no GPU here; use --device cpu or auto.",
+            device=device,
+        )
     torch.cuda.init()
     return "cuda:0" if device == "auto" else device

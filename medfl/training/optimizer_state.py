@@ -32,8 +32,12 @@ def read_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> Tensors:
                 continue  # the momentum of SGD without momentum
             if not isinstance(value, torch.Tensor):
                 raise SettingsError(
+                    "unsupported_optimizer_state",
                     f"The state of {type(optimizer).__name__} can't be kept: expected tensors, got "
-                    f"{type(value).__name__} as '{key}'. Choose another optimizer, or optimizer_state 'reset'."
+                    f"{type(value).__name__} as '{key}'. Choose another optimizer, or optimizer_state 'reset'.",
+                    optimizer=type(optimizer).__name__,
+                    key=key,
+                    found=type(value).__name__,
                 )
             copy = value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
             state[f"{names[parameter]}/{key}"] = copy
@@ -58,7 +62,11 @@ def write_state(optimizer: torch.optim.Optimizer, model: nn.Module, state: Tenso
         path, _, key = name.rpartition("/")
         parameter = parameters.get(path)
         if parameter is None or parameter not in places:
-            raise SettingsError(f"The kept state of the optimizer names '{path}', which is no parameter in training.")
+            raise SettingsError(
+                "unknown_parameter",
+                f"The kept state of the optimizer names '{path}', which is no parameter in training.",
+                parameter=path,
+            )
         entries.setdefault(places[parameter], {})[key] = _as_laid_out(value, parameter)
     if entries:
         optimizer.load_state_dict({"state": entries, "param_groups": optimizer.state_dict()["param_groups"]})

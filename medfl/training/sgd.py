@@ -26,7 +26,10 @@ def check_sgd(optimizer: torch.optim.Optimizer, why: str) -> None:
     if type(optimizer) is not torch.optim.SGD or unlike:
         name = " with ".join([type(optimizer).__name__, *sorted(unlike)])
         raise SettingsError(
-            f"{why}, got {name}. Choose torch.optim.SGD, with or without plain momentum, or the method 'fedavg'."
+            "unsupported_optimizer",
+            f"{why}, got {name}. Choose torch.optim.SGD, with or without plain momentum, or the method 'fedavg'.",
+            optimizer=type(optimizer).__name__,
+            options=unlike,
         )
 
 

@@ -58,7 +58,11 @@ class Stack:
             self._unused = frozenset(name for name, gradient in alone.items() if gradient is None)
         for name in self._unused or ():
             if gradients.pop(name).any():
-                raise SettingsError(f"The loss leaves '{name}' out in some steps and not in others. {ALONE}")
+                raise SettingsError(
+                    "changing_loss",
+                    f"The loss leaves '{name}' out in some steps and not in others. {ALONE}",
+                    parameter=name,
+                )
         for index, arrival in enumerate(arrivals):
             for name, gradient in gradients.items():
                 arrival.steps.part.model.get_parameter(name).grad = gradient[index]
@@ -155,7 +159,9 @@ def _gradients(arrivals: Sequence[Arrival]) -> tuple[Tensors, list[torch.Tensor]
             raise
         why = textwrap.shorten(str(error), 240)
         raise SettingsError(
-            f"This loss or network can't be computed for several sites at once, says torch: {why} {ALONE}"
+            "unstackable_loss",
+            f"This loss or network can't be computed for several sites at once, says torch: {why} {ALONE}",
+            cause=why,
         ) from error
     return {name.removeprefix("model."): gradient for name, gradient in gradients.items()}, list(losses.unbind())
 
@@ -178,8 +184,10 @@ def _check_same(alone: dict[str, torch.Tensor | None], stacked: Tensors) -> None
     for name, gradient in known.items():
         if float((gradient - stacked[name][-1]).abs().max()) > CLOSE * largest:
             raise ContractError(
+                "unlike_gradients",
                 f"Expected the gradient of '{name}' in a stack of sites as a site has it alone, got another one: the "
-                f"loss or the network has something of a site's own that can't be seen in its tensors. {ALONE}"
+                f"loss or the network has something of a site's own that can't be seen in its tensors. {ALONE}",
+                parameter=name,
             )
 
 

@@ -88,7 +88,7 @@ def test_what_can_not_be_noted_does_not_leave(place: Place, monkeypatch: pytest.
 
     def full(path: Path, entry: Meta) -> str:
         if entry["site"] == SITE and "leaves" in entry:
-            raise StoreError("Could not write a line")
+            raise StoreError("unwritable_file", "Could not write a line")
         return ""
 
     monkeypatch.setattr(audit, "add_line", full)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refused
 
 from medfl.carriers.heartbeat import LIMITS, Silence, pack_beat, read_beat
 from medfl.carriers.messages import Limits, Message, pack
@@ -45,14 +46,19 @@ def test_a_heartbeat_arrives_as_it_was_sent(beat: Beat) -> None:
     ],
 )
 def test_anything_else_is_refused(meta: dict[str, Any]) -> None:
-    with pytest.raises(RefusedError):
+    with refused(RefusedError, "invalid_heartbeat"):
         read_beat(pack(Message("beat", {}, meta)))
 
 
 def test_bytes_that_are_no_heartbeat_are_refused() -> None:
     fine = {"doing": "", "share": None, "moved": True}
-    for blob in (b"", b"beat", pack(Message("step", {}, fine)), pack(Message("beat", {}, fine | {"x": "y" * 5000}))):
-        with pytest.raises(RefusedError):
+    for code, blob in (
+        ("truncated_message", b""),
+        ("header_too_large", b"beat"),
+        ("invalid_heartbeat", pack(Message("step", {}, fine))),
+        ("message_too_large", pack(Message("beat", {}, fine | {"x": "y" * 5000}))),
+    ):
+        with refused(RefusedError, code):
             read_beat(blob)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from loopback import Loopback, make_place
+from refusals import refused
 
 from medfl.carriers.messages import Limits, Message, pack, unpack
 from medfl.errors import RefusedError
@@ -15,12 +15,12 @@ from medfl.errors import RefusedError
 def test_server_and_site_refuse_a_network_beyond_their_cap(tmp_path: Path) -> None:
     place = make_place(tmp_path)
     loopback = Loopback(place.files("one", {"site-01": {"max_network_mb": 2}}))
-    with pytest.raises(RefusedError, match=r"network 'tiny'.*'server' allows networks of at most 1024 MB"):
+    with refused(RefusedError, "network_too_large", network="tiny", site="server", maximum=1024):
         loopback.serve(place.offer(in_channels=10**9))
     offer = place.offer(in_channels=10**5)  # 7.2 MB: within the server's cap
     service = loopback.services["site-01"]
-    refused = unpack(service.answer(pack(Message("hello", {}, offer.to_meta()))), Limits()).meta["refused"]
-    assert "'site-01' allows networks of at most 2 MB (max_network_mb), and it is larger" in refused
+    reason = unpack(service.answer(pack(Message("hello", {}, offer.to_meta()))), Limits()).meta["refused"]
+    assert "'site-01' allows networks of at most 2 MB (max_network_mb), and it is larger" in reason
 
 
 def test_the_network_of_another_site_counts_too(tmp_path: Path) -> None:

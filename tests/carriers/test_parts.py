@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 from loopback import Loopback
+from refusals import refused
 from remote_cases import local_outcome, mini_place, offered, outcome
 
 from medfl.carriers import parts
@@ -97,17 +98,26 @@ def test_an_answer_above_the_limit_is_not_taken_and_refused_with_both_sizes(tmp_
     exchange = Exchange(b"", tmp_path / "answer", Limits(max_bytes=5 * PART))
     bring(exchange.take, some(50 * PART))
     assert (tmp_path / "answer").stat().st_size <= 5 * PART
-    with pytest.raises(RefusedError, match=f"expected at most {5 * PART} bytes, got {50 * PART}"):
+    with refused(RefusedError, "message_too_large", maximum=5 * PART, found=f"{50 * PART}"):
         exchange.answer(50 * PART)
     exchange.close()
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("size", [0, -1, PART, 2 * PART + 1, 10**30])
-def test_an_answer_of_another_size_than_its_site_says_is_refused(tmp_path: Path, size: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "code"),
+    [
+        (0, "incomplete_answer"),
+        (-1, "incomplete_answer"),
+        (PART, "incomplete_answer"),
+        (2 * PART + 1, "incomplete_answer"),
+        (10**30, "message_too_large"),
+    ],
+)
+def test_an_answer_of_another_size_than_its_site_says_is_refused(tmp_path: Path, size: int, code: str) -> None:
     exchange = Exchange(b"", tmp_path / "answer", Limits())
     bring(exchange.take, some(2 * PART))
-    with pytest.raises(RefusedError, match="bytes"):
+    with refused(RefusedError, code):
         exchange.answer(size)
 
 
@@ -130,7 +140,7 @@ def test_a_full_disk_at_the_server_is_no_fault_of_the_site(tmp_path: Path) -> No
     with mock.patch.object(parts, "open", side_effect=OSError(errno.ENOSPC, "No space left on device"), create=True):
         bring(exchange.take, some(2 * PART))
     assert isinstance(exchange.failed, StoreError)
-    assert "No site is at fault" in str(exchange.failed)
+    assert (exchange.failed.code, exchange.failed.fields["path"]) == ("unwritable_file", str(tmp_path / "answer"))
 
 
 class InParts(Loopback):

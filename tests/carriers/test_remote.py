@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from loopback import SITES, UNLIKE, Loopback, Place, digests, make_place
+from refusals import refused
 from toys import snapshot
 
 from medfl.errors import StoreError
@@ -76,5 +77,5 @@ def test_a_run_does_not_go_on_with_other_networks(place: Place) -> None:
     loopback = Loopback(place.files("other-networks"))
     settings = {"method": "fedskd", "rounds": 1, "steps": 1}
     loopback.serve(place.offer(networks_by_site=UNLIKE, **settings))
-    with pytest.raises(StoreError, match="settings.networks.site-01 was 'resnet4', now 'resnet6'"):
+    with refused(StoreError, "other_run", setting="settings.networks.site-01", expected="resnet4", found="resnet6"):
         loopback.serve(place.offer(networks_by_site=UNLIKE | {"site-01": "resnet6"}, **settings))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from loopback import SITES, Place
+from refusals import refused
 from remote_cases import (
     local_outcome,
     mini_place,
@@ -91,7 +92,7 @@ def test_a_site_that_tells_nothing_of_its_machine_gets_what_any_machine_can_trai
 
 def test_a_file_of_profiles_is_refused_and_an_impossible_machine_left_out(place: Place) -> None:
     files = place.files("impossible", telling(*SITES))
-    with pytest.raises(SettingsError, match="Between machines profiles are 'live'.*got a file"):
+    with refused(SettingsError, "unsupported_setting", setting="profiles", expected=["live", "synthetic"]):
         serve(files, offered(place, method="local", profiles="machines.csv"))
     offer = offered(place, run="impossible", method="local", profiles="live", rounds=1, steps=1, min_replies=2)
     impossible = on("site-02", "hello", set_meta(profile=[1.0, 0.0, 4.0, 16.0, 50.0, 5.0, 200.0]))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from loopback import BUNDLE, SITES, Loopback, Place, digests
 from masked_cohorts import SMALL, make_volumes
+from refusals import refused
 from toys import snapshot
 
 from medfl.bundle.files import shipped
@@ -61,5 +62,5 @@ def test_an_offer_says_what_the_masks_hold(place: Place) -> None:
     assert opened.task.objective.facts["spacing"] == [1.0, 1.0, 1.0]
     assert opened.task.objective.outputs == 3
     less = {name: value for name, value in values().items() if name != "spacing"}
-    with pytest.raises(RefusedError, match="Expected the offer to say .*channels, spacing, window; it lacks spacing"):
+    with refused(RefusedError, "incomplete_offer", missing=["spacing"]):
         open_offer(make_offer(place.bundle, less, "one", SITES, 5), files[SITES[0]])

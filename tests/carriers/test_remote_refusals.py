@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from loopback import BUNDLE, SITES, Loopback, Place
+from refusals import refused
 from remote_cases import (
     LIMITS,
     local_outcome,
@@ -124,7 +125,7 @@ def test_with_fewer_sites_than_the_quorum_the_run_ends_and_says_why(place: Place
 
 def test_a_server_obeys_its_own_file(place: Place) -> None:
     files = place.files("server-file", {"server": {"methods": ["local"]}})
-    with pytest.raises(MedflError, match="fedavg"):
+    with refused(MedflError, "run_not_allowed", problems=["method_not_allowed"]):
         serve(files, offered(place))
     assert not any((files[site].state / "runs").exists() for site in SITES)
 
@@ -151,7 +152,7 @@ def test_a_site_whose_network_is_not_the_runs_is_missing_with_both_names(place: 
 def test_a_folder_of_another_run_under_the_same_name_is_refused_on_both_sides(place: Place) -> None:
     files = place.files("name")
     serve(files, offered(place, rounds=1))
-    with pytest.raises(StoreError, match="seed"):
+    with refused(StoreError, "other_run", setting="settings.seed"):
         serve(files, offered(place, rounds=1, seed=4))
     shutil.rmtree(files["server"].state / "runs")
     before = {path: path.read_bytes() for site in SITES for path in files[site].state.rglob("*.safetensors")}
@@ -169,7 +170,7 @@ def test_a_second_job_waits_for_the_first_one_and_is_refused(place: Place, monke
     def meanwhile(site: str, blob: bytes) -> bytes:
         if unpack(blob, LIMITS).kind == "step" and not second:
             second.append("tried")
-            with pytest.raises(StoreError, match="Another process"):
+            with refused(StoreError, "folder_in_use"):
                 Loopback(files).serve(offer)
             (files["server"].state / "elsewhere").mkdir()
             moved = files["server"].model_copy(update={"state": files["server"].state / "elsewhere"})

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from fault_harness import Child
+from refusals import refused
 from torch import nn
 from toys import Toy, builtin
 
@@ -22,7 +23,7 @@ from medfl.contract import Site, State
 from medfl.core.site import Splits
 from medfl.core.store import Store
 from medfl.data.pooled import TensorData
-from medfl.errors import ContractError, DataError, SettingsError
+from medfl.errors import ContractError, DataError, MedflError, SettingsError
 from medfl.methods.averaging import Averaging
 from medfl.methods.fit import Fit
 from medfl.networks.cnn import CNN4
@@ -122,7 +123,7 @@ def test_a_loss_that_torch_can_not_stack_is_refused(tmp_path: Path) -> None:
     """Cox's: which rows have an event decides what it computes."""
     sites = make_sites_of(Survival(), {"site-1": 9, "site-2": 7})
     options: Any = {"task": make_task_of(Survival()), "sites": sites, "server_test": sites["site-1"].test}
-    with pytest.raises(SettingsError, match="can't be computed for several sites at once"):
+    with refused(SettingsError, "unstackable_loss"):
         builtin("fedavg").run(tmp_path, together=2, **options)
 
 
@@ -276,7 +277,7 @@ class Own(Averaging):
 )
 def test_a_loss_that_looks_at_a_sites_own_is_refused(what: str, tmp_path: Path) -> None:
     Toy(Own, what=what).run(tmp_path / "alone", rounds=1)
-    with pytest.raises(SettingsError, match=rf"looks at '{what}', which each site has for itself.*'together' at 1"):
+    with refused(SettingsError, "site_specific_loss", name=what):
         Toy(Own, what=what).run(tmp_path / "together", together=3)
 
 
@@ -321,16 +322,20 @@ class Noisy(SmallNet):
 
 
 @pytest.mark.parametrize(
-    ("network", "kind", "text"),
+    ("network", "kind", "code", "cause"),
     [
-        (Hidden, ContractError, "something of a site's own that can't be seen in its tensors"),
-        (Branching, SettingsError, "can't be computed for several sites at once.*control flow"),
-        (Noisy, SettingsError, "can't be computed for several sites at once.*random"),
+        (Hidden, ContractError, "unlike_gradients", ""),
+        (Branching, SettingsError, "unstackable_loss", "control flow"),
+        (Noisy, SettingsError, "unstackable_loss", "random"),
     ],
 )
-def test_networks_that_make_no_stack(network: type[nn.Module], kind: Any, text: str, tmp_path: Path) -> None:
-    with pytest.raises(kind, match=f"(?s){text}.*'together' at 1"):
+def test_networks_that_make_no_stack(
+    network: type[nn.Module], kind: type[MedflError], code: str, cause: str, tmp_path: Path
+) -> None:
+    with refused(kind, code) as caught:
         builtin("fedavg").run(tmp_path, together=3, task=replace(make_task(), networks={"norm": network}))
+    assert cause in caught.value.fields.get("cause", "")
+    assert "'together' at 1" in str(caught.value)
 
 
 # ---- errors
@@ -341,7 +346,7 @@ class Failing(Averaging):
 
     def after_fit(self, fit: Fit) -> None:
         if fit.site.name == "site-2":
-            raise DataError("of the test")
+            raise DataError("test_error", "of the test", site=fit.site.name)
 
 
 def test_an_error_of_one_site_ends_all(tmp_path: Path) -> None:
@@ -357,7 +362,7 @@ def test_an_error_of_one_site_ends_all(tmp_path: Path) -> None:
 
     ended: list[str] = []
     threads, state = threading.active_count(), torch.get_rng_state()
-    with pytest.raises(DataError, match="of the test"):
+    with refused(DataError, "test_error", site="site-2"):
         Together().run([partial(wait, name, ended) for name in SIZES])
     assert ended == ["site-2: DataError", "site-1: _Abandoned", "site-3: _Abandoned"]
     assert threading.active_count() == threads
@@ -379,35 +384,48 @@ class Dropping(SmallNet):
 
 
 @pytest.mark.parametrize(
-    ("case", "options", "text"),
+    ("case", "options", "code", "fields"),
     [
-        (builtin("fedskd"), {}, "'fedskd' is no averaging|'fedskd' changes more of a site's work"),
+        (builtin("fedskd"), {}, "method_not_supported", {"method": "fedskd"}),
         (
             builtin("scaffold"),
             {},
-            "'scaffold' changes more of a site's work than its loss and what is shared: before_fit, extra_up",
+            "method_not_supported",
+            {"method": "scaffold", "members": ["before_fit", "extra_up"]},
         ),
-        (builtin("centralized"), {}, "'centralized' is no averaging of what sites train"),
-        (Toy(Clipping), {}, "'clipping' changes more of a site's work .*: after_batch"),
+        (builtin("centralized"), {}, "method_not_supported", {"method": "centralized", "members": None}),
+        (Toy(Clipping), {}, "method_not_supported", {"method": "clipping", "members": ["after_batch"]}),
         (
             builtin("fedavg"),
             {"task": replace(make_task(), networks={"norm": Dropping})},
-            r"the network has dropout \(head.0\)",
+            "network_not_supported",
+            {"module": "head.0"},
         ),
         (
             builtin("fedavg"),
             {"task": replace(make_task(), optimizer=partial(torch.optim.RMSprop, lr=0.1))},
-            "the optimizer is RMSprop; expected one of SGD, Adam, AdamW",
+            "unsupported_optimizer",
+            {"optimizer": "RMSprop", "expected": ["SGD", "Adam", "AdamW"]},
         ),
-        (builtin("fedavg", precision="amp"), {}, "precision 'amp'"),
-        (builtin("fedavg", secure_aggregation={"threshold": 2}, norm_sync="params"), {}, "secure_aggregation"),
-        (builtin("fedavg", norm_sync="params", privacy=SAMPLE), {"task": make_task("plain")}, "the unit 'sample'"),
-        (builtin("fedproto", networks_by_site={"site-1": "wide"}), {}, "changes more|networks"),
+        (builtin("fedavg", precision="amp"), {}, "incompatible_settings", {"settings": ["precision", "together"]}),
+        (
+            builtin("fedavg", secure_aggregation={"threshold": 2}, norm_sync="params"),
+            {},
+            "incompatible_settings",
+            {"settings": ["secure_aggregation", "together"]},
+        ),
+        (
+            builtin("fedavg", norm_sync="params", privacy=SAMPLE),
+            {"task": make_task("plain")},
+            "incompatible_settings",
+            {"settings": ["privacy.unit", "together"]},
+        ),
+        (builtin("fedproto", networks_by_site={"site-1": "wide"}), {}, "method_not_supported", {"method": "fedproto"}),
     ],
 )
 def test_what_does_not_go_is_refused_by_name_before_anything_begins(
-    case: Case, options: dict[str, Any], text: str, tmp_path: Path
+    case: Case, options: dict[str, Any], code: str, fields: dict[str, Any], tmp_path: Path
 ) -> None:
-    with pytest.raises(SettingsError, match=f"(?s)'together' above 1 .*({text}).*Leave the setting 'together' at 1"):
+    with refused(SettingsError, code, feature="together", **fields):
         case.run(tmp_path / "run", together=2, **options)
     assert not (tmp_path / "run" / "run.json").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from refusals import refused
 
 from medfl.carriers.answers import Expected, Step, read_answer
 from medfl.carriers.messages import Limits, Message
@@ -259,11 +260,11 @@ class Signs(Plus):
 
 
 @pytest.mark.parametrize(
-    ("own", "what"),
-    [(Scaled(), "facts that hang on them"), (Sparse(), "shapes or facts"), (Signs(), "'model/b', whole numbers")],
+    ("own", "tensor"),
+    [(Scaled(), None), (Sparse(), None), (Signs(), "model/b")],
 )
-def test_a_filter_that_would_show_something_beside_the_noise_is_refused_by_name(own, what):
-    with pytest.raises(SettingsError, match=f"unit 'site' .* filter {type(own).__name__} would send .*{what}"):
+def test_a_filter_that_would_show_something_beside_the_noise_is_refused_by_name(own, tensor):
+    with refused(SettingsError, "unprotected_payload", filter=type(own).__name__, tensor=tensor):
         leave(method_of(own), update(), privacy=PRIVATE)
     leave(method_of(own), update())
     leave(method_of(own), update(), privacy=Privacy(epsilon=5.0, clip=0.5, unit="sample"))  # it is noised already
@@ -298,22 +299,23 @@ class Odd(Plus):
 
 
 @pytest.mark.parametrize(
-    ("own", "message"),
+    ("own", "code", "fields"),
     [
-        (Lost(), r"Lost.decode gives back other tensors .* expected 'model/b' as float32 \[4\], got none"),
-        (Rounded(), r"Rounded.decode .* expected 'model/b' as float32 \[4\], got float16 \[4\]"),
-        (Elsewhere(), r"Elsewhere.encode makes 'proto/model/.*' of tensors of the kind 'update': .*\['model/'\]"),
-        (Undeclared(), r"Undeclared at Site 'a' may not send the tensor 'images/model/"),
-        (Odd(), "Odd.encode gives meta that is no JSON"),
+        (Lost(), "unlike_decoded_tensors", {"tensor": "model/b", "expected": "float32 [4]", "found": None}),
+        (Rounded(), "unlike_decoded_tensors", {"tensor": "model/b", "expected": "float32 [4]", "found": "float16 [4]"}),
+        (Elsewhere(), "wrong_tensor_kind", {"tensor": "proto/model/b", "expected": "update", "prefixes": ["model/"]}),
+        (Undeclared(), "undeclared_tensor", {"sender": "Undeclared at Site 'a'", "tensor": "images/model/b"}),
+        (Odd(), "invalid_json", {}),
     ],
 )
-def test_a_filter_that_breaks_a_promise_is_named_at_the_site(own, message):
-    with pytest.raises(ContractError, match=message):
+def test_a_filter_that_breaks_a_promise_is_named_at_the_site(own, code, fields):
+    own_name = {} if code == "undeclared_tensor" else {"filter": type(own).__name__}
+    with refused(ContractError, code, **own_name, **fields):
         leave(method_of(own), update())
 
 
 def test_a_number_that_a_filter_makes_too_large_does_not_leave():
-    with pytest.raises(RefusedError, match="'model/w'.*after Times, got NaN or infinity"):
+    with refused(RefusedError, "not_finite", tensor="model/w", filter="Times"):
         leave(method_of(Times(1e30)), {"model/w": torch.full((2,), 1e10)})
 
 
@@ -321,7 +323,14 @@ def test_a_number_that_a_filter_makes_too_large_does_not_leave():
 def test_a_filter_for_kinds_that_the_method_does_not_send_is_refused_at_the_start(kinds):
     own = Plus()
     own.kinds = kinds
-    with pytest.raises(ContractError, match="filter Plus of method 'mine' .*statistic', 'update'"):
+    with refused(
+        ContractError,
+        "wrong_filter_kinds",
+        filter="Plus",
+        method="mine",
+        found=sorted(kinds),
+        expected=["statistic", "update"],
+    ):
         check_filters(method_of(own), "mine")
     check_filters(method_of(Flat()), "mine")
 
@@ -331,12 +340,12 @@ def test_a_filter_for_kinds_that_the_method_does_not_send_is_refused_at_the_star
     [{}, {FILTERED: []}, {FILTERED: 3}, {FILTERED: [{}]}, {FILTERED: [{"update": {"top": "x"}}]}, {FILTERED: [[], []]}],
 )
 def test_what_can_not_be_decoded_is_refused_where_it_arrives(meta):
-    with pytest.raises(RefusedError, match="that the method's filters can decode"):
+    with refused(RefusedError, "undecodable_tensors"):
         decode_filtered(method_of(Scaled()), update(), meta)
 
 
 def test_filters_of_another_method_are_refused():
-    with pytest.raises(RefusedError, match="need the same method"):
+    with refused(RefusedError, "undecodable_tensors"):
         decode_filtered(method_of(), *leave(method_of(Scaled()), update()))
 
 
@@ -353,6 +362,6 @@ def test_a_server_far_away_checks_what_is_decoded():
         ]
 
     assert isinstance(read(meta), Answer)
-    for top, message in ((float("1e39"), "finite numbers"), ("x", "filters can decode")):
-        with pytest.raises(RefusedError, match=message):
+    for top, code in ((float("1e39"), "not_finite"), ("x", "undecodable_tensors")):
+        with refused(RefusedError, code):
             read({FILTERED: [{"update": {"top": top}}]})

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import refused
 
 from medfl.contract import PeerMessage, State
 from medfl.core.store import DISCARDED, Inbox, Store, only_writer
@@ -69,9 +70,7 @@ def test_a_write_that_fails_leaves_what_was_there(call: str, tmp_path: Path, mon
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
     monkeypatch.setattr(os, call, fail)
-    with pytest.raises(
-        StoreError, match=f"Could not write '{path}': Disk quota exceeded.*still valid.*free some space"
-    ):
+    with refused(StoreError, "unwritable_file", path=str(path), reason="Disk quota exceeded"):
         write_atomic(path, b"new")
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
@@ -133,7 +132,7 @@ def test_a_finished_run_keeps_the_newest_step_and_those_that_are_needed(tmp_path
             assert not [name for name in record.tensors if not name.startswith("state/")]
             assert (record.meta["rows"], record.meta[DISCARDED]) == ([step], True)
         assert tensors_equal(store.get(kept), {"c": torch.ones(1)})
-        with pytest.raises(StoreError, match="can't be read"):
+        with refused(StoreError, "unreadable_file", path=str(tmp_path / "blobs" / f"{gone}.safetensors")):
             store.get(gone)
         assert [path.name[:8] for path in Inbox(tmp_path).folder.iterdir()] == ["00000009"]
 
@@ -159,19 +158,27 @@ def test_older_steps_stay_while_they_are_needed(tmp_path: Path) -> None:
     assert tensors_equal(store.get(digest), {"c": torch.ones(1)})
     store.save(10, state(10), {})
     assert store.steps() == [9, 10]
-    with pytest.raises(StoreError, match="can't be read"):
+    with refused(StoreError, "unreadable_file", path=str(tmp_path / "blobs" / f"{digest}.safetensors")):
         store.get(digest)
 
 
-@pytest.mark.parametrize("damage", [flip, cut, lambda path: flip(path, 3), lambda path: path.write_bytes(b"")])
+@pytest.mark.parametrize(
+    ("damage", "code"),
+    [
+        (flip, "wrong_checksum"),
+        (cut, "invalid_message"),
+        (lambda path: flip(path, 3), "invalid_message"),
+        (lambda path: path.write_bytes(b""), "invalid_message"),
+    ],
+)
 def test_a_damaged_step_is_passed_over_with_a_warning(
-    damage: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    damage: Callable[[Path], None], code: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Store(tmp_path)
     for step in (1, 2):
         store.save(step, state(step), {})
     damage(store.path(2))
-    with pytest.raises(DamagedError):
+    with refused(DamagedError, code):
         store.load(2)
     with caplog.at_level(logging.WARNING):
         record = store.latest()
@@ -216,7 +223,7 @@ def test_a_blob_is_written_once_and_kept_while_a_step_names_it(tmp_path: Path, m
     store.save(2, state(2, big=digest), {})
     store.save(3, state(3, big=digest), {})
     assert tensors_equal(store.get(digest), constant)
-    with pytest.raises(StoreError, match=f"The constant '{tmp_path}.*{other}.safetensors' can't be read"):
+    with refused(StoreError, "unreadable_file", path=str(tmp_path / "blobs" / f"{other}.safetensors")):
         store.get(other)
     store.save(4, state(4), {})
     assert path.exists(), "step 3 names it"
@@ -227,8 +234,9 @@ def test_a_blob_is_written_once_and_kept_while_a_step_names_it(tmp_path: Path, m
 def test_a_damaged_blob_is_named(tmp_path: Path) -> None:
     store = Store(tmp_path)
     digest = store.put({"c": torch.randn(50)})
-    cut(tmp_path / "blobs" / f"{digest}.safetensors")
-    with pytest.raises(StoreError, match="can't be read.*Start the run in a new folder"):
+    path = tmp_path / "blobs" / f"{digest}.safetensors"
+    cut(path)
+    with refused(StoreError, "unreadable_file", path=str(path)):
         store.get(digest)
 
 
@@ -286,7 +294,7 @@ def test_a_damaged_parcel_is_named(tmp_path: Path) -> None:
     inbox.post(3, "c", parcel(1))
     path = next((tmp_path / "b" / "inbox").iterdir())
     flip(path)
-    with pytest.raises(DamagedError, match=f"The parcel '{path}' can't be read"):
+    with refused(DamagedError, "damaged_file", path=str(path)):
         inbox.read(0, 9)
 
 
@@ -302,7 +310,7 @@ def test_only_one_process_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             status = 1
             try:
                 assert Store(tmp_path / "a").latest().step == 1  # type: ignore[union-attr] # reading is fine
-                with pytest.raises(StoreError, match=f"Another process is .* '{tmp_path}'"), only_writer(tmp_path):
+                with refused(StoreError, "folder_in_use", folder=str(tmp_path)), only_writer(tmp_path):
                     pass
                 status = 0
             finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from refusals import refused
 from torch import nn
 
 from medfl.errors import SettingsError
@@ -24,10 +25,10 @@ def test_the_first_and_the_last_stage_can_be_named(layers: list[int] | None) -> 
 
 @pytest.mark.parametrize("layers", [[0], [4], [1, 2, 4], [-1]])
 def test_a_stage_that_is_not_there_is_refused(layers: list[int]) -> None:
-    with pytest.raises(SettingsError, match="names stages from 1 to 3"):
+    with refused(SettingsError, "setting_out_of_range", setting="layers", minimum=1, maximum=3):
         check_alike({"a": Staged(3), "b": Staged(3)}, layers)
 
 
 def test_networks_of_unlike_depth_are_refused() -> None:
-    with pytest.raises(SettingsError, match="'a' has 2, 'b' has 3"):
+    with refused(SettingsError, "unlike_stage_counts", counts={"a": 2, "b": 3}):
         check_alike({"a": Staged(2), "b": Staged(3)}, None)

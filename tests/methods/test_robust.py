@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from refusals import refused
 
 from medfl.contract import Server, State
 from medfl.core.checks import check_robust
@@ -180,13 +181,13 @@ def test_a_rule_needs_so_many_replies(options, least):
     assert least_replies(robust) == least
     check_rule(robust, least)
     if least > 1:
-        with pytest.raises(SettingsError, match=f"needs {least} replies in a round: {least - 1} of the sites"):
+        with refused(SettingsError, "too_few_replies", rule=robust.rule, minimum=least, found=least - 1):
             check_rule(robust, least - 1)
 
 
 @pytest.mark.parametrize("options", [{"iterations": 2}, {"radius": 2.0}])
 def test_a_setting_of_another_rule_is_refused(options):
-    with pytest.raises(SettingsError, match=f"'robust.{next(iter(options))}' is a setting of the rule"):
+    with refused(SettingsError, "unsupported_setting", setting=f"robust.{next(iter(options))}", rule="median"):
         check_rule(Robust(rule="median", **options), 9)
 
 
@@ -229,7 +230,7 @@ def test_what_a_server_keeps_beside_the_model_follows_the_rule(tmp_path, name, t
 
 
 def test_scaffold_needs_equal_steps_under_a_rule(tmp_path):
-    with pytest.raises(SettingsError, match="SCAFFOLD needs steps that are alike at all sites: set 'steps'"):
+    with refused(SettingsError, "incompatible_settings", settings=["robust", "steps"], method="scaffold"):
         Case(REGISTRY, "scaffold").run(tmp_path, robust={"rule": "median"})
 
 
@@ -241,7 +242,7 @@ def test_a_rule_runs_with_batch_norm_noise_bits_and_a_server_optimiser(tmp_path)
 
 
 def test_no_run_begins_with_too_few_sites(tmp_path):
-    with pytest.raises(SettingsError, match="'krum' with f = 1 needs 5 replies in a round: 3 of the sites"):
+    with refused(SettingsError, "too_few_replies", rule="krum", f=1, minimum=5, found=3):
         Case(REGISTRY, "fedavg").run(tmp_path, robust={"rule": "krum"})
 
 
@@ -260,24 +261,26 @@ SAFE = {
 }
 
 REASONS = {
-    "centralized": "it has the data themselves",
-    "fedcross": "sites send their models to each other",
-    "local": "sites send nothing, and no updates",
-    "fedproto": r"sites send 'proto/' \(statistic\), and no updates",
-    "fedcurv": r"sites send 'fisher/' \(statistic\), 'pull/' \(statistic\) beside their updates",
-    "pfedcdp": "several means, of 'model/', 'teacher/'",
-    "fednova": "weighs replies by what sites say of themselves",
+    "centralized": ("pooled_data", set()),
+    "fedcross": ("no_mean", set()),
+    "local": ("no_updates", set()),
+    "fedproto": ("no_updates", {("proto/", "statistic")}),
+    "fedcurv": ("other_payloads", {("fisher/", "statistic"), ("pull/", "statistic")}),
+    "pfedcdp": ("several_means", {("model/", "update"), ("teacher/", "update")}),
+    "fednova": ("own_weights", set()),
 }
-"""Method to why a rule has no place in it."""
+"""Maps methods to why a rule has no place in them, and to payloads that they send."""
 
 
 def test_what_makes_something_else_of_replies_is_refused_by_name():
     methods = {name: REGISTRY.make_method(name, {}) for name in REGISTRY.methods}
     assert {name for name, method in methods.items() if method.supports_robust} == SAFE
     assert not REGISTRY.make_method("fedper", {"global_head": "average"}).supports_robust
-    for name, reason in REASONS.items():
-        with pytest.raises(SettingsError, match=f"'median' stands in place of the one mean .* '{name}', .*{reason}"):
+    for name, (cause, sends) in REASONS.items():
+        fields = {"feature": "robust", "rule": "median", "method": name, "cause": cause}
+        with refused(SettingsError, "method_not_supported", **fields) as caught:
             check_robust(name, methods[name], Settings(rounds=1, robust={"rule": "median"}))
+        assert sends <= set(caught.value.fields["sends"].items())
 
 
 def test_who_changes_what_is_folded_has_to_say_that_it_is_safe():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from refusals import refused
 
 from medfl.errors import SettingsError
 from medfl.training.augment import Augmentation
@@ -94,5 +95,5 @@ def test_in_an_augmentation_it_draws_from_the_streams_numbers():
 
 @pytest.mark.parametrize("options", [{"brightness": 1.5}, {"grey": -0.1}])
 def test_impossible_strengths_are_named(options):
-    with pytest.raises(SettingsError, match=r"strengths and grey in \[0, 1\]"):
+    with refused(SettingsError, "setting_out_of_range", settings=["strengths", "grey"], minimum=0, maximum=1):
         RandColourd(["image"], **options)

@@ -94,8 +94,10 @@ class Secured:
         check_sent(self.inner, site.task, self.settings, sent, reply, f"site '{site.name}'")
         if reply.tensors or reply.parcels:
             raise RefusedError(
+                "unmasked_reply",
                 f"Under secure aggregation nothing leaves a site but in a sum, and the order '{order.op}' asks for an "
-                "answer in the clear: the server is not honest, or has another setting."
+                "answer in the clear: the server is not honest, or has another setting.",
+                op=order.op,
             )
         return replace(reply, meta={key: value for key, value in reply.meta.items() if key in self.sends_meta})
 
@@ -103,7 +105,12 @@ class Secured:
         """Refuse replies of another form than that of their operation."""
         if order.op not in OPS:
             if tensors:
-                raise RefusedError(f"expected no tensors in a reply to '{order.op}', got {len(tensors)}")
+                raise RefusedError(
+                    "unexpected_tensors",
+                    f"expected no tensors in a reply to '{order.op}', got {len(tensors)}",
+                    op=order.op,
+                    found=len(tensors),
+                )
             return
         secure = self.settings.secure_aggregation
         assert secure is not None

@@ -88,7 +88,11 @@ class About:
         lists = ("sites", "peers", "masked")
         known = isinstance(entry, dict) and entry.keys() == {"op", *lists}
         if not known or not isinstance(entry["op"], str) or any(not _names(entry[name]) for name in lists):
-            raise RefusedError(f"expected an order '{order.op}' with what it says of its aggregation, got another one")
+            raise RefusedError(
+                "invalid_request",
+                f"expected an order '{order.op}' with what it says of its aggregation, got another one",
+                op=order.op,
+            )
         return cls.named(entry)
 
 
@@ -192,7 +196,19 @@ def check_reply(order: Order, tensors: Tensors, expected: int) -> None:
         sizes = {f"{REVEALED}/{name}": BYTES for name in about.peers}
     if tensors.keys() != sizes.keys():
         odd = sorted(tensors.keys() ^ sizes.keys())[0]
-        raise RefusedError(f"A reply to '{order.op}' was refused: expected {len(sizes)} tensors, and not {ascii(odd)}.")
+        raise RefusedError(
+            "unlike_tensor_names",
+            f"A reply to '{order.op}' was refused: expected {len(sizes)} tensors, and not {ascii(odd)}.",
+            op=order.op,
+            tensor=odd,
+            expected=len(sizes),
+        )
     for name, size in sizes.items():
         if (tensors[name].dtype, tuple(tensors[name].shape)) != (torch.uint8, (size,)):
-            raise RefusedError(f"A reply to '{order.op}' was refused: expected '{name}' as {size} bytes, got another.")
+            raise RefusedError(
+                "wrong_shape",
+                f"A reply to '{order.op}' was refused: expected '{name}' as {size} bytes, got another.",
+                op=order.op,
+                tensor=name,
+                expected=size,
+            )

@@ -58,10 +58,13 @@ class Register:
         entries, key = self._read(), f"{round_} {use}"
         if entries.get(key, content[:DIGITS]) != content[:DIGITS]:
             raise RefusedError(
+                "repeated_aggregation",
                 f"Round {round_} was aggregated before with other {use}. A site takes part in one aggregation of a "
                 "round, as the difference of two could uncover its update. Either the step was computed before with "
                 "other last bits (another device, number of threads or version): compute it as before, or start the "
-                "run in a new folder. Or the server is not honest."
+                "run in a new folder. Or the server is not honest.",
+                round=round_,
+                use=use,
             )
         if key not in entries:
             write_json(self._path, entries | {key: content[:DIGITS]})
@@ -81,10 +84,13 @@ class Register:
             earlier, _, use = key.partition(" ")
             if use == MODEL and value == content[:DIGITS] and earlier != str(round_):
                 raise RefusedError(
+                    "repeated_model",
                     f"Round {round_} has the same model as round {earlier}, to the last bit. A site trains a model "
                     "once under secure aggregation, as the difference of two sums could uncover its update. Either "
                     "training changes nothing (no epochs, or a learning rate of 0): end the run before this round. Or "
-                    "the server is not honest."
+                    "the server is not honest.",
+                    round=round_,
+                    earlier=int(earlier),
                 )
         self.once(round_, MODEL, content)
 
@@ -95,7 +101,10 @@ class Register:
             return {}
         except (OSError, ValueError) as error:
             raise StoreError(
+                "unreadable_file",
                 f"'{self._path}' can't be read ({type(error).__name__}). Without it nobody knows what was masked: put "
-                "it back from a copy, or start the run in a new folder."
+                "it back from a copy, or start the run in a new folder.",
+                path=self._path,
+                cause=type(error).__name__,
             ) from error
         return entries

@@ -126,19 +126,26 @@ class ServerEnd:
         sites, least = sorted(order.to for order in plan.orders), self.secure.resolved_threshold
         if not least <= len(sites) < 2 * least:
             raise SettingsError(
+                "wrong_participant_count",
                 f"Secure aggregation with the threshold {least} is for {least} to {2 * least - 1} participants of a "
                 f"round, and {len(sites)} are asked: with more, two halves could be summed one by one. Set "
-                "'secure_aggregation.threshold' to more than half of them, two thirds for example, or 'fraction'."
+                "'secure_aggregation.threshold' to more than half of them, two thirds for example, or 'fraction'.",
+                found=len(sites),
+                minimum=least,
+                maximum=2 * least - 1,
             )
         if self.kept.get("done") == self.server.round:
             raise SettingsError(
+                "second_sum",
                 "Secure aggregation sums the updates of a round once, and this method sums twice in a round. Choose "
-                "another method, or leave 'secure_aggregation' out."
+                "another method, or leave 'secure_aggregation' out.",
+                round=self.server.round,
             )
         if any(not _same(order, plan.orders[0]) for order in plan.orders[1:]):
             raise SettingsError(
+                "unlike_tensors",
                 "Secure aggregation sums updates of one model, and this run gives sites unlike tensors. Give all one "
-                "network and model, or leave 'secure_aggregation' out."
+                "network and model, or leave 'secure_aggregation' out.",
             )
         needed = len(sites) if plan.quorum is None else max(least, plan.quorum)
         self.kept.clear()
@@ -234,7 +241,11 @@ class ServerEnd:
                 add_mask(total, secret, -1)
                 continue
             if public_key(secret) != public[name][KEY:]:
-                raise RefusedError(f"expected shares of the key of '{name}', got others: a site is not honest")
+                raise RefusedError(
+                    "wrong_shares",
+                    f"expected shares of the key of '{name}', got others: a site is not honest",
+                    site=name,
+                )
             for other in kept["masked"]:
                 key = agreed(secret, public[other][KEY:], MASK, context)
                 add_mask(total, key, -pair_sign(other, name))

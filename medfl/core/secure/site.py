@@ -134,7 +134,11 @@ class SiteEnd:
         sites = self.about.sites
         self._check_crowd(sites, "participants", self.site.name in sites)
         if self.tools.sites is not None and not {*sites} <= {*self.tools.sites}:
-            raise RefusedError("expected participants among the run's sites, got others: the server is not honest")
+            raise RefusedError(
+                "unknown_participants",
+                "expected participants among the run's sites, got others: the server is not honest",
+                sites=sites,
+            )
         self.tools.register.once(self.site.round, "participants", digest(sites))
 
     @cached_property
@@ -155,7 +159,10 @@ class SiteEnd:
         keys = {name: to_bytes(tensor) for name, tensor in sorted(of_sites(self.order.tensors, PUBLIC).items())}
         self._check_crowd(tuple(keys), "keys", keys.get(self.site.name) == self._own_public)
         if any(len(key) != 2 * KEY for key in keys.values()) or not keys.keys() <= {*self.about.sites}:
-            raise RefusedError("expected two public keys of each participant, got others: the server is not honest")
+            raise RefusedError(
+                "wrong_public_keys",
+                "expected two public keys of each participant, got others: the server is not honest",
+            )
         for name, key in keys.items():
             self._verify(PURPOSE, self._statement(name, key), SIGNATURE, name)
         self.tools.register.once(self.site.round, "keys of others", digest({name: keys[name].hex() for name in keys}))
@@ -192,7 +199,12 @@ class SiteEnd:
             return
         signatures, certificates = (of_sites(self.order.tensors, what) for what in (signature, CERTIFICATE))
         if name not in signatures or name not in certificates:
-            raise RefusedError(f"expected a signature and a certificate of '{name}' ({purpose}), got none")
+            raise RefusedError(
+                "missing_signature",
+                f"expected a signature and a certificate of '{name}' ({purpose}), got none",
+                site=name,
+                purpose=purpose,
+            )
         proof = to_bytes(signatures[name]), to_bytes(certificates[name])
         self.tools.signer.verify_site(purpose, statement, *proof, name)
 
@@ -201,8 +213,13 @@ class SiteEnd:
         threshold = self._threshold
         if not mine or not threshold <= len(names) < 2 * threshold:
             raise RefusedError(
+                "wrong_participant_count",
                 f"Expected {what} of {threshold} to {2 * threshold - 1} sites with '{self.site.name}' among them, as "
-                f"the threshold {threshold} asks for; got {len(names)}."
+                f"the threshold {threshold} asks for; got {len(names)}.",
+                what=what,
+                found=len(names),
+                minimum=threshold,
+                maximum=2 * threshold - 1,
             )
 
     def _channel(self, other: str) -> bytes:
@@ -282,7 +299,7 @@ class SiteEnd:
         self._check_confirmed()
         sealed = of_sites(self.order.tensors, SEALED)
         if sealed.keys() != {*about.peers} - {self.site.name}:
-            raise RefusedError("expected a sealed share of each other site, got others")
+            raise RefusedError("wrong_sealed_shares", "expected a sealed share of each other site, got others")
         shares = {self.site.name: self._split()[0][self.site.name]}
         for name, tensor in sealed.items():
             shares[name] = unseal(self._channel(name), to_bytes(tensor), self._bound_to(name, self.site.name))
@@ -297,7 +314,9 @@ class SiteEnd:
         """The list of sites with which masks are in common is the same in both operations that have one."""
         self._check_crowd(self.about.peers, "shares", self.site.name in self.about.peers)
         if not {*self.about.peers} <= self.public.keys():
-            raise RefusedError("expected peers whose keys are known, got others: the server is not honest")
+            raise RefusedError(
+                "unknown_peers", "expected peers whose keys are known, got others: the server is not honest"
+            )
         self.tools.register.once(self.site.round, "peers", digest(self.about.peers))
 
     def _check_masked(self) -> None:
@@ -306,7 +325,10 @@ class SiteEnd:
         self._check_peers()
         self._check_crowd(about.masked, "numbers", self.site.name in about.masked)
         if not {*about.masked} <= {*about.peers}:
-            raise RefusedError("expected numbers of sites whose shares are held, got others: the server is not honest")
+            raise RefusedError(
+                "unknown_senders",
+                "expected numbers of sites whose shares are held, got others: the server is not honest",
+            )
         self.tools.register.once(self.site.round, "drop-outs", digest(about.masked))
 
     def _check_confirmed(self) -> None:
@@ -317,15 +339,22 @@ class SiteEnd:
         confirmed = of_sites(self.order.tensors, CONFIRMED)
         if len(confirmed) < self._threshold or not confirmed.keys() <= {*self.about.masked}:
             raise RefusedError(
+                "too_few_confirmations",
                 f"Expected at least {self._threshold} participants that confirm who sent numbers in round "
-                f"{self.site.round}, got {len(confirmed)}: nothing is revealed."
+                f"{self.site.round}, got {len(confirmed)}: nothing is revealed.",
+                round=self.site.round,
+                found=len(confirmed),
+                minimum=self._threshold,
             )
         for name, lists in confirmed.items():
             statement = self._survivors(name)
             if to_bytes(lists).hex().encode() != statement:
                 raise RefusedError(
+                    "inconsistent_participants",
                     f"'{name}' was given other lists of participants than '{self.site.name}' in round "
-                    f"{self.site.round}: the server is not honest. Nothing is revealed."
+                    f"{self.site.round}: the server is not honest. Nothing is revealed.",
+                    site=name,
+                    round=self.site.round,
                 )
             self._verify(CONFIRMING, statement, CONFIRMED_SIGNATURE, name)
 
@@ -336,7 +365,9 @@ class SiteEnd:
         reply = inner.work(site, order)
         check_sent(inner, site.task, site.settings, sent, reply, who)
         if reply.parcels:
-            raise RefusedError("secure aggregation covers updates only, and the method posts parcels")
+            raise RefusedError(
+                "unexpected_parcels", "secure aggregation covers updates only, and the method posts parcels"
+            )
         tells = inner.sends_meta
         update, meta = Filters(inner.sends, tells, site.settings, site.settings.rounds).checked(
             reply.tensors, reply.meta, site.name
@@ -350,8 +381,12 @@ class SiteEnd:
         point, heaviest = fixed_point(self.inner, settings, len(self.about.peers), numbers)
         if weight > heaviest:
             raise RefusedError(
+                "too_many_images",
                 f"Site '{self.site.name}' has more training images than 'secure_aggregation.largest_size', "
-                f"{heaviest}: raise it for the run."
+                f"{heaviest}: raise it for the run.",
+                site=self.site.name,
+                setting="secure_aggregation.largest_size",
+                maximum=heaviest,
             )
         flat = [
             update[name].detach().cpu().double().flatten() if name in update else torch.zeros(count).double()

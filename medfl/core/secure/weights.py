@@ -29,7 +29,11 @@ def weight_of(inner: Method, meta: Meta, settings: Settings) -> int:
     weigh: Any = getattr(inner, "weight", lambda meta: meta.get("size", 1.0))
     weight = float(weigh({} if settings.privacy is not None else meta))
     if weight < 0 or weight != int(weight):
-        raise ContractError(f"expected a weight by size, or 1, of a method that says `supports_robust`; got {weight:g}")
+        raise ContractError(
+            "wrong_weight",
+            f"expected a weight by size, or 1, of a method that says `supports_robust`; got {weight:g}",
+            found=weight,
+        )
     return int(weight)
 
 

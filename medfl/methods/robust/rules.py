@@ -46,14 +46,23 @@ def check_rule(robust: Robust, replies: int) -> None:
     for name, rules in OWN.items():
         if getattr(robust, name) is not None and robust.rule not in rules:
             raise SettingsError(
+                "unsupported_setting",
                 f"'robust.{name}' is a setting of the rule {' and '.join(rules)}, and the rule is '{robust.rule}'. "
-                "Leave it out."
+                "Leave it out.",
+                setting=f"robust.{name}",
+                rule=robust.rule,
+                rules=list(rules),
             )
     if replies < least_replies(robust):
         raise SettingsError(
+            "too_few_replies",
             f"The robust rule '{robust.rule}' with f = {robust.f} needs {least_replies(robust)} replies in a round: "
             f"{replies} of the sites with training data take part. Raise 'fraction', lower 'robust.f', or take another "
-            "rule."
+            "rule.",
+            rule=robust.rule,
+            f=robust.f,
+            minimum=least_replies(robust),
+            found=replies,
         )
 
 

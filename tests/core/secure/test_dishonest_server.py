@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refused
+from site_refusals import raise_refusal, recorded_refusals
 
 from medfl.contract import Order
 from medfl.core.carrier import Answer
@@ -26,7 +28,7 @@ from medfl.core.secure.ops import (
     of_sites,
 )
 from medfl.core.site import SiteRunner
-from medfl.errors import StoreError
+from medfl.errors import RefusedError, StoreError
 from medfl.plugins import load_plugins
 from medfl.privacy.secure_aggregation.shamir import BYTES
 from medfl.settings import Settings
@@ -64,6 +66,12 @@ class Sites:
     ) -> Answer:
         order = Order(name, op, dict(tensors), about.meta())
         return self.runners[name].step(method, order, step, round_, wire.digest(tensors), keep)
+
+    def demand(self, *arguments: Any, **options: Any) -> None:
+        """Ask a site as `ask` does, and raise the error with which it refuses."""
+        with recorded_refusals() as errors:
+            answer = self.ask(*arguments, **options)
+        raise_refusal(answer, errors)
 
     def sent(self, name: str, step: int) -> Tensors:
         return self.runners[name].store.read(step, "reply/")
@@ -118,15 +126,15 @@ def test_no_mask_covers_two_payloads(sites: Sites, keys: Tensors, shared: Tensor
     assert sites.ask("site-1", 3, MASKED, MASKING, model() | keys).refused is None
     first = sites.sent("site-1", 3)
     for step in (4, 5, 3):  # then step 3 is forgotten, and asked for anew from the state before
-        answer = sites.ask("site-1", step, MASKED, MASKING, model(seed=8) | keys, keep=(2,))
-        assert "Round 1 was aggregated before with other model" in str(answer.refused)
+        with refused(RefusedError, "repeated_aggregation", round=1, use="model"):
+            sites.demand("site-1", step, MASKED, MASKING, model(seed=8) | keys, keep=(2,))
     assert sites.ask("site-1", 6, MASKED, MASKING, model() | keys).refused is None
     assert torch.equal(sites.sent("site-1", 6)["secure/numbers"], first["secure/numbers"])
 
 
 def test_another_order_of_the_same_step_is_no_answer(sites: Sites, keys: Tensors, shared: Tensors) -> None:
     assert sites.ask("site-1", 3, MASKED, MASKING, model() | keys).refused is None
-    with pytest.raises(StoreError, match="carried out another order as step 3"):
+    with refused(StoreError, "other_run", site="site-1", step=3):
         sites.ask("site-1", 3, MASKED, MASKING, model(seed=8) | keys)
 
 
@@ -136,8 +144,8 @@ def test_one_list_of_drop_outs_is_answered(sites: Sites, keys: Tensors, shared: 
     assert sites.ask("site-1", 5, UNMASK, SENT, keys | shared | held).refused is None
     second = replace(SENT, masked=("site-1", "site-2", "site-3"))
     for step, op in ((6, UNMASK), (7, CONFIRM)):
-        answer = sites.ask("site-1", step, op, second, keys | shared | held, keep=(2,))
-        assert "Round 1 was aggregated before with other drop-outs" in str(answer.refused)
+        with refused(RefusedError, "repeated_aggregation", round=1, use="drop-outs"):
+            sites.demand("site-1", step, op, second, keys | shared | held, keep=(2,))
 
 
 def test_never_both_secrets_of_a_site(sites: Sites, keys: Tensors, shared: Tensors) -> None:
@@ -154,13 +162,13 @@ def test_nothing_is_revealed_unless_enough_confirm_the_same_list(sites: Sites, k
     few = {name: held[name] for name in list(held)[:2]}
     other = held | {f"{CONFIRMED}/site-5": held[f"{CONFIRMED}/site-4"]}
     strange = held | {f"{CONFIRMED}/site-6": held[f"{CONFIRMED}/site-4"]}
-    for step, votes, words in (
-        (5, few, "Expected at least 3 participants that confirm who sent numbers in round 1, got 2"),
-        (6, other, "'site-5' was given other lists of participants than 'site-1'"),
-        (7, strange, "Expected at least 3 participants that confirm"),
+    for step, votes, code, fields in (
+        (5, few, "too_few_confirmations", {"round": 1, "found": 2, "minimum": 3}),
+        (6, other, "inconsistent_participants", {"site": "site-5", "round": 1}),
+        (7, strange, "too_few_confirmations", {"minimum": 3}),
     ):
-        answer = sites.ask("site-1", step, UNMASK, SENT, keys | shared | votes, keep=(2,))
-        assert words in str(answer.refused)
+        with refused(RefusedError, code, **fields):
+            sites.demand("site-1", step, UNMASK, SENT, keys | shared | votes, keep=(2,))
         assert not sites.sent("site-1", step)
 
 
@@ -171,59 +179,71 @@ def test_a_model_is_trained_in_one_round(sites: Sites, keys: Tensors, shared: Te
     for name in NAMES:
         assert sites.ask(name, 4, KEYS, ABOUT, {}, round_=2).refused is None
         again[f"{PUBLIC}/{name}"] = sites.sent(name, 4)[PUBLIC]
-    answer = sites.ask("site-1", 5, MASKED, MASKING, model() | again, round_=2)
-    assert "Round 2 has the same model as round 1, to the last bit" in str(answer.refused)
+    with refused(RefusedError, "repeated_model", round=2, earlier=1):
+        sites.demand("site-1", 5, MASKED, MASKING, model() | again, round_=2)
     assert sites.ask("site-1", 6, MASKED, MASKING, model(seed=8) | again, round_=2).refused is None
 
 
 def test_keys_of_others_can_not_be_exchanged_later(sites: Sites, keys: Tensors, shared: Tensors) -> None:
     own = keys | {f"{PUBLIC}/site-3": keys[f"{PUBLIC}/site-2"]}
-    assert "before with other keys of others" in str(sites.ask("site-1", 3, MASKED, MASKING, model() | own).refused)
+    with refused(RefusedError, "repeated_aggregation", round=1, use="keys of others"):
+        sites.demand("site-1", 3, MASKED, MASKING, model() | own)
 
 
 def test_participants_are_sites_of_the_run(sites: Sites) -> None:
-    answer = sites.ask("site-1", 1, KEYS, About((*NAMES[:4], "site-9")), {})
-    assert "expected participants among the run's sites" in str(answer.refused)
+    with refused(RefusedError, "unknown_participants", sites=[*NAMES[:4], "site-9"]):
+        sites.demand("site-1", 1, KEYS, About((*NAMES[:4], "site-9")), {})
 
 
-CROWDS: dict[str, tuple[str, About, str]] = {
-    "two sites alone": (KEYS, About(NAMES[:2]), "Expected participants of 3 to 5 sites"),
-    "six, of whom two threes could be summed": (KEYS, About((*NAMES, "site-6")), "Expected participants of 3 to 5"),
-    "without the site": (KEYS, About(NAMES[1:]), "with 'site-1' among them"),
-    "few peers": (MASKED, replace(MASKING, peers=NAMES[:2]), "Expected shares of 3 to 5 sites"),
-    "few that sent numbers": (CONFIRM, replace(MASKING, masked=NAMES[:2]), "Expected numbers of 3 to 5 sites"),
+CROWDS: dict[str, tuple[str, About, str | None]] = {
+    "two sites alone": (KEYS, About(NAMES[:2]), "participants"),
+    "six, of whom two threes could be summed": (KEYS, About((*NAMES, "site-6")), "participants"),
+    "without the site": (KEYS, About(NAMES[1:]), "participants"),
+    "few peers": (MASKED, replace(MASKING, peers=NAMES[:2]), "shares"),
+    "few that sent numbers": (CONFIRM, replace(MASKING, masked=NAMES[:2]), "numbers"),
     "numbers of nobody's peer": (
         CONFIRM,
         replace(MASKING, peers=NAMES[:4], masked=("site-1", "site-2", "site-5")),
-        "numbers of sites whose shares are held",
+        None,
     ),
 }
+"""Maps cases to an operation, a request, and what of too few or too many sites it has; None for unknown senders."""
 
 
 @pytest.mark.parametrize("case", CROWDS)
 def test_crowds_that_hide_too_little_are_refused(case: str, sites: Sites, keys: Tensors, shared: Tensors) -> None:
-    op, about, words = CROWDS[case]
+    op, about, what = CROWDS[case]
     tensors = {KEYS: {}, MASKED: model() | keys, CONFIRM: keys}[op]
-    assert words in str(sites.ask("site-1", 3, op, about, tensors).refused)
+    crowd = {"what": what, "minimum": 3, "maximum": 5}
+    code, fields = ("unknown_senders", {}) if what is None else ("wrong_participant_count", crowd)
+    with refused(RefusedError, code, **fields):
+        sites.demand("site-1", 3, op, about, tensors)
 
 
 def test_fewer_keys_than_the_threshold_are_refused(sites: Sites, keys: Tensors) -> None:
     few = {name: key for name, key in keys.items() if name[-1] in "12"}
-    assert "Expected keys of 3 to 5 sites" in str(sites.ask("site-1", 2, SHARES, ABOUT, few).refused)
+    with refused(RefusedError, "wrong_participant_count", what="keys", found=2, minimum=3, maximum=5):
+        sites.demand("site-1", 2, SHARES, ABOUT, few)
 
 
 def test_a_share_that_was_sealed_for_another_site_is_refused(sites: Sites, keys: Tensors, shared: Tensors) -> None:
     other = shared | {f"{SEALED}/site-2": of_sites(sites.sent("site-2", 2), SEALED)["site-3"]}
-    answer = sites.ask("site-1", 5, UNMASK, SENT, keys | other | confirmed(sites, keys))
-    assert "sealed for this site" in str(answer.refused)
+    held = confirmed(sites, keys)
+    with refused(RefusedError, "undecryptable_share"):
+        sites.demand("site-1", 5, UNMASK, SENT, keys | other | held)
 
 
 def test_nothing_leaves_in_the_clear(sites: Sites) -> None:
-    answer = sites.runners["site-1"].step(method, Order("site-1", "fit", model()), 1, 1, wire.digest(model()))
-    assert "nothing leaves a site but in a sum" in str(answer.refused)
+    with recorded_refusals() as errors:
+        answer = sites.runners["site-1"].step(method, Order("site-1", "fit", model()), 1, 1, wire.digest(model()))
+    with refused(RefusedError, "unmasked_reply", op="fit"):
+        raise_refusal(answer, errors)
     assert not sites.sent("site-1", 1)
 
 
 def test_orders_of_another_form_are_refused(sites: Sites) -> None:
     order = Order("site-1", KEYS, {}, {"secure_aggregation": {"sites": []}})
-    assert "another one" in str(sites.runners["site-1"].step(method, order, 1, 1, wire.digest({})).refused)
+    with recorded_refusals() as errors:
+        answer = sites.runners["site-1"].step(method, order, 1, 1, wire.digest({}))
+    with refused(RefusedError, "invalid_request", op=KEYS):
+        raise_refusal(answer, errors)

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 from kit_keys import Root
+from refusals import refused
+from site_refusals import raise_refusal, recorded_refusals
 
 from medfl.contract import Method, Order
 from medfl.core.secure.method import secured
@@ -99,13 +101,14 @@ class Server:
         """What leaves a site, or its refusal."""
         self.steps += 1
         order = Order(name, op, dict(tensors), about.meta())
-        answer = self.runners[name].step(
-            secured(fedavg, self.settings), order, self.steps, round_, wire.digest(tensors)
-        )
+        with recorded_refusals() as errors:
+            answer = self.runners[name].step(
+                secured(fedavg, self.settings), order, self.steps, round_, wire.digest(tensors)
+            )
         left = self.runners[name].store.read(self.steps, "reply/")
         if answer.refused is not None:
             assert not left
-            raise RefusedError(answer.refused)
+            raise_refusal(answer, errors)
         return left
 
     def keys(self, about: About, round_: int = 1) -> Tensors:
@@ -188,19 +191,19 @@ def test_a_replayed_round_is_refused(count: int, threshold: int, signers: dict[s
     assert float((server.values(total) - expected).abs().max()) < 1e-3
     assert int(signed(total[-1:], 40)[0]) == 6 * count, "this server knows how to unmask a sum"
     for name in others.sites:
-        with pytest.raises(RefusedError, match="Round 1 was aggregated before with other participants"):
+        with refused(RefusedError, "repeated_aggregation", round=1, use="participants"):
             server.ask(name, KEYS, others, {})
     keys = server.keys(everyone)  # the same keys as before, and so no fresh masks
     fewer = {name: tensor for name, tensor in keys.items() if VICTIM not in name}
     peers = replace(everyone, peers=others.sites, op="fit")
     masked = replace(everyone, peers=everyone.sites, masked=others.sites)
-    for op, about, tensors, words in (
-        (SHARES, everyone, fewer, "other keys of others"),
-        (MASKED, peers, model() | keys, "other peers"),
-        (CONFIRM, masked, keys, "other drop-outs"),
-        (UNMASK, masked, keys, "other drop-outs"),
+    for op, about, tensors, use in (
+        (SHARES, everyone, fewer, "keys of others"),
+        (MASKED, peers, model() | keys, "peers"),
+        (CONFIRM, masked, keys, "drop-outs"),
+        (UNMASK, masked, keys, "drop-outs"),
     ):
-        with pytest.raises(RefusedError, match=f"Round 1 was aggregated before with {words}"):
+        with refused(RefusedError, "repeated_aggregation", round=1, use=use):
             server.ask(others.sites[0], op, about, tensors)
 
 
@@ -211,7 +214,7 @@ def test_the_same_model_in_another_round_is_refused(signers: dict[str, Signer], 
     keys = server.keys(others, round_=2)
     server.shares(others, keys, round_=2)
     for name in others.sites:
-        with pytest.raises(RefusedError, match="Round 2 has the same model as round 1"):
+        with refused(RefusedError, "repeated_model", round=2, earlier=1):
             server.ask(name, MASKED, replace(others, peers=others.sites, op="fit"), model() | keys, 2)
 
 
@@ -244,12 +247,11 @@ def test_unlike_lists_of_survivors_reveal_nothing(
     for name, own in lists.items():
         among = {what: vote for what, vote in held.items() if what.rpartition("/")[2] in own.masked}
         agreeing = {what: vote for what, vote in among.items() if lists[what.rpartition("/")[2]] == own}
-        for votes, words in (
-            (among, "was given other lists of participants|participants that confirm"),
-            (agreeing, "participants that confirm"),
-        ):
-            with pytest.raises(RefusedError, match=words):
-                server.ask(name, UNMASK, own, keys | sealed[name] | votes)
+        with pytest.raises(RefusedError) as caught:
+            server.ask(name, UNMASK, own, keys | sealed[name] | among)
+        assert caught.value.code in ("inconsistent_participants", "too_few_confirmations")
+        with refused(RefusedError, "too_few_confirmations", minimum=threshold):
+            server.ask(name, UNMASK, own, keys | sealed[name] | agreeing)
 
 
 def test_a_confirmation_can_not_be_forged(signers: dict[str, Signer], tmp_path: Path) -> None:
@@ -264,15 +266,15 @@ def test_a_confirmation_can_not_be_forged(signers: dict[str, Signer], tmp_path: 
     vote = server.confirmations(about, keys, [name])[f"{CONFIRMED}/{name}"]
     own = read_signer(Root().kit(tmp_path / "own", name))
     statement = to_bytes(vote).hex().encode()
-    for signature, words in (
-        (to_tensor(own.sign(CONFIRMING, statement)), "expected a signature"),
-        (keys[f"{SIGNATURE}/{name}"], "expected a signature"),
-        (held[f"{CONFIRMED_SIGNATURE}/{server.names[1]}"], "expected a signature"),
-        (None, "got none"),
+    for signature, code in (
+        (to_tensor(own.sign(CONFIRMING, statement)), "invalid_signature"),
+        (keys[f"{SIGNATURE}/{name}"], "invalid_signature"),
+        (held[f"{CONFIRMED_SIGNATURE}/{server.names[1]}"], "invalid_signature"),
+        (None, "missing_signature"),
     ):
         votes = held | {f"{CONFIRMED}/{name}": vote}
         votes |= {} if signature is None else {f"{CONFIRMED_SIGNATURE}/{name}": signature}
-        with pytest.raises(RefusedError, match=words):
+        with refused(RefusedError, code):
             server.ask(VICTIM, UNMASK, about, keys | sealed[VICTIM] | votes)
 
 
@@ -295,8 +297,7 @@ def test_unlike_lists_of_keys_give_secrets_that_fit_nowhere(
     held = server.confirmations(about, keys, others)
     for name in others:
         sealed = {f"{SEALED}/{other}": made[name] for other, made in sent.items() if name in made}
-        words = "sealed for this site" if name in few else "a sealed share of each other site"
-        with pytest.raises(RefusedError, match=words):
+        with refused(RefusedError, "undecryptable_share" if name in few else "wrong_sealed_shares"):
             server.ask(name, UNMASK, about, keys | sealed | held)
 
 
@@ -324,14 +325,14 @@ def impostors(root: Root, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     }
 
 
-WORDS = {
-    "of its own root": "by this project's root, got one by another root",
-    "of users": "expected the certificate of a site, got that of a user",
-    "of the server": "expected the certificate of a site, got that of the server",
+CODES: dict[str, tuple[str, dict[str, str]]] = {
+    "of its own root": ("foreign_certificate", {}),
+    "of users": ("not_a_site", {"owner": "user"}),
+    "of the server": ("not_a_site", {"owner": "server"}),
 }
 
 
-@pytest.mark.parametrize("kind", WORDS)
+@pytest.mark.parametrize("kind", CODES)
 def test_participants_can_not_be_invented(
     kind: str, impostors: dict[str, list[Signer]], signers: dict[str, Signer], tmp_path: Path
 ) -> None:
@@ -347,8 +348,9 @@ def test_participants_can_not_be_invented(
         proof = {PUBLIC: public, SIGNATURE: signer.sign(PURPOSE, statement), CERTIFICATE: signer.certificate}
         keys |= {f"{what}/{signer.name}": to_tensor(content) for what, content in proof.items()}
     masking = replace(about, peers=about.sites, op="fit")
+    code, fields = CODES[kind]
     for op, request, tensors in ((SHARES, about, keys), (MASKED, masking, model() | keys)):
-        with pytest.raises(RefusedError, match=WORDS[kind]):
+        with refused(RefusedError, code, **fields):
             server.ask(VICTIM, op, request, tensors)
 
 
@@ -366,7 +368,7 @@ def releases(server: Server) -> set[int]:
 def test_a_replay_releases_once_and_is_charged_once(signers: dict[str, Signer], tmp_path: Path) -> None:
     server = Server(tmp_path, NAMES[:5], 3, signers, PRIVACY)
     server.aggregate(About(server.names))
-    with pytest.raises(RefusedError, match="other participants"):
+    with refused(RefusedError, "repeated_aggregation", use="participants"):
         server.aggregate(About(server.names[1:]))
     assert releases(server) == {1}
 
@@ -379,6 +381,6 @@ def test_a_release_is_charged_in_each_aggregation(signers: dict[str, Signer], tm
         assert releases(server) == {turn}
         for name in server.names:
             (tmp_path / name / FILE).unlink()
-    with pytest.raises(RefusedError, match="spread over 2 releases, and all were made"):
+    with refused(RefusedError, "releases_exhausted", maximum=2):
         server.aggregate(About(server.names))
     assert releases(server) == {2}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused
 
 from medfl.core.checks import check_plan
 from medfl.errors import SettingsError
@@ -29,61 +30,68 @@ ACCEPTED = {
     *("per_fedavg", "perfcl", "pfedme", "scaffold", "gpfl", "fedala"),
 }
 REFUSED = {
-    "centralized": "it has the data themselves",
-    "fedcross": "sites send their models to each other",
-    "fedmd": "no updates",
-    "feddisco": "it weighs replies by what sites say",
-    "local": "sites send nothing, and no updates",
+    "centralized": ("pooled_data", None),
+    "fedcross": ("no_mean", None),
+    "fedmd": ("no_updates", None),
+    "feddisco": ("own_weights", None),
+    "local": ("no_updates", {}),
 }
+"""Maps methods to why they are refused, and to the tensors that they send if these are compared."""
 
 
 def test_every_method_is_accepted_or_refused_by_name() -> None:
-    refused = {}
+    errors = {}
     for name in REGISTRY.methods:
         try:
             check(name)
         except SettingsError as error:
-            refused[name] = str(error)
-    assert {*REGISTRY.methods} - refused.keys() == ACCEPTED
-    for name, words in refused.items():
-        assert f"ethod '{name}'" in words
-        assert words.endswith("leave 'secure_aggregation' out.")
+            errors[name] = error
+    assert {*REGISTRY.methods} - errors.keys() == ACCEPTED
+    for name, error in errors.items():
+        assert error.code == "method_not_supported", f"{name}: {error}"
+        assert (error.fields["feature"], error.fields["method"]) == ("secure_aggregation", name)
+        assert str(error).endswith("leave 'secure_aggregation' out.")
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_the_reason_is_said(name: str) -> None:
-    with pytest.raises(SettingsError, match=REFUSED[name]):
+    cause, sends = REFUSED[name]
+    feature = "secure_aggregation"
+    with refused(SettingsError, "method_not_supported", feature=feature, method=name, cause=cause) as caught:
         check(name)
+    assert sends is None or caught.value.fields["sends"] == sends
 
 
 def test_a_setting_of_a_method_decides() -> None:
     check("fedper")
-    with pytest.raises(SettingsError, match=r"'head/' \(|several means"):
+    with refused(SettingsError, "method_not_supported", feature="secure_aggregation", cause="several_means"):
         check("fedper", {"global_head": "average"})
 
 
 PRIVACY = {"epsilon": 5.0, "clip": 1.0}
-CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
-    "robust": ({"robust": {"rule": "median"}}, "'median' compares the updates of single sites"),
-    "bits": ({"compression": {"bits": 8}}, "numbers of unlike scales have no sum"),
-    "attackers": ({"poison": {"attack": "sign_flip", "sites": ["site-1"]}}, "'poison' changes replies"),
-    "images": ({"privacy": PRIVACY | {"unit": "sample"}}, "unit 'sample' adds each site's own noise"),
+CONTRADICTIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "robust": ({"robust": {"rule": "median"}}, ["robust", "secure_aggregation"]),
+    "bits": ({"compression": {"bits": 8}}, ["compression", "secure_aggregation"]),
+    "attackers": ({"poison": {"attack": "sign_flip", "sites": ["site-1"]}}, ["poison", "secure_aggregation"]),
+    "images": ({"privacy": PRIVACY | {"unit": "sample"}}, ["privacy.unit", "secure_aggregation"]),
     "clip": (
         {"privacy": PRIVACY, "secure_aggregation": {"threshold": 2, "clip": 2.0}},
-        "'secure_aggregation.clip' is 2 and 'privacy.clip' 1",
-    ),
-    "few": (
-        {"secure_aggregation": {"threshold": 4}},
-        "threshold' is 4, and 3 of the run's 3 sites take part in a round: expected 2 to 3",
+        ["privacy.clip", "secure_aggregation.clip"],
     ),
 }
 
 
 @pytest.mark.parametrize("case", CONTRADICTIONS)
 def test_settings_that_contradict_it_are_refused(case: str) -> None:
-    settings, words = CONTRADICTIONS[case]
-    with pytest.raises(SettingsError, match=words):
+    settings, names = CONTRADICTIONS[case]
+    with refused(SettingsError, "incompatible_settings", settings=names):
         check("fedavg", **settings)
+
+
+def test_a_threshold_above_the_number_of_participants_is_refused() -> None:
+    fields = {"setting": "secure_aggregation.threshold", "found": 4, "minimum": 2, "maximum": 3}
+    with refused(SettingsError, "setting_out_of_range", **fields):
+        check("fedavg", secure_aggregation={"threshold": 4})
 
 
 @pytest.mark.parametrize(("sites", "expected"), [(2, 2), (3, 3), (4, 3), (5, 4), (6, 5), (7, 5), (9, 7), (10, 7)])
@@ -106,7 +114,13 @@ def test_half_of_the_participants_is_no_threshold(count: int, threshold: int, fr
         if possible:
             check_plan("fedavg", *parts)
             continue
-        with pytest.raises(SettingsError, match=f"threshold' is {value}.*could have two halves"):
+        with refused(
+            SettingsError,
+            "setting_out_of_range",
+            setting="secure_aggregation.threshold",
+            found=value,
+            minimum=value + 1,
+        ):
             check_plan("fedavg", *parts)
 
 

@@ -1,0 +1,45 @@
+"""The errors with which sites refuse requests of secure aggregation."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from unittest import mock
+
+from medfl.contract import Order, Reply, Site
+from medfl.core.carrier import Answer
+from medfl.core.secure.method import Secured
+from medfl.errors import RefusedError
+
+
+@contextlib.contextmanager
+def recorded_refusals() -> Iterator[list[RefusedError]]:
+    """Record the refusals of the method's part of a site. An answer has their text alone, not their codes.
+
+    Yields:
+        The errors, in the order in which they were raised.
+    """
+    errors: list[RefusedError] = []
+    work = Secured.work
+
+    def recorded(method: Secured, site: Site, order: Order) -> Reply:
+        try:
+            return work(method, site, order)
+        except RefusedError as error:
+            errors.append(error)
+            raise
+
+    with mock.patch.object(Secured, "work", recorded):
+        yield errors
+
+
+def raise_refusal(answer: Answer, errors: list[RefusedError]) -> None:
+    """Raise the error that an answer tells of, if it is a refusal.
+
+    Args:
+        answer: The site's answer.
+        errors: From `recorded_refusals`.
+    """
+    if answer.refused is not None:
+        assert answer.refused == str(errors[-1])
+        raise errors[-1]
