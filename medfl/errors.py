@@ -21,8 +21,7 @@ class MedflError(Exception):
 
     Args:
         code: Name of the kind of fault in snake_case, as ``unknown_method``. It stays the same when the wording of the
-            message changes: programs and tests compare it. Errors that do not have a code yet are created with the
-            message alone and have the code ``unspecified``.
+            message changes: programs and tests compare it.
         message: Text for the user.
         fields: Values that the message names: names, paths, values expected and found. They are text, numbers,
             booleans, None, or collections of these.
@@ -38,9 +37,9 @@ class MedflError(Exception):
         ('unknown_method', 'fedprx', "unknown method 'fedprx'.")
     """
 
-    def __init__(self, code: str, message: str | None = None, /, **fields: Any) -> None:
-        super().__init__(code if message is None else message)
-        self.code = "unspecified" if message is None else code
+    def __init__(self, code: str, message: str, /, **fields: Any) -> None:
+        super().__init__(message)
+        self.code = code
         self.fields = {name: _as_plain(value) for name, value in fields.items()}
 
     def __reduce__(self) -> tuple[Any, ...]:

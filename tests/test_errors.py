@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -37,10 +39,6 @@ def test_other_words_keep_class_code_and_fields():
     assert error.fields == {"column": "label"}
 
 
-def test_a_message_alone_has_no_code():
-    assert (MedflError("out of order").code, str(MedflError("out of order"))) == ("unspecified", "out of order")
-
-
 def test_an_unknown_choice():
     with refused(SettingsError, "unknown_choice", what="method", choice="fedprx"):
         check_choice("method", "fedprx", ["fedprox", "fedavg"])
@@ -51,3 +49,29 @@ def test_the_check_of_refusals_can_fail():
         raise MedflError("other_code", "text")
     with pytest.raises(AssertionError), refused(MedflError, "code", name="a"):
         raise MedflError("code", "text", name="b")
+
+
+def error_classes() -> set[str]:
+    """Names of all of medfl's error classes, those of its packages among them."""
+    bases = re.compile(r"^class (\w+)\((?:MedflError|StoreError)\):", re.MULTILINE)
+    return {"MedflError"} | {name for path in sources() for name in bases.findall(path.read_text(encoding="utf-8"))}
+
+
+def sources() -> list[Path]:
+    root = Path(__file__).parents[1]
+    folders = ("medfl", "plugins/medfl_methods", "plugins/medfl_mlflow", "data_prep")
+    return [path for folder in folders for path in sorted((root / folder).rglob("*.py"))]
+
+
+def test_codes_are_snake_case_names():
+    """A code that is no literal is that of another error, which is passed on."""
+    codes: set[str] = set()
+    classes = error_classes()
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in classes:
+                assert len(node.args) == 2, f"{path}:{node.lineno}: expected a code and a message"
+                if isinstance(node.args[0], ast.Constant):
+                    codes.add(str(node.args[0].value))
+    assert len(codes) > 300
+    assert [code for code in sorted(codes) if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)+", code)] == []

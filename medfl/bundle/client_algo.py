@@ -112,7 +112,12 @@ class MedflAlgo(ClientAlgo):
         progress.sent, progress.trained = None, True
         received = side.receive(weights_of(data, self.site))
         if not len(side.data.train):
-            raise DataError(f"Site '{self.site}' has no training images: expected at least one. It can only evaluate.")
+            raise DataError(
+                "no_images",
+                f"Site '{self.site}' has no training images: expected at least one. It can only evaluate.",
+                site=self.site,
+                split="training",
+            )
         round_ = read_round(extra, progress.round + 1)
         site = side.view(round_, copy.deepcopy(progress.state), images)
         with pinned(side.settings.seed, self.site, round_, "global"):
@@ -147,8 +152,11 @@ class MedflAlgo(ClientAlgo):
         if progress.sent is None and (progress.trained or final or self.send_weight_diff):
             why = "its last training failed or was aborted" if progress.trained else "it has not trained yet"
             raise CallError(
+                "no_weights_to_send",
                 f"Site '{self.site}' has no weights to send: {why}. Call train first; initial weights are given before "
-                "that with send_weight_diff=False."
+                "that with send_weight_diff=False.",
+                site=self.site,
+                trained=progress.trained,
             )
         sent = progress.sent or Sent(side.start, {}, 0, len(side.data.train))
         differences = self.send_weight_diff and not final
@@ -199,7 +207,9 @@ class MedflAlgo(ClientAlgo):
     def _ready(self) -> Side:
         if self._side is None:
             raise CallError(
-                f"Site '{self.site}' is not ready: expected a call of initialize first, and none of finalize."
+                "not_initialized",
+                f"Site '{self.site}' is not ready: expected a call of initialize first, and none of finalize.",
+                site=self.site,
             )
         return self._side
 
@@ -237,10 +247,20 @@ def weights_of(data: object, site: str) -> object:
         RefusedError: If it is none, or says that it holds differences.
     """
     if not isinstance(data, ExchangeObject):
-        raise RefusedError(f"Site '{site}' expected an ExchangeObject from the server, got {type(data).__name__}.")
+        raise RefusedError(
+            "wrong_type",
+            f"Site '{site}' expected an ExchangeObject from the server, got {type(data).__name__}.",
+            site=site,
+            expected="ExchangeObject",
+            found=type(data).__name__,
+        )
     if data.weight_type not in (None, WeightType.WEIGHTS):
         raise RefusedError(
-            f"Site '{site}' expected the server's weights in full ('{WeightType.WEIGHTS}'), got '{data.weight_type}'."
+            "wrong_weight_type",
+            f"Site '{site}' expected the server's weights in full ('{WeightType.WEIGHTS}'), got '{data.weight_type}'.",
+            site=site,
+            expected=str(WeightType.WEIGHTS),
+            found=str(data.weight_type),
         )
     return data.weights
 
@@ -253,7 +273,13 @@ def read_round(extra: Mapping[str, Any] | None, following: int) -> int:
     """
     number = (extra or {}).get(ROUND, following)
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise SettingsError(f"expected extra['{ROUND}'] to be a round, a whole number from 1 on, got {number!r}.")
+        raise SettingsError(
+            "setting_out_of_range",
+            f"expected extra['{ROUND}'] to be a round, a whole number from 1 on, got {number!r}.",
+            setting=ROUND,
+            minimum=1,
+            found=repr(number),
+        )
     return number
 
 
@@ -266,7 +292,11 @@ def wants_final_model(extra: Mapping[str, Any] | None, site: str) -> bool:
     wanted = (extra or {}).get(ExtraItems.MODEL_TYPE)
     if wanted not in (None, ModelType.FINAL_MODEL):
         raise RefusedError(
+            "unknown_model",
             f"Site '{site}' has no model '{wanted}': expected '{ModelType.FINAL_MODEL}', the one after its last "
-            "training. It keeps no best one, for it does not choose by score; the server can, by validation scores."
+            "training. It keeps no best one, for it does not choose by score; the server can, by validation scores.",
+            site=site,
+            expected=str(ModelType.FINAL_MODEL),
+            found=str(wanted),
         )
     return wanted is not None

@@ -78,35 +78,63 @@ class Side:
             RefusedError: If they are not of exactly the names, shapes and types of `start`, or not finite.
         """
         if not isinstance(weights, Mapping):
-            raise self._refused(f"expected weights by name, got {type(weights).__name__}")
+            kind = type(weights).__name__
+            raise self._refused("wrong_type", f"expected weights by name, got {kind}", found=kind)
         names = set(weights)
         if names != set(self.start):
             missing, unknown = set(self.start) - names, names - set(self.start)
             raise self._refused(
+                "wrong_tensor_names",
                 f"expected exactly the {len(self.start)} names of its model, got {len(names)}; missing: "
-                f"{_few(missing)}; unknown: {_few(unknown)}"
+                f"{_few(missing)}; unknown: {_few(unknown)}",
+                missing=missing,
+                unknown=sorted(map(str, unknown)),
             )
         return {name: self._checked(name, weights[name], start) for name, start in self.start.items()}
 
     def _checked(self, name: str, value: Any, like: torch.Tensor) -> torch.Tensor:
         if not isinstance(value, torch.Tensor | np.ndarray | np.generic):
-            raise self._refused(f"expected '{name}' to be a tensor or a NumPy array, got {type(value).__name__}")
-        if tuple(value.shape) != tuple(like.shape):
-            raise self._refused(f"expected '{name}' of shape {tuple(like.shape)}, got {tuple(value.shape)}")
+            kind = type(value).__name__
+            raise self._refused(
+                "wrong_type", f"expected '{name}' to be a tensor or a NumPy array, got {kind}", name=name, found=kind
+            )
+        shape, expected = tuple(value.shape), tuple(like.shape)
+        if shape != expected:
+            raise self._refused(
+                "wrong_shape",
+                f"expected '{name}' of shape {expected}, got {shape}",
+                name=name,
+                expected=expected,
+                found=shape,
+            )
         tensor = _copy(value)
         counted = tensor is not None and tensor.is_floating_point() and _is_count(like)
         if tensor is None or (tensor.dtype != like.dtype and not counted):
-            raise self._refused(f"expected '{name}' as a dense {like.dtype}, got {value.dtype}")
+            raise self._refused(
+                "wrong_dtype",
+                f"expected '{name}' as a dense {like.dtype}, got {value.dtype}",
+                name=name,
+                expected=str(like.dtype),
+                found=str(value.dtype),
+            )
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise self._refused(f"expected finite numbers in '{name}', got NaN or infinity")
+            raise self._refused("not_finite", f"expected finite numbers in '{name}', got NaN or infinity", name=name)
         if counted and bool((tensor.abs() > EXACT).any()):
-            raise self._refused(f"expected counts of at most {EXACT} in '{name}', got larger ones")
+            raise self._refused(
+                "count_too_large",
+                f"expected counts of at most {EXACT} in '{name}', got larger ones",
+                name=name,
+                maximum=EXACT,
+            )
         return tensor.round().to(like.dtype) if counted else tensor
 
-    def _refused(self, why: str) -> RefusedError:
+    def _refused(self, code: str, why: str, **fields: Any) -> RefusedError:
         return RefusedError(
+            code,
             f"Site '{self.name}' refuses the server's weights: {why}. Server and site need the same bundle with the "
-            "same network."
+            "same network.",
+            site=self.name,
+            **fields,
         )
 
 
@@ -130,8 +158,11 @@ def open_side(bundle_root: Path, dataset_dir: Path, site: str, overrides: Meta) 
     _check_possible(run, settings)
     if execution.together > 1:
         raise SettingsError(
+            "unsupported_setting",
             f"The setting 'together' trains several sites in one process, got {execution.together}, and MONAI's client "
-            "interface is one site. Leave it out, or run the federation with `medfl run`."
+            "interface is one site. Leave it out, or run the federation with `medfl run`.",
+            setting="together",
+            found=execution.together,
         )
     method = load_plugins(files=run.plugins, disabled=run.disabled).make_method(METHOD, run.method_args)
     run.task.objective.check_metrics(run.task.metrics)
@@ -154,14 +185,19 @@ def open_side(bundle_root: Path, dataset_dir: Path, site: str, overrides: Meta) 
 def _check_possible(run: FederatedRun, settings: Settings) -> None:
     if run.method != METHOD:
         raise SettingsError(
+            "method_not_supported",
             f"MONAI's client interface carries '{METHOD}' alone, got method '{run.method}'. Set the ids method and "
-            "method_args to 'fedavg' and {}, or run the method with `medfl run`."
+            "method_args to 'fedavg' and {}, or run the method with `medfl run`.",
+            method=run.method,
+            expected=METHOD,
         )
     for name in ("privacy", "compression"):
         if getattr(settings, name) is not None:
             raise SettingsError(
+                "unsupported_setting",
                 f"MONAI's client interface can't keep the promise of the setting '{name}': it has no account of what "
-                "was released, and no receiver that decodes. Leave it out, or run the federation with `medfl run`."
+                "was released, and no receiver that decodes. Leave it out, or run the federation with `medfl run`.",
+                setting=name,
             )
 
 

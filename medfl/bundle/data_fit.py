@@ -42,8 +42,13 @@ def check_fit(bundle: Path, dataset_dir: Path, shipped: dict[str, Path]) -> None
     if not _fits(kind, wanted):
         fitting = [name for name, root in shipped.items() if _fits(kind, bundle_kind(root))]
         raise DataError(
+            "data_not_supported",
             f"expected {_words(wanted)} for the bundle '{bundle.name}', got {_words(kind)} in {dataset_dir}. Bundles "
-            f"for these: {', '.join(fitting) or 'none that comes with medfl'}."
+            f"for these: {', '.join(fitting) or 'none that comes with medfl'}.",
+            bundle=bundle.name,
+            path=dataset_dir,
+            expected=_words(wanted),
+            found=_words(kind),
         )
 
 

@@ -103,11 +103,19 @@ class FederatedRun:
     ) -> None:
         if not isinstance(method_args, Mapping | None):
             raise SettingsError(
+                "wrong_setting_type",
                 "expected the method's settings as --method_args#NAME value, or as --method_args \"{'NAME': value}\"; "
-                f"got {method_args!r}."
+                f"got {method_args!r}.",
+                setting="method_args",
+                found=repr(method_args),
             )
         if isinstance(sites, str):
-            raise SettingsError(f"expected a list of sites, as --sites \"['{sites}']\"; got {sites!r}.")
+            raise SettingsError(
+                "wrong_setting_type",
+                f"expected a list of sites, as --sites \"['{sites}']\"; got {sites!r}.",
+                setting="sites",
+                found=sites,
+            )
         self.task, self.method, self.method_args = task, method, dict(method_args or {})
         self.bundle_root, self.dataset_dir, self.output_dir = Path(bundle_root), Path(dataset_dir), Path(output_dir)
         self.sites, self.mean, self.std = sites, tuple(mean), tuple(std)
@@ -165,16 +173,20 @@ class FederatedRun:
         check_choice("carrier", self.carrier, CARRIERS)
         if self.carrier != "local":
             raise SettingsError(
+                "unsupported_carrier",
                 f"carrier '{self.carrier}' submits the run to other machines, which takes medfl's own workflow: add "
-                "--workflow_name medfl.workflow.FederatedWorkflow, or use `medfl federate submit`."
+                "--workflow_name medfl.workflow.FederatedWorkflow, or use `medfl federate submit`.",
+                carrier=self.carrier,
             )
         method = registry.make_method(self.method, self.method_args)
         execution = read_settings(Execution, self.execution, "the execution")
         settings = read_settings(Settings, self.settings, "the run", also=Execution.model_fields)
         if settings.privacy is not None and not execution.open_test and self.source.weights is not None:
             raise SettingsError(
+                "incompatible_settings",
                 "Without its test cases an adopted bundle's site has another fingerprint, under which no other run "
-                "would find what this one releases: leave out 'privacy', or 'open_test'."
+                "would find what this one releases: leave out 'privacy', or 'open_test'.",
+                settings=["open_test", "privacy"],
             )
         device = pick_device(execution.device, execution.workers)
         bundle = bundle_values(self.bundle_root)

@@ -54,7 +54,11 @@ def read_federation(root: Path, values: Meta) -> FederatedRun:
     run = with_own_errors(lambda: parser.get_parsed_content("federation"))
     if not isinstance(run, FederatedRun):
         raise SettingsError(
+            "wrong_type",
             f"expected the id 'federation' of '{files[1]}' to be a medfl.bundle.federated_run.FederatedRun, got "
-            f"{type(run).__name__}."
+            f"{type(run).__name__}.",
+            path=files[1],
+            id="federation",
+            found=type(run).__name__,
         )
     return run

@@ -28,7 +28,9 @@ def find_bundle(name_or_path: str) -> Path:
     bundles = shipped()
     if name_or_path not in bundles:
         raise SettingsError(
+            "unknown_bundle",
             f"There is no folder '{name_or_path}', and no bundle of that name comes with medfl. "
-            f"{did_you_mean(name_or_path, bundles)}"
+            f"{did_you_mean(name_or_path, bundles)}",
+            name=name_or_path,
         )
     return bundles[name_or_path]

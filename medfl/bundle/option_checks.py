@@ -17,6 +17,7 @@ from monai.utils import optional_import
 
 from medfl.bundle.adopt.adoption import OVERLAY_IDS
 from medfl.bundle.adopt.used import Used
+from medfl.bundle.problems import joined
 from medfl.errors import SettingsError, did_you_mean
 from medfl.runs.setting_ids import SETTINGS, bare_name, clashes, to_ids, values_in
 from medfl.settings import run_fields
@@ -79,16 +80,19 @@ def check_options(parser: ConfigParser, options: Meta, elsewhere: Collection[str
             problems.append(problem)
         elif stock is not None and top not in {*OVERLAY_IDS, *elsewhere, *settings}:
             if not stock.has_effect(name):
-                problems.append(f"option '--{name}' has no effect in a federation: {_why_unused(parser, name)}")
+                text = f"option '--{name}' has no effect in a federation: {_why_unused(parser, name)}"
+                problems.append(SettingsError("option_without_effect", text, options=[name]))
         elif top not in used:
-            problems.append(
+            text = (
                 f"option '--{name}' has no effect in a federation, which uses: {', '.join(sorted(used - {'imports'}))}."
             )
+            problems.append(SettingsError("option_without_effect", text, options=[name]))
     if "network_name" in options and options["network_name"] not in (networks := parser.get("networks", {})):
         name = options["network_name"]
-        problems.append(f"Unknown network '{name}'. {did_you_mean(str(name), list(networks))}")
+        text = f"Unknown network '{name}'. {did_you_mean(str(name), list(networks))}"
+        problems.append(SettingsError("unknown_network", text, name=str(name)))
     if problems:
-        raise SettingsError("\n  ".join(problems))
+        raise joined(problems, "\n  ")
 
 
 def apply_options(parser: ConfigParser, options: Meta) -> None:
@@ -132,15 +136,19 @@ def check_passed_over(command: Sequence[str], configs: Iterable[Path]) -> None:
     if settings:
         lines = ", ".join(f"--{SETTINGS}#{name} in place of --{name}" for name in settings)
         raise SettingsError(
+            "misplaced_setting",
             f"MONAI's own command sets ids, and these are settings that no id of the bundle stands for: give {lines}; "
-            "or use medfl run."
+            "or use medfl run.",
+            settings=settings,
         )
     if ADOPTED in overlay:
         lost = [name for name in names if tops[name] not in {*overlay, *MONAI_OPTIONS}]
         if lost:
             raise SettingsError(
+                "misplaced_option",
                 f"MONAI's own command tells the sites of an adopted bundle nothing of {', '.join(lost)}. Give it as "
-                "--overrides \"{'ID': value}\", or use medfl run."
+                "--overrides \"{'ID': value}\", or use medfl run.",
+                options=lost,
             )
 
 
@@ -180,8 +188,8 @@ def _why_unused(parser: ConfigParser, name: str) -> str:
     return "a run builds nothing from it. `docs/federate.md` of the bundle lists what it builds and what is left out."
 
 
-def _ambiguity(parser: ConfigParser, option: str, top: str, stock: Used | None) -> str | None:
-    """Return why an option could mean a setting of the run or an id of the bundle, or None if it is clear.
+def _ambiguity(parser: ConfigParser, option: str, top: str, stock: Used | None) -> SettingsError | None:
+    """Return an error if an option could mean a setting of the run or an id of the bundle, else None.
 
     An id that no run builds is not meant: the option is the setting then.
     """
@@ -191,9 +199,11 @@ def _ambiguity(parser: ConfigParser, option: str, top: str, stock: Used | None) 
     if not (stock.has_effect(top) if stock is not None else top in used_ids(parser, RUN_IDS)):
         return None
     other = f"--{OVERRIDES} \"{{'{top}': VALUE}}\" for the id" if stock is not None else "rename the id in its files"
-    return (
+    return SettingsError(
+        "ambiguous_option",
         f"option '--{option}' is both a setting of the run and an id of the bundle, which means another thing by it: "
-        f"give --{SETTINGS}#{top} for the setting, or {other}."
+        f"give --{SETTINGS}#{top} for the setting, or {other}.",
+        option=option,
     )
 
 
@@ -210,21 +220,27 @@ def check_ids(parser: ConfigParser, properties: Mapping[str, Mapping[str, Any]],
     """
     required = [(facts["id"], facts["description"]) for facts in properties.values() if facts["required"]]
     required += list(FEDERATION.items())
-    missing = [f"{name}: {what.strip()}" for name, what in required if name not in parser]
+    missing = {name: what.strip() for name, what in required if name not in parser}
     if missing:
-        lines = "\n  ".join(missing)
-        raise SettingsError(f"The configuration {where} lacks {len(missing)} ids that it needs:\n  {lines}")
+        lines = "\n  ".join(f"{name}: {what}" for name, what in missing.items())
+        raise SettingsError(
+            "missing_ids",
+            f"The configuration {where} lacks {len(missing)} ids that it needs:\n  {lines}",
+            where=where,
+            ids=list(missing),
+        )
 
 
-def _problem(parser: ConfigParser, name: str) -> str | None:
-    """What is wrong with an option, or None."""
+def _problem(parser: ConfigParser, name: str) -> SettingsError | None:
+    """Return an error if an option names nothing, else None."""
     top, *rest = name.split("#")
     settings = values_in(parser.get())
     known = [*(key for key in parser.get() if not key.startswith("_")), *settings]
     if top not in known:
         inner = [f"'--{key}#{top}'" for key, part in parser.get().items() if top in _names(part)]
         hint = f"It is a part of another one: did you mean {' or '.join(inner)}? " if inner and not rest else ""
-        return f"unknown option '--{name}'. {hint}{did_you_mean(top, known)}"
+        text = f"unknown option '--{name}'. {hint}{did_you_mean(top, known)}"
+        return SettingsError("unknown_option", text, option=name)
     parent, path = settings[top] if top in settings else parser[top], top
     for part in rest:
         if isinstance(parent, list) and part.isdigit() and int(part) < len(parent):
@@ -232,10 +248,12 @@ def _problem(parser: ConfigParser, name: str) -> str | None:
         elif isinstance(parent, Mapping):
             names = list(run_fields()) if path == SETTINGS else _parts(parent)
             if names is not None and part not in names:
-                return f"unknown option '--{name}': '{path}' has no part '{part}'. {did_you_mean(part, names)}"
+                text = f"unknown option '--{name}': '{path}' has no part '{part}'. {did_you_mean(part, names)}"
+                return SettingsError("unknown_option", text, option=name, path=path, part=part)
             parent = parent.get(part)
         else:
-            return f"unknown option '--{name}': '{path}' has no part '{part}'; it is {parent!r}."
+            text = f"unknown option '--{name}': '{path}' has no part '{part}'; it is {parent!r}."
+            return SettingsError("unknown_option", text, option=name, path=path, part=part)
         path += f"#{part}"
     return None
 

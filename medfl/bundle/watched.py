@@ -35,7 +35,12 @@ class Watched:
 
     def _count(self) -> None:
         if self._stopped():
-            raise AbortedError(f"Site '{self._site}' was told to abort, after {self.batches} batches. Nothing is kept.")
+            raise AbortedError(
+                "call_aborted",
+                f"Site '{self._site}' was told to abort, after {self.batches} batches. Nothing is kept.",
+                site=self._site,
+                batches=self.batches,
+            )
         self.batches += 1
 
 

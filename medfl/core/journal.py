@@ -226,7 +226,7 @@ class Journal:
             raise StoreError(
                 "unreadable_steps",
                 f"No step of the server in '{self.store.folder}' can be read. Start the run in a new folder.",
-                folder=self.store.folder,
+                path=self.store.folder,
             )
         return None
 

@@ -301,7 +301,7 @@ def only_writer(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
         raise StoreError(
             "unwritable_folder",
             f"Could not write to the run folder '{folder}': {error.strerror}.",
-            folder=folder,
+            path=folder,
             reason=error.strerror,
         ) from error
     with held(folder / LOCK, patience) as alone:
@@ -310,7 +310,7 @@ def only_writer(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
                 "folder_in_use",
                 f"Another process is writing to the run folder '{folder}'. Wait for it, stop it, or name another "
                 "folder with --output_dir. Reading the folder meanwhile is fine.",
-                folder=folder,
+                path=folder,
             )
         for stale in folder.rglob(".*.tmp"):
             with contextlib.suppress(OSError):

@@ -79,10 +79,23 @@ class ConvNet(nn.Module):
         _check_least(name, in_channels=(in_channels, 1), num_classes=(num_classes, 2), dense=(dense, 1))
         _check_least(name, channels=(min(channels, default=0), 1), kernel=(kernel, 1), padding=(padding, 0))
         if kernel % 2 == 0 or padding > kernel // 2:
-            raise SettingsError(f"{name} expected an odd kernel and padding <= {kernel // 2}, got {kernel}, {padding}")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"{name} expected an odd kernel and padding <= {kernel // 2}, got {kernel}, {padding}",
+                network=name,
+                kernel=kernel,
+                padding=padding,
+                maximum=kernel // 2,
+            )
         edges = [size] * spatial_dims if isinstance(size, int) else list(size)
         if len(edges) != spatial_dims:
-            raise SettingsError(f"{name} expected one size or {spatial_dims} of them, got {edges}")
+            raise SettingsError(
+                "wrong_edge_count",
+                f"{name} expected one size or {spatial_dims} of them, got {edges}",
+                network=name,
+                expected=spatial_dims,
+                found=edges,
+            )
         _check_least(name, size=(min(edges), _least_edge(len(channels), kernel, padding)))
         parts: OrderedDict[str, nn.Module] = OrderedDict()
         before = in_channels
@@ -111,18 +124,45 @@ class ConvNet(nn.Module):
 
 def _check_choices(name: str, spatial_dims: int, norm: str, pooling: str, dropout: float) -> None:
     if spatial_dims not in (2, 3):
-        raise SettingsError(f"{name} expected spatial_dims 2 or 3, got {spatial_dims}")
+        raise SettingsError(
+            "setting_out_of_range",
+            f"{name} expected spatial_dims 2 or 3, got {spatial_dims}",
+            network=name,
+            setting="spatial_dims",
+            expected=[2, 3],
+            found=spatial_dims,
+        )
     for what, value, known in (("norm", norm, NORMS), ("pooling", pooling, POOLINGS)):
         if value not in known:
-            raise SettingsError(f"{name} expected {what} to be one of {', '.join(known)}, got {value!r}")
+            raise SettingsError(
+                "unknown_choice",
+                f"{name} expected {what} to be one of {', '.join(known)}, got {value!r}",
+                network=name,
+                what=what,
+                choice=value,
+                known=known,
+            )
     if not 0 <= dropout < 1:
-        raise SettingsError(f"{name} expected 0 <= dropout < 1, got {dropout}")
+        raise SettingsError(
+            "setting_out_of_range",
+            f"{name} expected 0 <= dropout < 1, got {dropout}",
+            network=name,
+            setting="dropout",
+            found=dropout,
+        )
 
 
 def _check_least(name: str, **values: tuple[int, int]) -> None:
     for what, (value, least) in values.items():
         if value < least:
-            raise SettingsError(f"{name} expected {what} >= {least}, got {value}")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"{name} expected {what} >= {least}, got {value}",
+                network=name,
+                setting=what,
+                minimum=least,
+                found=value,
+            )
 
 
 def _edge_after(edge: int, stages: int, kernel: int, padding: int) -> int:

@@ -65,7 +65,11 @@ def kind_of(head: nn.Module) -> HeadKind:
         return HeadKind(0)
     if isinstance(head, TwoLayerHead):
         return HeadKind(head.out.in_features, head.dropout.p, "relu" if isinstance(head.act, nn.ReLU) else "none")
-    raise SettingsError(f"expected a linear head or a TwoLayerHead, got {type(head).__name__}: choose another network")
+    raise SettingsError(
+        "unsupported_head",
+        f"expected a linear head or a TwoLayerHead, got {type(head).__name__}: choose another network",
+        found=type(head).__name__,
+    )
 
 
 def xavier(head: nn.Module) -> nn.Module:
@@ -96,7 +100,12 @@ def unlike_widths(count: int, features: int, low: float, high: float, generator:
     Source: Gao, Lan, Liu, Wang, Fan, MICCAI 2025: rho in [0.4, 1]; stratified as in the released code.
     """
     if not 0 < low <= high:
-        raise SettingsError(f"expected shares 0 < low <= high for the widths of heads, got {low} and {high}")
+        raise SettingsError(
+            "setting_out_of_range",
+            f"expected shares 0 < low <= high for the widths of heads, got {low} and {high}",
+            low=low,
+            high=high,
+        )
     places = torch.arange(count, dtype=torch.float64) + torch.rand(count, dtype=torch.float64, generator=generator)
     shares = low + (high - low) * places / count
     return [max(int(share * features), 1) for share in shares.tolist()]

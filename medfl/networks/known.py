@@ -90,7 +90,12 @@ def _modules(network: nn.Module, names: Sequence[str], what: str) -> list[nn.Mod
         except AttributeError:
             there = ", ".join(child_name for child_name, _ in network.named_children())
             raise SettingsError(
+                "unknown_module",
                 f"network {type(network).__name__} has no module '{name}', which is named as its {what}: expected a "
-                f"name as in `named_modules()`; at the top there are: {there}. Correct the name."
+                f"name as in `named_modules()`; at the top there are: {there}. Correct the name.",
+                network=type(network).__name__,
+                name=name,
+                part=what,
+                known=[child_name for child_name, _ in network.named_children()],
             ) from None
     return modules

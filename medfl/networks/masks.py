@@ -30,7 +30,12 @@ def refusals(name: str) -> Iterator[None]:
         yield
     except (ValueError, TypeError, KeyError, AssertionError) as error:
         text = " ".join(str(error).split())
-        raise SettingsError(f"{name} can't be built as its options say: {text}. Correct them.") from error
+        raise SettingsError(
+            "network_not_buildable",
+            f"{name} can't be built as its options say: {text}. Correct them.",
+            network=name,
+            reason=text,
+        ) from error
 
 
 def layer_spec(layer: LayerSpec) -> str | tuple[object, ...]:
@@ -53,15 +58,28 @@ def make_ready(network: nn.Module, size: Edges | None, strides: Sequence[int]) -
     name = type(network).__name__
     edges = [size] * len(strides) if isinstance(size, int) else list(size)
     if len(edges) != len(strides):
-        raise SettingsError(f"{name} expected one size or {len(strides)} of them, got {edges}")
+        raise SettingsError(
+            "wrong_edge_count",
+            f"{name} expected one size or {len(strides)} of them, got {edges}",
+            network=name,
+            expected=len(strides),
+            found=edges,
+        )
     if any(edge < 1 or edge % stride for edge, stride in zip(edges, strides, strict=True)):
         raise SettingsError(
+            "edges_not_multiples",
             f"{name} expected images with edges that are multiples of {list(strides)} (its strides multiplied), got "
-            f"{edges}. Pad or crop them, or choose fewer levels."
+            f"{edges}. Pad or crop them, or choose fewer levels.",
+            network=name,
+            expected=list(strides),
+            found=edges,
         )
     single = math.prod(edges) == math.prod(strides)
     if single and any(isinstance(module, _InstanceNorm) for module in network.modules()):
         raise SettingsError(
+            "single_voxel_bottom",
             f"{name} expected larger images: of {edges} its bottom has one voxel, over which instance normalisation "
-            "has no spread. Use larger images, fewer levels, or norm 'batch'."
+            "has no spread. Use larger images, fewer levels, or norm 'batch'.",
+            network=name,
+            found=edges,
         )

@@ -25,8 +25,11 @@ def head_names(model: nn.Module, network: str) -> list[str]:
     head = getattr(model, "head", None)
     if not isinstance(head, nn.Module):
         raise SettingsError(
+            "missing_head",
             f"Network '{network}' ({type(model).__name__}) has no `head`: expected its classifier under that name, "
-            "beside a `body` that gives features. Add both, or choose a network that has them."
+            "beside a `body` that gives features. Add both, or choose a network that has them.",
+            network=network,
+            type=type(model).__name__,
         )
     held = {id(tensor) for tensor in [*head.parameters(), *head.buffers()]}
     return [name for name, tensor in model.state_dict(keep_vars=True).items() if id(tensor) in held]
@@ -53,15 +56,22 @@ def features_of(model: nn.Module, network: str) -> int:
     first = next((part for part in parts if isinstance(part, nn.Linear)), None)
     if not isinstance(getattr(model, "body", None), nn.Module) or first is None:
         raise SettingsError(
+            "missing_feature_layer",
             f"Network '{network}' ({type(model).__name__}): expected a module `body` that gives features and a `head` "
-            f"with a linear layer, got a head of type {type(model.head).__name__}. Choose a network that has them."
+            f"with a linear layer, got a head of type {type(model.head).__name__}. Choose a network that has them.",
+            network=network,
+            type=type(model).__name__,
+            found=type(model.head).__name__,
         )
     inside = {id(parameter) for parameter in body_and_head(model)[0].parameters()}
     outside = [name for name, p in model.named_parameters() if name not in set(head) and id(p) not in inside]
     if outside:
         raise SettingsError(
+            "stray_parameters",
             f"Network '{network}' ({type(model).__name__}) has parameters in neither `body` nor `head`: "
-            f"{names_and_more(outside, 3)}. Expected logits to be head(body(images)). Choose another network."
+            f"{names_and_more(outside, 3)}. Expected logits to be head(body(images)). Choose another network.",
+            network=network,
+            names=outside,
         )
     return first.in_features
 
@@ -116,8 +126,11 @@ def single_linear(model: nn.Module, network: str, why: str) -> tuple[nn.Linear, 
     head = body_and_head(model)[1]
     if not isinstance(head, nn.Linear) or head.bias is None:
         raise SettingsError(
+            "unsupported_head",
             f"{why}: expected one linear layer with a bias as the head of network '{network}', got "
-            f"{type(head).__name__}. Choose a network that has it."
+            f"{type(head).__name__}. Choose a network that has it.",
+            network=network,
+            found=type(head).__name__,
         )
     return head, path
 
@@ -134,7 +147,11 @@ def with_head(network: nn.Module, head: nn.Module) -> nn.Module:
             if child is own:
                 setattr(module, name, head)
                 return network
-    raise SettingsError(f"expected a network with a `head`, got a {type(network).__name__} without one")
+    raise SettingsError(
+        "missing_head",
+        f"expected a network with a `head`, got a {type(network).__name__} without one",
+        network=type(network).__name__,
+    )
 
 
 def head_path(model: nn.Module, network: str) -> str:

@@ -64,23 +64,41 @@ class Pretrained:
         own, loaded = (_of_body(tensors, head_path(model, network)) for tensors in (whole_state(model), self._read()))
         if _has_statistics(loaded) and not any(isinstance(module, _BatchNorm) for module in model.modules()):
             raise SettingsError(
+                "missing_batch_norm",
                 f"{where}: they were made with batch norm, which the network does not have. Set norm to 'batch' "
-                "(norm_sync 'frozen' then keeps the file's statistics), or give no weights."
+                "(norm_sync 'frozen' then keeps the file's statistics), or give no weights.",
+                path=self.path,
+                network=network,
             )
         biases = {f"{path}.bias" for path, module in model.named_modules() if isinstance(module, _ConvNd)}
         missing = [name for name in own if name not in loaded and name not in biases]
         extra = sorted(loaded.keys() - own.keys())
         if missing or extra:
             raise SettingsError(
+                "wrong_tensor_names",
                 f"{where}: the file {_listed('lacks', missing)}{' and ' * bool(missing and extra)}"
-                f"{_listed('has beyond it', extra)}. Choose the network that the file was made for with network_name."
+                f"{_listed('has beyond it', extra)}. Choose the network that the file was made for with network_name.",
+                path=self.path,
+                network=network,
+                missing=missing,
+                unknown=extra,
             )
         unlike = [name for name in own if name in loaded and loaded[name].shape != own[name].shape]
         if unlike:
-            raise SettingsError(f"{where}: {_shapes(unlike, own, loaded)}. {_advice(model, own, loaded)}")
+            raise SettingsError(
+                "wrong_shape",
+                f"{where}: {_shapes(unlike, own, loaded)}. {_advice(model, own, loaded)}",
+                path=self.path,
+                network=network,
+                names=unlike,
+            )
         if broken := [name for name, tensor in loaded.items() if not tensor.isfinite().all()]:
             raise SettingsError(
-                f"{where}: not all numbers of {names_and_more(broken, 3)} are finite. Get the file anew."
+                "not_finite",
+                f"{where}: not all numbers of {names_and_more(broken, 3)} are finite. Get the file anew.",
+                path=self.path,
+                network=network,
+                names=broken,
             )
         return {name: loaded[name].to(t.dtype) if name in loaded else torch.zeros_like(t) for name, t in own.items()}
 
@@ -127,7 +145,10 @@ def _bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise SettingsError(
-            f"Could not read the weights '{path}': {error.strerror}. Expected a safetensors file; none is downloaded."
+            "unreadable_file",
+            f"Could not read the weights '{path}': {error.strerror}. Expected a safetensors file; none is downloaded.",
+            path=path,
+            reason=error.strerror,
         ) from None
 
 
@@ -136,15 +157,26 @@ def _read(path: Path, sha256: str) -> Tensors:
     """All tensors of a file; they are shared by all who ask, so nobody may change them."""
     content = _bytes(path)
     if hashlib.sha256(content).hexdigest() != sha256:
-        raise SettingsError(f"The weights '{path}' have changed since the run began. Put the file back.")
+        raise SettingsError(
+            "changed_file", f"The weights '{path}' have changed since the run began. Put the file back.", path=path
+        )
     if content.startswith(PICKLES):
         raise SettingsError(
-            f"expected weights as a safetensors file, got a pickle, which can run code: '{path}'. {CONVERT}"
+            "unsupported_file",
+            f"expected weights as a safetensors file, got a pickle, which can run code: '{path}'. {CONVERT}",
+            path=path,
+            expected="safetensors",
+            found="pickle",
         )
     try:
         tensors: Tensors = st.load(content)
     except SafetensorError as error:
-        raise SettingsError(f"'{path}' is no safetensors file, or a damaged one ({error}). Get it anew.") from None
+        raise SettingsError(
+            "damaged_file",
+            f"'{path}' is no safetensors file, or a damaged one ({error}). Get it anew.",
+            path=path,
+            expected="safetensors",
+        ) from None
     return tensors
 
 

@@ -86,15 +86,42 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         if depth not in DEPTHS:
-            raise SettingsError(f"ResNet expected depth to be one of {', '.join(map(str, DEPTHS))}, got {depth!r}")
+            raise SettingsError(
+                "unknown_choice",
+                f"ResNet expected depth to be one of {', '.join(map(str, DEPTHS))}, got {depth!r}",
+                network="ResNet",
+                what="depth",
+                choice=depth,
+                known=list(DEPTHS),
+            )
         if spatial_dims not in (2, 3):
-            raise SettingsError(f"ResNet expected spatial_dims 2 or 3, got {spatial_dims}")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"ResNet expected spatial_dims 2 or 3, got {spatial_dims}",
+                network="ResNet",
+                setting="spatial_dims",
+                expected=[2, 3],
+                found=spatial_dims,
+            )
         _check_least(in_channels=(in_channels, 1), num_classes=(num_classes, 2), width=(width, 1))
         _check_least(stem_kernel=(stem_kernel, 3), stem_stride=(stem_stride, 1))
         if stem_kernel % 2 == 0:
-            raise SettingsError(f"ResNet expected an odd stem_kernel, got {stem_kernel}")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"ResNet expected an odd stem_kernel, got {stem_kernel}",
+                network="ResNet",
+                setting="stem_kernel",
+                expected="odd",
+                found=stem_kernel,
+            )
         if not isinstance(stem_pool, bool):  # the text "false" is true
-            raise SettingsError(f"ResNet expected stem_pool True or False, got {stem_pool!r}")
+            raise SettingsError(
+                "wrong_setting_type",
+                f"ResNet expected stem_pool True or False, got {stem_pool!r}",
+                network="ResNet",
+                setting="stem_pool",
+                found=repr(stem_pool),
+            )
         _check_rates(head_dropout=head_dropout, dropout=dropout)
         conv = layer_type("Conv", spatial_dims)
         self.conv1 = conv(in_channels, width, stem_kernel, stride=stem_stride, padding=stem_kernel // 2, bias=False)
@@ -154,31 +181,67 @@ class ResNet(nn.Module):
         """Every stride has something to halve, and instance normalisation more than one pixel to average over."""
         edges = [size] * spatial_dims if isinstance(size, int) else list(size)
         if len(edges) != spatial_dims:
-            raise SettingsError(f"ResNet expected one size or {spatial_dims} of them, got {edges}")
+            raise SettingsError(
+                "wrong_edge_count",
+                f"ResNet expected one size or {spatial_dims} of them, got {edges}",
+                network="ResNet",
+                expected=spatial_dims,
+                found=edges,
+            )
         least = total_stride + int(isinstance(self.bn1, _InstanceNorm))
         if min(edges) < least:
             raise SettingsError(
+                "image_too_small",
                 f"ResNet expected images of at least {least} pixels along each edge (its strides multiply to "
-                f"{total_stride}), got size {edges}. Use larger images, a smaller stem_stride or stem_pool=False."
+                f"{total_stride}), got size {edges}. Use larger images, a smaller stem_stride or stem_pool=False.",
+                network="ResNet",
+                minimum=least,
+                found=edges,
             )
 
 
 def _two_layers(features: int, num_classes: int, share: float, dropout: float, activation: Activation) -> nn.Module:
     """A classifier of two layers, with Xavier's normal distribution and no biases to begin with."""
     if not isinstance(share, int | float) or not 0 < share <= 1:
-        raise SettingsError(f"ResNet expected head_share above 0 and at most 1, or None, got {share!r}")
+        raise SettingsError(
+            "setting_out_of_range",
+            f"ResNet expected head_share above 0 and at most 1, or None, got {share!r}",
+            network="ResNet",
+            setting="head_share",
+            found=share,
+        )
     if activation not in get_args(Activation):
-        raise SettingsError(f"ResNet expected head_activation 'none' or 'relu', got {activation!r}")
+        raise SettingsError(
+            "unknown_choice",
+            f"ResNet expected head_activation 'none' or 'relu', got {activation!r}",
+            network="ResNet",
+            what="head_activation",
+            choice=activation,
+            known=get_args(Activation),
+        )
     return xavier(TwoLayerHead(features, max(int(share * features), 1), num_classes, dropout, activation))
 
 
 def _check_rates(**values: float) -> None:
     for name, value in values.items():
         if not 0 <= value < 1:
-            raise SettingsError(f"ResNet expected {name} to be at least 0 and below 1, got {value!r}")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"ResNet expected {name} to be at least 0 and below 1, got {value!r}",
+                network="ResNet",
+                setting=name,
+                found=value,
+            )
 
 
 def _check_least(**values: tuple[int, int]) -> None:
     for name, (value, least) in values.items():
         if not isinstance(value, int) or value < least:
-            raise SettingsError(f"ResNet expected {name} to be a whole number >= {least}, got {value!r}")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"ResNet expected {name} to be a whole number >= {least}, got {value!r}",
+                network="ResNet",
+                setting=name,
+                minimum=least,
+                found=value,
+            )

@@ -59,7 +59,14 @@ def norm_layer(norm: LayerSpec, spatial_dims: int, channels: int) -> nn.Module:
         layer: nn.Module = get_norm_layer((name, options), spatial_dims=spatial_dims, channels=channels)
     except (KeyError, TypeError, ValueError) as error:
         known = f"'batch', 'group', 'instance' or a pair of MONAI's name and options that suits {channels} channels"
-        raise SettingsError(f"ResNet expected norm to be {known}, got {norm!r}: {_one_line(error)}") from error
+        raise SettingsError(
+            "invalid_layer",
+            f"ResNet expected norm to be {known}, got {norm!r}: {_one_line(error)}",
+            network="ResNet",
+            setting="norm",
+            channels=channels,
+            found=str(norm),
+        ) from error
     return layer
 
 
@@ -79,9 +86,20 @@ def act_layer(act: LayerSpec) -> nn.Module:
         layer: nn.Module = get_act_layer(split_args(act))
     except (KeyError, TypeError, ValueError) as error:
         known = "MONAI's name of an activation or a pair of name and options"
-        raise SettingsError(f"ResNet expected act to be {known}, got {act!r}: {_one_line(error)}") from error
+        raise SettingsError(
+            "invalid_layer",
+            f"ResNet expected act to be {known}, got {act!r}: {_one_line(error)}",
+            network="ResNet",
+            setting="act",
+            found=str(act),
+        ) from error
     if getattr(layer, "inplace", False):
-        raise SettingsError(f"ResNet expected an activation that does not work in place, got {act!r}. Drop 'inplace'.")
+        raise SettingsError(
+            "inplace_activation",
+            f"ResNet expected an activation that does not work in place, got {act!r}. Drop 'inplace'.",
+            network="ResNet",
+            found=str(act),
+        )
     return layer
 
 

@@ -54,8 +54,12 @@ class SegResNet(nets.SegResNet):
     ) -> None:
         if len(blocks_up) != len(blocks_down) - 1:
             raise SettingsError(
+                "wrong_level_count",
                 f"SegResNet expected blocks_up for one level fewer than blocks_down, got {len(blocks_up)} and "
-                f"{len(blocks_down)} levels"
+                f"{len(blocks_down)} levels",
+                network="SegResNet",
+                blocks_up=len(blocks_up),
+                blocks_down=len(blocks_down),
             )
         with refusals("SegResNet"):
             super().__init__(

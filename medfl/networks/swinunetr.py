@@ -47,8 +47,11 @@ class SwinUNETR(nets.SwinUNETR):
     ) -> None:
         if find_spec("einops") is None:
             raise SettingsError(
+                "missing_package",
                 "SwinUNETR needs the package einops, which is not installed. Install it with "
-                f"{pip_install('swin')}, or choose another network."
+                f"{pip_install('swin')}, or choose another network.",
+                package="einops",
+                extra="swin",
             )
         with refusals("SwinUNETR"):
             super().__init__(

@@ -132,7 +132,14 @@ class UNetClassifier(nn.Module):
     ) -> None:
         super().__init__()
         if num_classes < 2:
-            raise SettingsError(f"UNetClassifier expected num_classes >= 2, got {num_classes}")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"UNetClassifier expected num_classes >= 2, got {num_classes}",
+                network="UNetClassifier",
+                setting="num_classes",
+                minimum=2,
+                found=num_classes,
+            )
         whole = UNet(
             in_channels, 2, spatial_dims, channels, strides, kernel_size, num_res_units, norm, act, dropout, size
         )

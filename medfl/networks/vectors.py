@@ -73,9 +73,22 @@ class MLP(nn.Module):
         super().__init__()
         _check_least("MLP", in_features=in_features, out_features=out_features, widths=min(widths, default=0))
         if norm not in NORMS:
-            raise SettingsError(f"MLP expected norm to be one of {', '.join(NORMS)}, got {norm!r}")
+            raise SettingsError(
+                "unknown_choice",
+                f"MLP expected norm to be one of {', '.join(NORMS)}, got {norm!r}",
+                network="MLP",
+                what="norm",
+                choice=norm,
+                known=NORMS,
+            )
         if not 0 <= dropout < 1:
-            raise SettingsError(f"MLP expected 0 <= dropout < 1, got {dropout}")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"MLP expected 0 <= dropout < 1, got {dropout}",
+                network="MLP",
+                setting="dropout",
+                found=dropout,
+            )
         stages: OrderedDict[str, nn.Module] = OrderedDict()
         before = in_features
         for number, width in enumerate(widths, start=1):
@@ -110,4 +123,11 @@ def _stage(before: int, width: int, norm: str, dropout: float) -> nn.Sequential:
 def _check_least(name: str, **values: int) -> None:
     for what, value in values.items():
         if value < 1:
-            raise SettingsError(f"{name} expected {what} >= 1, got {value}")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"{name} expected {what} >= 1, got {value}",
+                network=name,
+                setting=what,
+                minimum=1,
+                found=value,
+            )

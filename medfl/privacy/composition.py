@@ -119,9 +119,13 @@ def calibrate(budget: float, count: int, rate: float, delta: float, adjacency: s
         added, added_delta = budget / 2, delta / (1 + math.exp(min(budget / 2, 700)))
     if added < SMALLEST:
         raise SettingsError(
+            "unreachable_budget",
             f"A privacy budget of epsilon {added:g} for an image that is added or removed can't be reached: the "
             f"accountant 'prv' is exact to {RESOLUTION:g} only. Choose an epsilon of at least {SMALLEST:g} for "
-            f"'add_remove', or {2 * SMALLEST:g} for 'replace'."
+            f"'add_remove', or {2 * SMALLEST:g} for 'replace'.",
+            epsilon=budget,
+            adjacency=adjacency,
+            minimum=2 * SMALLEST if adjacency == "replace" else SMALLEST,
         )
     # in the limit of many small steps all is one Gaussian release of mu = rate sqrt(count (e^(1 / sigma^2) - 1))
     mu = 1 / gaussian.calibrate(added, 1, added_delta)
@@ -214,6 +218,9 @@ def opacus(part: str) -> Any:
         return importlib.import_module(f"opacus.{part}")
     except ModuleNotFoundError as error:
         raise SettingsError(
+            "missing_package",
             "Privacy with the unit 'sample' needs Opacus, which is not installed. Install the extra: "
-            f"{pip_install('privacy')}."
+            f"{pip_install('privacy')}.",
+            package="opacus",
+            extra="privacy",
         ) from error

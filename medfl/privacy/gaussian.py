@@ -43,7 +43,13 @@ def epsilon(sigma: float, releases: int, delta: float, sensitivity: float = 1.0)
     """
     _check(releases, delta, sensitivity)
     if not sigma >= 0:
-        raise SettingsError(f"expected a noise multiplier >= 0, got {sigma}.")
+        raise SettingsError(
+            "setting_out_of_range",
+            f"expected a noise multiplier >= 0, got {sigma}.",
+            setting="sigma",
+            minimum=0,
+            found=sigma,
+        )
     if releases == 0 or math.isinf(sigma):
         return 0.0
     if sigma == 0:
@@ -76,7 +82,12 @@ def calibrate(epsilon: float, releases: int, delta: float, sensitivity: float = 
     """
     _check(releases, delta, sensitivity)
     if not (0 < epsilon < math.inf and releases >= 1):
-        raise SettingsError(f"expected a finite epsilon > 0 and releases >= 1, got {epsilon} and {releases}.")
+        raise SettingsError(
+            "setting_out_of_range",
+            f"expected a finite epsilon > 0 and releases >= 1, got {epsilon} and {releases}.",
+            epsilon=epsilon,
+            releases=releases,
+        )
     log_delta = math.log(delta)
     high = 1.0
     while _log_delta(epsilon, high) <= log_delta:
@@ -84,9 +95,13 @@ def calibrate(epsilon: float, releases: int, delta: float, sensitivity: float = 
     mu = _boundary(lambda candidate: _log_delta(epsilon, candidate) <= log_delta, 0.0, high)[0]
     if mu < FAINTEST:
         raise SettingsError(
+            "unreachable_budget",
             f"A privacy budget of epsilon {epsilon:g} with delta {delta:g} over {releases} releases can't be reached: "
             f"it asks for noise of more than {sensitivity * math.sqrt(releases) / FAINTEST:.3g} times the clipping "
-            "bound. Raise epsilon or delta."
+            "bound. Raise epsilon or delta.",
+            epsilon=epsilon,
+            delta=delta,
+            releases=releases,
         )
     return sensitivity * math.sqrt(releases) / mu
 
@@ -99,8 +114,12 @@ def noise_multiplier(privacy: Privacy, releases: int) -> float:
 def _check(releases: int, delta: float, sensitivity: float) -> None:
     if not (releases >= 0 and 0 < delta < 1 and 0 < sensitivity < math.inf):
         raise SettingsError(
+            "setting_out_of_range",
             "expected releases >= 0, delta in (0, 1) and a finite sensitivity > 0, got "
-            f"{releases}, {delta} and {sensitivity}."
+            f"{releases}, {delta} and {sensitivity}.",
+            releases=releases,
+            delta=delta,
+            sensitivity=sensitivity,
         )
 
 
@@ -161,7 +180,11 @@ def clip_by_norm(tensors: Tensors, bound: float) -> Tensors:
     """
     norm = l2_norm(tensors)
     if not math.isfinite(norm):
-        raise RefusedError(f"expected an update of finite norm to clip, got {norm}. The training diverged.")
+        raise RefusedError(
+            "not_finite",
+            f"expected an update of finite norm to clip, got {norm}. The training diverged.",
+            found=str(norm),
+        )
     if norm <= bound:
         return dict(tensors)
     scale = bound / norm

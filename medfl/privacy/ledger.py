@@ -81,11 +81,17 @@ class Account:
         if after > total * (1 + 1e-9):
             spent, count = self._composed(others), sum(bool(entry["releases"]) for entry in others.values())
             raise SettingsError(
+                "budget_spent",
                 f"The privacy budget of site '{self.site}' is spent: its ledger holds {_number(spent)} of a total "
                 f"epsilon of {total:g} (unit {self.privacy.unit}, '{self.privacy.adjacency}', delta "
                 f"{self.privacy.delta:g}) from {count} {'run' if count == 1 else 'runs'} on the same data, and this "
                 f"run of epsilon {self.privacy.epsilon:g} would make it {_number(after)}. Lower epsilon, or raise "
-                "'total_epsilon' if the site agrees."
+                "'total_epsilon' if the site agrees.",
+                site=self.site,
+                spent=spent,
+                total_epsilon=total,
+                epsilon=self.privacy.epsilon,
+                runs=count,
             )
 
     def release(self, made_of: str) -> None:
@@ -105,16 +111,19 @@ class Account:
                 return
             if len(entry["releases"]) >= self.planned:
                 raise RefusedError(
+                    "releases_exhausted",
                     f"Site '{self.site}' refuses to release more: its privacy budget was spread over {self.planned} "
                     "releases, and all were made. Either this run was computed before, here or after a kill, with "
                     "other last bits (another device, number of threads or version), which counts anew: compute it as "
                     "before, or start a run of another seed, which has a budget of its own. Or the method sends more "
-                    "often than once a round."
+                    "often than once a round.",
+                    site=self.site,
+                    maximum=self.planned,
                 )
             try:
                 self.check()  # another run may have spent since
             except SettingsError as error:
-                raise RefusedError(str(error)) from error
+                raise RefusedError(error.code, str(error), **error.fields) from error
             entry["releases"].append(made_of)
             self._write(runs | {self.key: entry})
 
@@ -131,8 +140,11 @@ class Account:
         began = ledger_of(self.copy or self.path)
         if began not in (None, self.path) and began.exists() and len(entry["releases"]) < self.planned:
             raise SettingsError(
+                "other_ledger",
                 f"The run began with the privacy ledger '{began.parent}' for site '{self.site}', which would miss what "
-                "it still releases: give the same 'ledger', or remove it from there once it has moved."
+                "it still releases: give the same 'ledger', or remove it from there once it has moved.",
+                site=self.site,
+                expected=began.parent,
             )
         paths = [path for path in (self.path, self.copy) if path is not None]
         if any(load_entries(path, self.site).get(self.key) != entry for path in paths):
@@ -151,10 +163,14 @@ class Account:
         known = self._read().get(self.key, self._entry(0))["releases"]
         if missing := len(set(made) - set(known)):
             raise StoreError(
+                "missing_releases",
                 f"The privacy account '{self.path}' of site '{self.site}' lacks {missing} of the releases that the "
                 "stored steps of this run made. Either the file was changed or removed: put it back from a copy. Or "
                 "the images, their normalisation or the network are not those the run began with: put them back, or "
-                "name another folder with --output_dir."
+                "name another folder with --output_dir.",
+                site=self.site,
+                path=self.path,
+                count=missing,
             )
 
     def facts(self) -> Meta:
@@ -236,14 +252,21 @@ class Account:
             lock.touch()
         except OSError as error:
             raise StoreError(
+                "unwritable_file",
                 f"Could not write the privacy ledger '{self.path}' of site '{self.site}': {error.strerror}. Nothing is "
-                "released until it can be written."
+                "released until it can be written.",
+                site=self.site,
+                path=self.path,
             ) from error
         with held(lock, PATIENCE) as alone:
             if not alone:
                 raise StoreError(
+                    "file_in_use",
                     f"Another process holds the privacy ledger '{self.path}' of site '{self.site}' for more than "
-                    f"{PATIENCE:g} seconds. Find out what it does, and give the same command again."
+                    f"{PATIENCE:g} seconds. Find out what it does, and give the same command again.",
+                    site=self.site,
+                    path=self.path,
+                    seconds=PATIENCE,
                 )
             yield
 

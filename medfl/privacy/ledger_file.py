@@ -33,11 +33,13 @@ def load_entries(path: Path, site: str) -> dict[str, Meta]:
     except FileNotFoundError:
         return {}
     except DamagedError as error:
-        raise StoreError(_lost(path, site, str(error))) from error
+        raise StoreError("damaged_file", _lost(path, site, str(error)), path=path, site=site) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StoreError(_lost(path, site, type(error).__name__)) from error
+        raise StoreError(
+            "unreadable_file", _lost(path, site, type(error).__name__), path=path, site=site, error=type(error).__name__
+        ) from error
     if not known:
-        raise StoreError(_lost(path, site, "of another version of medfl"))
+        raise StoreError("unsupported_file", _lost(path, site, "of another version of medfl"), path=path, site=site)
     return runs
 
 

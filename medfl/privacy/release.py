@@ -70,13 +70,26 @@ class Release:
         check_choice("part to release", self.of, PARTS)
         if self.noise != "none" and not 0 < self.variance < math.inf:
             raise SettingsError(
+                "setting_out_of_range",
                 f"expected a finite variance > 0 of {self.noise} noise, got {self.variance}. For no noise choose the "
-                "noise 'none'."
+                "noise 'none'.",
+                setting="variance",
+                found=self.variance,
             )
         if self.clip is not None and not 0 < self.clip < math.inf:
-            raise SettingsError(f"expected a finite clip > 0, got {self.clip}. For no clipping leave it out (none).")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"expected a finite clip > 0, got {self.clip}. For no clipping leave it out (none).",
+                setting="clip",
+                found=self.clip,
+            )
         if not 0 < self.delta < 1:
-            raise SettingsError(f"expected a delta in (0, 1), got {self.delta}.")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"expected a delta in (0, 1), got {self.delta}.",
+                setting="delta",
+                found=self.delta,
+            )
 
     @property
     def scale(self) -> float:
@@ -110,14 +123,22 @@ class Release:
             ContractError: If the numbers are integers, which would swallow the noise.
         """
         if not part.is_floating_point():
-            raise ContractError(f"expected parts of images of a floating type to release, got {part.dtype}")
+            raise ContractError(
+                "wrong_dtype",
+                f"expected parts of images of a floating type to release, got {part.dtype}",
+                expected="floating",
+                found=str(part.dtype),
+            )
         whole = part.detach().double()
         norms = torch.linalg.vector_norm(whole.flatten(1), ord=1 if self.norm == "l1" else 2, dim=1)
         bad = int((~norms.isfinite()).sum())
         if bad:
             raise RefusedError(
+                "not_finite",
                 f"expected finite parts of images to release, got {bad} of {len(whole)} that are not. The training of "
-                "the generator diverged; a smaller learning rate may help."
+                "the generator diverged; a smaller learning rate may help.",
+                count=bad,
+                total=len(whole),
             )
         if self.clip is None:
             return whole
@@ -179,7 +200,12 @@ class Release:
             return cls(**meta)
         except TypeError as error:
             fields = ", ".join(field.name for field in dataclasses.fields(cls))
-            raise SettingsError(f"expected a release with the fields {fields}, got {sorted(meta)}: {error}") from error
+            raise SettingsError(
+                "wrong_fields",
+                f"expected a release with the fields {fields}, got {sorted(meta)}: {error}",
+                expected=fields.split(", "),
+                found=sorted(meta),
+            ) from error
 
 
 def epsilon_together(releases: Sequence[Release], adjacency: str) -> float | None:
@@ -251,7 +277,11 @@ def _delta(releases: Sequence[Release]) -> float:
     """The one delta of the Gaussian releases; 0 without any, for Laplace releases need none."""
     deltas = {release.delta for release in releases if release.noise == "gaussian"}
     if len(deltas) > 1:
-        raise SettingsError(f"expected one delta for releases of the same image, got {sorted(deltas)}. Choose one.")
+        raise SettingsError(
+            "several_deltas",
+            f"expected one delta for releases of the same image, got {sorted(deltas)}. Choose one.",
+            found=deltas,
+        )
     return deltas.pop() if deltas else 0.0
 
 

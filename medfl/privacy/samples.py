@@ -83,16 +83,22 @@ def check_samples(settings: Settings, networks: Sequence[nn.Module]) -> None:
     """
     if settings.balance != "none":
         raise SettingsError(
+            "incompatible_settings",
             f"Privacy with the unit 'sample' needs balance 'none', got '{settings.balance}': class sizes of a site are "
-            "no secret then. Leave 'balance' out."
+            "no secret then. Leave 'balance' out.",
+            setting="balance",
+            expected="none",
+            found=settings.balance,
         )
     for network in networks:
         statistics = norm_names(network, ("batch", "instance")) & buffer_names(network)
         if has_batch_norm(network) or statistics:
             raise SettingsError(
+                "network_not_supported",
                 f"Privacy with the unit 'sample' can't train {type(network).__name__}: batch norm, and running "
                 "statistics of any norm, mix the images of a batch, so no image's influence is bounded. Use group norm "
-                "(for the networks of medfl: norm 'group'), or no norm."
+                "(for the networks of medfl: norm 'group'), or no norm.",
+                network=type(network).__name__,
             )
 
 
@@ -206,8 +212,9 @@ class PrivateSteps:
             raise
         except RuntimeError as error:
             raise SettingsError(
+                "loss_not_per_image",
                 f"Privacy with the unit 'sample' needs the loss of each image alone, and this one can't be had: "
-                f"{error} Choose another method or loss, or the unit 'site'."
+                f"{error} Choose another method or loss, or the unit 'site'.",
             ) from error
         self._add({name: gradients[f"model.{name}"] for name in self._parameters})
         losses: torch.Tensor = values.detach().float().cpu()
@@ -232,9 +239,10 @@ def refuse_patches(batch: Batch) -> None:
     """
     if len(batch.rows.unique()) < len(batch.rows):
         raise SettingsError(
+            "patches_not_supported",
             "Privacy with the unit 'sample' needs one sample of each image, and the transforms cut an image into "
             "several: together they would have more influence than the noise hides. Use transforms that give one patch "
-            "(num_samples 1), or the unit 'site'."
+            "(num_samples 1), or the unit 'site'.",
         )
 
 

@@ -50,8 +50,10 @@ class SecretSite(Site):
         self.trainings += 1
         if self.trainings > 1:
             raise ContractError(
+                "several_trainings",
                 f"Expected one training in a step of site '{self.name}', got a second one: with the privacy unit "
-                "'sample' the account reckons with one, so the method may not say `supports_dp_sgd`."
+                "'sample' the account reckons with one, so the method may not say `supports_dp_sgd`.",
+                site=self.name,
             )
 
 

@@ -76,8 +76,11 @@ class Signer:
         subject = x509.load_pem_x509_certificate(certificate).subject
         if name == self.server or subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME):
             raise RefusedError(
+                "not_a_site",
                 f"expected the certificate of a site, got that of {'the server' if name == self.server else 'a user'}, "
-                f"'{name}': the server is not honest"
+                f"'{name}': the server is not honest",
+                name=name,
+                owner="server" if name == self.server else "user",
             )
 
 
@@ -98,17 +101,30 @@ def read_signer(kit: Path) -> Signer:
         certificate, root = (startup / f"{who}.crt").read_bytes(), (startup / "rootCA.pem").read_bytes()
         names = _common_names(x509.load_pem_x509_certificate(certificate))
     except (OSError, ValueError, TypeError) as error:
-        raise SettingsError(f"the key and certificates in '{startup}' can't be read ({error}); {_ASK}") from None
+        raise SettingsError(
+            "unreadable_credentials",
+            f"the key and certificates in '{startup}' can't be read ({error}); {_ASK}",
+            path=startup,
+        ) from None
     if not isinstance(key, rsa.RSAPrivateKey):
-        raise SettingsError(f"expected an RSA key in '{startup / f'{who}.key'}', as NVFlare makes them; {_ASK}")
+        raise SettingsError(
+            "unsupported_key",
+            f"expected an RSA key in '{startup / f'{who}.key'}', as NVFlare makes them; {_ASK}",
+            path=startup / f"{who}.key",
+            expected="RSA",
+        )
     name = ", ".join(names)
     try:
         public = check_certificate(certificate, root, name)
     except RefusedError as error:
-        raise SettingsError(f"'{startup / f'{who}.crt'}': {error}; {_ASK}") from None
+        text = f"'{startup / f'{who}.crt'}': {error}; {_ASK}"
+        raise SettingsError(error.code, text, **error.fields) from None
     if public.public_numbers() != key.public_key().public_numbers():
         raise SettingsError(
-            f"'{startup / f'{who}.key'}' is not the key of '{who}.crt' beside it; take both from one kit"
+            "mismatched_key",
+            f"'{startup / f'{who}.key'}' is not the key of '{who}.crt' beside it; take both from one kit",
+            path=startup / f"{who}.key",
+            certificate=f"{who}.crt",
         )
     return Signer(name, certificate, root, key, _server(startup))
 
@@ -122,7 +138,11 @@ def _server(startup: Path) -> str:
         server = json.loads(path.read_text(encoding="utf-8"))["servers"][0]
         return str(server.get("identity") or server["service"]["target"].rpartition(":")[0])
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise SettingsError(f"'{path}' does not say the server's identity ({type(error).__name__}); {_ASK}") from None
+        raise SettingsError(
+            "missing_server_identity",
+            f"'{path}' does not say the server's identity ({type(error).__name__}); {_ASK}",
+            path=path,
+        ) from None
 
 
 def verify(purpose: str, content: bytes, signature: bytes, certificate: bytes, root: bytes, name: str) -> None:
@@ -145,8 +165,11 @@ def verify(purpose: str, content: bytes, signature: bytes, certificate: bytes, r
         public.verify(signature, _signed(purpose, content), _PADDING, hashes.SHA256())
     except InvalidSignature:
         raise RefusedError(
+            "invalid_signature",
             f"expected a signature ({purpose}) that fits the content, by '{name}'; got one that does not. It was "
-            "altered on its way, or somebody else made it"
+            "altered on its way, or somebody else made it",
+            name=name,
+            purpose=purpose,
         ) from None
 
 
@@ -172,25 +195,42 @@ def check_certificate(
         public = subject.public_key()
         names = _common_names(subject)
     except ValueError:
-        raise RefusedError(f"expected the certificate of '{name}', got something that is none") from None
+        raise RefusedError(
+            "invalid_certificate", f"expected the certificate of '{name}', got something that is none", name=name
+        ) from None
     if names != [name]:
-        raise RefusedError(f"expected the certificate of '{name}', got the one of '{', '.join(names)[:200]}'")
+        raise RefusedError(
+            "wrong_certificate_name",
+            f"expected the certificate of '{name}', got the one of '{', '.join(names)[:200]}'",
+            expected=name,
+            found=", ".join(names)[:200],
+        )
     try:
         subject.verify_directly_issued_by(issuer)
     except (ValueError, TypeError, InvalidSignature):
         raise RefusedError(
-            f"expected a certificate of '{name}' by this project's root, got one by another root"
+            "foreign_certificate",
+            f"expected a certificate of '{name}' by this project's root, got one by another root",
+            name=name,
         ) from None
     moment = now or datetime.datetime.now(datetime.UTC)
     for which, limits in (("certificate", subject), ("root certificate", issuer)):
         begin, end = limits.not_valid_before_utc, limits.not_valid_after_utc
         if not begin <= moment <= end:
             raise RefusedError(
+                "certificate_not_current",
                 f"expected a {which} of '{name}' that is valid now, got one for {begin:%Y-%m-%d %H:%M} to "
-                f"{end:%Y-%m-%d %H:%M} UTC; compare the clocks, or have a new one made"
+                f"{end:%Y-%m-%d %H:%M} UTC; compare the clocks, or have a new one made",
+                name=name,
+                certificate=which,
             )
     if not isinstance(public, rsa.RSAPublicKey):
-        raise RefusedError(f"expected an RSA key in the certificate of '{name}', got another kind")
+        raise RefusedError(
+            "unsupported_key",
+            f"expected an RSA key in the certificate of '{name}', got another kind",
+            name=name,
+            expected="RSA",
+        )
     return public
 
 

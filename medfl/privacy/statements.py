@@ -187,7 +187,12 @@ def check_delta(privacy: Privacy, units: int, where: str) -> None:
     if privacy.delta * units >= 1:
         kind = "sites" if privacy.unit == "site" else "training images"
         raise SettingsError(
+            "delta_too_large",
             f"A privacy delta of {privacy.delta:g} is too large for {where} with {units} {kind}: expected less than "
             f"1/{units} = {1 / units:.3g}, for a delta that large permits to publish one of them outright. Choose "
-            "1e-5, or less."
+            "1e-5, or less.",
+            delta=privacy.delta,
+            where=where,
+            count=units,
+            unit=privacy.unit,
         )

@@ -15,6 +15,7 @@ from monai.bundle import ConfigParser
 from monai.fl.client import ClientAlgo, MonaiAlgo
 from monai.fl.utils.constants import ExtraItems, FlStatistics, ModelType, WeightType
 from monai.fl.utils.exchange_object import ExchangeObject
+from refusals import refused
 
 from medfl.bundle.client_algo import ROUND, SPLIT, CallError, MedflAlgo
 from medfl.bundle.watched import AbortedError
@@ -131,7 +132,7 @@ def test_the_round_may_be_named(files: Files) -> None:
     assert not tensors_equal(first, second)
     assert tensors_equal(trained(files.make(), start, {ROUND: 2}), second)
     for wrong in (0, True, "2"):
-        with pytest.raises(SettingsError, match="whole number from 1"):
+        with refused(SettingsError, "setting_out_of_range", setting=ROUND, minimum=1, found=repr(wrong)):
             steady.train(send(start), {ROUND: wrong})
 
 
@@ -188,14 +189,14 @@ def test_an_engine_that_sends_arrays_and_averages_counters(files: Files) -> None
 def test_models_by_type(files: Files) -> None:
     algo, start = files.make(), global_weights(files)
     final = {ExtraItems.MODEL_TYPE: ModelType.FINAL_MODEL}
-    with pytest.raises(CallError, match="not trained yet"):
+    with refused(CallError, "no_weights_to_send", site="site-01", trained=False):
         algo.get_weights(final)
     update = trained(algo, start)
     reply = algo.get_weights(final)
     assert reply.weight_type == WeightType.WEIGHTS
     for name, tensor in reply.weights.items():
         assert torch.allclose(tensor.double(), start[name].double() + update[name].double(), atol=1e-6)
-    with pytest.raises(RefusedError, match="no model 'fl_best_model'"):
+    with refused(RefusedError, "unknown_model", found="fl_best_model"):
         algo.get_weights({ExtraItems.MODEL_TYPE: ModelType.BEST_MODEL})
 
 
@@ -259,9 +260,9 @@ def test_an_abort_stops_before_the_next_batch_and_keeps_nothing(files: Files, by
     start, algo = global_weights(files, norm_sync="none"), files.make(norm_sync="none")
     algo.train(send(start))
     signal = Caller(algo) if by_call else Signal(at=3)
-    with pytest.raises(AbortedError, match="after 2 batches"):
+    with refused(AbortedError, "call_aborted", site="site-01", batches=2):
         algo.train(send(start), {ExtraItems.ABORT: signal})
-    with pytest.raises(CallError, match="aborted"):
+    with refused(CallError, "no_weights_to_send", trained=True):
         algo.get_weights()
     steady = files.make(norm_sync="none")
     steady.train(send(start))
@@ -270,7 +271,7 @@ def test_an_abort_stops_before_the_next_batch_and_keeps_nothing(files: Files, by
 
 def test_an_evaluation_is_aborted_too(files: Files) -> None:
     start, algo = global_weights(files), files.make()
-    with pytest.raises(AbortedError, match="after 0 batches"):
+    with refused(AbortedError, "call_aborted", site="site-01", batches=0):
         algo.evaluate(send(start), {ExtraItems.ABORT: Signal(at=1)})
     algo.abort()
     assert algo.evaluate(send(start), {ExtraItems.ABORT: Signal(at=None)}).metrics
@@ -286,14 +287,14 @@ def test_calls_in_the_wrong_order(files: Files) -> None:
         lambda: fresh.get_weights(),
     ]
     for call in calls:
-        with pytest.raises(CallError, match="initialize first"):
+        with refused(CallError, "not_initialized", site="site-01"):
             call()
     fresh.initialize()
-    with pytest.raises(CallError, match="not trained yet"):
+    with refused(CallError, "no_weights_to_send", site="site-01", trained=False):
         fresh.get_weights()
     first = trained(fresh, start)
     fresh.initialize()
     assert tensors_equal(trained(fresh, start), first)
     fresh.finalize()
-    with pytest.raises(CallError, match="initialize first"):
+    with refused(CallError, "not_initialized", site="site-01"):
         fresh.get_weights()

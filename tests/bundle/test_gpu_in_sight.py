@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from cuda_stub import Gpu
+from refusals import refused
 from toys import PAIR, builtin, snapshot
 
 from medfl.cli.main import main
@@ -108,7 +109,7 @@ def test_a_fork_that_comes_too_late_is_told(gpu: Gpu, tmp_path: Path) -> None:
     case = builtin("fedavg")
     case.run(tmp_path / "one", sites=make_sites(PAIR))
     assert gpu.calls("cuda") == []
-    with pytest.raises(SettingsError, match=r"trained or used a GPU before .* a process of its own"):
+    with refused(SettingsError, "gpu_used_before_workers"):
         case.run(tmp_path / "two", sites=make_sites(PAIR), workers=2)
     case.run(tmp_path / "two", sites=make_sites(PAIR))
     assert snapshot(tmp_path / "two") == snapshot(tmp_path / "one")

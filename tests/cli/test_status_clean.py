@@ -225,7 +225,7 @@ def test_a_run_that_is_being_written_is_left_alone(medfl_command, tmp_path, opti
 def test_a_writer_that_comes_first_keeps_cleaning_out(tmp_path, monkeypatch, act):
     monkeypatch.setattr("medfl.core.store.PATIENCE", 0.1)
     run = make_run(tmp_path / "one")
-    with only_writer(run), refused(StoreError, "folder_in_use", folder=str(run)):
+    with only_writer(run), refused(StoreError, "folder_in_use", path=str(run)):
         act(run)
     assert names(run) == KEPT | {"state"}
 

@@ -310,7 +310,7 @@ def test_only_one_process_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             status = 1
             try:
                 assert Store(tmp_path / "a").latest().step == 1  # type: ignore[union-attr] # reading is fine
-                with refused(StoreError, "folder_in_use", folder=str(tmp_path)), only_writer(tmp_path):
+                with refused(StoreError, "folder_in_use", path=str(tmp_path)), only_writer(tmp_path):
                     pass
                 status = 0
             finally:

@@ -117,7 +117,7 @@ def test_both_files_of_the_server_damaged(ring: Any, tmp_path: Path) -> None:
     for step in store.steps():
         store.path(step).write_bytes(b"?")
     before = snapshot(folder)["rows"]
-    with refused(StoreError, "unreadable_steps", folder=str(store.folder)):
+    with refused(StoreError, "unreadable_steps", path=str(store.folder)):
         Toy(Ring).run(folder, rounds=3)
     assert snapshot(folder)["rows"] == before
 

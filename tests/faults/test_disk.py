@@ -110,7 +110,7 @@ def test_read_only_folder(code: int, tmp_path: Path) -> None:
 def test_the_folder_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for folder in (tmp_path / "file", tmp_path / "file" / "run"):
-        with refused(StoreError, "unwritable_folder", folder=str(folder)):
+        with refused(StoreError, "unwritable_folder", path=str(folder)):
             run(Toy(Ring), folder)
     assert (tmp_path / "file").read_text() == "mine"
 

@@ -12,7 +12,7 @@ from medfl.errors import MedflError
 
 
 @contextlib.contextmanager
-def refused(kind: type[MedflError], code: str, **fields: Any) -> Iterator[pytest.ExceptionInfo[MedflError]]:
+def refused(kind: type[MedflError], code: str, /, **fields: Any) -> Iterator[pytest.ExceptionInfo[MedflError]]:
     """Check that the block raises an error of this class with this code and these fields.
 
     Args:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from refusals import refused
 from torch import nn
 
 from medfl.errors import SettingsError
@@ -66,7 +67,9 @@ def test_both_memory_layouts_give_the_same_logits():
     assert (plain - last).abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("change", [{"in_channels": 0}, {"num_classes": 1}, {"size": 3}])
-def test_impossible_arguments_are_named(change):
-    with pytest.raises(SettingsError, match=f"CNN4 expected {next(iter(change))} >="):
-        CNN4(**change)
+@pytest.mark.parametrize(
+    ("setting", "minimum", "value"), [("in_channels", 1, 0), ("num_classes", 2, 1), ("size", 4, 3)]
+)
+def test_impossible_arguments_are_named(setting, minimum, value):
+    with refused(SettingsError, "setting_out_of_range", network="CNN4", setting=setting, minimum=minimum, found=value):
+        CNN4(**{setting: value})

@@ -1,10 +1,10 @@
 """Body and head of a network, found by attribute; small classifiers."""
 
 import copy
-import re
 
 import pytest
 import torch
+from refusals import refused
 from torch import nn
 
 from medfl.errors import SettingsError
@@ -100,8 +100,7 @@ class Function(Headless):
 @pytest.mark.parametrize("kind", [Headless, Function])
 @pytest.mark.parametrize("ask", [head_names, features_of])
 def test_a_network_without_a_head_is_refused(kind, ask):
-    words = f"Network 'bare' ({kind.__name__}) has no `head`: expected its classifier under that name"
-    with pytest.raises(SettingsError, match=re.escape(words)):
+    with refused(SettingsError, "missing_head", network="bare", type=kind.__name__):
         ask(kind(), "bare")
 
 
@@ -118,12 +117,11 @@ def test_a_body_that_is_missing_and_a_head_without_a_linear_layer_are_refused():
     bodyless = SmallNet()
     bodyless.features = bodyless.body
     del bodyless.body
-    words = "Network 'it' (SmallNet): expected a module `body` that gives features and a `head` with a linear layer"
-    with pytest.raises(SettingsError, match=re.escape(words)):
+    with refused(SettingsError, "missing_feature_layer", network="it", type="SmallNet", found="Linear"):
         features_of(bodyless, "it")
     unlinear = SmallNet()
     unlinear.head = nn.Sequential(nn.ReLU())
-    with pytest.raises(SettingsError, match="got a head of type Sequential"):
+    with refused(SettingsError, "missing_feature_layer", network="it", found="Sequential"):
         features_of(unlinear, "it")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from monai.networks.nets import resnet as monai_resnet
+from refusals import refused
 from resnet_toys import backward_with_hooks, images, numbers, small, stage_outputs
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -207,32 +208,36 @@ def test_it_trains_in_a_federation(tmp_path, method, norm):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "code", "fields"),
     [
-        ({"depth": 11}, "depth to be one of 10, 18, 34, 50, got 11"),
-        ({"spatial_dims": 1}, "spatial_dims 2 or 3, got 1"),
-        ({"in_channels": 0}, "in_channels to be a whole number >= 1, got 0"),
-        ({"num_classes": 1}, "num_classes to be a whole number >= 2, got 1"),
-        ({"width": 0}, "width to be a whole number >= 1, got 0"),
-        ({"width": 7.5}, "width to be a whole number >= 1, got 7.5"),
-        ({"stem_kernel": 4}, "odd stem_kernel, got 4"),
-        ({"stem_stride": 0}, "stem_stride to be a whole number >= 1"),
-        ({"stem_pool": "false"}, "stem_pool True or False, got 'false'"),
-        ({"norm": "batsh"}, "norm to be 'batch', 'group', 'instance'.* got 'batsh'"),
-        ({"norm": ["group", {"num_groups": 5}]}, "suits 8 channels, got .*divisible"),
-        ({"act": "rellu"}, "act to be MONAI's name.* got 'rellu'"),
-        ({"act": ["relu", {"inplace": True}]}, "does not work in place"),
-        ({"size": 15}, r"at least 16 pixels along each edge .* got size \[15, 15\]"),
-        ({"size": [48, 12]}, r"at least 16 pixels .* got size \[48, 12\]"),
-        ({"size": 31, "stem_stride": 2}, "at least 32 pixels"),
-        ({"size": 7, "stem_pool": False}, "at least 8 pixels"),
-        ({"size": 16, "norm": "instance"}, "at least 17 pixels"),
-        ({"size": [48, 48, 48]}, "one size or 2 of them"),
+        ({"depth": 11}, "unknown_choice", {"what": "depth", "choice": 11, "known": [10, 18, 34, 50]}),
+        ({"spatial_dims": 1}, "setting_out_of_range", {"setting": "spatial_dims", "expected": [2, 3], "found": 1}),
+        ({"in_channels": 0}, "setting_out_of_range", {"setting": "in_channels", "minimum": 1, "found": 0}),
+        ({"num_classes": 1}, "setting_out_of_range", {"setting": "num_classes", "minimum": 2, "found": 1}),
+        ({"width": 0}, "setting_out_of_range", {"setting": "width", "minimum": 1, "found": 0}),
+        ({"width": 7.5}, "setting_out_of_range", {"setting": "width", "minimum": 1, "found": 7.5}),
+        ({"stem_kernel": 4}, "setting_out_of_range", {"setting": "stem_kernel", "expected": "odd", "found": 4}),
+        ({"stem_stride": 0}, "setting_out_of_range", {"setting": "stem_stride", "minimum": 1}),
+        ({"stem_pool": "false"}, "wrong_setting_type", {"setting": "stem_pool", "found": "'false'"}),
+        ({"norm": "batsh"}, "invalid_layer", {"setting": "norm", "found": "batsh"}),
+        (
+            {"norm": ["group", {"num_groups": 5}]},
+            "invalid_layer",
+            {"setting": "norm", "channels": 8, "found": "['group', {'num_groups': 5}]"},
+        ),
+        ({"act": "rellu"}, "invalid_layer", {"setting": "act", "found": "rellu"}),
+        ({"act": ["relu", {"inplace": True}]}, "inplace_activation", {"found": "['relu', {'inplace': True}]"}),
+        ({"size": 15}, "image_too_small", {"minimum": 16, "found": [15, 15]}),
+        ({"size": [48, 12]}, "image_too_small", {"minimum": 16, "found": [48, 12]}),
+        ({"size": 31, "stem_stride": 2}, "image_too_small", {"minimum": 32}),
+        ({"size": 7, "stem_pool": False}, "image_too_small", {"minimum": 8}),
+        ({"size": 16, "norm": "instance"}, "image_too_small", {"minimum": 17}),
+        ({"size": [48, 48, 48]}, "wrong_edge_count", {"expected": 2}),
     ],
     ids=str,
 )
-def test_impossible_arguments_are_named(change, message):
-    with pytest.raises(SettingsError, match=message):
+def test_impossible_arguments_are_named(change, code, fields):
+    with refused(SettingsError, code, network="ResNet", **fields):
         ResNet(**{"width": 8} | change)
 
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from refusals import refused
 from resnet_toys import images, small
 from torch import nn
 
@@ -72,17 +73,21 @@ def test_the_layer_between_is_dropped_in_training_only():
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "code", "fields"),
     [
-        ({"head_share": 0.0}, "head_share above 0 and at most 1, or None, got 0.0"),
-        ({"head_share": 1.1}, "head_share above 0 and at most 1, or None, got 1.1"),
-        ({"head_share": "null"}, "head_share above 0 and at most 1, or None, got 'null'"),
-        ({"head_share": 0.5, "head_activation": "tanh"}, "head_activation 'none' or 'relu', got 'tanh'"),
-        ({"head_dropout": 1.0}, "head_dropout to be at least 0 and below 1, got 1.0"),
-        ({"dropout": -0.1}, "dropout to be at least 0 and below 1, got -0.1"),
+        ({"head_share": 0.0}, "setting_out_of_range", {"setting": "head_share", "found": 0.0}),
+        ({"head_share": 1.1}, "setting_out_of_range", {"setting": "head_share", "found": 1.1}),
+        ({"head_share": "null"}, "setting_out_of_range", {"setting": "head_share", "found": "null"}),
+        (
+            {"head_share": 0.5, "head_activation": "tanh"},
+            "unknown_choice",
+            {"what": "head_activation", "choice": "tanh", "known": ["none", "relu"]},
+        ),
+        ({"head_dropout": 1.0}, "setting_out_of_range", {"setting": "head_dropout", "found": 1.0}),
+        ({"dropout": -0.1}, "setting_out_of_range", {"setting": "dropout", "found": -0.1}),
     ],
     ids=str,
 )
-def test_impossible_heads_are_named(change, message):
-    with pytest.raises(SettingsError, match=message):
+def test_impossible_heads_are_named(change, code, fields):
+    with refused(SettingsError, code, network="ResNet", **fields):
         ResNet(**{"width": 8} | change)

@@ -6,6 +6,7 @@ import io
 
 import pytest
 import torch
+from refusals import refused
 from torch import nn
 
 from medfl.errors import SettingsError
@@ -67,7 +68,9 @@ def test_scripted_it_gives_the_same() -> None:
 
 
 def test_impossible_options_are_named() -> None:
-    with pytest.raises(SettingsError, match="UNetClassifier expected num_classes >= 2, got 1"):
+    with refused(
+        SettingsError, "setting_out_of_range", network="UNetClassifier", setting="num_classes", minimum=2, found=1
+    ):
         UNetClassifier(num_classes=1)
-    with pytest.raises(SettingsError, match=r"multiples of \[4, 4\]"):
+    with refused(SettingsError, "edges_not_multiples", expected=[4, 4], found=[16, 18]):
         UNetClassifier(**SMALL, size=[16, 18])

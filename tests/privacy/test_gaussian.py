@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
+from refusals import refused
 
 from medfl.errors import SettingsError
 from medfl.privacy.gaussian import calibrate, epsilon, noise_multiplier
@@ -58,21 +59,21 @@ def test_edges():
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("call", "fields"),
     [
-        lambda: epsilon(-1.0, 1, 1e-5),
-        lambda: epsilon(math.nan, 1, 1e-5),
-        lambda: epsilon(1.0, -1, 1e-5),
-        lambda: epsilon(1.0, 1, 0.0),
-        lambda: epsilon(1.0, 1, 1e-5, 0.0),
-        lambda: calibrate(0.0, 1, 1e-5),
-        lambda: calibrate(1.0, 0, 1e-5),
-        lambda: calibrate(math.inf, 1, 1e-5),
-        lambda: calibrate(1.0, 1, 1.0),
+        (lambda: epsilon(-1.0, 1, 1e-5), {"setting": "sigma", "found": -1.0}),
+        (lambda: epsilon(math.nan, 1, 1e-5), {"setting": "sigma", "minimum": 0}),
+        (lambda: epsilon(1.0, -1, 1e-5), {"releases": -1}),
+        (lambda: epsilon(1.0, 1, 0.0), {"delta": 0.0}),
+        (lambda: epsilon(1.0, 1, 1e-5, 0.0), {"sensitivity": 0.0}),
+        (lambda: calibrate(0.0, 1, 1e-5), {"epsilon": 0.0}),
+        (lambda: calibrate(1.0, 0, 1e-5), {"releases": 0}),
+        (lambda: calibrate(math.inf, 1, 1e-5), {"epsilon": math.inf}),
+        (lambda: calibrate(1.0, 1, 1.0), {"delta": 1.0}),
     ],
 )
-def test_out_of_range_is_refused(call):
-    with pytest.raises(SettingsError, match="expected"):
+def test_out_of_range_is_refused(call, fields):
+    with refused(SettingsError, "setting_out_of_range", **fields):
         call()
 
 

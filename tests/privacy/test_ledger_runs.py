@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import refused
 
 from medfl.contract import Order, State
 from medfl.core.site import SiteRunner
@@ -34,7 +35,7 @@ def test_runs_share_a_ledger_until_it_is_spent(tmp_path: Path) -> None:
     again = case().run(tmp_path / "again", privacy=privacy)
     assert all(torch.equal(a, b) for k in bits(first) for a, b in zip(bits(first)[k].values(), bits(again)[k].values()))
     assert len(entries(tmp_path / "ledger")) == 3, "the same run in another folder releases the same bits"
-    with pytest.raises(SettingsError, match="The privacy budget of site 'site-1' is spent: .* holds 5 of a total"):
+    with refused(SettingsError, "budget_spent", site="site-1", spent=pytest.approx(5.0), total_epsilon=7.0):
         case().run(tmp_path / "2", privacy=privacy, seed=8)
     assert not (tmp_path / "2" / "run.json").exists(), "the folder is still free"
     summary = case().run(tmp_path / "2", privacy=privacy | {"total_epsilon": 9.0}, seed=8).summary

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from loopback import Loopback, Place
+from refusals import refused
 from remote_cases import Change, mini_place, offered, on, opened_once
 
 from medfl.carriers.messages import Message
@@ -78,8 +79,9 @@ def lines(folder: Path) -> list[str]:
 def test_rows_are_of_the_round_that_was_asked_for_and_there_once() -> None:
     honest = [row(LOSS, value=0.5), [*SCORE[:-1], "nan"]]
     assert [entry.round for entry in rows_from_json(honest, LIAR, 1)] == [1, 1]
-    for rows, why in (([row(LOSS, value=0.5, round=2)], "round 1"), ([honest[0]] * 2, "once"), ([LOSS], "itself")):
-        with pytest.raises(RefusedError, match=why):
+    other_round = [row(LOSS, value=0.5, round=2)]
+    for rows, code in ((other_round, "wrong_round"), ([honest[0]] * 2, "duplicate_row"), ([LOSS], "invalid_row")):
+        with refused(RefusedError, code, site=LIAR):
             rows_from_json(rows, LIAR, 1)
 
 
@@ -87,7 +89,7 @@ def test_rows_are_of_the_round_that_was_asked_for_and_there_once() -> None:
 def test_the_fingerprint_of_a_test_set_is_text(shared: object) -> None:
     data = {"classes": ["a", "b"], "names": [], "name": "x", "modality": "y", "shared_test": shared}
     meta = {"facts": {"trainable": True, "validates": True}, "newest": 0, "data": data}
-    with pytest.raises(RefusedError, match="fingerprint"):
+    with refused(RefusedError, "invalid_fingerprint", site=LIAR):
         read_facts(LIAR, Message("begin", {}, meta), 2, 2)
     data["shared_test"] = "a" * 64
     assert read_facts(LIAR, Message("begin", {}, meta), 2, 2)["data"] == data

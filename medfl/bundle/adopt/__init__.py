@@ -21,6 +21,7 @@ from medfl.bundle.adopt.weights import weights_of
 from medfl.bundle.check import METADATA, check_bundle
 from medfl.bundle.check.reading import read_config
 from medfl.bundle.check.references import check_references
+from medfl.bundle.problems import joined
 from medfl.errors import SettingsError
 from medfl.plugins import Registry
 from medfl.types import PathLike
@@ -45,17 +46,26 @@ def read_bundle(root: Path, objective: str | None = None) -> Adoption:
             made of it, with all reasons that are known.
     """
     if not (root / "configs").is_dir():
-        raise SettingsError(f"'{root}' is no MONAI bundle: expected the folder '{root / 'configs'}'.")
+        raise SettingsError(
+            "not_a_bundle", f"'{root}' is no MONAI bundle: expected the folder '{root / 'configs'}'.", path=root
+        )
     names = read_files(root)
     if "federate" in names:
         raise SettingsError(
-            f"'{root}' has a 'configs/{names['federate']}' already: it is a federation's bundle. Run it with medfl run."
+            "already_federated",
+            f"'{root}' has a 'configs/{names['federate']}' already: it is a federation's bundle. "
+            "Run it with medfl run.",
+            path=root,
+            file=names["federate"],
         )
     if "train" not in names:
         present = ", ".join(sorted(name for stem, name in names.items() if stem != "metadata")) or "none"
         raise SettingsError(
+            "missing_training_config",
             f"'{root}' has no training configuration: expected 'configs/train.json', '.yaml' or '.yml'; there are: "
-            f"{present}. Where a file of another name trains the one network that is meant, copy it to that name."
+            f"{present}. Where a file of another name trains the one network that is meant, copy it to that name.",
+            path=root,
+            files=sorted(names.values()),
         )
     described, _ = read_config(root / METADATA)  # what is wrong with it, the check of the bundle says
     metadata = described if isinstance(described, Mapping) else {}
@@ -72,9 +82,13 @@ def read_bundle(root: Path, objective: str | None = None) -> Adoption:
         train = contents["train"]
         return _recognised(root, config, over_train, train, dangling, files, metadata, others, objective)
     except RecursionError:
-        raise SettingsError(f"'{root / 'configs' / names['train']}' is nested too deep to be read.") from None
+        raise SettingsError(
+            "nested_too_deep",
+            f"'{root / 'configs' / names['train']}' is nested too deep to be read.",
+            path=root / "configs" / names["train"],
+        ) from None
     except SettingsError as error:
-        raise SettingsError(f"the bundle '{root}' can't be adopted, by 'configs/{names['train']}': {error}") from None
+        raise error.reworded(f"the bundle '{root}' can't be adopted, by 'configs/{names['train']}': {error}") from None
 
 
 def _recognised(
@@ -88,22 +102,24 @@ def _recognised(
     others: Mapping[str, Any],
     objective: str | None,
 ) -> Adoption:
-    problems = [*problems_of(config), *dangling]
+    problems = [*problems_of(config), *(SettingsError("dangling_reference", text) for text in dangling)]
     if problems:
-        raise SettingsError("\n  ".join(["", *problems]) if len(problems) > 1 else problems[0])
+        raise joined(problems, "\n  ", start="\n  ")
     parts = read_parts(config)
     cases = with_test(read_cases(config, parts), config, evaluate, parts)
     recognition = recognise(config, parts, metadata, objective)
     taken = {name for name in ("adopted", "method", "method_args", "rounds", "settings") if name in config}
     if taken:
         raise SettingsError(
+            "reserved_ids",
             f"it has ids of its own that a federation needs: {', '.join(sorted(taken))}. Rename them, and what refers "
-            "to them."
+            "to them.",
+            ids=taken,
         )
     used = read_used((config, evaluate), parts, cases)
     problems = lost_steps(config, parts)
     if problems:
-        raise SettingsError("; ".join(problems))
+        raise joined(problems, "; ")
     ignored = read_ignored(config, evaluate, parts, used, content, others)
     batch_size = config.child(parts.train_dataloader, "batch_size") if parts.train_dataloader else None
     return Adoption(

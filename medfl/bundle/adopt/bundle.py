@@ -76,7 +76,11 @@ class AdoptedBundle:
         path = self.root / OVERLAY
         overlay = ConfigParser.load_config_file(str(path)) if path.is_file() else {}
         if "adopted" not in overlay:
-            raise SettingsError(f"'{root}' is no adopted bundle: expected '{OVERLAY}' with 'adopted' (medfl adopt).")
+            raise SettingsError(
+                "not_adopted",
+                f"'{root}' is no adopted bundle: expected '{OVERLAY}' with 'adopted' (medfl adopt).",
+                path=root,
+            )
         self.adopted: Meta = overlay["adopted"]
         self.ids: dict[str, str | None] = self.adopted["parts"]
         self._overlay = overlay
@@ -86,8 +90,10 @@ class AdoptedBundle:
         used = Used.of(self.adopted)
         if lost := [id_ for id_ in self._overrides if not used.has_effect(id_)]:
             raise SettingsError(
+                "option_without_effect",
                 f"the overrides {', '.join(sorted(lost))} have no effect: a run builds nothing from these ids. "
-                "docs/federate.md of the bundle lists what it builds and what is left out."
+                "docs/federate.md of the bundle lists what it builds and what is left out.",
+                options=sorted(lost),
             )
         files = self.adopted["files"]
         kinds = {TRAIN: [TRAIN], EVALUATE: [TRAIN, EVALUATE] if EVALUATE in files else [TRAIN]}
@@ -101,7 +107,12 @@ class AdoptedBundle:
         parser = self.parser()
         missing = [id_ for id_ in self.ids.values() if id_ is not None and id_ not in parser]
         if missing:
-            raise SettingsError(f"'{root}' lacks ids that '{OVERLAY}' names: {', '.join(missing)}. Adopt it again.")
+            raise SettingsError(
+                "missing_ids",
+                f"'{root}' lacks ids that '{OVERLAY}' names: {', '.join(missing)}. Adopt it again.",
+                path=root,
+                ids=missing,
+            )
 
     def initialize(self) -> None:
         """Run the bundle's ``initialize``, once in a process; torch's, NumPy's, Python's generators stay as they are.
@@ -155,7 +166,12 @@ class AdoptedBundle:
             cause: BaseException = error
             while cause.__cause__ is not None:
                 cause = cause.__cause__
-            raise SettingsError(f"'{id_}' of the bundle can't be built: {type(cause).__name__}: {cause}") from error
+            raise SettingsError(
+                "component_not_buildable",
+                f"'{id_}' of the bundle can't be built: {type(cause).__name__}: {cause}",
+                id=id_,
+                error=type(cause).__name__,
+            ) from error
 
     def parts(self) -> TrainingParts:
         """Build the parts of a training; a site's transforms are its own (`medfl.bundle.adopt.site.AdoptedSite`).
@@ -185,8 +201,11 @@ class AdoptedBundle:
         network = self.build(parser, id_)
         if not isinstance(network, nn.Module):
             raise SettingsError(
+                "not_a_network",
                 f"'{id_}' of the bundle gives a {type(network).__name__}: expected the network to train, a "
-                "torch.nn.Module. Correct the expression."
+                "torch.nn.Module. Correct the expression.",
+                id=id_,
+                found=type(network).__name__,
             )
         return network
 
@@ -222,8 +241,10 @@ def _without_steps(network: nn.Module, optimizer: torch.optim.Optimizer) -> list
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if foreign := held - {id(parameter) for parameter in network.parameters()}:
         raise SettingsError(
+            "foreign_parameters",
             f"the bundle's optimiser has {len(foreign)} parameters that are not the network's: expected only those of "
-            "the network that the trainer trains. A federation shares the network alone; put what learns into it."
+            "the network that the trainer trains. A federation shares the network alone; put what learns into it.",
+            count=len(foreign),
         )
     return [
         name for name, parameter in network.named_parameters() if parameter.requires_grad and id(parameter) not in held

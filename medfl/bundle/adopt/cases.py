@@ -69,9 +69,11 @@ def read_cases(config: Config, parts: Parts) -> Cases:
     for id_ in used:
         if not _is_of_site(config, id_):
             raise SettingsError(
+                "site_independent_list",
                 f"'{id_}' does not depend on '{DATASET_DIR}', so that every site would read the same cases: expected a "
                 f"list of files below @{DATASET_DIR}, or one read from a file of the bundle (a site has one of its own "
-                f"then). Write its paths so, for example as @{DATASET_DIR} + '/images'."
+                f"then). Write its paths so, for example as @{DATASET_DIR} + '/images'.",
+                id=id_,
             )
     patterns = [path for id_ in used for path in paths(config, id_)]
     if train is None:
@@ -126,12 +128,21 @@ def check_folder(needs: Sequence[str], folder: Path, site: str) -> None:
         DataError: Naming all that is missing at once.
     """
     if not folder.is_dir():
-        raise DataError(f"Site '{site}' has no folder: expected '{folder}', which the bundle gets as its dataset_dir.")
+        raise DataError(
+            "missing_folder",
+            f"Site '{site}' has no folder: expected '{folder}', which the bundle gets as its dataset_dir.",
+            site=site,
+            path=folder,
+        )
     missing = [pattern for pattern in needs if next(folder.glob(pattern), None) is None]
     if missing:
         raise DataError(
+            "missing_file",
             f"The folder of site '{site}' lacks what the bundle reads: expected {', '.join(missing)} in '{folder}'. "
-            "Lay the site's files there under these names, or links to them."
+            "Lay the site's files there under these names, or links to them.",
+            site=site,
+            path=folder,
+            expected=missing,
         )
 
 
@@ -150,9 +161,12 @@ def _check_plain(config: Config, datasets: Sequence[str]) -> None:
         target = config.target(id_)
         if base_name(target) not in PLAIN or not (target in PLAIN or target.startswith("monai.data.")):
             raise SettingsError(
+                "unsupported_dataset",
                 f"'{config.follow(id_)}' is a '{target}', which makes cases of its list in a way of its own, as one "
                 f"that cuts whole slides does: expected one of MONAI's that only apply transforms, {', '.join(PLAIN)}. "
-                "Do in the transforms what it does."
+                "Do in the transforms what it does.",
+                id=config.follow(id_),
+                found=target,
             )
 
 
@@ -165,13 +179,18 @@ def _read(config: Config, id_: str) -> Listing:
     listing = read_listing(config, id_)
     if listing.whole is None and is_expression(config.value(id_)):
         raise SettingsError(
-            f"'{id_}' is no expression that can be read: expected Python as in '$[...]', got '{config.value(id_)}'."
+            "invalid_expression",
+            f"'{id_}' is no expression that can be read: expected Python as in '$[...]', got '{config.value(id_)}'.",
+            id=id_,
         )
     kinds = sorted({cut for _, cut in listing.cuts})
     if len(kinds) > 1:
         raise SettingsError(
+            "unlike_cuts",
             f"'{id_}' is put together from lists that are cut unlike: {', '.join(kinds)}. Nobody can tell which "
-            "cases are for training and which for validation at another site. Write one list, cut in one place."
+            "cases are for training and which for validation at another site. Write one list, cut in one place.",
+            id=id_,
+            cuts=kinds,
         )
     return listing
 
@@ -202,6 +221,9 @@ def _check_one_source(config: Config, dataset: str) -> None:
     lists = sorted(f"{id_}#data" for id_ in below if id_ != dataset and config.child(id_, "data"))
     if lists:
         raise SettingsError(
+            "several_lists",
             f"'{dataset}' has no list 'data' of its own, but is made of {len(lists)} with one: {', '.join(lists)}. "
-            "Nobody can tell which of them a site's cases belong to: expected one list at 'train#dataset#data'."
+            "Nobody can tell which of them a site's cases belong to: expected one list at 'train#dataset#data'.",
+            id=dataset,
+            lists=lists,
         )

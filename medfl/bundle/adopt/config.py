@@ -43,6 +43,7 @@ class Config:
 
     def __init__(self, contents: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any], root: Path) -> None:
         problems: list[str] = []
+        code = "invalid_macro"
         try:
             parser = merged(contents, metadata)
             for _ in range(ROUNDS_OF_MACROS):
@@ -50,11 +51,13 @@ class Config:
                 if problems or not any(_is_macro(value) for _, value in walk(parser.get())):
                     break
         except RecursionError:
+            code = "nested_too_deep"
             problems.append("its macros (%) nest too deep")
         except ValueError as error:
+            code = "conflicting_configs"
             problems.append(str(error))
         if problems:
-            raise SettingsError("; ".join(problems))
+            raise SettingsError(code, "; ".join(problems), path=root)
         self._content = parser.get()
 
     def __contains__(self, id_: str) -> bool:
@@ -231,7 +234,12 @@ def read_files(root: Path) -> dict[str, str]:
     for name in names:
         stem = Path(name).stem
         if stem in stems:
-            raise SettingsError(f"'{root / 'configs'}' has both '{stems[stem]}' and '{name}': expected one of them.")
+            raise SettingsError(
+                "ambiguous_config",
+                f"'{root / 'configs'}' has both '{stems[stem]}' and '{name}': expected one of them.",
+                path=root / "configs",
+                files=[stems[stem], name],
+            )
         stems[stem] = name
     return stems
 
@@ -249,9 +257,14 @@ def read_file(root: Path, name: str) -> Mapping[str, Any]:
     path = root / "configs" / name
     content, problems = read_config(path)
     if problems:
-        raise SettingsError(f"'{path}' {'; '.join(problems)}.")
+        raise SettingsError("invalid_config", f"'{path}' {'; '.join(problems)}.", path=path, problems=problems)
     if not isinstance(content, dict):
-        raise SettingsError(f"'{path}': expected an object of ids, got a {type(content).__name__}.")
+        raise SettingsError(
+            "wrong_type",
+            f"'{path}': expected an object of ids, got a {type(content).__name__}.",
+            path=path,
+            found=type(content).__name__,
+        )
     return content
 
 

@@ -27,15 +27,24 @@ def check_places(root: Path, out: Path) -> None:
         DataError: If the place is not free.
     """
     if out.resolve().is_relative_to(root.resolve()):
-        raise SettingsError(f"'{out}' is in the bundle '{root}': expected --out to be a place apart from it.")
+        raise SettingsError(
+            "output_inside_bundle",
+            f"'{out}' is in the bundle '{root}': expected --out to be a place apart from it.",
+            path=out,
+            bundle=root,
+        )
     check_free(out, force=False, inputs=[root])
     odd = [path for path in _entries(root) if not _is_copied(path, root)]
     if odd:
         names = ", ".join(f"'{path.relative_to(root)}'" for path in odd[:5])
         raise SettingsError(
+            "links_outside_bundle",
             f"the bundle '{root}' has {len(odd)} links that lead out of it or nowhere, or entries that are no files: "
             f"{names}{' and more' if len(odd) > 5 else ''}. Expected files and folders. Put the files in place of the "
-            f"links, for example by: cp -rL {root} COPY"
+            f"links, for example by: cp -rL {root} COPY",
+            path=root,
+            count=len(odd),
+            entries=[path.relative_to(root) for path in odd[:5]],
         )
 
 

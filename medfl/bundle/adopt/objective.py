@@ -172,8 +172,11 @@ def recognise(config: Config, parts: Parts, metadata: Mapping[str, Any], chosen:
         problem = f"the signs leave {', '.join(sorted(left))}" if left else "the signs contradict one another"
         reasons = "".join(f"\n    - {_line(sign)}" for sign in signs) or "\n    - none that is known"
         raise SettingsError(
+            "ambiguous_objective",
             f"the objective can't be told: {problem}:{reasons}\n    Give it as --objective, one of: "
-            f"{', '.join(KINDS)}. Tasks of another kind (images from images, points, boxes) medfl does not have."
+            f"{', '.join(KINDS)}. Tasks of another kind (images from images, points, boxes) medfl does not have.",
+            kinds=left,
+            signs=[_line(sign) for sign in signs],
         )
     kind = chosen or left.pop()
     name = kind.removeprefix("overlapping_")

@@ -8,6 +8,7 @@ from typing import Any
 
 from medfl.bundle.adopt.config import Config, base_name, is_expression
 from medfl.bundle.check.references import required_properties
+from medfl.errors import SettingsError
 
 TRAINER, EVALUATOR = "SupervisedTrainer", "SupervisedEvaluator"
 
@@ -98,8 +99,8 @@ class Parts:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def problems_of(config: Config) -> list[str]:
-    """Why no federation can be made of a training configuration, a sentence each."""
+def problems_of(config: Config) -> list[SettingsError]:
+    """Return why no federation can be made of a training configuration, an error for each reason."""
     problems = []
     id_of_trainer = engine_id(config, TRAINER)
     trainer = config.value(id_of_trainer)
@@ -108,28 +109,31 @@ def problems_of(config: Config) -> list[str]:
         for id_, description in required_properties("train")
         if id_of_trainer == "train#trainer" or id_ not in TOLD_BY_TRAINER
     ]
-    missing = [f"{id_} ({description})" for id_, description in required if config.follow(id_) not in config]
+    missing = {id_: description for id_, description in required if config.follow(id_) not in config}
     for engine in (TRAINER, EVALUATOR):
         id_ = engine_id(config, engine)
         if config.value(id_) is not None:
             problems += _problems_of_engine(config, id_, engine)
     if isinstance(trainer, Mapping):
-        missing += [
-            f"{id_of_trainer}#{name} ({what})" for name, what in TRAINER_PARTS.items() if trainer.get(name) is None
-        ]
+        missing |= {
+            f"{id_of_trainer}#{name}": what for name, what in TRAINER_PARTS.items() if trainer.get(name) is None
+        }
         if trainer.get("iteration_update") is not None:
-            problems.append(
-                f"'{id_of_trainer}#iteration_update' puts a step of its own in place of the trainer's: expected none, "
+            step = f"{id_of_trainer}#iteration_update"
+            text = (
+                f"'{step}' puts a step of its own in place of the trainer's: expected none, "
                 "for medfl trains in its own loop, with the method's terms in the loss. Put what differs into the "
                 "loss."
             )
+            problems.append(SettingsError("unsupported_step", text, id=step))
         problems += _several(config, id_of_trainer, trainer)
     if missing:
-        problems.insert(
-            0,
-            f"{len(missing)} ids are missing: {', '.join(missing)}. Add them; a value that stands elsewhere may be "
-            f"named by a reference, as '@other#id'.{LACKS_DATASET_DIR if 'dataset_dir' not in config else ''}",
+        names = ", ".join(f"{id_} ({description})" for id_, description in missing.items())
+        text = (
+            f"{len(missing)} ids are missing: {names}. Add them; a value that stands elsewhere may be "
+            f"named by a reference, as '@other#id'.{LACKS_DATASET_DIR if 'dataset_dir' not in config else ''}"
         )
+        problems.insert(0, SettingsError("missing_ids", text, ids=list(missing)))
     return problems
 
 
@@ -194,41 +198,47 @@ def _network(config: Config, trainer: str) -> str | None:
     return definitions[0] if len(definitions) == 1 else None
 
 
-def _problems_of_engine(config: Config, id_: str, expected: str) -> list[str]:
-    """Why an engine is not MONAI's own."""
+def _problems_of_engine(config: Config, id_: str, expected: str) -> list[SettingsError]:
+    """Return why an engine is not MONAI's own."""
     target = config.target(id_)
     own = {expected, *(f"monai.engines.{module}{expected}" for module in ("", "trainer.", "evaluator."))}
     if target in own:
         return []
     value = config.value(id_)
     written = target or (value if isinstance(value, str) else f"a {type(value).__name__}")
-    return [
+    text = (
         f"'{id_}' is '{written}': expected MONAI's {expected}. An engine of its own does what medfl can't know: its "
         f"steps would be left out. Write the task for {expected}, or run the bundle alone."
-    ]
+    )
+    return [SettingsError("unsupported_engine", text, id=id_, expected=expected, found=written)]
 
 
-def _several(config: Config, id_: str, trainer: Mapping[str, Any]) -> list[str]:
-    """What stands for several networks or several optimisers."""
+def _several(config: Config, id_: str, trainer: Mapping[str, Any]) -> list[SettingsError]:
+    """Return an error if a trainer has several networks or several optimisers, else nothing."""
     problems = []
+    fields: dict[str, Any] = {}
     for name in ("network", "optimizer"):
         value = config.value(f"{id_}#{name}")
         if isinstance(value, list) or (isinstance(value, Mapping) and "_target_" not in value):
             problems.append(f"'{id_}#{name}' holds {len(value)} of them")
+            fields[name] = len(value)
     if trainer.get("network") is not None and "network_def" not in config and _network(config, id_) is None:
         problems.append(
             f"the network's definition can't be told from '{id_}#network'; name the component 'network_def'"
         )
+        fields["missing"] = "network_def"
     used = config.targets(config.reach(id_))
     optimizers = sorted(id_ for id_, target in used.items() if _is_optimizer(target))
     if len(optimizers) > 1:
         problems.append(f"the trainer uses {len(optimizers)} optimisers: {', '.join(optimizers)}")
+        fields["optimizers"] = optimizers
     if not problems:
         return []
-    return [
+    text = (
         f"{'; '.join(problems)}: expected one network and one optimiser. A federation trains and shares one network; "
         "train the others elsewhere, and load their weights in the network's constructor."
-    ]
+    )
+    return [SettingsError("several_networks", text, id=id_, **fields)]
 
 
 def _is_optimizer(target: str) -> bool:

@@ -114,7 +114,11 @@ class AdoptedSite:
         """
         ids = self.bundle.ids
         if ids["evaluator"] is None or ids["val_dataset"] is None:
-            raise SettingsError("the bundle has no 'validate#evaluator': expected one to score by.")
+            raise SettingsError(
+                "missing_evaluator",
+                "the bundle has no 'validate#evaluator': expected one to score by.",
+                id="validate#evaluator",
+            )
         transform = self.preprocessing(kind)
         if isinstance(transform, Compose):
             transform.set_random_state(0)
@@ -151,13 +155,27 @@ class AdoptedSite:
                 rows = [content[number] for number in range(len(content))]
         except Exception as error:  # its message may name a patient's file
             raise DataError(
+                "list_not_buildable",
                 f"Site '{self.site}': the list of cases '{id_}' can't be made of its folder: {type(error).__name__}. "
-                "Expected the files that the bundle's docs/federate.md names."
+                "Expected the files that the bundle's docs/federate.md names.",
+                site=self.site,
+                id=id_,
+                error=type(error).__name__,
             ) from error
         if not isinstance(content, Sequence | TorchDataset) or not all(isinstance(row, Mapping) for row in rows):
-            raise DataError(f"Site '{self.site}': expected '{id_}' to be a list of cases, each with a file by its key.")
+            raise DataError(
+                "wrong_type",
+                f"Site '{self.site}': expected '{id_}' to be a list of cases, each with a file by its key.",
+                site=self.site,
+                id=id_,
+            )
         if not rows and needed:
-            raise DataError(f"Site '{self.site}' has no cases: '{id_}' is an empty list. Look into its folder.")
+            raise DataError(
+                "no_images",
+                f"Site '{self.site}' has no cases: '{id_}' is an empty list. Look into its folder.",
+                site=self.site,
+                id=id_,
+            )
         return [self._below_folder(row) for row in rows] if self._cases["relative"] else rows
 
     def _below_folder(self, row: Row) -> Row:

@@ -99,7 +99,11 @@ class AdoptedSource:
     ) -> None:
         fractions = {"val_fraction": val_fraction, "test_fraction": test_fraction}
         if any(not 0 <= value < 1 for value in fractions.values()) or sum(fractions.values()) >= 1:
-            raise SettingsError(f"expected fractions in [0, 1) with a sum below 1, got {fractions}.")
+            raise SettingsError(
+                "setting_out_of_range",
+                f"expected fractions in [0, 1) with a sum below 1, got {fractions}.",
+                **fractions,
+            )
         self._bundle, self._objective, self._fractions = bundle, objective, (val_fraction, test_fraction)
         self._overlapping = bundle.adopted["objective"]["overlapping"]  # losses with a sigmoid take floating masks
 
@@ -123,11 +127,17 @@ class AdoptedSource:
             SettingsError: If public data are asked for.
         """
         if public is not None or label_map is not None:
-            raise SettingsError("an adopted bundle has no public data. Leave out --public and --label_map.")
+            raise SettingsError(
+                "unsupported_setting",
+                "an adopted bundle has no public data. Leave out --public and --label_map.",
+                settings=["public", "label_map"],
+            )
         known = site_folders(folder)
         for name in sites or ():
             if name not in known:
-                raise DataError(f"no site '{name}' in {folder}. {did_you_mean(name, known)}")
+                raise DataError(
+                    "unknown_site", f"no site '{name}' in {folder}. {did_you_mean(name, known)}", site=name, path=folder
+                )
         chosen = sorted(set(known if sites is None else sites))
         parts = {name: self.site(folder / name, execution) for name in chosen}
         return Cohort(parts, self.shared_test(folder, execution))
@@ -223,15 +233,21 @@ def site_folders(dataset_dir: Path) -> list[str]:
         DataError: If there is none, or a name will not do.
     """
     if not dataset_dir.is_dir():
-        raise DataError(f"expected a folder with one folder for each site, there is none at {dataset_dir}.")
+        raise DataError(
+            "missing_folder",
+            f"expected a folder with one folder for each site, there is none at {dataset_dir}.",
+            path=dataset_dir,
+        )
     folders = [path.name for path in dataset_dir.iterdir() if path.is_dir() and not path.name.startswith(".")]
     names = sorted(set(folders) - set(NO_SITES))
     if problem := name_problem(names):
-        raise DataError(f"{problem} It is a folder in {dataset_dir}.")
+        raise DataError("invalid_site_name", f"{problem} It is a folder in {dataset_dir}.", path=dataset_dir)
     if not names:
         raise DataError(
+            "missing_site",
             f"expected one folder for each site in {dataset_dir}, each with what the bundle reads; got none. `medfl "
-            "partition LIST` makes them of one list."
+            "partition LIST` makes them of one list.",
+            path=dataset_dir,
         )
     return names
 

@@ -35,8 +35,10 @@ def adopted_objective(bundle: AdoptedBundle) -> Objective:
     objective = make_objective(facts["name"], facts["overlapping"], facts["outputs"], facts["spacing"])
     if objective is None:
         raise SettingsError(
+            "unknown_output_count",
             f"the channels of the network's output can't be told from '{bundle.root}': expected a number at "
-            "'adopted#objective#outputs' of configs/federate.json. Write it there."
+            "'adopted#objective#outputs' of configs/federate.json. Write it there.",
+            path=bundle.root,
         )
     return objective
 
@@ -62,13 +64,17 @@ def adopted_task(
     parts = bundle.parts()
     if parts.prepare_batch is not None and not _is_default(parts.prepare_batch):
         raise SettingsError(
+            "unsupported_prepare_batch",
             "the bundle's trainer has a 'prepare_batch' of its own: expected MONAI's, which takes the keys image and "
-            "label. Do its work in the transforms, under these keys."
+            "label. Do its work in the transforms, under these keys.",
         )
     if parts.train_inferer is not None and type(parts.train_inferer) is not SimpleInferer:
         raise SettingsError(
+            "unsupported_inferer",
             f"the bundle trains through a {type(parts.train_inferer).__name__}: expected SimpleInferer, for a method's "
-            "own terms need the network itself. Cut patches in the training transforms."
+            "own terms need the network itself. Cut patches in the training transforms.",
+            expected="SimpleInferer",
+            found=type(parts.train_inferer).__name__,
         )
     return Task(
         networks={NETWORK: parts.network},
@@ -132,8 +138,10 @@ class Schedule:
         self._scheduler = bundle.build(parser, bundle.ids["lr_schedule"])
         if isinstance(self._scheduler, ReduceLROnPlateau) or not isinstance(self._scheduler, LRScheduler):
             raise SettingsError(
+                "unsupported_schedule",
                 f"the bundle's learning-rate schedule is a {type(self._scheduler).__name__}: expected one of torch's "
-                "that goes by time alone. Leave it out with --schedule off."
+                "that goes by time alone. Leave it out with --schedule off.",
+                found=type(self._scheduler).__name__,
             )
         self._rate, self._shares = rate, [self._now(rate)]
         state = {key: value for key, value in self._scheduler.state_dict().items() if not key.startswith("_")}

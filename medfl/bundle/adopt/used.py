@@ -42,8 +42,10 @@ class Used:
         """
         if "used" not in adopted:
             raise SettingsError(
+                "outdated_adoption",
                 "the bundle was adopted by an older version: expected 'adopted#used' in its configs/federate.json, the "
-                "ids that a run builds. Adopt it again."
+                "ids that a run builds. Adopt it again.",
+                id="adopted#used",
             )
         return cls(frozenset(adopted["used"]), frozenset(adopted["replaced"]))
 
@@ -132,10 +134,11 @@ def unused_ids(config: Config, used: Used, content: Mapping[str, object], known:
             yield id_
 
 
-def lost_steps(config: Config, parts: Parts) -> list[str]:
-    """Return why steps of ``initialize`` or ``run`` can't be left out: they change the network or the optimiser.
+def lost_steps(config: Config, parts: Parts) -> list[SettingsError]:
+    """Return errors for the steps of ``initialize`` or ``run`` that change the network or the optimiser.
 
-    A run builds these anew for each site and each training, so what such a step does would be lost.
+    They can't be left out. A run builds these anew for each site and each training, so what such a step does would be
+    lost.
     """
     touched = {id_ for id_ in (parts.network, parts.trained, parts.optimizer, "network") if id_}
     engines = {id_ for id_ in (parts.trainer, parts.evaluator) if id_}
@@ -151,10 +154,11 @@ def lost_steps(config: Config, parts: Parts) -> list[str]:
                 reached.add(id_)
                 waiting += config.references(id_)
             if conflicts := sorted(reached & touched):
-                problems.append(
+                message = (
                     f"'{place}' ({text}) works on '{conflicts[0]}': expected a step that leaves network and optimiser "
                     f"as they are, for a run builds its own. Do it in the expression at '{parts.trained}'"
                 )
+                problems.append(SettingsError("lost_step", message, id=place, step=text, conflict=conflicts[0]))
     return problems
 
 

@@ -40,7 +40,9 @@ def check_bundle(root: PathLike) -> Report:
     """
     root = Path(root)
     if not (root / "configs").is_dir():
-        raise SettingsError(f"'{root}' is no MONAI bundle: expected the folder '{root / 'configs'}'.")
+        raise SettingsError(
+            "not_a_bundle", f"'{root}' is no MONAI bundle: expected the folder '{root / 'configs'}'.", path=root
+        )
     report = Report(root)
     contents = _read_all(report)
     metadata = contents.get(METADATA)

@@ -76,8 +76,11 @@ def calibrated(privacy: Privacy, releases: int) -> float:
         low, high = (middle, high) if concentrated_epsilon(middle, privacy.delta) <= privacy.epsilon else (low, middle)
     if low < 1e-15:
         raise SettingsError(
+            "unreachable_budget",
             f"A privacy budget of epsilon {privacy.epsilon:g} with delta {privacy.delta:g} can't be reached by "
-            "distributed noise. Raise epsilon or delta."
+            "distributed noise. Raise epsilon or delta.",
+            epsilon=privacy.epsilon,
+            delta=privacy.delta,
         )
     return SENSITIVITY[privacy.adjacency] * math.sqrt(releases / (2 * low))
 

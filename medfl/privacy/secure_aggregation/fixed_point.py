@@ -49,8 +49,11 @@ class FixedPoint:
     def __post_init__(self) -> None:
         if self.noise and self.site_noise < FAINTEST_NOISE:
             raise SettingsError(
+                "noise_too_small",
                 f"Noise of {self.site_noise:.3g} steps of the fixed point is lost in rounding: expected at least "
-                f"{FAINTEST_NOISE:g}. Give secure_aggregation.bits 40, a smaller clip, or fewer sites."
+                f"{FAINTEST_NOISE:g}. Give secure_aggregation.bits 40, a smaller clip, or fewer sites.",
+                minimum=FAINTEST_NOISE,
+                found=self.site_noise,
             )
 
     @property

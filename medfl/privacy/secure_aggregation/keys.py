@@ -30,8 +30,11 @@ def primitives(part: str) -> Any:
         return importlib.import_module(f"cryptography.{part}")
     except ModuleNotFoundError as error:
         raise SettingsError(
+            "missing_package",
             "Secure aggregation needs the package 'cryptography', which is not installed. Install the extra: "
-            f"{pip_install('secure')}."
+            f"{pip_install('secure')}.",
+            package="cryptography",
+            extra="secure",
         ) from error
 
 
@@ -63,7 +66,9 @@ def agreed(private: bytes, public: bytes, use: bytes, *context: bytes) -> bytes:
             x25519.X25519PublicKey.from_public_bytes(public)
         )
     except ValueError:
-        raise RefusedError("expected a public key of a site, got bytes that are none: a site is not honest") from None
+        raise RefusedError(
+            "invalid_public_key", "expected a public key of a site, got bytes that are none: a site is not honest"
+        ) from None
     info = b"\0".join([use, *sorted([public_key(private), public]), *context])
     return bytes(hkdf.HKDF(algorithm=hashes.SHA256(), length=KEY, salt=None, info=info).derive(shared))
 
@@ -94,4 +99,6 @@ def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes:
     try:
         return bytes(aead.ChaCha20Poly1305(key).decrypt(sealed[:NONCE], sealed[NONCE:], about))
     except (errors.InvalidTag, ValueError):
-        raise RefusedError("expected a share that was sealed for this site, got another one") from None
+        raise RefusedError(
+            "undecryptable_share", "expected a share that was sealed for this site, got another one"
+        ) from None

@@ -50,7 +50,12 @@ def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
         RefusedError: If there are too few, or they are no shares of one secret of `SECRET` bytes.
     """
     if len(shares) < threshold:
-        raise RefusedError(f"expected {threshold} shares of a secret, got {len(shares)}: fewer say nothing about it")
+        raise RefusedError(
+            "too_few_shares",
+            f"expected {threshold} shares of a secret, got {len(shares)}: fewer say nothing about it",
+            expected=threshold,
+            found=len(shares),
+        )
     places = sorted(shares)[:threshold]
     total = 0
     for place in places:
@@ -60,7 +65,10 @@ def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
                 above, below = above * -other % PRIME, below * (place - other) % PRIME
         total = (total + int.from_bytes(shares[place], "big") * above * pow(below, -1, PRIME)) % PRIME
     if total >= 2 ** (8 * SECRET):
-        raise RefusedError("expected shares of one secret, got some that don't fit together: a site is not honest")
+        raise RefusedError(
+            "inconsistent_shares",
+            "expected shares of one secret, got some that don't fit together: a site is not honest",
+        )
     return total.to_bytes(SECRET, "big")
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pickle
 from pathlib import Path
 
-import pytest
 import torch
 from damage import put
+from refusals import refused
 
 from medfl.bundle.check import check_bundle
 from medfl.bundle.files import find_bundle, shipped
@@ -73,7 +73,7 @@ def test_a_link_out_of_the_bundle_is_an_error(bundle, tmp_path):
 
 
 def test_a_folder_that_is_no_bundle(tmp_path):
-    with pytest.raises(SettingsError, match="is no MONAI bundle: expected the folder"):
+    with refused(SettingsError, "not_a_bundle", path=str(tmp_path)):
         check_bundle(tmp_path)
 
 
@@ -86,5 +86,6 @@ def test_shipped_bundles_are_found_by_name_and_folders_win(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "medmnist_classification").mkdir()
     assert find_bundle("medmnist_classification") == Path("medmnist_classification")
-    with pytest.raises(SettingsError, match="Did you mean 'medmnist_classification'"):
+    with refused(SettingsError, "unknown_bundle", name="medmnist_clasification") as caught:
         find_bundle("medmnist_clasification")
+    assert "Did you mean 'medmnist_classification'" in str(caught.value)
