@@ -100,8 +100,11 @@ def apply_options(parser: ConfigParser, options: Meta) -> None:
 
     Args:
         parser: With the configuration files read.
-        options: Id or setting to value.
+        options: Id or setting to value. ``metrics`` takes one name as well as a list of names.
     """
+    metrics = options.get("metrics")
+    if isinstance(metrics, str) and metrics[:1] not in {*"$@%"}:
+        options = options | {"metrics": [metrics]}
     ids = to_ids(options, parser.get())
     parser.update(pairs=ids)
     if (stock := _used_at_sites(parser)) is not None:

@@ -98,6 +98,14 @@ def test_all_missing_ids_come_in_one_message(tmp_path: Path) -> None:
     assert "\n  optimizer: " in str(caught.value), "a line for each"
 
 
+@pytest.mark.parametrize(
+    ("option", "expected"), [("auc", ["auc"]), (["auc", "f1"], ["auc", "f1"]), ("$['au' + 'c']", "$['au' + 'c']")]
+)
+def test_metrics_may_be_one_name(option: object, expected: object) -> None:
+    configs = [str(BUNDLE / "configs" / name) for name in ("train.json", "federate.json")]
+    assert FederatedWorkflow(configs, logging_file=False, metrics=option).parser["metrics"] == expected
+
+
 def test_handlers_that_a_federation_does_not_run_are_named(caplog: pytest.LogCaptureFixture) -> None:
     bundle = json.loads((BUNDLE / "configs" / "train.json").read_text())
     warn_of_handlers(bundle)
