@@ -205,7 +205,7 @@ def test_a_command_gets_its_options_and_succeeds(medfl_command, command):
 
 
 def fail_for_the_user():
-    raise SettingsError("expected a, got b")
+    raise SettingsError("wrong_value", "expected a, got b")
 
 
 def fail_unexpectedly():

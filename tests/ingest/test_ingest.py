@@ -41,7 +41,7 @@ def load(folder: Path, item: Item) -> LoadedItem:
     if text == "bug":
         raise KeyError("a bug")
     if not text.isdigit():
-        raise DataError(f"expected a number, got {text}")
+        raise DataError("bad_item", f"expected a number, got {text}")
     return LoadedItem(np.full((2, 3), int(text) + item.add, np.uint16), {"odd": True} if int(text) % 2 else {})
 
 

@@ -77,7 +77,7 @@ def test_what_is_no_json_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureF
 
 def test_an_error_is_noted_by_its_kind_alone(tmp_path: Path) -> None:
     with pytest.raises(DataError), noted(tmp_path, {}):
-        raise DataError(f"no image at '{tmp_path}/patient-7.png'")
+        raise DataError("bad_image", f"no image at '{tmp_path}/patient-7.png'")
     assert names(tmp_path) == ["start", "stop"]
     assert events(tmp_path)[-1]["error"] == "DataError"
     assert "patient" not in (tmp_path / PROGRESS).read_text()

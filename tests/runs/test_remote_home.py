@@ -206,7 +206,7 @@ def test_a_refusal_within_a_step_is_told_and_the_others_go_on(place: Place, monk
 
     def refuse(self: Any, site: Any, order: Any) -> Any:
         if site.name == "site-03":
-            raise RefusedError("not today")
+            raise RefusedError("not_today", "not today")
         return work(self, site, order)
 
     monkeypatch.setattr(Averaging, "work", refuse)

@@ -17,7 +17,7 @@ class Refusing(FedSDC):
 
     def work(self, site, order):
         if (site.name, site.round, order.op) == ("site-2", 2, "fit"):
-            raise RefusedError("not today")
+            raise RefusedError("not_today", "not today")
         return super().work(site, order)
 
 
