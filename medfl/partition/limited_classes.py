@@ -11,7 +11,7 @@ import numpy as np
 from medfl.errors import SettingsError
 from medfl.partition.iid import iid
 from medfl.partition.plan import numbered
-from medfl.partition.shares import deal_evenly
+from medfl.partition.shares import check_share, deal_evenly
 
 
 def limited_classes(
@@ -39,15 +39,7 @@ def limited_classes(
     labels, names = np.asarray(labels).reshape(-1), numbered(sites)
     _check("classes", classes, np.unique(labels).tolist())
     _check("at", at, names)
-    if not 0 <= share <= 1:
-        raise SettingsError(
-            "setting_out_of_range",
-            f"expected share in 0..1, got {share}",
-            setting="share",
-            minimum=0,
-            maximum=1,
-            found=share,
-        )
+    check_share(share)
     parts = iid(labels, sites, rng=rng)
     others = np.array([site for site, name in enumerate(names) if name not in at], dtype=np.int64)
     gains: list[list[np.ndarray]] = [[part[:0]] for part in parts]

@@ -57,6 +57,26 @@ def check_labels(labels: np.ndarray, sites: int, min_size: int = 1) -> np.ndarra
     return values
 
 
+def check_share(share: float) -> None:
+    """Check that a share of a class is a share.
+
+    Args:
+        share: The value of the setting ``share``.
+
+    Raises:
+        SettingsError: If it is outside [0, 1].
+    """
+    if not 0 <= share <= 1:
+        raise SettingsError(
+            "setting_out_of_range",
+            f"expected share in 0..1, got {share}",
+            setting="share",
+            minimum=0,
+            maximum=1,
+            found=share,
+        )
+
+
 MAX_TRIES = 5000
 """Draws before giving up on the smallest size."""
 

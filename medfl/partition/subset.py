@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from medfl.errors import SettingsError
-from medfl.partition.shares import check_labels, deal_evenly
+from medfl.partition.shares import check_labels, check_share, deal_evenly
 
 
 def subset(labels: np.ndarray, sites: int, *, share: float = 0.95, rng: np.random.Generator) -> list[np.ndarray]:
@@ -33,15 +33,7 @@ def subset(labels: np.ndarray, sites: int, *, share: float = 0.95, rng: np.rando
     """
     labels = check_labels(labels, sites)
     classes = np.unique(labels)
-    if not 0 <= share <= 1:
-        raise SettingsError(
-            "setting_out_of_range",
-            f"expected share in 0..1, got {share}",
-            setting="share",
-            minimum=0,
-            maximum=1,
-            found=share,
-        )
+    check_share(share)
     if len(classes) < 2:
         raise SettingsError(
             "too_few_classes", f"expected at least 2 classes, got {len(classes)}", minimum=2, found=len(classes)
