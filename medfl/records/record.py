@@ -1,0 +1,135 @@
+"""Base classes of records: immutable data with named, validated fields, and the JSON files that hold them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from medfl.errors import MedflError, StoreError
+from medfl.utils.files import write_atomic
+
+CHECKSUM = "sha256"
+"""Key of the checksum in a file that has one."""
+
+
+class Record(BaseModel):
+    """Immutable data with named, validated fields, which can be part of a file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as JSON values."""
+        return self.model_dump(mode="json")
+
+
+class FileRecord(Record):
+    """The content of a JSON file.
+
+    Attributes:
+        NAME: Name of the file in its folder.
+        VERSION: Version of the format. It is written into the file; a file with another version is refused.
+        HAS_CHECKSUM: Whether the file holds a checksum of its other content, which the reader verifies.
+        REPAIR: What a user can do about a damaged file, as a sentence.
+        ERROR: Class of the errors that the reader raises.
+    """
+
+    NAME: ClassVar[str]
+    VERSION: ClassVar[int] = 1
+    HAS_CHECKSUM: ClassVar[bool] = False
+    REPAIR: ClassVar[str] = "Put it back from a copy."
+    ERROR: ClassVar[type[MedflError]] = StoreError
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read and validate a file.
+
+        Args:
+            path: Path of the file.
+
+        Raises:
+            MedflError: An `ERROR` with the code ``missing_file``, ``unreadable_file``, ``damaged_file`` or
+                ``other_version``. Its message names the place in the file and never a value of the file.
+        """
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            raise cls.ERROR("missing_file", f"expected the file '{path}', there is none.", path=path) from None
+        except OSError as error:
+            raise cls.ERROR(
+                "unreadable_file",
+                f"'{path}' can't be read: {error.strerror}. Permit reading it.",
+                path=path,
+                cause=error.strerror,
+            ) from error
+        return cls.from_bytes(content, path)
+
+    @classmethod
+    def from_bytes(cls, content: bytes, path: Path) -> Self:
+        """Validate the content of a file.
+
+        Args:
+            content: Bytes of the file.
+            path: Path of the file, for messages.
+
+        Raises:
+            MedflError: An `ERROR` with the code ``damaged_file`` or ``other_version``.
+        """
+        try:
+            values = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise cls._damaged(path, f"it is no JSON ({type(error).__name__})") from None
+        if not isinstance(values, dict):
+            raise cls._damaged(path, f"expected an object, got {type(values).__name__}")
+        if cls.HAS_CHECKSUM:
+            checksum = values.pop(CHECKSUM, None)
+            if checksum != _checksum(values):
+                raise cls._damaged(path, "it does not match its own checksum")
+        if (version := values.pop("version", None)) != cls.VERSION:
+            raise cls.ERROR(
+                "other_version",
+                f"'{path}' has version {version!r} of its format, and this medfl reads {cls.VERSION}. Use the version "
+                "of medfl that wrote it.",
+                path=path,
+                expected=cls.VERSION,
+                found=repr(version),
+            )
+        try:
+            return cls.model_validate_json(json.dumps(values), strict=True)
+        except ValidationError as error:
+            first = error.errors(include_input=False, include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise cls._damaged(path, f"at '{where}': {first['msg']}", key=where) from None
+
+    def write(self, path: Path) -> None:
+        """Write the file, whole or not at all; a file that is there is replaced.
+
+        Args:
+            path: Path of the file.
+
+        Raises:
+            StoreError: If the file can't be written.
+        """
+        write_atomic(path, self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """Return the content of the file: indented JSON with sorted keys, the version and the checksum."""
+        values = self.to_json() | {"version": self.VERSION}
+        if self.HAS_CHECKSUM:
+            values |= {CHECKSUM: _checksum(values)}
+        return (json.dumps(values, indent=2, sort_keys=True) + "\n").encode()
+
+    @classmethod
+    def _damaged(cls, path: Path, cause: str, **fields: str) -> MedflError:
+        return cls.ERROR(
+            "damaged_file", f"'{path}' is damaged: {cause}. {cls.REPAIR}", path=path, cause=cause, **fields
+        )
+
+
+def _checksum(values: dict[str, Any]) -> str:
+    """Return the SHA-256 of JSON values in a canonical form."""
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
