@@ -78,9 +78,9 @@ def test_other_content_than_an_object_is_refused(content: bytes) -> None:
         Points.from_bytes(content, Path("points.json"))
 
 
-@pytest.mark.parametrize(("content", "found"), [('{"points": []}', "None"), ('{"points": [], "version": 2}', "2")])
-def test_other_versions_are_refused(content: str, found: str) -> None:
-    with refused(StoreError, "other_version", expected=1, found=found):
+@pytest.mark.parametrize(("content", "version"), [('{"points": []}', "None"), ('{"points": [], "version": 2}', "2")])
+def test_other_versions_are_refused(content: str, version: str) -> None:
+    with refused(StoreError, "other_version", expected=1, found=version):
         Points.from_bytes(content.encode(), Path("points.json"))
 
 
