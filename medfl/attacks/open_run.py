@@ -26,10 +26,9 @@ from medfl.data.pooled import all_targets
 from medfl.data.sites import SiteData, load_global, load_sites
 from medfl.errors import DataError, SettingsError, StoreError
 from medfl.plugins import Registry, load_plugins
-from medfl.runs.folder import settings_in
 from medfl.runs.lifecycle import RunViewer
 from medfl.runs.records import RunRecord, read_run
-from medfl.settings import Settings, read_settings
+from medfl.settings import Settings
 from medfl.task import Scale, Task
 from medfl.training.loop import pick_device
 from medfl.types import GLOBAL, Dataset, PathLike
@@ -214,7 +213,7 @@ def open_run(
     record = read_run(folder)
     _check_objective(record)
     where = pick_device(device)
-    if not record.summary:
+    if record.summary is None:
         raise StoreError(
             "unfinished_run",
             f"The run in '{folder}' is not finished: it has no model that can be attacked. Give its command again to "
@@ -222,19 +221,18 @@ def open_run(
             path=folder,
         )
     data_folder = _find_data(record, data)
-    identity = record.run["identity"]
-    settings = read_settings(Settings, settings_in(identity, record.run["rounds"]), f"the run in '{folder}'")
+    settings = record.settings
     parser, _ = read_bundle(record, data_folder)
     task = rebuild_task(parser, record, settings, data_folder)
     mean, std = (tuple(parser.get_parsed_content(name, default=[0.5])) for name in ("mean", "std"))
-    sites = load_sites(data_folder, task.objective, mean, std, identity["sites"])
+    sites = load_sites(data_folder, task.objective, mean, std, record.sites)
     server = load_global(data_folder, task.objective, mean, std)
     _check_data(record, [*sites.values(), *([server] if server is not None else [])], data_folder)
     first = next(iter(sites.values()))
     task = dataclasses.replace(task, device=where, scale=Scale(first.shape, mean, std))
     registry = load_plugins(files=[Path(plugin) for plugin in plugins])
     _warn_of_plugins(record, registry)
-    method = registry.make_method(record.method, identity["method_args"])
+    method = registry.make_method(record.method, record.run.identity.method_args)
     return OpenedRun(
         *(folder, record.method, method),
         method.task_of(task),
@@ -248,9 +246,8 @@ def open_run(
 
 def _warn_of_plugins(record: RunRecord, registry: Registry) -> None:
     """Say which plugin files the run had that are not loaded now."""
-    had = record.run.get("plugins")
-    origins = had.items() if isinstance(had, dict) else ()
-    files = sorted(str(file) for name, file in origins if str(file).endswith(".py") and name not in registry.plugins)
+    origins = record.run.provenance.plugins
+    files = sorted(file for name, file in origins.items() if file.endswith(".py") and name not in registry.plugins)
     if files:
         why = "none is loaded because a run folder names it. Give one that you trust: --plugin FILE"
         logger.warning("The run had the plugin files %s; %s.", first_names(files), why)
@@ -291,7 +288,7 @@ def _find_data(record: RunRecord, data: Path | None) -> Path:
 
 def _check_data(record: RunRecord, parts: list[SiteData], folder: Path) -> None:
     """Refuse other data than the run's: members and others would be mixed up."""
-    before = record.run["data"]["sites"]
+    before = record.run.provenance.data.sites
     unlike = [part.name for part in parts if part.name in before and before[part.name] != part.digest]
     if GLOBAL in before and GLOBAL not in {part.name for part in parts}:
         unlike.append(GLOBAL)

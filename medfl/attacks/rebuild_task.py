@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ from torch import nn
 
 from medfl.data.regions import load_regions
 from medfl.errors import StoreError
+from medfl.records.run_file import SettingOrigin, TaskIdentity
 from medfl.runs.folder import identity
 from medfl.runs.records import RunRecord
 from medfl.settings import Settings
 from medfl.task import OptimizerFactory, Task, optimizer_factory
-from medfl.types import Meta
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ CONFIG = Path("configs") / "train.json"
 def homes(record: RunRecord) -> list[Path]:
     """The bundles of a run, that of the global model first; each has a model and `CONFIG`."""
     folders = [record.folder / "global"]
-    folders += [record.folder / "sites" / site for site in record.run["identity"]["sites"]]
+    folders += [record.folder / "sites" / site for site in record.sites]
     return [home for home in folders if (home / "models" / "model.pt").is_file() and (home / CONFIG).is_file()]
 
 
@@ -99,22 +100,23 @@ def rebuild_task(parser: ConfigParser, record: RunRecord, settings: Settings, da
         StoreError: If the bundle gives other networks, another loss or another optimiser than the run had.
     """
     task = parser.get_parsed_content("task")
-    before = record.run["identity"]["task"]
-    if "weights" in before:
+    before = record.run.identity.task
+    if before.weights is not None:
         logger.warning("The run's networks began with weights from a file; those that an attacker trains don't.")
-    regions = load_regions(data_folder) if "regions" in before else None
-    task = dataclasses.replace(task, optimizer=_optimizer(task, record.run["settings"]), weights=None, regions=regions)
-    if "augmentation" not in before:
+    regions = load_regions(data_folder) if before.regions is not None else None
+    optimizer = _optimizer(task, record.run.provenance.settings)
+    task = dataclasses.replace(task, optimizer=optimizer, weights=None, regions=regions)
+    if before.augmentation is None:
         task = dataclasses.replace(task, augmentation=None)
-    elif task.augmentation is None or _plain(task.augmentation.facts) != before["augmentation"]:
+    elif task.augmentation is None or _plain(task.augmentation.facts) != before.augmentation:
         logger.warning("The run changed its training images in another way than its bundle; attackers use the latter.")
     _check(task, settings, before, record.folder)
     return task
 
 
-def _optimizer(task: Task, facts: Meta) -> OptimizerFactory:
+def _optimizer(task: Task, origins: Mapping[str, SettingOrigin]) -> OptimizerFactory:
     """The run's optimiser, which may have had other options than its bundle says."""
-    options = {name[10:]: fact["value"] for name, fact in facts.items() if name.startswith("optimizer.")}
+    options = {name[10:]: origin.value for name, origin in origins.items() if name.startswith("optimizer.")}
     kind: Any = type(task.optimizer([nn.Parameter(torch.zeros(1))]))
     name = options.pop("name", kind.__name__)
     kind = kind if name == kind.__name__ else getattr(torch.optim, name, kind)
@@ -123,11 +125,11 @@ def _optimizer(task: Task, facts: Meta) -> OptimizerFactory:
     return optimizer_factory(kind([nn.Parameter(torch.zeros(1))], **used))
 
 
-def _check(task: Task, settings: Settings, before: Meta, folder: Path) -> None:
-    missing = sorted(set(before["networks"]) - set(task.networks))
-    now = {} if missing else _plain(identity("", {}, settings, task, [], "")["task"])
+def _check(task: Task, settings: Settings, before: TaskIdentity, folder: Path) -> None:
+    missing = sorted(set(before.networks) - set(task.networks))
+    had, now = before.to_json(), {} if missing else identity("", {}, settings, task, [], "").task.to_json()
     parts = ("networks", "loss", "optimizer", *task.objective.identity)
-    unlike = ["networks"] if missing else [part for part in parts if before.get(part) != now[part]]
+    unlike = ["networks"] if missing else [part for part in parts if had.get(part) != now[part]]
     if unlike:
         raise StoreError(
             "changed_task",

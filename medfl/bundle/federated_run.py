@@ -19,12 +19,13 @@ from medfl.data.partition_file import check_unchanged, drawn_fold
 from medfl.data.source import Arrays, Source
 from medfl.errors import SettingsError, check_choice
 from medfl.plugins import Registry, load_plugins
+from medfl.records.run_file import DataOrigin, Provenance
 from medfl.report.page import write_report
 from medfl.runs.console import ends_monai_command, round_progress, show_log, show_scores
 from medfl.runs.device_profiles import place_sites
 from medfl.runs.home import Home
 from medfl.runs.poison import read_attackers
-from medfl.runs.provenance import bundle_values, run_record
+from medfl.runs.provenance import bundle_values, setting_origins
 from medfl.runs.simulation import Result, Run, simulate
 from medfl.runs.site_bundles import export
 from medfl.settings import Execution, Settings, read_settings
@@ -203,7 +204,7 @@ class FederatedRun:
         settings = settings.model_copy(update={"networks_by_site": by_machine | settings.networks_by_site})
         names, opened = list(data.sites), execution.open_test
         leaks = self.source.check_leaks(self.dataset_dir, names, self.public, self.allow_leaks, opened)
-        record = run_record(
+        settings_by_origin = setting_origins(
             self.task,
             bundle,
             self.given_by,
@@ -212,12 +213,21 @@ class FederatedRun:
             method=method,
             method_args=self.method_args,
         )
-        known = {"name": data.first.source, "sites": data.digests(), "allowed_leaks": self.allow_leaks}
-        known |= {"allowed_changes": changes, "label_map": dict(data.label_map)}
-        known["folder"] = os.path.relpath(self.dataset_dir, self.output_dir)  # for pictures of the data in the report
-        record["data"] = known | drawn_fold(self.dataset_dir)
-        record["capability"] = {name: spot.card for name, spot in placed.items()}
-        record["plugins"] = dict(sorted(registry.plugins.items()))
+        origin = DataOrigin(
+            name=data.first.source,
+            sites=data.digests(),
+            folder=os.path.relpath(self.dataset_dir, self.output_dir),  # for pictures of the data in the report
+            allowed_leaks=tuple(self.allow_leaks),
+            allowed_changes=tuple(changes),
+            label_map=dict(data.label_map),
+            **drawn_fold(self.dataset_dir),
+        )
+        provenance = Provenance(
+            settings=settings_by_origin,
+            data=origin,
+            plugins=dict(sorted(registry.plugins.items())),
+            machines={name: spot.machine for name, spot in placed.items()},
+        )
         run = Run(
             method=self.method,
             make_method=lambda: registry.make_method(self.method, self.method_args),
@@ -233,12 +243,12 @@ class FederatedRun:
             data_digest=data.digest(),
             classes=data.first.classes,
             names=data.first.names,
-            record=record,
+            provenance=provenance,
             leaks=tuple(leaks),
             attackers=read_attackers(settings.poison, registry),
             needs_by_method={record.name: record.needs for record in registry.methods.values()},
             frees_space=True,
-            on_start=lambda: self._tell_start(registry, record),
+            on_start=lambda: self._report_start(registry, provenance),
         )
         first = data.first
         facts = {name: site.test_facts for name, site in data.sites.items()}
@@ -247,6 +257,6 @@ class FederatedRun:
         run.take_home = lambda result: export(result, run, home)
         return run
 
-    def _tell_start(self, registry: Registry, record: Meta) -> None:
-        values = {name: facts["value"] for name, facts in record["settings"].items()}
+    def _report_start(self, registry: Registry, provenance: Provenance) -> None:
+        values = {name: setting.value for name, setting in provenance.settings.items()}
         registry.notify("medfl_run_started", run_folder=str(self.output_dir), settings=values, tracking=self.tracking)

@@ -161,7 +161,7 @@ def _of_training(about: Meta) -> dict[str, str | None]:
         "start": start,
         "training": f"{run['method']} over {run['planned']} rounds, {run['optimizer']}, {run['loss']}; see Method.",
         "selection": f"The best round by validation images: {best['round']}."
-        if best.get("taken_home")
+        if best.get("exported")
         else f"The model after the last round, {run['models_round']}; none was chosen."
         if run["models_round"]
         else None,

@@ -38,9 +38,9 @@ def bundles_of(run: RunRecord) -> list[Bundle]:
     Raises:
         StoreError: If the run is not over, or there is none.
     """
-    sites = [str(site) for site in run.run["identity"]["sites"]]
+    sites = [str(site) for site in run.sites]
     own = run.folder / OWN
-    if not run.summary and not own.is_dir():
+    if run.summary is None and not own.is_dir():
         raise StoreError(
             "unfinished_run",
             f"The run in '{run.folder}' is not over, so it has no models to describe. Continue it.",
@@ -59,7 +59,7 @@ def bundles_of(run: RunRecord) -> list[Bundle]:
             )
     bundles = [_bundle(home, site, [site]) for site, home in homes.items() if home.is_dir()]
     if (run.folder / GLOBAL).is_dir():
-        taken = {site: kind for site in sites if (kind := run.taken_home(site)) is not None}  # who was scored at all
+        taken = {site: kind for site in sites if (kind := run.exported_kind(site)) is not None}  # who was scored at all
         shared = set(taken.values()) == {GLOBAL}  # else predictions are of other models
         bundles.append(_bundle(run.folder / GLOBAL, None, taken if shared else []))
     if not bundles:

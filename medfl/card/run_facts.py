@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
 from medfl.data.datalists import SPLITS
 from medfl.report.formats import duration, number, size
@@ -15,7 +13,6 @@ from medfl.report.section import ReportData
 from medfl.report.sections.attacks import KINDS, attacks_section
 from medfl.report.sections.costs import COSTS, costs, settings, surroundings
 from medfl.report.sections.privacy import privacy_section
-from medfl.runs.folder import late_networks
 from medfl.runs.records import RunRecord
 from medfl.types import Meta
 
@@ -35,26 +32,25 @@ def run_facts(run: RunRecord, site: str | None) -> Meta:
         site: Whose card it is: of the sites it tells this one's images, costs and model alone. None for the global
             model.
     """
-    run = replace(run, run={"plugins": [], **run.run})  # a site's own folder knows of none
     groups = group_runs([run])
     data = ReportData(tuple(named_runs(groups)), tuple(groups), {}, {})  # scores come from predictions alone
-    identity, notices = run.run["identity"], make_notices(groups)
+    identity, summary, notices = run.run.identity, run.summary, make_notices(groups)
     return {
         "method": run.method,
-        "status": run.status if run.summary else None,
-        "rounds": run.summary.get("rounds"),
-        "planned": run.run["rounds"],
-        "models_round": run.summary.get("models_round"),
+        "status": None if summary is None else run.status,
+        "rounds": None if summary is None else summary.rounds,
+        "planned": run.run.rounds,
+        "models_round": None if summary is None else summary.models_round,
         "seed": run.seed,
         "fold": None if run.fold is None else f"{run.fold} of {run.folds}, from 0",
         "objective": run.objective.name,
-        "metrics": list(identity["task"]["metrics"]),
-        "networks": sorted({*identity["task"]["networks"], *late_networks(run.run).values()}),
-        "loss": str(identity["task"]["loss"]["is"]),
-        "optimizer": str(identity["task"]["optimizer"]).partition("{")[0],
-        "sites": list(identity["sites"]),
-        "model": MODELS.get(str(run.taken_home(site) if site is not None else "global")),
-        "taken_home": sorted({kind for name in identity["sites"] if (kind := run.taken_home(name)) is not None}),
+        "metrics": list(identity.task.metrics),
+        "networks": sorted({*identity.task.networks, *run.run.provenance.late_networks.values()}),
+        "loss": str(identity.task.loss["is"]),
+        "optimizer": identity.task.optimizer.partition("{")[0],
+        "sites": list(identity.sites),
+        "model": MODELS.get(str(run.exported_kind(site) if site is not None else "global")),
+        "taken_home": sorted({kind for name in identity.sites if (kind := run.exported_kind(name)) is not None}),
         "holdings": _holdings(run, site),
         "settings": sorted([fact.name, fact.value, fact.origin] for fact in settings(data.runs)),
         "surroundings": sorted([fact.name, fact.value] for fact in surroundings(data.runs) if fact.value != NONE),
@@ -64,8 +60,8 @@ def run_facts(run: RunRecord, site: str | None) -> Meta:
         "attacks": _attacks(data),
         "notices": [notice.text for notice in notices if notice.level == "warn"],
         "attention": [notice.text for notice in notices if notice.level == "bad"],
-        "leaks": list(run.summary.get("leaks", [])),
-        "best_round": run.summary.get("best_round"),
+        "leaks": [] if summary is None else list(summary.leaks),
+        "best_round": None if summary is None or summary.best_round is None else summary.best_round.to_json(),
         "server_scores": {} if site is not None else _server_scores(data, run),
     }
 
@@ -79,21 +75,21 @@ def outputs_of(run: RunRecord, channels: Sequence[str] = ()) -> list[str]:
     """
     if not run.objective.has_class_labels:
         return list(run.names or channels)
-    named = bool(run.summary.get("holdings")) or len(channels) != run.objective.classes
+    named = run.holdings is not None or len(channels) != run.objective.classes
     return class_names(run) if named else list(channels)
 
 
 def _holdings(run: RunRecord, site: str | None) -> Meta | None:
     """Images by site, split and class; None where the run did not write them down."""
-    holdings = run.summary.get("holdings")
-    if not holdings:
+    holdings = run.holdings
+    if holdings is None:
         return None
     wanted = {
-        name: {split: splits[split] for split in SPLITS if split in splits}
-        for name, splits in holdings["sites"].items()
+        name: {split: list(splits[split]) for split in SPLITS if split in splits}
+        for name, splits in holdings.sites.items()
         if site in (None, name)
     }
-    return {"classes": outputs_of(run) or list(holdings["classes"]), "sites": wanted}
+    return {"classes": outputs_of(run) or list(holdings.classes), "sites": wanted}
 
 
 def _costs(data: ReportData, site: str | None) -> list[list[str]]:
@@ -137,9 +133,9 @@ def _table(table: Meta) -> list[list[str]]:
 
 def _server_scores(data: ReportData, run: RunRecord) -> Meta:
     """Scores of the global model that no file of predictions holds: on the server's test set, and at the sites."""
-    scored: dict[str, Any] = run.summary.get("scores", {}).get("global", {}).get("test", {})
+    scored = run.scores.get("global", {}).get("test", {})
     return {
-        metric: {"server": scored[metric].get("global_test"), "sites": scored[metric].get("sites", {})}
+        metric: {"server": scored[metric].global_test, "sites": scored[metric].sites}
         for metric in key_metrics(data.groups)
         if metric in scored
     }

@@ -14,6 +14,7 @@ from medfl.card.run_facts import run_facts
 from medfl.card.scores import card_scores, count_numbers, same_scores
 from medfl.card.write import run_hashes
 from medfl.errors import DamagedError, StoreError
+from medfl.records.run_file import TaskIdentity
 from medfl.runs.records import RunRecord, objective_of, read_run
 from medfl.types import Meta
 
@@ -139,7 +140,7 @@ def _check_numbers(bundle: Path, evidence: Meta, checked: Checked) -> None:
         hashes = {site: file_hash(path) for site, path in files.items()}
         checked.problems += _differences(evidence["predictions"], hashes, "(predictions)")
     try:
-        tested = read_predicted(files, objective_of(evidence["identity"]))
+        tested = read_predicted(files, objective_of(TaskIdentity.model_validate(evidence["identity"]["task"])))
     except StoreError:
         checked.problems.append("its scores can't be computed again: the predictions can't be read")
         return

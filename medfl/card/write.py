@@ -49,11 +49,11 @@ def write_cards(
     method: Meta = {"summary": known.summary, "paper": known.paper} if known else {"summary": "", "paper": ""}
     written = []
     for bundle in bundles_of(run):
-        digests = run.run.get("data", {}).get("sites", {})
-        facts = data_facts(data_folder, digests, [bundle.site] if bundle.site else run.run["identity"]["sites"])
+        digests = run.run.provenance.data.sites
+        facts = data_facts(data_folder, digests, [bundle.site] if bundle.site else run.sites)
         about = about_bundle(run, bundle, facts, people, method)
         tested = read_predicted(bundle.predictions, run.objective)
-        scores = card_scores(tested, about["names"], run.run["identity"]["task"]["metrics"])
+        scores = card_scores(tested, about["names"], run.task_metrics)
         written.append(_write(run, bundle, about, scores))
     return written
 
@@ -62,7 +62,7 @@ def about_bundle(record: RunRecord, bundle: Bundle, data: Meta, people: Meta, me
     """What a card says beside scores."""
     run = run_facts(record, bundle.site)
     model = _model(bundle.folder, run["networks"])
-    name = str(record.run.get("data", {}).get("name") or "")
+    name = record.run.provenance.data.name
     homes = [bundle.folder] if bundle.site is not None else (bundle.folder.parent / "sites").glob("*")
     whose = "global model" if bundle.site is None else f"model of {bundle.site}"
     shown = " and ".join(data.get("names", [])) or name or "data without a name"
@@ -91,7 +91,7 @@ def _unscored(run: Meta, bundle: Bundle) -> str:
 
 def run_hashes(run: RunRecord) -> dict[str, str]:
     """SHA-256 of the files of a run folder that cards are made from; ``run.json`` without a note of `medfl clean`."""
-    folder, kept = run.folder, {key: value for key, value in run.run.items() if key not in ("cleaned", "sha256")}
+    folder, kept = run.folder, {key: value for key, value in run.run.to_json().items() if key != "cleaned"}
     hashes = {"run.json": digest({}, kept)}
     paths = [*(folder / name for name in RUN_FILES), *sorted((folder / FOLDER).glob("*.json"))]
     return hashes | {path.relative_to(folder).as_posix(): file_hash(path) for path in paths if path.is_file()}
@@ -105,7 +105,7 @@ def _write(run: RunRecord, bundle: Bundle, about: Meta, scores: Meta) -> Path:
         )
     write_atomic(path, render_card(about, scores).encode())
     hashes = file_hashes(bundle.folder)
-    identity, data = run.run["identity"], run.run.get("data", {})
+    identity, provenance = run.run.identity.to_json(), run.run.provenance
     content: Meta = {
         "about": about,
         "scores": scores,
@@ -113,8 +113,12 @@ def _write(run: RunRecord, bundle: Bundle, about: Meta, scores: Meta) -> Path:
         "files": hashes,
         "bundle": digest_of(hashes),
         "predictions": {site: file_hash(file) for site, file in bundle.predictions.items()},
-        "data": {"all": run.data, "sites": data.get("sites", {}), "lists": about["data"].get("lists", {})},
-        "code": {"versions": run.run["versions"], "plugins": run.run.get("plugins"), "card_source": source_hash()},
+        "data": {"all": run.data, "sites": provenance.data.sites, "lists": about["data"].get("lists", {})},
+        "code": {
+            "versions": run.run.versions.to_json(),
+            "plugins": provenance.plugins,
+            "card_source": source_hash(),
+        },
         "identity": identity,
         "identity_sha256": digest({}, identity),
         "run_files": run_hashes(run),

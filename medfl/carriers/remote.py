@@ -48,6 +48,7 @@ from medfl.core.evaluation import Row
 from medfl.core.replies import StoredReplies
 from medfl.core.store import Steps
 from medfl.errors import MedflError, StoreError
+from medfl.records.run_file import JoinedSite
 from medfl.training.batches import TRAINING
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
@@ -122,20 +123,21 @@ class RemoteCarrier:
         """Offer the run to all sites; returns what each one that takes it says of itself."""
         return self._talk(dict.fromkeys(self._all, Message("hello", {}, offer)), read_joining, patience)
 
-    def begin(self, networks: Mapping[str, str], expected: Expected, joined: Mapping[str, Meta] | None = None) -> None:
+    def begin(
+        self, networks: Mapping[str, str], expected: Expected, joined: Mapping[str, JoinedSite] | None = None
+    ) -> None:
         """Have the sites that took the offer load their data; fills `facts`.
 
         Args:
             networks: Site to network.
             expected: What their answers may hold.
-            joined: Site that came when the run had begun to what is noted of it.
+            joined: Maps each site that joined after the run began to the facts about that.
         """
         self._expected = expected
         ready = [site for site in self._all if site not in self.missing]
-        message, objective = (
-            Message("begin", {}, {"networks": dict(networks), "joined": dict(joined or {})}),
-            expected.task.objective,
-        )
+        entries = {site: entry.to_json() for site, entry in (joined or {}).items()}
+        message = Message("begin", {}, {"networks": dict(networks), "joined": entries})
+        objective = expected.task.objective
         counts = (len(objective.titles), objective.outputs)
 
         def read(site: str, message: Message) -> Meta:

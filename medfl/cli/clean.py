@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 
 from medfl.errors import StoreError
+from medfl.records.run_file import RunFile
+from medfl.records.summary import Summary
 from medfl.report.formats import size
 from medfl.runs.facts import read_facts, sites_without_bundle, without_logs
-from medfl.types import Meta
 from medfl.utils.files import bytes_in
 
 KNOWN = (
@@ -68,12 +69,11 @@ def clean(folder: Path) -> int:
         StoreError: If the run is not finished, is being written, or can't be written.
     """
     from medfl.core.store import only_writer
-    from medfl.utils.files import write_json
-    from medfl.utils.wire import sealed
 
     with only_writer(folder):
         _check(folder, everything=False)  # again: nobody else can change it any more
-        write_json(folder / "run.json", sealed(read_facts(folder)[0] | {"cleaned": True}))
+        run, _ = read_facts(folder)
+        run.model_copy(update={"cleaned": True}).write(folder / RunFile.NAME)
         return _delete(folder / "state")
 
 
@@ -122,8 +122,8 @@ def _check_names(folder: Path) -> None:
         )
 
 
-def _check_finished(folder: Path, run: Meta, summary: Meta) -> None:
-    status = str(summary.get("status", "stopped"))
+def _check_finished(folder: Path, run: RunFile, summary: Summary | None) -> None:
+    status = "stopped" if summary is None else summary.status
     if status != "finished":
         raise StoreError(
             "unfinished_run",

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from medfl.types import Meta
+from medfl.records.run_file import RunFile
 from medfl.utils.text import visible
 
 
@@ -32,7 +32,6 @@ def describe(folder: Path) -> dict[str, str]:
     Raises:
         StoreError: If the folder holds no run, or what it says of it can't be read.
     """
-    from medfl.core.constant_predictions import from_summary
     from medfl.core.status import DIVERGED, INCOMPLETE
     from medfl.report.formats import size
     from medfl.runs.facts import read_facts
@@ -40,20 +39,20 @@ def describe(folder: Path) -> dict[str, str]:
     from medfl.watch.folders import WatchedRun
 
     run, summary = read_facts(folder)
-    constant = from_summary(summary)
+    constant = () if summary is None else summary.constant_predictions
     watched = WatchedRun(folder, str(folder))
     watched.look()
     view = watched.view()
     sites = "" if view.over else view.summary
     status = view.status
-    if run.get("cleaned"):
+    if run.cleaned:
         status += "; cleaned, so it can't be continued"
-    elif view.over and summary.get("status") in (DIVERGED, INCOMPLETE):
+    elif view.over and summary is not None and summary.status in (DIVERGED, INCOMPLETE):
         status += " The same command tries that round again."
     return {
-        "method": f"{run['identity']['method']}, seed {run['identity']['settings']['seed']}",
+        "method": f"{run.identity.method}, seed {run.identity.seed}",
         "status": status,
-        "rounds": f"{view.round} of {run['rounds']}",
+        "rounds": f"{view.round} of {run.rounds}",
         **({"sites": sites} if sites else {}),
         "score": view.score,
         **({"warning": " ".join(entry.sentence for entry in constant)} if constant else {}),
@@ -63,9 +62,9 @@ def describe(folder: Path) -> dict[str, str]:
     }
 
 
-def _bundles(folder: Path, run: Meta) -> str:
+def _bundles(folder: Path, run: RunFile) -> str:
     from medfl.runs.facts import sites_without_bundle
 
-    sites, missing = len(run["identity"]["sites"]), len(sites_without_bundle(folder, run))
+    sites, missing = len(run.identity.sites), len(sites_without_bundle(folder, run))
     pooled = ", and global" if (folder / "global" / "models" / "model.pt").is_file() else ""
     return "none; they are written at the end" if missing == sites else f"{sites - missing} of {sites} sites{pooled}"

@@ -16,9 +16,10 @@ from medfl.deploy.describing.request import Request
 from medfl.deploy.observers import OBSERVED
 from medfl.deploy.offer import Offer
 from medfl.deploy.provision import ALLOWED
-from medfl.errors import MedflError, SettingsError
+from medfl.errors import MedflError, SettingsError, StoreError
+from medfl.records.summary import Summary
 from medfl.runs.progress import PROGRESS
-from medfl.types import SERVER, Meta
+from medfl.types import SERVER
 
 POLL_SECONDS = 0.2
 """How often a site asks the server for an order, in seconds; NVFlare's is 2."""
@@ -88,21 +89,20 @@ def copy_result(folder: Path, out: Path) -> None:
             shutil.copy2(path, out / path.name)
 
 
-def read_summary(out: Path) -> Meta | None:
-    """The summary of a run that was copied from the server; None where there is none.
+def read_summary(out: Path) -> Summary | None:
+    """Read the summary of a run that was copied from the server; None if there is none.
 
     Raises:
         MedflError: If the server sent something else in its place.
     """
-    path = out / "summary.json"
+    path = out / Summary.NAME
     if not path.is_file():
         return None
     try:
-        summary: Meta = json.loads(path.read_bytes())
-        return summary | {name: str(summary[name]) for name in ("status", "reason")}
-    except (ValueError, RecursionError, KeyError, TypeError):
+        return Summary.read(path)
+    except StoreError as error:
         raise MedflError(
-            "invalid_summary", f"expected the summary of a run in '{path}', the server sent something else.", path=path
+            "invalid_summary", f"expected the summary of a run from the server, got something else: {error}", path=path
         ) from None
 
 

@@ -22,10 +22,11 @@ from medfl.core.status import DIVERGED, INCOMPLETE
 from medfl.core.store import Store
 from medfl.deploy.offered_bundle import OfferedRun
 from medfl.errors import MedflError, SettingsError
+from medfl.records.run_file import JoinedSite, Machine, RunFile
 from medfl.runs.device_profiles import Placed, place, place_late, place_profiles
-from medfl.runs.folder import begun_record, late_networks
+from medfl.runs.folder import begun_run
 from medfl.runs.machines import LIVE, Profile, check_profile
-from medfl.types import SERVER, Dataset, Meta
+from medfl.types import SERVER, Dataset
 from medfl.utils.rng import pinned
 
 
@@ -35,14 +36,13 @@ class Agreed:
 
     Attributes:
         opened: The run with the networks of all sites.
-        joined: Site that came later to the ``round`` from which on it takes part, and the ``network`` that it brought,
-            or None.
-        machines: Site to its machine and cluster, as ``run.json`` has them under ``capability``.
+        joined: Maps each site that joined later to its first round and the network that it brought.
+        machines: Maps each site to its machine and cluster.
     """
 
     opened: OfferedRun
-    joined: dict[str, Meta] = field(default_factory=dict)
-    machines: dict[str, Meta] = field(default_factory=dict)
+    joined: dict[str, JoinedSite] = field(default_factory=dict)
+    machines: dict[str, Machine] = field(default_factory=dict)
 
 
 def agree(
@@ -71,7 +71,7 @@ def agree(
     for site, network in unknown.items():
         carrier.drop(site, f"its own file names the network '{network}'; the bundle has {sorted(opened.task.networks)}")
     answers = {site: answer for site, answer in answers.items() if site not in unknown}
-    begun = begun_record(folder)
+    begun = begun_run(folder)
     if begun is None:
         return _first(opened, answers, carrier)
     return _later(opened, answers, carrier, begun, _last(folder), public)
@@ -85,7 +85,7 @@ def _first(opened: OfferedRun, answers: Mapping[str, Joining], carrier: RemoteCa
     for site, answer in answers.items():
         if answer.network is not None and _fits(site, answer.network, named.get(site, answer.network), carrier):
             networks[site] = answer.network
-    return Agreed(opened.with_networks(networks | named), {}, _cards(placed))
+    return Agreed(opened.with_networks(networks | named), {}, _machines(placed))
 
 
 def _placed(
@@ -120,16 +120,15 @@ def _later(
     opened: OfferedRun,
     answers: Mapping[str, Joining],
     carrier: RemoteCarrier,
-    begun: Meta,
+    begun: RunFile,
     last: Commit,
     public: Callable[[], Dataset | None],
 ) -> Agreed:
     """The networks of a run that goes on, with those of sites that come for the first time."""
-    at_start: dict[str, str] = begun["identity"]["settings"]["networks"]
-    machines = dict(begun.get("capability") or {})
+    at_start, machines = begun.settings.networks_by_site, begun.provenance.machines
     been = {site for site, facts in last.facts.items() if facts} | set(last.answers)
-    joined = {site: entry for site, entry in begun.get("joined", {}).items() if site in been}
-    known = at_start | late_networks({"joined": joined})
+    joined = {site: entry for site, entry in begun.provenance.joined.items() if site in been}
+    known = at_start | {site: entry.network for site, entry in joined.items() if entry.network is not None}
     agreed = Agreed(opened.with_networks(known | opened.settings.networks_by_site, joined), joined, machines)
     for site, answer in sorted(answers.items()):
         settled = site in known or site in been
@@ -138,7 +137,7 @@ def _later(
             continue
         if site not in been:
             agreed = _with(agreed, site, None if settled else answer, carrier, last, public)
-    carrier.joins = {site: int(entry["round"]) for site, entry in agreed.joined.items()}
+    carrier.joins = {site: entry.round for site, entry in agreed.joined.items()}
     return agreed
 
 
@@ -154,7 +153,7 @@ def _with(
     opened, machines, network = agreed.opened, agreed.machines, None
     if answer is not None:
         network, machines = _brought(agreed, site, answer, carrier)
-    joined = agreed.joined | {site: {"round": _next_round(last), "network": network}}
+    joined = agreed.joined | {site: JoinedSite(round=_next_round(last), network=network)}
     wider = opened if network is None else opened.with_networks({site: network}, joined)
     try:
         if network is not None:
@@ -165,7 +164,9 @@ def _with(
     return Agreed(replace(wider, joined=joined), joined, machines)
 
 
-def _brought(agreed: Agreed, site: str, answer: Joining, carrier: RemoteCarrier) -> tuple[str | None, dict[str, Meta]]:
+def _brought(
+    agreed: Agreed, site: str, answer: Joining, carrier: RemoteCarrier
+) -> tuple[str | None, dict[str, Machine]]:
     """The network of a site that comes later, and the machines with its own."""
     capability, machines = agreed.opened.capability, agreed.machines
     if capability is None or capability.profiles != LIVE:
@@ -173,8 +174,8 @@ def _brought(agreed: Agreed, site: str, answer: Joining, carrier: RemoteCarrier)
     profile = _profile(site, answer, carrier)
     if profile is None:
         return answer.network or capability.networks["low"], machines
-    spot = place_late(profile, capability, [(card["score"], card["cluster"]) for card in machines.values()])
-    return answer.network or spot.network, machines | _cards({site: spot})
+    spot = place_late(profile, capability, [(machine.score, machine.cluster) for machine in machines.values()])
+    return answer.network or spot.network, machines | _machines({site: spot})
 
 
 def _try_set_up(opened: OfferedRun, last: Commit, public: Dataset | None) -> None:
@@ -210,5 +211,5 @@ def _next_round(last: Commit) -> int:
     return max(last.round, last.rounds_done) + 1
 
 
-def _cards(placed: Mapping[str, Placed]) -> dict[str, Meta]:
-    return {site: spot.card for site, spot in placed.items()}
+def _machines(placed: Mapping[str, Placed]) -> dict[str, Machine]:
+    return {site: spot.machine for site, spot in placed.items()}

@@ -17,6 +17,8 @@ from typing import Any
 
 from medfl.core.evaluation import Row
 from medfl.plugins import Registry, load_plugins
+from medfl.records.run_file import Provenance, RunFile
+from medfl.records.summary import Summary
 from medfl.types import Meta
 from medfl.utils.files import write_json
 
@@ -47,13 +49,13 @@ class Observers:
     def __init__(self, registry: Registry, folder: Path) -> None:
         self._registry, self._folder = registry, folder
 
-    def run_started(self, record: Meta) -> None:
-        """The run begins or continues.
+    def run_started(self, provenance: Provenance) -> None:
+        """Report that the run begins or continues.
 
         Args:
-            record: From `medfl.runs.provenance.run_record`.
+            provenance: Where its settings come from.
         """
-        values = {name: facts["value"] for name, facts in record["settings"].items()}
+        values = {name: setting.value for name, setting in provenance.settings.items()}
         self._call("medfl_run_started", {"settings": values})
 
     def round_ended(self, round_: int, rows: list[Row]) -> None:
@@ -101,20 +103,20 @@ def call_observers(out: Path, registry: Registry) -> None:
     write_json(out / CALLED, called | {"calls": len(calls)})
 
 
-def show_results(summary: Meta, out: Path) -> None:
+def show_results(summary: Summary, out: Path) -> None:
     """Write the report of a run whose results have come, call observers, and print the scores.
 
     Args:
-        summary: Of the run.
-        out: The run folder of who submitted it.
+        summary: Summary of the run.
+        out: Run folder of the user who submitted the run.
     """
     from medfl.report.page import write_report
     from medfl.runs.console import show_scores
 
     write_report([out])
     call_observers(out, load_plugins())
-    metrics = json.loads((out / "run.json").read_text(encoding="utf-8"))["identity"]["task"]["metrics"]
-    show_scores(summary, metrics, out)
+    run = RunFile.read(out / RunFile.NAME)
+    show_scores(summary, run.identity.task.metrics, out)
 
 
 def _notify(registry: Registry, hook: str, folder: Path, facts: Meta, tracking: Meta) -> None:

@@ -30,6 +30,7 @@ from medfl.errors import RefusedError, SettingsError, did_you_mean
 from medfl.networks.ceiling import Ceiling, TooLargeError
 from medfl.objectives import Objective
 from medfl.plugins import Registry, load_plugins
+from medfl.records.run_file import JoinedSite
 from medfl.runs.device_profiles import Capability
 from medfl.runs.machines import LIVE, SYNTHETIC
 from medfl.runs.provenance import bundle_values, run_files
@@ -62,7 +63,7 @@ class OfferedRun:
         task: The learning problem on this participant's device.
         settings: Of the run, with this participant's own account of privacy.
         execution: How this participant computes.
-        joined: Site that came when the run had begun to what is noted of it (`medfl.deploy.joining`).
+        joined: Maps each site that joined after the run began to the facts about that (`medfl.deploy.joining`).
     """
 
     offer: Offer
@@ -72,7 +73,7 @@ class OfferedRun:
     task: Task
     settings: Settings
     execution: Execution
-    joined: dict[str, Meta] = dataclasses.field(default_factory=dict)
+    joined: dict[str, JoinedSite] = dataclasses.field(default_factory=dict)
 
     @property
     def capability(self) -> Capability | None:
@@ -111,7 +112,7 @@ class OfferedRun:
         assert self.task.scale is not None
         return tuple(self.task.scale.shape)
 
-    def with_networks(self, networks: dict[str, str], joined: dict[str, Meta] | None = None) -> OfferedRun:
+    def with_networks(self, networks: dict[str, str], joined: dict[str, JoinedSite] | None = None) -> OfferedRun:
         """The same run, knowing the network of each site that has not the task's own, and who came later."""
         settings = self.settings.model_copy(update={"networks_by_site": self.settings.networks_by_site | networks})
         return dataclasses.replace(self, settings=settings, joined=joined or self.joined)

@@ -30,10 +30,11 @@ from medfl.deploy.sites.file import SiteFile
 from medfl.deploy.sites.policy import check_networks
 from medfl.errors import DataError, SettingsError
 from medfl.privacy.ledger import fingerprint
+from medfl.records.run_file import Provenance
 from medfl.runs.home import Home
 from medfl.runs.lifecycle import JOB_PATIENCE, RunWriter
 from medfl.runs.progress import Progress
-from medfl.runs.provenance import bundle_values, run_record
+from medfl.runs.provenance import bundle_values, setting_origins
 from medfl.runs.site_bundles import export_global
 from medfl.types import GLOBAL, PUBLIC, Dataset, Meta
 from medfl.utils.memory import keep_freed_memory
@@ -117,8 +118,18 @@ def serve(
                 on_round(round_, rows)
 
             public = data.public.train if data.public is not None else None
-            parts = (opened.make_exchanged, carrier, opened.task, opened.settings, folder)
-            outcome = ServerLoop(*parts, public, data.tests, round_ended, writer.commit_noted(note)).run()
+            loop = ServerLoop(
+                make_method=opened.make_exchanged,
+                carrier=carrier,
+                task=opened.task,
+                settings=opened.settings,
+                folder=folder,
+                public=public,
+                tests=data.tests,
+                on_round=round_ended,
+                on_commit=writer.commit_noted(note),
+            )
+            outcome = loop.run()
             _finish(opened, carrier, outcome, writer, about)
             observers.run_ended(outcome.status)
             carrier.note = unnoted  # the end is noted, and what follows is no part of the run
@@ -131,14 +142,23 @@ def _writer_of(opened: OfferedRun, folder: Path) -> RunWriter:
     """The run in its folder at the server. What the sites' data are, each of them checks."""
     offer, method_args = opened.offer, opened.built.method_args
     data = hashlib.sha256(repr(("held by", offer.sites)).encode()).hexdigest()
-    parts = (opened.settings, opened.task, offer.sites, data, opened.execution, opened.joined)
-    return RunWriter(folder, offer.method, method_args, *parts)
+    return RunWriter(
+        folder=folder,
+        method=offer.method,
+        method_args=method_args,
+        settings=opened.settings,
+        task=opened.task,
+        sites=offer.sites,
+        data_digest=data,
+        execution=opened.execution,
+        joined=opened.joined,
+    )
 
 
-def _claim(agreed: Agreed, writer: RunWriter) -> Meta:
-    """Write or compare ``run.json``; returns what it says of the settings."""
+def _claim(agreed: Agreed, writer: RunWriter) -> Provenance:
+    """Write ``run.json``, or check that it is this run's, and return the provenance of the run."""
     opened = agreed.opened
-    record = run_record(
+    settings = setting_origins(
         opened.task,
         bundle_values(opened.folder),
         opened.offer.given_by,
@@ -148,11 +168,17 @@ def _claim(agreed: Agreed, writer: RunWriter) -> Meta:
         method_args=opened.built.method_args,
     )
     if "min_replies" not in opened.built.settings:
-        record["settings"]["min_replies"]["origin"] = "default between machines"
-    plugins = dict(sorted(opened.registry.plugins.items()))
-    record |= {"offer": opened.offer.to_meta(), "plugins": plugins}
-    writer.claim(record | {"capability": agreed.machines, "joined": agreed.joined}, carrier="flare")
-    return record
+        origin = "default between machines"
+        settings["min_replies"] = settings["min_replies"].model_copy(update={"origin": origin})
+    provenance = Provenance(
+        settings=settings,
+        plugins=dict(sorted(opened.registry.plugins.items())),
+        machines=agreed.machines,
+        offer=opened.offer.to_meta(),
+        joined=agreed.joined,
+    )
+    writer.claim(provenance, backend="flare")
+    return provenance
 
 
 def _same_data(carrier: RemoteCarrier) -> Meta:
@@ -212,11 +238,10 @@ def _finish(opened: OfferedRun, carrier: RemoteCarrier, outcome: Outcome, writer
     export_global(writer.folder, home, completed(method, opened.task, outcome.models), method)
     carrier.missing |= {site: why for site, why in blamed.items() if site not in carrier.missing}
     missing = dict(sorted(carrier.missing.items()))
-    summary = writer.summarise(outcome, missing) | {"leaks": [], "missing": missing, "joined": opened.joined}
-    if names:
-        summary["names"] = names
-    if known_accounts := {site: account for site, account in accounts.items() if account}:
-        summary["privacy"] = known_accounts
+    known_accounts = {site: account for site, account in accounts.items() if account}
+    summary = writer.summarise(outcome, missing).model_copy(
+        update={"unavailable_reasons": missing, "names": tuple(names), "privacy": known_accounts}
+    )
     writer.finish(outcome, summary)
     writer.end_noted(carrier.note, summary)
 

@@ -311,12 +311,12 @@ def _conclude(connection: Connection, followed: Followed, out: Path) -> None:
             status=followed.status,
         )
     show_results(summary, out)
-    if summary["status"] != "finished":
+    if summary.status != "finished":
         raise MedflError(
             "run_not_finished",
-            f"the run ended as {summary['status']}: {summary['reason']} {again}.",
-            status=summary["status"],
-            reason=summary["reason"],
+            f"the run ended as {summary.status}: {summary.reason} {again}.",
+            status=summary.status,
+            reason=summary.reason,
         )
 
 

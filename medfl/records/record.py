@@ -16,6 +16,10 @@ CHECKSUM = "sha256"
 """Key of the checksum in a file that has one."""
 
 
+MAX_PLACE = 200
+"""Number of characters of a place in a damaged file that a message shows."""
+
+
 class Record(BaseModel):
     """Immutable data with named, validated fields, which can be part of a file."""
 
@@ -86,7 +90,7 @@ class FileRecord(Record):
             raise cls._damaged(path, f"expected an object, got {type(values).__name__}")
         if cls.HAS_CHECKSUM:
             checksum = values.pop(CHECKSUM, None)
-            if checksum != _checksum(values):
+            if checksum != checksum_of(values):
                 raise cls._damaged(path, "it does not match its own checksum")
         if (version := values.pop("version", None)) != cls.VERSION:
             raise cls.ERROR(
@@ -101,7 +105,7 @@ class FileRecord(Record):
             return cls.model_validate_json(json.dumps(values), strict=True)
         except ValidationError as error:
             first = error.errors(include_input=False, include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
+            where = ".".join(str(part) for part in first["loc"])[:MAX_PLACE]
             raise cls._damaged(path, f"at '{where}': {first['msg']}", key=where) from None
 
     def write(self, path: Path) -> None:
@@ -119,7 +123,7 @@ class FileRecord(Record):
         """Return the content of the file: indented JSON with sorted keys, the version and the checksum."""
         values = self.to_json() | {"version": self.VERSION}
         if self.HAS_CHECKSUM:
-            values |= {CHECKSUM: _checksum(values)}
+            values |= {CHECKSUM: checksum_of(values)}
         return (json.dumps(values, indent=2, sort_keys=True) + "\n").encode()
 
     @classmethod
@@ -129,7 +133,7 @@ class FileRecord(Record):
         )
 
 
-def _checksum(values: dict[str, Any]) -> str:
+def checksum_of(values: dict[str, Any]) -> str:
     """Return the SHA-256 of JSON values in a canonical form."""
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -93,7 +93,7 @@ class Checked:
 
 def own_scores(run: RunRecord, metric: str) -> list[float]:
     """The final score of the model that each site takes home, on the site's own test set, where it is defined."""
-    scores = [run.score(site, metric) for site in run.run["identity"]["sites"]]
+    scores = [run.score(site, metric) for site in run.sites]
     return [score for score in scores if score is not None]
 
 
@@ -239,7 +239,7 @@ CLAIMABLE: dict[str, Measure] = {name: _forgetting(name) for name in forgetting.
         "mean over the sites of the model that each takes home, on the server's test set",
     ),
     "public_test": Measure(
-        lambda run, metric: _known(run.at_server(metric, "public_test")),
+        lambda run, metric: _known(run.server_score(metric, "public_test")),
         _first_metric,
         "the server's model on public test images",
     ),

@@ -80,7 +80,7 @@ def compare(
         SettingsError: If a metric, the baseline or the split is unknown or without scores, or a run is there twice.
         StoreError: If no run has scores.
     """
-    chosen = list(metrics or runs[0].run["identity"]["task"]["metrics"][:1])
+    chosen = list(metrics or runs[0].task_metrics[:1])
     _check_scores(runs, chosen, split)
     groups = group_runs(runs, labels)
     bases = [_baseline(groups, baseline_of(group.label, baseline)) for group in groups]
@@ -92,7 +92,7 @@ def _check_scores(runs: Sequence[RunRecord], metrics: Sequence[str], split: str)
     """Refuse what no run has."""
     metrics_of: dict[str, set[str]] = {}
     for run in runs:
-        for splits in run.summary.get("scores", {}).values():
+        for splits in run.scores.values():
             for name, scores in splits.items():
                 metrics_of.setdefault(name, set()).update(scores)
     if not metrics_of:
@@ -148,9 +148,9 @@ def _row(group: Group, base: Group, metric: str, split: str, sets_of: Callable[[
     scored = [values for values in scores if values]
     crossed = [global_test(run, metric) for run in group.runs] if split == "test" else []
     held = {
-        "global_test": [run.at_server(metric, split=split) for run in group.runs],
+        "global_test": [run.server_score(metric, split=split) for run in group.runs],
         "shared_test": [run.shared(metric) if split == "test" else None for run in group.runs],
-        "public_test": [run.at_server(metric, "public_test", split) for run in group.runs],
+        "public_test": [run.server_score(metric, "public_test", split) for run in group.runs],
     }
     columns = {
         ("mean", "std"): [math.fsum(values.values()) / len(values) for values in scored],
@@ -165,9 +165,9 @@ def _row(group: Group, base: Group, metric: str, split: str, sets_of: Callable[[
         "method": group.method,
         "seeds": group.repetitions,
         "status": ", ".join(f"{n} {status}" for status, n in Counter(run.status for run in group.runs).items()),
-        "rounds": _joined({run.summary["evaluated_round"] for run in group.runs if run.summary} - {None}),
+        "rounds": _joined({run.evaluated_round for run in group.runs if run.evaluated_round is not None}),
         "sites": min((len(values) for values in scored), default=0),
-        "of_sites": len(group.runs[0].run["identity"]["sites"]),
+        "of_sites": len(group.runs[0].sites),
         "constant_predictions": constant_predictions(group) or "-",
     }
     for (name, spread), values in columns.items():
@@ -212,7 +212,7 @@ def _differences(matched: Sequence[tuple[RunRecord, RunRecord]], metric: str, sp
 
 def _scores(run: RunRecord, metric: str, split: str) -> dict[str, float]:
     """Site to the score of the model that it takes home; without sites where it is not defined."""
-    scores = {site: run.score(site, metric, split) for site in run.run["identity"]["sites"]}
+    scores = {site: run.score(site, metric, split) for site in run.sites}
     return {site: value for site, value in scores.items() if value is not None}
 
 

@@ -101,7 +101,7 @@ def missing_of(run: RunRecord, way: Trajectory) -> list[str]:
     if not len(way.server):
         reasons.append("Without a global model and a test set at the server there are no global measures.")
     if not len(way.trained):
-        scored = "trained" in run.run["identity"]["settings"].get("moments", [])
+        scored = "trained" in run.settings.moments
         moments = "scores right after training: `--moments \"['aggregated', 'trained']\"`"
         reasons.append(f"Local measures need {OWN_TESTS if scored else moments}.")
     if way.is_scored:

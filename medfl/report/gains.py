@@ -112,7 +112,7 @@ def compare_sites(metric: str, name: str, pairs: Sequence[Pair], tested: Mapping
         pairs: At least one, not of several folds, which test other images: see `medfl.report.sections.gains`.
         tested: Run folder, as text, to its test sets.
     """
-    sites = sorted({site for pair in pairs for site in pair.other.run["identity"]["sites"]})
+    sites = sorted({site for pair in pairs for site in pair.other.sites})
     tests = PatientTests(metric, pairs, lambda run: tested[str(run.folder)])
     rows = [_site(metric, site, pairs, tested, tests) for site in sites]
     mean = mean_row(metric, rows, tests.over(sites))

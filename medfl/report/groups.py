@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from medfl.core.constant_predictions import from_summary
 from medfl.errors import SettingsError
 from medfl.objectives import Objective
 from medfl.report.formats import listed
@@ -257,20 +256,20 @@ def _keys(runs: Sequence[RunRecord]) -> list[str]:
 
 def _facts(run: RunRecord, drawn: bool = True) -> Meta:
     """All that tells two groups apart, by dotted name; networks that sites have by their machine only with `drawn`."""
-    identity, machines = run.run["identity"], run.run.get("capability") or {}
-    settings = identity["settings"]
-    networks = settings.get("networks") or {}
-    kept = {site: name for site, name in networks.items() if drawn or name != machines.get(site, {}).get("network")}
-    optimizer, brace, defaults = str(identity["task"]["optimizer"]).partition("{")
+    identity, machines = run.run.identity, run.run.provenance.machines
+    settings = identity.settings
+    by_machine = {} if drawn else {site: machine.network for site, machine in machines.items()}
+    kept = {site: name for site, name in run.settings.networks_by_site.items() if name != by_machine.get(site)}
+    optimizer, brace, defaults = identity.task.optimizer.partition("{")
     return _flat(
         {
             "method": run.method,
-            "method_args": identity["method_args"],
+            "method_args": identity.method_args,
             "settings": {name: value for name, value in settings.items() if name != "seed"} | {"networks": kept},
-            "task": identity["task"] | {"optimizer": optimizer},
+            "task": identity.task.to_json() | {"optimizer": optimizer},
             "optimizer": json.loads(brace + defaults or "{}"),
-            "sites": identity["sites"],
-            "rounds": run.run["rounds"],
+            "sites": list(identity.sites),
+            "rounds": run.run.rounds,
         }
     )
 
@@ -345,7 +344,7 @@ def constant_predictions(group: Group) -> str:
     """
     runs_by_sentence: dict[str, list[RunRecord]] = {}
     for run in group.runs:
-        for entry in from_summary(run.summary):
+        for entry in run.constant_predictions:
             runs_by_sentence.setdefault(entry.sentence, []).append(run)
     return " ".join(
         f"seed{'s' if len(runs) > 1 else ''} {repetitions(runs)}: {sentence}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
-from medfl.core.constant_predictions import from_summary
 from medfl.privacy.statements import WHAT, describe_secure
 from medfl.report.formats import count, listed, number
 from medfl.report.groups import Group, data_per, name_runs
@@ -13,7 +12,7 @@ from medfl.report.scores import named_runs
 from medfl.report.section import LEVELS, Notice
 from medfl.runs.records import RunRecord
 from medfl.runs.summary import ended_on
-from medfl.settings import Privacy, SecureAggregation
+from medfl.settings import Privacy
 
 Named = tuple[str, RunRecord]
 """A run with the name that it has on the page."""
@@ -28,14 +27,14 @@ NAMED = 8
 
 def headline(groups: Sequence[Group]) -> str:
     """The methods, or how many there are, and the number of sites, as a title."""
-    sites = {site for group in groups for run in group.runs for site in run.run["identity"]["sites"]}
+    sites = {site for group in groups for run in group.runs for site in run.sites}
     who = listed([group.label for group in groups]) if len(groups) <= NAMED else f"{len(groups)} ways to train"
     return f"{who} at {count(len(sites), 'site')}"
 
 
 def summary_sentence(runs: Sequence[Named]) -> str:
     """One sentence in plain words: what was run on what, and how it ended."""
-    rounds = sorted({run.run["rounds"] for _, run in runs})
+    rounds = sorted({run.run.rounds for _, run in runs})
     seeds = sorted({run.seed for _, run in runs})
     states = Counter(run.status for _, run in runs)
     parts = [
@@ -44,7 +43,7 @@ def summary_sentence(runs: Sequence[Named]) -> str:
     ]
     folds = {run.fold for _, run in runs} - {None}
     parts += [f"in {len(folds)} folds"] if len(folds) > 1 else []
-    parts += _data({run.data: run for _, run in sorted(runs, key=lambda named: bool(named[1].summary))})
+    parts += _data({run.data: run for _, run in sorted(runs, key=lambda named: named[1].summary is not None)})
     ended = [f"{n} {ENDINGS.get(state, state)}" for state, n in states.items()]
     if len(states) == 1:
         ended = [("all " if len(runs) > 1 else "") + ENDINGS.get(runs[0][1].status, runs[0][1].status)]
@@ -53,23 +52,23 @@ def summary_sentence(runs: Sequence[Named]) -> str:
 
 def _data(kinds: Mapping[str, RunRecord]) -> list[str]:
     """Sites, name and images of the data; of several only their number and names, for the rest differs."""
-    names = sorted({str(name) for run in kinds.values() if (name := run.run.get("data", {}).get("name"))})
+    names = sorted({name for run in kinds.values() if (name := run.run.provenance.data.name)})
     if len(kinds) > 1:
         return [f"on {len(kinds)} data sets" + (f" made from {listed(names)}" if names else "")]
     (run,) = kinds.values()
     named = [f"on {names[0]}"] if names else []
-    return [*named, f"at {count(len(run.run['identity']['sites']), 'site')}{_images(run)}"]
+    return [*named, f"at {count(len(run.sites), 'site')}{_images(run)}"]
 
 
 def _images(run: RunRecord) -> str:
-    holdings = run.summary.get("holdings")
-    if not holdings:
+    holdings = run.holdings
+    if holdings is None:
         return ""
     totals = {
-        split: sum(sum(site.get(split, [])) for site in holdings["sites"].values())
+        split: sum(sum(site.get(split, ())) for site in holdings.sites.values())
         for split in ("training", "validation", "test")
     }
-    classes = f" of {count(len(holdings['classes']), 'class', 'classes')}" if run.objective.has_class_labels else ""
+    classes = f" of {count(len(holdings.classes), 'class', 'classes')}" if run.objective.has_class_labels else ""
     return (
         f" with {count(sum(totals.values()), 'image')}{classes} "
         f"({number(totals['training'])} to train, {number(totals['validation'])} to validate, "
@@ -107,7 +106,7 @@ def _poisoned(runs: Sequence[Named]) -> list[Notice]:
     return [
         Notice("bad", f"{name} is a simulated attack ({poison['attack']} at {listed(poison['sites'])}), no honest run.")
         for name, run in runs
-        if (poison := run.run["identity"]["settings"].get("poison"))
+        if (poison := run.settings.poison)
     ]
 
 
@@ -124,8 +123,8 @@ def _secure(groups: Sequence[Group]) -> list[Notice]:
     """Return what the server learned of the updates."""
 
     def words(run: RunRecord) -> Iterator[str]:
-        if (setting := run.run["identity"]["settings"].get("secure_aggregation")) is not None:
-            yield describe_secure(SecureAggregation.model_validate(setting), simulated="offer" not in run.run)
+        if (setting := run.settings.secure_aggregation) is not None:
+            yield describe_secure(setting, simulated=run.run.provenance.offer is None)
 
     return [Notice("info", f"{who}: {text}") for who, text in _about(groups, words)]
 
@@ -133,32 +132,33 @@ def _secure(groups: Sequence[Group]) -> list[Notice]:
 def _missing(runs: Sequence[Named]) -> list[Notice]:
     """Runs that ended on a part of their sites; and sites on other machines that were missing when asked last."""
     parts = [
-        Notice("warn", f"{name} {run.status}{on}: without {listed(run.summary['attendance']['away'])}.")
+        Notice("warn", f"{name} {run.status}{on}: without {listed(run.summary.attendance.unavailable)}.")
         for name, run in runs
-        if (on := ended_on(run.summary)) and run.status == "finished"
+        if run.summary is not None and (on := ended_on(run.summary)) and run.status == "finished"
     ]
     return parts + [
         Notice("warn", f"{name}: site {site} was missing when it was asked last: {why}.")
         for name, run in runs
-        for site, why in sorted(run.summary.get("missing", {}).items())
+        if run.summary is not None
+        for site, why in sorted(run.summary.unavailable_reasons.items())
     ]
 
 
 def _endings(runs: Sequence[Named]) -> list[Notice]:
     notices = []
     for name, run in runs:
-        if run.status == "running":
+        if run.summary is None:
             done = 0 if run.metrics.empty else int(run.metrics["round"].max())
             text = (
-                f"{name} is not over: it is still running or was stopped, with {done} of {run.run['rounds']} rounds "
+                f"{name} is not over: it is still running or was stopped, with {done} of {run.run.rounds} rounds "
                 "in its metrics. The same command continues it; its final scores are not known yet."
             )
             notices.append(Notice("warn", text))
         elif run.status != "finished":
-            reason = str(run.summary.get("reason") or "no reason is given").rstrip(".")
-            last = run.summary.get("evaluated_round")
+            reason = (run.summary.reason or "no reason is given").rstrip(".")
+            last = run.summary.evaluated_round
             scored = f"Its scores are those after round {last}." if last else "It has no scores."
-            rounds = f"{run.summary['rounds']} of {run.run['rounds']} rounds"
+            rounds = f"{run.summary.rounds} of {run.run.rounds} rounds"
             on = ended_on(run.summary)
             notices.append(Notice("bad", f"{name} ended as {run.status}{on} after {rounds}: {reason}. {scored}"))
     return notices
@@ -166,7 +166,7 @@ def _endings(runs: Sequence[Named]) -> list[Notice]:
 
 def _constant(groups: Sequence[Group]) -> list[Notice]:
     """Return what is found of models that predict the same for every image."""
-    findings = _about(groups, lambda run: [entry.sentence for entry in from_summary(run.summary)])
+    findings = _about(groups, lambda run: [entry.sentence for entry in run.constant_predictions])
     return [Notice("bad", f"{who}: {sentence}") for who, sentence in findings]
 
 
@@ -174,21 +174,22 @@ def _best_rounds(runs: Sequence[Named]) -> list[Notice]:
     """Which round was chosen, and which runs ended early; both by validation scores."""
     notices = []
     for name, run in runs:
-        best = run.summary.get("best_round")
-        if not best:
+        if run.summary is None or run.summary.best_round is None:
             continue
-        clauses = [f"it ended early, after {run.summary['rounds']} of {run.run['rounds']} rounds"] * best["ended_early"]
-        if best["taken_home"]:
-            clauses.append(f"its models and final scores are those of round {best['round']}")
-        elif best["round"]:
-            clauses.append(f"its models are those of round {run.summary['models_round']}; the best was {best['round']}")
-        score = f" ({best['metric']} {best['score']:.3f})" if best["round"] else " (of which none came)"
-        notices.append(Notice("info", f"{name}: {', and '.join(clauses)}, by scores on {best['on']}{score}."))
+        best, clauses = run.summary.best_round, []
+        if best.ended_early:
+            clauses.append(f"it ended early, after {run.summary.rounds} of {run.run.rounds} rounds")
+        if best.exported:
+            clauses.append(f"its models and final scores are those of round {best.round}")
+        elif best.round:
+            clauses.append(f"its models are those of round {run.summary.models_round}; the best was {best.round}")
+        score = " (of which none came)" if best.score is None else f" ({best.metric} {best.score:.3f})"
+        notices.append(Notice("info", f"{name}: {', and '.join(clauses)}, by scores on {best.on}{score}."))
     return notices
 
 
 def _leaks(groups: Sequence[Group]) -> list[Notice]:
-    leaks = _about(groups, lambda run: [str(sentence) for sentence in run.summary.get("leaks", [])])
+    leaks = _about(groups, lambda run: () if run.summary is None else run.summary.leaks)
     return [
         Notice("bad", f"A leak between the data was allowed by name ({who}): {sentence.rstrip('.')}.")
         for who, sentence in leaks
@@ -196,7 +197,7 @@ def _leaks(groups: Sequence[Group]) -> list[Notice]:
 
 
 def _changes(groups: Sequence[Group]) -> list[Notice]:
-    files = _about(groups, lambda run: [str(file) for file in run.run.get("data", {}).get("allowed_changes", [])])
+    files = _about(groups, lambda run: run.run.provenance.data.allowed_changes)
     return [
         Notice("warn", f"'{file}' changed after the partition, which was accepted by name ({who}).")
         for who, file in files
@@ -216,7 +217,7 @@ def _other_data(groups: Sequence[Group]) -> list[Notice]:
 
 def _no_test(groups: Sequence[Group]) -> list[Notice]:
     def text(run: RunRecord) -> Iterator[str]:
-        scored = [split for splits in run.summary.get("scores", {}).values() for split in splits]
+        scored = [split for splits in run.scores.values() for split in splits]
         if run.status != "running" and "test" not in scored:
             yield "no site had test images that were scored."
 
@@ -228,11 +229,11 @@ def _privacy(groups: Sequence[Group], named: Set[str]) -> list[Notice]:
     promises: dict[str, list[str]] = {}
     without = []
     for group in groups:
-        settings = group.runs[0].run["identity"]["settings"].get("privacy")
+        settings = group.runs[0].settings.privacy
         if settings is None:
             without += [group.label] if group.label not in named else []
         else:
-            promises.setdefault(_promise(Privacy.model_validate(settings)), []).append(group.label)
+            promises.setdefault(_promise(settings), []).append(group.label)
     if not promises and not named:
         return [Notice("info", "No differential privacy was used.")]
     summary = "; ".join(f"{promise} ({listed(names)})" for promise, names in promises.items())

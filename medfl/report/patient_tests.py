@@ -91,7 +91,7 @@ def method_test(
     """
     if not pairs:
         return PatientTest(reason=UNDEFINED)
-    sites = sorted({site for run, _ in pairs for site in run.run["identity"]["sites"]})
+    sites = sorted({site for run, _ in pairs for site in run.sites})
     return PatientTests(metric, [Pair(base, run) for run, base in pairs], sets_of).over(sites)
 
 

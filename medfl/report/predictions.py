@@ -119,9 +119,9 @@ def read_tested(run: RunRecord) -> dict[str, Tested]:
         StoreError: If a file of predictions can't be read.
     """
     test_sets: dict[str, Tested] = {}
-    if not run.summary or run.summary["evaluated_round"] != run.summary["models_round"]:
+    if run.summary is None or run.summary.evaluated_round != run.summary.models_round:
         return test_sets
-    for site in run.run["identity"]["sites"]:
+    for site in run.sites:
         try:
             table = run.predictions(site)
             if table is not None:

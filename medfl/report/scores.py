@@ -83,12 +83,12 @@ def score_table(groups: Sequence[Group], split: str) -> dict[str, list[ScoreRow]
     """Metric to its rows, group by group, on ``test``, ``shared`` or ``val``; empty if nothing was scored on it."""
     table: dict[str, list[ScoreRow]] = {}
     for group in groups:
-        summaries = [run.summary.get("scores", {}) for run in group.runs]
+        summaries = [run.scores for run in group.runs]
         for model in sorted({model for scores in summaries for model in scores}):
             run_scores = [scores.get(model, {}).get(split, {}) for scores in summaries]
             for metric in [name for name in group.objective.scores if any(name in scored for scored in run_scores)]:
-                values = [metrics.get(metric, {}) for metrics in run_scores]
-                row = [value_over([value.get(key) for value in values]) for key in COLUMNS]
+                values = [metrics[metric] for metrics in run_scores if metric in metrics]
+                row = [value_over([getattr(value, key) for value in values]) for key in COLUMNS]
                 table.setdefault(metric, []).append(ScoreRow(group.label, model, *row))
     return table
 
@@ -112,7 +112,7 @@ def pool_group(group: Group, tested: Mapping[str, Sets]) -> Tested | None:
 
 def class_names(run: RunRecord) -> list[str]:
     """Names of the classes; their numbers as long as the run is not over."""
-    names = run.summary.get("holdings", {}).get("classes", run.objective.titles)
+    names = run.objective.titles if run.holdings is None else run.holdings.classes
     return [plain_name(str(name), str(number)) for number, name in enumerate(names)]
 
 
@@ -151,7 +151,7 @@ def site_scores(group: Group, metric: str, tested: Mapping[str, Sets]) -> list[S
         tested: Run folder, as text, to its test sets.
     """
     rows = []
-    for site in group.runs[0].run["identity"]["sites"]:
+    for site in group.runs[0].sites:
         value = mean_known(run.score(site, metric) for run in group.runs)
         first_set = tested[str(group.runs[0].folder)].get(site)
         sets = {run.data: test_set for run in group.runs if (test_set := tested[str(run.folder)].get(site)) is not None}
@@ -214,6 +214,6 @@ def short_folders(runs: Sequence[RunRecord]) -> list[str]:
 
 def key_metrics(groups: Sequence[Group]) -> list[str]:
     """The first metric of the task, then those of the objective's `headline`, as far as all runs have them."""
-    tasks = [[str(name) for name in run.run["identity"]["task"]["metrics"]] for group in groups for run in group.runs]
+    tasks = [[str(name) for name in run.task_metrics] for group in groups for run in group.runs]
     shared = [name for name in tasks[0] if all(name in task for task in tasks)]
     return [*shared[:1], *(name for name in groups[0].objective.headline if name in shared[1:])]

@@ -16,8 +16,9 @@ from rich.table import Table
 
 from medfl.core.evaluation import Row
 from medfl.errors import MedflError
+from medfl.records.summary import Summary
 from medfl.runs.summary import ended_on
-from medfl.types import NO_SITES, Meta
+from medfl.types import NO_SITES
 from medfl.utils.progress import progress_bar
 from medfl.utils.text import visible, visible_lines
 
@@ -25,24 +26,24 @@ MAX_METRICS = 3
 """Metrics in the table at the end of a run; the report has all."""
 
 
-def show_scores(summary: Meta, metrics: Sequence[str], folder: Path) -> None:
+def show_scores(summary: Summary, metrics: Sequence[str], folder: Path) -> None:
     """Print the scores of a run by its first metrics as a table, and where its files are."""
     console = Console(width=None if sys.stdout.isatty() else 100, markup=False)
-    ending = "" if summary["rounds"] == 1 else "s"
-    status = f"{summary['status']}{ended_on(summary)}"
-    table = Table(title=f"{summary['method']}: {status} after {summary['rounds']} round{ending}")
+    ending = "" if summary.rounds == 1 else "s"
+    status = f"{summary.status}{ended_on(summary)}"
+    table = Table(title=f"{summary.method}: {status} after {summary.rounds} round{ending}")
     for column in ("model", "split", "metric", "mean of sites", "worst site", "global test"):
         table.add_column(column)
-    for model, splits in summary["scores"].items():
+    for model, splits in summary.scores.items():
         for split, scores in splits.items():
             for metric in metrics[:MAX_METRICS]:
                 shown = scores[metric]
-                values = (shown[key] for key in ("mean", "worst", "global_test"))
+                values = (shown.mean, shown.worst, shown.global_test)
                 numbers = ("-" if value is None else f"{value:.3f}" for value in values)
                 table.add_row(*map(visible, (model, split, metric)), *numbers)
     console.print(table if table.row_count else f"{table.title}; no scores, for nobody has test or validation images")
-    if summary["reason"]:
-        console.print(f"The run ended early: {visible(str(summary['reason']))}")
+    if summary.reason:
+        console.print(f"The run ended early: {visible(summary.reason)}")
     models = folder / "sites" if (folder / "sites").is_dir() else "at the sites"
     console.print(f"Report: {folder / 'report.html'}; scores: {folder / 'metrics.csv'}; models: {models}")
 

@@ -15,11 +15,9 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, field_validator, model_validator
 
+from medfl.records.run_file import Cluster, Machine
 from medfl.runs.machines import SYNTHETIC, Profile, find_profiles
 from medfl.settings import Strict, read_settings
-
-Cluster = Literal["high", "medium", "low"]
-"""Clusters of sites, by what their machines can do."""
 
 CLUSTERS: tuple[Cluster, ...] = ("high", "medium", "low")
 
@@ -79,9 +77,10 @@ class Placed(NamedTuple):
     network: str
 
     @property
-    def card(self) -> dict[str, Any]:
-        """As ``run.json`` has it."""
-        return self._asdict() | {"profile": self.profile._asdict()}
+    def machine(self) -> Machine:
+        """Record of it for ``run.json``."""
+        profile = {name: float(value) for name, value in self.profile._asdict().items()}
+        return Machine(profile=profile, score=self.score, cluster=self.cluster, network=self.network)
 
 
 def place(sites: Sequence[str], capability: Capability, seed: int) -> dict[str, Placed]:

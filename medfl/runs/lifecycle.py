@@ -22,14 +22,15 @@ from medfl.core.status import FINISHED
 from medfl.core.store import PATIENCE, Store, only_writer
 from medfl.data.pooled import Empty
 from medfl.errors import RefusedError, StoreError
+from medfl.records.run_file import JoinedSite, Provenance, RunFile, RunIdentity
+from medfl.records.summary import Summary
 from medfl.runs.findings import write_findings
-from medfl.runs.folder import claim, identity, late_networks, note_best_round, run_id_of
+from medfl.runs.folder import claim, identity, save_best_round, versions
 from medfl.runs.progress import begin_facts, commit_facts, noted
-from medfl.runs.summary import SUMMARY, summarise
+from medfl.runs.summary import summarise
 from medfl.settings import Execution, Settings
 from medfl.task import Task
 from medfl.types import SERVER, Dataset, Meta, PathLike, Tensors
-from medfl.utils.files import write_json
 from medfl.utils.locks import being_written
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ class RunWriter:
         sites: Names of the run's sites.
         data_digest: Identifies the data.
         execution: Where and how this process computes.
-        joined: Site that came when the run had begun to what is noted of it; its network is no part of the identity.
+        joined: Maps each site that joined after the run began to the facts about that. Its network is not part of the
+            identity.
     """
 
     folder: Path
@@ -63,20 +65,20 @@ class RunWriter:
     sites: Sequence[str]
     data_digest: str
     execution: Execution
-    joined: Mapping[str, Meta] = field(default_factory=dict)
+    joined: Mapping[str, JoinedSite] = field(default_factory=dict)
 
     @cached_property
-    def identity(self) -> Meta:
-        """What makes two runs the same run (`medfl.runs.folder.identity`)."""
-        late = late_networks({"joined": self.joined})
+    def identity(self) -> RunIdentity:
+        """Everything that makes two runs the same run."""
+        late = {site for site, entry in self.joined.items() if entry.network is not None}
         at_start = {site: name for site, name in self.settings.networks_by_site.items() if site not in late}
         settings = self.settings.model_copy(update={"networks_by_site": at_start})
         return identity(self.method, self.method_args, settings, self.task, self.sites, self.data_digest)
 
     @cached_property
     def run_id(self) -> str:
-        """The run's name for streams of noise."""
-        return run_id_of(self.identity)
+        """Name of the run in noise streams."""
+        return self.identity.run_id
 
     def held(self, patience: float = PATIENCE) -> AbstractContextManager[None]:
         """Hold the folder for writing.
@@ -89,18 +91,26 @@ class RunWriter:
         """
         return only_writer(self.folder, patience)
 
-    def claim(self, record: Meta, **execution: str) -> None:
+    def claim(self, provenance: Provenance, backend: str = "local") -> None:
         """Write ``run.json`` into a new folder, or check that the folder holds this run.
 
         Args:
-            record: What else ``run.json`` holds.
-            **execution: What else it says of how is computed.
+            provenance: Where the settings, the data and the code come from.
+            backend: ``local`` or ``flare``.
 
         Raises:
             StoreError: If the folder holds another run, a cleaned one, or one of more rounds.
         """
-        how = self.execution.model_dump(mode="json") | {"device": self.task.device, **execution}
-        claim(self.folder, self.identity, self.settings, how, record)
+        execution = self.execution.model_copy(update={"device": self.task.device})
+        run = RunFile(
+            identity=self.identity,
+            rounds=self.settings.rounds,
+            execution=execution,
+            backend=backend,
+            versions=versions(),
+            provenance=provenance,
+        )
+        claim(self.folder, run)
 
     def begin(self) -> None:
         """Forget the end that the run had before: a run that goes on is not finished.
@@ -108,7 +118,7 @@ class RunWriter:
         Raises:
             StoreError: If its summary can't be removed.
         """
-        path = self.folder / SUMMARY
+        path = self.folder / Summary.NAME
         try:
             if path.exists():
                 path.unlink()
@@ -142,9 +152,20 @@ class RunWriter:
             withheld: Keys of a reply's meta that stay there.
             signer: Signs its keys in a secure aggregation.
         """
-        folder = self.folder / "state" / name
-        parts = (self.task, self.settings, self.run_id, post, self.sites, secret, scored, withheld, signer)
-        return SiteRunner(name, data, folder, *parts)
+        return SiteRunner(
+            name=name,
+            data=data,
+            folder=self.folder / "state" / name,
+            task=self.task,
+            settings=self.settings,
+            run_id=self.run_id,
+            post=post,
+            peers=self.sites,
+            secret=secret,
+            scored=scored,
+            withheld=withheld,
+            signer=signer,
+        )
 
     def viewer(self, name: str, test: Dataset, val: Dataset | None = None) -> SiteRunner:
         """A holder of test data that trains nothing and has nothing to send.
@@ -162,7 +183,7 @@ class RunWriter:
         Args:
             missing: Site to why it does not take part so far.
         """
-        return noted(self.folder, begin_facts(self.identity, self.settings.rounds, missing))
+        return noted(self.folder, begin_facts(self.identity.to_json(), self.settings.rounds, missing))
 
     def commit_noted(self, note: Note) -> Callable[[Commit], None]:
         """What notes each commit down.
@@ -172,24 +193,24 @@ class RunWriter:
         """
         return lambda commit: note("commit", commit_facts(commit, self.task.metrics[0]))
 
-    def summarise(self, outcome: Outcome, missing: Collection[str] = ()) -> Meta:
-        """What ``summary.json`` says of the outcome (`medfl.runs.summary.summarise`)."""
+    def summarise(self, outcome: Outcome, missing: Collection[str] = ()) -> Summary:
+        """Return the summary of a run that has ended this way (`medfl.runs.summary.summarise`)."""
         csv, metric = self.folder / "metrics.csv", self.task.metrics[0]
         return summarise(csv, self.method, outcome, self.settings, metric, self.sites, missing)
 
-    def finish(self, outcome: Outcome, summary: Meta) -> None:
-        """Write what the run leaves; ``summary.json``, which marks it as over, comes last.
+    def finish(self, outcome: Outcome, summary: Summary) -> None:
+        """Write the results of the run; ``summary.json``, which marks it as over, comes last.
 
         Args:
-            outcome: How it ended.
-            summary: From `summarise`, with what else is known.
+            outcome: How the run ended.
+            summary: From `summarise`, with further facts.
 
         Raises:
             StoreError: If a file can't be written.
         """
         write_findings(self.folder, outcome.findings)
-        note_best_round(self.folder, summary["best_round"])
-        write_json(self.folder / SUMMARY, summary)
+        save_best_round(self.folder, summary.best_round)
+        summary.write(self.folder / Summary.NAME)
 
     def free_space(self, outcome: Outcome) -> None:
         """Delete state that no continuation of a finished run needs (`medfl.core.store.Store.free_space`).
@@ -206,15 +227,15 @@ class RunWriter:
             if path.is_dir():
                 Store(path).free_space(keep)
 
-    def end_noted(self, note: Note, summary: Meta) -> None:
-        """Note the run's end down.
+    def end_noted(self, note: Note, summary: Summary) -> None:
+        """Add the event of the run's end.
 
         Args:
             note: Adds an event.
-            summary: What `finish` wrote.
+            summary: The summary that `finish` wrote.
         """
-        parts = {name: summary[name] for name in ("status", "reason", "rounds")}
-        note("end", parts | {"away": summary["attendance"]["away"]})
+        facts = {"status": summary.status, "reason": summary.reason, "rounds": summary.rounds}
+        note("end", facts | {"away": list(summary.attendance.unavailable)})
 
 
 def _refuse_to_post(step: int, parcel: PeerMessage) -> None:

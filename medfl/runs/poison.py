@@ -216,11 +216,11 @@ class PoisonedCarrier(LocalCarrier):
         attackers: Who they are; they change their replies.
         seed: The run's.
         memory: Where they note what they received.
-        *args: As for `LocalCarrier`.
+        **options: Arguments of `LocalCarrier`.
     """
 
-    def __init__(self, attackers: Attackers, seed: int, memory: Store, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, attackers: Attackers, seed: int, memory: Store, **options: Any) -> None:
+        super().__init__(**options)
         self._attackers, self._seed, self._memory = attackers, seed, memory
         self._round = 0
 

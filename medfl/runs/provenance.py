@@ -13,6 +13,7 @@ from torch import nn
 
 from medfl.contract import Method
 from medfl.errors import SettingsError
+from medfl.records.run_file import SettingOrigin
 from medfl.runs.setting_ids import SETTINGS, clashes, default_values
 from medfl.settings import Execution, Settings
 from medfl.task import Task
@@ -66,7 +67,7 @@ def bundle_values(bundle_root: Path) -> Meta:
     return values
 
 
-def run_record(
+def setting_origins(
     task: Task,
     bundle: Meta,
     given_by: str,
@@ -75,17 +76,17 @@ def run_record(
     execution: Execution,
     method: Method,
     method_args: Meta,
-) -> Meta:
-    """The part of ``run.json`` that says each setting's value and origin.
+) -> dict[str, SettingOrigin]:
+    """Return the value and the origin of each setting of a run.
 
     Args:
-        task: Of the run.
+        task: Task of the run.
         bundle: From `bundle_values`.
-        given_by: Who gave what differs from the bundle, for example ``command line``.
-        settings: The run's.
-        execution: The run's.
+        given_by: Origin of values that differ from the bundle's, for example ``command line``.
+        settings: Settings of the run.
+        execution: Execution of the run.
         method: The method.
-        method_args: Its settings as given.
+        method_args: Settings of the method that were given.
     """
     run = settings.model_dump(mode="json") | execution.model_dump(mode="json")
     facts = {"network_name": task.network, "metrics": list(task.metrics), "loss": type(task.loss).__name__}
@@ -101,7 +102,7 @@ def run_record(
     table |= origin_table(optimizer, described, given_by, "default of torch")
     stated = bundle.get("method_args", {})
     table |= method_table(method.model_dump(mode="json"), method_args, stated, method.presets, given_by)
-    return {"settings": table}
+    return table
 
 
 def _optimizer(task: Task, written: Meta) -> tuple[Meta, Meta]:
@@ -116,18 +117,18 @@ def _optimizer(task: Task, written: Meta) -> tuple[Meta, Meta]:
 
 def origin_table(
     effective: Meta, bundle: Meta, given_by: str, default: str, defaults: Meta | None = None
-) -> dict[str, Meta]:
-    """Name to ``{"value", "origin"}``, for settings that a bundle's files may set.
+) -> dict[str, SettingOrigin]:
+    """Return the value and the origin of each setting that a bundle's files may set.
 
-    A value that stands in the bundle's files is the bundle's; one that differs from them was given by the user; one
-    that the files don't name is a default, unless it is known to differ from it.
+    A value that the bundle's files contain comes from the bundle. A value that differs from theirs comes from the user.
+    A value that the files don't name is a default, unless it is known to differ from the default.
 
     Args:
-        effective: What the run uses, by dotted name.
-        bundle: What the bundle's files say, by the same names.
-        given_by: Who gave what differs, for example ``command line``.
-        default: What to call a value that the bundle does not name, for example ``default of medfl``.
-        defaults: What the defaults are, by the same names, as far as they are known.
+        effective: Maps the dotted name of each setting to the value that the run uses.
+        bundle: Maps the same names to the values in the bundle's files.
+        given_by: Origin of values that differ from the bundle's, for example ``command line``.
+        default: Origin of values that the bundle does not name, for example ``default of medfl``.
+        defaults: Maps the same names to the defaults, as far as they are known.
     """
     known = {name: _plain(value) for name, value in (defaults or {}).items()}
     table = {}
@@ -139,19 +140,21 @@ def origin_table(
             origin = BUNDLE
         else:
             origin = given_by
-        table[name] = {"value": plain, "origin": origin}
+        table[name] = SettingOrigin(value=plain, origin=origin)
     return table
 
 
-def method_table(effective: Meta, args: Meta, bundle: Meta, presets: Mapping[str, Meta], given_by: str) -> Meta:
-    """The same for a method's settings, named ``method_args.NAME``.
+def method_table(
+    effective: Meta, args: Meta, bundle: Meta, presets: Mapping[str, Meta], given_by: str
+) -> dict[str, SettingOrigin]:
+    """Return the value and the origin of each setting of a method, named ``method_args.NAME``.
 
     Args:
         effective: All settings of the method.
-        args: Those that were given, possibly with ``preset``.
-        bundle: Those that stand in the bundle's files.
-        presets: The method's presets.
-        given_by: Who gave what is not in the bundle's files.
+        args: Settings that were given, possibly with ``preset``.
+        bundle: Settings that the bundle's files contain.
+        presets: Presets of the method.
+        given_by: Origin of settings that are not in the bundle's files.
     """
     preset = args.get("preset")
     table = {}
@@ -162,7 +165,7 @@ def method_table(effective: Meta, args: Meta, bundle: Meta, presets: Mapping[str
             origin = f"preset {preset}"
         else:
             origin = "default of the method"
-        table[f"method_args.{name}"] = {"value": _plain(value), "origin": origin}
+        table[f"method_args.{name}"] = SettingOrigin(value=_plain(value), origin=origin)
     return table
 
 

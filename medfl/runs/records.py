@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from medfl.core.evaluation import Row
 from medfl.errors import StoreError
 from medfl.objectives import Multiclass, Objective, read_objective
+from medfl.records.run_file import RunFile, TaskIdentity
+from medfl.records.summary import ConstantPrediction, Holdings, MetricScores, Summary
 from medfl.runs.facts import read_facts
-from medfl.types import FACTS, Meta, PathLike
+from medfl.settings import Settings
+from medfl.types import FACTS, PathLike
 from medfl.utils.text import plain_name
 
 if TYPE_CHECKING:
@@ -29,97 +33,147 @@ TEST_CONFIG = Path("configs", "test_cases.json")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run folder, read.
+    """Content of a run folder.
 
     Attributes:
-        folder: Where it is.
-        run: ``run.json``: identity, settings with their origins, execution, versions, plugins, data.
-        summary: ``summary.json``; empty while the run is not over.
-        metrics: ``metrics.csv``: round, site, model, split, moment, metric, value.
+        folder: Path of the run folder.
+        run: Content of ``run.json``.
+        summary: Content of ``summary.json``; None while the run is not over.
+        metrics: Table ``metrics.csv`` with the columns round, site, model, split, moment, metric, value.
     """
 
     folder: Path
-    run: Meta
-    summary: Meta
+    run: RunFile
+    summary: Summary | None
     metrics: pd.DataFrame
 
     @property
     def method(self) -> str:
         """Name of the method."""
-        return str(self.run["identity"]["method"])
+        return self.run.identity.method
 
-    @property
+    @cached_property
     def objective(self) -> Objective:
-        """What was learned."""
-        return objective_of(self.run["identity"])
+        """Objective that was learned."""
+        return objective_of(self.run.identity.task)
 
     @property
     def seed(self) -> int:
-        """The run's seed."""
-        return int(self.run["identity"]["settings"]["seed"])
+        """Seed of the run."""
+        return self.run.identity.seed
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Names of the sites."""
+        return self.run.identity.sites
+
+    @property
+    def task_metrics(self) -> tuple[str, ...]:
+        """Names of the metrics of the task."""
+        return self.run.identity.task.metrics
+
+    @property
+    def settings(self) -> Settings:
+        """Settings of the run."""
+        return self.run.settings
 
     @property
     def data(self) -> str:
-        """Identifies the data of all sites; equal for runs that can be compared image by image."""
-        return str(self.run["identity"]["data"])
+        """Digest of the data of all sites; equal for runs that can be compared image by image."""
+        return self.run.identity.data
 
     @property
     def fold(self) -> int | None:
-        """The fold that is the sites' test sets, from 0; None where they are no folds."""
-        number = self.run.get("data", {}).get("fold")
-        return None if number is None else int(number)
+        """Number of the fold that is the sites' test sets, from 0; None if there are no folds."""
+        return self.run.provenance.data.fold
 
     @property
     def folds(self) -> int | None:
-        """How many folds there are, whether each has a run or not; None where the test sets are no folds."""
-        number = self.run.get("data", {}).get("folds")
-        return None if number is None else int(number)
+        """Number of folds, whether each has a run or not; None if there are none."""
+        return self.run.provenance.data.folds
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What each output is for where cases are of no class, by its number; empty where nobody named them."""
-        return tuple(plain_name(str(name), str(number)) for number, name in enumerate(self.summary.get("names", ())))
+        """Names of the network's outputs if cases are of no class; empty if no one named them."""
+        names = () if self.summary is None else self.summary.names
+        return tuple(plain_name(name, str(number)) for number, name in enumerate(names))
 
     @property
     def data_folder(self) -> Path | None:
-        """Where the data lay when the run was given, seen from where its folder is now; None where it does not say."""
-        folder = self.run.get("data", {}).get("folder")
-        return None if folder is None else Path(os.path.normpath(self.folder.absolute() / str(folder)))
+        """Path of the data, relative to the place of the run folder now; None if it is not known."""
+        folder = self.run.provenance.data.folder
+        return None if folder is None else Path(os.path.normpath(self.folder.absolute() / folder))
 
     @property
     def status(self) -> str:
         """``finished``, ``diverged``, ``incomplete``, or ``running`` for a run without an end (also a killed one)."""
-        return str(self.summary.get("status", "running"))
+        return "running" if self.summary is None else self.summary.status
 
-    def taken_home(self, site: str) -> str | None:
-        """The kind of model that a site takes home: ``personal`` where it has one, else ``global``; None if neither."""
+    @property
+    def scores(self) -> Mapping[str, Mapping[str, Mapping[str, MetricScores]]]:
+        """Maps kind of model, split and metric to the final scores; empty while the run is not over."""
+        return {} if self.summary is None else self.summary.scores
+
+    @property
+    def holdings(self) -> Holdings | None:
+        """Images by site, split and class; None if the run does not know them."""
+        return None if self.summary is None else self.summary.holdings
+
+    @property
+    def evaluated_round(self) -> int | None:
+        """Round of the final scores; None if there are none."""
+        return None if self.summary is None else self.summary.evaluated_round
+
+    @property
+    def constant_predictions(self) -> tuple[ConstantPrediction, ...]:
+        """Models that predict the same for every image; empty while the run is not over."""
+        return () if self.summary is None else self.summary.constant_predictions
+
+    def exported_kind(self, site: str) -> str | None:
+        """Return the kind of model that a site exports: ``personal`` if it has one, else ``global``; or None."""
         for kind in ("personal", "global"):
-            for metrics in self.summary.get("scores", {}).get(kind, {}).values():
-                if any(site in scores["sites"] for scores in metrics.values()):
+            for metrics in self.scores.get(kind, {}).values():
+                if any(site in scores.sites for scores in metrics.values()):
                     return kind
         return None
 
     def score(self, site: str, metric: str, split: str = "test") -> float | None:
-        """The final score of the model that a site takes home; None where there is none."""
-        scores = self.summary.get("scores", {}).get(self.taken_home(site), {}).get(split, {}).get(metric, {})
-        value = scores.get("sites", {}).get(site)
-        return None if value is None else float(value)
+        """Return the final score of the model that a site exports; None if there is none.
 
-    def at_server(self, metric: str, tests: str = "global_test", split: str = "test") -> float | None:
-        """The global model's final score on what the server holds: ``global_test`` or ``public_test``; None without."""
-        value = self.summary.get("scores", {}).get("global", {}).get(split, {}).get(metric, {}).get(tests)
-        return None if value is None else float(value)
+        Args:
+            site: Name of the site.
+            metric: Name of the metric.
+            split: ``test`` or ``val``.
+        """
+        kind = self.exported_kind(site)
+        scores = None if kind is None or self.summary is None else self.summary.score(kind, split, metric)
+        return None if scores is None else scores.sites.get(site)
+
+    def server_score(self, metric: str, tests: str = "global_test", split: str = "test") -> float | None:
+        """Return the global model's final score on the server's data; None if there is none.
+
+        Args:
+            metric: Name of the metric.
+            tests: ``global_test`` or ``public_test``.
+            split: ``test`` or ``val``.
+        """
+        scores = None if self.summary is None else self.summary.score("global", split, metric)
+        if scores is None:
+            return None
+        return scores.public_test if tests == "public_test" else scores.global_test
 
     def shared(self, metric: str) -> float | None:
-        """Mean over the sites of the final score, on the server's test set, of the model that each takes home.
+        """Return the mean over the sites of the exported models' final scores on the server's test set.
 
-        None where sites take a personal model home and the run did not have the setting ``shared_test``.
+        None if sites export a personal model and the run did not have the setting ``shared_test``.
+
+        Args:
+            metric: Name of the metric.
         """
-        personal = self.summary.get("scores", {}).get("personal")
-        if not personal:
-            return self.at_server(metric)
-        value = personal.get("shared", {}).get(metric, {}).get("mean")
-        return None if value is None else float(value)
+        if not self.scores.get("personal"):
+            return self.server_score(metric)
+        scores = self.scores["personal"].get("shared", {}).get(metric)
+        return None if scores is None else scores.mean
 
     def predictions(self, site: str) -> pd.DataFrame | None:
         """What the model that a site takes home says of its test images, in their order; None without test images."""
@@ -127,10 +181,9 @@ class RunRecord:
         return read_predictions(path) if path.is_file() else None
 
 
-def objective_of(identity: Meta) -> Objective:
-    """What a run with this identity learned."""
-    task = identity["task"]
-    return read_objective(task["objective"]) if "objective" in task else Multiclass(int(task["num_classes"]))
+def objective_of(task: TaskIdentity) -> Objective:
+    """Return the objective of a run's task."""
+    return Multiclass(task.num_classes or 0) if task.objective is None else read_objective(task.objective)
 
 
 def names_of(runs: Iterable[RunRecord]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,6 +31,8 @@ from medfl.core.site import SiteRunner, Splits
 from medfl.core.store import Inbox, Store
 from medfl.data.pooled import Empty, pool
 from medfl.errors import SettingsError
+from medfl.records.run_file import Provenance
+from medfl.records.summary import Summary
 from medfl.runs.lifecycle import RunWriter
 from medfl.runs.poison import Attackers, PoisonedCarrier, check_attackers, poisoned_sites
 from medfl.runs.summary import holdings
@@ -60,7 +63,7 @@ class Run:
         data_digest: Identifies the data, for the record.
         classes: Names of the classes, for the record; empty means their numbers.
         names: As `medfl.data.sites.SiteData.names`, for the record.
-        record: What else ``run.json`` holds: settings with their origins, hashes of the data, plugins.
+        provenance: Where the settings, the data and the code come from, for ``run.json``.
         leaks: Sentences about violations of the splits that the user allowed; they stand in the summary.
         needs_by_method: Name of each known method to what it needs of a task, for messages.
         absent: Tells whether a site is absent in a step.
@@ -86,7 +89,7 @@ class Run:
     data_digest: str = ""
     classes: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
-    record: Meta = field(default_factory=dict)
+    provenance: Provenance = field(default_factory=Provenance)
     leaks: tuple[str, ...] = ()
     needs_by_method: Mapping[str, Collection[str]] = field(default_factory=dict)
     absent: Callable[[str, int], bool] = lambda site, step: False
@@ -105,12 +108,12 @@ class Result:
     Attributes:
         outcome: Status and the server's models.
         models: Site to its models by kind.
-        summary: What ``summary.json`` holds.
+        summary: Content of ``summary.json``.
     """
 
     outcome: Outcome
     models: dict[str, dict[str, Model]]
-    summary: Meta
+    summary: Summary
 
 
 def simulate(run: Run) -> Result:
@@ -127,13 +130,19 @@ def simulate(run: Run) -> Result:
     method = run.make_method()
     check(run, method)
     run = replace(run, make_method=secured(run.make_method, run.settings))
-    names = sorted(run.sites)
     writer = RunWriter(
-        run.folder, run.method, run.method_args, run.settings, run.task, names, run.data_digest, run.execution
+        folder=run.folder,
+        method=run.method,
+        method_args=run.method_args,
+        settings=run.settings,
+        task=run.task,
+        sites=sorted(run.sites),
+        data_digest=run.data_digest,
+        execution=run.execution,
     )
     with writer.held():
         hosts, viewers = _hosts(run, method, writer)  # a site may refuse; then the folder stays free
-        writer.claim(run.record)
+        writer.claim(run.provenance)
         for host in hosts.values():
             host.check_account()
         run.on_start()
@@ -149,27 +158,39 @@ def _simulated(
     """The run itself, in a folder that is claimed, and what it leaves."""
     carrier = _carrier(run, hosts, viewers, note)
     try:
-        parts = (run.make_method, carrier, run.task, run.settings, run.folder)
-        outcome = ServerLoop(*parts, run.public, _tests(run), run.on_round, writer.commit_noted(note)).run()
+        loop = ServerLoop(
+            make_method=run.make_method,
+            carrier=carrier,
+            task=run.task,
+            settings=run.settings,
+            folder=run.folder,
+            public=run.public,
+            tests=_tests(run),
+            on_round=run.on_round,
+            on_commit=writer.commit_noted(note),
+        )
+        outcome = loop.run()
     finally:
         carrier.close()
     classes = run.classes or run.task.objective.titles
     named_splits = {name: _by_name(data) for name, data in run.sites.items()}
-    summary = writer.summarise(outcome)
-    summary |= {"holdings": holdings(named_splits, classes, run.task.objective), "leaks": list(run.leaks)}
-    if run.names:
-        summary["names"] = list(run.names)
-    if accounts := {name: host.account.facts() for name, host in hosts.items() if host.account is not None}:
-        summary["privacy"] = accounts
+    summary = writer.summarise(outcome).model_copy(
+        update={
+            "holdings": holdings(named_splits, classes, run.task.objective),
+            "leaks": run.leaks,
+            "names": run.names,
+            "privacy": {name: host.account.facts() for name, host in hosts.items() if host.account is not None},
+        }
+    )
     everyone = hosts | viewers
     models = {
         name: everyone[name].models(run.make_method(), outcome.published, outcome.step, outcome.round)
         for name in writer.sites
     }
     result = Result(outcome, models, summary)
-    run.take_home(result)
-    writer.finish(outcome, summary)
-    writer.end_noted(note, summary)
+    run.take_home(result)  # it may add to the summary
+    writer.finish(outcome, result.summary)
+    writer.end_noted(note, result.summary)
     if run.frees_space:
         writer.free_space(outcome)
     return result
@@ -210,12 +231,21 @@ def _tests(run: Run) -> dict[str, Dataset]:
 
 
 def _carrier(run: Run, hosts: dict[str, SiteRunner], viewers: dict[str, SiteRunner], note: Note) -> LocalCarrier:
-    """That of honest sites, or that of attackers among them."""
-    parts = (hosts, run.make_method, viewers, run.execution.workers, run.execution.threads, run.absent, note)
-    if run.attackers is None:
-        return LocalCarrier(*parts, run.execution.together)
-    memory = Store(run.folder / "state" / SERVER / "attackers")
-    return PoisonedCarrier(run.attackers, run.settings.seed, memory, *parts, run.execution.together)
+    """Return the carrier of honest sites, or the one with attackers among them."""
+    make_carrier: Callable[..., LocalCarrier] = LocalCarrier
+    if run.attackers is not None:
+        memory = Store(run.folder / "state" / SERVER / "attackers")
+        make_carrier = partial(PoisonedCarrier, run.attackers, run.settings.seed, memory)
+    return make_carrier(
+        hosts=hosts,
+        make_method=run.make_method,
+        viewers=viewers,
+        workers=run.execution.workers,
+        threads=run.execution.threads,
+        absent=run.absent,
+        note=note,
+        together=run.execution.together,
+    )
 
 
 def _hosts(run: Run, method: Method, writer: RunWriter) -> tuple[dict[str, SiteRunner], dict[str, SiteRunner]]:

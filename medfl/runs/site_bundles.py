@@ -17,7 +17,7 @@ import yaml
 from torch import nn
 
 from medfl.contract import Method, Model
-from medfl.core.constant_predictions import KEY, Predictions, find_constant_predictions, to_summary
+from medfl.core.constant_predictions import Predictions, find_constant_predictions
 from medfl.core.evaluation import completed, predictor_of
 from medfl.core.site import Splits
 from medfl.data.pooled import patients_of
@@ -81,7 +81,7 @@ def export(result: Result, run: Run, home: Home) -> list[Path]:
             )
             written.append(target)
     constant = find_constant_predictions(predictions, run.task.objective, run.classes)
-    result.summary[KEY] = to_summary(constant)
+    result.summary = result.summary.model_copy(update={"constant_predictions": tuple(constant)})
     for entry in constant:
         logger.warning("%s", entry.sentence)
     server_models = completed(method, run.task, result.outcome.models)

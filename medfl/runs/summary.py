@@ -12,12 +12,10 @@ from medfl.core.status import DIVERGED, FINISHED
 from medfl.data.pooled import countable
 from medfl.metrics import worst
 from medfl.objectives import Objective
+from medfl.records.summary import Attendance, BestRound, Holdings, MetricScores, SiteCosts, Summary
 from medfl.runs.records import iterate_metrics
 from medfl.settings import Settings
-from medfl.types import GLOBAL, PUBLIC, Dataset, Meta
-
-SUMMARY = "summary.json"
-"""The file that a run writes last: a folder with it holds a run that is over, with all that belongs to it."""
+from medfl.types import GLOBAL, PUBLIC, Dataset
 
 COSTS = {
     "bytes_up": "bytes_up",
@@ -37,17 +35,17 @@ def summarise(
     metric: str,
     sites: Sequence[str] = (),
     missing: Collection[str] = (),
-) -> Meta:
-    """The scores of the run's models (per site, mean, worst site, the global test set), and what each site spent.
+) -> Summary:
+    """Return the summary of a run: scores of its models, costs of each site, attendance, best round.
 
     Args:
         csv: The run's ``metrics.csv``.
-        method: The method's name.
+        method: Name of the method.
         outcome: How the run ended.
-        settings: The run's.
-        metric: What rounds are compared by.
-        sites: Of the run.
-        missing: Sites that did not answer when they were asked last, for whatever.
+        settings: Settings of the run.
+        metric: Metric that rounds are compared by.
+        sites: Names of the sites of the run.
+        missing: Sites that did not reply when they were asked last, beside those of the last round.
     """
     costs: dict[str, dict[str, list[float]]] = {}
     round_ = 0 if outcome.round == outcome.rounds else outcome.round
@@ -62,81 +60,90 @@ def summarise(
                 round_, scores = row.round, []  # the newest round replaces earlier ones
             if row.round == round_ and "@" not in row.model:
                 scores.append(row)
-    results: Meta = {}
+    results: dict[str, dict[str, dict[str, MetricScores]]] = {}
     for (model, split, name), values in sorted(_by_score(scores).items()):
         pooled, public = values.pop(GLOBAL, None), values.pop(PUBLIC, None)
         defined = [value for value in values.values() if not math.isnan(value)]
-        results.setdefault(model, {}).setdefault(split, {})[name] = {
-            "mean": sum(defined) / len(defined) if defined else None,
-            "worst": worst(name, defined) if defined else None,
-            "sites": {site: _number(value) for site, value in values.items()},
-            "global_test": _number(pooled),
-            "public_test": _number(public),
-        }
-    return {
-        "method": method,
-        "status": outcome.status,
-        "reason": outcome.reason,
-        "rounds": outcome.rounds,
-        "evaluated_round": round_ if scores else None,
-        "models_round": outcome.round,
-        "best_round": chosen_round(outcome, settings, metric),
-        "scores": results,
-        "costs": {
-            site: {name: math.fsum(spent[metric]) for name, metric in COSTS.items()}
+        results.setdefault(model, {}).setdefault(split, {})[name] = MetricScores(
+            mean=sum(defined) / len(defined) if defined else None,
+            worst=worst(name, defined) if defined else None,
+            sites={site: _number(value) for site, value in values.items()},
+            global_test=_number(pooled),
+            public_test=_number(public),
+        )
+    return Summary(
+        method=method,
+        status=outcome.status,
+        reason=outcome.reason,
+        rounds=outcome.rounds,
+        evaluated_round=round_ if scores else None,
+        models_round=outcome.round,
+        best_round=best_round_of(outcome, settings, metric),
+        scores=results,
+        costs={
+            site: SiteCosts(**{name: math.fsum(spent[metric]) for name, metric in COSTS.items()})
             for site, spent in sorted(costs.items())
         },
-        "attendance": {
-            "sites": len(sites),
-            "away": sorted({*outcome.away, *missing} & {*sites}),
-            "missed": outcome.missed,
-        },
-    }
+        attendance=Attendance(
+            sites=len(sites),
+            unavailable=tuple(sorted({*outcome.away, *missing} & {*sites})),
+            missed={
+                site: tuple((first, last) for first, last in stretches) for site, stretches in outcome.missed.items()
+            },
+        ),
+    )
 
 
-def ended_on(summary: Meta) -> str:
-    """On how many of its sites a run ended, as a part of a sentence: `` on 5 of 7 sites``; empty if on all.
+def ended_on(summary: Summary | None) -> str:
+    """Return on how many of its sites a run ended, as a part of a sentence: `` on 5 of 7 sites``; empty if on all.
 
-    Of a run that diverged it says nothing: that its replies could not be used is another matter than who was there.
+    For a run that diverged it is empty: its replies could not be used, whoever was there.
 
     Args:
-        summary: Of the run; of an earlier version, or empty while the run is not over, it says nothing of that.
+        summary: Summary of the run; None while the run is not over, which gives an empty text.
     """
-    attendance = summary.get("attendance", {})
-    away = 0 if summary.get("status") == DIVERGED else len(attendance.get("away", ()))
-    return f" on {attendance['sites'] - away} of {attendance['sites']} sites" if away else ""
+    if summary is None or summary.status == DIVERGED or not summary.attendance.unavailable:
+        return ""
+    sites = summary.attendance.sites
+    return f" on {sites - len(summary.attendance.unavailable)} of {sites} sites"
 
 
-def chosen_round(outcome: Outcome, settings: Settings, metric: str) -> Meta | None:
-    """Which round had the best validation score, and what came of it; None where the run does not ask."""
+def best_round_of(outcome: Outcome, settings: Settings, metric: str) -> BestRound | None:
+    """Return the round with the best validation score; None if the run does not compare rounds.
+
+    Args:
+        outcome: How the run ended.
+        settings: Settings of the run.
+        metric: Metric that rounds are compared by.
+    """
     if not settings.validates:
         return None
     best = outcome.best
-    return {
-        "round": best.round or None,
-        "metric": metric,
-        "score": best.score if best.round else None,
-        "on": "validation images, mean over the sites",
-        "taken_home": settings.best_round and best.round > 0,
-        "ended_early": outcome.status == FINISHED and outcome.rounds < settings.rounds,
-    }
+    return BestRound(
+        round=best.round or None,
+        metric=metric,
+        score=best.score if best.round else None,
+        on="validation images, mean over the sites",
+        exported=settings.best_round and best.round > 0,
+        ended_early=outcome.status == FINISHED and outcome.rounds < settings.rounds,
+    )
 
 
-def holdings(sites: Mapping[str, Mapping[str, Dataset]], classes: Sequence[str], objective: Objective) -> Meta:
-    """Who holds what: images of each class, by site and split.
+def holdings(sites: Mapping[str, Mapping[str, Dataset]], classes: Sequence[str], objective: Objective) -> Holdings:
+    """Count the images of each class, by site and split.
 
     Args:
-        sites: Site to split to data.
+        sites: Maps each site to its splits and their data.
         classes: Names of the classes.
-        objective: Counts them.
+        objective: Counts the images of each class.
     """
-    return {
-        "classes": list(classes),
-        "sites": {
-            site: {split: objective.counts(countable(data, objective)) for split, data in splits.items()}
+    return Holdings(
+        classes=tuple(classes),
+        sites={
+            site: {split: tuple(objective.counts(countable(data, objective))) for split, data in splits.items()}
             for site, splits in sorted(sites.items())
         },
-    }
+    )
 
 
 def _by_score(rows: Sequence[Row]) -> dict[tuple[str, str, str], dict[str, float]]:

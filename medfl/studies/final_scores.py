@@ -62,20 +62,20 @@ def final_scores(study: str, data: str, groups: Sequence[Group], sets_of: Callab
 
 
 def _scores(run: RunRecord, sets: Sets) -> Iterator[dict[str, Any]]:
-    for model, splits in run.summary.get("scores", {}).items():
+    for model, splits in run.scores.items():
         for split, metrics in splits.items():
             for metric, scores in metrics.items():
                 about = {"model": model, "split": split, "moment": MOMENT, "metric": metric}
-                for site, value in scores.get("sites", {}).items():
+                for site, value in scores.sites.items():
                     test_set = sets.get(site) if split == "test" else None
                     if value is not None:
                         yield about | {
                             "site": site,
-                            "taken_home": run.taken_home(site) == model,
+                            "taken_home": run.exported_kind(site) == model,
                             "value": value,
                             "images": None if test_set is None else len(test_set.rows),
                             "patients": None if test_set is None else test_set.patient_count,
                         }
                 for place in AT_SERVER:
-                    if scores.get(place) is not None:
-                        yield about | {"site": place, "taken_home": False, "value": scores[place]}
+                    if (value := getattr(scores, place)) is not None:
+                        yield about | {"site": place, "taken_home": False, "value": value}

@@ -14,6 +14,8 @@ from typing import Any
 from medfl.data.datalists import FILE
 from medfl.data.partition_file import PARTITION
 from medfl.deploy.offer import bundle_hash
+from medfl.errors import StoreError
+from medfl.records.summary import Summary
 from medfl.runs.provenance import bundle_values, run_files
 from medfl.runs.records import repetition
 from medfl.studies.schema import DataSet, Study, slug
@@ -75,10 +77,10 @@ class Job:
         return words
 
     def status(self) -> str:
-        """The status in ``summary.json``, or ``not run`` where there is none."""
+        """Return the status in ``summary.json``, or ``not run`` if there is none."""
         try:
-            return str(json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))["status"])
-        except (OSError, ValueError, KeyError):
+            return Summary.read(self.folder / Summary.NAME).status
+        except StoreError:
             return "not run"
 
     def identity(self) -> Meta:

@@ -256,7 +256,8 @@ def _tuned(search: Search, record: Record) -> Tuned:
         winners[row] = best
     runs = dict.fromkeys((result.row, result.run) for result in record.results)
     folders = [search.job(row, Step(run, {}, search.rounds)).folder for row, run in runs]
-    accounts = [read_run(folder).summary.get("privacy", {}) for folder in folders]
+    summaries = [read_run(folder).summary for folder in folders]
+    accounts = [{} if summary is None else summary.privacy for summary in summaries]
     return Tuned(record.results, winners, prices(accounts))
 
 

@@ -129,7 +129,8 @@ def read_result(job: TrialJob, step: Step, metric: str, over: str) -> Result:
         DataError: If no site has validation images.
     """
     run = read_run(job.folder)
-    seconds = sum(cost["train_seconds"] + cost["evaluate_seconds"] for cost in run.summary["costs"].values())
+    costs = () if run.summary is None else run.summary.costs.values()
+    seconds = sum(cost.train_seconds + cost.evaluate_seconds for cost in costs)
     score = validation_score(run, metric, over) if run.status == "finished" else None
     return Result(job.row, step, step.trial, run.status, score, round(float(seconds), 3))
 
@@ -148,14 +149,14 @@ def validation_score(run: RunRecord, metric: str, over: str) -> float | None:
     Raises:
         DataError: If no site has validation images.
     """
-    if not any("val" in splits for splits in run.summary["scores"].values()):
+    if not any("val" in splits for splits in run.scores.values()):
         raise DataError(
             "no_validation_images",
             f"no site of '{run.folder}' has validation images, and trials are compared on nothing else: give the "
             "partition a 'val_fraction', such as 0.2, in a new --out.",
             path=run.folder,
         )
-    scores = [run.score(site, metric, "val") for site in run.run["identity"]["sites"]]
+    scores = [run.score(site, metric, "val") for site in run.sites]
     defined = [score for score in scores if score is not None and not math.isnan(score)]
     if not defined:
         return None

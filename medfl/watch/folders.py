@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from medfl.errors import MedflError, StoreError
+from medfl.records.run_file import RunFile
 from medfl.runs.progress import PROGRESS
 from medfl.settings import Privacy
 from medfl.utils.locks import LOCK, being_written
@@ -94,9 +95,8 @@ class WatchedRun:
     def _sums(self) -> bool:
         """Whether updates leave in a sum only: then a round has several replies, and accounts alone tell its cost."""
         try:
-            record = json.loads((self.folder / "run.json").read_text(encoding="utf-8"))
-            return record["identity"]["settings"].get("secure_aggregation") is not None
-        except (OSError, ValueError, KeyError):
+            return RunFile.read(self.folder / RunFile.NAME).settings.secure_aggregation is not None
+        except MedflError:
             return False
 
     def _epsilon_of(self, name: str, path: Path) -> float:

@@ -90,8 +90,8 @@ def test_it_is_an_option_that_is_checked(done: tuple[str, Path]) -> None:
 
 def test_the_run_has_it(done: tuple[str, Path]) -> None:
     record = json.loads((done[1] / "run.json").read_text())
-    assert record["settings"]["patter"] == {"value": 5, "origin": "command line"}
-    assert record["settings"]["puddles"] == {"value": 2, "origin": "command line"}
-    assert record["settings"]["fraction"] == {"value": 1.0, "origin": "default of medfl"}
+    assert record["provenance"]["settings"]["patter"] == {"value": 5, "origin": "command line"}
+    assert record["provenance"]["settings"]["puddles"] == {"value": 2, "origin": "command line"}
+    assert record["provenance"]["settings"]["fraction"] == {"value": 1.0, "origin": "default of medfl"}
     assert record["identity"]["settings"]["patter"] == 5
     assert record["execution"]["puddles"] == 2

@@ -20,6 +20,7 @@ from torchvision_toys import tensors, write
 
 from medfl.networks.heads import TwoLayerHead
 from medfl.networks.resnet import ResNet
+from medfl.records.run_file import RunFile, SettingOrigin
 from medfl.testing.phantoms import make_cohort
 from medfl.workflow import FederatedWorkflow
 
@@ -75,9 +76,9 @@ def test_the_federation_began_from_the_file_and_kept_its_statistics(made: Made) 
     assert all(torch.equal(state[name], file_tensors[name]) for name in statistics)
     assert 0 < (state["conv1.weight"] - file_tensors["conv1.weight"]).abs().max() < 0.1
     assert state["fc.hidden.weight"].shape == (16, 32)
-    record = json.loads((made.place / "run" / "run.json").read_text())
-    assert record["settings"]["weights"] == {"value": "w.safetensors", "origin": "command line"}
-    assert record["identity"]["task"]["weights"]
+    run = RunFile.read(made.place / "run" / "run.json")
+    assert run.provenance.settings["weights"] == SettingOrigin(value="w.safetensors", origin="command line")
+    assert run.identity.task.weights
 
 
 def test_what_a_site_takes_home_knows_its_network_and_needs_no_file(made: Made) -> None:

@@ -23,7 +23,8 @@ from medfl.errors import PluginError, SettingsError
 from medfl.metrics import METRICS
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
-from medfl.runs.provenance import run_record
+from medfl.records.run_file import RunFile, SettingOrigin
+from medfl.runs.provenance import setting_origins
 from medfl.runs.records import read_run
 from medfl.settings import Execution, Settings
 from medfl.task import Task
@@ -75,13 +76,13 @@ def test_a_run_ends_with_scores_summary_and_a_model_per_site(finished: Path) -> 
 
 
 def test_overrides_reach_the_sites(finished: Path) -> None:
-    record = json.loads((finished / "run.json").read_text())
-    assert '"lr": 0.125' in record["identity"]["task"]["optimizer"]
-    assert record["identity"]["task"]["num_classes"] == 4
+    task = RunFile.read(finished / "run.json").identity.task
+    assert '"lr": 0.125' in task.optimizer
+    assert task.num_classes == 4
 
 
 def test_each_setting_says_where_it_comes_from(finished: Path, cohort: Path) -> None:
-    record = json.loads((finished / "run.json").read_text())
+    provenance = RunFile.read(finished / "run.json").provenance
     expected = {
         "rounds": (2, "command line"),
         "workers": (2, "command line"),
@@ -93,13 +94,13 @@ def test_each_setting_says_where_it_comes_from(finished: Path, cohort: Path) -> 
         "batch_size": (32, "bundle"),
         "method_args.weights": ("size", "default of the method"),
     }
-    origins = {name: tuple(record["settings"][name][key] for key in ("value", "origin")) for name in expected}
+    origins = {name: (provenance.settings[name].value, provenance.settings[name].origin) for name in expected}
     assert origins == expected
-    assert set(Settings.model_fields) <= set(record["settings"])
-    sites = record["data"]["sites"]
+    assert set(Settings.model_fields) <= set(provenance.settings)
+    sites = provenance.data.sites
     assert set(sites) == {"site-01", "site-02", "site-03", "global"}
     assert sites["site-02"] == load_site(cohort / "site-02", Multiclass(4), (0.5,), (0.5,)).digest
-    assert "medfl_methods" in record["plugins"]
+    assert "medfl_methods" in provenance.plugins
 
 
 def test_presets_and_further_files_are_named_as_origins() -> None:
@@ -112,16 +113,16 @@ def test_presets_and_further_files_are_named_as_origins() -> None:
         "method_args": args,
     }
     own = {"rounds": 4, "seed": "$computed", "method_args": {}}
-    table = run_record(task, own, "study x", **facts)["settings"]
-    assert {name: table[name]["origin"] for name in ("rounds", "seed", "epochs")} == {
+    table = setting_origins(task, own, "study x", **facts)
+    assert {name: table[name].origin for name in ("rounds", "seed", "epochs")} == {
         "rounds": "bundle",
         "seed": "default of medfl",
         "epochs": "default of medfl",
     }
-    assert table["method_args.mu"] == {"value": 1.0, "origin": "preset paper"}
-    assert table["method_args.weights"] == {"value": "uniform", "origin": "study x"}
-    again = run_record(task, own | {"rounds": 5}, "study x", **facts)["settings"]
-    assert again["rounds"] == {"value": 4, "origin": "study x"}
+    assert table["method_args.mu"] == SettingOrigin(value=1.0, origin="preset paper")
+    assert table["method_args.weights"] == SettingOrigin(value="uniform", origin="study x")
+    again = setting_origins(task, own | {"rounds": 5}, "study x", **facts)
+    assert again["rounds"] == SettingOrigin(value=4, origin="study x")
 
 
 def test_the_predictions_give_the_scores(finished: Path, cohort: Path) -> None:
@@ -157,7 +158,7 @@ def test_a_leak_stops_the_run_unless_it_is_allowed_by_name(
     done = run_here(capsys, *options, "--allow_leaks", "['subjects', 'pixels']")
     assert done.code == 0, done.err
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["leaks"]
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["data"]["allowed_leaks"] == ["subjects", "pixels"]
+    assert RunFile.read(tmp_path / "run" / "run.json").provenance.data.allowed_leaks == ("subjects", "pixels")
 
 
 def test_sites_with_images_of_unlike_shapes_are_refused(

@@ -12,6 +12,7 @@ import yaml
 from make_runs import CLASSES, SITES, make_run
 from objective_runs import run_objective
 from refusals import refused
+from run_records import change_json
 from scipy.stats import binomtest
 from sklearn.metrics import balanced_accuracy_score, recall_score, roc_auc_score
 
@@ -271,9 +272,7 @@ def with_data(tmp_path, registry):
             exclusions = [{"reason": "damaged file", "count": 3, "where": "pooled data set"}]
             (home / "site_card.json").write_text(json.dumps({"exclusions": exclusions}))
         (tmp_path / "data" / "partition.json").write_text(json.dumps({"scheme": "iid", "seed": 7, "files_sha256": {}}))
-        content = json.loads((folder / "run.json").read_text())
-        content["data"]["sites"] = digests
-        (folder / "run.json").write_text(json.dumps(content))
+        change_json(folder / "run.json", lambda content: content["provenance"]["data"].update(sites=digests))
         if changed:
             path = tmp_path / "data" / "site-1" / "datalist.json"
             path.write_text(path.read_text().replace("CC BY 4.0", "CC BY 9.9"))

@@ -9,6 +9,7 @@ import shutil
 import pytest
 from make_runs import make_run
 from refusals import refused
+from run_records import change_json, rewrite
 
 from medfl.card.evidence import EVIDENCE, MARK, digest_of, file_hashes, to_bytes
 from medfl.card.verify import changed_files, verify, verify_bundle
@@ -17,6 +18,7 @@ from medfl.cli.clean import clean
 from medfl.cli.main import main
 from medfl.errors import StoreError
 from medfl.plugins import load_plugins
+from medfl.records.summary import Summary
 
 
 @pytest.fixture(scope="module")
@@ -178,9 +180,7 @@ def test_one_thousand_flipped_bits_are_found(home):
 
 
 def test_what_the_run_folder_says_now_is_compared(run):
-    content = json.loads((run / "summary.json").read_text())
-    content["rounds"] = 2
-    (run / "summary.json").write_text(json.dumps(content))
+    rewrite(Summary, run, rounds=2)
     for checked in verify(run):
         assert "summary.json of the run folder: changed" in checked.problems
         assert "the run folder does not say what the card says of: rounds" in checked.problems
@@ -190,9 +190,7 @@ def test_a_run_that_was_cleaned_is_what_its_cards_say(run):
     clean(run)
     assert not (run / "state").exists()
     assert all(not checked.problems for checked in verify(run))
-    content = json.loads((run / "run.json").read_text())
-    content["settings"]["seed"]["value"] = 7
-    (run / "run.json").write_text(json.dumps(content))
+    change_json(run / "run.json", lambda content: content["provenance"]["settings"]["seed"].update(value=7))
     assert "run.json of the run folder: changed" in verify(run)[0].problems
 
 

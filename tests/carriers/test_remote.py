@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from refusals import refused
 from toys import snapshot
 
 from medfl.errors import StoreError
+from medfl.records.summary import Summary
 from medfl.testing.cohort import scores
 from medfl.testing.phantoms import make_cohort
 from medfl.utils import wire
@@ -42,9 +42,9 @@ def compare(place: Place, tmp_path: Path, name: str, **overrides: Any) -> None:
         home = torch.load(files[site].state / "runs" / offer.run / "bundle" / "models" / "model.pt", weights_only=True)
         kinds = local.models[site]
         assert wire.tensors_equal(home, (kinds.get("personal") or kinds["global"]).tensors)
-    best = json.loads((folder / "summary.json").read_text())["best_round"]
-    assert best == local.summary["best_round"]
-    assert best is None or best["round"] < offer.overrides["rounds"], "else the last round proves nothing"
+    best = Summary.read(folder / "summary.json").best_round
+    assert best == local.summary.best_round
+    assert best is None or best.round < offer.overrides["rounds"], "else the last round proves nothing"
 
 
 METHODS = ["local", "fedavg", "feddisco", "fedper", "fedcross", "fedskd", "fedtpf", "pfedcdp"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from remote_cases import (
 from medfl.carriers.messages import Limits, unpack
 from medfl.deploy import server as server_run
 from medfl.deploy.server import Progress
+from medfl.records.summary import Summary
 
 pytestmark = pytest.mark.usefixtures("once")
 
@@ -251,7 +251,7 @@ def test_a_run_that_ends_without_a_site_says_which_one_was_missing(place: Place,
     assert progress.state == "incomplete"
     assert list(progress.missing) == ["site-01"]
     assert "2 of 3" in progress.message
-    assert list(json.loads((folder / "summary.json").read_text())["missing"]) == ["site-01"]
+    assert list(Summary.read(folder / "summary.json").unavailable_reasons) == ["site-01"]
 
 
 def test_a_run_that_ended_for_one_lost_answer_says_whose_it_was(place: Place) -> None:
@@ -265,5 +265,5 @@ def test_a_run_that_ended_for_one_lost_answer_says_whose_it_was(place: Place) ->
 
     folder, progress, _ = serve(files, offer, tamper_answer=lose)
     assert progress.state == "incomplete"
-    summary = json.loads((folder / "summary.json").read_text())
-    assert "site-01" in summary["missing"] or "site-01" in progress.message
+    summary = Summary.read(folder / "summary.json")
+    assert "site-01" in summary.unavailable_reasons or "site-01" in progress.message

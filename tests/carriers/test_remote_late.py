@@ -24,6 +24,8 @@ from remote_cases import (
 
 from medfl.core.journal import Journal
 from medfl.deploy.offer import Offer
+from medfl.records.run_file import JoinedSite, RunFile
+from medfl.records.summary import Summary
 from medfl.report.page import write_report
 from medfl.report.sections.clusters import clusters_of
 from medfl.runs.lifecycle import RunViewer
@@ -62,9 +64,8 @@ def offer(place: Place, rounds: int = 2, **settings: Any) -> Offer:
     return offered(place, **({"method": "fedskd", "rounds": rounds, "min_replies": 2, "steps": 1} | settings))
 
 
-def run_json(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / "run.json").read_text())
-    return content
+def joined_sites(folder: Path) -> dict[str, JoinedSite]:
+    return RunFile.read(folder / "run.json").provenance.joined
 
 
 def equals_one_machine_without_it_in_round_1(place: Place, files: Files, folder: Path, out: Path) -> None:
@@ -80,10 +81,9 @@ def test_it_takes_part_from_the_next_round_on_with_the_bits_of_one_machine(place
     begin(place, files)
     folder, progress, _ = serve(files, offer(place))
     assert (progress.state, progress.missing) == ("finished", {})
-    of_it = {LATE: {"round": 2, "network": MINIS[LATE]}}
-    assert run_json(folder)["joined"] == json.loads((folder / "summary.json").read_text())["joined"] == of_it
+    assert joined_sites(folder) == {LATE: JoinedSite(round=2, network=MINIS[LATE])}
     equals_one_machine_without_it_in_round_1(place, files, folder, tmp_path)
-    assert json.loads((folder / "summary.json").read_text())["attendance"]["missed"] == {LATE: [[1, 1]]}
+    assert Summary.read(folder / "summary.json").attendance.missed == {LATE: ((1, 1),)}
     page = write_report([folder]).read_text()
     assert f"{LATE} missed round 1, took part in round 2" in page
     assert f"{LATE} came later: it takes part from round 2 on, with the network {MINIS[LATE]}" in page
@@ -98,12 +98,12 @@ def test_whatever_dies_meanwhile_the_bits_are_the_same(place: Place, tmp_path: P
     loopback = Photographed(files)
     loopback.watch(tmp_path)
     folder, _ = loopback.serve(offer(place))
-    expected, joined = outcome(folder, files), run_json(folder)["joined"]
+    expected, joined = outcome(folder, files), joined_sites(folder)
     for picture in list(loopback.pictures.values())[::14]:
         restore(picture, files)
         folder, progress, _ = serve(files, offer(place))
         assert (progress.state, progress.missing) == ("finished", {})
-        assert (outcome(folder, files), run_json(folder)["joined"]) == (expected, joined), picture.name
+        assert (outcome(folder, files), joined_sites(folder)) == (expected, joined), picture.name
 
 
 def test_in_a_round_that_has_begun_it_is_not_asked(place: Place, tmp_path: Path) -> None:
@@ -121,9 +121,9 @@ def test_in_a_round_that_has_begun_it_is_not_asked(place: Place, tmp_path: Path)
     restore(next(picture for picture in loopback.pictures.values() if rounds(picture) == [1, 0]), files)
     folder, progress, _ = serve(files, offer(place))
     assert (progress.state, progress.missing) == ("finished", {})
-    assert run_json(folder)["joined"][LATE]["round"] == 2
+    assert joined_sites(folder)[LATE].round == 2
     equals_one_machine_without_it_in_round_1(place, files, folder, tmp_path / "local")
-    assert json.loads((folder / "summary.json").read_text())["attendance"]["missed"] == {LATE: [[1, 1]]}
+    assert Summary.read(folder / "summary.json").attendance.missed == {LATE: ((1, 1),)}
 
 
 @pytest.mark.parametrize("method", ["pfedcdp", pytest.param("feddf", marks=pytest.mark.slow)])
@@ -148,7 +148,7 @@ def test_a_network_that_the_method_cannot_take_is_refused_and_the_others_go_on(p
     folder, progress, _ = serve(files, offer(place, method="fedavg"))
     assert (progress.state, list(progress.missing)) == ("finished", [LATE])
     assert "the run can't take the network 'mini8' that it brings: Method 'fedavg' needs one" in progress.missing[LATE]
-    assert run_json(folder)["joined"] == {}
+    assert joined_sites(folder) == {}
 
 
 def test_who_has_taken_part_keeps_its_network(place: Place) -> None:
@@ -172,7 +172,8 @@ def test_by_its_machine_it_joins_a_cluster_that_is_settled(place: Place) -> None
     begin(place, files, method="local")
     folder, progress, _ = serve(files, offer(place, method="local"))
     assert (progress.state, progress.missing) == ("finished", {})
-    record = run_json(folder)
-    assert record["identity"]["settings"]["networks"] == {"site-01": "mini8", "site-02": "mini6"}
-    assert record["joined"] == {LATE: {"round": 2, "network": "mini6"}}
-    assert record["capability"][LATE]["cluster"] == "medium"
+    run = RunFile.read(folder / "run.json")
+    provenance = run.provenance
+    assert run.settings.networks_by_site == {"site-01": "mini8", "site-02": "mini6"}
+    assert provenance.joined == {LATE: JoinedSite(round=2, network="mini6")}
+    assert provenance.machines[LATE].cluster == "medium"

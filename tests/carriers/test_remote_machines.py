@@ -21,6 +21,7 @@ from remote_cases import (
 
 from medfl.bundle.federation import read_federation
 from medfl.errors import SettingsError
+from medfl.records.run_file import RunFile
 from medfl.report.sections.clusters import clusters_of
 from medfl.runs.machines import Profile
 from medfl.runs.records import read_run
@@ -69,9 +70,9 @@ def test_clusters_of_what_sites_tell_have_the_bits_of_one_machine_with_the_same_
     here |= {"profiles": str(tmp_path / "machines.csv"), "allow_leaks": ["subjects", "pixels"]}
     read_federation(place.bundle, offer.overrides | here).simulate()
     assert outcome(folder, files) == local_outcome(tmp_path / "local")
-    records = [json.loads((run / "run.json").read_text()) for run in (folder, tmp_path / "local")]
-    assert records[0]["capability"] == records[1]["capability"]
-    assert records[0]["identity"]["settings"]["networks"] == CLUSTERED
+    records = [RunFile.read(run / "run.json") for run in (folder, tmp_path / "local")]
+    assert records[0].provenance.machines == records[1].provenance.machines
+    assert records[0].settings.networks_by_site == CLUSTERED
     assert [[(spot.site, spot.score) for spot in cluster.spots] for cluster in clusters_of(read_run(folder))] == [
         [(spot.site, spot.score) for spot in cluster.spots] for cluster in clusters_of(read_run(tmp_path / "local"))
     ]
@@ -84,10 +85,10 @@ def test_a_site_that_tells_nothing_of_its_machine_gets_what_any_machine_can_trai
     files = place.files("some", own)
     folder, progress, _ = serve(files, offered(place, method="local", profiles="live", rounds=1, steps=1))
     assert (progress.state, progress.missing) == ("finished", {})
-    record = json.loads((folder / "run.json").read_text())
-    assert set(record["capability"]) == {"site-01", "site-02"}
-    assert record["capability"]["site-02"]["network"] == "mini8"
-    assert record["identity"]["settings"]["networks"] == {"site-01": "mini6", "site-02": "mini6", "site-03": "mini4"}
+    record = RunFile.read(folder / "run.json")
+    assert set(record.provenance.machines) == {"site-01", "site-02"}
+    assert record.provenance.machines["site-02"].network == "mini8"
+    assert record.settings.networks_by_site == {"site-01": "mini6", "site-02": "mini6", "site-03": "mini4"}
 
 
 def test_a_file_of_profiles_is_refused_and_an_impossible_machine_left_out(place: Place) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +30,8 @@ from medfl.deploy.server import Progress
 from medfl.deploy.sites import run as site_run
 from medfl.errors import MedflError, StoreError
 from medfl.objectives import Multiclass
+from medfl.records.run_file import RunFile
+from medfl.records.summary import Summary
 from medfl.testing.cohort import scores
 
 
@@ -118,8 +119,8 @@ def test_with_fewer_sites_than_the_quorum_the_run_ends_and_says_why(place: Place
     assert progress.state == "incomplete"
     assert "1 of 2" in progress.message
     assert sorted(progress.missing) == ["site-02", "site-03"]
-    summary = json.loads((folder / "summary.json").read_text())
-    assert sorted(summary["missing"]) == ["site-02", "site-03"]
+    summary = Summary.read(folder / "summary.json")
+    assert sorted(summary.unavailable_reasons) == ["site-02", "site-03"]
     assert summary["status"] == "incomplete"
 
 
@@ -200,13 +201,13 @@ def test_threads_and_device_are_those_of_each_ones_own_file(place: Place) -> Non
         serve(files, offered(place, rounds=1))
     finally:
         torch.set_num_threads(1)
-    records = {site: json.loads((files[site].state / "runs" / "one" / "run.json").read_text()) for site in SITES}
-    assert {site: run["execution"]["threads"] for site, run in records.items()} == {
+    records = {site: RunFile.read(files[site].state / "runs" / "one" / "run.json") for site in SITES}
+    assert {site: run.execution.threads for site, run in records.items()} == {
         "site-01": 1,
         "site-02": 2,
         "site-03": 1,
     }
-    assert {run["execution"]["device"] for run in records.values()} == {"cpu"}
+    assert {run.execution.device for run in records.values()} == {"cpu"}
 
 
 @pytest.mark.parametrize("at_site", [["size"], []])

@@ -75,7 +75,7 @@ def test_bits_and_ledgers_are_those_of_one_machine_and_no_count_leaves(place: Pl
     assert rates == {site: min(1.0, 6 / images) for site, images in TRAINED.items()}
     assert heard["site-01"] == heard["site-02"] == heard["site-03"], "unlike numbers of images, and all say the same"
     statements = json.loads((folder / "summary.json").read_text())["privacy"]
-    for site, known in local.summary["privacy"].items():
+    for site, known in local.summary.privacy.items():
         statement = statements[site]
         assert known["epsilon"] <= statement["epsilon"] == 8.0
         assert known["composed"] <= statement["composed"] == 8.0
@@ -83,7 +83,7 @@ def test_bits_and_ledgers_are_those_of_one_machine_and_no_count_leaves(place: Pl
     page = write_report([folder]).read_text()
     assert "epsilon at most 8 at site-01" in page
     assert f"{known['sigma']:.5g}" not in page
-    assert read_run(folder).summary["privacy"] == statements
+    assert read_run(folder).summary.privacy == statements
 
 
 @pytest.mark.slow

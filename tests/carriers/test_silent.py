@@ -13,6 +13,8 @@ from medfl.carriers.heartbeat import pack_beat
 from medfl.carriers.messages import Limits, unpack
 from medfl.carriers.remote import MAX_SILENT
 from medfl.cli.status import describe
+from medfl.records.run_file import RunFile, SettingOrigin
+from medfl.records.summary import Attendance, Summary
 from medfl.report.page import write_report
 from medfl.runs.progress import PROGRESS
 from medfl.utils.pulse import Beat, Pulse
@@ -52,8 +54,8 @@ def test_a_silent_site_is_left_out_after_a_few_steps(place: Place) -> None:
     assert progress.state == "finished"
     why = "did not answer in time; left out until the run is resumed"
     assert progress.missing == {SITES[-1]: why}
-    attendance = json.loads((folder / "summary.json").read_text())["attendance"]
-    assert attendance == {"sites": 3, "away": [SITES[-1]], "missed": {SITES[-1]: [[1, 4]]}}
+    attendance = Summary.read(folder / "summary.json").attendance
+    assert attendance == Attendance(sites=3, unavailable=(SITES[-1],), missed={SITES[-1]: ((1, 4),)})
     assert describe(folder)["status"] == "finished on 2 of 3 sites"
     page = write_report([folder]).read_text()
     assert "finished on 2 of 3 sites" in page
@@ -69,8 +71,8 @@ def test_all_sites_must_reply_unless_the_run_says_otherwise(place: Place) -> Non
     folder, progress = loopback.serve(place.offer(rounds=2, steps=1))
     assert (progress.state, progress.round) == ("incomplete", 0)
     assert "2 of 3 needed replies came. Missing: site-03" in progress.message
-    setting = json.loads((folder / "run.json").read_text())["settings"]["min_replies"]
-    assert setting == {"value": 3, "origin": "default between machines"}
+    setting = RunFile.read(folder / "run.json").provenance.settings["min_replies"]
+    assert setting == SettingOrigin(value=3, origin="default between machines")
 
 
 def test_of_a_share_of_the_sites_all_that_are_asked_must_reply(place: Place) -> None:

@@ -179,7 +179,7 @@ def test_workers_change_no_bit(tmp_path: Path) -> None:
 def test_privacy_is_reckoned_as_for_sites_alone(tmp_path: Path) -> None:
     """Noise is keyed by what is noised, so another rounding has other noise; all else is the same."""
     case = builtin("fedavg", norm_sync="params", privacy={"epsilon": 5.0, "clip": 0.1})
-    accounts = [case.run(tmp_path / str(n), together=n).summary["privacy"] for n in (1, 3)]
+    accounts = [case.run(tmp_path / str(n), together=n).summary.privacy for n in (1, 3)]
     assert accounts[0] == accounts[1]
 
 

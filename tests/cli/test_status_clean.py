@@ -4,19 +4,21 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from make_runs import make_run
 from refusals import refused
 from run_events import commit, end, missing, start, work, write
+from run_records import rewrite
 
 from medfl.cli import clean as clean_command
 from medfl.cli.status import describe
 from medfl.core.store import only_writer
 from medfl.errors import StoreError
+from medfl.records.run_file import RunFile
 from medfl.runs.progress import PROGRESS
 from medfl.utils.locks import being_written
-from medfl.utils.wire import unsealed
 
 KEPT = {"run.json", "metrics.csv", "progress.jsonl", "summary.json", "sites", "global"}
 
@@ -93,8 +95,7 @@ def test_a_run_that_ended_on_a_part_of_its_sites_says_so(tmp_path):
 
 def test_a_finished_run_that_is_continued_counts_by_its_commits(tmp_path):
     run = make_run(tmp_path / "one", rounds=3)
-    content = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps(content | {"rounds": 9}))
+    rewrite(RunFile, run, rounds=9)
     with (run / PROGRESS).open("a") as file:
         file.write(json.dumps(start(100, rounds=9)) + "\n")
     with only_writer(run):
@@ -179,8 +180,8 @@ def test_the_state_of_a_finished_run_is_removed(medfl_command, tmp_path):
     assert names(run) == KEPT
     kept = {path: content for path, content in before.items() if path.parts[0] not in ("state", "run.json", ".lock")}
     assert kept.items() <= listing(run).items()
-    content = unsealed((run / "run.json").read_bytes())
-    assert content == json.loads(before[(run / "run.json").relative_to(run)][0]) | {"cleaned": True}
+    record = RunFile.from_bytes(before[Path("run.json")][0], run / "run.json")
+    assert RunFile.read(run / "run.json") == record.model_copy(update={"cleaned": True})
     assert describe(run)["status"] == "finished; cleaned, so it can't be continued"
     assert medfl_command("clean", run)[1] == f"{run}: 0 bytes freed\n"
 
@@ -190,7 +191,7 @@ def test_a_kill_between_the_two_steps_of_cleaning_leaves_the_note(tmp_path, monk
     monkeypatch.setattr(clean_command, "_delete", lambda folder: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         clean_command.clean(run)
-    assert json.loads((run / "run.json").read_text())["cleaned"] is True
+    assert RunFile.read(run / "run.json").cleaned
 
 
 @pytest.mark.parametrize(

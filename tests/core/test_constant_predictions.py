@@ -1,15 +1,10 @@
 """Which sites' models predict the same for every image, site by site and over all sites."""
 
-import json
-
 import torch
 
 from medfl.core.constant_predictions import (
-    KEY,
     Predictions,
     find_constant_predictions,
-    from_summary,
-    to_summary,
 )
 from medfl.objectives import Multiclass
 
@@ -35,7 +30,7 @@ def test_one_class_everywhere_is_one_entry_even_if_each_site_holds_one_class():
 def test_a_site_is_named_if_two_images_contradict_its_model():
     good = site([0, 1, 2], [0, 1, 2])
     entries = find(a=site([1, 1, 1], [1, 0, 2]), b=good, c=site([2, 2, 2], [2, 2, 1]), d=site([1, 1], [0, 0]))
-    assert [(entry.answer, entry.sites, entry.all_sites) for entry in entries] == [
+    assert [(entry.prediction, entry.sites, entry.all_sites) for entry in entries] == [
         ("the class 'malignant'", ("a",), False)
     ]  # one image contradicts c, and the images of d are of one class
     assert "all 3 test images of a," in entries[0].sentence
@@ -50,13 +45,7 @@ def test_a_model_that_is_right_or_has_one_class_to_find_is_not_named():
 
 def test_personal_models_with_answers_of_their_own():
     entries = find(a=site([1] * 4, [0, 1, 0, 2]), b=site([0] * 4, [0, 1, 2, 1]), c=site([1] * 3, [0, 0, 1]))
-    assert [(entry.answer, entry.sites, entry.images) for entry in entries] == [
+    assert [(entry.prediction, entry.sites, entry.images) for entry in entries] == [
         ("the class 'benign'", ("b",), 4),
         ("the class 'malignant'", ("a", "c"), 7),
     ]
-
-
-def test_a_summary_gives_back_the_entries():
-    entries = find(a=site([1, 1, 1], [1, 0, 2]))
-    assert from_summary({KEY: json.loads(json.dumps(to_summary(entries)))}) == entries
-    assert from_summary({}) == []

@@ -153,7 +153,7 @@ def test_the_global_test_scores_every_model_everywhere(tmp_path, name, kind):
         for site, data in sites.items():
             (value,) = crossed[(crossed["model"] == f"{kind}@{owner}") & (crossed["site"] == site)]["value"]
             assert value == pytest.approx(score(model, data.test, make_task(), Settings(rounds=1))["accuracy"])
-    assert set(result.summary["scores"]) == {kind}
+    assert set(result.summary.scores) == {kind}
 
 
 @pytest.mark.parametrize("name", ["fedbn", "fedavg"])
@@ -167,13 +167,13 @@ def test_the_shared_test_scores_every_personal_model_on_the_servers_test_set(tmp
     assert set(map(tuple, table[["round", "site", "model", "moment"]].values)) == {
         (round_, site, "personal", "aggregated") for round_ in (1, 2) for site in make_sites()
     }
-    scores = result.summary["scores"]["personal"]["shared"]["accuracy"]
+    scores = result.summary.scores["personal"]["shared"]["accuracy"]
     for site, models in result.models.items():
         model = FedAvg().predictor(make_task(), [models["personal"]])
         expected = score(model, shared, make_task(), SETTINGS)["accuracy"]
-        assert scores["sites"][site] == pytest.approx(expected)
+        assert scores.sites[site] == pytest.approx(expected)
         assert table.set_index(["round", "site"]).loc[(2, site), "value"] == pytest.approx(expected)
-    assert scores["mean"] == pytest.approx(sum(scores["sites"].values()) / 3)
+    assert scores.mean == pytest.approx(sum(scores.sites.values()) / 3)
 
 
 def test_without_a_test_set_there_is_nothing_to_share(tmp_path):

@@ -152,4 +152,4 @@ def test_a_run_learns_from_public_data_with_fewer_classes(sites: Path, capsys: p
     assert ended.value.code == 0, error
     assert "Classes of the public data: 'B' is 'benign', 'M' is 'malignant'." in error
     record = json.loads((sites.parent / "run" / "run.json").read_text())
-    assert record["data"]["label_map"] == {"B": "benign", "M": "malignant"}
+    assert record["provenance"]["data"]["label_map"] == {"B": "benign", "M": "malignant"}

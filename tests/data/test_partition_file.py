@@ -150,6 +150,6 @@ def test_a_run_says_what_it_accepted(cohort: Path, capsys: pytest.CaptureFixture
         main([str(word) for word in (*words, "--allow_changes", f"['{LIST}']")])
     assert accepted.value.code == 0, capsys.readouterr().err
     record = json.loads((cohort.parent / "run" / "run.json").read_text())
-    assert record["data"]["allowed_changes"] == [LIST]
+    assert record["provenance"]["data"]["allowed_changes"] == [LIST]
     page = (cohort.parent / "run" / "report.html").read_text()
     assert f"&#39;{LIST}&#39; changed after the partition, which was accepted by name (fedavg)." in page

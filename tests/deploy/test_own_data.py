@@ -17,6 +17,7 @@ from medfl.deploy.server import _ServerData
 from medfl.deploy.sites.check import check_site
 from medfl.errors import DataError
 from medfl.plugins import Registry, load_plugins
+from medfl.records.run_file import DataOrigin, RunFile
 from medfl.types import GLOBAL, PUBLIC
 
 CHANGED = f"site-02/{FILE}"
@@ -47,8 +48,8 @@ def test_a_site_refuses_its_data_if_they_changed_unless_its_file_says_so(place: 
     accepted = place.files("accepted", {"site-02": {"entry": {"allow_changes": [CHANGED]}}})
     _, progress = Loopback(accepted).serve(offer)
     assert (progress.state, progress.missing) == ("finished", {})
-    record = json.loads((accepted["site-02"].state / "runs" / "one" / "run.json").read_text())
-    assert record["data"] == {"allowed_changes": [CHANGED]}
+    run = RunFile.read(accepted["site-02"].state / "runs" / "one" / "run.json")
+    assert run.provenance.data == DataOrigin(allowed_changes=(CHANGED,))
     assert all(line.ok for line in check_site(accepted["site-02"].path))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from kits_and_offers import make_kit, offer
 from refusals import refused
+from run_records import run_file, summary_of
 
 from medfl.deploy import connection, session
 from medfl.deploy import follow as following
@@ -110,9 +111,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(connection, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(session, "RETURNING", 0.0)
-    monkeypatch.setattr(
-        session, "show_results", lambda summary, out: (out / "report.html").write_text(summary["status"])
-    )
+    monkeypatch.setattr(session, "show_results", lambda summary, out: (out / "report.html").write_text(summary.status))
 
 
 @pytest.fixture
@@ -129,7 +128,7 @@ def submit(flare: Flare, place: SimpleNamespace, **changes: Any) -> None:
 
 
 def summary(status: str = "finished", reason: str = "") -> dict[str, str]:
-    return {"summary.json": json.dumps({"status": status, "reason": reason, "rounds": 2, "scores": {}})}
+    return {"summary.json": summary_of(run_file(), status=status, reason=reason).to_bytes().decode()}
 
 
 def progress(round_: int, **more: Any) -> dict:

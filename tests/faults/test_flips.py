@@ -74,6 +74,4 @@ def test_a_record_changed_by_hand_is_refused_with_what_to_do(tmp_path: Path) -> 
     path.write_text(path.read_text().replace('"rounds": 1', '"rounds": 0'))
     with refused(MedflError, "damaged_file", path=str(path)) as caught:
         case.run(tmp_path, rounds=1)
-    cause = caught.value.__cause__
-    assert isinstance(cause, MedflError)
-    assert cause.code == "wrong_checksum"
+    assert "its own checksum" in str(caught.value)

@@ -119,14 +119,14 @@ def test_killed_while_the_best_round_is_sought(tmp_path: Path) -> None:
     """What the sites took home in a round that is long over is still there, and so is the end that came early."""
     case, settings = CASES["ring"](), {"rounds": 9, "best_round": True, "patience": 2}
     whole = run(case, tmp_path / "whole", **settings)
-    chosen = whole.summary["best_round"]
-    assert chosen["round"] < whole.summary["rounds"] - 1, "its states are older than the last two steps"
-    assert chosen["ended_early"]
+    chosen = whole.summary.best_round
+    assert chosen.round < whole.summary.rounds - 1, "its states are older than the last two steps"
+    assert chosen.ended_early
     wanted, models = snapshot(tmp_path / "whole"), digests(whole)
     for call in copied_at_each(29, case, tmp_path / "copies", **settings):
         folder = tmp_path / "copies" / call.split()[0]
         result = run(case, folder, **settings)
-        assert (snapshot(folder), result.summary["best_round"]) == (wanted, chosen), f"killed at call {call}"
+        assert (snapshot(folder), result.summary.best_round) == (wanted, chosen), f"killed at call {call}"
         assert digests(result) == models, f"killed at call {call}"
 
 

@@ -145,7 +145,7 @@ def test_secure_aggregation_ends_with_the_bits_of_one_machine(running: Federatio
 
 def end_as_on_one_machine(running: Federation, runs: Begun, method: str) -> None:
     summary, wrong = running.end(runs.out[method], report=method == "fedavg")
-    assert (wrong, summary["status"], summary["missing"]) == ("", "finished", {})
+    assert (wrong, summary["status"], summary["unavailable_reasons"]) == ("", "finished", {})
     running.equals_local(runs.offers[method], runs.out[method])
 
 
@@ -164,11 +164,11 @@ REFUSALS = {
 def refuse_with_a_reason(running: Federation, runs: Begun, run: str) -> None:
     summary, wrong = running.end(runs.out[run])
     assert (wrong, summary["status"]) == ("", "finished")
-    assert set(summary["missing"]) == set(REFUSALS[run])
+    assert set(summary["unavailable_reasons"]) == set(REFUSALS[run])
     hashes = {"ours": bundle_hash(running.place.root / "other")}
     hashes["theirs"] = bundle_hash(running.place.root / "changed" / "other")
     for site, why in REFUSALS[run].items():
-        assert re.search(why.format(**hashes), summary["missing"][site]), summary["missing"]
+        assert re.search(why.format(**hashes), summary["unavailable_reasons"][site]), summary["unavailable_reasons"]
 
 
 def end_without_the_silent_site(running: Federation, runs: Begun, run: str) -> tuple[dict[str, Any], str]:
@@ -176,8 +176,8 @@ def end_without_the_silent_site(running: Federation, runs: Begun, run: str) -> t
     wait_for(lambda: running.state(runs.out[run]) == "over")  # NVFlare counts a death before that as a failed job
     kill(runs.stopped[run])
     summary, wrong = running.end(runs.out[run])
-    assert list(summary["missing"]) == ["site-03"]
-    assert summary["missing"]["site-03"].startswith("did not answer in time")
+    assert list(summary["unavailable_reasons"]) == ["site-03"]
+    assert summary["unavailable_reasons"]["site-03"].startswith("did not answer in time")
     return summary, wrong
 
 
@@ -215,7 +215,7 @@ def test_single_images_are_hidden_as_on_one_machine_and_ledgers_stay_at_home(run
     offer = running.offer("samples", method="fedavg", privacy=floor | {"clip": 0.5}, batch_size=16)
     out = running.begin(offer)
     summary, wrong = running.end(out)
-    assert (wrong, summary["status"], summary["missing"]) == ("", "finished", {})
+    assert (wrong, summary["status"], summary["unavailable_reasons"]) == ("", "finished", {})
     running.equals_local(offer, out)  # whose ledger is that of the server's file
     entries = {site: [load_entries(path, site) for path in sorted(homes[site].glob("*.json"))] for site in homes}
     assert [len(entries[site]) for site in ("server", *SITES)] == [3, 1, 1, 1]
@@ -249,9 +249,9 @@ def test_sites_are_clustered_by_what_they_tell_of_their_machines(running: Federa
     running.write_files(**{site.replace("-", "_"): changes for site, changes in own.items()})
     out = running.begin(running.offer("machines", bundle="machines", method="fedskd"))
     summary, wrong = running.end(out)
-    assert (wrong, summary["status"], summary["missing"]) == ("", "finished", {})
+    assert (wrong, summary["status"], summary["unavailable_reasons"]) == ("", "finished", {})
     record = json.loads((out / "run.json").read_text())
-    assert {site: card["network"] for site, card in record["capability"].items()} == CLUSTERED
+    assert {site: card["network"] for site, card in record["provenance"]["machines"].items()} == CLUSTERED
     running.equals_local(running.offer("machines", method="fedskd", networks_by_site=CLUSTERED), out)
     observed = [json.loads(line) for line in (out / OBSERVED).read_text().splitlines()]
     assert [call["hook"].removeprefix("medfl_") for call in observed] == [
@@ -273,7 +273,7 @@ def test_a_site_that_was_away_joins_with_its_own_network_also_after_a_kill(runni
     values: dict[str, Any] = {"method": "fedskd", "min_replies": 2}
     out = running.begin(running.offer("late", rounds=1, **values))
     summary, wrong = running.end(out)
-    assert (wrong, summary["status"], list(summary["missing"])) == ("", "finished", ["site-03"])
+    assert (wrong, summary["status"], list(summary["unavailable_reasons"])) == ("", "finished", ["site-03"])
     running.start("site-03")
     offer = running.offer("late", **values)
     with ThreadPoolExecutor() as pool:
@@ -286,8 +286,9 @@ def test_a_site_that_was_away_joins_with_its_own_network_also_after_a_kill(runni
             followed.result()
     resume(out)
     summary = json.loads((out / "summary.json").read_text())
-    assert summary["joined"] == {"site-03": {"round": 2, "network": UNLIKE["site-03"]}}
-    assert summary["attendance"] == {"sites": 3, "away": [], "missed": {"site-03": [[1, 1]]}}
+    joined = json.loads((out / "run.json").read_text())["provenance"]["joined"]
+    assert joined == {"site-03": {"round": 2, "network": UNLIKE["site-03"]}}
+    assert summary["attendance"] == {"sites": 3, "unavailable": [], "missed": {"site-03": [[1, 1]]}}
     folder = running.place.root / "local" / "late"
     known = running.offer("late", networks_by_site=UNLIKE, **values)
     running.place.local(known, running.files, folder, absent=lambda site, step: site == "site-03" and step < 3)
@@ -319,7 +320,7 @@ def test_a_segmentation_has_the_same_bits_however_it_is_carried_and_loaded(runni
     offer = make_offer(root / "tools", values, "tools", SITES, 300)
     out = running.begin(offer)
     summary, wrong = running.end(out)
-    assert (wrong, summary["status"], summary["missing"]) == ("", "finished", {})
+    assert (wrong, summary["status"], summary["unavailable_reasons"]) == ("", "finished", {})
     between = digests(running.files["server"].state / "runs" / "tools", running.files, "tools")
     places = {"bundle_root": str(root / "tools"), "dataset_dir": str(root / "pictures"), "device": "cpu"}
     for number, how in enumerate(({}, {"workers": 2}, {"loaders": 2, "cache": "none"})):

@@ -34,7 +34,12 @@ def test_runs_end_with_the_bits_of_one_machine_their_parcels_are_signed_and_no_k
             offer = running.offer(f"home-{method}", method=method)
             out = running.begin(offer)
             summary, wrong = running.end(out)
-            assert (wrong, summary["status"], summary["rounds"], summary["missing"]) == ("", "finished", 2, {})
+            assert (wrong, summary["status"], summary["rounds"], summary["unavailable_reasons"]) == (
+                "",
+                "finished",
+                2,
+                {},
+            )
             running.equals_local(offer, out)
         lines = [line for line in read(audit_file(running.files["site-01"])).entries if "from" in line]
         audit = [line["outcome"] for line in lines if line["asked"] == "parcel"]

@@ -110,5 +110,5 @@ def test_a_run_survives_a_proxy_that_cuts_connections(running: Running) -> None:
     """While orders come in; a cut at the end of an answer may cost `answer_timeout`, as docs/deploy.md says."""
     proxy = lines.Proxy(cut=5 * 10**6, cuts=3)
     summary = running.run("cut", proxy)
-    assert (summary["status"], summary["missing"]) == ("finished", {})
+    assert (summary["status"], summary["unavailable_reasons"]) == ("finished", {})
     assert proxy.passed >= LARGE * MESSAGE

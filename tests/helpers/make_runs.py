@@ -11,12 +11,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from run_records import run_file, summary_of, task_of
 
 from medfl.contract import Findings, State
 from medfl.core.evaluation import Row, csv_lines
 from medfl.core.journal import Commit, Journal
 from medfl.core.status import FINISHED, RUNNING
 from medfl.metrics import METRICS, worst
+from medfl.records.run_file import DataOrigin, Machine, Provenance, RunFile, SettingOrigin
+from medfl.records.summary import Holdings, MetricScores, SiteCosts, Summary
 from medfl.runs.findings import write_findings
 from medfl.runs.progress import ProgressFile, begin_facts, commit_facts
 from medfl.runs.records import PREDICTIONS
@@ -132,7 +135,7 @@ class MadeUpRun:
         """Write all files."""
         folder.mkdir(parents=True)
         (folder / LOCK).touch()
-        _write(folder / "run.json", self.run())
+        self.run().write(folder / RunFile.NAME)
         write_findings(folder, self.findings)
         if self.state:
             self._journal(folder)
@@ -140,7 +143,7 @@ class MadeUpRun:
         self._events(folder)
         if self.status == RUNNING:
             return
-        _write(folder / "summary.json", self.summary())
+        self.summary().write(folder / Summary.NAME)
         if self.bundles:
             for site, (probabilities, labels) in self.predictions.items():
                 _bundle(folder / "sites" / site)
@@ -174,36 +177,27 @@ class MadeUpRun:
             name: {site: METRICS[name](*pair, classes) for site, pair in predictions} for name in self.metrics
         }
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> RunFile:
         """What ``run.json`` holds."""
         settings = {"seed": self.seed, "epochs": 1, "batch_size": 32, "fraction": 1.0} | dict(self.settings)
         optimizer = {"lr": 0.05, "momentum": 0.9}
         shown = {"rounds": self.rounds} | settings | {f"optimizer.{name}": value for name, value in optimizer.items()}
         shown |= {f"method_args.{name}": value for name, value in self.method_args.items()}
-        task = {
-            "networks": {"cnn": "0123456789abcdef"},
-            "loss": {"is": "CrossEntropyLoss()", "tensors": "e3b0c44298fc1c14"},
-            "optimizer": "SGD" + json.dumps(optimizer),
-            "num_classes": len(self.classes),
-            "metrics": list(self.metrics),
-        } | ({"regions": "0123456789abcdef"} if self.regions else {})
-        identity = {"method": self.method, "method_args": dict(self.method_args), "settings": settings, "task": task}
-        return {
-            "identity": identity | {"sites": sorted(self.sites), "data": self.data},
-            "rounds": self.rounds,
-            "settings": {name: {"value": value, "origin": "command line"} for name, value in shown.items()},
-            "execution": {"workers": 2, "threads": 1, "device": "cpu"},
-            "versions": {"medfl": "0.1.0", "torch": "2.13.0", "python": "3.12.0", "machine": "x86_64"},
-            "plugins": ["medfl_builtin", "medfl_methods"],
-            "capability": dict(self.capability),
-            "data": {
-                "name": self.data_name,
-                "sites": {site: f"{n:064x}" for n, site in enumerate(self.sites)},
-                "allowed_leaks": [],
-            }
-            | ({"folder": self.data_folder} if self.data_folder else {})
-            | ({} if self.fold is None else {"fold": self.fold, "folds": self.folds}),
-        }
+        provenance = Provenance(
+            settings={name: SettingOrigin(value=value, origin="command line") for name, value in shown.items()},
+            data=DataOrigin(
+                name=self.data_name,
+                sites={site: f"{n:064x}" for n, site in enumerate(self.sites)},
+                folder=self.data_folder or None,
+                fold=self.fold,
+                folds=None if self.fold is None else self.folds,
+            ),
+            plugins={"medfl_builtin": "medfl", "medfl_methods": "medfl"},
+            machines={site: Machine.model_validate(card) for site, card in self.capability.items()},
+        )
+        task = task_of(self.metrics, len(self.classes), regions="0123456789abcdef" if self.regions else None)
+        every = settings | {"rounds": self.rounds}
+        return run_file(self.method, self.sites, every, self.method_args, task, self.data, provenance)
 
     def rows(self) -> list[Row]:
         """Scores as they are given or that grow evenly to the final ones, and the costs of each round."""
@@ -241,45 +235,47 @@ class MadeUpRun:
             for site, value in values.items()
         ]
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Summary:
         """What ``summary.json`` holds."""
         scores: dict[str, Any] = {self.model: {split: self._summed_up() for split in self.splits}}
         for metric, value in self.global_test.items():
             test = scores.setdefault("global", {}).setdefault("test", {})
-            test.setdefault(metric, {"mean": None, "worst": None, "sites": {}})["global_test"] = value
+            known = test.get(metric, MetricScores(mean=None, worst=None, sites={}))
+            test[metric] = known.model_copy(update={"global_test": value})
         sent = {"bytes_up": 4000.0 * self.over, "bytes_down": 4000.0 * self.over, "bytes_to_peers": 0.0}
         spent = [
-            {"train_seconds": (2.0 + n) * self.over, "evaluate_seconds": 1.0 * self.over}
+            SiteCosts(**sent, train_seconds=(2.0 + n) * self.over, evaluate_seconds=1.0 * self.over)
             for n in range(len(self.sites))
         ]
-        return {
-            "method": self.method,
-            "status": self.status,
-            "reason": self.reason,
-            "rounds": self.over,
-            "evaluated_round": self.over - self.unscored or None,
-            "models_round": self.over,
-            "scores": scores if self.over else {},
-            "costs": {site: sent | seconds for site, seconds in zip(self.sites, spent, strict=True)},
-            "holdings": self._holdings(),
-            "leaks": list(self.leaks),
-        } | ({"privacy": dict(self.accounts)} if self.accounts else {})
+        return summary_of(
+            self.run(),
+            scores if self.over else {},
+            self.status,
+            reason=self.reason,
+            rounds=self.over,
+            evaluated_round=self.over - self.unscored or None,
+            models_round=self.over,
+            costs=dict(zip(self.sites, spent, strict=True)),
+            holdings=self._holdings(),
+            leaks=tuple(self.leaks),
+            privacy=dict(self.accounts),
+        )
 
-    def _summed_up(self) -> dict[str, Any]:
+    def _summed_up(self) -> dict[str, MetricScores]:
         summary = {}
         for metric, values in self.final.items():
             sites = {site: None if value is None or value != value else value for site, value in values.items()}
             known = [value for value in sites.values() if value is not None]
             mean, least = (sum(known) / len(known), worst(metric, known)) if known else (None, None)
-            summary[metric] = {"mean": mean, "worst": least, "sites": sites, "global_test": None}
+            summary[metric] = MetricScores(mean=mean, worst=least, sites=sites)
         return summary
 
-    def _holdings(self) -> dict[str, Any]:
+    def _holdings(self) -> Holdings:
         sites = {}
         for site, (_, labels) in self.predictions.items():
             counts = torch.bincount(labels, minlength=len(self.classes)).tolist()
             sites[site] = {"training": [4 * n for n in counts], "validation": [0] * len(counts), "test": counts}
-        return {"classes": list(self.classes), "sites": sites}
+        return Holdings.model_validate({"classes": self.classes, "sites": sites})
 
     def _events(self, folder: Path) -> None:
         """What happened, six seconds a round; the scores of a round come with the step after it."""
@@ -287,7 +283,9 @@ class MadeUpRun:
         progress = ProgressFile(folder, clock=lambda: next(clock))
         progress.note(
             "start",
-            begin_facts(self.run()["identity"] | {"settings": {"seed": self.seed, "privacy": None}}, self.rounds),
+            begin_facts(
+                self.run().identity.to_json() | {"settings": {"seed": self.seed, "privacy": None}}, self.rounds
+            ),
         )
         for step in range(1, self.over + 2):
             rows = [row for row in self.rows() if row.round == step - (row.moment == "aggregated")]

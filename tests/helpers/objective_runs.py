@@ -11,6 +11,7 @@ import torch
 from medfl.core.site import Splits
 from medfl.objectives import Objective
 from medfl.plugins import load_plugins
+from medfl.records.run_file import DataOrigin, Provenance
 from medfl.runs.home import Home
 from medfl.runs.simulation import Run, simulate
 from medfl.runs.site_bundles import export
@@ -59,7 +60,7 @@ def run_objective(
         folder=folder,
         classes=objective.titles,
         names=tuple(names),
-        record={"settings": {}, "data": {"name": "tiny", "sites": {}}, "plugins": {}},
+        provenance=Provenance(data=DataOrigin(name="tiny")),
     )
     run.take_home = lambda result: export(result, run, Home(folder / "no bundle"))
     simulate(run)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from run_records import metric_scores, run_file, summary_of, task_of
+
 from medfl.cli.run import parse_overrides
 from medfl.data.partition_file import drawn_fold
+from medfl.records.run_file import DataOrigin, Provenance, RunFile
+from medfl.records.summary import Summary
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -72,28 +75,21 @@ def write_run(folder: Path, options: dict[str, Any], status: str) -> None:
     """A run folder whose score is a number of its seed and method: 0.5 alone, 0.625 otherwise, plus seed / 8."""
     score = (0.5 if options["method"] == "local" else 0.625) + options["seed"] / 8
     sites = {"site-01": score, "site-02": score}
-    values = {"mean": score, "worst": score, "sites": sites, "global_test": None}
     args = {name.partition("#")[2]: value for name, value in options.items() if name.startswith("method_args#")}
-    identity = {
-        "method": options["method"],
-        "method_args": args,
-        "settings": {"seed": options["seed"]},
-        "sites": list(sites),
-        "data": str(options["dataset_dir"]),
-        "task": {"metrics": options["metrics"], "optimizer": "SGD{}", "num_classes": 2},
-    }
+    data = DataOrigin.model_validate(drawn_fold(options["dataset_dir"]))
+    run = run_file(
+        options["method"],
+        list(sites),
+        {"seed": options["seed"], "rounds": options["rounds"]},
+        args,
+        task_of(options["metrics"], optimizer="SGD{}"),
+        str(options["dataset_dir"]),
+        Provenance(data=data),
+    )
     folder.mkdir(parents=True, exist_ok=True)
-    run = {"identity": identity, "rounds": options["rounds"], "settings": {}, "execution": {}, "versions": {}}
-    data = {"sites": {}, "allowed_leaks": []} | drawn_fold(options["dataset_dir"])
-    (folder / "run.json").write_text(json.dumps(run | {"plugins": {}, "data": data}))
-    summary = {"method": options["method"], "status": status, "reason": "", "rounds": options["rounds"]}
-    summary |= {
-        "evaluated_round": options["rounds"],
-        "models_round": options["rounds"],
-        "scores": {"personal": {"test": {"accuracy": values}}},
-    }
-    summary |= {"costs": {}, "holdings": {"classes": [], "sites": {}}, "leaks": []}
-    (folder / "summary.json").write_text(json.dumps(summary))
+    run.write(folder / RunFile.NAME)
+    scores = {"personal": {"test": {"accuracy": metric_scores(sites)}}}
+    summary_of(run, scores, status).write(folder / Summary.NAME)
     rows = [f"{options['rounds']},site-01,personal,test,aggregated,accuracy,{score}"]
     if "trained" in options.get("moments", ()):
         rows += [

@@ -8,7 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from run_records import run_file, summary_of
+
 from medfl.cli.run import parse_overrides, run_bundle
+from medfl.records.run_file import RunFile
+from medfl.records.summary import MetricScores, SiteCosts, Summary
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -69,12 +73,20 @@ class MadeUpTrials:
             log.write_text("the last words")
             return 2
         folder, value = Path(options["output_dir"]), self.score(options)
-        scores = {"sites": {"site-1": value + 0.5, "site-2": value - 0.25}, "mean": value + 0.125}
+        sites = {"site-1": value + 0.5, "site-2": value - 0.25}
+        scores = MetricScores(mean=value + 0.125, worst=None, sites=sites)
+        spent = SiteCosts(
+            bytes_up=0.0,
+            bytes_down=0.0,
+            bytes_to_peers=0.0,
+            train_seconds=2.0 * options["rounds"],
+            evaluate_seconds=0.5,
+        )
+        run = run_file("fedavg", list(sites), {"rounds": options["rounds"]})
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "run.json").write_text(json.dumps({"identity": {"sites": ["site-1", "site-2"]}}))
-        costs = {"site-1": {"train_seconds": 2.0 * options["rounds"], "evaluate_seconds": 0.5}}
-        summary = {"status": status, "scores": {"global": {"val": {self.metric: scores}}}, "costs": costs}
-        (folder / "summary.json").write_text(json.dumps(summary))
+        run.write(folder / RunFile.NAME)
+        summary = summary_of(run, {"global": {"val": {self.metric: scores}}}, status, costs={"site-1": spent})
+        summary.write(folder / Summary.NAME)
         return 0
 
 

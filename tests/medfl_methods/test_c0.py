@@ -235,6 +235,6 @@ def test_what_can_be_learned_is_and_nothing_else(tmp_path, name, random_labels):
     rounds = 3 if random_labels else 8  # 20 are allowed
     settings = Settings(rounds=rounds, evaluate_every=rounds)
     run = Run(name, method(name, **ARGS.get(name, {})), GAUSSIANS, settings, gaussian_sites(random_labels), tmp_path)
-    (scores,) = simulate(run).summary["scores"].values()
-    accuracy = scores["test"]["accuracy"]["mean"]
+    (scores,) = simulate(run).summary.scores.values()
+    accuracy = scores["test"]["accuracy"].mean
     assert abs(accuracy - 0.5) <= 0.08 if random_labels else accuracy >= 0.95

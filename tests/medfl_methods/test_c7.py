@@ -86,9 +86,9 @@ def test_renamed_classes_give_the_same_models_and_scores(tmp_path, name):
             if key.endswith(("head.weight", "head.bias")):
                 tensors[key] = tensors[key][order]
     close(expected, bits(after), atol=1e-4)
-    for model, splits in before.summary["scores"].items():
+    for model, splits in before.summary.scores.items():
         for split, metrics in splits.items():
-            assert after.summary["scores"][model][split]["accuracy"]["sites"] == metrics["accuracy"]["sites"]
+            assert after.summary.scores[model][split]["accuracy"].sites == metrics["accuracy"].sites
 
 
 # ---- 4

@@ -78,10 +78,10 @@ def test_centralized_trains_each_architecture_on_all_images_as_if_it_were_the_on
         model = result.models[site]["personal"]
         assert model.network == network
         assert tensors_equal(model.tensors, alone.outcome.models["global"].tensors)
-        scores = [run.summary["scores"] for run in (result, alone)]
+        scores = [run.summary.scores for run in (result, alone)]
         assert (
-            scores[0]["personal"]["test"]["accuracy"]["sites"][site]
-            == (scores[1]["global"]["test"]["accuracy"]["sites"][site])
+            scores[0]["personal"]["test"]["accuracy"].sites[site]
+            == (scores[1]["global"]["test"]["accuracy"].sites[site])
         )
 
 

@@ -85,7 +85,7 @@ def test_vectors_go_from_a_pool_over_sites_into_a_run(tmp_path: Path, objective:
         tmp_path / "run", sites=splits, task=task, server_test=splits["site-01"].test, rounds=3
     )
     assert result.outcome.status == "finished"
-    assert result.summary["holdings"]["classes"] == list(objective.titles)
+    assert result.summary.holdings.classes == tuple(objective.titles)
 
 
 def test_masks_are_a_second_array(tmp_path: Path) -> None:

@@ -77,9 +77,7 @@ def test_a_kill_between_ledger_and_step_is_counted_once(tmp_path: Path, monkeypa
 
 def test_without_a_ledger_a_run_keeps_account_of_itself(tmp_path: Path) -> None:
     result = case().run(tmp_path, privacy={"epsilon": 5.0, "clip": 0.5})
-    assert {site: facts["releases"] for site, facts in result.summary["privacy"].items()} == dict.fromkeys(
-        make_sites(), 2
-    )
+    assert {site: facts["releases"] for site, facts in result.summary.privacy.items()} == dict.fromkeys(make_sites(), 2)
     stored = json.loads((tmp_path / "state" / "site-1" / "privacy.json").read_text())
     (entry,) = stored["runs"].values()
     assert sorted(entry) == [
@@ -95,7 +93,7 @@ def test_without_a_ledger_a_run_keeps_account_of_itself(tmp_path: Path) -> None:
         "threshold",
         "unit",
     ], "numbers and hashes, nothing of a patient"
-    assert case().run(tmp_path / "open").summary.get("privacy") is None
+    assert case().run(tmp_path / "open").summary.privacy == {}
 
 
 def test_a_method_that_sends_too_often_is_stopped(tmp_path: Path) -> None:

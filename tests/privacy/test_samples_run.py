@@ -77,7 +77,7 @@ def test_without_noise_to_speak_of_it_is_the_plain_run(tmp_path: Path, method: s
         run(tmp_path / str(number), method, args, sites=sites, privacy=privacy)
         for number, privacy in enumerate((None, faint))
     )
-    assert private.summary["privacy"]["site-1"]["sigma"] < 1e-5
+    assert private.summary.privacy["site-1"]["sigma"] < 1e-5
     for key, tensors in bits(plain).items():
         for name, tensor in tensors.items():
             torch.testing.assert_close(bits(private)[key][name], tensor, rtol=0.02, atol=0.02)
@@ -162,8 +162,8 @@ def test_stopped_and_continued_ends_in_the_same_bits_and_pays_once(tmp_path: Pat
     again = case().run(tmp_path / "workers", task=make_task("plain"), privacy=PRIVACY, workers=2)
     for other in (continued, again):
         assert all(tensors_equal(tensors, bits(other)[key]) for key, tensors in bits(whole).items())
-        assert other.summary["privacy"] == whole.summary["privacy"]
-        assert other.summary["privacy"]["site-1"]["releases"] == 2
+        assert other.summary.privacy == whole.summary.privacy
+        assert other.summary.privacy["site-1"]["releases"] == 2
 
 
 def test_drawn_batches_are_stated_by_site(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -182,7 +182,7 @@ def test_drawn_batches_are_stated_by_site(tmp_path: Path, caplog: pytest.LogCapt
         "not the scores, training losses and numbers of images in this report",
     ):
         assert part in claim
-    facts = result.summary["privacy"]["a"]
+    facts = result.summary.privacy["a"]
     assert (facts["rate"], facts["steps"], facts["releases"], facts["planned"]) == (0.25, 4, 2, 2)
     assert facts["epsilon"] == pytest.approx(epsilon((Part(facts["sigma"], 8, 0.25),), 1e-5))
     assert 7.9 < facts["epsilon"] <= facts["stated_epsilon"] == 8.0
@@ -200,7 +200,7 @@ def test_updates_leave_as_they_are_and_sizes_stay(tmp_path: Path) -> None:
 def test_accounts_in_words(tmp_path: Path) -> None:
     ledger = {"ledger": tmp_path / "ledger", "total_epsilon": 30.0}
     run(tmp_path / "first", seed=3, privacy=PRIVACY | ledger)
-    text = describe_accounts(run(tmp_path / "run", privacy=PRIVACY | ledger).summary["privacy"])
+    text = describe_accounts(run(tmp_path / "run", privacy=PRIVACY | ledger).summary.privacy)
     for part in (
         "at most 2 of 2 planned trainings of a site, epsilon 8 at site-1 ('add_remove')",
         "hold up to 2 runs on the same data: composed epsilon 12.",
@@ -209,9 +209,9 @@ def test_accounts_in_words(tmp_path: Path) -> None:
         assert part in text
     by_site = run(tmp_path / "by site", privacy={"epsilon": 5.0, "clip": 2.5})
     expected = "Released were at most 2 of 2 planned updates of a site, epsilon 5 at site-1 ('replace')."
-    assert describe_accounts(by_site.summary["privacy"]) == expected
-    unbounded = by_site.summary["privacy"]["site-2"] | {"composed": None, "ledger": True}
-    words = describe_accounts(by_site.summary["privacy"] | {"site-2": unbounded})
+    assert describe_accounts(by_site.summary.privacy) == expected
+    unbounded = by_site.summary.privacy["site-2"] | {"composed": None, "ledger": True}
+    words = describe_accounts(by_site.summary.privacy | {"site-2": unbounded})
     assert "composed epsilon not bounded at site-2 with delta 1e-05; no total is set." in words
 
 
@@ -239,7 +239,7 @@ def test_group_norm_trains(tmp_path: Path) -> None:
 
 def test_what_leaves_of_an_account_hangs_on_no_number_of_images(tmp_path: Path) -> None:
     ledger = {"ledger": tmp_path / "ledger", "total_epsilon": 30.0}
-    account = run(tmp_path / "first", privacy=PRIVACY | ledger).summary["privacy"]["site-1"]
+    account = run(tmp_path / "first", privacy=PRIVACY | ledger).summary.privacy["site-1"]
     left = leaving(account)
     assert left.keys() == account.keys()
     assert [left[name] for name in ("sigma", "rate", "steps", "epsilon", "composed")] == [None, None, None, 8.0, 8.0]
@@ -253,5 +253,5 @@ def test_what_leaves_of_an_account_hangs_on_no_number_of_images(tmp_path: Path) 
         "up to 2 runs on the same data: what these come to stays at "
         "the sites, for the number of images follows from it."
     )
-    of_site = run(tmp_path / "by site", privacy={"epsilon": 5.0, "clip": 2.5}).summary["privacy"]["site-1"]
+    of_site = run(tmp_path / "by site", privacy={"epsilon": 5.0, "clip": 2.5}).summary.privacy["site-1"]
     assert leaving(of_site) == of_site

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import nibabel
@@ -145,5 +144,5 @@ def test_without_an_atlas_there_is_no_section(data, tmp_path):
 
 def test_a_run_that_does_not_say_where_its_data_are_is_read_as_before(tmp_path):
     run = make(tmp_path, data_folder="", regions=False)
-    assert "folder" not in json.loads((run / "run.json").read_text())["data"]
+    assert read_run(run).data_folder is None
     assert section(run) == ""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 from make_runs import SITES, make_run
+from run_records import rewrite, run_file, summary_of
 from toys import builtin
 
 from medfl.core.attendance import MISSED, TOOK_PART
+from medfl.records.summary import Attendance, Summary
 from medfl.report.page import write_report
 from medfl.report.sections.attendance import attendance_of
 from medfl.runs.records import RunRecord, read_run
@@ -20,9 +21,7 @@ from medfl.testing.cohort import make_sites
 
 
 def with_attendance(folder: Path, away: list[str], missed: dict[str, list[list[int]]]) -> RunRecord:
-    path = folder / "summary.json"
-    attendance = {"sites": len(SITES), "away": away, "missed": missed}
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"attendance": attendance}))
+    rewrite(Summary, folder, attendance={"sites": len(SITES), "unavailable": away, "missed": missed})
     return read_run(folder)
 
 
@@ -57,11 +56,11 @@ def test_a_run_in_which_a_site_came_back_ended_on_all_and_has_the_matrix(tmp_pat
 
 
 def test_in_words() -> None:
-    assert ended_on({}) == ""
-    attendance = {"sites": 7, "away": ["a", "b"], "missed": {}}
-    assert ended_on({"status": "finished", "attendance": attendance}) == " on 5 of 7 sites"
-    assert ended_on({"status": "diverged", "attendance": attendance}) == ""
-    assert ended_on({"status": "finished", "attendance": attendance | {"away": []}}) == ""
+    some, everyone = Attendance(sites=7, unavailable=("a", "b")), Attendance(sites=7)
+    assert ended_on(None) == ""
+    assert ended_on(summary_of(run_file(), attendance=some)) == " on 5 of 7 sites"
+    assert ended_on(summary_of(run_file(), status="diverged", attendance=some)) == ""
+    assert ended_on(summary_of(run_file(), attendance=everyone)) == ""
 
 
 def test_a_real_run_knows_who_was_absent_also_when_it_is_resumed(tmp_path: Path) -> None:
@@ -73,10 +72,10 @@ def test_a_real_run_knows_who_was_absent_also_when_it_is_resumed(tmp_path: Path)
     case = builtin("fedavg")
     case.run(tmp_path, sites=sites, rounds=2, absent=absent)
     summary = case.run(tmp_path, sites=sites, rounds=5, absent=absent).summary
-    assert summary["attendance"]["sites"] == 2
-    (span,) = summary["attendance"]["missed"]["site-2"]
+    assert summary.attendance.sites == 2
+    (span,) = summary.attendance.missed["site-2"]
     known = attendance_of(read_run(tmp_path))["site-2"]
     assert known == {round_: MISSED if span[0] <= round_ <= span[1] else TOOK_PART for round_ in range(1, 6)}
     losses = pd.read_csv(tmp_path / "metrics.csv").query("site == 'site-2' and metric == 'loss'")["round"]
     assert sorted(losses) == [round_ for round_, did in known.items() if did == TOOK_PART]
-    assert summary["attendance"]["away"] == []
+    assert summary.attendance.unavailable == ()

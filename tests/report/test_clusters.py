@@ -26,11 +26,11 @@ def names(count):
 def machines(sites, seed=0):
     """Cards and networks of sites, as a run writes them."""
     placed = place(sites, Capability(networks=NETWORKS), seed)
-    cards = {site: spot._asdict() | {"profile": spot.profile._asdict()} for site, spot in placed.items()}
+    cards = {site: spot.machine.to_json() for site, spot in placed.items()}
     return placed, {
         "sites": sites,
         "capability": cards,
-        "settings": {"networks": {site: spot.network for site, spot in placed.items()}},
+        "settings": {"networks_by_site": {site: spot.network for site, spot in placed.items()}},
         "model": "personal",
         "state": False,
         "images": 12,
@@ -86,7 +86,7 @@ def scored():
     sites = names(4)
     return {
         "sites": sites,
-        "settings": {"networks": dict(zip(sites, ("b", "a", "b", "b"), strict=True))},
+        "settings": {"networks_by_site": dict(zip(sites, ("b", "a", "b", "b"), strict=True))},
         "scores": {"accuracy": dict(zip(sites, (0.9, 0.5, 0.6, None), strict=True))},
         "metrics": ("accuracy",),
         "model": "personal",
@@ -137,7 +137,7 @@ def test_bands_are_one_standard_deviation(tmp_path):
 def test_a_network_of_the_settings_wins_over_that_of_the_cluster(tmp_path):
     _, options = machines(names(3))
     site = next(name for name, card in options["capability"].items() if card["cluster"] == "low")
-    options["settings"] = {"networks": options["settings"]["networks"] | {site: "cnn_a"}}
+    options["settings"] = {"networks_by_site": options["settings"]["networks_by_site"] | {site: "cnn_a"}}
     run = read_run(make_run(tmp_path / "run", "pfedcdp", **options))
     assert [cluster.name for cluster in clusters_of(run)] == ["high (cnn_a)", "medium (cnn_b)", "low (cnn_a)"]
 
@@ -150,7 +150,7 @@ def test_seeds_whose_sites_were_placed_unlike_have_a_table_each(page):
     runs = []
     for seed in (0, 1):
         _, options = machines(names(4), seed)
-        runs.append((f"pfedcdp-{seed}", options | {"seed": seed, "settings": {"networks": {}}}))
+        runs.append((f"pfedcdp-{seed}", options | {"seed": seed, "settings": {"networks_by_site": {}}}))
     document = page(*runs)
     assert document.tables["Clusters, seed 0"] != document.tables["Clusters, seed 1"]
 

@@ -1,7 +1,6 @@
 """Comparisons: what makes a row, the numbers by hand, and what a table may say."""
 
 import itertools
-import json
 import math
 from dataclasses import replace
 
@@ -9,8 +8,8 @@ import pytest
 from make_runs import SITES, make_run
 from refusals import refused
 
-from medfl.core.constant_predictions import KEY, ConstantPrediction, to_summary
 from medfl.errors import SettingsError, StoreError
+from medfl.records.summary import ConstantPrediction, MetricScores
 from medfl.report.claims import check_claim
 from medfl.report.compare import compare, notes, to_markdown
 from medfl.report.groups import group_runs, name_runs
@@ -62,15 +61,22 @@ def test_a_label_names_the_settings_in_which_a_method_is_there_twice(run):
     ]
 
 
+def with_task(record, **changes):
+    """The run with another task."""
+    identity = record.run.identity
+    task = identity.task.model_copy(update=changes)
+    return replace(record, run=record.run.model_copy(update={"identity": identity.model_copy(update={"task": task})}))
+
+
 def test_optimizers_rounds_and_networks_tell_rows_apart(run):
-    plain, fast, wide = run(), run(), run(rounds=9)
-    fast.run["identity"]["task"]["optimizer"] = 'SGD{"lr": 0.5, "momentum": 0.9}'
-    wide.run["identity"]["task"]["networks"] = {"wide": "00"}
+    plain = run()
+    fast = with_task(run(), optimizer='SGD{"lr": 0.5, "momentum": 0.9}')
+    wide = with_task(run(rounds=9), networks={"wide": "00"})
     labels = [group.label for group in group_runs([plain, fast])]
     assert labels == ["fedavg (optimizer.lr=0.05)", "fedavg (optimizer.lr=0.5)"]
     labels = [group.label for group in group_runs([plain, wide])]
     assert labels == ["fedavg (rounds=3, network=cnn)", "fedavg (rounds=9, network=wide)"]
-    wide.run["identity"]["task"]["networks"] = {"cnn": "00"}
+    wide = with_task(wide, networks={"cnn": "00"})
     names = [f"fedavg (rounds={rounds}, {run_.folder.name})" for rounds, run_ in ((3, plain), (9, wide))]
     assert [group.label for group in group_runs([plain, wide])] == names
 
@@ -125,13 +131,14 @@ def test_numbers_by_hand(run):
 
 def at_server(record, shared=None, **scores):
     """The run with final accuracies at the server, and of the sites' personal models on its test set."""
-    summary = record.summary["scores"]
+    all_scores = {model: dict(splits) for model, splits in record.summary.scores.items()}
     if scores:
-        tests = summary.setdefault("global", {}).setdefault("test", {}).setdefault("accuracy", {"sites": {}})
-        tests |= scores
+        tests = all_scores.setdefault("global", {}).get("test", {})
+        accuracy = tests.get("accuracy", MetricScores(mean=None, worst=None, sites={})).model_copy(update=scores)
+        all_scores["global"]["test"] = tests | {"accuracy": accuracy}
     if shared is not None:
-        summary["personal"]["shared"] = {"accuracy": {"mean": shared, "worst": shared, "sites": {}}}
-    return record
+        all_scores["personal"]["shared"] = {"accuracy": MetricScores(mean=shared, worst=shared, sites={})}
+    return replace(record, summary=record.summary.model_copy(update={"scores": all_scores}))
 
 
 def test_what_the_server_holds_has_columns(run):
@@ -209,9 +216,10 @@ def test_a_site_without_a_value_is_left_out_of_the_mean_and_of_the_pair(run):
 def test_the_model_taken_home_is_the_one_that_counts(run):
     """A method with both: the personal one, also where the global one is better."""
     ditto = run("ditto", values=[0.5] * 3, model="personal")
-    ditto.summary["scores"]["global"] = json.loads(
-        json.dumps(ditto.summary["scores"]["personal"]).replace("0.5", "0.9")
-    )
+    scores = ditto.summary.scores["personal"]["test"]["accuracy"]
+    better = scores.model_copy(update={"mean": 0.9, "worst": 0.9, "sites": dict.fromkeys(scores.sites, 0.9)})
+    both = ditto.summary.scores | {"global": {"test": {"accuracy": better}}}
+    ditto = replace(ditto, summary=ditto.summary.model_copy(update={"scores": both}))
     assert row(compare([ditto]), "ditto")["mean"] == 0.5
 
 
@@ -234,8 +242,8 @@ def test_the_default_metric_and_any_other(run):
     assert list(compare(runs)["metric"]) == ["auc"]
     table = compare(runs, ["accuracy", "auc"])
     assert list(table["metric"]) == ["accuracy", "auc"]
-    summary = runs[0].summary["scores"]["global"]["test"]
-    assert list(table["mean"]) == pytest.approx([summary["accuracy"]["mean"], summary["auc"]["mean"]])
+    scores = runs[0].summary.scores["global"]["test"]
+    assert list(table["mean"]) == pytest.approx([scores["accuracy"].mean, scores["auc"].mean])
 
 
 def test_another_split(run):
@@ -314,12 +322,23 @@ def test_a_single_row_has_no_difference_and_a_bar_is_escaped(run):
 
 
 def test_rows_whose_models_predict_the_same_for_every_image_share_a_line(run):
-    entries = [ConstantPrediction("the class 'ill'", (site,), False, 9, ("test",), True) for site in SITES[:2]]
+    entries = [
+        ConstantPrediction(
+            prediction="the class 'ill'", sites=(site,), all_sites=False, images=9, splits=("test",), has_classes=True
+        )
+        for site in SITES[:2]
+    ]
     at = {("local", 0): entries[:1], ("local", 1): entries[:1], ("fedper", 0): entries[:1], ("fedper", 1): entries[:1]}
     at[("fedper_2", 1)] = entries[1:]
     runs = [run(method, seed) for method in ("fedavg", "local", "fedper", "fedper_2") for seed in (0, 1)]
     runs = [
-        replace(each, summary=each.summary | {KEY: to_summary(at.get((each.method, each.seed), []))}) for each in runs
+        replace(
+            each,
+            summary=each.summary.model_copy(
+                update={"constant_predictions": tuple(at.get((each.method, each.seed), []))}
+            ),
+        )
+        for each in runs
     ]
     table = compare(runs, ["accuracy", "auc"])
     assert [note for note in notes(table) if "same prediction" in note] == [

@@ -8,6 +8,7 @@ from statistics import fmean, stdev
 import pytest
 from make_runs import make_run
 from read_page import Page, words
+from run_records import change_json
 from scipy import stats
 
 from medfl.report.gains import GAINS, LOSES, UNCLEAR
@@ -106,11 +107,9 @@ def test_the_mean_of_sites_is_over_the_folds_too(folders):
 
 def test_a_loss_is_called_so(folders):
     swapped = [*folders[3:], *folders[:3]]
+    swaps = {"local": "fedskd", "fedskd": "local"}
     for folder in swapped:
-        text = (folder / "run.json").read_text()
-        names = ("local", "fedskd")
-        old, new = names if '"method": "local"' in text else names[::-1]
-        (folder / "run.json").write_text(text.replace(f'"method": "{old}"', f'"method": "{new}"'))
+        change_json(folder / "run.json", lambda run: run["identity"].update(method=swaps[run["identity"]["method"]]))
     (against,) = section(swapped)["comparisons"]
     assert against.metrics[0].rows[0].verdict == LOSES
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from make_runs import make_run
+from run_records import rewrite
 
+from medfl.records.summary import Summary
 from medfl.report.groups import group_runs
 from medfl.report.notices import make_notices
 from medfl.report.page import write_report
@@ -15,15 +16,12 @@ from medfl.runs.records import read_run
 
 def test_missing_sites_are_named_with_the_reason(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "one", "fedavg", 0)
-    path = folder / "summary.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"missing": {"site-9": "did not answer in time"}}))
+    rewrite(Summary, folder, unavailable_reasons={"site-9": "did not answer in time"})
     texts = [notice.text for notice in make_notices(group_runs([read_run(folder)]))]
     assert any("site-9 was missing" in text and "did not answer in time" in text for text in texts)
 
 
 def test_a_run_across_machines_has_a_report_without_what_stays_at_the_sites(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "one", "fedavg", 0, bundles=False, state=False)
-    path = folder / "summary.json"
-    summary = json.loads(path.read_text())
-    path.write_text(json.dumps({key: value for key, value in summary.items() if key != "holdings"}))
+    rewrite(Summary, folder, holdings=None)
     assert "fedavg" in write_report([folder]).read_text()

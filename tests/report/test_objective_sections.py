@@ -200,7 +200,7 @@ def test_predictions_are_read_as_they_were_scored(made: Made, section: str) -> N
         assert [test_set.patient_count for test_set in sets.values()] == [4, None, None]
         for site, test_set in sets.items():
             assert test_set.defined
-            for metric in run.run["identity"]["task"]["metrics"]:
+            for metric in run.task_metrics:
                 assert test_set.score(metric) == pytest.approx(run.score(site, metric), abs=1e-6), metric
             assert test_set.same_images(test_set)
 

@@ -11,6 +11,7 @@ from read_page import Page, words
 from scipy.stats import binomtest
 from sklearn.metrics import accuracy_score, confusion_matrix
 
+from medfl.records.summary import Summary
 from medfl.report.groups import Group
 from medfl.report.notices import NAMED, headline
 from medfl.report.page import write_report
@@ -106,16 +107,15 @@ def test_costs_of_several_runs_are_their_median(tmp_path):
     spent = {"seed-0": 10.0, "seed-1": 700.0, "seed-2": 12.0}  # a machine that slept tells nothing about a method
     folders = [make_run(tmp_path / name, "fedavg", seed=int(name[-1])) for name in spent]
     for folder, seconds in zip(folders, spent.values(), strict=True):
-        summary = json.loads((folder / "summary.json").read_text())
-        for cost in summary["costs"].values():
-            cost["train_seconds"] = seconds
-        (folder / "summary.json").write_text(json.dumps(summary))
+        summary = Summary.read(folder / "summary.json")
+        costs = {site: cost.model_copy(update={"train_seconds": seconds}) for site, cost in summary.costs.items()}
+        summary.model_copy(update={"costs": costs}).write(folder / "summary.json")
     document = Page(write_report(folders, tmp_path / "page.html").read_text())
-    sites = len(summary["costs"])
+    sites = len(summary.costs)
     _, total, each = document.tables["Costs of the methods"]
     assert total[0] == "fedavg, median of 3 runs"
     assert total[4] == f"{12 * sites:.1f} s"
-    assert each[4] == f"{12 / summary['rounds']:.1f} s"
+    assert each[4] == f"{12 / summary.rounds:.1f} s"
     assert len(document.tables["Costs of the runs"]) == 7
 
 

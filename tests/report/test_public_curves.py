@@ -39,7 +39,7 @@ def test_public_images_are_no_sites(tmp_path):
     (group,) = groups(tmp_path / "run")
     table = pd.concat([run.metrics for run in group.runs])
     assert "public" in set(table["site"])
-    assert "public" not in group.runs[0].summary["scores"]["global"]["test"]["accuracy"]["sites"]
+    assert "public" not in group.runs[0].summary.scores["global"]["test"]["accuracy"].sites
 
 
 def test_a_student_is_drawn_over_its_epochs_beside_the_others_rounds(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from toys import SIZES, Ring, Toy, builtin, digests, snapshot
 from medfl.core.evaluation import Best, Row
 from medfl.core.site import Splits
 from medfl.errors import SettingsError
+from medfl.records.run_file import RunFile
 from medfl.report.groups import Group
 from medfl.report.notices import make_notices
 from medfl.runs.records import read_run
@@ -117,17 +117,17 @@ def test_sites_take_home_the_models_of_the_best_round(tmp_path: Path, name: str)
         "round": best,
         "metric": "accuracy",
         "score": pytest.approx(max(means)),
-        "taken_home": True,
+        "exported": True,
         "ended_early": False,
     }
-    summary, record = result.summary, json.loads((tmp_path / "best" / "run.json").read_text())
-    assert {key: summary["best_round"][key] for key in facts} == facts
-    assert record["best_round"] == summary["best_round"]
-    assert (summary["rounds"], summary["evaluated_round"], summary["models_round"]) == (ROUNDS, best, best)
+    summary, record = result.summary, RunFile.read(tmp_path / "best" / "run.json")
+    assert {key: getattr(summary.best_round, key) for key in facts} == facts
+    assert record.best_round == summary.best_round
+    assert (summary.rounds, summary.evaluated_round, summary.models_round) == (ROUNDS, best, best)
     short, last = case.run(tmp_path / "short", rounds=best), case.run(tmp_path / "last", rounds=ROUNDS)
     assert digests(result) == digests(short) != digests(last)
-    assert summary["scores"] == short.summary["scores"]
-    assert last.summary["best_round"] is None
+    assert summary.scores == short.summary.scores
+    assert last.summary.best_round is None
     assert scores(tmp_path / "last") == scores(tmp_path / "best"), "choosing changes nothing of what is computed"
 
 
@@ -135,20 +135,20 @@ def test_only_evaluated_rounds_can_be_chosen_and_more_rounds_continue_the_choice
     """A round that is scored only because it was the last one may be chosen as well."""
     case = cases()["ring"]
     first = case.run(tmp_path / "run", rounds=4, best_round=True, evaluate_every=3)
-    assert first.summary["best_round"]["round"] in (3, 4)
+    assert first.summary.best_round.round in (3, 4)
     more = case.run(tmp_path / "run", rounds=9, best_round=True, evaluate_every=3)
     table = read_run(tmp_path / "run").metrics
     table = table[(table["split"] == "val") & (table["moment"] == "aggregated")]
     means = table.groupby("round")["value"].mean()
     assert list(means.index) == [3, 4, 6, 9]
     best = int(means.idxmax())
-    assert more.summary["models_round"] == best
+    assert more.summary.models_round == best
     assert digests(more) == digests(case.run(tmp_path / "short", rounds=best))
 
 
 def test_the_global_test_is_of_the_models_that_are_taken_home(tmp_path: Path) -> None:
     case = cases()["ring"]
-    best = case.run(tmp_path / "best", rounds=ROUNDS, best_round=True, global_test=True).summary["models_round"]
+    best = case.run(tmp_path / "best", rounds=ROUNDS, best_round=True, global_test=True).summary.models_round
     case.run(tmp_path / "short", rounds=best, global_test=True)
     lines, expected = ([line for line in scores(tmp_path / run) if "@" in line] for run in ("best", "short"))
     assert lines == expected
@@ -164,16 +164,16 @@ def test_a_run_ends_when_no_better_score_came_for_long_enough(tmp_path: Path, na
     result = case.run(tmp_path / "run", **options)
     means = by_hand(tmp_path / "run")
     over = next(n for n in range(30) if n - means[: n + 1].index(max(means[: n + 1])) >= 2) + 2
-    assert (result.outcome.status, result.summary["rounds"], len(means)) == ("finished", over, over)
-    assert result.summary["best_round"]["ended_early"]
+    assert (result.outcome.status, result.summary.rounds, len(means)) == ("finished", over, over)
+    assert result.summary.best_round.ended_early
     best = means.index(max(means)) + 1
-    assert result.summary["models_round"] == (best if best_round else over)
+    assert result.summary.models_round == (best if best_round else over)
     before = snapshot(tmp_path / "run")
     for rounds in (30, 40):  # again, and with more rounds: it is over
         again = case.run(tmp_path / "run", **options | {"rounds": rounds})
         assert digests(again) == digests(result)
         assert snapshot(tmp_path / "run") == before
-        assert {**again.summary, "costs": 0} == {**result.summary, "costs": 0}
+        assert again.summary.model_copy(update={"costs": {}}) == result.summary.model_copy(update={"costs": {}})
 
 
 # ---- what tells of it
@@ -185,10 +185,10 @@ def test_the_report_says_which_round_was_chosen_and_on_what(tmp_path: Path) -> N
         cases()["fedavg"].run(tmp_path / name, rounds=ROUNDS, **options)
         groups.append(Group(name, (read_run(tmp_path / name),)))
     texts = [notice.text for notice in make_notices(groups) if "validation images" in notice.text]
-    chosen, ended = (group.runs[0].summary["best_round"] for group in groups)
+    chosen, ended = (group.runs[0].summary.best_round for group in groups)
     assert texts[0] == (
-        f"best: its models and final scores are those of round {chosen['round']}, by scores on validation images, mean "
-        f"over the sites (accuracy {chosen['score']:.3f})."
+        f"best: its models and final scores are those of round {chosen.round}, by scores on validation images, mean "
+        f"over the sites (accuracy {chosen.score:.3f})."
     )
-    assert f"it ended early, after {groups[1].runs[0].summary['rounds']} of {ROUNDS} rounds" in texts[1]
-    assert f"the best was {ended['round']}" in texts[1]
+    assert f"it ended early, after {groups[1].runs[0].summary.rounds} of {ROUNDS} rounds" in texts[1]
+    assert f"the best was {ended.round}" in texts[1]

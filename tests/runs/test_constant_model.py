@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +10,8 @@ import torch
 from typer.testing import CliRunner
 
 from medfl.cli.main import app
-from medfl.core.constant_predictions import from_summary
 from medfl.plugins import load_plugins
+from medfl.records.summary import Summary
 from medfl.report.page import write_report
 from medfl.runs.home import Home
 from medfl.runs.simulation import Run, simulate
@@ -59,13 +58,13 @@ def test_a_model_that_predicts_one_class_is_named_everywhere(tmp_path, caplog):
     folder = tmp_path / "fedavg"
     with caplog.at_level(logging.WARNING):
         run = train(folder, BiasOnly, 1)
-    (entry,) = from_summary(json.loads((folder / "summary.json").read_text()))
+    (entry,) = Summary.read(folder / "summary.json").constant_predictions
     images = sum(len(site.test) for site in run.sites.values())
     assert (entry.all_sites, entry.images, entry.splits) == (True, images, ("test",))
-    assert entry.answer in [f"the class '{name}'" for name in CLASSES]
+    assert entry.prediction in [f"the class '{name}'" for name in CLASSES]
     assert entry.sentence in caplog.messages
     page = write_report([folder], registry=load_plugins()).read_text()
-    words = f"predicts the class &#39;{entry.answer.split(chr(39))[1]}&#39; for all {images} test images"
+    words = f"predicts the class &#39;{entry.prediction.split(chr(39))[1]}&#39; for all {images} test images"
     assert words in page[: page.index("<section")], "above all sections"
     for command in ("status", "compare"):
         result = CliRunner().invoke(app, [command, str(folder)])
@@ -75,7 +74,7 @@ def test_a_model_that_predicts_one_class_is_named_everywhere(tmp_path, caplog):
 def test_a_model_that_learns_is_not_named(tmp_path, caplog):
     folder = tmp_path / "fedavg"
     train(folder, None, 12)
-    assert json.loads((folder / "summary.json").read_text())["constant_predictions"] == []
+    assert Summary.read(folder / "summary.json").constant_predictions == ()
     assert not [message for message in caplog.messages if "same prediction" in message]
     result = CliRunner().invoke(app, ["compare", str(folder)])
     assert "same prediction" not in result.output
@@ -85,6 +84,6 @@ def test_a_model_that_learns_is_not_named(tmp_path, caplog):
 def test_validation_images_are_judged_where_no_site_has_test_images(tmp_path):
     sites = {name: replace(site, test=make_data(0, name)) for name, site in make_sites().items()}
     train(tmp_path / "run", BiasOnly, 1, sites)
-    (entry,) = from_summary(json.loads((tmp_path / "run" / "summary.json").read_text()))
+    (entry,) = Summary.read(tmp_path / "run" / "summary.json").constant_predictions
     assert (entry.all_sites, entry.images, entry.splits) == (True, 18, ("val",))
     assert "18 validation images of all sites" in entry.sentence

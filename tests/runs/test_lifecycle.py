@@ -10,6 +10,7 @@ from refusals import refused
 from medfl.core.store import Store
 from medfl.errors import RefusedError, StoreError
 from medfl.plugins import load_plugins
+from medfl.records.run_file import DataOrigin, Provenance, RunFile
 from medfl.runs.lifecycle import RunViewer, RunWriter
 from medfl.settings import Execution
 from medfl.testing.cohort import Case, make_data, make_task
@@ -95,38 +96,38 @@ def test_a_run_is_claimed_by_what_it_is_and_begun_without_its_end(case: Case, tm
     first = writer(case, tmp_path)
     with first.held():
         assert RunViewer(tmp_path).being_written
-        first.claim({"data": {"name": "toy"}}, carrier="flare")
+        first.claim(Provenance(data=DataOrigin(name="toy")), backend="flare")
         (tmp_path / "summary.json").write_text("{}")
         first.begin()
         first.begin()
     assert not (tmp_path / "summary.json").exists()
-    run = json.loads((tmp_path / "run.json").read_text())
-    assert run["identity"] == first.identity
-    assert (run["rounds"], run["execution"]["carrier"], run["data"]) == (2, "flare", {"name": "toy"})
+    run = RunFile.read(tmp_path / "run.json")
+    assert run.identity == first.identity
+    assert (run.rounds, run.backend, run.provenance.data.name) == (2, "flare", "toy")
     (tmp_path / "state" / SERVER).mkdir(parents=True, exist_ok=True)
     (tmp_path / "state" / SERVER / "step-00000001.safetensors").write_text("a step, so that the folder is the run's")
     longer = writer(case, tmp_path, rounds=3)
     assert longer.run_id == first.run_id
     with longer.held():
-        longer.claim({})
+        longer.claim(Provenance())
     with first.held(), refused(StoreError, "fewer_rounds", expected=3, found=2):
-        first.claim({})
+        first.claim(Provenance())
     other = RunWriter(tmp_path, "fedavg", {}, first.settings, first.task, first.sites, "data", Execution())
     assert other.run_id != first.run_id
     with other.held(), refused(StoreError, "other_run", setting="method", expected="ditto", found="fedavg"):
-        other.claim({})
+        other.claim(Provenance())
 
 
 def test_a_run_that_has_done_no_step_does_not_block_another_one(case: Case, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with writer(case, folder).held():
-        writer(case, folder).claim({})
+        writer(case, folder).claim(Provenance())
     start = folder / "state" / SERVER / "step-00000000.safetensors"
     start.parent.mkdir(parents=True)
     start.write_text("the initial state of the run that failed")
     other = replace(writer(case, folder), method="fedavg")
     with other.held():
-        other.claim({})
+        other.claim(Provenance())
     assert json.loads((folder / "run.json").read_text())["identity"]["method"] == "fedavg"
     assert not start.exists()
     for done in (f"{SERVER}/step-00000001.safetensors", "site-1/step-00000000.safetensors", "site-1/inbox/0-site-2"):
@@ -135,5 +136,5 @@ def test_a_run_that_has_done_no_step_does_not_block_another_one(case: Case, tmp_
         path.touch()
         fields = {"setting": "method", "expected": "fedavg", "found": "ditto"}
         with writer(case, folder).held(), refused(StoreError, "other_run", **fields):
-            writer(case, folder).claim({})
+            writer(case, folder).claim(Provenance())
         path.unlink()

@@ -74,7 +74,7 @@ for number, (method, workers) in enumerate([("fedavg", 2), ("centralized", 1)]):
             execution=Execution(workers=workers),
         )
     )
-    facts[method] = result.summary["status"]
+    facts[method] = result.summary.status
 facts["mapped after"] = is_mapped()
 facts["modules"] = sorted({name.partition(".")[0] for name in sys.modules})
 (folder / "main.json").write_text(json.dumps(facts))

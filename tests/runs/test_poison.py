@@ -33,7 +33,7 @@ def test_a_median_withstands_what_a_mean_does_not(tmp_path):
     honest = moved(tmp_path / "honest")
     assert moved(tmp_path / "mean", poison=poison) > 5 * honest
     assert moved(tmp_path / "median", poison=poison, robust={"rule": "median"}) < 2 * honest
-    assert read_run(tmp_path / "mean").run["identity"]["settings"]["poison"] == poison
+    assert read_run(tmp_path / "mean").settings.poison == poison
 
 
 @pytest.mark.parametrize("attack", ["label_flip", "backdoor"])
@@ -43,7 +43,7 @@ def test_attackers_train_on_wrong_data(tmp_path, attack):
     honest = Case(REGISTRY, "local").run(tmp_path / "good", rounds=1)
     mine, other = bits(result), bits(honest)
     assert [name for name in other if not tensors_equal(mine[name], other[name])] == ["site-2/personal"]
-    assert result.summary["holdings"] == honest.summary["holdings"]
+    assert result.summary.holdings == honest.summary.holdings
 
 
 def test_no_test_image_of_an_attacker_is_in_a_score(tmp_path):

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from refusals import refused
+from run_records import rewrite
 
 from medfl.core.evaluation import score
 from medfl.core.journal import Journal
@@ -15,11 +16,13 @@ from medfl.core.site import Splits
 from medfl.data.pooled import Empty, Pooled
 from medfl.errors import DataError, PluginError, SettingsError, StoreError
 from medfl.plugins import load_plugins
+from medfl.records.run_file import RunFile
+from medfl.records.summary import Summary
 from medfl.runs.simulation import Run, simulate
 from medfl.runs.summary import summarise
 from medfl.settings import Settings, read_settings
 from medfl.testing.cohort import Case, bits, make_data, make_site, make_sites, make_task
-from medfl.utils.wire import sealed, tensors_equal
+from medfl.utils.wire import tensors_equal
 from medfl_methods.fedavg import FedAvg
 
 REGISTRY = load_plugins()
@@ -39,7 +42,7 @@ def rows(folder, **where):
 
 def without_costs(summary):
     """A summary without measured seconds."""
-    return {name: value for name, value in summary.items() if name != "costs"}
+    return summary.model_copy(update={"costs": {}})
 
 
 def check_refusal(folder, kind, code, fields, toy=None, **options):
@@ -84,7 +87,7 @@ def test_a_single_site_may_not_have_such_a_name_either(tmp_path, name):
 @pytest.mark.parametrize("name", ["NA", "null"])
 def test_any_other_name_is_a_name(tmp_path, name):
     sites = {name: make_site(6, "a"), "b": make_site(6, "b")}
-    by_site = case().run(tmp_path, sites=sites, rounds=1).summary["scores"]["global"]["test"]["accuracy"]["sites"]
+    by_site = case().run(tmp_path, sites=sites, rounds=1).summary.scores["global"]["test"]["accuracy"].sites
     assert set(by_site) == set(sites)
 
 
@@ -205,8 +208,7 @@ def test_the_folder_of_another_run_is_refused(tmp_path, toy, options, code, fiel
 def test_a_cleaned_run_is_not_begun_anew(tmp_path):
     case().run(tmp_path, rounds=2)
     csv = (tmp_path / "metrics.csv").read_bytes()
-    record = json.loads((tmp_path / "run.json").read_text())
-    (tmp_path / "run.json").write_text(json.dumps(sealed(record | {"cleaned": True})))
+    rewrite(RunFile, tmp_path, cleaned=True)
     with refused(StoreError, "cleaned_run", path=str(tmp_path)):
         case().run(tmp_path, rounds=2)
     assert (tmp_path / "metrics.csv").read_bytes() == csv
@@ -267,24 +269,24 @@ def test_the_table_is_tidy_and_the_summary_says_the_same(tmp_path):
     model = FedAvg().predictor(make_task(), [result.outcome.models["global"]])
     for name, data in sites.items():
         assert last[name] == pytest.approx(score(model, data.test, make_task(), Settings(rounds=3))["accuracy"])
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary = Summary.read(tmp_path / "summary.json")
     assert summary == result.summary
-    assert (summary["method"], summary["status"], summary["rounds"], summary["evaluated_round"]) == (
+    assert (summary.method, summary.status, summary.rounds, summary.evaluated_round) == (
         "fedavg",
         "finished",
         3,
         3,
     )
-    scores = summary["scores"]["global"]["test"]["accuracy"]
+    scores = summary.scores["global"]["test"]["accuracy"]
     three = [last[name] for name in sites]
-    assert scores["sites"] == pytest.approx(dict(zip(sites, three, strict=True)))
-    assert scores["mean"] == pytest.approx(sum(three) / 3)
-    assert scores["worst"] == pytest.approx(min(three))
-    assert scores["global_test"] == pytest.approx(last["global"])
-    assert scores["global_test"] == pytest.approx(
+    assert scores.sites == pytest.approx(dict(zip(sites, three, strict=True)))
+    assert scores.mean == pytest.approx(sum(three) / 3)
+    assert scores.worst == pytest.approx(min(three))
+    assert scores.global_test == pytest.approx(last["global"])
+    assert scores.global_test == pytest.approx(
         score(model, make_data(10, "global"), make_task(), Settings(rounds=3))["accuracy"]
     )
-    assert set(summary["scores"]["global"]) == {"val", "test"}
+    assert set(summary.scores["global"]) == {"val", "test"}
 
 
 def test_the_summary_adds_the_costs_up_and_says_who_holds_what(tmp_path):
@@ -293,18 +295,18 @@ def test_the_summary_adds_the_costs_up_and_says_who_holds_what(tmp_path):
     for name, data in sites.items():
         spent = rows(tmp_path, site=name).groupby("metric")["value"].sum()
         for cost in ("bytes_up", "bytes_down", "bytes_to_peers", "evaluate_seconds"):
-            assert summary["costs"][name][cost] == pytest.approx(spent[cost])
-        assert summary["costs"][name]["train_seconds"] == pytest.approx(spent["work_seconds"])
-        held = summary["holdings"]["sites"][name]
-        assert held["training"] == torch.bincount(data.train.class_labels, minlength=3).tolist()
+            assert getattr(summary.costs[name], cost) == pytest.approx(spent[cost])
+        assert summary.costs[name].train_seconds == pytest.approx(spent["work_seconds"])
+        held = summary.holdings.sites[name]
+        assert list(held["training"]) == torch.bincount(data.train.class_labels, minlength=3).tolist()
         assert sum(held["test"]) == len(data.test)
-    assert summary["holdings"]["classes"] == ["0", "1", "2"]
+    assert summary.holdings.classes == ("0", "1", "2")
 
 
 def test_the_summary_of_personal_models(tmp_path):
-    scores = case("fedbn").run(tmp_path, rounds=1).summary["scores"]
+    scores = case("fedbn").run(tmp_path, rounds=1).summary.scores
     assert set(scores) == {"personal"}
-    assert scores["personal"]["test"]["accuracy"]["global_test"] is None
+    assert scores["personal"]["test"]["accuracy"].global_test is None
 
 
 def test_an_undefined_score_does_not_spoil_the_mean(tmp_path):
@@ -313,11 +315,11 @@ def test_an_undefined_score_does_not_spoil_the_mean(tmp_path):
     text = "".join(f"1,{site},global,test,aggregated,auc,{value}\n" for site, value in lines)
     (tmp_path / "metrics.csv").write_text(head + text)
     outcome = case().run(tmp_path / "run", rounds=1).outcome
-    scores = summarise(tmp_path / "metrics.csv", "fedavg", outcome, Settings(rounds=1), "auc")["scores"]["global"][
-        "test"
-    ]["auc"]
-    assert scores["mean"] == pytest.approx(0.6)
-    assert (scores["worst"], scores["sites"]["b"]) == (0.5, None)
+    scores = summarise(tmp_path / "metrics.csv", "fedavg", outcome, Settings(rounds=1), "auc").score(
+        "global", "test", "auc"
+    )
+    assert scores.mean == pytest.approx(0.6)
+    assert (scores.worst, scores.sites["b"]) == (0.5, None)
 
 
 # ---- too few replies
@@ -415,7 +417,7 @@ def test_pooled_data_are_the_parts_in_any_order():
 def test_a_run_without_anything_to_score_ends_well(tmp_path):
     sites = {name: Splits(make_data(8, name), Empty(), Empty()) for name in "ab"}
     outcome = simulate(Run("fedavg", FedAvg, make_task(), Settings(rounds=2), sites, tmp_path))
-    assert (outcome.summary["status"], outcome.summary["evaluated_round"], outcome.summary["scores"]) == (
+    assert (outcome.summary.status, outcome.summary.evaluated_round, outcome.summary.scores) == (
         "finished",
         None,
         {},

@@ -151,7 +151,7 @@ def test_a_killed_study_continues_and_leaves_what_is_finished_untouched(folder: 
     assert table["status"].tolist() == ["1 finished", "1 finished"]
     assert (out / "results" / "demo.html").is_file()
     run = json.loads((together / "run.json").read_text())
-    assert run["settings"]["rounds"] == {"value": 12, "origin": "study small"}
+    assert run["provenance"]["settings"]["rounds"] == {"value": 12, "origin": "study small"}
 
 
 def study_in_a_group(file: Path, out: Path) -> None:

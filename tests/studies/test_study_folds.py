@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from medfl.data.datalists import read_datalist
 from medfl.data.partition_file import drawn_fold
 from medfl.data.sites import site_names
 from medfl.errors import DataError, SettingsError, StoreError
+from medfl.records.run_file import RunFile
 from medfl.studies.study import commands, run_study
 
 FOLDS: dict[str, Any] = copy.deepcopy(PREPARED)
@@ -174,9 +174,9 @@ def test_a_real_run_knows_its_fold(load, source: Path, tmp_path: Path) -> None:
     changes |= {"rows": {"alone": {"method": "local"}}, "claims": []}
     assert not run_study(load(changes), here).unfinished()
     records = [tmp_path / "out" / "runs" / "breast" / "alone" / f"seed-0-fold-{fold}" / "run.json" for fold in (0, 1)]
-    runs = [json.loads(path.read_text()) for path in records]
-    assert [(run["data"]["fold"], run["data"]["folds"]) for run in runs] == [(0, 2), (1, 2)]
-    assert runs[0]["identity"]["data"] != runs[1]["identity"]["data"]
+    runs = [RunFile.read(path) for path in records]
+    assert [(run.provenance.data.fold, run.provenance.data.folds) for run in runs] == [(0, 2), (1, 2)]
+    assert runs[0].identity.data != runs[1].identity.data
     (seeds,) = pd.read_csv(tmp_path / "out" / "results" / "breast.csv")["seeds"]
     assert seeds == "0 (folds 0, 1)"
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from attack_runs import make_data, run_bundle
 from make_runs import make_run
 from refusals import refused
+from run_records import change_json
 
 from medfl.attacks.open_run import open_run
 from medfl.card.evidence import from_bytes, to_bytes
@@ -29,13 +28,6 @@ from medfl.utils.files import write_atomic
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 CODE = "import pathlib\npathlib.Path(__file__).with_suffix('.ran').touch()\n"
-
-
-def changed(folder: Path, name: str, change: Callable[[Any], Any]) -> None:
-    """Change a JSON file of a run folder."""
-    content = json.loads((folder / name).read_text())
-    change(content)
-    (folder / name).write_text(json.dumps(content))
 
 
 def say(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -57,7 +49,9 @@ def test_no_plugin_file_is_loaded_because_a_run_folder_names_it(
     run_bundle(make_data(tmp_path / "data"), tmp_path / "run")
     plugin = tmp_path / "run" / "harmless.py"
     plugin.write_text(CODE)
-    changed(tmp_path / "run", "run.json", lambda record: record["plugins"].update(harmless=str(plugin)))
+    change_json(
+        tmp_path / "run" / "run.json", lambda record: record["provenance"]["plugins"].update(harmless=str(plugin))
+    )
     assert open_run(tmp_path / "run").name == "fedavg"
     assert not plugin.with_suffix(".ran").exists()
     assert "harmless.py" in caplog.text
@@ -72,7 +66,7 @@ def test_looking_at_a_run_evaluates_nothing_of_its_bundles(
     plugin = run / "harmless.py"
     plugin.write_text(CODE)
     code = f"$__import__('pathlib').Path({str(tmp_path / 'evaluated')!r}).touch()"
-    changed(run, "run.json", lambda record: record.update(plugins={"harmless": str(plugin)}))
+    change_json(run / "run.json", lambda record: record["provenance"].update(plugins={"harmless": str(plugin)}))
     for home in (run / "global", *(run / "sites").iterdir()):
         for name in ("train.json", "inference.json", "metadata.json"):
             content = {"network_name": code, "network": {"_target_": code}, "site": code, "intended_use": code}
@@ -88,8 +82,8 @@ def test_looking_at_a_run_evaluates_nothing_of_its_bundles(
 @pytest.mark.parametrize("name", ["../../outside", "..", ".", "", "/etc", "a\\b", "a\0b", 7])
 def test_a_site_whose_name_is_no_folders_is_refused(run: Path, tmp_path: Path, name: object) -> None:
     (tmp_path / "outside").mkdir()
-    changed(run, "run.json", lambda record: record["identity"].update(sites=[name]))
-    with refused(StoreError, "invalid_site_name", path=str(run / "run.json")):
+    change_json(run / "run.json", lambda record: record["identity"].update(sites=[name]))
+    with refused(StoreError, "damaged_file", path=str(run / "run.json")):
         read_run(run)
     assert list((tmp_path / "outside").iterdir()) == []
 
@@ -127,8 +121,8 @@ def test_evidence_names_no_folder_above(run: Path) -> None:
 
 
 def test_names_and_reasons_of_a_run_steer_no_terminal(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    changed(run, "run.json", lambda record: record["identity"].update(method=ESCAPE))
-    changed(run, "summary.json", lambda summary: summary.update(method=ESCAPE, reason=ESCAPE, status="incomplete"))
+    change_json(run / "run.json", lambda record: record["identity"].update(method=ESCAPE))
+    change_json(run / "summary.json", lambda summary: summary.update(method=ESCAPE, reason=ESCAPE, status="incomplete"))
     write_cards(run, load_plugins())
     (run / "global" / f"x{ESCAPE}").write_text("")
     damaged = run.with_name(f"other{ESCAPE}")

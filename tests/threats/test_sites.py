@@ -64,8 +64,8 @@ def test_a_site_that_lies_about_its_scores_is_missing_and_the_run_goes_on(place:
     for service in loopback.services.values():
         service.close()
     assert progress.state == "finished"
-    assert LIAR in read_run(folder).summary["missing"]
-    json.dumps(read_run(folder).summary, allow_nan=False)
+    assert LIAR in read_run(folder).summary.unavailable_reasons
+    json.dumps(read_run(folder).summary.to_json(), allow_nan=False)
     assert describe(folder)["rounds"] == "2 of 2"
     assert "finished" in content(WatchedFolder(folder).views())
     assert "could not be made" not in write_report([folder]).read_text()

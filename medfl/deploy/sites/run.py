@@ -26,6 +26,7 @@ from medfl.deploy.sites.policy import check_counts, check_networks, leaving_rows
 from medfl.errors import RefusedError
 from medfl.privacy.ledger import fingerprint
 from medfl.privacy.statements import leaving
+from medfl.records.run_file import DataOrigin, Provenance
 from medfl.runs.home import Home
 from medfl.runs.lifecycle import JOB_PATIENCE, RunWriter
 from medfl.runs.progress import begin_facts, noted
@@ -148,15 +149,25 @@ class SiteRun:
         """Hold the run's folder for writing, and check that it is this run's."""
         opened = self._opened
         offer, method_args = opened.offer, opened.built.method_args
-        parts = (self.settings, self.task, offer.sites, self._data.digest, opened.execution, opened.joined)
-        record = {"offer": offer.to_meta(), "data": {"allowed_changes": self._changes}, "joined": opened.joined}
-        writer = RunWriter(self.folder, offer.method, method_args, *parts)
+        data = DataOrigin(allowed_changes=tuple(self._changes))
+        provenance = Provenance(offer=offer.to_meta(), data=data, joined=opened.joined)
+        writer = RunWriter(
+            folder=self.folder,
+            method=offer.method,
+            method_args=method_args,
+            settings=self.settings,
+            task=self.task,
+            sites=offer.sites,
+            data_digest=self._data.digest,
+            execution=opened.execution,
+            joined=opened.joined,
+        )
         with writer.held(JOB_PATIENCE):
             check_same_data(self.folder, self.name, self._data.digest)
-            writer.claim(record)
+            writer.claim(provenance, backend="flare")
             self.host = self._host(writer)
             self.host.check_account()
-            begin = begin_facts(writer.identity, self.settings.rounds) | {"sites": [self.name]}
+            begin = begin_facts(writer.identity.to_json(), self.settings.rounds) | {"sites": [self.name]}
             with noted(self.folder, begin) as self.note:
                 yield
                 self.note("left", {})

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import ValidationError
 
 from medfl.carriers.heartbeat import pack_beat
 from medfl.carriers.message_checks import check_size
@@ -31,12 +32,12 @@ from medfl.deploy.sites.file import SiteFile
 from medfl.deploy.sites.policy import told_profile
 from medfl.deploy.sites.run import SiteRun
 from medfl.errors import MedflError, RefusedError
+from medfl.records.run_file import JoinedSite
 from medfl.runs.machines import LIVE
 from medfl.runs.progress import row_facts
 from medfl.types import Meta
 from medfl.utils.memory import keep_freed_memory
 from medfl.utils.pulse import Beat, Pulse
-from medfl.utils.tells import Tell, check_told, count, or_none, text
 from medfl.utils.text import one_line
 from medfl.utils.wire import Blob
 
@@ -257,18 +258,15 @@ def _networks(meta: Meta) -> dict[str, str]:
     return dict(networks)
 
 
-def _joined(meta: Meta) -> dict[str, Meta]:
-    """Site that came when the run had begun to what is noted of it, from a message."""
+def _joined(meta: Meta) -> dict[str, JoinedSite]:
+    """Return the sites that joined after the run began, from a message."""
     joined: Any = meta.get("joined", {})
-    if not isinstance(joined, dict):
-        raise RefusedError("invalid_message", "expected by name which sites came later", name="joined")
-    for site, entry in joined.items():
-        check_told(entry, {"round": Tell("public", count()), "network": Tell("public", or_none(text()))}, "", {}, site)
-        if entry.keys() != {"round", "network"}:
-            raise RefusedError(
-                "invalid_message",
-                "expected round and network of a site that came later",
-                name="joined",
-                expected=("round", "network"),
-            )
-    return dict(joined)
+    try:
+        return {str(site): JoinedSite.model_validate(entry, strict=True) for site, entry in joined.items()}
+    except (AttributeError, ValidationError):
+        raise RefusedError(
+            "invalid_message",
+            "expected round and network of each site that joined after the run began",
+            name="joined",
+            expected=("round", "network"),
+        ) from None

@@ -130,7 +130,7 @@ def _worst(groups: Sequence[Group]) -> list[Meta]:
     parts = []
     for group in groups:
         run = group.runs[0]
-        sites = {site: read_worst(run.folder / "sites" / site) for site in run.run["identity"]["sites"]}
+        sites = {site: read_worst(run.folder / "sites" / site) for site in run.sites}
         pictures = [(site, _picture(group.label, site, case), case) for site, cases in sites.items() for case in cases]
         if pictures:
             parts.append({"label": group.label, "pictures": pictures})

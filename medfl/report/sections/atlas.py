@@ -187,16 +187,16 @@ class AtlasSection(TemplateSection):
 def atlas_section(groups: Sequence[Group]) -> Meta | None:
     """The section, from the data of the first run that still has some with an atlas; None where no run had one."""
     runs = [run for group in groups for run in group.runs]
-    private = any(run.run["identity"]["settings"].get("privacy") is not None for run in runs)
+    private = any(run.settings.privacy is not None for run in runs)
     folders = {run.data_folder: run for run in reversed(runs)}
     for folder, run in reversed(folders.items()):
         try:
-            view = read_atlas(folder, run.run["identity"]["sites"], not private) if folder else None
+            view = read_atlas(folder, run.sites, not private) if folder else None
         except (MedflError, OSError, ValueError, KeyError, TypeError, IndexError):
             continue  # the page is about the runs; what has become of their data is no fault of theirs
         if view is not None:
             return {"picture": _picture(view), "caption": _caption(view, private), "lost": ""}
-    used = any("regions" in run.run["identity"]["task"] for run in runs)
+    used = any(run.run.identity.task.regions is not None for run in runs)
     return {"picture": None, "caption": "", "lost": LOST} if used else None
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from medfl.core.attendance import MISSED, TOOK_PART, stretches
 from medfl.report.notices import Named
 from medfl.report.section import ReportData, TemplateSection
-from medfl.runs.folder import late_networks
 from medfl.runs.records import RunRecord
 from medfl.runs.summary import ended_on
 from medfl.types import Meta
@@ -15,8 +14,8 @@ from medfl.types import Meta
 
 def attendance_of(run: RunRecord) -> dict[str, dict[int, str]]:
     """Site to round to what it did, of a run that is over: who spent time in a round took part, unless it missed it."""
-    missed = run.summary.get("attendance", {}).get("missed", {})
-    sites = [str(site) for site in run.run["identity"]["sites"]]
+    missed = {} if run.summary is None else run.summary.attendance.missed
+    sites = run.sites
     known: dict[str, dict[int, str]] = {site: {} for site in sites}
     table = run.metrics
     worked = table[(table["metric"] == "work_seconds") & table["site"].isin(sites)]
@@ -41,7 +40,7 @@ class AttendanceSection(TemplateSection):
 
 
 def _with_gaps(runs: Sequence[Named]) -> list[Named]:
-    return [(name, run) for name, run in runs if run.summary.get("attendance", {}).get("missed")]
+    return [(name, run) for name, run in runs if run.summary is not None and run.summary.attendance.missed]
 
 
 def _matrix(name: str, run: RunRecord) -> Meta:
@@ -49,18 +48,17 @@ def _matrix(name: str, run: RunRecord) -> Meta:
     rounds = max((max(did, default=0) for did in known.values()), default=0)
     counts = {site: sum(what == TOOK_PART for what in did.values()) for site, did in known.items()}
     orders = {site: len(did) for site, did in known.items()}
-    ending = (
-        f"{name} {run.status}{ended_on(run.summary) or ' on all of its sites'} after {run.summary['rounds']} rounds"
-    )
+    over = 0 if run.summary is None else run.summary.rounds
+    ending = f"{name} {run.status}{ended_on(run.summary) or ' on all of its sites'} after {over} rounds"
     matrix = {"rows": stretches(known, rounds), "counts": counts, "orders": orders, "rounds": rounds}
     return {"name": ending, "late": _late(run)} | matrix
 
 
 def _late(run: RunRecord) -> list[str]:
     """A sentence for each site that came when the run had begun between machines."""
-    networks, joined = late_networks(run.run), run.run.get("joined") or {}
-    brought = {site: f", with the network {network}" for site, network in networks.items()}
+    provenance = run.run.provenance
+    brought = {site: f", with the network {network}" for site, network in provenance.late_networks.items()}
     return [
-        f"{site} came later: it takes part from round {entry['round']} on{brought.get(site, '')}."
-        for site, entry in sorted(joined.items())
+        f"{site} came later: it takes part from round {entry.round} on{brought.get(site, '')}."
+        for site, entry in sorted(provenance.joined.items())
     ]

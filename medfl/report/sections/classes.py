@@ -82,7 +82,7 @@ def classes_section(groups: Sequence[Group], tested: Mapping[str, Sets], baselin
         tested: Run folder, as text, to its test sets.
         baseline: See `medfl.report.scores.compared`.
     """
-    names = class_names(max((run for group in groups for run in group.runs), key=lambda run: "holdings" in run.summary))
+    names = class_names(max((run for group in groups for run in group.runs), key=lambda run: run.holdings is not None))
     if len(names) < 3:
         return None
     pairs = compared(groups, baseline)

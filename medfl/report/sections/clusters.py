@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
 from medfl.metrics import UNBOUNDED
+from medfl.records.run_file import Machine
 from medfl.report.curves import ends
 from medfl.report.figures import Curve, Look, curves_figure, looks, svg
 from medfl.report.formats import count, listed, metric_words, score
@@ -17,7 +18,6 @@ from medfl.report.scores import Value, key_metrics, named_runs
 from medfl.report.section import ReportData, TemplateSection
 from medfl.report.sections.standard import BANDS
 from medfl.runs.device_profiles import CLUSTERS
-from medfl.runs.folder import late_networks
 from medfl.runs.machines import Profile
 from medfl.runs.records import RunRecord
 from medfl.types import NO_SITES, Meta
@@ -86,11 +86,10 @@ def clusters_of(run: RunRecord) -> tuple[Cluster, ...]:
 
     A network that the settings give a site counts, not that of its cluster.
     """
-    identity = run.run["identity"]
-    capability: Mapping[str, Mapping[str, object]] = run.run.get("capability") or {}
-    networks, usual = (identity["settings"].get("networks") or {}) | late_networks(run.run), _default(run)
-    spots = [_spot(site, networks.get(site, usual), capability.get(site)) for site in identity["sites"]]
-    if not capability and len({spot.network for spot in spots}) < 2:
+    machines = run.run.provenance.machines
+    networks, usual = run.settings.networks_by_site | run.run.provenance.late_networks, _default(run)
+    spots = [_spot(site, networks.get(site, usual), machines.get(site)) for site in run.sites]
+    if not machines and len({spot.network for spot in spots}) < 2:
         return ()
     spots_by_cluster: dict[str, list[Spot]] = {}
     for spot in sorted(spots, key=lambda spot: spot.order):
@@ -98,20 +97,17 @@ def clusters_of(run: RunRecord) -> tuple[Cluster, ...]:
     return tuple(Cluster(name, tuple(members)) for name, members in spots_by_cluster.items())
 
 
-def _spot(site: str, network: str, card: Mapping[str, object] | None) -> Spot:
-    if card is None:
+def _spot(site: str, network: str, machine: Machine | None) -> Spot:
+    if machine is None:
         return Spot(site, "", network)
-    numbers = card["profile"]
-    assert isinstance(numbers, Mapping)
-    profile = Profile(**{name: float(numbers[name]) for name in Profile._fields})
-    return Spot(site, str(card["cluster"]), network, profile, float(str(card["score"])))
+    return Spot(site, machine.cluster, network, Profile(**machine.profile), machine.score)
 
 
 def _default(run: RunRecord) -> str:
     """Name of the network of sites that no setting names one for."""
-    known = run.run.get("settings", {}).get("network_name", {}).get("value")
-    names = list(run.run["identity"]["task"]["networks"])
-    return str(known) if known is not None else names[0] if len(names) == 1 else DEFAULT
+    known = run.run.provenance.settings.get("network_name")
+    names = list(run.run.identity.task.networks)
+    return str(known.value) if known is not None else names[0] if len(names) == 1 else DEFAULT
 
 
 def scores_by_cluster(runs: Sequence[RunRecord], metric: str, split: str = "test") -> pd.DataFrame:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from medfl.report.formats import plain
 from medfl.report.groups import Group, data_names
 from medfl.report.notices import Named
 from medfl.report.scores import class_names
-from medfl.runs.records import RunRecord
 from medfl.types import Meta
 
 COSTS = ("bytes_up", "bytes_down", "bytes_to_peers", "train_seconds", "evaluate_seconds")
@@ -46,7 +44,7 @@ class Holding:
 
     name: str
     classes: list[str]
-    splits: dict[str, dict[str, list[int]]]
+    splits: dict[str, dict[str, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
@@ -70,11 +68,12 @@ def costs(runs: Sequence[Named]) -> list[Cost]:
     """The costs of the runs that are over."""
     run_costs = []
     for name, run in runs:
-        spent_by_site = run.summary.get("costs", {})
-        sites = {str(site): {cost: float(spent[cost]) for cost in COSTS} for site, spent in spent_by_site.items()}
+        if run.summary is None:
+            continue
+        sites = {site: {cost: getattr(spent, cost) for cost in COSTS} for site, spent in run.summary.costs.items()}
         if sites:
             total = {cost: sum(spent[cost] for spent in sites.values()) for cost in COSTS}
-            shares = len(sites) * max(int(run.summary["rounds"]), 1)
+            shares = len(sites) * max(run.summary.rounds, 1)
             run_costs.append(Cost(name, total, {cost: value / shares for cost, value in total.items()}, sites))
     return run_costs
 
@@ -101,11 +100,11 @@ def holdings(runs: Sequence[Named]) -> list[Holding]:
     names = data_names([run for _, run in runs])
     by_data: dict[str, Holding] = {}
     for _, run in runs:
-        record = run.summary.get("holdings")
-        if not record or run.data in by_data:
+        record = run.holdings
+        if record is None or run.data in by_data:
             continue
         splits = {
-            split: {str(site): counts[split] for site, counts in record["sites"].items() if split in counts}
+            split: {site: counts[split] for site, counts in record.sites.items() if split in counts}
             for split in ("training", "validation", "test")
         }
         filled = {split: sites for split, sites in splits.items() if any(map(any, sites.values()))}
@@ -117,9 +116,9 @@ def settings(runs: Sequence[Named]) -> list[Fact]:
     """Each setting with its value and origin."""
     return _merged(
         [
-            (name, {key: (plain(fact["value"]), str(fact["origin"])) for key, fact in table.items()})
+            (name, {key: (plain(setting.value), setting.origin) for key, setting in table.items()})
             for name, run in runs
-            if (table := run.run.get("settings"))
+            if (table := run.run.provenance.settings)
         ],
         len(runs),
     )
@@ -129,7 +128,8 @@ def surroundings(runs: Sequence[Named]) -> list[Fact]:
     """Versions, threads, device and plugins."""
     tables = []
     for name, run in runs:
-        facts: Meta = {**run.run["execution"], **run.run["versions"], "plugins": _plugins(run.run["plugins"])}
+        plugins = [f"{plugin} ({origin})" for plugin, origin in run.run.provenance.plugins.items()]
+        facts: Meta = {**run.run.execution.model_dump(mode="json"), **run.run.versions.to_json(), "plugins": plugins}
         tables.append((name, {key: (plain(value), "") for key, value in facts.items()}))
     return _merged(tables, len(runs))
 
@@ -138,18 +138,9 @@ def data_hashes(runs: Sequence[Named]) -> list[Fact]:
     """SHA-256 of all data together, and of each holder's."""
     tables = []
     for name, run in runs:
-        holders = {str(site): str(value) for site, value in _data(run).get("sites", {}).items()}
+        holders = run.run.provenance.data.sites
         tables.append((name, {key: (value, "") for key, value in ({"all data": run.data} | holders).items()}))
     return _merged(tables, len(runs))
-
-
-def _data(run: RunRecord) -> Meta:
-    facts: Meta = run.run.get("data", {})
-    return facts
-
-
-def _plugins(plugins: Any) -> list[str]:
-    return [f"{name} ({value})" for name, value in plugins.items()] if isinstance(plugins, dict) else list(plugins)
 
 
 def _merged(tables: Sequence[tuple[str, dict[str, tuple[str, str]]]], count: int) -> list[Fact]:
@@ -195,7 +186,7 @@ def savings(runs: Sequence[Named]) -> list[Saving]:
     """One for each run that quantises and has sent something."""
     quantised = []
     for name, run in runs:
-        compression = run.run["identity"]["settings"].get("compression")
+        compression = run.settings.compression
         table = run.metrics[run.metrics["split"] == "train"]
         sent, plain = (table[table["metric"] == metric] for metric in ("bytes_up", PLAIN))
         if not compression or sent.empty:
@@ -203,5 +194,5 @@ def savings(runs: Sequence[Named]) -> list[Saving]:
         rounds = sent["round"].nunique()
         whole = len(plain) == len(sent)  # a run that an earlier version began has them for some rounds only
         means = [float(rows["value"].sum()) / rounds for rows in (sent, plain)]
-        quantised.append(Saving(name, int(compression["bits"]), means[0], means[1] if whole else None))
+        quantised.append(Saving(name, compression.bits, means[0], means[1] if whole else None))
     return quantised

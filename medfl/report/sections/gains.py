@@ -49,7 +49,7 @@ def compare_folds(metric: str, name: str, pairs: Sequence[Pair], tested: Mapping
         pairs: Of at least two folds, all about the same people: see `medfl.report.groups`.
         tested: Run folder, as text, to its test sets.
     """
-    sites = sorted({site for pair in pairs for site in pair.other.run["identity"]["sites"]})
+    sites = sorted({site for pair in pairs for site in pair.other.sites})
     scores = {site: _scores(metric, site, pairs) for site in sites}
     folds = folds_among([pair.other for pair in pairs])
     tests = PatientTests(metric, pairs, lambda run: tested[str(run.folder)])
@@ -251,7 +251,7 @@ def _missing(groups: Sequence[Group], left: Sequence[Group]) -> list[str]:
 
 
 def _unscored(groups: Sequence[Group]) -> list[str]:
-    names = [group.label for group in groups if not any(run.summary.get("scores") for run in group.runs)]
+    names = [group.label for group in groups if not any(run.scores for run in group.runs)]
     return [f"There are no final scores of {listed(names)}."] if names else []
 
 

@@ -130,7 +130,7 @@ def _rows(run: RunRecord, metric: str) -> list[tuple[str, str, float]]:
     """Model with owner, site and score of the run's last round."""
     table = run.metrics
     chosen = table["model"].str.contains("@") & (table["metric"] == metric) & (table["split"] == "test")
-    rows = table[chosen & (table["round"] == run.summary.get("evaluated_round"))]
+    rows = table[chosen & (table["round"] == run.evaluated_round)]
     return list(zip(rows["model"], rows["site"], rows["value"], strict=True))
 
 

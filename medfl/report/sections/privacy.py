@@ -48,14 +48,12 @@ def privacy_section(groups: Sequence[Group]) -> Meta | None:
 
 def promised(run: RunRecord) -> Privacy | None:
     """The privacy settings of a run."""
-    settings = run.run["identity"]["settings"].get("privacy")
-    return None if settings is None else Privacy.model_validate(settings)
+    return run.settings.privacy
 
 
 def secure_of(run: RunRecord) -> SecureAggregation | None:
     """The secure aggregation of a run."""
-    settings = run.run["identity"]["settings"].get("secure_aggregation")
-    return None if settings is None else SecureAggregation.model_validate(settings)
+    return run.settings.secure_aggregation
 
 
 def _merged(label: str, named: Sequence[Named], runs: int) -> list[Meta]:
@@ -67,9 +65,9 @@ def _merged(label: str, named: Sequence[Named], runs: int) -> list[Meta]:
 
 
 def _row(run: RunRecord) -> Meta:
-    privacy, rounds = promised(run), int(run.run["rounds"])
+    privacy, rounds = promised(run), int(run.run.rounds)
     assert privacy is not None
-    accounts: Accounts = run.summary.get("privacy") or {}
+    accounts: Accounts = {} if run.summary is None else run.summary.privacy
     other = next(name for name in SENSITIVITY if name != privacy.adjacency)
     secure = secure_of(run)
     far, widened = _other(privacy, rounds, other, secure)

@@ -274,7 +274,7 @@ def settings(runs: Sequence[Named]) -> Meta:
     return {
         "unlike": [fact for fact in table if fact.runs],
         "alike": [fact for fact in table if not fact.runs],
-        "without": listed([name for name, run in runs if not run.run.get("settings")]),
+        "without": listed([name for name, run in runs if not run.run.provenance.settings]),
         "surroundings": facts.surroundings(runs),
         "hashes": facts.data_hashes(runs),
     }

@@ -52,7 +52,7 @@ def varied(groups: Sequence[Group]) -> tuple[str, list[float]] | None:
         groups: Of one method.
     """
     tables: list[dict[str, Any]] = [
-        {name: fact["value"] for name, fact in (group.runs[0].run.get("settings") or {}).items() if name not in ASIDE}
+        {name: origin.value for name, origin in group.runs[0].run.provenance.settings.items() if name not in ASIDE}
         for group in groups
     ]
     names = {name for table in tables for name in table if any(table.get(name) != other.get(name) for other in tables)}

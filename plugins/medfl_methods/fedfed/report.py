@@ -189,7 +189,7 @@ def _sent_sentence(run: RunRecord, sharing: Meta) -> str:
 def _sites(run: RunRecord, sharing: Meta, stage: Stage) -> Meta:
     """A row for each site: images sent, freezing, accuracies at both ends of the stage, last weight."""
     items = sharing.get("items") or {}
-    names = sorted({*map(str, run.run["identity"]["sites"]), *items, *stage.accuracy, *stage.frozen, *stage.errors})
+    names = sorted({*map(str, run.sites), *items, *stage.accuracy, *stage.frozen, *stage.errors})
     ends = sorted({stage.rounds[0], stage.rounds[-1]}) if stage.accuracy else []
     judged = (sharing.get("history") or [{}])[-1].get("judged") or {}
     return {

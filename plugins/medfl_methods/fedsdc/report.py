@@ -139,8 +139,9 @@ def _answers(name: str, run: RunRecord, run_findings: Findings) -> str:
     """Which heads answer."""
     kept, heads = run_findings.meta["heads"]["kept"], len(run_findings.meta["heads"]["widths"])
     who = f"all {heads} heads answer" if len(kept) == heads else _named(kept)
-    how = run.run.get("settings", {}).get("method_args.ensemble", {}).get("value")
-    mean = ", by their mean probability instead of a vote" if how == "prob_mean" and len(kept) > 1 else ""
+    ensemble = run.run.provenance.settings.get("method_args.ensemble")
+    is_mean = ensemble is not None and ensemble.value == "prob_mean" and len(kept) > 1
+    mean = ", by their mean probability instead of a vote" if is_mean else ""
     text = f"{who}{mean}."
     return f"{name}: {text}" if name else text[0].upper() + text[1:]
 
@@ -152,7 +153,7 @@ def _named(kept: Sequence[int]) -> str:
 
 def _silent(run: RunRecord, heads: Meta) -> str:
     """Why nobody compared the heads."""
-    if run.run["identity"]["settings"].get("privacy") is not None:
+    if run.settings.privacy is not None:
         why = "the counts that this takes stay at home under a privacy setting"
     elif run.status != "finished":
         why = "the run ended before"

@@ -123,8 +123,8 @@ def _scores(groups: Sequence[Group]) -> Meta:
     rows: dict[str, list[tuple[str, list[Value]]]] = {}
     for metric in key_metrics(groups):
         for group in groups:
-            tests = [run.summary.get("scores", {}).get("global", {}).get("test", {}) for run in group.runs]
-            cells = [value_over([test.get(metric, {}).get(key) for test in tests]) for key in SETS]
+            tests = [run.scores.get("global", {}).get("test", {}) for run in group.runs]
+            cells = [value_over([getattr(test[metric], key) for test in tests if metric in test]) for key in SETS]
             if any(cell.mean is not None for cell in cells):
                 rows.setdefault(metric, []).append((group.label, cells))
     filled = [

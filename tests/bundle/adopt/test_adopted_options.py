@@ -18,7 +18,8 @@ from medfl.bundle.federation import read_federation
 from medfl.cli.main import app
 from medfl.errors import SettingsError
 from medfl.networks.frozen import whole_state
-from medfl.runs.folder import begun_record
+from medfl.records.run_file import SettingOrigin
+from medfl.runs.folder import begun_run
 
 FREEZE = "$[@network_def.to(@device), [p.requires_grad_(False) for p in @network_def.model[0].parameters()]][0]"
 """Freezes the first part of the network; the rest learns."""
@@ -50,7 +51,9 @@ def test_a_setting_is_honoured_though_an_id_that_no_run_builds_has_its_name(tmp_
         assert run.settings["epochs"] == 3
         assert read(tmp_path).settings.get("epochs", 1) == 1
     read(tmp_path, epochs=2).simulate()
-    assert begun_record(tmp_path / "run")["settings"]["epochs"] == {"value": 2, "origin": read(tmp_path).given_by}
+    assert begun_run(tmp_path / "run").provenance.settings["epochs"] == SettingOrigin(
+        value=2, origin=read(tmp_path).given_by
+    )
 
 
 def test_a_name_that_means_two_things_is_refused(tmp_path):

@@ -17,7 +17,7 @@ from medfl.core.store import Record, Store
 from medfl.errors import RefusedError
 from medfl.plugins import load_plugins
 from medfl.privacy.secure_aggregation.keys import CHANNEL, agreed, public_key, unseal
-from medfl.runs.folder import run_id_of
+from medfl.records.run_file import RunFile
 from medfl.runs.simulation import Result
 from medfl.testing.cohort import Case, bits, make_sites, make_task
 from medfl.types import Tensors
@@ -171,7 +171,7 @@ def blob(folder: Path, record: Record, name: str) -> Tensors:
 def test_no_secret_is_on_any_disk_or_in_any_message(tmp_path: Path) -> None:
     """In a run that stopped before its sum was unmasked; an unmasked site's own mask is known to the server."""
     run(tmp_path, secure_aggregation=THREE, absent=lambda site, at: at == 5 and site in ("site-1", "site-2", "site-3"))
-    run_id = run_id_of(json.loads((tmp_path / "run.json").read_text())["identity"])
+    run_id = RunFile.read(tmp_path / "run.json").identity.run_id
     content = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     hidden = [secret for site in SIZES for secret in secrets(tmp_path, site, run_id, 1)]
     assert public_key(hidden[0]) in content, "these are the secrets of the run"
@@ -182,7 +182,7 @@ def test_no_secret_is_on_any_disk_or_in_any_message(tmp_path: Path) -> None:
 def test_what_is_sealed_is_bound_to_the_list_of_participants(tmp_path: Path) -> None:
     """By the key and by the additional data, each on its own."""
     run(tmp_path, secure_aggregation=THREE, absent=lambda site, at: at == MASKING)
-    run_id = run_id_of(json.loads((tmp_path / "run.json").read_text())["identity"])
+    run_id = RunFile.read(tmp_path / "run.json").identity.run_id
     server = Store(tmp_path / "state" / "server").latest()
     assert server is not None
     sealed = to_bytes(blob(tmp_path, server, SEALED)[f"{SEALED}/site-1/site-2"])

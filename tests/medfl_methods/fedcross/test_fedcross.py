@@ -139,7 +139,7 @@ def test_the_score_of_a_site_is_the_ensembles(tmp_path):
         right = (torch.stack(members).mean(0).argmax(1) == test.class_labels).double().mean().item()
         value = scored[(scored["site"] == name) & (scored["round"] == 2)]["value"].item()
         assert value == pytest.approx(right)
-        assert result.summary["scores"]["personal"]["test"]["accuracy"]["sites"][name] == pytest.approx(right)
+        assert result.summary.scores["personal"]["test"]["accuracy"].sites[name] == pytest.approx(right)
 
 
 def test_an_exported_bundle_builds_the_ensemble():

@@ -245,6 +245,6 @@ def test_what_can_be_learned_is_by_sites_and_student(tmp_path):
         public=gaussians(100, 99),
         public_test=gaussians(100, 98),
     )
-    scores = simulate(run_).summary["scores"]
+    scores = simulate(run_).summary.scores
     for kind in ("personal", "global"):
-        assert scores[kind]["test"]["accuracy"]["mean"] >= 0.95
+        assert scores[kind]["test"]["accuracy"].mean >= 0.95

@@ -1,0 +1,252 @@
+"""``run.json``: which run a folder holds, and where its settings, data and code come from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
+
+from medfl.records.record import FileRecord, Record
+from medfl.records.summary import BestRound
+from medfl.settings import Execution, Settings, read_settings
+
+Cluster = Literal["high", "medium", "low"]
+"""Clusters of sites by the capability of their machines, strongest first."""
+
+RENAMED = {"networks_by_site": "networks"}
+"""Maps settings to their names in `RunIdentity`, where they differ: noise streams depend on the names there."""
+
+
+class TaskIdentity(Record):
+    """The learning problem, as far as it identifies a run.
+
+    Attributes:
+        networks: Maps the name of each network to a hash of its tensors' names and shapes.
+        loss: Class, attributes and tensors of the loss.
+        optimizer: Class and options of the optimiser.
+        metrics: Names of the metrics.
+        num_classes: Number of classes; None if there is an `objective`.
+        objective: Facts of the objective; None for classes.
+        frozen: Maps the name of each network with frozen parameters to their digest.
+        augmentation: Description of the training augmentation.
+        views: Description of the views for methods that contrast them.
+        weights: SHA-256 of the file of pretrained weights.
+        schedule: Description of the learning rate schedule.
+        regions: Hash of the atlas.
+    """
+
+    networks: dict[str, str]
+    loss: dict[str, Any]
+    optimizer: str
+    metrics: tuple[str, ...]
+    num_classes: int | None = None
+    objective: dict[str, Any] | None = None
+    frozen: dict[str, str] | None = None
+    augmentation: Any = None
+    views: Any = None
+    weights: str | None = None
+    schedule: Any = None
+    regions: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in handler(self).items() if value is not None}
+
+
+class RunIdentity(Record):
+    """Everything that makes two runs the same run. The number of rounds does not: more rounds continue a run.
+
+    Attributes:
+        method: Name of the method.
+        method_args: Settings of the method that were given.
+        settings: Maps the name of each setting of the run to its value; `RunFile.settings` has them with types.
+        sites: Names of the sites.
+        data: Digest of the data of all sites; equal for runs that can be compared image by image.
+        task: The learning problem.
+    """
+
+    method: str
+    method_args: dict[str, Any]
+    settings: dict[str, Any]
+    sites: tuple[str, ...]
+    data: str
+    task: TaskIdentity
+
+    @field_validator("sites")
+    @classmethod
+    def _are_folder_names(cls, sites: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(_is_folder_name(site) for site in sites):  # sites are parts of paths that are read and written
+            raise ValueError("expected names of sites that are names of folders")
+        return sites
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run."""
+        return int(self.settings["seed"])
+
+    @property
+    def run_id(self) -> str:
+        """Name of the run in noise streams; two runs never share one.
+
+        The data are left out, as no one knows the data of all sites in a run between machines. Noise also depends on
+        the values that are noised, so other data have other noise.
+        """
+        values = {name: value for name, value in self.to_json().items() if name != "data"}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+    def typed_settings(self, rounds: int) -> Settings:
+        """Return the settings of the run with their types.
+
+        Args:
+            rounds: Number of rounds.
+        """
+        names = {name: field for field, name in RENAMED.items()}
+        values = {names.get(name, name): value for name, value in self.settings.items()} | {"rounds": rounds}
+        return read_settings(Settings, values, "the run")
+
+
+class SettingOrigin(Record):
+    """Value of a setting, and who set it.
+
+    Attributes:
+        value: Value as JSON.
+        origin: For example ``bundle``, ``command line`` or ``default of medfl``.
+    """
+
+    value: Any
+    origin: str
+
+
+class Machine(Record):
+    """Cluster of a site by the capability of its machine.
+
+    Attributes:
+        profile: Maps each measured quantity to its value (`medfl.runs.machines.Profile`).
+        score: Weighted sum of the capability shares, 0 to 1.
+        cluster: Cluster of the site.
+        network: Name of the network of the cluster.
+    """
+
+    profile: dict[str, float]
+    score: float
+    cluster: Cluster
+    network: str
+
+
+class JoinedSite(Record):
+    """A site that joined a run between machines after it began.
+
+    Attributes:
+        round: First round that the site takes part in.
+        network: Name of the network that the site brought; None if it trains the run's.
+    """
+
+    round: int = Field(ge=0)
+    network: str | None = Field(max_length=200)
+
+
+class DataOrigin(Record):
+    """The data that a run uses.
+
+    Attributes:
+        name: Name of the data set.
+        sites: Maps each site, and the server's test set, to the digest of its data.
+        folder: Path of the data, relative to the run folder.
+        allowed_leaks: Kinds of violations of the splits that the user allowed.
+        allowed_changes: Files that changed since the partition, which the user allowed.
+        label_map: Maps each class of the public data to a class of the sites, or to None if it is left out.
+        fold: Number of the fold that is the sites' test sets, from 0; None if there are no folds.
+        folds: Number of folds; None if there are none.
+    """
+
+    name: str = ""
+    sites: dict[str, str] = {}
+    folder: str | None = None
+    allowed_leaks: tuple[str, ...] = ()
+    allowed_changes: tuple[str, ...] = ()
+    label_map: dict[str, str | None] = {}
+    fold: int | None = None
+    folds: int | None = None
+
+
+class Provenance(Record):
+    """Where the settings, the data and the code of a run come from.
+
+    Attributes:
+        settings: Maps the name of each setting to its value and origin; empty in a site's own folder.
+        data: The data.
+        plugins: Maps the name of each loaded plugin to its distribution and version, or its file.
+        machines: Maps each site to its cluster, if sites have networks by capability.
+        offer: Offer of a run between machines, as it was submitted; None for a run on one machine.
+        joined: Maps each site that joined after the run began to the facts about that.
+    """
+
+    settings: dict[str, SettingOrigin] = {}
+    data: DataOrigin = DataOrigin()
+    plugins: dict[str, str] = {}
+    machines: dict[str, Machine] = {}
+    offer: dict[str, Any] | None = None
+    joined: dict[str, JoinedSite] = {}
+
+    @property
+    def late_networks(self) -> dict[str, str]:
+        """Maps each site that joined later and brought a network to its name."""
+        return {site: entry.network for site, entry in self.joined.items() if entry.network is not None}
+
+
+class Versions(Record):
+    """Versions of the software, and kind of processor.
+
+    Attributes:
+        medfl: Version of medfl.
+        torch: Version of PyTorch.
+        python: Version of Python.
+        machine: Architecture of the processor.
+        cpu: Instruction set that PyTorch uses.
+    """
+
+    medfl: str
+    torch: str
+    python: str
+    machine: str
+    cpu: str
+
+
+class RunFile(FileRecord):
+    """Content of ``run.json``.
+
+    Attributes:
+        identity: Everything that makes two runs the same run.
+        rounds: Number of rounds.
+        execution: Workers, threads and device.
+        backend: ``local`` or ``flare``.
+        versions: Versions of the software.
+        provenance: Where the settings, the data and the code come from.
+        best_round: Round with the best validation score; None while the run is not over, or if it compares no rounds.
+        cleaned: True if ``medfl clean`` deleted the state, so that the run can't be continued.
+    """
+
+    NAME: ClassVar[str] = "run.json"
+    HAS_CHECKSUM: ClassVar[bool] = True
+    REPAIR: ClassVar[str] = "Put it back from a copy, or start the run in a new folder."
+
+    identity: RunIdentity
+    rounds: int
+    execution: Execution
+    backend: str = "local"
+    versions: Versions
+    provenance: Provenance = Provenance()
+    best_round: BestRound | None = None
+    cleaned: bool = False
+
+    @cached_property
+    def settings(self) -> Settings:
+        """Settings of the run with their types."""
+        return self.identity.typed_settings(self.rounds)
+
+
+def _is_folder_name(name: str) -> bool:
+    return name not in ("", ".", "..") and not {"/", "\\", "\0"} & {*name}

@@ -1,0 +1,181 @@
+"""``summary.json``: status, scores and costs of a run that is over.
+
+It is the last file that a run writes: a run folder that contains it has all other results, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from medfl.records.record import FileRecord, Record
+from medfl.utils.text import names_and_more
+
+SITES_NAMED = 5
+"""Number of sites that a sentence names before it counts the others."""
+
+
+class MetricScores(Record):
+    """Scores of one metric for one kind of model on one split, in the last round that was evaluated.
+
+    Attributes:
+        mean: Mean over the sites with a defined score; None if there is none.
+        worst: Worst score of a site; None if no score is defined.
+        sites: Maps each site to its score; None if the score is not defined, for example an AUC of a single class.
+        global_test: Score on the server's test set; None without one.
+        public_test: Score on the public test set; None without one.
+    """
+
+    mean: float | None
+    worst: float | None
+    sites: dict[str, float | None]
+    global_test: float | None = None
+    public_test: float | None = None
+
+
+class SiteCosts(Record):
+    """Resources that a site spent in the whole run.
+
+    Attributes:
+        bytes_up: Bytes sent to the server.
+        bytes_down: Bytes received from the server.
+        bytes_to_peers: Bytes sent to other sites.
+        train_seconds: Seconds of training.
+        evaluate_seconds: Seconds of evaluation.
+    """
+
+    bytes_up: float
+    bytes_down: float
+    bytes_to_peers: float
+    train_seconds: float
+    evaluate_seconds: float
+
+    def __add__(self, other: SiteCosts) -> SiteCosts:
+        """Return the sum of the costs of two sites."""
+        return SiteCosts(**{name: getattr(self, name) + getattr(other, name) for name in SiteCosts.model_fields})
+
+
+class Attendance(Record):
+    """Participation of the sites.
+
+    Attributes:
+        sites: Number of sites of the run.
+        unavailable: Sites that did not reply when they were asked last.
+        missed: Maps each site that missed rounds to the first and the last round of each stretch.
+    """
+
+    sites: int
+    unavailable: tuple[str, ...] = ()
+    missed: dict[str, tuple[tuple[int, int], ...]] = {}
+
+
+class BestRound(Record):
+    """Round with the best validation score.
+
+    Attributes:
+        round: Number of the round; None if no score was defined.
+        metric: Metric that rounds are compared by.
+        score: Score of that round; None if no score was defined.
+        on: Images that the score was computed on, for people.
+        exported: True if the models of that round are in the exported bundles.
+        ended_early: True if the run stopped because the score did not improve.
+    """
+
+    round: int | None
+    metric: str
+    score: float | None
+    on: str
+    exported: bool
+    ended_early: bool
+
+
+class Holdings(Record):
+    """Number of images of each class, by site and split.
+
+    Attributes:
+        classes: Names of the classes.
+        sites: Maps each site to its splits, and each split to one count for each class.
+    """
+
+    classes: tuple[str, ...]
+    sites: dict[str, dict[str, tuple[int, ...]]]
+
+
+class ConstantPrediction(Record):
+    """The same prediction for every image of one or more sites, although their targets differ.
+
+    Attributes:
+        prediction: Prediction in words.
+        sites: Names of the sites.
+        all_sites: True if these are all sites of the run that have images.
+        images: Number of images.
+        splits: Splits of the images: ``test``, ``val``.
+        has_classes: True if each image is of one class.
+    """
+
+    prediction: str
+    sites: tuple[str, ...]
+    all_sites: bool
+    images: int
+    splits: tuple[str, ...]
+    has_classes: bool
+
+    @property
+    def sentence(self) -> str:
+        """The fault, what it does to scores, and what to try."""
+        kinds = " and ".join({"test": "test", "val": "validation"}[split] for split in self.splits)
+        where = "of all sites" if self.all_sites else f"of {names_and_more(self.sites, SITES_NAMED)}"
+        balance = ", or `--balance loss`" if self.has_classes else ""
+        check = "how many images of each class the sites hold" if self.has_classes else "the targets of the sites"
+        scores = " Accuracy then only tells how common that class is." if self.has_classes else ""
+        return (
+            f"The same prediction for every image: the model predicts {self.prediction} for all {self.images} {kinds} "
+            f"images {where}, although their targets differ.{scores} Try more rounds, a larger learning rate{balance}, "
+            f"and check {check}."
+        )
+
+
+class Summary(FileRecord):
+    """Content of ``summary.json``.
+
+    Attributes:
+        method: Name of the method.
+        status: ``finished``, ``diverged`` or ``incomplete``.
+        reason: Reason why the run ended early; empty if it did not.
+        rounds: Number of rounds that were completed.
+        evaluated_round: Round of `scores`; None if no round was evaluated.
+        models_round: Round of the exported models.
+        best_round: Round with the best validation score; None if the run did not compare rounds.
+        scores: Maps kind of model (``global``, ``personal``), split and metric to the scores.
+        costs: Maps each site to its costs.
+        attendance: Participation of the sites.
+        holdings: Images by site, split and class; None in a run between machines, whose sites keep that to themselves.
+        leaks: Sentences about violations of the splits that the user allowed.
+        names: Names of the network's outputs if cases are of no class; empty if no one named them.
+        privacy: Maps each site to the facts of its privacy account (`medfl.privacy.ledger.Account.facts`).
+        constant_predictions: Models that predict the same for every image.
+        unavailable_reasons: Maps each unavailable site of a run between machines to the reason.
+    """
+
+    NAME: ClassVar[str] = "summary.json"
+    REPAIR: ClassVar[str] = "Give the command of the run again, or put the file back from a copy."
+
+    method: str
+    status: str
+    reason: str = ""
+    rounds: int
+    evaluated_round: int | None
+    models_round: int
+    best_round: BestRound | None = None
+    scores: dict[str, dict[str, dict[str, MetricScores]]] = {}
+    costs: dict[str, SiteCosts] = {}
+    attendance: Attendance
+    holdings: Holdings | None = None
+    leaks: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    privacy: dict[str, dict[str, Any]] = {}
+    constant_predictions: tuple[ConstantPrediction, ...] = ()
+    unavailable_reasons: dict[str, str] = {}
+
+    def score(self, model: str, split: str, metric: str) -> MetricScores | None:
+        """Return the scores of a metric for a kind of model on a split; None if it was not evaluated."""
+        return self.scores.get(model, {}).get(split, {}).get(metric)
