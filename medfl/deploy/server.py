@@ -215,7 +215,7 @@ def _finish(opened: OfferedRun, carrier: RemoteCarrier, outcome: Outcome, writer
     summary = writer.summarise(outcome, missing) | {"leaks": [], "missing": missing, "joined": opened.joined}
     if names:
         summary["names"] = names
-    if known_accounts := {site: account for site, account in accounts.items() if account}:
+    if known_accounts := {site: account.to_json() for site, account in accounts.items() if account is not None}:
         summary["privacy"] = known_accounts
     writer.finish(outcome, summary)
     writer.end_noted(carrier.note, summary)

@@ -22,13 +22,13 @@ import torch
 
 from medfl.errors import RefusedError, SettingsError, StoreError
 from medfl.privacy.composition import Part, epsilon, site_release
-from medfl.privacy.ledger_file import DISTRIBUTED, ledger_of, load_entries, part_of
 from medfl.privacy.samples import releases, schedule
+from medfl.records.ledger import Ledger, LedgerEntry, Mechanism
+from medfl.records.privacy_account import PrivacyAccount
 from medfl.settings import Privacy, Settings
-from medfl.types import Dataset, Meta, Visited
-from medfl.utils.files import write_json
+from medfl.types import Dataset, Visited
 from medfl.utils.locks import held
-from medfl.utils.wire import digest, sealed
+from medfl.utils.wire import digest
 
 PATIENCE = 60.0
 """Seconds to wait for another process that writes the same file."""
@@ -75,11 +75,10 @@ class Account:
         total = self.privacy.total_epsilon
         if total is None:
             return
-        runs = self._read()
-        others = {key: entry for key, entry in runs.items() if key != self.key}
+        others = {key: entry for key, entry in self._read().items() if key != self.key}
         after = self._composed(others | {self.key: self._entry(self.planned)})
         if after > total * (1 + 1e-9):
-            spent, count = self._composed(others), sum(bool(entry["releases"]) for entry in others.values())
+            spent, count = self._composed(others), _runs_with_releases(others)
             raise SettingsError(
                 "budget_spent",
                 f"The privacy budget of site '{self.site}' is spent: its ledger holds {_number(spent)} of a total "
@@ -105,11 +104,11 @@ class Account:
             StoreError: If the file can't be read or written.
         """
         with self._alone():
-            runs = self._read()
-            entry = runs.get(self.key, self._entry(0))
-            if made_of in entry["releases"]:
+            entries = self._read()
+            entry = entries.get(self.key, self._entry(0))
+            if made_of in entry.releases:
                 return
-            if len(entry["releases"]) >= self.planned:
+            if len(entry.releases) >= self.planned:
                 raise RefusedError(
                     "releases_exhausted",
                     f"Site '{self.site}' refuses to release more: its privacy budget was spread over {self.planned} "
@@ -124,8 +123,8 @@ class Account:
                 self.check()  # another run may have spent since
             except SettingsError as error:
                 raise RefusedError(error.code, str(error), **error.fields) from error
-            entry["releases"].append(made_of)
-            self._write(runs | {self.key: entry})
+            entry = entry.model_copy(update={"releases": (*entry.releases, made_of)})
+            self._write(entries | {self.key: entry})
 
     def restore(self) -> None:
         """Take into the ledger what only the copy in the run's folder knows, and the other way round.
@@ -137,17 +136,17 @@ class Account:
         entry = self._read().get(self.key)
         if entry is None:
             return
-        began = ledger_of(self.copy or self.path)
-        if began not in (None, self.path) and began.exists() and len(entry["releases"]) < self.planned:
+        initial = self._load(self.copy or self.path).copy_of
+        if initial not in (None, self.path) and initial.exists() and len(entry.releases) < self.planned:
             raise SettingsError(
                 "other_ledger",
-                f"The run began with the privacy ledger '{began.parent}' for site '{self.site}', which would miss what "
-                "it still releases: give the same 'ledger', or remove it from there once it has moved.",
+                f"The run began with the privacy ledger '{initial.parent}' for site '{self.site}', which would miss "
+                "what it still releases: give the same 'ledger', or remove it from there once it has moved.",
                 site=self.site,
-                expected=began.parent,
+                expected=initial.parent,
             )
         paths = [path for path in (self.path, self.copy) if path is not None]
-        if any(load_entries(path, self.site).get(self.key) != entry for path in paths):
+        if any(self._load(path).entries.get(self.key) != entry for path in paths):
             with self._alone():
                 self._write(self._read())
 
@@ -160,7 +159,7 @@ class Account:
         Raises:
             StoreError: If the account lacks one of them.
         """
-        known = self._read().get(self.key, self._entry(0))["releases"]
+        known = self._read().get(self.key, self._entry(0)).releases
         if missing := len(set(made) - set(known)):
             raise StoreError(
                 "missing_releases",
@@ -173,55 +172,59 @@ class Account:
                 count=missing,
             )
 
-    def facts(self) -> Meta:
-        """Numbers for the summary: this run's releases, and the composed epsilon of all runs; None is no bound."""
-        runs = self._read()
-        own = {key: entry for key, entry in runs.items() if key == self.key}
-        made = sum(len(entry["releases"]) for entry in own.values())
-        return {
-            "unit": self.privacy.unit,
-            "adjacency": self.privacy.adjacency,
-            "delta": self.privacy.delta,
-            "sigma": self.step.sigma,
-            "rate": self.step.rate,
-            "steps": self.step.count,
-            "threshold": self.threshold,
-            "planned": self.planned,
-            "releases": made,
-            "stated_epsilon": self.privacy.epsilon,
-            "epsilon": _finite(self._composed(own)),
-            "composed": _finite(self._composed(runs)),
-            "runs": sum(bool(entry["releases"]) for entry in runs.values()),
-            "total_epsilon": self.privacy.total_epsilon,
-            "ledger": self.privacy.ledger is not None,
-        }
+    def report(self) -> PrivacyAccount:
+        """Return what this run released so far, and what all runs on the same data spent together.
 
-    def _entry(self, count: int) -> Meta:
-        alone = "gaussian" if self.step.rate == 1 else "poisson-subsampled gaussian"
-        return {
-            "unit": self.privacy.unit,
-            "mechanism": DISTRIBUTED if self.step.concentrated else alone,
-            "adjacency": self.privacy.adjacency,
-            "sigma": self.step.sigma,
-            "rate": self.step.rate,
-            "steps": self.step.count,
-            "delta": self.privacy.delta,
-            "epsilon": self.privacy.epsilon,
-            "planned": self.planned,
-            "releases": [""] * count,
-            "threshold": self.threshold,
-        }
+        Raises:
+            StoreError: If a file can't be read.
+        """
+        entries = self._read()
+        own = {key: entry for key, entry in entries.items() if key == self.key}
+        return PrivacyAccount(
+            unit=self.privacy.unit,
+            adjacency=self.privacy.adjacency,
+            delta=self.privacy.delta,
+            sigma=self.step.sigma,
+            rate=self.step.rate,
+            steps=self.step.count,
+            threshold=self.threshold,
+            planned=self.planned,
+            releases=sum(len(entry.releases) for entry in own.values()),
+            stated_epsilon=self.privacy.epsilon,
+            epsilon=_finite(self._composed(own)),
+            composed=_finite(self._composed(entries)),
+            runs=_runs_with_releases(entries),
+            total_epsilon=self.privacy.total_epsilon,
+            ledger=self.privacy.ledger is not None,
+        )
 
-    def _composed(self, runs: Mapping[str, Meta]) -> float:
-        """Epsilon of entries together, for this run's unit, adjacency and delta.
+    def _entry(self, count: int) -> LedgerEntry:
+        """Return an entry of this run with a number of nameless releases."""
+        alone: Mechanism = "gaussian" if self.step.rate == 1 else "poisson-subsampled gaussian"
+        return LedgerEntry(
+            unit=self.privacy.unit,
+            mechanism="distributed discrete gaussian" if self.step.concentrated else alone,
+            adjacency=self.privacy.adjacency,
+            sigma=self.step.sigma,
+            rate=self.step.rate,
+            steps=self.step.count,
+            delta=self.privacy.delta,
+            epsilon=self.privacy.epsilon,
+            planned=self.planned,
+            releases=("",) * count,
+            threshold=self.threshold,
+        )
 
-        A noised update of a whole site hides an image, too, whose change moves the update by twice the bound at most.
-        The other way there is no bound.
+    def _composed(self, entries: Mapping[str, LedgerEntry]) -> float:
+        """Return epsilon of entries together, for this run's unit, adjacency and delta.
+
+        A noised update of a whole site hides an image, too: another image changes the update by twice the bound at
+        most. For the other way round no bound is known.
         """
         parts = []
-        for entry in runs.values():
-            part = part_of(entry)
-            if entry["unit"] != self.privacy.unit and part.count:
+        for entry in entries.values():
+            part = Part.from_entry(entry)
+            if entry.unit != self.privacy.unit and part.count:
                 if self.privacy.unit == "site":
                     return math.inf
                 if self.privacy.adjacency == "add_remove":  # 'replace' reckons with twice the bound already
@@ -229,20 +232,24 @@ class Account:
             parts.append(part)
         return epsilon(tuple(parts), self.privacy.delta, self.privacy.adjacency)
 
-    def _read(self) -> dict[str, Meta]:
-        """All entries; this run's has the releases of both files."""
-        runs = load_entries(self.path, self.site)
-        mine = load_entries(self.copy, self.site).get(self.key) if self.copy is not None else None
-        if mine is not None:
-            known = runs.get(self.key, mine)["releases"]
-            runs[self.key] = mine | {"releases": list(dict.fromkeys([*known, *mine["releases"]]))}
-        return runs
+    def _load(self, path: Path) -> Ledger:
+        return Ledger.load(path, self.site)
 
-    def _write(self, runs: Mapping[str, Meta]) -> None:
+    def _read(self) -> dict[str, LedgerEntry]:
+        """Return all entries. This run's entry has the releases of both files."""
+        entries = dict(self._load(self.path).entries)
+        own = self._load(self.copy).entries.get(self.key) if self.copy is not None else None
+        if own is not None:
+            known = entries.get(self.key, own).releases
+            merged = tuple(dict.fromkeys([*known, *own.releases]))
+            entries[self.key] = own.model_copy(update={"releases": merged})
+        return entries
+
+    def _write(self, entries: Mapping[str, LedgerEntry]) -> None:
         if self.copy is not None:
-            mine = load_entries(self.copy, self.site) | {self.key: runs[self.key]}
-            write_json(self.copy, sealed({"version": 1, "runs": mine, "ledger": str(self.path)}))
-        write_json(self.path, sealed({"version": 1, "runs": runs}))
+            own = self._load(self.copy).entries | {self.key: entries[self.key]}
+            Ledger(entries=own, copy_of=self.path).write(self.copy)
+        Ledger(entries=dict(entries)).write(self.path)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -298,11 +305,20 @@ def open_account(
     else:
         rate, count = schedule(settings, len(data))
         step = Part(releases(settings, len(data)).sigma, count, rate)
-    path, copy = folder / "privacy.json", None
+    path, copy = folder / Ledger.NAME, None
     if privacy.ledger is not None:
         path, copy = privacy.ledger / f"{data_digest or fingerprint(data)}.json", path
     sharing = settings.secure_aggregation.resolved_threshold if settings.secure_aggregation is not None else None
-    account = Account(path, site, run, privacy, step, settings.rounds, copy, sharing)
+    account = Account(
+        path=path,
+        site=site,
+        run=run,
+        privacy=privacy,
+        step=step,
+        planned=settings.rounds,
+        copy=copy,
+        threshold=sharing,
+    )
     account.restore()
     account.check()
     return account
@@ -313,6 +329,10 @@ def fingerprint(data: Dataset) -> str:
     size = 1 if isinstance(data, Visited) else 256  # cases that are made by transforms may be of unlike sizes
     parts = (data.batch(rows) for rows in torch.arange(len(data)).split(size))
     return hashlib.sha256("".join(digest({"x": x, "y": y}) for x, y in parts).encode()).hexdigest()
+
+
+def _runs_with_releases(entries: Mapping[str, LedgerEntry]) -> int:
+    return sum(bool(entry.releases) for entry in entries.values())
 
 
 def _number(value: float) -> str:

@@ -159,8 +159,8 @@ def _simulated(
     summary |= {"holdings": holdings(named_splits, classes, run.task.objective), "leaks": list(run.leaks)}
     if run.names:
         summary["names"] = list(run.names)
-    if accounts := {name: host.account.facts() for name, host in hosts.items() if host.account is not None}:
-        summary["privacy"] = accounts
+    if accounts := {name: host.account.report() for name, host in hosts.items() if host.account is not None}:
+        summary["privacy"] = {name: account.to_json() for name, account in accounts.items()}
     everyone = hosts | viewers
     models = {
         name: everyone[name].models(run.make_method(), outcome.published, outcome.step, outcome.round)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from medfl.errors import DataError, SettingsError, StoreError, check_choice
 from medfl.plugins import Registry
+from medfl.records.privacy_account import accounts_in_summary
 from medfl.runs.provenance import bundle_values
 from medfl.runs.records import read_run
 from medfl.studies.checks import check_options, check_rows
@@ -256,7 +257,7 @@ def _tuned(search: Search, record: Record) -> Tuned:
         winners[row] = best
     runs = dict.fromkeys((result.row, result.run) for result in record.results)
     folders = [search.job(row, Step(run, {}, search.rounds)).folder for row, run in runs]
-    accounts = [read_run(folder).summary.get("privacy", {}) for folder in folders]
+    accounts = [accounts_in_summary(read_run(folder).summary) for folder in folders]
     return Tuned(record.results, winners, prices(accounts))
 
 
