@@ -1,11 +1,13 @@
-"""A site's account of what was released of its data: one file for each data set, over all runs.
+"""A site's privacy account: which releases of its data were made, and what they spend together over all runs.
 
-The budget of a run is spent again by the next run on the same data, so a site that means a promise writes down what
-left it. A release is written, flushed to the disk, before it leaves; so a kill at any moment can count one too many,
-never one too few. A release is known by a hash of what it was made of; one that is made again after a kill is the same
-and counts once. The site's folder of the run has a copy of its entry, so that another ledger takes it along.
+Every run on the same data spends privacy again, so a site records its releases in a ledger, one file for each data set
+(`medfl.records.ledger`). A release is written and flushed to the disk before it leaves the site: after a kill the
+ledger may count one release too many, never one too few. A hash of its content identifies a release, so a release that
+is repeated after a kill counts once. The site's folder of the run has a copy of the run's entry, from which another
+ledger takes it over.
 
-The file is found by a fingerprint of the data list, not by its place: who splits the same patients anew adds up alone.
+The name of a ledger is a fingerprint of the data, not of their place. If the same patients are split in another way,
+the site has to add up the ledgers itself.
 """
 
 from __future__ import annotations
@@ -36,17 +38,17 @@ PATIENCE = 60.0
 
 @dataclass(frozen=True)
 class Account:
-    """What one run may release of one data set, and what all runs have.
+    """The releases of one run from one data set, beside those of all other runs on the same data.
 
     Attributes:
-        path: The file; made at the first release.
-        site: The site's name, for messages.
-        run: Names the run; the same run elsewhere has the same name.
-        privacy: The run's privacy setting.
-        step: What one release is made of: noise multiplier, number of noised steps in it, rate.
-        planned: Releases in the whole run, at most.
-        copy: A file in the site's folder of the run, with this run's entry; None if `path` is that file.
-        threshold: How many sites' noise it is; None if it is this site's own.
+        path: Path of the ledger. The file is created at the first release.
+        site: Name of the site, for messages.
+        run: Name of the run. The same run in another folder has the same name.
+        privacy: Privacy setting of the run.
+        step: Noise of one release: noise multiplier, number of noised steps, sampling rate.
+        planned: Maximum number of releases in the run.
+        copy: Path of the copy of this run's entry in the site's folder of the run, or None if `path` is that file.
+        threshold: Number of sites whose shares add up to the noise, or None if the noise is the site's own.
     """
 
     path: Path
@@ -60,17 +62,17 @@ class Account:
 
     @property
     def key(self) -> str:
-        """Name of this run's entry."""
+        """Key of this run's entry in the ledger."""
         step = [self.step.sigma, self.step.count, self.step.rate, self.planned]
         text = json.dumps([self.site, self.run, self.privacy.unit, *step])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def check(self) -> None:
-        """Refuse the run if what is planned does not fit into what is left.
+        """Check that all planned releases fit into the total budget of the data.
 
         Raises:
-            SettingsError: With the numbers, and what to do.
-            StoreError: If the file can't be read.
+            SettingsError: If they exceed the budget, with the numbers and a remedy.
+            StoreError: If a file can't be read.
         """
         total = self.privacy.total_epsilon
         if total is None:
@@ -94,14 +96,14 @@ class Account:
             )
 
     def release(self, made_of: str) -> None:
-        """Write down a release before it leaves; one that is written down already changes nothing.
+        """Record a release in the files before it leaves the site. A release that is recorded already changes nothing.
 
         Args:
-            made_of: A hash of what it is made of, its noise included.
+            made_of: Hash of the content of the release and its noise.
 
         Raises:
-            RefusedError: If it is one more than planned, or would exceed the total.
-            StoreError: If the file can't be read or written.
+            RefusedError: If the release exceeds the planned number or the total budget.
+            StoreError: If a file can't be read or written.
         """
         with self._alone():
             entries = self._read()
@@ -127,10 +129,10 @@ class Account:
             self._write(entries | {self.key: entry})
 
     def restore(self) -> None:
-        """Take into the ledger what only the copy in the run's folder knows, and the other way round.
+        """Merge this run's releases in the ledger and in the copy, and write both files if they differ.
 
         Raises:
-            SettingsError: If the run began with another ledger, which would miss what the run still releases.
+            SettingsError: If the run began with another ledger, which would miss the releases that follow.
             StoreError: If a file can't be read or written.
         """
         entry = self._read().get(self.key)
@@ -151,10 +153,10 @@ class Account:
                 self._write(self._read())
 
     def check_holds(self, made: Collection[str]) -> None:
-        """Refuse to go on where releases of this run are missing.
+        """Check that the account holds the releases of a run that continues.
 
         Args:
-            made: What stored steps released.
+            made: Hashes of the releases in the run's stored steps.
 
         Raises:
             StoreError: If the account lacks one of them.
@@ -281,17 +283,20 @@ class Account:
 def open_account(
     settings: Settings, data: Dataset, data_digest: str, site: str, run: str, folder: Path
 ) -> Account | None:
-    """The account of a site's training data in a run, checked; None without privacy, or where nothing is trained.
+    """Return the checked account of a site's training data in a run.
 
-    It is in the site's own folder of the run, and in the ledger if there is one.
+    The account is in the site's own folder of the run, and in the ledger if there is one.
 
     Args:
-        settings: The run's settings.
-        data: The training data.
-        data_digest: Identifies the site's data; if it is empty, their `fingerprint` does.
-        site: The site's name.
-        run: Names the run.
-        folder: The site's folder in the run.
+        settings: Settings of the run.
+        data: Training data of the site.
+        data_digest: Digest of the site's data. If it is empty, the ledger is named after their `fingerprint`.
+        site: Name of the site.
+        run: Name of the run.
+        folder: Folder of the site in the run.
+
+    Returns:
+        None if the run has no privacy setting or the site has no training data.
 
     Raises:
         SettingsError: If the budget of the data is spent, or can't be reached.
