@@ -48,6 +48,7 @@ from medfl.core.evaluation import Row
 from medfl.core.replies import StoredReplies
 from medfl.core.store import Steps
 from medfl.errors import MedflError, StoreError
+from medfl.records.privacy_account import PrivacyAccount
 from medfl.records.run_file import JoinedSite
 from medfl.training.batches import TRAINING
 from medfl.types import Meta, Tensors
@@ -221,8 +222,17 @@ class RemoteCarrier:
             rows += [row for site in (owner, *others) for row in rows_by_site.get(site, [])]
         return rows
 
-    def install(self, published: Tensors, step: int, round_: int) -> dict[str, Meta]:
-        """Have every site write its own bundle; returns what each says of what it released, where it keeps account."""
+    def install(self, published: Tensors, step: int, round_: int) -> dict[str, PrivacyAccount | None]:
+        """Have every site write its own bundle.
+
+        Args:
+            published: State that the server published at the end.
+            step: Last step of the run.
+            round_: Last round of the run.
+
+        Returns:
+            Maps each site that answered to its privacy account, or to None if it keeps none.
+        """
         message = Message("install", published, {"step": step, "round": round_})
         return self._talk(dict.fromkeys(sorted(self.facts), message), read_account)
 

@@ -11,6 +11,7 @@ import re
 from typing import Any, NamedTuple
 
 import torch
+from pydantic import ValidationError
 
 from medfl.carriers.messages import Message
 from medfl.contract import Order
@@ -18,9 +19,10 @@ from medfl.core.carrier import Evaluation
 from medfl.core.evaluation import Row
 from medfl.core.store import Steps
 from medfl.errors import RefusedError
+from medfl.records.privacy_account import PrivacyAccount
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
-from medfl.utils.tells import Tell, check_told, count, fields, flag, number, or_none, text
+from medfl.utils.tells import Tell, check_told, count, flag, number, or_none, text
 
 WORD = re.compile(r"[A-Za-z0-9_@.-]{1,80}(/[A-Za-z0-9_@.-]{1,80}){0,2}")
 """Names of models and metrics."""
@@ -127,26 +129,6 @@ FACTS = {
     "label_counts": Tell("private", count("classes")),
 }
 """What a site tells of its data at the start (`medfl.core.site.SiteRunner.describe`)."""
-
-
-ACCOUNT = fields(
-    unit=text(),
-    adjacency=text(),
-    delta=number(0, 1),
-    sigma=or_none(number(0)),
-    rate=or_none(number(0, 1)),
-    steps=or_none(count()),
-    threshold=or_none(count()),
-    planned=count(),
-    releases=count(),
-    stated_epsilon=number(0),
-    epsilon=or_none(number(0)),
-    composed=or_none(number(0)),
-    runs=count(),
-    total_epsilon=or_none(number(0)),
-    ledger=flag(),
-)
-"""What `medfl.privacy.statements.leaving` leaves of a site's account."""
 
 
 DATA_FACTS = {"classes", "names", "name", "modality", "shared_test"}
@@ -323,13 +305,30 @@ def read_rows(site: str, message: Message, round_: int) -> list[Row]:
     return rows_from_json(message.meta.get("rows"), site, round_)
 
 
-def read_account(site: str, message: Message) -> Meta:
-    """What a site says of its account of privacy at the end; empty if it keeps none.
+def read_account(site: str, message: Message) -> PrivacyAccount | None:
+    """Return the privacy account in a site's answer to ``install``, or None if the site keeps none.
+
+    Args:
+        site: Name of the site.
+        message: Its answer.
 
     Raises:
-        RefusedError: If it has another form.
+        RefusedError: If the account does not validate. The message names the field and shows nothing of its value.
     """
     account = message.meta.get("privacy")
-    declared = {"privacy": Tell("public", or_none(ACCOUNT), after=("install",))}
-    check_told({"privacy": account}, declared, "install", {}, f"site '{site}'")
-    return account or {}
+    if account is None:
+        return None
+    try:
+        return PrivacyAccount.model_validate(account, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        name = str(first["loc"][0]) if first["loc"] else ""
+        place = f" in its field '{name}'" if name in PrivacyAccount.model_fields else ""
+        raise RefusedError(
+            "wrong_metadata",
+            f"The privacy account of site '{site}' was refused{place}: {first['msg']}. Server and site need the same "
+            "version of medfl; if they have it, the site is not honest.",
+            sender=f"site '{site}'",
+            key="privacy",
+            expected=first["msg"],
+        ) from None

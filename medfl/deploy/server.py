@@ -238,7 +238,7 @@ def _finish(opened: OfferedRun, carrier: RemoteCarrier, outcome: Outcome, writer
     export_global(writer.folder, home, completed(method, opened.task, outcome.models), method)
     carrier.missing |= {site: why for site, why in blamed.items() if site not in carrier.missing}
     missing = dict(sorted(carrier.missing.items()))
-    known_accounts = {site: account for site, account in accounts.items() if account}
+    known_accounts = {site: account for site, account in accounts.items() if account is not None}
     summary = writer.summarise(outcome, missing).model_copy(
         update={"unavailable_reasons": missing, "names": tuple(names), "privacy": known_accounts}
     )

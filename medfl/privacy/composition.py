@@ -18,11 +18,12 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 from medfl.errors import SettingsError, pip_install
 from medfl.privacy import gaussian
 from medfl.privacy.secure_aggregation.accounting import calibrated, concentrated_epsilon, rho_of
+from medfl.records.ledger import LedgerEntry
 from medfl.settings import Privacy, SecureAggregation
 
 RESOLUTION = 0.01
@@ -51,6 +52,16 @@ class Part:
     count: int
     rate: float = 1.0
     concentrated: bool = False
+
+    @classmethod
+    def from_entry(cls, entry: LedgerEntry) -> Self:
+        """Return the noised steps of all releases in a ledger's entry."""
+        return cls(
+            sigma=entry.sigma,
+            count=entry.steps * len(entry.releases),
+            rate=entry.rate,
+            concentrated=entry.mechanism == "distributed discrete gaussian",
+        )
 
 
 def site_release(privacy: Privacy, rounds: int, secure: SecureAggregation | None) -> Part:

@@ -1,11 +1,13 @@
-"""A site's account of what was released of its data: one file for each data set, over all runs.
+"""A site's privacy account: which releases of its data were made, and what they spend together over all runs.
 
-The budget of a run is spent again by the next run on the same data, so a site that means a promise writes down what
-left it. A release is written, flushed to the disk, before it leaves; so a kill at any moment can count one too many,
-never one too few. A release is known by a hash of what it was made of; one that is made again after a kill is the same
-and counts once. The site's folder of the run has a copy of its entry, so that another ledger takes it along.
+Every run on the same data spends privacy again, so a site records its releases in a ledger, one file for each data set
+(`medfl.records.ledger`). A release is written and flushed to the disk before it leaves the site: after a kill the
+ledger may count one release too many, never one too few. A hash of its content identifies a release, so a release that
+is repeated after a kill counts once. The site's folder of the run has a copy of the run's entry, from which another
+ledger takes it over.
 
-The file is found by a fingerprint of the data list, not by its place: who splits the same patients anew adds up alone.
+The name of a ledger is a fingerprint of the data, not of their place. If the same patients are split in another way,
+the site has to add up the ledgers itself.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ import torch
 
 from medfl.errors import RefusedError, SettingsError, StoreError
 from medfl.privacy.composition import Part, epsilon, site_release
-from medfl.privacy.ledger_file import DISTRIBUTED, ledger_of, load_entries, part_of
 from medfl.privacy.samples import releases, schedule
+from medfl.records.ledger import Ledger, LedgerEntry, Mechanism
+from medfl.records.privacy_account import PrivacyAccount
 from medfl.settings import Privacy, Settings
-from medfl.types import Dataset, Meta, Visited
-from medfl.utils.files import write_json
+from medfl.types import Dataset, Visited
 from medfl.utils.locks import held
-from medfl.utils.wire import digest, sealed
+from medfl.utils.wire import digest
 
 PATIENCE = 60.0
 """Seconds to wait for another process that writes the same file."""
@@ -36,17 +38,17 @@ PATIENCE = 60.0
 
 @dataclass(frozen=True)
 class Account:
-    """What one run may release of one data set, and what all runs have.
+    """The releases of one run from one data set, beside those of all other runs on the same data.
 
     Attributes:
-        path: The file; made at the first release.
-        site: The site's name, for messages.
-        run: Names the run; the same run elsewhere has the same name.
-        privacy: The run's privacy setting.
-        step: What one release is made of: noise multiplier, number of noised steps in it, rate.
-        planned: Releases in the whole run, at most.
-        copy: A file in the site's folder of the run, with this run's entry; None if `path` is that file.
-        threshold: How many sites' noise it is; None if it is this site's own.
+        path: Path of the ledger. The file is created at the first release.
+        site: Name of the site, for messages.
+        run: Name of the run. The same run in another folder has the same name.
+        privacy: Privacy setting of the run.
+        step: Noise of one release: noise multiplier, number of noised steps, sampling rate.
+        planned: Maximum number of releases in the run.
+        copy: Path of the copy of this run's entry in the site's folder of the run, or None if `path` is that file.
+        threshold: Number of sites whose shares add up to the noise, or None if the noise is the site's own.
     """
 
     path: Path
@@ -60,26 +62,25 @@ class Account:
 
     @property
     def key(self) -> str:
-        """Name of this run's entry."""
+        """Key of this run's entry in the ledger."""
         step = [self.step.sigma, self.step.count, self.step.rate, self.planned]
         text = json.dumps([self.site, self.run, self.privacy.unit, *step])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def check(self) -> None:
-        """Refuse the run if what is planned does not fit into what is left.
+        """Check that all planned releases fit into the total budget of the data.
 
         Raises:
-            SettingsError: With the numbers, and what to do.
-            StoreError: If the file can't be read.
+            SettingsError: If they exceed the budget, with the numbers and a remedy.
+            StoreError: If a file can't be read.
         """
         total = self.privacy.total_epsilon
         if total is None:
             return
-        runs = self._read()
-        others = {key: entry for key, entry in runs.items() if key != self.key}
+        others = {key: entry for key, entry in self._read().items() if key != self.key}
         after = self._composed(others | {self.key: self._entry(self.planned)})
         if after > total * (1 + 1e-9):
-            spent, count = self._composed(others), sum(bool(entry["releases"]) for entry in others.values())
+            spent, count = self._composed(others), _runs_with_releases(others)
             raise SettingsError(
                 "budget_spent",
                 f"The privacy budget of site '{self.site}' is spent: its ledger holds {_number(spent)} of a total "
@@ -95,21 +96,21 @@ class Account:
             )
 
     def release(self, made_of: str) -> None:
-        """Write down a release before it leaves; one that is written down already changes nothing.
+        """Record a release in the files before it leaves the site. A release that is recorded already changes nothing.
 
         Args:
-            made_of: A hash of what it is made of, its noise included.
+            made_of: Hash of the content of the release and its noise.
 
         Raises:
-            RefusedError: If it is one more than planned, or would exceed the total.
-            StoreError: If the file can't be read or written.
+            RefusedError: If the release exceeds the planned number or the total budget.
+            StoreError: If a file can't be read or written.
         """
         with self._alone():
-            runs = self._read()
-            entry = runs.get(self.key, self._entry(0))
-            if made_of in entry["releases"]:
+            entries = self._read()
+            entry = entries.get(self.key, self._entry(0))
+            if made_of in entry.releases:
                 return
-            if len(entry["releases"]) >= self.planned:
+            if len(entry.releases) >= self.planned:
                 raise RefusedError(
                     "releases_exhausted",
                     f"Site '{self.site}' refuses to release more: its privacy budget was spread over {self.planned} "
@@ -124,43 +125,43 @@ class Account:
                 self.check()  # another run may have spent since
             except SettingsError as error:
                 raise RefusedError(error.code, str(error), **error.fields) from error
-            entry["releases"].append(made_of)
-            self._write(runs | {self.key: entry})
+            entry = entry.model_copy(update={"releases": (*entry.releases, made_of)})
+            self._write(entries | {self.key: entry})
 
     def restore(self) -> None:
-        """Take into the ledger what only the copy in the run's folder knows, and the other way round.
+        """Merge this run's releases in the ledger and in the copy, and write both files if they differ.
 
         Raises:
-            SettingsError: If the run began with another ledger, which would miss what the run still releases.
+            SettingsError: If the run began with another ledger, which would miss the releases that follow.
             StoreError: If a file can't be read or written.
         """
         entry = self._read().get(self.key)
         if entry is None:
             return
-        began = ledger_of(self.copy or self.path)
-        if began not in (None, self.path) and began.exists() and len(entry["releases"]) < self.planned:
+        initial = self._load(self.copy or self.path).copy_of
+        if initial not in (None, self.path) and initial.exists() and len(entry.releases) < self.planned:
             raise SettingsError(
                 "other_ledger",
-                f"The run began with the privacy ledger '{began.parent}' for site '{self.site}', which would miss what "
-                "it still releases: give the same 'ledger', or remove it from there once it has moved.",
+                f"The run began with the privacy ledger '{initial.parent}' for site '{self.site}', which would miss "
+                "what it still releases: give the same 'ledger', or remove it from there once it has moved.",
                 site=self.site,
-                expected=began.parent,
+                expected=initial.parent,
             )
         paths = [path for path in (self.path, self.copy) if path is not None]
-        if any(load_entries(path, self.site).get(self.key) != entry for path in paths):
+        if any(self._load(path).entries.get(self.key) != entry for path in paths):
             with self._alone():
                 self._write(self._read())
 
     def check_holds(self, made: Collection[str]) -> None:
-        """Refuse to go on where releases of this run are missing.
+        """Check that the account holds the releases of a run that continues.
 
         Args:
-            made: What stored steps released.
+            made: Hashes of the releases in the run's stored steps.
 
         Raises:
             StoreError: If the account lacks one of them.
         """
-        known = self._read().get(self.key, self._entry(0))["releases"]
+        known = self._read().get(self.key, self._entry(0)).releases
         if missing := len(set(made) - set(known)):
             raise StoreError(
                 "missing_releases",
@@ -173,55 +174,59 @@ class Account:
                 count=missing,
             )
 
-    def facts(self) -> Meta:
-        """Numbers for the summary: this run's releases, and the composed epsilon of all runs; None is no bound."""
-        runs = self._read()
-        own = {key: entry for key, entry in runs.items() if key == self.key}
-        made = sum(len(entry["releases"]) for entry in own.values())
-        return {
-            "unit": self.privacy.unit,
-            "adjacency": self.privacy.adjacency,
-            "delta": self.privacy.delta,
-            "sigma": self.step.sigma,
-            "rate": self.step.rate,
-            "steps": self.step.count,
-            "threshold": self.threshold,
-            "planned": self.planned,
-            "releases": made,
-            "stated_epsilon": self.privacy.epsilon,
-            "epsilon": _finite(self._composed(own)),
-            "composed": _finite(self._composed(runs)),
-            "runs": sum(bool(entry["releases"]) for entry in runs.values()),
-            "total_epsilon": self.privacy.total_epsilon,
-            "ledger": self.privacy.ledger is not None,
-        }
+    def report(self) -> PrivacyAccount:
+        """Return what this run released so far, and what all runs on the same data spent together.
 
-    def _entry(self, count: int) -> Meta:
-        alone = "gaussian" if self.step.rate == 1 else "poisson-subsampled gaussian"
-        return {
-            "unit": self.privacy.unit,
-            "mechanism": DISTRIBUTED if self.step.concentrated else alone,
-            "adjacency": self.privacy.adjacency,
-            "sigma": self.step.sigma,
-            "rate": self.step.rate,
-            "steps": self.step.count,
-            "delta": self.privacy.delta,
-            "epsilon": self.privacy.epsilon,
-            "planned": self.planned,
-            "releases": [""] * count,
-            "threshold": self.threshold,
-        }
+        Raises:
+            StoreError: If a file can't be read.
+        """
+        entries = self._read()
+        own = {key: entry for key, entry in entries.items() if key == self.key}
+        return PrivacyAccount(
+            unit=self.privacy.unit,
+            adjacency=self.privacy.adjacency,
+            delta=self.privacy.delta,
+            sigma=self.step.sigma,
+            rate=self.step.rate,
+            steps=self.step.count,
+            threshold=self.threshold,
+            planned=self.planned,
+            releases=sum(len(entry.releases) for entry in own.values()),
+            stated_epsilon=self.privacy.epsilon,
+            epsilon=_finite(self._composed(own)),
+            composed=_finite(self._composed(entries)),
+            runs=_runs_with_releases(entries),
+            total_epsilon=self.privacy.total_epsilon,
+            ledger=self.privacy.ledger is not None,
+        )
 
-    def _composed(self, runs: Mapping[str, Meta]) -> float:
-        """Epsilon of entries together, for this run's unit, adjacency and delta.
+    def _entry(self, count: int) -> LedgerEntry:
+        """Return an entry of this run with a number of nameless releases."""
+        alone: Mechanism = "gaussian" if self.step.rate == 1 else "poisson-subsampled gaussian"
+        return LedgerEntry(
+            unit=self.privacy.unit,
+            mechanism="distributed discrete gaussian" if self.step.concentrated else alone,
+            adjacency=self.privacy.adjacency,
+            sigma=self.step.sigma,
+            rate=self.step.rate,
+            steps=self.step.count,
+            delta=self.privacy.delta,
+            epsilon=self.privacy.epsilon,
+            planned=self.planned,
+            releases=("",) * count,
+            threshold=self.threshold,
+        )
 
-        A noised update of a whole site hides an image, too, whose change moves the update by twice the bound at most.
-        The other way there is no bound.
+    def _composed(self, entries: Mapping[str, LedgerEntry]) -> float:
+        """Return epsilon of entries together, for this run's unit, adjacency and delta.
+
+        A noised update of a whole site hides an image, too: another image changes the update by twice the bound at
+        most. For the other way round no bound is known.
         """
         parts = []
-        for entry in runs.values():
-            part = part_of(entry)
-            if entry["unit"] != self.privacy.unit and part.count:
+        for entry in entries.values():
+            part = Part.from_entry(entry)
+            if entry.unit != self.privacy.unit and part.count:
                 if self.privacy.unit == "site":
                     return math.inf
                 if self.privacy.adjacency == "add_remove":  # 'replace' reckons with twice the bound already
@@ -229,20 +234,24 @@ class Account:
             parts.append(part)
         return epsilon(tuple(parts), self.privacy.delta, self.privacy.adjacency)
 
-    def _read(self) -> dict[str, Meta]:
-        """All entries; this run's has the releases of both files."""
-        runs = load_entries(self.path, self.site)
-        mine = load_entries(self.copy, self.site).get(self.key) if self.copy is not None else None
-        if mine is not None:
-            known = runs.get(self.key, mine)["releases"]
-            runs[self.key] = mine | {"releases": list(dict.fromkeys([*known, *mine["releases"]]))}
-        return runs
+    def _load(self, path: Path) -> Ledger:
+        return Ledger.load(path, self.site)
 
-    def _write(self, runs: Mapping[str, Meta]) -> None:
+    def _read(self) -> dict[str, LedgerEntry]:
+        """Return all entries. This run's entry has the releases of both files."""
+        entries = dict(self._load(self.path).entries)
+        own = self._load(self.copy).entries.get(self.key) if self.copy is not None else None
+        if own is not None:
+            known = entries.get(self.key, own).releases
+            merged = tuple(dict.fromkeys([*known, *own.releases]))
+            entries[self.key] = own.model_copy(update={"releases": merged})
+        return entries
+
+    def _write(self, entries: Mapping[str, LedgerEntry]) -> None:
         if self.copy is not None:
-            mine = load_entries(self.copy, self.site) | {self.key: runs[self.key]}
-            write_json(self.copy, sealed({"version": 1, "runs": mine, "ledger": str(self.path)}))
-        write_json(self.path, sealed({"version": 1, "runs": runs}))
+            own = self._load(self.copy).entries | {self.key: entries[self.key]}
+            Ledger(entries=own, copy_of=self.path).write(self.copy)
+        Ledger(entries=dict(entries)).write(self.path)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -274,17 +283,20 @@ class Account:
 def open_account(
     settings: Settings, data: Dataset, data_digest: str, site: str, run: str, folder: Path
 ) -> Account | None:
-    """The account of a site's training data in a run, checked; None without privacy, or where nothing is trained.
+    """Return the checked account of a site's training data in a run.
 
-    It is in the site's own folder of the run, and in the ledger if there is one.
+    The account is in the site's own folder of the run, and in the ledger if there is one.
 
     Args:
-        settings: The run's settings.
-        data: The training data.
-        data_digest: Identifies the site's data; if it is empty, their `fingerprint` does.
-        site: The site's name.
-        run: Names the run.
-        folder: The site's folder in the run.
+        settings: Settings of the run.
+        data: Training data of the site.
+        data_digest: Digest of the site's data. If it is empty, the ledger is named after their `fingerprint`.
+        site: Name of the site.
+        run: Name of the run.
+        folder: Folder of the site in the run.
+
+    Returns:
+        None if the run has no privacy setting or the site has no training data.
 
     Raises:
         SettingsError: If the budget of the data is spent, or can't be reached.
@@ -298,11 +310,20 @@ def open_account(
     else:
         rate, count = schedule(settings, len(data))
         step = Part(releases(settings, len(data)).sigma, count, rate)
-    path, copy = folder / "privacy.json", None
+    path, copy = folder / Ledger.NAME, None
     if privacy.ledger is not None:
         path, copy = privacy.ledger / f"{data_digest or fingerprint(data)}.json", path
     sharing = settings.secure_aggregation.resolved_threshold if settings.secure_aggregation is not None else None
-    account = Account(path, site, run, privacy, step, settings.rounds, copy, sharing)
+    account = Account(
+        path=path,
+        site=site,
+        run=run,
+        privacy=privacy,
+        step=step,
+        planned=settings.rounds,
+        copy=copy,
+        threshold=sharing,
+    )
     account.restore()
     account.check()
     return account
@@ -313,6 +334,10 @@ def fingerprint(data: Dataset) -> str:
     size = 1 if isinstance(data, Visited) else 256  # cases that are made by transforms may be of unlike sizes
     parts = (data.batch(rows) for rows in torch.arange(len(data)).split(size))
     return hashlib.sha256("".join(digest({"x": x, "y": y}) for x, y in parts).encode()).hexdigest()
+
+
+def _runs_with_releases(entries: Mapping[str, LedgerEntry]) -> int:
+    return sum(bool(entry.releases) for entry in entries.values())
 
 
 def _number(value: float) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from medfl.errors import SettingsError
 from medfl.privacy.composition import epsilon as composed
 from medfl.privacy.composition import site_release
 from medfl.privacy.gaussian import SENSITIVITY, epsilon, noise_multiplier
+from medfl.records.privacy_account import PrivacyAccount
 from medfl.settings import Privacy, SecureAggregation
 
 WHAT = {"add_remove": "added or removed", "replace": "replaced by any other"}
@@ -119,55 +119,59 @@ def other_bound(privacy: Privacy) -> tuple[float, float]:
     return 2 * privacy.epsilon, min(1.0, privacy.delta * (1 + math.exp(min(privacy.epsilon, 700))))
 
 
-def leaving(account: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a site's account may leave it: under the unit ``sample`` nothing from which its images could be counted.
+def redact_account(account: PrivacyAccount) -> PrivacyAccount:
+    """Return a site's account without the numbers from which its images could be counted.
 
-    With what probability a step draws an image, how many steps there are and how large their noise is follow from the
-    number of images, and so do the last digits of what they come to. In their place stand bounds that everybody knows:
-    the epsilon of the run, and of all runs the site's total, where it has one. The account at the site has the numbers.
-
-    Args:
-        account: `medfl.privacy.ledger.Account.facts`.
-
-    Returns:
-        The same keys. None as ``sigma``, ``rate`` and ``steps`` says that they stay at the site, and then as
-        ``composed``, too.
-    """
-    if account["unit"] == "site":
-        return dict(account)
-    spent = account["stated_epsilon"] if account["releases"] else 0.0
-    composed = spent if account["runs"] <= 1 else account["total_epsilon"]
-    return {**account, "sigma": None, "rate": None, "steps": None, "epsilon": spent, "composed": composed}
-
-
-def describe_accounts(accounts: Mapping[str, Mapping[str, Any]]) -> str:
-    """One or two sentences for the report: what was released, and what that is together with the runs before.
+    Under the unit ``sample`` the sampling rate, the number of steps and the noise follow from the number of images, and
+    so do the last digits of the composed epsilon. The rate, the steps and the noise become None. Bounds that are public
+    replace the epsilons: the budget of the run, and the site's total budget for several runs. The site's own files keep
+    the numbers. Under the unit ``site`` the account stays as it is.
 
     Args:
-        accounts: Site to `medfl.privacy.ledger.Account.facts`, or to what `leaving` left of it.
+        account: The account as `medfl.privacy.ledger.Account.report` returns it.
     """
-    most = max(accounts.values(), key=lambda facts: (facts["releases"], facts["planned"]))
-    unit = "updates" if most["unit"] == "site" else "trainings"
-    text = f"Released were at most {most['releases']} of {most['planned']} planned {unit} of a site"
-    at_home = any(facts["sigma"] is None for facts in accounts.values())
-    bound = "epsilon at most" if at_home else "epsilon"
-    text += f", {bound} {_worst(accounts, 'epsilon')} ('{most['adjacency']}')."
-    runs = max(facts["runs"] for facts in accounts.values())
-    if any(facts["ledger"] for facts in accounts.values()):
-        total = most["total_epsilon"]
+    if account.unit == "site":
+        return account
+    spent = account.stated_epsilon if account.releases else 0.0
+    composed = spent if account.runs <= 1 else account.total_epsilon
+    changes = {"sigma": None, "rate": None, "steps": None, "epsilon": spent, "composed": composed}
+    return account.model_copy(update=changes)
+
+
+def describe_accounts(accounts: Mapping[str, PrivacyAccount]) -> str:
+    """Return one or two sentences for the report: what was released, and what it costs with the runs before.
+
+    Args:
+        accounts: Maps each site to its account, which may be redacted. At least one.
+    """
+    most = max(accounts.values(), key=lambda account: (account.releases, account.planned))
+    unit = "updates" if most.unit == "site" else "trainings"
+    text = f"Released were at most {most.releases} of {most.planned} planned {unit} of a site"
+    withheld = any(account.withholds_noise for account in accounts.values())
+    bound = "epsilon at most" if withheld else "epsilon"
+    spent = _largest({site: account.epsilon for site, account in accounts.items()})
+    text += f", {bound} {spent} ('{most.adjacency}')."
+    runs = max(account.runs for account in accounts.values())
+    if any(account.ledger for account in accounts.values()):
+        total, composed = most.total_epsilon, {site: account.composed for site, account in accounts.items()}
         text += f" The ledgers of the sites hold up to {runs} {'run' if runs == 1 else 'runs'} on the same data: "
-        if at_home and any(facts["composed"] is None for facts in accounts.values()):
+        if withheld and None in composed.values():
             return text + "what these come to stays at the sites, for the number of images follows from it."
-        text += f"composed {bound} {_worst(accounts, 'composed')} with delta {most['delta']:g}" + (
+        text += f"composed {bound} {_largest(composed)} with delta {most.delta:g}" + (
             f" of a total of {total:g}." if total is not None else "; no total is set."
         )
     return text
 
 
-def _worst(accounts: Mapping[str, Mapping[str, Any]], key: str) -> str:
-    """The largest value with its site; None stands for no bound."""
-    site = max(accounts, key=lambda name: math.inf if accounts[name][key] is None else accounts[name][key])
-    value = accounts[site][key]
+def _largest(epsilons: Mapping[str, float | None]) -> str:
+    """Return the largest epsilon with the name of its site. None counts as infinite."""
+
+    def bound(site: str) -> float:
+        value = epsilons[site]
+        return math.inf if value is None else value
+
+    site = max(epsilons, key=bound)
+    value = epsilons[site]
     return f"{'not bounded' if value is None else format(value, '.4g')} at {site}"
 
 

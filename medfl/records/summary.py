@@ -5,8 +5,9 @@ It is the last file that a run writes: a run folder that contains it has all oth
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from medfl.records.privacy_account import PrivacyAccount
 from medfl.records.record import FileRecord, Record
 from medfl.utils.text import names_and_more
 
@@ -151,7 +152,7 @@ class Summary(FileRecord):
         holdings: Images by site, split and class; None in a run between machines, whose sites keep that to themselves.
         leaks: Sentences about violations of the splits that the user allowed.
         names: Names of the network's outputs if cases are of no class; empty if no one named them.
-        privacy: Maps each site to the facts of its privacy account (`medfl.privacy.ledger.Account.facts`).
+        privacy: Maps each site to its privacy account.
         constant_predictions: Models that predict the same for every image.
         unavailable_reasons: Maps each unavailable site of a run between machines to the reason.
     """
@@ -172,7 +173,7 @@ class Summary(FileRecord):
     holdings: Holdings | None = None
     leaks: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
-    privacy: dict[str, dict[str, Any]] = {}
+    privacy: dict[str, PrivacyAccount] = {}
     constant_predictions: tuple[ConstantPrediction, ...] = ()
     unavailable_reasons: dict[str, str] = {}
 

@@ -179,7 +179,7 @@ def _simulated(
             "holdings": holdings(named_splits, classes, run.task.objective),
             "leaks": run.leaks,
             "names": run.names,
-            "privacy": {name: host.account.facts() for name, host in hosts.items() if host.account is not None},
+            "privacy": {name: host.account.report() for name, host in hosts.items() if host.account is not None},
         }
     )
     everyone = hosts | viewers

@@ -11,11 +11,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from medfl.errors import SettingsError
 from medfl.privacy.composition import Part, epsilon
 from medfl.privacy.gaussian import noise_multiplier
+from medfl.records.privacy_account import PrivacyAccount
 from medfl.runs.provenance import bundle_values
 from medfl.settings import Privacy, Settings, read_settings
 from medfl.studies.schema import DataSet, Study
@@ -57,21 +57,20 @@ class Price:
         )
 
 
-def prices(accounts: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[Price]:
-    """What runs cost together, for each kind of promise; none without privacy.
+def prices(accounts: Sequence[Mapping[str, PrivacyAccount]]) -> list[Price]:
+    """Return the price of runs together for each kind of promise. Without privacy there is none.
 
     Args:
-        accounts: For each run, site to `medfl.privacy.ledger.Account.facts`, as its summary has them.
+        accounts: For each run, a mapping from each site to its account. No account is redacted.
     """
     kinds: dict[tuple[str, str, float], dict[str, list[Part]]] = {}
     stated: dict[tuple[str, str, float], list[float]] = {}
     for run in accounts:
         for kind in dict.fromkeys(map(_kind, run.values())):
-            facts_by_site = {site: facts for site, facts in run.items() if _kind(facts) == kind}
-            stated.setdefault(kind, []).append(max(facts["stated_epsilon"] for facts in facts_by_site.values()))
-            for site, facts in facts_by_site.items():
-                part = Part(facts["sigma"], facts["steps"] * facts["releases"], facts["rate"])
-                kinds.setdefault(kind, {}).setdefault(site, []).append(part)
+            account_by_site = {site: account for site, account in run.items() if _kind(account) == kind}
+            stated.setdefault(kind, []).append(max(account.stated_epsilon for account in account_by_site.values()))
+            for site, account in account_by_site.items():
+                kinds.setdefault(kind, {}).setdefault(site, []).append(_part_of(account))
     priced = []
     for (unit, adjacency, delta), by_site in kinds.items():
         spent = {site: epsilon(tuple(parts), delta, adjacency) for site, parts in sorted(by_site.items())}
@@ -82,8 +81,16 @@ def prices(accounts: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[Price]:
     return priced
 
 
-def _kind(facts: Mapping[str, Any]) -> tuple[str, str, float]:
-    return str(facts["unit"]), str(facts["adjacency"]), float(facts["delta"])
+def _kind(account: PrivacyAccount) -> tuple[str, str, float]:
+    return account.unit, account.adjacency, account.delta
+
+
+def _part_of(account: PrivacyAccount) -> Part:
+    """Return the noised steps of a run's releases."""
+    assert account.sigma is not None
+    assert account.rate is not None
+    assert account.steps is not None
+    return Part(account.sigma, account.steps * account.releases, account.rate)
 
 
 def privacy_of(study: Study, data: DataSet, row: str) -> Meta | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from medfl.errors import MedflError, StoreError
+from medfl.records.ledger import Ledger
 from medfl.records.run_file import RunFile
 from medfl.runs.progress import PROGRESS
 from medfl.settings import Privacy
@@ -82,7 +83,7 @@ class WatchedRun:
             return {}
         spent = {}
         for name, site in self.state.sites.items():
-            path = self.folder / "state" / name / "privacy.json"
+            path = self.folder / "state" / name / Ledger.NAME
             key: object = path.stat().st_mtime_ns if path.is_file() else site.replies
             if name not in self._epsilons or self._epsilons[name][0] != key:
                 with contextlib.suppress(MedflError, ValueError, OSError):
@@ -103,11 +104,10 @@ class WatchedRun:
         """What a site's account says; without it, as at the server, the noise that hides a site says it, too."""
         from medfl.privacy.composition import Part, epsilon
         from medfl.privacy.gaussian import noise_multiplier
-        from medfl.privacy.ledger_file import load_entries, part_of
 
         privacy = Privacy.model_validate(self.state.privacy)
         if path.is_file():
-            parts = tuple(part_of(entry) for entry in load_entries(path, name).values())
+            parts = tuple(Part.from_entry(entry) for entry in Ledger.load(path, name).entries.values())
         elif privacy.unit == "site" and not self._sums:
             parts = (Part(noise_multiplier(privacy, self.state.rounds), self.state.sites[name].replies),)
         else:

@@ -251,6 +251,21 @@ def test_facts_that_can_not_be_make_their_site_missing(place: Place, what: str) 
     assert list(progress.missing) == ["site-03"]
 
 
+def test_a_privacy_account_of_another_form_leaves_its_site_out_with_the_reason(place: Place) -> None:
+    def change(message: Message) -> None:
+        message.meta["privacy"] |= {"releases": -1}
+
+    files = place.files("account")
+    private = {"privacy": {"unit": "site", "epsilon": 4.0, "clip": 1.0}, "norm_sync": "params", "describe": []}
+    offer = offered(place, rounds=1, **private)
+    folder, progress, _ = serve(files, offer, tamper_answer=on("site-03", "install", change))
+    assert progress.state == "finished"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert sorted(summary["privacy"]) == ["site-01", "site-02"]
+    assert list(progress.missing) == list(summary["missing"]) == ["site-03"]
+    assert "privacy account of site 'site-03' was refused in its field 'releases'" in progress.missing["site-03"]
+
+
 def test_names_of_classes_are_no_code_in_the_bundle_that_the_server_writes(place: Place) -> None:
     def code(message: Message) -> None:
         message.meta["data"] |= {"classes": ["$1/0", "@task", "%x"], "name": "$1/0"}  # from every site

@@ -12,7 +12,7 @@ from remote_cases import Photographed, local_outcome, mini_place, opened_once, o
 
 from medfl.carriers.messages import Limits, unpack
 from medfl.deploy.sites.file import SiteFile
-from medfl.privacy.ledger_file import load_entries
+from medfl.records.ledger import Ledger, LedgerEntry
 from medfl.report.page import write_report
 from medfl.runs.records import read_run
 
@@ -44,13 +44,13 @@ def with_ledgers(place: Place, name: str) -> dict[str, SiteFile]:
     return place.files(name, homes)
 
 
-def accounts(file: SiteFile) -> dict[str, Any]:
-    """Everything in a participant's ledger, by site and run."""
+def accounts(file: SiteFile) -> dict[str, LedgerEntry]:
+    """Return all entries in a participant's ledgers by their run's key."""
     assert file.privacy is not None
     assert file.privacy.ledger is not None
-    entries: dict[str, Any] = {}
+    entries: dict[str, LedgerEntry] = {}
     for path in sorted(file.privacy.ledger.glob("*.json")):
-        entries |= load_entries(path, "any")
+        entries |= Ledger.read(path).entries
     return entries
 
 
@@ -71,7 +71,7 @@ def test_bits_and_ledgers_are_those_of_one_machine_and_no_count_leaves(place: Pl
     assert outcome(folder, files) == expected
     at_home = {site: accounts(files[site]) for site in SITES}
     assert {key: entry for entries in at_home.values() for key, entry in entries.items()} == accounts(files["server"])
-    rates = {site: entry["rate"] for site in SITES for entry in at_home[site].values()}
+    rates = {site: entry.rate for site in SITES for entry in at_home[site].values()}
     assert rates == {site: min(1.0, 6 / images) for site, images in TRAINED.items()}
     assert heard["site-01"] == heard["site-02"] == heard["site-03"], "unlike numbers of images, and all say the same"
     statements = json.loads((folder / "summary.json").read_text())["privacy"]

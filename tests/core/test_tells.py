@@ -18,6 +18,7 @@ from medfl.core.reply_checks import check_reply
 from medfl.errors import ContractError, RefusedError
 from medfl.methods.aggregation import check_updates
 from medfl.methods.averaging import Averaging
+from medfl.records.privacy_account import PrivacyAccount
 from medfl.settings import Settings
 from medfl.testing.cohort import make_task
 from medfl.utils.tells import (
@@ -210,11 +211,57 @@ def test_a_reply_is_checked_by_both() -> None:
 # ---- what the core itself is told by sites
 
 
+ACCOUNT = PrivacyAccount(
+    unit="site",
+    adjacency="replace",
+    delta=1e-5,
+    sigma=2.0,
+    rate=1.0,
+    steps=1,
+    threshold=None,
+    planned=3,
+    releases=3,
+    stated_epsilon=4.0,
+    epsilon=4.0,
+    composed=None,
+    runs=2,
+    total_epsilon=None,
+    ledger=True,
+)
+
+
+def test_an_account_of_privacy_arrives_as_it_was_sent() -> None:
+    assert read_account("a", Message("install", {}, {"privacy": None})) is None
+    assert read_account("a", Message("install", {}, {"privacy": ACCOUNT.to_json()})) == ACCOUNT
+
+
 @pytest.mark.parametrize("account", [[], "x", 5, True, {}, {"unit": "site"}, {"releases": {}, "ledger": None}], ids=str)
 def test_an_account_of_privacy_of_another_form_is_refused(account: Any) -> None:
-    assert read_account("a", Message("install", {}, {"privacy": None})) == {}
     with refused(RefusedError, "wrong_metadata", sender="site 'a'", key="privacy"):
         read_account("a", Message("install", {}, {"privacy": account}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"unit": "Doe"}, " in its field 'unit'"),
+        ({"epsilon": math.nan}, " in its field 'epsilon'"),
+        ({"epsilon": math.inf}, " in its field 'epsilon'"),
+        ({"epsilon": 10**400}, " in its field 'epsilon'"),
+        ({"releases": 10**400}, " in its field 'releases'"),
+        ({"releases": True}, " in its field 'releases'"),
+        ({"delta": "Doe"}, " in its field 'delta'"),
+        ({"sigma": None}, ""),
+        ({"sigma": math.inf}, ""),
+        ({"Doe": 1}, ""),
+    ],
+    ids=str,
+)
+def test_the_refusal_of_an_account_names_the_field_and_no_value(changes: dict[str, Any], place: str) -> None:
+    with refused(RefusedError, "wrong_metadata", sender="site 'a'", key="privacy") as caught:
+        read_account("a", Message("install", {}, {"privacy": ACCOUNT.to_json() | changes}))
+    assert f"of site 'a' was refused{place}: " in str(caught.value)
+    assert "Doe" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from medfl.deploy.observers import CALLED, OBSERVED
 from medfl.deploy.offer import Offer, bundle_hash, make_offer
 from medfl.deploy.session import Submission, read_record, resume, stop, submit
 from medfl.errors import MedflError
-from medfl.privacy.ledger_file import load_entries
+from medfl.records.ledger import Ledger
 from medfl.runs.machines import Profile
 from medfl.testing.cohort import scores
 
@@ -217,7 +217,7 @@ def test_single_images_are_hidden_as_on_one_machine_and_ledgers_stay_at_home(run
     summary, wrong = running.end(out)
     assert (wrong, summary["status"], summary["unavailable_reasons"]) == ("", "finished", {})
     running.equals_local(offer, out)  # whose ledger is that of the server's file
-    entries = {site: [load_entries(path, site) for path in sorted(homes[site].glob("*.json"))] for site in homes}
+    entries = {site: [Ledger.read(path).entries for path in sorted(homes[site].glob("*.json"))] for site in homes}
     assert [len(entries[site]) for site in ("server", *SITES)] == [3, 1, 1, 1]
     for site in SITES:
         assert entries[site][0] in entries["server"]

@@ -10,7 +10,7 @@ from medfl.core.store import Store
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import Case, make_sites, make_task
 from medfl.types import SERVER
-from medfl_methods.fedkd.low_rank import LARGEST, LowRankFactors, cut, pays, rank_of
+from medfl_methods.fedkd.low_rank import LARGEST, LowRankFactors, cut, pays, rank_of, singular_values
 from medfl_methods.fedkd.method import FedKD
 
 REGISTRY = load_plugins()
@@ -50,6 +50,21 @@ def test_a_kernel_is_cut_as_a_matrix_of_its_output_channels():
     torch.testing.assert_close(done.reshape(16, 36), (u[:, :rank] * s[:rank]) @ v[:rank], atol=1e-5, rtol=1e-5)
     assert (done - kernel).square().sum() <= 0.01 * kernel.square().sum()
     assert torch.linalg.matrix_rank(cut(low(3, 16, 36), 1.0, max_rank=1), rtol=1e-5) == 1
+
+
+def test_a_matrix_for_which_divide_and_conquer_does_not_converge_is_decomposed_all_the_same(monkeypatch):
+    """LAPACK's gesdd fails for some finite matrices; which ones depends on the library and the processor."""
+    matrix = low(3, 16, 36).double()
+    expected = torch.linalg.svd(matrix, full_matrices=False)
+
+    def fail(*args, **options):
+        raise torch.linalg.LinAlgError("the algorithm failed to converge")
+
+    monkeypatch.setattr(torch.linalg, "svd", fail)
+    u, s, v = singular_values(matrix)
+    torch.testing.assert_close((u * s) @ v, matrix)
+    torch.testing.assert_close(s, expected.S)
+    assert (u.shape, v.shape, u.dtype) == ((16, 16), (16, 36), torch.float64)
 
 
 def test_what_would_not_be_shorter_stays_as_it_is():

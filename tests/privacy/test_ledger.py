@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import multiprocessing
 import os
@@ -18,6 +17,7 @@ from medfl.errors import RefusedError, SettingsError, StoreError
 from medfl.privacy import gaussian
 from medfl.privacy.composition import Part, epsilon
 from medfl.privacy.ledger import Account, fingerprint, open_account
+from medfl.records.ledger import Ledger
 from medfl.settings import Privacy, Settings, read_settings
 from medfl.testing.cohort import make_data
 from medfl.utils.locks import held
@@ -41,10 +41,10 @@ def spend(site_account: Account, count: int | None = None) -> Account:
 
 def test_one_run_composes_to_its_budget(tmp_path: Path) -> None:
     site_account = spend(account(tmp_path))
-    facts = site_account.facts()
-    assert (facts["releases"], facts["planned"], facts["runs"]) == (3, 3, 1)
-    assert facts["epsilon"] == facts["composed"] == pytest.approx(4.0, rel=1e-9)
-    assert spend(account(tmp_path, "two"), 1).facts()["epsilon"] < 4.0, "one of three releases costs less"
+    report = site_account.report()
+    assert (report.releases, report.planned, report.runs) == (3, 3, 1)
+    assert report.epsilon == report.composed == pytest.approx(4.0, rel=1e-9)
+    assert spend(account(tmp_path, "two"), 1).report().epsilon < 4.0, "one of three releases costs less"
 
 
 def test_gaussian_runs_compose_exactly(tmp_path: Path) -> None:
@@ -52,10 +52,10 @@ def test_gaussian_runs_compose_exactly(tmp_path: Path) -> None:
     two = spend(account(tmp_path, "two", planned=5, epsilon=2.0))
     mus = [gaussian.calibrate(budget, 1, 1e-5) for budget in (4.0, 2.0)]
     expected = gaussian.epsilon((sum(sigma**-2 for sigma in mus)) ** -0.5, 1, 1e-5)
-    assert two.facts()["composed"] == pytest.approx(expected, rel=1e-6)
+    assert two.report().composed == pytest.approx(expected, rel=1e-6)
     assert 4.0 < expected < 6.0, "less than the sum"
-    assert two.facts()["runs"] == 2
-    replaced = account(tmp_path, "two", planned=5, step=two.step, epsilon=2.0, adjacency="replace").facts()["composed"]
+    assert two.report().runs == 2
+    replaced = account(tmp_path, "two", planned=5, step=two.step, epsilon=2.0, adjacency="replace").report().composed
     assert replaced > 1.9 * expected, "the same noise, for another promise"
 
 
@@ -81,8 +81,8 @@ def test_a_run_that_goes_on_pays_once(tmp_path: Path) -> None:
     spend(account(tmp_path, total_epsilon=4.0), 2)
     again = spend(account(tmp_path, total_epsilon=4.0))
     again.release("one 0")
-    assert again.facts()["releases"] == 3
-    assert again.facts()["composed"] == pytest.approx(4.0, rel=1e-9)
+    assert again.report().releases == 3
+    assert again.report().composed == pytest.approx(4.0, rel=1e-9)
 
 
 def test_two_runs_at_once_can_not_both_spend_the_rest(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_two_runs_at_once_can_not_both_spend_the_rest(tmp_path: Path) -> None:
                 refusals.append(str(error))
     assert 0 < len(refusals) < 6
     assert all("site 'north' is spent" in refusal for refusal in refusals)
-    assert pair[0].facts()["composed"] <= 5.0
+    assert pair[0].report().composed <= 5.0
 
 
 def test_a_kill_never_loses_a_release(tmp_path: Path) -> None:
@@ -118,8 +118,9 @@ def test_a_kill_never_loses_a_release(tmp_path: Path) -> None:
     process.join()
     while here.poll():
         done.append(here.recv())
-    (written,) = [entry["releases"] for entry in json.loads((tmp_path / "data.json").read_text())["runs"].values()]
-    assert written[: len(done)] == [str(number) for number in done]
+    (entry,) = Ledger.read(tmp_path / "data.json").entries.values()
+    written = entry.releases
+    assert written[: len(done)] == tuple(str(number) for number in done)
     assert len(written) <= len(done) + 1, "one too many at most"
     account(tmp_path, planned=10**6).release("after the kill")
 
@@ -134,7 +135,7 @@ def test_no_more_than_planned(tmp_path: Path) -> None:
         "more often than once",
     ):
         assert cause in str(refusal.value)
-    assert site_account.facts()["releases"] == 3
+    assert site_account.report().releases == 3
 
 
 def test_releases_at_the_same_time_are_all_written(tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_releases_at_the_same_time_are_all_written(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [site_account.facts()["releases"] for site_account in accounts] == [4, 4, 4]
+    assert [site_account.report().releases for site_account in accounts] == [4, 4, 4]
 
 
 def test_a_ledger_that_is_held_is_waited_for_and_then_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,17 +155,34 @@ def test_a_ledger_that_is_held_is_waited_for_and_then_named(tmp_path: Path, monk
         account(tmp_path).release("a")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 1}', '{"version": 1, "runs": {"a": {}}}', "damage"])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 1}', '{"version": 1, "entries": {"a": {}}}', "damage"])
 def test_a_damaged_ledger_stops_everything_and_stays(tmp_path: Path, content: str) -> None:
     site_account = spend(account(tmp_path, total_epsilon=9.0), 1)
     if content == "damage":
         content = site_account.path.read_text().replace('"version": 1', '"version": 2')
     site_account.path.write_text(content)
-    for act in (site_account.check, site_account.facts, lambda: site_account.release("b")):
+    for act in (site_account.check, site_account.report, lambda: site_account.release("b")):
         with refused(StoreError, "damaged_file", site="north", path=str(site_account.path)) as caught:
             act()
-        assert "put it back from a copy" in str(caught.value)
+        assert "Nothing is released until it can be read again or is put back from a copy" in str(caught.value)
     assert site_account.path.read_text() == content
+
+
+def test_a_ledger_of_another_version_or_without_permission_stops_everything(tmp_path: Path) -> None:
+    site_account = spend(account(tmp_path, total_epsilon=9.0), 1)
+
+    class LaterLedger(Ledger):
+        VERSION = 2
+
+    LaterLedger(entries=Ledger.read(site_account.path).entries).write(site_account.path)
+    with refused(StoreError, "other_version", site="north", path=str(site_account.path)) as caught:
+        site_account.release("b")
+    assert "Nothing is released" in str(caught.value)
+    site_account.path.unlink()
+    site_account.path.mkdir()
+    with refused(StoreError, "unreadable_file", site="north", path=str(site_account.path)) as caught:
+        site_account.release("b")
+    assert "Nothing is released" in str(caught.value)
 
 
 def test_a_ledger_that_can_not_be_written_stops_the_release(tmp_path: Path) -> None:
@@ -178,16 +196,23 @@ def test_units_do_not_mix_for_free(tmp_path: Path) -> None:
         return account(tmp_path, run, unit="sample", accountant="prv", step=Part(3.0, 4, 0.2))
 
     drawn = spend(of_images("one"))
-    alone = drawn.facts()["composed"]
+    alone = drawn.report().composed
     assert alone == pytest.approx(epsilon((Part(3.0, 12, 0.2),), 1e-5), rel=1e-9)
     by_site = spend(account(tmp_path, "two", epsilon=1.0))
-    assert by_site.facts()["composed"] is None, "trainings that hide images promise a site nothing"
+    assert by_site.report().composed is None, "trainings that hide images promise a site nothing"
     with refused(SettingsError, "budget_spent", spent=math.inf, total_epsilon=90.0):
         account(tmp_path, "three", total_epsilon=90.0).check()
     doubled = Part(by_site.step.sigma / 2, 3)  # an image moves a clipped update by twice the bound at most
     expected = epsilon((Part(3.0, 12, 0.2), doubled), 1e-5)
-    assert of_images("one").facts()["composed"] == pytest.approx(expected, rel=1e-9)
+    assert of_images("one").report().composed == pytest.approx(expected, rel=1e-9)
     assert expected > alone
+
+
+def test_the_key_of_a_run_stays_the_same(tmp_path: Path) -> None:
+    """A new key would charge the releases of a stored run again."""
+    settings = Privacy(**PRIVACY)
+    fixed = Account(tmp_path / "data.json", "north", "run", settings, Part(1.25, 4, 0.5), 3)
+    assert fixed.key == "d3eaa50e8eaa75ad"
 
 
 def test_a_data_set_is_known_by_its_content(tmp_path: Path) -> None:
@@ -208,15 +233,15 @@ def test_a_data_set_is_known_by_its_content(tmp_path: Path) -> None:
 def test_sites_with_the_same_data_each_pay(tmp_path: Path) -> None:
     spend(account(tmp_path))
     other = dataclasses.replace(account(tmp_path), site="south")
-    assert spend(other).facts()["runs"] == 2
+    assert spend(other).report().runs == 2
 
 
 def test_an_image_moves_a_replaced_update_by_twice_the_bound_and_no_more(tmp_path: Path) -> None:
     by_site = spend(account(tmp_path, epsilon=1.0, adjacency="replace"))
     of_images = account(tmp_path, "two", unit="sample", accountant="prv", step=Part(3.0, 4), adjacency="replace")
-    assert of_images.facts()["composed"] == pytest.approx(1.0, rel=1e-9)
+    assert of_images.report().composed == pytest.approx(1.0, rel=1e-9)
     expected = epsilon((Part(by_site.step.sigma, 3), Part(3.0, 12)), 1e-5, "replace")
-    assert spend(of_images).facts()["composed"] == pytest.approx(expected, rel=1e-9)
+    assert spend(of_images).report().composed == pytest.approx(expected, rel=1e-9)
 
 
 def in_run(tmp_path: Path, ledger: Path | None, **more: object) -> Account:
@@ -226,14 +251,17 @@ def in_run(tmp_path: Path, ledger: Path | None, **more: object) -> Account:
 
 def test_another_ledger_takes_along_what_was_released(tmp_path: Path) -> None:
     spend(in_run(tmp_path, None), 2)
-    assert in_run(tmp_path, tmp_path / "L").facts()["releases"] == 2
-    stored = json.loads((tmp_path / "L" / "list.json").read_text())["runs"]
-    assert [len(entry["releases"]) for entry in stored.values()] == [2], "at once, for the runs to come"
+    assert in_run(tmp_path, tmp_path / "L").report().releases == 2
+    stored = Ledger.read(tmp_path / "L" / "list.json")
+    assert stored.copy_of is None
+    assert [len(entry.releases) for entry in stored.entries.values()] == [2], "at once, for the runs to come"
+    copy = Ledger.read(tmp_path / "state" / Ledger.NAME)
+    assert copy == Ledger(entries=stored.entries, copy_of=tmp_path / "L" / "list.json")
     (tmp_path / "L" / "list.json").unlink()
-    assert spend(in_run(tmp_path, tmp_path / "L")).facts()["releases"] == 3, "a lost one, too"
+    assert spend(in_run(tmp_path, tmp_path / "L")).report().releases == 3, "a lost one, too"
     (tmp_path / "L").rename(tmp_path / "moved")
-    assert in_run(tmp_path, tmp_path / "moved").facts()["releases"] == 3
-    assert in_run(tmp_path, None).facts()["releases"] == 3
+    assert in_run(tmp_path, tmp_path / "moved").report().releases == 3
+    assert in_run(tmp_path, None).report().releases == 3
 
 
 @pytest.mark.parametrize("ledger", [None, "other"])
@@ -243,7 +271,7 @@ def test_a_run_does_not_leave_its_ledger_behind(tmp_path: Path, ledger: str | No
     with refused(SettingsError, "other_ledger", site="a", expected=str(tmp_path / "L")):
         in_run(tmp_path, folder)
     spend(in_run(tmp_path, tmp_path / "L"))
-    assert in_run(tmp_path, folder).facts()["releases"] == 3, "nothing more is released"
+    assert in_run(tmp_path, folder).report().releases == 3, "nothing more is released"
 
 
 def test_a_ledger_is_the_same_folder_wherever_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from medfl.core.store import Store
 from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
 from medfl.privacy.composition import Part, epsilon
+from medfl.records.ledger import Ledger, LedgerEntry
 from medfl.testing.cohort import Case, bits, make_sites, make_task
 from medfl.utils.wire import prefixed
 
@@ -23,15 +24,15 @@ def case(**args: object) -> Case:
     return Case(load_plugins(), "fedavg", args, {"norm_sync": "params", "rounds": 2, "epochs": 1})
 
 
-def entries(folder: Path) -> list[dict]:
-    return [entry for path in folder.glob("*.json") for entry in json.loads(path.read_text())["runs"].values()]
+def entries(folder: Path) -> list[LedgerEntry]:
+    return [entry for path in folder.glob("*.json") for entry in Ledger.read(path).entries.values()]
 
 
 def test_runs_share_a_ledger_until_it_is_spent(tmp_path: Path) -> None:
     privacy = {"epsilon": 5.0, "clip": 0.5, "ledger": tmp_path / "ledger", "total_epsilon": 7.0}
     first = case().run(tmp_path / "1", privacy=privacy)
     assert len(list((tmp_path / "ledger").glob("*.json"))) == 3, "one file for each site's data"
-    assert [len(entry["releases"]) for entry in entries(tmp_path / "ledger")] == [2, 2, 2]
+    assert [len(entry.releases) for entry in entries(tmp_path / "ledger")] == [2, 2, 2]
     again = case().run(tmp_path / "again", privacy=privacy)
     assert all(torch.equal(a, b) for k in bits(first) for a, b in zip(bits(first)[k].values(), bits(again)[k].values()))
     assert len(entries(tmp_path / "ledger")) == 3, "the same run in another folder releases the same bits"
@@ -59,7 +60,7 @@ def test_a_kill_between_ledger_and_step_is_counted_once(tmp_path: Path, monkeypa
         if any(name.startswith("reply/") for name in extra or {}):
             left[0] -= 1
             if left[0] == 0:
-                assert sum(len(entry["releases"]) for entry in entries(tmp_path / "ledger")) == 4, (
+                assert sum(len(entry.releases) for entry in entries(tmp_path / "ledger")) == 4, (
                     "written before it leaves"
                 )
                 raise StoppedError
@@ -70,7 +71,7 @@ def test_a_kill_between_ledger_and_step_is_counted_once(tmp_path: Path, monkeypa
         case().run(tmp_path / "run", privacy=privacy)
     monkeypatch.setattr(Store, "save", save)
     ended = case().run(tmp_path / "run", privacy=privacy)
-    assert [len(entry["releases"]) for entry in entries(tmp_path / "ledger")] == [2, 2, 2]
+    assert [len(entry.releases) for entry in entries(tmp_path / "ledger")] == [2, 2, 2]
     for kind, tensors in bits(whole).items():
         assert all(torch.equal(tensor, bits(ended)[kind][name]) for name, tensor in tensors.items())
 
@@ -79,7 +80,7 @@ def test_without_a_ledger_a_run_keeps_account_of_itself(tmp_path: Path) -> None:
     result = case().run(tmp_path, privacy={"epsilon": 5.0, "clip": 0.5})
     assert {site: facts["releases"] for site, facts in result.summary.privacy.items()} == dict.fromkeys(make_sites(), 2)
     stored = json.loads((tmp_path / "state" / "site-1" / "privacy.json").read_text())
-    (entry,) = stored["runs"].values()
+    (entry,) = stored["entries"].values()
     assert sorted(entry) == [
         "adjacency",
         "delta",

@@ -18,7 +18,8 @@ from medfl.errors import SettingsError
 from medfl.methods.averaging import Averaging
 from medfl.plugins import load_plugins
 from medfl.privacy.composition import RESOLUTION, Part, calibrate, epsilon
-from medfl.privacy.statements import describe, describe_accounts, leaving, other_bound
+from medfl.privacy.statements import describe, describe_accounts, other_bound, redact_account
+from medfl.records.privacy_account import PrivacyAccount
 from medfl.runs.simulation import Run, simulate
 from medfl.settings import Privacy, Settings
 from medfl.testing.cohort import Case, SmallNet, bits, make_sites, make_task
@@ -207,11 +208,11 @@ def test_accounts_in_words(tmp_path: Path) -> None:
         "with delta 1e-05 of a total of 30.",
     ):
         assert part in text
-    by_site = run(tmp_path / "by site", privacy={"epsilon": 5.0, "clip": 2.5})
+    by_site = run(tmp_path / "by site", privacy={"epsilon": 5.0, "clip": 2.5}).summary.privacy
     expected = "Released were at most 2 of 2 planned updates of a site, epsilon 5 at site-1 ('replace')."
-    assert describe_accounts(by_site.summary.privacy) == expected
-    unbounded = by_site.summary.privacy["site-2"] | {"composed": None, "ledger": True}
-    words = describe_accounts(by_site.summary.privacy | {"site-2": unbounded})
+    assert describe_accounts(by_site) == expected
+    unbounded = by_site["site-2"].model_copy(update={"composed": None, "ledger": True})
+    words = describe_accounts(by_site | {"site-2": unbounded})
     assert "composed epsilon not bounded at site-2 with delta 1e-05; no total is set." in words
 
 
@@ -237,21 +238,23 @@ def test_group_norm_trains(tmp_path: Path) -> None:
     assert "body.1.weight" in bits(result)["server/global"]
 
 
-def test_what_leaves_of_an_account_hangs_on_no_number_of_images(tmp_path: Path) -> None:
+def test_a_redacted_account_depends_on_no_number_of_images(tmp_path: Path) -> None:
     ledger = {"ledger": tmp_path / "ledger", "total_epsilon": 30.0}
     account = run(tmp_path / "first", privacy=PRIVACY | ledger).summary.privacy["site-1"]
-    left = leaving(account)
-    assert left.keys() == account.keys()
-    assert [left[name] for name in ("sigma", "rate", "steps", "epsilon", "composed")] == [None, None, None, 8.0, 8.0]
-    assert leaving(account | {"releases": 0, "runs": 0})["epsilon"] == 0
-    later = leaving(account | {"runs": 2, "composed": 12.3})
-    assert later["composed"] == 30.0
+    left = redact_account(account)
+    assert left.withholds_noise
+    assert not account.withholds_noise
+    assert (left.sigma, left.rate, left.steps, left.epsilon, left.composed) == (None, None, None, 8.0, 8.0)
+    assert PrivacyAccount.model_validate(left.to_json(), strict=True) == left
+    assert redact_account(account.model_copy(update={"releases": 0, "runs": 0})).epsilon == 0
+    later = redact_account(account.model_copy(update={"runs": 2, "composed": 12.3}))
+    assert later.composed == 30.0
     assert "composed epsilon at most 30 at site-1" in describe_accounts({"site-1": later})
-    without = leaving(account | {"runs": 2, "composed": 12.3, "total_epsilon": None})
-    assert without["composed"] is None
+    without = redact_account(account.model_copy(update={"runs": 2, "composed": 12.3, "total_epsilon": None}))
+    assert without.composed is None
     assert describe_accounts({"site-1": without}).endswith(
         "up to 2 runs on the same data: what these come to stays at "
         "the sites, for the number of images follows from it."
     )
-    of_site = run(tmp_path / "by site", privacy={"epsilon": 5.0, "clip": 2.5}).summary.privacy["site-1"]
-    assert leaving(of_site) == of_site
+    by_site = run(tmp_path / "by site", privacy={"epsilon": 5.0, "clip": 2.5}).summary.privacy
+    assert redact_account(by_site["site-1"]) == by_site["site-1"]

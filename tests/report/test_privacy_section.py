@@ -8,6 +8,7 @@ import pytest
 from make_runs import SITES, make_run
 from read_page import section, words
 
+from medfl.records.privacy_account import PrivacyAccount
 from medfl.report.groups import group_runs
 from medfl.report.sections.privacy import privacy_section
 from medfl.runs.records import read_run
@@ -18,10 +19,11 @@ SAMPLES = ADDED | {"unit": "sample"}
 
 
 def account(**facts):
-    """What a site's account says of a run that made all its releases."""
+    """Return a site's account of a run that made all its releases, as it is in the run's summary."""
     plain = {"unit": "site", "adjacency": "add_remove", "delta": 1e-5, "sigma": 3.98856, "rate": 1.0, "steps": 1}
     plain |= {"planned": 20, "releases": 20, "stated_epsilon": 5.0, "epsilon": 5.0, "composed": 5.0, "runs": 1}
-    return plain | {"total_epsilon": None, "ledger": False} | facts
+    plain |= {"total_epsilon": None, "ledger": False, "threshold": None}
+    return PrivacyAccount(**(plain | facts)).to_json()
 
 
 def accounts(**facts):

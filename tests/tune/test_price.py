@@ -12,14 +12,21 @@ from medfl.errors import SettingsError
 from medfl.privacy import composition
 from medfl.privacy.composition import Part
 from medfl.privacy.gaussian import calibrate, epsilon
-from medfl.privacy.ledger_file import load_entries, part_of
+from medfl.records.ledger import Ledger
+from medfl.records.privacy_account import PrivacyAccount
 from medfl.tune.price import prices
 from medfl.tune.results import write_results
 from medfl.tune.search import run_search
 
 PRIVACY = {"epsilon": 4.0, "clip": 1.0, "delta": 1e-5, "adjacency": "add_remove"}
 CHANGES = {"settings__rounds": 2, "tune__trials": 2, "settings__privacy": PRIVACY}
-FACTS = {"unit": "site", "adjacency": "add_remove", "delta": 1e-5, "rate": 1.0, "steps": 1, "stated_epsilon": 4.0}
+
+
+def account(sigma: float, releases: int, **fields: object) -> PrivacyAccount:
+    """Return the account of a run with Gaussian noise. The price depends on no epsilon in it but the stated one."""
+    plain = {"unit": "site", "adjacency": "add_remove", "delta": 1e-5, "rate": 1.0, "steps": 1, "threshold": None}
+    plain |= {"planned": 9, "stated_epsilon": 4.0, "epsilon": 4.0, "composed": 4.0, "runs": 1, "ledger": False}
+    return PrivacyAccount(**(plain | {"sigma": sigma, "releases": releases, "total_epsilon": None} | fields))
 
 
 def test_every_trial_is_charged_and_the_price_is_their_composition(load, tmp_path: Path) -> None:
@@ -35,7 +42,7 @@ def test_every_trial_is_charged_and_the_price_is_their_composition(load, tmp_pat
     ledgers = sorted((tmp_path / "out" / "ledger").glob("*.json"))
     assert len(ledgers) == 2, "one for each site's data"
     for ledger in ledgers:
-        parts = [part_of(entry) for entry in load_entries(ledger, "site").values()]
+        parts = [Part.from_entry(entry) for entry in Ledger.read(ledger).entries.values()]
         assert [(part.sigma, part.count) for part in parts] == [(sigma, 2)] * 4
         assert composition.epsilon(tuple(parts), 1e-5) == price.epsilon
     page = write_results(search, tuned)[1].read_text()
@@ -47,15 +54,15 @@ def test_every_trial_is_charged_and_the_price_is_their_composition(load, tmp_pat
 
 
 def test_prices_are_those_of_the_site_that_paid_most_for_each_kind_of_promise() -> None:
-    first = {"a": FACTS | {"sigma": 2.0, "releases": 3}, "b": FACTS | {"sigma": 2.0, "releases": 1}}
-    second = {"b": FACTS | {"sigma": 1.0, "releases": 4, "stated_epsilon": 9.0}}
-    other = {"a": FACTS | {"sigma": 2.0, "releases": 3, "adjacency": "replace"}}
+    first = {"a": account(2.0, 3), "b": account(2.0, 1)}
+    second = {"b": account(1.0, 4, stated_epsilon=9.0)}
+    other = {"a": account(2.0, 3, adjacency="replace")}
     (price, replaced) = prices([first, second, other, {}])
     assert (price.site, price.trials, price.largest) == ("b", 2, 9.0)
     assert price.epsilon == composition.epsilon((Part(2.0, 1), Part(1.0, 4)), 1e-5)
     assert (replaced.adjacency, replaced.trials) == ("replace", 1)
     assert prices([{}, {}]) == []
-    (nothing,) = prices([{"a": FACTS | {"sigma": 0.0, "releases": 1}}])
+    (nothing,) = prices([{"a": account(0.0, 1)}])
     assert nothing.epsilon is None
     assert "together no bound" in nothing.sentence()
 
@@ -127,5 +134,5 @@ def test_a_ledger_without_a_total_allows_any_number_of_trials(load, tmp_path: Pa
 
 
 def test_the_price_counts_every_step_of_every_release() -> None:
-    (price,) = prices([{"a": FACTS | {"sigma": 2.0, "releases": 3, "steps": 5}}])
+    (price,) = prices([{"a": account(2.0, 3, steps=5)}])
     assert price.epsilon == pytest.approx(epsilon(2.0, 15, 1e-5), rel=1e-9)

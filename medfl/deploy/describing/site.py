@@ -20,20 +20,23 @@ from medfl.describe.telling import Noise, Policy, describe
 from medfl.errors import RefusedError, SettingsError
 from medfl.privacy.composition import Part
 from medfl.privacy.ledger import Account
+from medfl.records.privacy_account import PrivacyAccount
 from medfl.runs.provenance import bundle_values
 from medfl.settings import Privacy, read_settings
-from medfl.types import Meta
 
 
-def answer_request(request: Request, site_file: SiteFile) -> tuple[Description, Meta | None]:
-    """What this site tells, and its account of privacy afterwards; None where the numbers are exact.
+def answer_request(request: Request, site_file: SiteFile) -> tuple[Description, PrivacyAccount | None]:
+    """Return the description of this site's data, and the site's privacy account after it.
 
     Args:
-        request: What is asked.
+        request: The server's request.
         site_file: The site's own file.
 
+    Returns:
+        The account is None if the numbers of the description are exact.
+
     Raises:
-        RefusedError: If the file does not allow it; or if the budget is spent.
+        RefusedError: If the site's file does not allow the description, or if the privacy budget is spent.
         MedflError: If the data or the account can't be read.
     """
     folder = _data_of(request, site_file)
@@ -52,7 +55,7 @@ def answer_request(request: Request, site_file: SiteFile) -> tuple[Description, 
         accounts.append(account)
 
     description = describe(measured, policy, Noise(privacy, site_file.secret(), request.describe, release))
-    return description, accounts[0].facts()
+    return description, accounts[0].report()
 
 
 def _data_of(request: Request, site_file: SiteFile) -> Path:
@@ -119,7 +122,7 @@ def _privacy(request: Request, site_file: SiteFile) -> Privacy | None:
 
 
 def _account(site_file: SiteFile, measured: Measured, privacy: Privacy, sigma: float, run: str) -> Account:
-    """Of these data: in the site's ledger, or in its state folder where its file names none."""
+    """Return the account of these data. It is in the site's ledger, or in its state folder if there is no ledger."""
     folder = privacy.ledger or site_file.state / "descriptions"
     path = folder / f"{measured.data.digest}.json"
-    return Account(path, site_file.site, run, privacy, Part(sigma, 1), 1)
+    return Account(path=path, site=site_file.site, run=run, privacy=privacy, step=Part(sigma, 1), planned=1)

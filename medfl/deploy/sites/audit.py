@@ -23,6 +23,7 @@ from medfl.contract import PeerMessage
 from medfl.deploy.offer import Offer
 from medfl.deploy.sites.file import SiteFile
 from medfl.errors import StoreError
+from medfl.records.privacy_account import PrivacyAccount
 from medfl.report.formats import size
 from medfl.types import SERVER, Meta, Tensors
 from medfl.utils.chain import add_line
@@ -32,8 +33,8 @@ logger = logging.getLogger(__name__)
 AUDIT = "audit.jsonl"
 """Its file in the state folder."""
 
-BUDGET = ("unit", "adjacency", "delta", "epsilon", "composed", "total_epsilon")
-"""What a line says of a site's account."""
+BUDGET = {"unit", "adjacency", "delta", "epsilon", "composed", "total_epsilon"}
+"""Fields of a site's privacy account that a line holds."""
 
 
 def audit_file(site_file: SiteFile) -> Path:
@@ -62,14 +63,14 @@ class Audit:
         """From now on lines are about a description of this name."""
         self._run = {"run": name, "bundle": bundle}
 
-    def answered(self, question: Message, answer: Message, length: int, budget: Meta | None) -> None:
+    def answered(self, question: Message, answer: Message, length: int, budget: PrivacyAccount | None) -> None:
         """An answer leaves next.
 
         Args:
             question: What the server asked.
             answer: The answer.
             length: Its bytes.
-            budget: The site's account of privacy (`Account.facts`), or None.
+            budget: The site's privacy account, or None if the run has no privacy setting.
 
         Raises:
             StoreError: If it can't be noted; then it must not leave.
@@ -79,7 +80,7 @@ class Audit:
         fact_names = sorted(name for name, value in answer.meta.items() if value not in (None, [], {}))
         facts = {name: value for name, value in about.items() if value is not None} | self._leaves(answer.tensors)
         facts |= {"tells": fact_names} if fact_names else {}
-        facts |= {} if budget is None else {"budget": {name: budget[name] for name in BUDGET}}
+        facts |= {} if budget is None else {"budget": budget.model_dump(mode="json", include=BUDGET)}
         self._note({"from": SERVER, "asked": question.kind, "outcome": "answered"}, facts | {"bytes": length})
 
     def refused(self, kind: str, why: str) -> None:

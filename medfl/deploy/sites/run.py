@@ -25,7 +25,8 @@ from medfl.deploy.sites.file import SiteFile
 from medfl.deploy.sites.policy import check_counts, check_networks, leaving_rows, tellable, told
 from medfl.errors import RefusedError
 from medfl.privacy.ledger import fingerprint
-from medfl.privacy.statements import leaving
+from medfl.privacy.statements import redact_account
+from medfl.records.privacy_account import PrivacyAccount
 from medfl.records.run_file import DataOrigin, Provenance
 from medfl.runs.home import Home
 from medfl.runs.lifecycle import JOB_PATIENCE, RunWriter
@@ -357,8 +358,8 @@ class SiteRun:
                 logger.warning("%s", entry.sentence)
             logger.info("This site's own bundle is in '%s'.", self.folder / "bundle")
         budget = self.budget()
-        return {}, {"privacy": None if budget is None else leaving(budget)}
+        return {}, {"privacy": None if budget is None else redact_account(budget).to_json()}
 
-    def budget(self) -> Meta | None:
-        """What this run and all runs have spent of this site's privacy; None where nothing is promised."""
-        return None if self.host.account is None else self.host.account.facts()
+    def budget(self) -> PrivacyAccount | None:
+        """Return the site's privacy account of this run, or None if the run has no privacy setting."""
+        return None if self.host.account is None else self.host.account.report()

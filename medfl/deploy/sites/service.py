@@ -32,6 +32,7 @@ from medfl.deploy.sites.file import SiteFile
 from medfl.deploy.sites.policy import told_profile
 from medfl.deploy.sites.run import SiteRun
 from medfl.errors import MedflError, RefusedError
+from medfl.records.privacy_account import PrivacyAccount
 from medfl.records.run_file import JoinedSite
 from medfl.runs.machines import LIVE
 from medfl.runs.progress import row_facts
@@ -82,7 +83,7 @@ class SiteService:
         self._run: SiteRun | None = None
         self._held = contextlib.ExitStack()
         self._audit = Audit(site_file)
-        self._spent: Meta | None = None
+        self._spent: PrivacyAccount | None = None
         keep_freed_memory()
         torch.set_num_threads(site_file.threads)
 

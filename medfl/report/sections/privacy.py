@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from medfl.privacy.composition import epsilon, site_release
 from medfl.privacy.gaussian import SENSITIVITY
 from medfl.privacy.statements import WHAT, describe, describe_accounts, other_bound
+from medfl.records.privacy_account import PrivacyAccount
 from medfl.report.formats import MISSING, count, listed
 from medfl.report.groups import Group
 from medfl.report.notices import Named
@@ -19,8 +19,8 @@ from medfl.runs.records import RunRecord
 from medfl.settings import Privacy, SecureAggregation
 from medfl.types import Meta
 
-Accounts = Mapping[str, Mapping[str, Any]]
-"""Site to `medfl.privacy.ledger.Account.facts`."""
+Accounts = Mapping[str, PrivacyAccount]
+"""Maps each site to its account, which may be redacted."""
 
 UNBOUNDED = "no bound"
 
@@ -67,28 +67,28 @@ def _merged(label: str, named: Sequence[Named], runs: int) -> list[Meta]:
 def _row(run: RunRecord) -> Meta:
     privacy, rounds = promised(run), int(run.run.rounds)
     assert privacy is not None
-    accounts: Accounts = {} if run.summary is None else run.summary.privacy
+    accounts = {} if run.summary is None else run.summary.privacy
     other = next(name for name in SENSITIVITY if name != privacy.adjacency)
     secure = secure_of(run)
     far, widened = _other(privacy, rounds, other, secure)
     words = describe(privacy, rounds, secure)
-    ledger = any(facts["ledger"] for facts in accounts.values())
+    ledger = any(account.ledger for account in accounts.values())
     return {
         "unit": {"site": "site", "sample": "image"}[privacy.unit],
         "adjacency": WHAT[privacy.adjacency],
         "delta": f"{privacy.delta:g}",
         "sigma": _sigma(privacy, rounds, accounts, secure),
         "clip": f"{privacy.clip:g}",
-        "releases": _range([facts["releases"] for facts in accounts.values()]) if accounts else MISSING,
+        "releases": _range([account.releases for account in accounts.values()]) if accounts else MISSING,
         "planned": rounds,
         "stated": f"{privacy.epsilon:.4g}",
         "other": far,
         "other_adjacency": WHAT[other],
         "other_delta": widened,
-        "spent": _largest(accounts, "epsilon"),
-        "ledger": _largest(accounts, "composed") if ledger else "",
-        "ledger_runs": count(max(facts["runs"] for facts in accounts.values()), "run") if ledger else "",
-        "total": _range([facts["total_epsilon"] for facts in accounts.values()]) if ledger else "",
+        "spent": _largest(accounts, _spent_epsilon),
+        "ledger": _largest(accounts, _composed_epsilon) if ledger else "",
+        "ledger_runs": count(max(account.runs for account in accounts.values()), "run") if ledger else "",
+        "total": _range([account.total_epsilon for account in accounts.values()]) if ledger else "",
         "words": f"{words} {describe_accounts(accounts)}" if accounts else words,
         "sites": _sites(accounts),
     }
@@ -105,7 +105,7 @@ def _other(privacy: Privacy, rounds: int, other: str, secure: SecureAggregation 
 
 def _sigma(privacy: Privacy, rounds: int, accounts: Accounts, secure: SecureAggregation | None) -> str:
     """The noise multipliers of the sites, as far as they are known."""
-    known = [facts["sigma"] for facts in accounts.values() if facts["sigma"] is not None]
+    known = [account.sigma for account in accounts.values() if account.sigma is not None]
     if not known and privacy.unit == "site":
         known = [site_release(privacy, rounds, secure).sigma]
     return _range(known) if known else MISSING
@@ -117,11 +117,19 @@ def _range(values: Sequence[float | None]) -> str:
     return known[0] if len(known) == 1 else f"{known[0]} to {known[-1]}" if known else ""
 
 
-def _largest(accounts: Accounts, key: str) -> str:
-    """The largest epsilon of the sites; None among them stands for no bound, or for what stays at a site."""
-    if not accounts or any(facts["sigma"] is None and facts[key] is None for facts in accounts.values()):
+def _spent_epsilon(account: PrivacyAccount) -> float | None:
+    return account.epsilon
+
+
+def _composed_epsilon(account: PrivacyAccount) -> float | None:
+    return account.composed
+
+
+def _largest(accounts: Accounts, epsilon_of: Callable[[PrivacyAccount], float | None]) -> str:
+    """Return the largest epsilon of the sites. It is missing if a site withholds its own."""
+    if not accounts or any(account.withholds_noise and epsilon_of(account) is None for account in accounts.values()):
         return MISSING
-    value = max(_or_infinite(facts[key]) for facts in accounts.values())
+    value = max(_or_infinite(epsilon_of(account)) for account in accounts.values())
     return UNBOUNDED if math.isinf(value) else f"{value:.4g}"
 
 
@@ -130,15 +138,15 @@ def _or_infinite(value: float | None) -> float:
 
 
 def _sites(accounts: Accounts) -> list[Meta]:
-    """Site by site, where the sites' accounts differ; sites with the same account share a line."""
+    """Return a line for each group of sites with the same account, or nothing if all sites have the same."""
     sites_by_cells: dict[tuple[str, ...], list[str]] = {}
-    for site, facts in sorted(accounts.items()):
-        total = facts["total_epsilon"]
+    for site, account in sorted(accounts.items()):
+        total, own = account.total_epsilon, {site: account}
         cells = (
-            _range([facts["sigma"]]) or MISSING,
-            f"{facts['releases']} of {facts['planned']}",
-            _largest({site: facts}, "epsilon"),
-            *((_largest({site: facts}, "composed"), str(facts["runs"])) if facts["ledger"] else (MISSING, MISSING)),
+            _range([account.sigma]) or MISSING,
+            f"{account.releases} of {account.planned}",
+            _largest(own, _spent_epsilon),
+            *((_largest(own, _composed_epsilon), str(account.runs)) if account.ledger else (MISSING, MISSING)),
             MISSING if total is None else f"{total:g}",
         )
         sites_by_cells.setdefault(cells, []).append(site)

@@ -49,11 +49,33 @@ def cut(update: torch.Tensor, energy: float, max_rank: int | None = None) -> tor
     """
     if not _is_matrix(update) or not bool(update.isfinite().all()) or not bool(update.any()):
         return update
-    u, s, v = torch.linalg.svd(update.flatten(1).double(), full_matrices=False)
+    u, s, v = singular_values(update.flatten(1).double())
     rank = min(rank_of(s, energy), max_rank or len(s))
     if not pays(rank, u.shape[0], v.shape[1]):
         return update
     return ((u[:, :rank] * s[:rank]) @ v[:rank]).to(update.dtype).reshape(update.shape)
+
+
+def singular_values(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Compute the reduced singular value decomposition of a finite matrix.
+
+    PyTorch uses LAPACK's divide-and-conquer routine on the CPU, which does not converge for some finite matrices (seen
+    for an update with many rows and columns of zeros). For these the slower QR iteration is used.
+
+    Args:
+        matrix: Matrix of shape (m, n), in double precision.
+
+    Returns:
+        Factors u (m, k), s (k,) and v (k, n) with k = min(m, n), as from `torch.linalg.svd`.
+    """
+    try:
+        u, s, v = torch.linalg.svd(matrix, full_matrices=False)
+    except torch.linalg.LinAlgError:
+        from scipy.linalg import svd  # rarely needed, and slow to import
+
+        factors = svd(matrix.cpu().numpy(), full_matrices=False, lapack_driver="gesvd")
+        u, s, v = (torch.from_numpy(factor).to(matrix) for factor in factors)
+    return u, s, v
 
 
 class LowRankFactors:
@@ -71,7 +93,7 @@ class LowRankFactors:
             if not _is_matrix(tensor) or tensor.numel() > LARGEST:
                 encoded[name] = tensor
                 continue
-            u, s, v = torch.linalg.svd(tensor.flatten(1).double(), full_matrices=False)
+            u, s, v = singular_values(tensor.flatten(1).double())
             rank = max(int((s > NOISE * s[0]).sum()), 1)
             if not pays(rank, u.shape[0], v.shape[1]):
                 encoded[name] = tensor

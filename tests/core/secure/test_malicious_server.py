@@ -362,7 +362,7 @@ PRIVACY = {"privacy": {"epsilon": 20.0, "clip": 0.5}}
 def releases(server: Server) -> set[int]:
     """How many releases the sites' accounts hold."""
     accounts = [runner.account for runner in server.runners.values()]
-    return {account.facts()["releases"] for account in accounts if account is not None}
+    return {account.report().releases for account in accounts if account is not None}
 
 
 def test_a_replay_releases_once_and_is_charged_once(signers: dict[str, Signer], tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from pathlib import Path
@@ -15,6 +14,7 @@ from toys import digests
 from medfl.core.store import Store
 from medfl.plugins import load_plugins
 from medfl.privacy.secure_aggregation.accounting import calibrated
+from medfl.records.ledger import Ledger
 from medfl.report.groups import group_runs
 from medfl.report.sections.privacy import privacy_section
 from medfl.runs.records import read_run
@@ -69,8 +69,8 @@ def test_accounts_hold_what_was_released_and_the_trust_model(whole: tuple[Result
     facts = whole[0].summary.privacy["site-1"]
     assert (facts["releases"], facts["planned"], facts["threshold"]) == (2, 2, 4)
     assert facts["epsilon"] == pytest.approx(8.0)
-    (entry,) = json.loads((whole[1] / "state" / "site-1" / "privacy.json").read_text())["runs"].values()
-    assert (entry["mechanism"], entry["threshold"]) == ("distributed discrete gaussian", 4)
+    (entry,) = Ledger.read(whole[1] / "state" / "site-1" / Ledger.NAME).entries.values()
+    assert (entry.mechanism, entry.threshold) == ("distributed discrete gaussian", 4)
 
 
 def test_a_ledger_adds_local_and_distributed_noise(tmp_path: Path) -> None:

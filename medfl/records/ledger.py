@@ -1,0 +1,101 @@
+"""Schema, reader and writer of privacy ledgers: which releases of one data set were made in which run."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from medfl.errors import StoreError
+from medfl.records.record import FileRecord, Record
+
+PrivacyUnit = Literal["site", "sample"]
+"""Whose data are hidden: those of a whole site, or a single image."""
+
+Adjacency = Literal["add_remove", "replace"]
+"""Neighbouring data sets: one unit is added or removed, or replaced by any other."""
+
+Mechanism = Literal["gaussian", "poisson-subsampled gaussian", "distributed discrete gaussian"]
+"""Noise of a release. The distributed mechanism adds discrete Gaussian noise of several sites in a sum."""
+
+
+class LedgerEntry(Record):
+    """The releases that one run made of a data set.
+
+    Attributes:
+        unit: Whose data are hidden.
+        mechanism: Kind of noise.
+        adjacency: Neighbouring data sets of the run's promise.
+        sigma: Noise multiplier of each step: standard deviation of the noise over the clipping bound. It is infinite if
+            there are no steps.
+        rate: Probability with which a unit takes part in a step.
+        steps: Number of noised steps in one release.
+        delta: Probability that the run's guarantee fails.
+        epsilon: Privacy budget of the run.
+        planned: Maximum number of releases in the run.
+        releases: Hashes of the releases, in the order in which they were made. The hash is computed from the content of
+            a release and its noise.
+        threshold: Number of sites whose shares add up to the noise, or None if the noise is the site's own.
+    """
+
+    unit: PrivacyUnit
+    mechanism: Mechanism
+    adjacency: Adjacency
+    sigma: float = Field(ge=0)
+    rate: float = Field(gt=0, le=1)
+    steps: int = Field(ge=0)
+    delta: float = Field(gt=0, lt=1)
+    epsilon: float = Field(gt=0, allow_inf_nan=False)
+    planned: int = Field(ge=0)
+    releases: tuple[str, ...]
+    threshold: Annotated[int, Field(ge=1)] | None
+
+    @model_validator(mode="after")
+    def _check_noise(self) -> Self:
+        if math.isinf(self.sigma) and self.steps:
+            raise ValueError("expected finite noise for an entry with steps")
+        if (self.mechanism == "poisson-subsampled gaussian") != (self.rate < 1):
+            raise ValueError("expected a rate below 1 for the subsampled mechanism, and 1 for any other")
+        return self
+
+
+class Ledger(FileRecord):
+    """The releases of one data set over all runs, or the copy of one run's entry in the folder of that run.
+
+    The name of a copy is `NAME`. A ledger over several runs is named after the fingerprint of its data.
+
+    Attributes:
+        entries: Maps the key of each run to its entry. `medfl.privacy.ledger.Account.key` computes the key.
+        copy_of: Path of the ledger if the file is a copy of one of its entries, otherwise None.
+    """
+
+    NAME: ClassVar[str] = "privacy.json"
+    HAS_CHECKSUM: ClassVar[bool] = True
+
+    entries: dict[str, LedgerEntry] = {}
+    copy_of: Path | None = None
+
+    @classmethod
+    def load(cls, path: Path, site: str) -> Self:
+        """Read the ledger of a site. The ledger is empty if there is no file.
+
+        Args:
+            path: Path of the file.
+            site: Name of the site, for messages.
+
+        Raises:
+            StoreError: If the file is damaged, of another version or unreadable. Its code is that of `read`.
+        """
+        try:
+            return cls.read(path)
+        except StoreError as error:
+            if error.code == "missing_file":
+                return cls()
+            raise StoreError(
+                error.code,
+                f"{error} This is the privacy ledger of site '{site}': without it no one knows what was released. "
+                "Nothing is released until it can be read again or is put back from a copy.",
+                **(error.fields | {"site": site}),
+            ) from error
