@@ -1,41 +1,36 @@
-"""What the facts of a card answer of the items of the checklists, and what people answer in a file."""
+"""Answers of the checklists' items, from the facts of a card and from a file that people write."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from medfl.card.checklists import ANSWERED, CHECKLISTS, NOT_APPLICABLE, UNKNOWN
-from medfl.card.run_facts import image_count
+from medfl.card.run_facts import count_text
+from medfl.data.datalists import SPLITS
 from medfl.errors import SettingsError, did_you_mean
+from medfl.records.card import CardAnswers, CardFacts, RunFacts
+from medfl.records.card_scores import CardScores
 from medfl.report.formats import listed, metric_words, sentence
 from medfl.report.objectives.site_scores import RESAMPLES
-from medfl.types import Meta
 from medfl.utils.strict_yaml import parse_yaml
 
 TEXTS = ("license", "intended_use")
-"""Keys of a file of answers beside those of the checklists."""
-
-Answer = tuple[str, str]
-"""`ANSWERED`, `NOT_APPLICABLE` or `UNKNOWN`, and the answer."""
+"""Keys with a text in a file of answers; the others are those of the checklists."""
 
 
-def read_answers(path: Path | None) -> Meta:
-    """A file of answers, in YAML: ``license``, ``intended_use``, and ``claim`` and ``tripod_ai`` with items by number.
+def read_answers(path: Path | None) -> CardAnswers:
+    """Read a file of answers, in YAML: ``license``, ``intended_use``, and ``claim`` and ``tripod_ai`` by item.
 
     Args:
-        path: The file; None is an empty one.
-
-    Returns:
-        All keys; a text that is not there is None.
+        path: Path of the file; None returns no answers.
 
     Raises:
-        SettingsError: If it can't be read, or has a key or an item that there is not.
+        SettingsError: If the file can't be read, or has an unknown key or item.
     """
-    answers: Meta = dict.fromkeys(TEXTS) | {name: {} for name in CHECKLISTS}
     if path is None:
-        return answers
+        return CardAnswers()
     try:
         content = parse_yaml(path.read_text(encoding="utf-8")) or {}
     except (OSError, ValueError) as error:
@@ -52,6 +47,7 @@ def read_answers(path: Path | None) -> Meta:
             path=path,
             found=type(content).__name__,
         )
+    answers: dict[str, Any] = {}
     for key, value in content.items():
         if key not in keys:
             raise SettingsError(
@@ -61,7 +57,7 @@ def read_answers(path: Path | None) -> Meta:
                 path=path,
             )
         answers[key] = _items(key, value, path) if key in CHECKLISTS else _text(value, key, path)
-    return answers
+    return CardAnswers(**answers)
 
 
 def _items(checklist: str, items: Any, path: Path) -> dict[str, str]:
@@ -99,47 +95,59 @@ def _text(value: Any, where: str, path: Path) -> str:
     return " ".join(value.split())
 
 
-def answered(checklist: str, about: Meta, scores: Meta) -> dict[str, Answer]:
-    """Each item of a checklist with what can be said of it.
+@dataclass(frozen=True)
+class ItemAnswer:
+    """Answer of an item of a checklist.
+
+    Attributes:
+        state: `ANSWERED`, `NOT_APPLICABLE` or `UNKNOWN`.
+        text: The answer; empty if unknown.
+    """
+
+    state: str
+    text: str
+
+
+def item_answers(checklist: str, facts: CardFacts, scores: CardScores) -> dict[str, ItemAnswer]:
+    """Return the answer of each item of a checklist, by number.
 
     Args:
         checklist: One of `CHECKLISTS`.
-        about: The facts of a card (`medfl.card.evidence`).
-        scores: Its scores.
+        facts: Facts of the card.
+        scores: Scores of the card.
     """
-    people: Mapping[str, str] = about["answers"][checklist]
-    known = topics(about, scores)
-    table: dict[str, Answer] = {}
+    people, known = facts.answers.checklists[checklist], topic_answers(facts, scores)
+    table: dict[str, ItemAnswer] = {}
     for number, item in CHECKLISTS[checklist].items():
         if number in people:
-            left_out = people[number].lower().startswith(NOT_APPLICABLE)
-            table[number] = (NOT_APPLICABLE if left_out else ANSWERED, people[number])
+            is_left_out = people[number].lower().startswith(NOT_APPLICABLE)
+            table[number] = ItemAnswer(NOT_APPLICABLE if is_left_out else ANSWERED, people[number])
         else:
-            table[number] = known.get(item.topic, (UNKNOWN, ""))
+            table[number] = known.get(item.topic, ItemAnswer(UNKNOWN, ""))
     return table
 
 
-def topics(about: Meta, scores: Meta) -> dict[str, Answer]:
-    """Topic to its answer; those that no fact answers are not there."""
-    answers = _of_model(about) | _of_training(about) | _of_data(about) | _of_scores(about, scores)
-    table = {topic: (ANSWERED, text) for topic, text in answers.items() if text}
-    table["updating"] = (NOT_APPLICABLE, "No earlier model was updated.")
-    if about["model"]["images"]:
-        table["assessors"] = (NOT_APPLICABLE, "The image is the only predictor.")
+def topic_answers(facts: CardFacts, scores: CardScores) -> dict[str, ItemAnswer]:
+    """Return the answers that the facts of a card give, by topic; a topic that no fact answers is not there."""
+    answers = _of_model(facts) | _of_training(facts.run) | _of_data(facts) | _of_scores(facts, scores)
+    table = {topic: ItemAnswer(ANSWERED, text) for topic, text in answers.items() if text}
+    table["updating"] = ItemAnswer(NOT_APPLICABLE, "No earlier model was updated.")
+    if facts.model.takes_images:
+        table["assessors"] = ItemAnswer(NOT_APPLICABLE, "The image is the only predictor.")
     return table
 
 
-def _of_model(about: Meta) -> dict[str, str | None]:
-    run, model = about["run"], about["model"]
-    networks = listed(model["networks"])
-    licensed = f"Licence of the model: {about['license']}." if about["license"] else None
+def _of_model(facts: CardFacts) -> dict[str, str | None]:
+    run, model, license_ = facts.run, facts.model, facts.answers.license
+    networks = listed(model.networks)
+    licensed = f"Licence of the model: {license_}." if license_ else None
     return {
-        "title": f"A deep network ({networks}), trained by federated learning ({run['method']}).",
-        "intended_use": about["intended_use"],
+        "title": f"A deep network ({networks}), trained by federated learning ({run.method}).",
+        "intended_use": facts.intended_use,
         "preprocessing": "All transforms stand in configs/inference.json of this bundle, alike for all groups.",
         "model": f"Network {networks}: its definition stands in configs/train.json, its weights in models.",
-        "output": model["output"],
-        "predictors": "The image as a whole; none was chosen." if model["images"] else None,
+        "output": model.output,
+        "predictors": "The image as a whole; none was chosen." if model.takes_images else None,
         "predictions": "predictions.csv has what the model says of each test image of a site.",
         "availability": licensed and f"{licensed} medfl is free software (Apache-2.0). Data: see Data.",
         "details": "evidence.json has the identity of the run, with all settings.",
@@ -147,57 +155,55 @@ def _of_model(about: Meta) -> dict[str, str | None]:
     }
 
 
-def _of_training(about: Meta) -> dict[str, str | None]:
-    run = about["run"]
-    settings = {name: (value, origin) for name, value, origin in run["settings"]}
-    weights = settings.get("weights", ("", ""))[0]
-    start = f"The weights of the file {weights}." if weights else f"Drawn at random, from the seed {run['seed']}."
-    best = run["best_round"] or {}
-    balance = settings.get("balance", ("", ""))[0]
-    packages = ", ".join(f"{name} {value}" for name, value in run["surroundings"] if name in PACKAGES)
+def _of_training(run: RunFacts) -> dict[str, str | None]:
+    settings = {setting.name: setting.value for setting in run.settings}
+    weights, balance = settings.get("weights"), settings.get("balance")
+    start = f"The weights of the file {weights}." if weights else f"Drawn at random, from the seed {run.seed}."
+    packages = ", ".join(f"{fact.name} {fact.value}" for fact in run.environment if fact.name in PACKAGES)
     return {
         "software": packages,
         "code": f"medfl is free software (Apache-2.0); versions in the run: {packages}.",
         "start": start,
-        "training": f"{run['method']} over {run['planned']} rounds, {run['optimizer']}, {run['loss']}; see Method.",
-        "selection": f"The best round by validation images: {best['round']}."
-        if best.get("exported")
-        else f"The model after the last round, {run['models_round']}; none was chosen."
-        if run["models_round"]
-        else None,
+        "training": f"{run.method} over {run.planned_rounds} rounds, {run.optimizer}, {run.loss}; see Method.",
+        "selection": _selection(run),
         "imbalance": f"balance: {balance}" if balance else None,
     }
 
 
+def _selection(run: RunFacts) -> str | None:
+    if run.best_round is not None and run.best_round.is_exported:
+        return f"The best round by validation images: {run.best_round.round}."
+    return f"The model after the last round, {run.model_round}; none was chosen." if run.model_round else None
+
+
 PACKAGES = ("medfl", "torch", "python")
-"""Of the versions that a run notes, those of software."""
+"""Names of the versions of software in the environment of a run."""
 
 
-def _of_data(about: Meta) -> dict[str, str | None]:
-    run, data = about["run"], about["data"]
-    holdings, licences = run["holdings"], data.get("licences", [])
-    sources = f"{listed(data['names'])}; licence: {listed(licences)}" if data.get("names") and licences else None
-    partition = data.get("partition", {})
-    level = "Patient, as the data lists name them." if data.get("patients") else "Image: no patients are known."
-    splits = [f"{image_count(holdings, split)} images for {split}" for split in ("training", "validation", "test")]
-    left_out = [f"{entry['count']} x {entry['reason']}" for entry in data.get("exclusions", [])]
+def _of_data(facts: CardFacts) -> dict[str, str | None]:
+    run, data = facts.run, facts.data
+    sources = f"{listed(data.names)}; licence: {listed(data.licences)}" if data.names and data.licences else None
+    scheme = data.partition_setting("scheme")
+    level = "Patient, as the data lists name them." if data.has_patients else "Image: no patients are known."
+    splits = [f"{count_text(run.image_counts, split)} images for {split}" for split in SPLITS]
+    left_out = "; ".join(f"{exclusion.count} x {exclusion.reason}" for exclusion in data.exclusions)
     return {
         "sources": sources,
         "data_sharing": sources,
-        "exclusions": f"Left out: {'; '.join(left_out)}. Else as in the data set." if left_out else None,
-        "partition": f"Scheme {partition['scheme']}; see Partition." if "scheme" in partition else None,
-        "disjoint": level if "scheme" in partition and not run["leaks"] else None,
-        "numbers": f"{listed(splits)}; of how many patients is unknown." if holdings else None,
-        "outcome": f"{run['objective']}: {', '.join(about['names'])}." if about["names"] else None,
+        "exclusions": f"Left out: {left_out}. Else as in the data set." if left_out else None,
+        "partition": f"Scheme {scheme}; see Partition." if scheme is not None else None,
+        "disjoint": level if scheme is not None and not run.leaks else None,
+        "numbers": f"{listed(splits)}; of how many patients is unknown." if run.image_counts else None,
+        "outcome": f"{run.objective}: {', '.join(facts.output_names)}." if facts.output_names else None,
     }
 
 
-def _of_scores(about: Meta, scores: Meta) -> dict[str, str | None]:
-    parts = {table["part"]: table for table in scores.get("tables", [])}
-    if "all" not in parts or not parts["all"]["metrics"]:
+def _of_scores(facts: CardFacts, scores: CardScores) -> dict[str, str | None]:
+    parts = {table.part: table for table in scores.tables}
+    if "all" not in parts or not parts["all"].metrics:
         return {"limitations": "See Limitations."}
-    metrics = [metric_words(name, about["names"]) for name in parts["all"]["metrics"]]
-    apart = [part for part in ("site", "centre") if part in parts]
+    metrics = [metric_words(name, facts.output_names) for name in parts["all"].metrics]
+    apart = [table.part for table in scores.tables if table.part in ("site", "centre")]
     return {
         "metrics": f"{sentence(listed(metrics))}.",
         "uncertainty": f"95 % intervals over patients or images: Wilson's, or a bootstrap of {RESAMPLES} resamples.",

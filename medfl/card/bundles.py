@@ -1,4 +1,4 @@
-"""Which bundles a run folder has, and what their models say of test images."""
+"""The bundles of a run folder, and the predictions of their models for test images."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Two checklists of what a paper about such a model tells, with what the files of a run answer.
+"""Two checklists for papers about such models, with the items that the files of a run can answer.
 
 CLAIM: Tejani et al. 2024, Checklist for Artificial Intelligence in Medical Imaging (CLAIM): 2024 update, Radiology:
-Artificial Intelligence 6(4). TRIPOD+AI: Collins et al. 2024, TRIPOD+AI statement, BMJ 385:e078378. What an item is
-about stands here in a few words of ours; the papers have the full text.
+Artificial Intelligence 6(4). TRIPOD+AI: Collins et al. 2024, TRIPOD+AI statement, BMJ 385:e078378. The items are
+described here in a few words of our own; the papers have the full text.
 
-An item is answered from facts, or it is not applicable for a reason that stands beside it, or it is unknown: a file of
-answers (``medfl card --answers``) tells what no program can know.
+An item is answered from facts, or not applicable for the reason beside it, or unknown. A file of answers
+(``medfl card --answers``) answers what no program can know.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 ANSWERED, NOT_APPLICABLE, UNKNOWN = "answered", "not applicable", "unknown"
-"""What can be said of an item."""
+"""States of an item."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Item:
     """An item of a checklist.
 
     Attributes:
-        about: What it asks for.
-        topic: Key of the answer that a run's facts give (`medfl.card.answers.answers`); empty where they give none.
+        about: Subject of the item.
+        topic: Key of the answer in `medfl.card.answers.topic_answers`; empty if no fact of a card answers it.
     """
 
     about: str
@@ -135,7 +135,7 @@ TRIPOD_AI: Mapping[str, Item] = {
 """Number to item."""
 
 CHECKLISTS: Mapping[str, Mapping[str, Item]] = {"claim": CLAIM, "tripod_ai": TRIPOD_AI}
-"""Name in a file of answers to the items."""
+"""Maps the name of a checklist in a file of answers to its items."""
 
 TITLES = {"claim": "CLAIM 2024", "tripod_ai": "TRIPOD+AI"}
-"""The same to what a card calls it."""
+"""Maps the name of a checklist to its heading in a card."""

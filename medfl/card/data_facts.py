@@ -1,6 +1,6 @@
-"""What a card says of the data: data set, licence, how the images were taken, what was left out, who dealt them.
+"""Facts that a card states of the data: data set, licence, modality, exclusions and partition.
 
-It is read from the data lists and the cards of the sites, where they lie now, if they are those of the run.
+They come from the data lists and the cards of the sites, where these are now, if they are those of the run.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from medfl.data.arrays import array_digest
 from medfl.data.datalists import FILE, Datalist, parse_datalist, read_bytes, subjects_of
 from medfl.data.partition_file import read_partition
 from medfl.data.sites import CARD
 from medfl.errors import DataError
+from medfl.records.card import DataFacts, Exclusion, NamedValue
 from medfl.report.formats import plain
 from medfl.types import FACTS, Meta
 
@@ -24,56 +24,42 @@ LEFT = ("data", "files_sha256", "exclusions", "not_distributed", "unassigned", "
 """Keys of ``partition.json`` that are no setting of the partition."""
 
 
-UNKNOWN: Meta = {
-    "why": None,
-    "names": [],
-    "licences": [],
-    "modalities": [],
-    "lists": {},
-    "patients": False,
-    "known": [],
-    "exclusions": [],
-    "warnings": [],
-    "partition": {},
-    "partition_warnings": [],
-}
-"""The facts where nobody knows any."""
-
-
-def data_facts(folder: Path | None, digests: Meta, sites: Sequence[str]) -> Meta:
-    """The facts, as JSON; ``why`` says why there are none.
+def data_facts(folder: Path | None, digests: Mapping[str, str], sites: Sequence[str]) -> DataFacts:
+    """Return the facts of the data.
 
     Args:
-        folder: Of the partitioned data; None where nobody knows it.
-        digests: Site to what the run has as its hash of list and images (`medfl.data.sites.SiteData.digest`).
-        sites: Those that the card is about.
+        folder: Folder of the partitioned data; None if the run does not name it.
+        digests: Maps each site to the hash of its list and images in the run (`medfl.data.sites.SiteData.digest`).
+        sites: Sites of the card.
     """
     if folder is None:
-        return UNKNOWN | {"why": "the run does not say where its data lay"}
-    dealt, lists = _partition(folder), dict[str, Datalist]()
-    hashes: Meta = {}
+        return DataFacts(unknown_because="the run does not say where its data lay")
+    dealt, lists, hashes = _partition(folder), dict[str, Datalist](), dict[str, str]()
+    partition = DataFacts(
+        partition=tuple(NamedValue(name=name, value=value) for name, value in dealt.get("partition", {}).items()),
+        partition_warnings=tuple(dealt.get("partition_warnings", ())),
+    )
     for site in sites:
         try:
             content = read_bytes(folder / site)
             lists[site] = parse_datalist(content, folder / site / FILE)
             if site in digests and _digest(folder / site, content, lists[site]) != digests[site]:
-                return UNKNOWN | {"why": f"the data that lie there now are not those of the run (at {site})"}
+                return DataFacts(unknown_because=f"the data that lie there now are not those of the run (at {site})")
         except (DataError, OSError):
-            return UNKNOWN | dealt | {"why": "there are no data lists of medfl where the run's data lay"}
+            reason = "there are no data lists of medfl where the run's data lay"
+            return partition.model_copy(update={"unknown_because": reason})
         hashes[site] = hashlib.sha256(content).hexdigest()
-    return (
-        UNKNOWN
-        | dealt
-        | {
-            "names": _different(each.name for each in lists.values()),
-            "licences": _different(each.licence for each in lists.values()),
-            "modalities": _different(each.modality for each in lists.values()),
-            "lists": hashes,
-            "patients": all(_knows_patients(each) for each in lists.values()),
-            "known": [name for name in FACTS if any(_knows(each, name) for each in lists.values())],
-            "exclusions": _exclusions(folder, sites),
-            "warnings": sorted({str(text) for each in lists.values() for text in each.extra.get("warnings", [])}),
-        }
+    return DataFacts(
+        names=_different(each.name for each in lists.values()),
+        licences=_different(each.licence for each in lists.values()),
+        modalities=_different(each.modality for each in lists.values()),
+        list_hashes=hashes,
+        has_patients=all(_knows_patients(each) for each in lists.values()),
+        case_fields=tuple(name for name in FACTS if any(_knows(each, name) for each in lists.values())),
+        exclusions=tuple(Exclusion(**entry) for entry in _exclusions(folder, sites)),
+        warnings=tuple(sorted({str(text) for each in lists.values() for text in each.extra.get("warnings", [])})),
+        partition=partition.partition,
+        partition_warnings=partition.partition_warnings,
     )
 
 
@@ -83,8 +69,8 @@ def _digest(folder: Path, content: bytes, datalist: Datalist) -> str:
     return hashlib.sha256(b"".join([content, *(bytes.fromhex(array_digest(array)) for array in arrays)])).hexdigest()
 
 
-def _different(texts: Any) -> list[str]:
-    return sorted({text.strip() for text in texts} - {""})
+def _different(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted({text.strip() for text in texts} - {""}))
 
 
 def _records(datalist: Datalist) -> list[Meta]:

@@ -1,4 +1,4 @@
-"""The card itself: Markdown with Hugging Face's front matter, made from the facts and scores of its evidence alone."""
+"""Text of a card: Markdown with Hugging Face's front matter, from the facts and scores of its evidence alone."""
 
 from __future__ import annotations
 
@@ -9,60 +9,67 @@ from functools import cache, partial
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from medfl.card.answers import answered
+from medfl.card.answers import item_answers
 from medfl.card.checklists import CHECKLISTS, TITLES
-from medfl.card.evidence import EVIDENCE, MARK
-from medfl.card.run_facts import image_count
+from medfl.card.run_facts import count_text
 from medfl.card.scores import FEWEST, MEAN
+from medfl.records.card import CardFacts, ImageCounts
+from medfl.records.card_scores import CardRow, CardScores, ScoreEstimate
+from medfl.records.evidence import Evidence
 from medfl.report.formats import MISSING, count, listed, metric_meaning, metric_words, number, sentence
 from medfl.report.formats import score as score_text
-from medfl.report.gains import mean_known
 from medfl.report.objectives.site_scores import RESAMPLES
 from medfl.types import Meta
 
 FRONT_MATTER = ("license", "library_name", "pipeline_tag", "tags", "metrics", "model-index")
 """Keys of the front matter, of those that Hugging Face knows."""
 
+MARK = "<!-- Written by `medfl card`. -->"
+"""Line by which a card of medfl is recognised."""
+
+MODELS = {"personal": "the site's own model", "global": "the model that all sites share"}
+"""Maps the kind of a model to its description."""
+
 PARTS = {"all": "", "site": "By site", "sex": "By sex", "centre": "By centre", "class": "By class"}
-"""Part of the scores to its heading."""
+"""Maps a part of the scores to its heading."""
 
 TASKS = {"multiclass": "classification", "binary": "classification", "multilabel": "classification"}
 TASKS |= {"segmentation": "segmentation", "regression": "regression"}
-"""Objective to the end of a pipeline's tag."""
+"""Maps an objective to the end of a pipeline's tag."""
 
 PIPELINES = {"image-classification", "image-segmentation", "tabular-classification", "tabular-regression"}
-"""Tags of Hugging Face that fit; others are left out."""
+"""Tags of Hugging Face that a card may have."""
 
 
-def render_card(about: Meta, scores: Meta) -> str:
-    """A card; the same facts and scores give the same bytes.
+def render_card(facts: CardFacts, scores: CardScores) -> str:
+    """Return the text of a card; the same facts and scores give the same bytes.
 
     Args:
-        about: The facts (`medfl.card.evidence`).
-        scores: From `medfl.card.scores.card_scores`.
+        facts: Facts of the card.
+        scores: Scores of the card.
     """
-    lists = {TITLES[name]: answered(name, about, scores) for name in CHECKLISTS}
     return (
         _environment()
         .get_template("card.md")
         .render(
-            front=front_matter(about, scores),
+            front=front_matter(facts, scores),
             mark=MARK,
-            evidence=EVIDENCE,
-            about=about,
-            run=about["run"],
-            data=about["data"],
-            model=about["model"],
-            scores=score_lines(about, scores),
-            headline=headline(about, scores),
-            parts=[part["part"] for part in scores.get("tables", [])],
-            server=_server(about, scores),
-            measures=_measures(about, scores),
-            bins=_bins(scores),
-            images=partial(image_count, about["run"]["holdings"]),
+            evidence=Evidence.NAME,
+            facts=facts,
+            run=facts.run,
+            data=facts.data,
+            model=facts.model,
+            kind=MODELS.get(facts.run.model_kind or "", ""),
+            scores=score_lines(facts, scores),
+            headline=headline(facts, scores),
+            parts=[table.part for table in scores.tables],
+            server=_server_lines(facts, scores),
+            measures=_measures(facts, scores),
+            bins=_bin_lines(scores),
+            images=partial(count_text, facts.run.image_counts),
             counted=count,
-            holdings=_holdings(about["run"]["holdings"]),
-            checklists={title: _checklist(title, answers) for title, answers in lists.items()},
+            image_counts=_image_lines(facts.run.image_counts),
+            checklists={TITLES[name]: _checklist_lines(name, facts, scores) for name in CHECKLISTS},
             fewest=FEWEST,
             resamples=RESAMPLES,
         )
@@ -85,13 +92,13 @@ def _environment() -> Environment:
 
 
 def plain(text: object) -> str:
-    """A text from a file in Markdown: one line, in which nothing means more than itself."""
+    """Return a text from a file as one line of Markdown, with all special characters escaped."""
     line = " ".join("".join(char if char.isprintable() else " " for char in str(text)).split())
     return re.sub(r"([\\`*\[\]<>|#])", r"\\\1", line)
 
 
 def table(lines: Sequence[Sequence[object]]) -> str:
-    """Rows of cells as a table; the first row is its head, numbers stand to the right."""
+    """Return rows of cells as a table; the first row is its head, and numbers are aligned to the right."""
     cells = [[plain(cell) for cell in line] for line in lines]
     ends = [":--", *("--:" if _numeric(column) else ":--" for column in list(zip(*cells[1:], strict=True))[1:])]
     return "\n".join(f"| {' | '.join(line)} |" for line in [cells[0], ends, *cells[1:]])
@@ -101,116 +108,119 @@ def _numeric(cells: Sequence[str]) -> bool:
     return all(re.match(r"[\d.−–-]|fewer than", cell) for cell in cells)
 
 
-def front_matter(about: Meta, scores: Meta) -> str:
-    """The metadata at the head of the card, as YAML: known keys of Hugging Face only, and nothing that is not known."""
-    run, model = about["run"], about["model"]
-    tag = f"{'image' if model['images'] else 'tabular'}-{TASKS.get(run['objective'], 'other')}"
-    values: Meta = {"license": about["license"] or "unknown", "library_name": "monai"}
+def front_matter(facts: CardFacts, scores: CardScores) -> str:
+    """Return the metadata at the head of the card as YAML, with keys of Hugging Face and known values only."""
+    run, model = facts.run, facts.model
+    tag = f"{'image' if model.takes_images else 'tabular'}-{TASKS.get(run.objective, 'other')}"
+    values: Meta = {"license": facts.answers.license or "unknown", "library_name": "monai"}
     values |= {"pipeline_tag": tag} if tag in PIPELINES else {}
-    values["tags"] = ["monai", "medical", "federated-learning", "medfl", run["method"]]
+    values["tags"] = ["monai", "medical", "federated-learning", "medfl", run.method]
     results = _results(scores)
     if results:
-        name = listed(about["data"].get("names") or []) or about["name"] or "unknown"
+        name = listed(facts.data.names) or facts.data_name or "unknown"
         dataset = {"type": name, "name": name, "split": "test"}
         task = {"type": tag if tag in PIPELINES else "other"}
         values["metrics"] = [metric["type"] for metric in results]
         values["model-index"] = [
-            {"name": about["title"], "results": [{"task": task, "dataset": dataset, "metrics": results}]}
+            {"name": facts.title, "results": [{"task": task, "dataset": dataset, "metrics": results}]}
         ]
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
 
 
-def _results(scores: Meta) -> list[Meta]:
-    tables = scores.get("tables", [])
-    if not tables:
-        return []
-    first = tables[0]["rows"][0]["scores"]
+def _overall(scores: CardScores) -> list[tuple[str, ScoreEstimate]]:
+    """Return each defined metric of all test images with its score, in the order of the table."""
+    row = scores.overall
+    return [] if row is None else [(name, row.scores[name]) for name in scores.tables[0].metrics if name in row.scores]
+
+
+def _results(scores: CardScores) -> list[Meta]:
+    """Return the scores of all test images as Hugging Face's ``metrics``."""
     return [
-        {"type": metric, "name": metric_words(metric), "value": float(score_text(estimate[0]))}
-        for metric, estimate in first.items()
-        if estimate is not None
+        {"type": metric, "name": metric_words(metric), "value": float(score_text(estimate.value))}
+        for metric, estimate in _overall(scores)
     ]
 
 
-def score_lines(about: Meta, scores: Meta) -> list[tuple[str, str]]:
-    """Heading and table of each part of the scores: each number with its interval."""
+def score_lines(facts: CardFacts, scores: CardScores) -> list[tuple[str, str]]:
+    """Return the heading and the table of each part of the scores; each score has its interval."""
     parts = []
-    for part in scores.get("tables", []):
-        head = ["", "images", *(_words(metric, about) for metric in part["metrics"])]
-        rows = [head, *([row["name"], _cases(row), *_cells(row, part["metrics"])] for row in part["rows"])]
-        parts.append((PARTS[part["part"]], table(rows)))
+    for part in scores.tables:
+        head = ["", "images", *(_words(metric, facts) for metric in part.metrics)]
+        rows = [
+            [row.name, _cases(row), *(_cell(row.scores.get(metric)) for metric in part.metrics)] for row in part.rows
+        ]
+        parts.append((PARTS[part.part], table([head, *rows])))
     return parts
 
 
-def _words(metric: str, about: Meta) -> str:
-    return metric_words(metric, about["names"])
+def _words(metric: str, facts: CardFacts) -> str:
+    return metric_words(metric, facts.output_names)
 
 
-def _cases(row: Meta) -> str:
-    if row["cases"] is None:
-        return MISSING if row["name"] == MEAN else f"fewer than {FEWEST}"
-    patients = "" if row["patients"] is None else f" of {number(row['patients'])} patients"
-    return number(row["cases"]) + patients
+def _cases(row: CardRow) -> str:
+    if row.cases is None:
+        return MISSING if row.name == MEAN else f"fewer than {FEWEST}"
+    patients = "" if row.patients is None else f" of {number(row.patients)} patients"
+    return number(row.cases) + patients
 
 
-def _cells(row: Meta, metrics: Sequence[str]) -> list[str]:
-    return [_cell(row["scores"].get(metric)) for metric in metrics]
-
-
-def _cell(estimate: Sequence[float | None] | None) -> str:
+def _cell(estimate: ScoreEstimate | None) -> str:
     if estimate is None:
         return MISSING
-    value, low, high = estimate
-    return f"{score_text(value)} ({score_text(low)} to {score_text(high)})"
+    return f"{score_text(estimate.value)} ({score_text(estimate.low)} to {score_text(estimate.high)})"
 
 
-def headline(about: Meta, scores: Meta) -> str:
-    """The first score in a sentence; empty without any."""
-    for metric in scores["tables"][0]["metrics"] if scores else []:
-        row = scores["tables"][0]["rows"][0]
-        if row["scores"].get(metric):
-            return f"{sentence(_words(metric, about))} {_cell(row['scores'][metric])} on {_cases(row)} test images"
-    return ""
+def headline(facts: CardFacts, scores: CardScores) -> str:
+    """Return the first score in a sentence; empty without scores."""
+    row, estimates = scores.overall, _overall(scores)
+    if row is None or not estimates:
+        return ""
+    metric, estimate = estimates[0]
+    return f"{sentence(_words(metric, facts))} {_cell(estimate)} on {_cases(row)} test images"
 
 
-def _measures(about: Meta, scores: Meta) -> list[str]:
-    """What each metric of the tables says."""
-    metrics = dict.fromkeys(metric for part in scores.get("tables", []) for metric in part["metrics"])
-    return [f"{sentence(_words(metric, about))}: {text}" for metric in metrics if (text := metric_meaning(metric))]
+def _measures(facts: CardFacts, scores: CardScores) -> list[str]:
+    """Return an explanation of each metric of the tables."""
+    metrics = dict.fromkeys(metric for part in scores.tables for metric in part.metrics)
+    return [f"{sentence(_words(metric, facts))}: {text}" for metric in metrics if (text := metric_meaning(metric))]
 
 
-def _server(about: Meta, scores: Meta) -> list[list[str]]:
-    """Scores of the global model that no predictions tell: on the server's test set; without any, of the sites, too."""
+def _server_lines(facts: CardFacts, scores: CardScores) -> list[list[str]]:
+    """Return scores of the global model that do not come from predictions.
+
+    They are those on the server's test set, and the mean of the sites if the card has no scores of the sites.
+    """
     rows = []
-    for metric, values in about["run"]["server_scores"].items():
-        mean = None if scores else mean_known(values["sites"].values())
-        if (values["server"], mean) != (None, None):
-            rows.append([_words(metric, about), score_text(values["server"]), score_text(mean)])
+    for score in facts.run.server_scores:
+        mean = None if scores.tables else score.sites_mean
+        if (score.server, mean) != (None, None):
+            rows.append([_words(score.metric, facts), score_text(score.server), score_text(mean)])
     return rows
 
 
-def _bins(scores: Meta) -> str:
-    if not scores.get("bins"):
+def _bin_lines(scores: CardScores) -> str:
+    """Return the bins of the calibration as a table; empty without bins."""
+    if not scores.bins:
         return ""
-    lines = [[number(bin_["images"]), score_text(bin_["mean"]), score_text(bin_["share"])] for bin_ in scores["bins"]]
+    lines = [[number(bin_.images), score_text(bin_.mean), score_text(bin_.share)] for bin_ in scores.bins]
     return table([["images", "mean probability", "how often it is right, or there"], *lines])
 
 
-def _holdings(holdings: Meta | None) -> str:
-    """Images of each class in each split, of each site."""
-    if holdings is None:
+def _image_lines(counts: ImageCounts | None) -> str:
+    """Return the number of images of each class in each split of each site as a table; empty if unknown."""
+    if counts is None:
         return ""
     lines = [
-        [site, split, *map(str, counts), str(sum(counts))]
-        for site, splits in holdings["sites"].items()
-        for split, counts in splits.items()
-        if any(counts)
+        [of_site.site, split, *map(str, numbers), str(sum(numbers))]
+        for of_site in counts.sites
+        for split, numbers in of_site.by_split.items()
+        if any(numbers)
     ]
-    return table([["site", "split", *holdings["classes"], "all"], *lines])
+    return table([["site", "split", *counts.classes, "all"], *lines])
 
 
-def _checklist(title: str, answers: dict[str, tuple[str, str]]) -> str:
-    name = next(key for key, value in TITLES.items() if value == title)
-    items = CHECKLISTS[name]
-    lines = [[key, items[key].about, state, text] for key, (state, text) in answers.items()]
+def _checklist_lines(checklist: str, facts: CardFacts, scores: CardScores) -> str:
+    """Return the items of a checklist with their answers as a table."""
+    items, answers = CHECKLISTS[checklist], item_answers(checklist, facts, scores)
+    lines = [[key, items[key].about, answer.state, answer.text] for key, answer in answers.items()]
     return table([["item", "about", "", "answer"], *lines])

@@ -1,4 +1,4 @@
-"""Whether bundles are as their cards say: every file's SHA-256, and every score computed again from predictions."""
+"""Check of bundles against their cards: the SHA-256 of every file, and every score computed again from predictions."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from pathlib import Path
 
 import medfl
 from medfl.card.bundles import Bundle, bundles_of, prediction_files, read_predicted
-from medfl.card.evidence import EVIDENCE, digest_of, file_hash, file_hashes, from_bytes
+from medfl.card.hashes import digest_of, file_hash, file_hashes
 from medfl.card.page import render_card, score_lines
 from medfl.card.run_facts import run_facts
-from medfl.card.scores import card_scores, count_numbers, same_scores
+from medfl.card.scores import card_scores, count_numbers, score_differences
 from medfl.card.write import run_hashes
-from medfl.errors import DamagedError, StoreError
-from medfl.records.run_file import TaskIdentity
+from medfl.errors import MedflError, StoreError
+from medfl.records.card import RunFacts
+from medfl.records.evidence import Evidence
 from medfl.runs.records import RunRecord, objective_of, read_run
-from medfl.types import Meta
 
 MOST = 5
-"""Numbers that differ, of those that a message lists."""
+"""Maximum number of differing scores that are listed."""
 
 
 @dataclass
-class Checked:
-    """A bundle and what was seen.
+class Verification:
+    """Result of the check of a bundle.
 
     Attributes:
-        name: Of the bundle: its folder, seen from the run folder.
-        problems: What is not as the card says, a sentence each; empty where all is.
-        notes: What could not be checked.
-        files: How many files were compared.
-        numbers: How many numbers were computed again.
-        sha256: Of its evidence, as far as that can be read; "" else.
+        name: Name of the bundle: its folder, relative to the run folder.
+        problems: Sentences about differences from the card; empty without any.
+        notes: Sentences about parts that could not be checked.
+        files: Number of files that were compared.
+        numbers: Number of scores and counts that were computed again.
+        sha256: SHA-256 of the evidence; empty if it can't be read.
     """
 
     name: str
@@ -43,70 +43,82 @@ class Checked:
     sha256: str = ""
 
 
-def verify(place: Path) -> list[Checked]:
+def verify(place: Path) -> list[Verification]:
     """Check a bundle, or all bundles of a run.
 
+    Args:
+        place: Folder of the bundle or the run.
+
     Raises:
-        StoreError: If it is neither.
+        StoreError: If the folder holds neither a run nor a bundle with a card.
     """
     if (place / "run.json").is_file():
         run = read_run(place)
-        return [_of_run(bundle, run) for bundle in bundles_of(run)]
-    if (place / EVIDENCE).is_file():
+        return [_verify_in_run(bundle, run) for bundle in bundles_of(run)]
+    if (place / Evidence.NAME).is_file():
         return [verify_bundle(place)]
     raise StoreError(
         "missing_card",
-        f"expected a run folder or a bundle with a card at '{place}', there is neither run.json nor {EVIDENCE} in it. "
-        "Write cards with `medfl card RUN`.",
+        f"expected a run folder or a bundle with a card at '{place}', there is neither run.json nor {Evidence.NAME} in "
+        "it. Write cards with `medfl card RUN`.",
         path=place,
     )
 
 
-def _of_run(bundle: Bundle, run: RunRecord) -> Checked:
-    """A bundle, and whether the run folder still says what its card does."""
+def _verify_in_run(bundle: Bundle, run: RunRecord) -> Verification:
+    """Check a bundle, and compare its card with the run folder."""
     name, facts = bundle.folder.relative_to(run.folder).as_posix(), run_facts(run, bundle.site)
-    if not (bundle.folder / EVIDENCE).is_file():
-        return Checked(name, [f"there is no {EVIDENCE}: `medfl card` was not given since the run ended"])
-    checked = verify_bundle(bundle.folder, name)
+    if not (bundle.folder / Evidence.NAME).is_file():
+        return Verification(name, [f"there is no {Evidence.NAME}: `medfl card` was not given since the run ended"])
+    result = verify_bundle(bundle.folder, name)
     try:
-        evidence = from_bytes((bundle.folder / EVIDENCE).read_bytes())
-    except DamagedError:
-        return checked
-    checked.problems += _differences(evidence["run_files"], run_hashes(run), "of the run folder")
-    if evidence["about"]["run"] != facts:
-        keys = sorted(key for key in facts if facts[key] != evidence["about"]["run"].get(key))
-        checked.problems.append(f"the run folder does not say what the card says of: {', '.join(keys)}")
-    return checked
+        evidence = Evidence.read(bundle.folder / Evidence.NAME)
+    except StoreError:
+        return result
+    result.problems += _differences(evidence.run_files, run_hashes(run), "of the run folder")
+    if names := _unlike_facts(evidence.facts.run, facts):
+        result.problems.append(f"the run folder does not say what the card says of: {', '.join(names)}")
+    return result
 
 
-def verify_bundle(bundle: Path, name: str = "") -> Checked:
-    """Check a bundle by its own files; of the global one the predictions lie with the run.
+def _unlike_facts(old: RunFacts, new: RunFacts) -> list[str]:
+    """Return the names of the facts that differ, in words."""
+    names = (name for name in RunFacts.model_fields if getattr(old, name) != getattr(new, name))
+    return sorted(name.replace("_", " ") for name in names)
+
+
+def verify_bundle(bundle: Path, name: str = "") -> Verification:
+    """Check a bundle by its own files; the predictions of the global one are in the run folder.
 
     Args:
-        bundle: Its folder.
-        name: What it is called; by default the folder's name.
+        bundle: Folder of the bundle.
+        name: Name of the bundle in the result; by default that of the folder.
     """
-    checked = Checked(name or bundle.absolute().name)
-    checked.problems += changed_files(bundle)
+    result = Verification(name or bundle.absolute().name)
+    result.problems += changed_files(bundle)
     try:
-        evidence = from_bytes((bundle / EVIDENCE).read_bytes())
-    except (DamagedError, OSError):
-        return checked
-    checked.files, checked.sha256 = len(evidence["files"]), file_hash(bundle / EVIDENCE)
-    _check_numbers(bundle, evidence, checked)
-    _check_card(bundle, evidence, checked)
-    return checked
+        evidence = Evidence.read(bundle / Evidence.NAME)
+    except StoreError:
+        return result
+    result.files, result.sha256 = len(evidence.files), file_hash(bundle / Evidence.NAME)
+    _check_numbers(bundle, evidence, result)
+    _check_card(bundle, evidence, result)
+    return result
 
 
 def changed_files(bundle: Path) -> list[str]:
-    """What is not as the evidence says: changed, missing and further files, and the evidence itself."""
+    """Return a sentence for each file that differs from the evidence, and one if the evidence itself is damaged.
+
+    Args:
+        bundle: Folder of the bundle.
+    """
     try:
-        evidence = from_bytes((bundle / EVIDENCE).read_bytes())
-    except (DamagedError, OSError) as error:
-        return [f"{EVIDENCE}: {error}"]
-    problems = _differences(evidence["files"], file_hashes(bundle), "")
-    if digest_of(evidence["files"]) != evidence["bundle"]:
-        problems.append(f"{EVIDENCE}: the SHA-256 of the bundle is not that of its files")
+        evidence = Evidence.read(bundle / Evidence.NAME)
+    except StoreError as error:
+        return [str(error)]
+    problems = _differences(evidence.files, file_hashes(bundle), "")
+    if digest_of(evidence.files) != evidence.files_digest:
+        problems.append(f"{Evidence.NAME}: the digest of the files is not that of their hashes")
     return problems
 
 
@@ -125,50 +137,49 @@ def _differences(old: Mapping[str, str], new: Mapping[str, str], where: str) -> 
     ]
 
 
-def _check_numbers(bundle: Path, evidence: Meta, checked: Checked) -> None:
-    """Compute the scores again."""
-    about, scores = evidence["about"], evidence["scores"]
-    if not scores:
+def _check_numbers(bundle: Path, evidence: Evidence, result: Verification) -> None:
+    """Compute the scores again, and add differences to the result."""
+    facts, scores, predictions = evidence.facts, evidence.scores, evidence.predictions
+    if not scores.tables:
         return
-    files = prediction_files(bundle, about["site"], evidence["predictions"])
-    if absent := sorted(evidence["predictions"].keys() - files.keys()):
-        if about["site"] is None:
-            where = f"the predictions of {', '.join(absent)} lie with the run, not here"
-            checked.notes.append(f"its scores were not computed again: {where}")
+    files = prediction_files(bundle, facts.site, predictions)
+    if missing := sorted(predictions.keys() - files.keys()):
+        if facts.site is None:
+            where = f"the predictions of {', '.join(missing)} lie with the run, not here"
+            result.notes.append(f"its scores were not computed again: {where}")
         return
-    if about["site"] is None:  # those of a site are among its files
+    if facts.site is None:  # those of a site are among its files
         hashes = {site: file_hash(path) for site, path in files.items()}
-        checked.problems += _differences(evidence["predictions"], hashes, "(predictions)")
+        result.problems += _differences(predictions, hashes, "(predictions)")
     try:
-        tested = read_predicted(files, objective_of(TaskIdentity.model_validate(evidence["identity"]["task"])))
-    except StoreError:
-        checked.problems.append("its scores can't be computed again: the predictions can't be read")
+        tested = read_predicted(files, objective_of(evidence.identity.task))
+    except (MedflError, KeyError, TypeError, ValueError):  # people may have made up the identity, too
+        result.problems.append("its scores can't be computed again: the predictions can't be read")
         return
-    again = card_scores(tested, about["names"], about["run"]["metrics"])
-    unlike = same_scores(scores, again)
-    checked.numbers = count_numbers(scores)
-    checked.problems += unlike[:MOST]
+    unlike = score_differences(scores, card_scores(tested, facts.output_names, facts.run.metrics))
+    result.numbers = count_numbers(scores)
+    result.problems += unlike[:MOST]
     if len(unlike) > MOST:
-        checked.problems.append(f"and {len(unlike) - MOST} further numbers")
+        result.problems.append(f"and {len(unlike) - MOST} further numbers")
 
 
-def _check_card(bundle: Path, evidence: Meta, checked: Checked) -> None:
-    """Compare the card's text with what its facts and scores give."""
-    path = bundle / evidence["card"]["file"]
+def _check_card(bundle: Path, evidence: Evidence, result: Verification) -> None:
+    """Compare the card's text with the text that its facts and scores give, and add a difference to the result."""
+    path = bundle / evidence.card.name
     if not path.is_file():
-        return  # it is missing, which was said
-    text, about, scores = path.read_bytes().decode(errors="replace"), evidence["about"], evidence["scores"]
+        return  # another check names it as missing
+    text, facts, scores = path.read_bytes().decode(errors="replace"), evidence.facts, evidence.scores
     lines = text.splitlines()
-    if evidence["card"]["medfl"] == medfl.__version__:
-        expected = render_card(about, scores).splitlines()
+    if evidence.card.medfl_version == medfl.__version__:
+        expected = render_card(facts, scores).splitlines()
         unlike = [place for place, pair in enumerate(zip(lines, expected, strict=False), 1) if pair[0] != pair[1]]
         if unlike or len(lines) != len(expected):
             place = unlike[0] if unlike else min(len(lines), len(expected)) + 1
-            checked.problems.append(f"{path.name}: line {place} is not what its evidence gives")
+            result.problems.append(f"{path.name}: line {place} is not what its evidence gives")
         return
-    checked.notes.append(f"its words were not compared: medfl {evidence['card']['medfl']} wrote it")
-    for _, rows in score_lines(about, scores):
+    result.notes.append(f"its words were not compared: medfl {evidence.card.medfl_version} wrote it")
+    for _, rows in score_lines(facts, scores):
         for row in rows.splitlines():
             if row not in lines:
-                checked.problems.append(f"{path.name}: a line of scores is not what its evidence gives")
+                result.problems.append(f"{path.name}: a line of scores is not what its evidence gives")
                 return

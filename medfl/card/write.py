@@ -1,4 +1,4 @@
-"""Cards and evidence of all bundles of a run."""
+"""Writing the cards and the evidence of all bundles of a run."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import medfl
 from medfl.card.answers import read_answers
 from medfl.card.bundles import Bundle, bundles_of, read_config, read_predicted
 from medfl.card.data_facts import data_facts
-from medfl.card.evidence import EVIDENCE, card_file, digest_of, file_hash, file_hashes, source_hash, to_bytes
-from medfl.card.page import render_card
+from medfl.card.hashes import digest_of, file_hash, file_hashes, source_hash
+from medfl.card.page import MARK, render_card
 from medfl.card.run_facts import outputs_of, run_facts
 from medfl.card.scores import card_scores
 from medfl.errors import StoreError
+from medfl.hooks import MethodRecord
 from medfl.plugins import Registry
+from medfl.records.card import CardAnswers, CardFacts, DataFacts, ModelFacts, RunFacts
+from medfl.records.card_scores import CardScores
+from medfl.records.evidence import CardFile, CodeVersions, Evidence
 from medfl.runs.attack_results import FOLDER
 from medfl.runs.records import TEST_CONFIG, RunRecord, read_run
 from medfl.types import GLOBAL, Meta, PathLike
@@ -22,7 +26,10 @@ from medfl.utils.text import plain_name
 from medfl.utils.wire import digest
 
 RUN_FILES = ("summary.json", "metrics.csv")
-"""Of the run folder, what a card is made from, beside ``run.json`` and the results of attacks."""
+"""Files of the run folder that a card is made from, beside ``run.json`` and the results of attacks."""
+
+README, OTHER_README = "README.md", "MODEL_CARD.md"
+"""File of the card, and its file in a bundle that brought a ``README.md`` of its own."""
 
 
 def write_cards(
@@ -32,12 +39,12 @@ def write_cards(
 
     Args:
         folder: The run folder.
-        registry: Knows the run's method.
-        data: Folder of the partitioned data; None means where the run says that it lay.
-        answers: What people answer (`medfl.card.answers.read_answers`); None for nothing.
+        registry: Registry with the run's method.
+        data: Folder of the partitioned data; None for the folder that the run names.
+        answers: File of answers (`medfl.card.answers.read_answers`); None for no answers.
 
     Returns:
-        The cards.
+        Paths of the cards.
 
     Raises:
         SettingsError: If the answers can't be read.
@@ -45,106 +52,124 @@ def write_cards(
     """
     run, people = read_run(folder), read_answers(None if answers is None else Path(answers))
     data_folder = run.data_folder if data is None else Path(data)
-    known = registry.methods.get(run.method)
-    method: Meta = {"summary": known.summary, "paper": known.paper} if known else {"summary": "", "paper": ""}
+    method = registry.methods.get(run.method)
     written = []
     for bundle in bundles_of(run):
         digests = run.run.provenance.data.sites
-        facts = data_facts(data_folder, digests, [bundle.site] if bundle.site else run.sites)
-        about = about_bundle(run, bundle, facts, people, method)
+        data_of = data_facts(data_folder, digests, [bundle.site] if bundle.site else run.sites)
+        facts = card_facts(run, bundle, data_of, people, method)
         tested = read_predicted(bundle.predictions, run.objective)
-        scores = card_scores(tested, about["names"], run.task_metrics)
-        written.append(_write(run, bundle, about, scores))
+        scores = card_scores(tested, facts.output_names, run.task_metrics)
+        written.append(_write(run, bundle, facts, scores))
     return written
 
 
-def about_bundle(record: RunRecord, bundle: Bundle, data: Meta, people: Meta, method: Meta) -> Meta:
-    """What a card says beside scores."""
-    run = run_facts(record, bundle.site)
-    model = _model(bundle.folder, run["networks"])
-    name = record.run.provenance.data.name
+def card_facts(
+    run: RunRecord, bundle: Bundle, data: DataFacts, answers: CardAnswers, method: MethodRecord | None
+) -> CardFacts:
+    """Return the facts of a bundle's card.
+
+    Args:
+        run: The run.
+        bundle: The bundle.
+        data: Facts of the data.
+        answers: Answers of people.
+        method: The run's method; None if it is not installed.
+    """
+    of_run = run_facts(run, bundle.site)
+    model = _model(bundle.folder, of_run.networks)
+    data_name = run.run.provenance.data.name
     homes = [bundle.folder] if bundle.site is not None else (bundle.folder.parent / "sites").glob("*")
-    whose = "global model" if bundle.site is None else f"model of {bundle.site}"
-    shown = " and ".join(data.get("names", [])) or name or "data without a name"
-    return {
-        "has_test_cases": any((home / TEST_CONFIG).is_file() for home in homes),
-        "title": f"{run['method']} on {shown}: {whose}",
-        "name": name,
-        "names": outputs_of(record, model["channels"]),
-        "site": bundle.site,
-        "license": people["license"],
-        "intended_use": people["intended_use"] or model["intended_use"],
-        "unscored": _unscored(run, bundle),
-        "answers": people,
-        "model": model,
-        "run": run,
-        "data": data,
-        **method,
-    }
+    model_name = "global model" if bundle.site is None else f"model of {bundle.site}"
+    return CardFacts(
+        title=f"{run.method} on {' and '.join(data.names) or data_name or 'data without a name'}: {model_name}",
+        site=bundle.site,
+        data_name=data_name,
+        output_names=tuple(outputs_of(run, model.channels)),
+        method_summary="" if method is None else method.summary,
+        method_paper="" if method is None else method.paper,
+        has_test_cases=any((home / TEST_CONFIG).is_file() for home in homes),
+        unscored_because=_unscored_because(of_run, bundle),
+        run=of_run,
+        data=data,
+        model=model,
+        answers=answers,
+    )
 
 
-def _unscored(run: Meta, bundle: Bundle) -> str:
-    if bundle.site is None and run["taken_home"] != [GLOBAL]:
+def _unscored_because(run: RunFacts, bundle: Bundle) -> str:
+    if bundle.site is None and run.exported_kinds != (GLOBAL,):
         return "sites took models of their own home, and their predictions are of these"
     return "there are no predictions of test images"
 
 
+def card_file(bundle: Path) -> Path:
+    """Return where the card of a bundle goes; a file that the bundle brought is never replaced.
+
+    Args:
+        bundle: Folder of the bundle.
+    """
+    path = bundle / README
+    is_foreign = path.exists() and MARK.encode() not in path.read_bytes()
+    return bundle / OTHER_README if is_foreign else path
+
+
 def run_hashes(run: RunRecord) -> dict[str, str]:
-    """SHA-256 of the files of a run folder that cards are made from; ``run.json`` without a note of `medfl clean`."""
+    """Return the SHA-256 of each file of a run folder that cards are made from; ``run.json`` without `medfl clean`."""
     folder, kept = run.folder, {key: value for key, value in run.run.to_json().items() if key != "cleaned"}
     hashes = {"run.json": digest({}, kept)}
     paths = [*(folder / name for name in RUN_FILES), *sorted((folder / FOLDER).glob("*.json"))]
     return hashes | {path.relative_to(folder).as_posix(): file_hash(path) for path in paths if path.is_file()}
 
 
-def _write(run: RunRecord, bundle: Bundle, about: Meta, scores: Meta) -> Path:
-    path, evidence = card_file(bundle.folder), bundle.folder / EVIDENCE
+def _write(run: RunRecord, bundle: Bundle, facts: CardFacts, scores: CardScores) -> Path:
+    """Write the card of a bundle and its evidence, and return the path of the card."""
+    path, evidence = card_file(bundle.folder), bundle.folder / Evidence.NAME
     if evidence.exists() and b'"card"' not in evidence.read_bytes():
         raise StoreError(
             "foreign_file", f"'{evidence}' is no evidence of medfl, so it is not replaced. Move it away.", path=evidence
         )
-    write_atomic(path, render_card(about, scores).encode())
+    write_atomic(path, render_card(facts, scores).encode())
     hashes = file_hashes(bundle.folder)
-    identity, provenance = run.run.identity.to_json(), run.run.provenance
-    content: Meta = {
-        "about": about,
-        "scores": scores,
-        "card": {"file": path.name, "medfl": medfl.__version__},
-        "files": hashes,
-        "bundle": digest_of(hashes),
-        "predictions": {site: file_hash(file) for site, file in bundle.predictions.items()},
-        "data": {"all": run.data, "sites": provenance.data.sites, "lists": about["data"].get("lists", {})},
-        "code": {
-            "versions": run.run.versions.to_json(),
-            "plugins": provenance.plugins,
-            "card_source": source_hash(),
-        },
-        "identity": identity,
-        "identity_sha256": digest({}, identity),
-        "run_files": run_hashes(run),
-    }
-    write_atomic(evidence, to_bytes(content))
+    identity, provenance = run.run.identity, run.run.provenance
+    Evidence(
+        facts=facts,
+        scores=scores,
+        card=CardFile(name=path.name, medfl_version=medfl.__version__),
+        files=hashes,
+        files_digest=digest_of(hashes),
+        predictions={site: file_hash(file) for site, file in bundle.predictions.items()},
+        data_digests=provenance.data.sites,
+        code=CodeVersions(
+            versions=run.run.versions,
+            plugins=provenance.plugins,
+            card_source=source_hash(),
+        ),
+        identity=identity,
+        identity_digest=digest({}, identity.to_json()),
+        run_files=run_hashes(run),
+    ).write(evidence)
     return path
 
 
-def _model(bundle: Path, networks: list[str]) -> Meta:
-    """What the bundle's own files say of the model, which has one of the run's networks."""
+def _model(bundle: Path, networks: tuple[str, ...]) -> ModelFacts:
+    """Return the facts of a model from its bundle's own files; it has one of the run's networks."""
     named = read_config(bundle, "train.json").get("network_name")
     metadata = read_config(bundle, "metadata.json")
     image = _inside(metadata, "network_data_format", "inputs", "image")
     channels = _inside(metadata, "network_data_format", "outputs", "pred", "channel_def")
-    return {
-        "networks": [named] if named in networks else networks,
-        "intended_use": str(metadata.get("intended_use") or "") or None,
-        "input": str(metadata.get("image_classes") or "") or None,
-        "output": str(metadata.get("pred_classes") or "") or None,
-        "channels": [plain_name(str(name), str(number)) for number, name in enumerate(channels.values())],
-        "images": bool(image.get("spatial_shape")),
-    }
+    return ModelFacts(
+        networks=(named,) if named in networks else networks,
+        intended_use=str(metadata.get("intended_use") or "") or None,
+        input=str(metadata.get("image_classes") or "") or None,
+        output=str(metadata.get("pred_classes") or "") or None,
+        channels=tuple(plain_name(str(name), str(number)) for number, name in enumerate(channels.values())),
+        takes_images=bool(image.get("spatial_shape")),
+    )
 
 
 def _inside(content: Meta, *keys: str) -> Meta:
-    """An object within others; empty where there is none."""
+    """Return an object within others; empty if there is none."""
     for key in keys:
         value = content.get(key)
         content = value if isinstance(value, dict) else {}

@@ -35,11 +35,12 @@ def command(
     """
     import torch
 
-    from medfl.card.evidence import EVIDENCE, file_hash
+    from medfl.card.hashes import file_hash
     from medfl.card.write import write_cards
+    from medfl.records.evidence import Evidence
     from medfl.runs.console import show_log
 
     show_log()
     torch.set_num_threads(1)  # the tensors are small
     for card in write_cards(run, load(plugin, no_plugin), data, answers):
-        typer.echo(f"wrote {card}; SHA-256 of {EVIDENCE}: {file_hash(card.parent / EVIDENCE)}")
+        typer.echo(f"wrote {card}; SHA-256 of {Evidence.NAME}: {file_hash(card.parent / Evidence.NAME)}")

@@ -76,16 +76,16 @@ class BestRound(Record):
         round: Number of the round; None if no score was defined.
         metric: Metric that rounds are compared by.
         score: Score of that round; None if no score was defined.
-        on: Images that the score was computed on, for people.
-        exported: True if the models of that round are in the exported bundles.
+        scored_on: Images that the score was computed on, in words.
+        is_exported: True if the models of that round are in the exported bundles.
         ended_early: True if the run stopped because the score did not improve.
     """
 
     round: int | None
     metric: str
     score: float | None
-    on: str
-    exported: bool
+    scored_on: str
+    is_exported: bool
     ended_early: bool
 
 

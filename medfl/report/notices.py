@@ -179,12 +179,12 @@ def _best_rounds(runs: Sequence[Named]) -> list[Notice]:
         best, clauses = run.summary.best_round, []
         if best.ended_early:
             clauses.append(f"it ended early, after {run.summary.rounds} of {run.run.rounds} rounds")
-        if best.exported:
+        if best.is_exported:
             clauses.append(f"its models and final scores are those of round {best.round}")
         elif best.round:
             clauses.append(f"its models are those of round {run.summary.models_round}; the best was {best.round}")
         score = " (of which none came)" if best.score is None else f" ({best.metric} {best.score:.3f})"
-        notices.append(Notice("info", f"{name}: {', and '.join(clauses)}, by scores on {best.on}{score}."))
+        notices.append(Notice("info", f"{name}: {', and '.join(clauses)}, by scores on {best.scored_on}{score}."))
     return notices
 
 

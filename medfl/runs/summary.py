@@ -123,8 +123,8 @@ def best_round_of(outcome: Outcome, settings: Settings, metric: str) -> BestRoun
         round=best.round or None,
         metric=metric,
         score=best.score if best.round else None,
-        on="validation images, mean over the sites",
-        exported=settings.best_round and best.round > 0,
+        scored_on="validation images, mean over the sites",
+        is_exported=settings.best_round and best.round > 0,
         ended_early=outcome.status == FINISHED and outcome.rounds < settings.rounds,
     )
 

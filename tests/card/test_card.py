@@ -18,7 +18,6 @@ from sklearn.metrics import balanced_accuracy_score, recall_score, roc_auc_score
 
 from medfl.card.answers import read_answers
 from medfl.card.checklists import CLAIM, TRIPOD_AI
-from medfl.card.evidence import EVIDENCE
 from medfl.card.page import FRONT_MATTER, plain, table
 from medfl.card.verify import verify
 from medfl.card.write import write_cards
@@ -27,6 +26,8 @@ from medfl.data.sites import load_site
 from medfl.errors import SettingsError, StoreError
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
+from medfl.records.card_scores import CardRow
+from medfl.records.evidence import Evidence
 from medfl.runs.attack_results import write_results
 from medfl.testing.tasks import FURTHER
 
@@ -178,9 +179,9 @@ def test_the_front_matter_has_known_keys_and_the_same_scores(run):
 
 def test_the_same_run_gives_the_same_bytes(run, registry):
     card = run / "sites" / "site-1" / "README.md"
-    before = card.read_bytes(), (card.parent / EVIDENCE).read_bytes()
+    before = card.read_bytes(), (card.parent / Evidence.NAME).read_bytes()
     write_cards(run, registry)
-    assert (card.read_bytes(), (card.parent / EVIDENCE).read_bytes()) == before
+    assert (card.read_bytes(), (card.parent / Evidence.NAME).read_bytes()) == before
     assert str(run.parent).encode() not in before[0] + before[1]
 
 
@@ -277,7 +278,7 @@ def with_data(tmp_path, registry):
             path = tmp_path / "data" / "site-1" / "datalist.json"
             path.write_text(path.read_text().replace("CC BY 4.0", "CC BY 9.9"))
         write_cards(folder, registry)
-        return [(folder / "sites" / "site-1" / name).read_text() for name in ("README.md", EVIDENCE)]
+        return [(folder / "sites" / "site-1" / name).read_text() for name in ("README.md", Evidence.NAME)]
 
     return make
 
@@ -296,7 +297,7 @@ def test_data_facts_are_those_of_the_lists_and_no_patient_is_named(with_data):
     assert "CC BY 4.0" in tables(card)["CLAIM 2024"]["7"]["answer"]
     for secret in ("Jane", "Doe", "2021"):
         assert secret not in card + evidence
-    assert len(json.loads(evidence)["data"]["lists"]["site-1"]) == 64
+    assert len(json.loads(evidence)["facts"]["data"]["list_hashes"]["site-1"]) == 64
 
 
 def test_lists_that_are_not_those_of_the_run_tell_nothing(with_data):
@@ -314,8 +315,8 @@ def test_a_subgroup_of_few_is_not_scored_and_not_counted(tmp_path, registry):
     home = folder / "sites" / "site-1"
     female = tables((home / "README.md").read_text())["By sex"]["female"]
     assert female == {"images": "fewer than 5", "accuracy": "–"}
-    parts = {part["part"]: part for part in json.loads((home / EVIDENCE).read_text())["scores"]["tables"]}
-    assert parts["sex"]["rows"][0] == {"name": "female", "cases": None, "patients": None, "scores": {}}
+    tables_by_part = {table.part: table for table in Evidence.read(home / Evidence.NAME).scores.tables}
+    assert tables_by_part["sex"].rows[0] == CardRow(name="female", cases=None, patients=None, scores={})
 
 
 def test_personal_models_leave_the_global_one_without_predictions(tmp_path, registry):

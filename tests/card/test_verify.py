@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 
@@ -11,13 +10,16 @@ from make_runs import make_run
 from refusals import refused
 from run_records import change_json, rewrite
 
-from medfl.card.evidence import EVIDENCE, MARK, digest_of, file_hashes, to_bytes
+from medfl.card.hashes import digest_of, file_hashes
+from medfl.card.page import MARK
 from medfl.card.verify import changed_files, verify, verify_bundle
 from medfl.card.write import write_cards
 from medfl.cli.clean import clean
 from medfl.cli.main import main
 from medfl.errors import StoreError
 from medfl.plugins import load_plugins
+from medfl.records.card_scores import CardScores
+from medfl.records.evidence import CardFile, Evidence
 from medfl.records.summary import Summary
 
 
@@ -38,14 +40,17 @@ def home(run):
     return run / "sites" / "site-1"
 
 
-def reseal(home, change=lambda evidence: None):
-    """What somebody does who wants a change to go unnoticed: all hashes are mended."""
-    evidence = json.loads((home / EVIDENCE).read_text())
-    del evidence["sha256"]
-    change(evidence)
-    evidence["files"] = file_hashes(home)
-    evidence["bundle"] = digest_of(evidence["files"])
-    (home / EVIDENCE).write_bytes(to_bytes(evidence))
+def reseal(home, **changes):
+    """Write the evidence again, so that a change of a file goes unnoticed: all hashes fit."""
+    hashes = file_hashes(home)
+    evidence = Evidence.read(home / Evidence.NAME)
+    fitting = {"files": hashes, "files_digest": digest_of(hashes)}
+    evidence.model_copy(update=fitting | changes).write(home / Evidence.NAME)
+
+
+def read_scores(home):
+    """Return the scores of the evidence as JSON, to change them."""
+    return Evidence.read(home / Evidence.NAME).scores.to_json()
 
 
 def edit(path, old, new):
@@ -91,10 +96,13 @@ def test_the_global_bundle_alone_says_that_its_predictions_are_elsewhere(run, tm
         (lambda home: (home / "models" / "more.pt").touch(), "models/more.pt: not there before"),
         (lambda home: (home / "link").symlink_to("README.md"), "link: not there before"),
         (
-            lambda home: edit(home / EVIDENCE, '"rounds": 3', '"rounds": 4'),
-            "evidence.json: it does not fit its own checksum",
+            lambda home: edit(home / Evidence.NAME, '"rounds": 3', '"rounds": 4'),
+            "is damaged: it does not match its own checksum",
         ),
-        (lambda home: edit(home / EVIDENCE, "{\n", "{ \n"), "evidence.json: it does not fit its own checksum"),
+        (
+            lambda home: edit(home / Evidence.NAME, "{\n", "{ \n"),
+            "is damaged: its bytes differ from those that medfl writes",
+        ),
     ],
 )
 def test_a_change_is_named(home, change, message):
@@ -110,13 +118,21 @@ def test_a_number_of_the_card_that_was_changed_is_found_though_all_hashes_fit(ho
 
 
 def test_a_number_that_was_changed_in_card_and_evidence_is_found_in_the_predictions(home):
-    def better(evidence):
-        evidence["scores"]["tables"][0]["rows"][0]["scores"]["accuracy"][0] = 0.999
-
+    scores = read_scores(home)
+    scores["tables"][0]["rows"][0]["scores"]["accuracy"]["value"] = 0.999
     edit(home / "README.md", first_number(home), "0.999")
-    reseal(home, better)
+    reseal(home, scores=CardScores.model_validate(scores))
     problems = verify_bundle(home).problems
-    assert any("all test images accuracy 1: the card has 0.999" in problem for problem in problems)
+    assert any("all test images accuracy: the card has 0.999" in problem for problem in problems)
+
+
+def test_a_row_that_was_added_in_front_of_the_true_one_is_found(home):
+    """Both rows have the same name, so that the true row alone would hide the other one."""
+    scores = read_scores(home)
+    rows = scores["tables"][0]["rows"]
+    scores["tables"][0]["rows"] = [rows[0] | {"cases": 99}, *rows]
+    reseal(home, scores=CardScores.model_validate(scores))
+    assert any("all rows: the card has" in problem for problem in verify_bundle(home).problems)
 
 
 def test_a_prediction_that_was_changed_is_found_in_the_numbers_though_all_hashes_fit(home):
@@ -129,15 +145,29 @@ def test_a_prediction_that_was_changed_is_found_in_the_numbers_though_all_hashes
 
 
 @pytest.mark.parametrize(
-    "change", [{"predictions": {"../../a": ""}}, {"card": {"file": "/etc/hosts"}}, {"files": None}]
+    ("change", "key"),
+    [
+        ({"predictions": {"../../a": ""}}, "predictions.../../a.[key]"),
+        (
+            {"card": CardFile(name="README.md", medfl_version="0").model_copy(update={"name": "/etc/hosts"})},
+            "card.name",
+        ),
+        ({"files": None}, "files"),
+    ],
 )
-def test_evidence_that_somebody_made_up_leads_nowhere(home, change):
-    evidence = json.loads((home / EVIDENCE).read_text()) | change
-    if change == {"files": None}:
-        del evidence["files"]
-    evidence.pop("sha256")
-    (home / EVIDENCE).write_bytes(to_bytes(evidence))
-    assert verify_bundle(home).problems == ["evidence.json: it is sealed, and yet no evidence of a card of medfl"]
+def test_evidence_that_somebody_made_up_leads_nowhere(home, change, key):
+    reseal(home, **change)
+    with refused(StoreError, "damaged_file", key=key):
+        Evidence.read(home / Evidence.NAME)
+    (problem,) = verify_bundle(home).problems
+    assert "is damaged: at" in problem
+
+
+def test_evidence_of_a_run_that_never_was_is_no_traceback(home):
+    reseal(home, identity={"task": {"objective": {"name": "none"}}})
+    assert verify_bundle(home).problems == [
+        "its scores can't be computed again: the predictions can't be read",
+    ]
 
 
 def test_predictions_that_can_t_be_read_are_said_to_be(home):
@@ -147,11 +177,8 @@ def test_predictions_that_can_t_be_read_are_said_to_be(home):
 
 
 def test_a_card_of_another_version_is_compared_by_its_numbers(home):
-    def older(evidence):
-        evidence["card"]["medfl"] = "0.0.1"
-
     edit(home / "README.md", "Research only", "For research only")
-    reseal(home, older)
+    reseal(home, card=CardFile(name="README.md", medfl_version="0.0.1"))
     checked = verify_bundle(home)
     assert checked.problems == []
     assert checked.notes == ["its words were not compared: medfl 0.0.1 wrote it"]
@@ -163,7 +190,7 @@ def test_a_card_of_another_version_is_compared_by_its_numbers(home):
 def test_one_thousand_flipped_bits_are_found(home):
     stream = random.Random(0)
     paths = [path for path in sorted(home.rglob("*")) if path.is_file() and path.stat().st_size]
-    assert {path.name for path in paths} >= {"README.md", EVIDENCE, "predictions.csv", "model.pt"}
+    assert {path.name for path in paths} >= {"README.md", Evidence.NAME, "predictions.csv", "model.pt"}
     sizes, hits = [path.stat().st_size for path in paths], 0
     for _ in range(1000):
         (path,) = stream.choices(paths, sizes)
@@ -202,7 +229,7 @@ def test_a_changed_prediction_is_found_in_the_global_card_too(run):
 
 
 def test_a_bundle_without_a_card_is_named(run):
-    (run / "global" / EVIDENCE).unlink()
+    (run / "global" / Evidence.NAME).unlink()
     assert "there is no evidence.json" in verify(run)[-1].problems[0]
 
 
@@ -219,10 +246,10 @@ def test_a_file_that_the_bundle_brought_is_never_replaced(tmp_path):
     assert (home / "README.md").read_text() == "# A stock bundle\n"
     assert MARK in (home / "MODEL_CARD.md").read_text()
     assert verify_bundle(home).problems == []
-    (home / EVIDENCE).write_text("{}")
-    with refused(StoreError, "foreign_file", path=str(home / EVIDENCE)):
+    (home / Evidence.NAME).write_text("{}")
+    with refused(StoreError, "foreign_file", path=str(home / Evidence.NAME)):
         write_cards(folder, load_plugins())
-    assert (home / EVIDENCE).read_text() == "{}"
+    assert (home / Evidence.NAME).read_text() == "{}"
 
 
 def test_both_commands(tmp_path, capsys):

@@ -117,7 +117,7 @@ def test_sites_take_home_the_models_of_the_best_round(tmp_path: Path, name: str)
         "round": best,
         "metric": "accuracy",
         "score": pytest.approx(max(means)),
-        "exported": True,
+        "is_exported": True,
         "ended_early": False,
     }
     summary, record = result.summary, RunFile.read(tmp_path / "best" / "run.json")

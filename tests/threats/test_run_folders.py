@@ -14,12 +14,12 @@ from refusals import refused
 from run_records import change_json
 
 from medfl.attacks.open_run import open_run
-from medfl.card.evidence import from_bytes, to_bytes
 from medfl.card.verify import verify
 from medfl.card.write import write_cards
 from medfl.cli.main import main
 from medfl.errors import StoreError
 from medfl.plugins import load_plugins
+from medfl.records.evidence import Evidence
 from medfl.report.compare import compare
 from medfl.report.formats import csv_cell, csv_table
 from medfl.report.page import write_report
@@ -113,11 +113,12 @@ def test_a_file_is_not_written_through_a_link_that_waits_for_it(
 
 def test_evidence_names_no_folder_above(run: Path) -> None:
     write_cards(run, load_plugins())
-    path = run / "global" / "evidence.json"
-    evidence = from_bytes(path.read_bytes())
-    path.write_bytes(to_bytes(evidence | {"predictions": {"..": "0" * 64}}))
-    (checked,) = [checked for checked in verify(run) if checked.name == "global"]
-    assert any("no evidence of a card" in problem for problem in checked.problems)
+    path = run / "global" / Evidence.NAME
+    Evidence.read(path).model_copy(update={"predictions": {"..": "0" * 64}}).write(path)
+    with refused(StoreError, "damaged_file", key="predictions....[key]"):
+        Evidence.read(path)
+    (result,) = [result for result in verify(run) if result.name == "global"]
+    assert any(Evidence.NAME in problem for problem in result.problems)
 
 
 def test_names_and_reasons_of_a_run_steer_no_terminal(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

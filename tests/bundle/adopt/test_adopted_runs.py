@@ -30,9 +30,8 @@ from medfl.bundle.adopt.site import AdoptedSite
 from medfl.bundle.adopt.task import Schedule
 from medfl.bundle.client_algo import MedflAlgo
 from medfl.bundle.federation import read_federation
-from medfl.card.evidence import card_file
 from medfl.card.verify import verify
-from medfl.card.write import write_cards
+from medfl.card.write import card_file, write_cards
 from medfl.deploy.offer import make_offer
 from medfl.deploy.sites.file import read_site_file
 from medfl.errors import DataError, SettingsError, StoreError
