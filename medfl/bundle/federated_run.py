@@ -215,7 +215,8 @@ class FederatedRun:
         known = {"name": data.first.source, "sites": data.digests(), "allowed_leaks": self.allow_leaks}
         known |= {"allowed_changes": changes, "label_map": dict(data.label_map)}
         known["folder"] = os.path.relpath(self.dataset_dir, self.output_dir)  # for pictures of the data in the report
-        record["data"] = known | drawn_fold(self.dataset_dir)
+        fold = drawn_fold(self.dataset_dir)
+        record["data"] = known | ({} if fold is None else fold.to_json())
         record["capability"] = {name: spot.card for name, spot in placed.items()}
         record["plugins"] = dict(sorted(registry.plugins.items()))
         run = Run(

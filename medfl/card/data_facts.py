@@ -6,23 +6,18 @@ It is read from the data lists and the cards of the sites, where they lie now, i
 from __future__ import annotations
 
 import hashlib
-import json
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from medfl.data.arrays import array_digest
 from medfl.data.datalists import FILE, Datalist, parse_datalist, read_bytes, subjects_of
-from medfl.data.partition_file import read_partition
-from medfl.data.sites import CARD
 from medfl.errors import DataError
+from medfl.records.datalist import CaseRecord
+from medfl.records.partition import Partition
+from medfl.records.site_card import SiteCard
 from medfl.report.formats import plain
 from medfl.types import FACTS, Meta
-
-LEFT = ("data", "files_sha256", "exclusions", "not_distributed", "unassigned", "warnings", "allowed_leaks")
-"""Keys of ``partition.json`` that are no setting of the partition."""
-
 
 UNKNOWN: Meta = {
     "why": None,
@@ -72,7 +67,7 @@ def data_facts(folder: Path | None, digests: Meta, sites: Sequence[str]) -> Meta
             "patients": all(_knows_patients(each) for each in lists.values()),
             "known": [name for name in FACTS if any(_knows(each, name) for each in lists.values())],
             "exclusions": _exclusions(folder, sites),
-            "warnings": sorted({str(text) for each in lists.values() for text in each.extra.get("warnings", [])}),
+            "warnings": sorted({text for each in lists.values() for text in each.warnings}),
         }
     )
 
@@ -87,7 +82,7 @@ def _different(texts: Any) -> list[str]:
     return sorted({text.strip() for text in texts} - {""})
 
 
-def _records(datalist: Datalist) -> list[Meta]:
+def _records(datalist: Datalist) -> list[CaseRecord]:
     return [record for records in datalist.splits.values() for record in records]
 
 
@@ -102,29 +97,27 @@ def _knows(datalist: Datalist, name: str) -> bool:
 
 
 def _exclusions(folder: Path, sites: Sequence[str]) -> list[Meta]:
-    """Reason, count and place of what was left out, each once."""
-    counts: Counter[tuple[str, str]] = Counter()
+    """Return the exclusions of the sites' cards, each once: those of the pooled data set are on every card."""
+    counts: dict[tuple[str, str], int] = {}
     for site in sites:
-        card = _json(folder / site / CARD)
-        for entry in card.get("exclusions", []):
-            key = (str(entry.get("reason", "unknown")), str(entry.get("where", "unknown")))
-            counts[key] = int(entry.get("count", 0))  # that of the pooled data set stands in every card
+        try:
+            card = SiteCard.read(folder / site / SiteCard.NAME)
+        except DataError:  # somebody made the site without a partition
+            continue
+        counts |= {(entry.reason, entry.where): entry.count for entry in card.exclusions}
     return [{"reason": reason, "where": where, "count": count} for (reason, where), count in sorted(counts.items())]
 
 
 def _partition(folder: Path) -> Meta:
-    """How the sites were made, and what there was to say of it; empty where nobody wrote that."""
+    """Return the settings and warnings of the partition; empty if its file is missing or damaged."""
     try:
-        facts = read_partition(folder)
+        made = Partition.find(folder)
     except DataError:
         return {}
-    settings = {key: plain(value) for key, value in facts.items() if key not in LEFT}
-    return {"partition": settings, "partition_warnings": [str(text) for text in facts.get("warnings", [])]}
-
-
-def _json(path: Path) -> Meta:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    if made is None:
         return {}
-    return content if isinstance(content, dict) else {}
+    settings = made.settings.to_json() | {"public_dataset": made.public_dataset}
+    return {
+        "partition": {key: plain(value) for key, value in settings.items() if value is not None},
+        "partition_warnings": list(made.warnings),
+    }

@@ -84,7 +84,8 @@ def write_run(folder: Path, options: dict[str, Any], status: str) -> None:
     }
     folder.mkdir(parents=True, exist_ok=True)
     run = {"identity": identity, "rounds": options["rounds"], "settings": {}, "execution": {}, "versions": {}}
-    data = {"sites": {}, "allowed_leaks": []} | drawn_fold(options["dataset_dir"])
+    fold = drawn_fold(options["dataset_dir"])
+    data = {"sites": {}, "allowed_leaks": []} | ({} if fold is None else fold.to_json())
     (folder / "run.json").write_text(json.dumps(run | {"plugins": {}, "data": data}))
     summary = {"method": options["method"], "status": status, "reason": "", "rounds": options["rounds"]}
     summary |= {

@@ -108,7 +108,7 @@ def test_a_mixture_of_presentation_intents_is_told_wherever_the_images_go(own, t
     datalist = prepare(*own, COLUMNS, SIZE, tmp_path / "P", say=lines.append)
     counted = "2 FOR PRESENTATION, 1 FOR PROCESSING, 1 not said"
     assert f"note: presentation intent (DICOM): {counted}" in lines
-    [warning] = datalist.extra["warnings"]
+    [warning] = datalist.warnings
     assert warning.startswith(f"the files are of several presentation intents ({counted}): ")
     assert f"warning: {warning}" in lines
     kinds = ["FOR PRESENTATION", "FOR PROCESSING", "not said", "FOR PRESENTATION"]
@@ -124,7 +124,7 @@ def test_one_intent_is_no_mixture_and_pictures_have_none(own, tmp_path):
     lines: list[str] = []
     datalist = prepare(*own, COLUMNS, SIZE, tmp_path / "P", say=lines.append)
     assert "note: presentation intent (DICOM): 4 FOR PROCESSING" in lines
-    assert datalist.extra["warnings"] == []
+    assert datalist.warnings == ()
     names = [f"{number}.png" for number in range(4)]
     for name in names:
         picture(own[0] / name, np.zeros((30, 20), np.uint8))
