@@ -118,6 +118,6 @@ def _partition(folder: Path) -> Meta:
         return {}
     settings = made.settings.to_json() | {"public_dataset": made.public_dataset}
     return {
-        "partition": {key: plain(value) for key, value in settings.items() if value is not None},
+        "partition": {key: plain(value) for key, value in settings.items() if value not in (None, [], {})},
         "partition_warnings": list(made.warnings),
     }

@@ -13,6 +13,10 @@ have targets in place of labels; masks are rows of a second array, the same ones
     {"objective": {"name": "segmentation", "channels": 2}, ..., "mask_array": "masks.npy",
      "structures": ["background", "lesion"], "training": [{"image": 0, "in_mask": [1]}, ...]}
 
+Further keys are kept. A list may have ``exclusions``, which count images that were left out, and ``warnings``::
+
+    {..., "exclusions": [{"reason": "the file can't be read", "count": 4}], "warnings": ["..."]}
+
 A partition of a pooled data set is a set of such lists that all name the same array: no image is copied.
 """
 

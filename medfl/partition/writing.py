@@ -52,11 +52,11 @@ class Pool:
 
 @dataclass
 class Notes:
-    """What there is to say about a partition.
+    """Remarks on a partition, collected while it is made.
 
     Attributes:
         warnings: Sentences.
-        unassigned: Class to number of training images that are at no site and not in the server's test set.
+        unassigned: Maps each class to its training images that are at no site and not in the server's test set.
         allowed_leaks: Sentences on leaks that were allowed by name.
         exclusions: Maps each site, and ``public``, to the images that were left out there.
     """
@@ -79,14 +79,14 @@ def write_sites(
 
     Args:
         folder: A folder of `medfl.data.folders.written_whole`: files need not be written whole on their own.
-        pool: What the sites' images are of.
-        splits: Site, ``global`` or ``public`` to splits to records.
-        plan: How they were made.
-        notes: What else there is to say; by default nothing.
-        public: What the public images are of; None means `pool`.
+        pool: The pooled data set of the sites' images.
+        splits: Maps each site, ``global`` and ``public`` to its splits and their records.
+        plan: The plan of the partition.
+        notes: Remarks; by default none.
+        public: The pooled data set of the public images; None means `pool`.
 
     Returns:
-        Name to data list.
+        The data list of each site, of ``global`` and of ``public``.
     """
     notes = notes or Notes()
     public_dataset = None if public is None else public.datalist.name
@@ -115,7 +115,7 @@ def write_sites(
             labels=written[name].labels,
             counts=written[name].counts(),
             class_balance=class_balance(written[name]),
-            presentation_intents=_presentation_intents(written[name]),
+            presentation_intents=presentation_intents(written[name]),
             array_sha256=origin.digest,
             exclusions=(*_located(origin.datalist.exclusions, POOLED), *_located(notes.exclusions.get(name, ()), name)),
             settings=settings,
@@ -183,7 +183,7 @@ def not_distributed(source: Datalist, plan: PartitionPlan) -> dict[str, int]:
     return {split: len(records) for split, records in source.splits.items() if records and split not in kept}
 
 
-def _presentation_intents(datalist: Datalist) -> dict[str, int]:
+def presentation_intents(datalist: Datalist) -> dict[str, int]:
     """Return the number of images of each presentation intent, without images whose intent is unknown."""
     records = [record for split in datalist.splits.values() for record in split]
     return dict(Counter(record["presentation_intent"] for record in records if "presentation_intent" in record))

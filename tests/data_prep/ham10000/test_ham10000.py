@@ -118,7 +118,7 @@ def test_the_whole_way(release, rows, tmp_path):
     assert lines[1].startswith("Please cite: Tschandl")
     assert (datalist.name, datalist.modality, datalist.num_classes) == ("ham10000", "dermoscopy", 7)
     assert list(datalist.labels.values()) == CLASSES
-    assert (datalist.extra["groups"], datalist.warnings, exclusions(datalist)) == ("lesion", [], {})
+    assert (datalist.extra["groups"], datalist.warnings, exclusions(datalist)) == ("lesion", (), {})
     images = np.load(tmp_path / "P" / "images.npy")
     assert (images.dtype, images.shape) == (np.uint8, (21, 4, 4, 3))
     assert {split: len(part) for split, part in datalist.splits.items()} == {"training": 21, "validation": 0, "test": 0}
