@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,6 +28,9 @@ PathLike = str | os.PathLike[str]
 
 Meta = dict[str, Any]
 """Small facts beside tensors: JSON only."""
+
+LeakKind = Literal["subjects", "pixels"]
+"""What two places that must not share any images have in common."""
 
 
 POOLED = "pooled"

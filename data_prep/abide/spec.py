@@ -23,7 +23,7 @@ from typing import Any, Self
 import numpy as np
 from pydantic import model_validator
 
-from medfl.data.datalists import Datalist, Record
+from medfl.data.datalists import Datalist
 from medfl.data.readers.atlas import Placed, place_atlas, write_atlas
 from medfl.data.readers.volumes import Grid, common_grid
 from medfl.data.table import row_list
@@ -33,6 +33,7 @@ from medfl.ingest.choice import Choice, Outcome, exclusions
 from medfl.ingest.options import Words, check_mirror
 from medfl.ingest.pipeline import QUARANTINE
 from medfl.ingest.spec import ImageSpec, folder_with
+from medfl.records.datalist import CaseRecord
 from medfl.utils.text import Say
 from medfl_datasets.abide import RECORDS
 from medfl_datasets.abide.download import URL, fetch_maps, fetch_phenotypes
@@ -280,7 +281,7 @@ def _check_classes(subjects: Sequence[Subject]) -> None:
         )
 
 
-def _record(subject: Subject) -> Record:
+def _record(subject: Subject) -> CaseRecord:
     return {
         "label": subject.label,
         "subject_id": subject.subject_id,

@@ -18,11 +18,12 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from medfl.data.datalists import Datalist, Record
+from medfl.data.datalists import Datalist
 from medfl.errors import DataError, SettingsError
 from medfl.ingest.choice import Choice, Outcome, exclusions
 from medfl.ingest.labels import number_subjects
 from medfl.ingest.spec import ImageSpec, folder_or_top
+from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say
 from medfl_datasets.bloodcells.files import Cell, Listing, Release, read_cell
 from medfl_datasets.bloodcells.labels import LabelMap
@@ -160,14 +161,16 @@ class Cells(ImageSpec):
         self._check_classes({cohort.class_of(place) for place in outcome.kept}, cohort.labels, say)
         cells, subjects = [cohort.cells[place] for place in outcome.kept], number_subjects(_digests(outcome))
         strata = [f"{cohort.cells[place].source} {cohort.class_of(place)}" for place in outcome.kept]
-        records: list[Record] = [
-            {
-                "label": cohort.label(place),
-                "subject_id": subject,
-                "source": cell.source,
-                "cell": cell.code,
-                **cell.about,
-            }
+        records: list[CaseRecord] = [
+            make_record(
+                {
+                    "label": cohort.label(place),
+                    "subject_id": subject,
+                    "source": cell.source,
+                    "cell": cell.code,
+                    **cell.about,
+                }
+            )
             for place, cell, subject in zip(outcome.kept, cells, subjects, strict=True)
         ]
         tested = choose_test(strata, subjects, self.test_share, self.seed)

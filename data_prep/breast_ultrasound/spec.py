@@ -17,13 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from medfl.data.datalists import Datalist, Record
+from medfl.data.datalists import Datalist
 from medfl.errors import DataError
 from medfl.ingest.choice import Choice, Outcome, exclusions, rows_to_mend
 from medfl.ingest.labels import number_subjects
 from medfl.ingest.masks import STRATA, about_empty, take_apart, with_masks
 from medfl.ingest.options import Choose, HeightWidth
 from medfl.ingest.spec import ImageSpec
+from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say
 from medfl_datasets.breast_ultrasound import RECORDS
 from medfl_datasets.breast_ultrasound.files import FACTS, NORMAL, PATHOLOGIES, Part, Release, read_part, read_release
@@ -113,11 +114,11 @@ class BreastUltrasound(ImageSpec):
         release: Release = outcome.choice.release
         rows = release.table.rows
         subjects = number_subjects([rows[place]["patient"] for place in outcome.kept])
-        records: list[Record] = []
+        records: list[CaseRecord] = []
         for place, subject, facts in zip(outcome.kept, subjects, outcome.facts, strict=True):
             known = {column: rows[place][column] for column in FACTS}
             label = {} if self.target == "mask" else {"label": PATHOLOGIES.index(known.pop("pathology"))}
-            records.append({**label, "subject_id": subject, **known, **facts})
+            records.append(make_record({**label, "subject_id": subject, **known, **facts}))
         normal = 0 if self.target == "mask" else release.table.column("pathology").count(NORMAL)
         made = self.make_datalist(
             STRATA if self.target == "mask" else PATHOLOGIES,

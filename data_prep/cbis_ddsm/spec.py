@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from medfl.data.datalists import Datalist, Record
+from medfl.data.datalists import Datalist
 from medfl.data.readers.dicom_identity import CHECKS
 from medfl.data.readers.dicom_intent import NOT_SAID, intent_records, tell_intents
 from medfl.data.readers.mammogram_image import about_reading
@@ -28,6 +28,7 @@ from medfl.ingest import choice as ingest_choice
 from medfl.ingest.choice import Outcome, exclusions
 from medfl.ingest.options import Choose, HeightWidth
 from medfl.ingest.spec import ImageSpec
+from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say, describe_counts
 from medfl_datasets.cbis_ddsm import RECORDS
 from medfl_datasets.cbis_ddsm.choice import LEAKING, THREE_CLASSES, TWO_CLASSES, Choice, Image, choose
@@ -181,10 +182,11 @@ def _check_classes(classes: Sequence[str], labels: Collection[int], failed: Mapp
         )
 
 
-def _records(used: Sequence[tuple[Image, Mapping[str, object]]], three: bool) -> list[Record]:
+def _records(used: Sequence[tuple[Image, Mapping[str, object]]], three: bool) -> list[CaseRecord]:
     """What is said of each row of the array."""
-    records: list[Record] = []
+    records: list[CaseRecord] = []
     for (image, facts), intent in zip(used, intent_records(_intents(used)), strict=True):
         record = {"label": image.label(three), "subject_id": image.patient} | image.about()
-        records.append(record | ({"burned_in": True} if "burned_in" in facts else {}) | intent)
+        burned_in = {"burned_in": True} if "burned_in" in facts else {}
+        records.append(make_record(record | burned_in | intent))
     return records

@@ -17,12 +17,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from medfl.data.datalists import SPLITS, Datalist, Record
+from medfl.data.datalists import SPLITS, Datalist
 from medfl.errors import DataError
 from medfl.ingest.choice import Choice, Outcome, exclusions
 from medfl.ingest.labels import number_subjects
 from medfl.ingest.options import Choose, HeightWidth
 from medfl.ingest.spec import ImageSpec, folder_or_top
+from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say
 from medfl_datasets.celeba import RECORDS
 from medfl_datasets.celeba.files import ALIGNED, IDENTITY, PARTITION, SIZE, Files, find_files, read_face
@@ -204,7 +205,7 @@ def _choose(release: _Release, files: Files, min_images: int, say: Say) -> tuple
     return kept, reasons | dict.fromkeys(set(there) - set(kept), FEW)
 
 
-def _records(release: _Release, classes: Sequence[str], kept: Sequence[int]) -> list[Record]:
+def _records(release: _Release, classes: Sequence[str], kept: Sequence[int]) -> list[CaseRecord]:
     """What is said of each row of the array; row n is the image at place n of `kept`."""
     labels = [release.attribute.present[place] for place in kept]
     gone = [text for label, text in enumerate(classes) if label not in labels]
@@ -215,8 +216,8 @@ def _records(release: _Release, classes: Sequence[str], kept: Sequence[int]) -> 
             classes=gone,
         )
     persons = [str(place) if release.persons is None else release.persons[place] for place in kept]
-    records: list[Record] = []
+    records: list[CaseRecord] = []
     for label, subject in zip(labels, number_subjects(persons), strict=True):
         identity = {} if release.persons is None else {"identity": subject.replace("subject", "identity")}
-        records.append({"label": label, "subject_id": subject, **identity})
+        records.append(make_record({"label": label, "subject_id": subject, **identity}))
     return records

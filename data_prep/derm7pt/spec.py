@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from medfl.data.datalists import SPLITS, Datalist, Record
+from medfl.data.datalists import SPLITS, Datalist
 from medfl.data.readers.rgb import read_rgb, resize
 from medfl.errors import DataError
 from medfl.ingest.choice import Choice, Outcome, exclusions, rows_to_mend
@@ -30,6 +30,7 @@ from medfl.ingest.labels import number_subjects
 from medfl.ingest.options import Choose
 from medfl.ingest.spec import ImageSpec, folder_with
 from medfl.ingest.workers import LoadedItem
+from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say
 from medfl_datasets.derm7pt import RECORDS
 from medfl_datasets.derm7pt.tables import GROUPS, Release, read_release
@@ -125,13 +126,15 @@ class Derm7pt(ImageSpec):
                 classes=gone,
             )
         classes = list(GROUPS)
-        records: list[Record] = [
-            {
-                "label": classes.index(release.groups[place]),
-                "subject_id": subjects[place],
-                "sex": release.table.rows[place]["sex"],
-                "location": release.table.rows[place]["location"],
-            }
+        records: list[CaseRecord] = [
+            make_record(
+                {
+                    "label": classes.index(release.groups[place]),
+                    "subject_id": subjects[place],
+                    "sex": release.table.rows[place]["sex"],
+                    "location": release.table.rows[place]["location"],
+                }
+            )
             for place in outcome.kept
         ]
         reasons = left_out | dict(Counter(outcome.reasons.values()).most_common())

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from medfl.data.arrays import FEATURES
-from medfl.data.datalists import Datalist, Record, write_datalist
+from medfl.data.datalists import Datalist, write_datalist
 from medfl.data.folders import written_whole
 from medfl.errors import DataError
 from medfl.ingest.array_file import new_array
@@ -25,6 +25,7 @@ from medfl.ingest.choice import exclusions
 from medfl.ingest.options import Choose
 from medfl.ingest.published_splits import unlike_published
 from medfl.ingest.spec import WholeSpec, folder_or_top
+from medfl.records.datalist import CaseRecord
 from medfl.utils.text import Say
 from medfl_datasets.flamby_heart import RECORDS
 from medfl_datasets.flamby_heart.files import SEX, Hospital, features, find_files, read_hospital
@@ -112,8 +113,8 @@ class FlambyHeart(WholeSpec):
                 FEATURES: names,
                 "citation": CITATION,
                 "deviations": unlike,
-                "exclusions": exclusions({INCOMPLETE: sum(h.incomplete for h in hospitals.values())}),
             },
+            exclusions=exclusions({INCOMPLETE: sum(h.incomplete for h in hospitals.values())}),
         )
         with written_whole(out, force) as folder:
             with new_array(folder / ARRAY, vectors.shape, vectors.dtype) as array:
@@ -140,13 +141,13 @@ def _standardised(rows: np.ndarray, trained: np.ndarray) -> np.ndarray:
     return (rows - trained.mean(axis=0)) / (trained.std(axis=0, ddof=1) + TINY)
 
 
-def _records(hospitals: Mapping[str, Hospital], tests: Mapping[str, np.ndarray]) -> dict[str, list[Record]]:
-    splits: dict[str, list[Record]] = {"training": [], "test": []}
+def _records(hospitals: Mapping[str, Hospital], tests: Mapping[str, np.ndarray]) -> dict[str, list[CaseRecord]]:
+    splits: dict[str, list[CaseRecord]] = {"training": [], "test": []}
     row = 0
     for name, hospital in hospitals.items():
         for numbers, label, test in zip(hospital.numbers, hospital.labels.tolist(), tests[name], strict=True):
             sex = "male" if numbers[SEX] == 1 else "female"
-            record = {"image": row, "label": label, "subject_id": f"{row:04d}", "centre": name, "sex": sex}
+            record: CaseRecord = {"image": row, "label": label, "subject_id": f"{row:04d}", "centre": name, "sex": sex}
             splits["test" if test else "training"].append(record)
             row += 1
     return splits

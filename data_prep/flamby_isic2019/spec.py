@@ -30,7 +30,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from medfl.data.datalists import Datalist, Record
+from medfl.data.datalists import Datalist
 from medfl.data.readers.rgb import read_rgb
 from medfl.data.table import Table, read_table, row_list
 from medfl.errors import DataError
@@ -40,6 +40,7 @@ from medfl.ingest.options import Choose, HeightWidth, Positional
 from medfl.ingest.published_splits import PublishedSplits, find_table, read_splits, unlike_published
 from medfl.ingest.spec import ImageSpec, folder_or_top
 from medfl.ingest.workers import LoadedItem
+from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say
 from medfl_datasets.flamby_isic2019 import RECORDS
 
@@ -175,8 +176,10 @@ class FlambyISIC2019(ImageSpec):
         published, labels, facts, lesions, unlike = outcome.choice.release
         groups = lesions if self.groups == "lesion" else list(map(str, published.table.numbers))
         subjects = number_subjects([groups[place] for place in outcome.kept])
-        records: list[Record] = [
-            {"label": labels[place], "subject_id": subject, "centre": published.sites[place], **facts[place]}
+        records: list[CaseRecord] = [
+            make_record(
+                {"label": labels[place], "subject_id": subject, "centre": published.sites[place], **facts[place]}
+            )
             for place, subject in zip(outcome.kept, subjects, strict=True)
         ]
         return self.make_datalist(

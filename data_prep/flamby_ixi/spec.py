@@ -26,7 +26,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BeforeValidator
 
-from medfl.data.datalists import Datalist, Record
+from medfl.data.datalists import Datalist
 from medfl.data.readers.dicom_header import decoding
 from medfl.errors import DataError, SettingsError
 from medfl.ingest.choice import Choice, Outcome, exclusions, rows_to_mend
@@ -37,6 +37,7 @@ from medfl.ingest.published_splits import PublishedSplits, find_table, read_spli
 from medfl.ingest.spec import ImageSpec, folder_or_top
 from medfl.ingest.volumes import Case
 from medfl.ingest.workers import LoadedItem
+from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say
 from medfl_datasets.flamby_ixi import RECORDS
 
@@ -170,8 +171,8 @@ class FlambyIXI(ImageSpec):
         if len(spacings) > 1:
             say("note: the volumes are of several spacings: distances will be in voxels")
         subjects = number_subjects(published.names)
-        records: list[Record] = [
-            {"subject_id": subjects[place], "centre": published.sites[place], **facts}
+        records: list[CaseRecord] = [
+            make_record({"subject_id": subjects[place], "centre": published.sites[place], **facts})
             for place, facts in zip(outcome.kept, outcome.facts, strict=True)
         ]
         made = self.make_datalist(

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from medfl.data.arrays import FEATURES
-from medfl.data.datalists import Datalist, Record, write_datalist
+from medfl.data.datalists import Datalist, write_datalist
 from medfl.data.folders import written_whole
 from medfl.ingest.array_file import new_array
 from medfl.ingest.checkpoint import ARRAY
@@ -27,6 +27,7 @@ from medfl.ingest.choice import exclusions
 from medfl.ingest.labels import number_subjects
 from medfl.ingest.published_splits import unlike_published
 from medfl.ingest.spec import WholeSpec, folder_or_top
+from medfl.records.datalist import CaseRecord
 from medfl.utils.text import Say
 from medfl_datasets.flamby_tcga_brca import RECORDS
 from medfl_datasets.flamby_tcga_brca.files import REGIONS, Patients, find_files, read_patients
@@ -91,8 +92,8 @@ class FlambyTcgaBrca(WholeSpec):
                 FEATURES: patients.columns,
                 "citation": CITATION,
                 "deviations": unlike,
-                "exclusions": exclusions({NO_FOLD: patients.unused}),
             },
+            exclusions=exclusions({NO_FOLD: patients.unused}),
         )
         with written_whole(out, force) as folder:
             with new_array(folder / ARRAY, patients.features.shape, patients.features.dtype) as array:
@@ -102,8 +103,8 @@ class FlambyTcgaBrca(WholeSpec):
         return datalist
 
 
-def _records(patients: Patients) -> dict[str, list[Record]]:
-    splits: dict[str, list[Record]] = {"training": [], "test": []}
+def _records(patients: Patients) -> dict[str, list[CaseRecord]]:
+    splits: dict[str, list[CaseRecord]] = {"training": [], "test": []}
     times = np.maximum(patients.times, SHORTEST).tolist()
     subjects = number_subjects(patients.names)
     for row, (time, event, region, split, subject) in enumerate(

@@ -23,13 +23,14 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from medfl.data.datalists import Datalist, Record
+from medfl.data.datalists import Datalist
 from medfl.errors import DataError, SettingsError
 from medfl.ingest.choice import Choice, Outcome, exclusions
 from medfl.ingest.labels import number_subjects
 from medfl.ingest.masks import STRATA, about_empty, take_apart, with_masks
 from medfl.ingest.options import Choose, HeightWidth
 from medfl.ingest.spec import ImageSpec
+from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say, describe_counts
 from medfl_datasets.ham10000 import RECORDS
 from medfl_datasets.ham10000.files import Files, Part, find_files, find_masks, read_masked, read_part
@@ -134,7 +135,9 @@ class HAM10000(ImageSpec):
         records = make_records(metadata, outcome.kept, self.kept_together())
         if self.masks is not None:
             named = [{"diagnosis": list(OFFICIAL)[record.pop("label")]} for record in records]
-            records = [{**r, **name, **held} for r, name, held in zip(records, named, outcome.facts, strict=True)]
+            records = [
+                make_record({**r, **name, **held}) for r, name, held in zip(records, named, outcome.facts, strict=True)
+            ]
         datalist = self.make_datalist(
             list(OFFICIAL) if self.masks is None else STRATA,
             "dermoscopy",
@@ -206,7 +209,7 @@ def _choose(
     return places, parts, missing
 
 
-def make_records(metadata: Metadata, kept: Sequence[int], groups: str) -> list[Record]:
+def make_records(metadata: Metadata, kept: Sequence[int], groups: str) -> list[CaseRecord]:
     """What is said of each row of the array.
 
     Args:
@@ -227,6 +230,6 @@ def make_records(metadata: Metadata, kept: Sequence[int], groups: str) -> list[R
     lesions = metadata.lesions if groups == "lesion" and metadata.lesions else list(map(str, metadata.table.numbers))
     subjects = number_subjects([lesions[place] for place in kept])
     return [
-        {"label": metadata.labels[place], "subject_id": subject, **metadata.facts[place]}
+        make_record({"label": metadata.labels[place], "subject_id": subject, **metadata.facts[place]})
         for place, subject in zip(kept, subjects, strict=True)
     ]

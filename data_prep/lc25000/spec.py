@@ -21,12 +21,13 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from medfl.data.datalists import Datalist, Record
+from medfl.data.datalists import Datalist
 from medfl.errors import DataError, check_choice
 from medfl.ingest.choice import Choice, Outcome, exclusions
 from medfl.ingest.labels import number_subjects
 from medfl.ingest.options import Choose
 from medfl.ingest.spec import ImageSpec, folder_or_top
+from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say
 from medfl_datasets.lc25000 import RECORDS
 from medfl_datasets.lc25000.copies import group_copies
@@ -123,8 +124,8 @@ class LC25000(ImageSpec):
         groups, strange = _group(kept, outcome, self.groups, say)
         for sentence in [*unlike, *strange]:
             say(f"warning: {sentence}")
-        records: list[Record] = [
-            {"label": classes.index(key), "subject_id": subject, "organ": CLASSES[key].organ}
+        records: list[CaseRecord] = [
+            make_record({"label": classes.index(key), "subject_id": subject, "organ": CLASSES[key].organ})
             for key, subject in zip(kept, number_subjects(groups), strict=True)
         ]
         return self.make_datalist(

@@ -16,13 +16,14 @@ from typing import Any, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from medfl.data.datalists import Datalist, Record, make_records, write_datalist
+from medfl.data.datalists import Datalist, make_records, write_datalist
 from medfl.data.folders import check_free, written_whole
 from medfl.errors import DataError, SettingsError, did_you_mean
 from medfl.ingest.array_file import tell_need
 from medfl.ingest.download import download
 from medfl.ingest.options import check_mirror
 from medfl.ingest.spec import WholeSpec
+from medfl.records.datalist import CaseRecord
 from medfl.utils.progress import progress
 from medfl.utils.text import Say
 from medfl_datasets.medmnist.files import PARTS, Content, copy_images, read_npz
@@ -183,7 +184,7 @@ def _expected_file(source: Path, flag: str) -> Path:
     return source if source.is_file() or source.suffix == ".npz" else source / f"{flag}.npz"
 
 
-def _records(flag: str, labels: list[np.ndarray]) -> dict[str, list[Record]]:
+def _records(flag: str, labels: list[np.ndarray]) -> dict[str, list[CaseRecord]]:
     splits, start = {}, 0
     for (part, split), of_part in zip(PARTS, labels, strict=True):
         splits[split] = make_records(range(start, start + len(of_part)), of_part, f"{flag}-{part}")

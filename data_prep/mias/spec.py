@@ -23,7 +23,7 @@ from typing import Annotated, Self
 import numpy as np
 from pydantic import model_validator
 
-from medfl.data.datalists import Datalist, Record
+from medfl.data.datalists import Datalist
 from medfl.data.readers.mammogram_image import about_reading
 from medfl.errors import DataError, SettingsError
 from medfl.ingest.choice import Choice, Outcome, exclusions
@@ -31,6 +31,7 @@ from medfl.ingest.labels import number_subjects
 from medfl.ingest.options import Choose, HeightWidth
 from medfl.ingest.spec import ImageSpec
 from medfl.partition.shares import holdout
+from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.seeds import seed_of
 from medfl.utils.text import Say
 from medfl_datasets.mias import RECORDS
@@ -212,17 +213,19 @@ def _check_classes(chosen: Chosen, kept: Sequence[int], classes: dict[str, str])
         )
 
 
-def _records(classes: Sequence[str], chosen: Chosen, kept: Sequence[int]) -> list[Record]:
+def _records(classes: Sequence[str], chosen: Chosen, kept: Sequence[int]) -> list[CaseRecord]:
     """What is said of each row of the array."""
     subjects = number_subjects([str(chosen.films[place].patient) for place in kept])
     return [
-        {
-            "label": classes.index(chosen.classes[place]),
-            "subject_id": subject,
-            "laterality": chosen.films[place].laterality,
-            "view": "MLO",
-            "tissue": TISSUES[chosen.findings[place].tissue],
-            "finding": FINDINGS[chosen.findings[place].kind],
-        }
+        make_record(
+            {
+                "label": classes.index(chosen.classes[place]),
+                "subject_id": subject,
+                "laterality": chosen.films[place].laterality,
+                "view": "MLO",
+                "tissue": TISSUES[chosen.findings[place].tissue],
+                "finding": FINDINGS[chosen.findings[place].kind],
+            }
+        )
         for place, subject in zip(kept, subjects, strict=True)
     ]

@@ -220,7 +220,7 @@ class FederatedRun:
             allowed_leaks=tuple(self.allow_leaks),
             allowed_changes=tuple(changes),
             label_map=dict(data.label_map),
-            **drawn_fold(self.dataset_dir),
+            fold=drawn_fold(self.dataset_dir),
         )
         provenance = Provenance(
             settings=settings_by_origin,

@@ -6,22 +6,18 @@ They come from the data lists and the cards of the sites, where these are now, i
 from __future__ import annotations
 
 import hashlib
-import json
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from medfl.data.arrays import array_digest
 from medfl.data.datalists import FILE, Datalist, parse_datalist, read_bytes, subjects_of
-from medfl.data.partition_file import read_partition
-from medfl.data.sites import CARD
 from medfl.errors import DataError
-from medfl.records.card import DataFacts, Exclusion, NamedValue
+from medfl.records.card import DataFacts, NamedValue
+from medfl.records.datalist import CaseRecord
+from medfl.records.partition import LocatedExclusion, Partition
+from medfl.records.site_card import SiteCard
 from medfl.report.formats import plain
-from medfl.types import FACTS, Meta
-
-LEFT = ("data", "files_sha256", "exclusions", "not_distributed", "unassigned", "warnings", "allowed_leaks")
-"""Keys of ``partition.json`` that are no setting of the partition."""
+from medfl.types import FACTS
 
 
 def data_facts(folder: Path | None, digests: Mapping[str, str], sites: Sequence[str]) -> DataFacts:
@@ -34,11 +30,7 @@ def data_facts(folder: Path | None, digests: Mapping[str, str], sites: Sequence[
     """
     if folder is None:
         return DataFacts(unknown_because="the run does not say where its data lay")
-    dealt, lists, hashes = _partition(folder), dict[str, Datalist](), dict[str, str]()
-    partition = DataFacts(
-        partition=tuple(NamedValue(name=name, value=value) for name, value in dealt.get("partition", {}).items()),
-        partition_warnings=tuple(dealt.get("partition_warnings", ())),
-    )
+    partition, lists, hashes = _partition_facts(folder), dict[str, Datalist](), dict[str, str]()
     for site in sites:
         try:
             content = read_bytes(folder / site)
@@ -56,8 +48,8 @@ def data_facts(folder: Path | None, digests: Mapping[str, str], sites: Sequence[
         list_hashes=hashes,
         has_patients=all(_knows_patients(each) for each in lists.values()),
         case_fields=tuple(name for name in FACTS if any(_knows(each, name) for each in lists.values())),
-        exclusions=tuple(Exclusion(**entry) for entry in _exclusions(folder, sites)),
-        warnings=tuple(sorted({str(text) for each in lists.values() for text in each.extra.get("warnings", [])})),
+        exclusions=_exclusions(folder, sites),
+        warnings=tuple(sorted({text for each in lists.values() for text in each.warnings})),
         partition=partition.partition,
         partition_warnings=partition.partition_warnings,
     )
@@ -73,7 +65,7 @@ def _different(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({text.strip() for text in texts} - {""}))
 
 
-def _records(datalist: Datalist) -> list[Meta]:
+def _records(datalist: Datalist) -> list[CaseRecord]:
     return [record for records in datalist.splits.values() for record in records]
 
 
@@ -87,30 +79,32 @@ def _knows(datalist: Datalist, name: str) -> bool:
     return any(record.get(name) not in (None, "") for record in _records(datalist))
 
 
-def _exclusions(folder: Path, sites: Sequence[str]) -> list[Meta]:
-    """Reason, count and place of what was left out, each once."""
-    counts: Counter[tuple[str, str]] = Counter()
+def _exclusions(folder: Path, sites: Sequence[str]) -> tuple[LocatedExclusion, ...]:
+    """Return the exclusions of the sites' cards, each once: those of the pooled data set are on every card."""
+    counts: dict[tuple[str, str], int] = {}
     for site in sites:
-        card = _json(folder / site / CARD)
-        for entry in card.get("exclusions", []):
-            key = (str(entry.get("reason", "unknown")), str(entry.get("where", "unknown")))
-            counts[key] = int(entry.get("count", 0))  # that of the pooled data set stands in every card
-    return [{"reason": reason, "where": where, "count": count} for (reason, where), count in sorted(counts.items())]
+        try:
+            card = SiteCard.read(folder / site / SiteCard.NAME)
+        except DataError:  # somebody made the site without a partition
+            continue
+        counts |= {(entry.reason, entry.where): entry.count for entry in card.exclusions}
+    return tuple(
+        LocatedExclusion(reason=reason, where=where, count=count) for (reason, where), count in sorted(counts.items())
+    )
 
 
-def _partition(folder: Path) -> Meta:
-    """How the sites were made, and what there was to say of it; empty where nobody wrote that."""
+def _partition_facts(folder: Path) -> DataFacts:
+    """Return the settings and warnings of the partition; no facts if its file is missing or damaged."""
     try:
-        facts = read_partition(folder)
+        partition = Partition.find(folder)
     except DataError:
-        return {}
-    settings = {key: plain(value) for key, value in facts.items() if key not in LEFT}
-    return {"partition": settings, "partition_warnings": [str(text) for text in facts.get("warnings", [])]}
-
-
-def _json(path: Path) -> Meta:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+        return DataFacts()
+    if partition is None:
+        return DataFacts()
+    settings = partition.settings.to_json() | {"public_dataset": partition.public_dataset}
+    return DataFacts(
+        partition=tuple(
+            NamedValue(name=name, value=plain(value)) for name, value in settings.items() if value not in (None, [], {})
+        ),
+        partition_warnings=partition.warnings,
+    )

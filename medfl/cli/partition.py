@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -233,13 +232,14 @@ def _show(written: Mapping[str, Datalist]) -> None:
 
 
 def _tell(out: Path) -> None:
-    """Say what was recorded beside the counts."""
+    """Print the exclusions, allowed leaks and warnings of a partition."""
     from medfl.partition.overlap import images
+    from medfl.records.partition import Partition
 
-    facts = json.loads((out / "partition.json").read_text(encoding="utf-8"))
-    for entry in facts["exclusions"]:
-        typer.echo(f"left out at {entry['where']}: {images(entry['count'])}, {entry['reason']}", err=True)
-    for sentence in facts["allowed_leaks"]:
+    made = Partition.read(out / Partition.NAME)
+    for entry in made.exclusions:
+        typer.echo(f"left out at {entry.where}: {images(entry.count)}, {entry.reason}", err=True)
+    for sentence in made.allowed_leaks:
         typer.echo(f"allowed leak: {visible(sentence)}", err=True)
-    for sentence in facts["warnings"]:
+    for sentence in made.warnings:
         typer.echo(f"note: {visible(sentence)}", err=True)

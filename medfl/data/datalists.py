@@ -13,6 +13,10 @@ have targets in place of labels; masks are rows of a second array, the same ones
     {"objective": {"name": "segmentation", "channels": 2}, ..., "mask_array": "masks.npy",
      "structures": ["background", "lesion"], "training": [{"image": 0, "in_mask": [1]}, ...]}
 
+Further keys are kept. A list may have ``exclusions``, which count images that were left out, and ``warnings``::
+
+    {..., "exclusions": [{"reason": "the file can't be read", "count": 4}], "warnings": ["..."]}
+
 A partition of a pooled data set is a set of such lists that all name the same array: no image is copied.
 """
 
@@ -22,15 +26,17 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from pydantic import ValidationError
 
 from medfl.data.targets import IN_MASK, files_message, integers, list_objective, record_targets
 from medfl.errors import DataError
+from medfl.records.datalist import CaseRecord, Exclusion
 from medfl.types import PathLike
 
 if TYPE_CHECKING:
@@ -45,11 +51,8 @@ SPLITS = ("training", "validation", "test")
 MAX_CLASSES = 10_000
 """More classes than this are a mistake: a network would have an output for each."""
 
-INTENT = "presentation_intent"
+INTENT: Final = "presentation_intent"
 """Key of a record: what a DICOM file's pixels are for, see `medfl.data.readers.dicom_intent`."""
-
-Record = dict[str, Any]
-"""One image: at least ``image`` (a row) and ``label``."""
 
 
 @dataclass
@@ -67,6 +70,8 @@ class Datalist:
         extra: Other keys of the file, such as `medfl.data.targets.STRUCTURES`; they are kept.
         objective: What is learned, as `Objective.facts`; None for `num_classes` classes.
         mask_array: Path of the array of masks, relative to the folder of the list; empty without masks.
+        exclusions: Images that were left out when the data set was prepared.
+        warnings: Sentences of the preparation on the data set.
     """
 
     name: str
@@ -75,10 +80,12 @@ class Datalist:
     labels: dict[str, str] = field(default_factory=dict)
     modality: str = ""
     licence: str = ""
-    splits: dict[str, list[Record]] = field(default_factory=dict)
+    splits: dict[str, list[CaseRecord]] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
     objective: dict[str, Any] | None = None
     mask_array: str = ""
+    exclusions: tuple[Exclusion, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def goal(self) -> Objective:
@@ -120,7 +127,7 @@ class Datalist:
             )
         return rows, labels
 
-    def strata(self, records: list[Record], place: str) -> np.ndarray:
+    def strata(self, records: list[CaseRecord], place: str) -> np.ndarray:
         """What partitions keep in proportion: the label of each record, or the stratum of its target; (n,), int64.
 
         Args:
@@ -145,7 +152,7 @@ class Datalist:
         return table
 
 
-def make_records(rows: Sequence[int] | np.ndarray, labels: Sequence[int] | np.ndarray, prefix: str) -> list[Record]:
+def make_records(rows: Sequence[int] | np.ndarray, labels: Sequence[int] | np.ndarray, prefix: str) -> list[CaseRecord]:
     """Records of images whose subjects are not known: each image is its own.
 
     Args:
@@ -159,12 +166,12 @@ def make_records(rows: Sequence[int] | np.ndarray, labels: Sequence[int] | np.nd
     ]
 
 
-def subjects_of(records: Sequence[Record]) -> list[str | None]:
+def subjects_of(records: Sequence[Mapping[str, object]]) -> list[str | None]:
     """The subject of each image; None where it is not known."""
     return [entry_text(record, "subject_id") for record in records]
 
 
-def patient_numbers(records: Sequence[Record]) -> list[int] | None:
+def patient_numbers(records: Sequence[CaseRecord]) -> list[int] | None:
     """Which images are of one patient, in numbers from 0 in the order in which patients come, for statistics.
 
     They tell nothing of who a patient is. An image whose subject is not known counts as a patient of its own.
@@ -178,7 +185,7 @@ def patient_numbers(records: Sequence[Record]) -> list[int] | None:
     return numbers if len(known) < len(numbers) else None
 
 
-def entry_text(record: Record, key: str) -> str | None:
+def entry_text(record: Mapping[str, object], key: str) -> str | None:
     """An entry of a record as text; None if it is missing (absent, null, blank, or not a number)."""
     entry = record.get(key)
     if entry is None or (isinstance(entry, float) and math.isnan(entry)):
@@ -285,8 +292,9 @@ def parse_datalist(content: bytes, path: Path) -> Datalist:
                 expected="list",
                 found=type(records).__name__,
             )
+    exclusions, warnings = _pop_exclusions(values, path), _pop_warnings(values, path)
     known = {key: values.pop(key) for key in _HEAD if key in values}
-    return Datalist(**{"name": "", **known}, splits=splits, extra=values)
+    return Datalist(**{"name": "", **known}, splits=splits, extra=values, exclusions=exclusions, warnings=warnings)
 
 
 def write_datalist(folder: Path, datalist: Datalist) -> None:
@@ -295,6 +303,10 @@ def write_datalist(folder: Path, datalist: Datalist) -> None:
     left_out = ("objective", "mask_array") if datalist.objective is None else ("num_classes",)
     head = {key: value for key, value in head.items() if key not in left_out}
     head = {key: value for key, value in head.items() if key != "mask_array" or value}
+    if datalist.exclusions:
+        head["exclusions"] = [exclusion.to_json() for exclusion in datalist.exclusions]
+    if datalist.warnings:
+        head["warnings"] = datalist.warnings
     parts = [f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items()]
     for split in SPLITS:
         records = datalist.splits.get(split, [])
@@ -309,7 +321,7 @@ def write_datalist(folder: Path, datalist: Datalist) -> None:
 _HEAD = ("name", "modality", "licence", "num_classes", "labels", "image_array", "objective", "mask_array")
 
 
-def _check_head(values: Record, path: Path) -> None:
+def _check_head(values: dict[str, Any], path: Path) -> None:
     """Refuse a list whose head says what can't be."""
     if "\0" in values["image_array"]:
         raise DataError(
@@ -361,6 +373,40 @@ def _check_head(values: Record, path: Path) -> None:
                 maximum=count - 1,
                 found=got,
             )
+
+
+def _pop_exclusions(values: dict[str, Any], path: Path) -> tuple[Exclusion, ...]:
+    """Take the exclusions out of the content of a list."""
+    entries = values.pop("exclusions", [])
+    try:
+        if isinstance(entries, list):
+            return tuple(Exclusion.model_validate(entry, strict=True) for entry in entries)
+        cause = f"got {type(entries).__name__}"
+    except ValidationError:
+        cause = "got another thing in the list"
+    raise DataError(
+        "wrong_type",
+        f"expected a list in 'exclusions' of {path}, of objects with a text as 'reason' and a number of images as "
+        f"'count', {cause}. Correct the list.",
+        path=path,
+        key="exclusions",
+        expected="list",
+    )
+
+
+def _pop_warnings(values: dict[str, Any], path: Path) -> tuple[str, ...]:
+    """Take the warnings out of the content of a list."""
+    texts = values.pop("warnings", [])
+    if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
+        return tuple(texts)
+    cause = "another thing in the list" if isinstance(texts, list) else type(texts).__name__
+    raise DataError(
+        "wrong_type",
+        f"expected a list of texts in 'warnings' of {path}, got {cause}. Correct the list.",
+        path=path,
+        key="warnings",
+        expected="list",
+    )
 
 
 def _is_file(records: Any) -> bool:

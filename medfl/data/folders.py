@@ -10,9 +10,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from medfl.data.datalists import FILE
 from medfl.errors import DataError
+from medfl.records.partition import Partition
 
-MARKS = ("datalist.json", "partition.json")
+MARKS = (FILE, Partition.NAME)
 """A folder that holds one of these was written by medfl and may be replaced on request."""
 
 

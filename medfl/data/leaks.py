@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -20,10 +19,7 @@ from medfl.data.arrays import array_digest, open_array
 from medfl.data.datalists import Datalist, read_datalist, subjects_of
 from medfl.data.list_targets import without_test
 from medfl.errors import DataError, SettingsError, did_you_mean
-from medfl.types import GLOBAL
-
-LeakKind = Literal["subjects", "pixels"]
-"""What two places have in common."""
+from medfl.types import GLOBAL, LeakKind
 
 KINDS: tuple[LeakKind, ...] = ("subjects", "pixels")
 """All kinds, in the order of reports."""

@@ -1,8 +1,7 @@
-"""What ``medfl partition`` notes beside the sites: how it made them, and digests of lists and arrays, to compare."""
+"""The fold that a partition drew, and files that changed after ``medfl partition`` noted their digests."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,59 +9,23 @@ from pathlib import Path
 from medfl.data.datalists import FILE
 from medfl.data.sites import SiteData
 from medfl.errors import DataError, SettingsError, did_you_mean
-from medfl.types import Meta
-
-PARTITION = "partition.json"
-"""The name of the file, beside the sites."""
+from medfl.records.partition import Fold, Partition
 
 
-def drawn_fold(dataset_dir: str | Path) -> Meta:
-    """Which of several folds the sites' test sets are: ``fold``, from 0, and ``folds``, their number.
+def drawn_fold(dataset_dir: str | Path) -> Fold | None:
+    """Return the fold that is the test set of every site.
 
     Args:
         dataset_dir: The folder that holds one folder for each site.
 
     Returns:
-        Empty where the test sets are no folds, or nobody wrote how they were chosen.
+        None if the test sets are no folds, or there is no ``partition.json``.
 
     Raises:
         DataError: If ``partition.json`` is damaged.
     """
-    facts = read_partition(dataset_dir)
-    try:
-        return {key: int(facts[key]) for key in ("fold", "folds")} if facts.get("test") == "k_fold" else {}
-    except (ValueError, TypeError, KeyError):
-        raise _damaged(Path(dataset_dir) / PARTITION) from None
-
-
-def read_partition(dataset_dir: str | Path) -> Meta:
-    """What ``partition.json`` says; empty where nobody wrote how the sites were made.
-
-    Args:
-        dataset_dir: The folder that holds one folder for each site.
-
-    Raises:
-        DataError: If it is damaged.
-    """
-    path = Path(dataset_dir) / PARTITION
-    if not path.is_file():
-        return {}
-    try:
-        facts: Meta = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        raise _damaged(path) from None
-    if not isinstance(facts, dict) or not isinstance(facts.get("files_sha256", {}), dict):
-        raise _damaged(path)
-    return facts
-
-
-def _damaged(path: Path) -> DataError:
-    return DataError(
-        "damaged_file",
-        f"expected in '{path}' how the sites were made, as `medfl partition` writes it; it is damaged. "
-        "Partition again.",
-        path=path,
-    )
+    made = Partition.find(dataset_dir)
+    return None if made is None else made.settings.test_fold()
 
 
 def check_unchanged(
@@ -86,7 +49,8 @@ def check_unchanged(
         DataError: If a file changed that is not allowed, or ``partition.json`` is damaged.
         SettingsError: If `allow` names a file of which nothing is noted.
     """
-    noted = read_partition(dataset_dir).get("files_sha256", {})
+    made = Partition.find(dataset_dir)
+    noted = {} if made is None else made.sha256_by_file
     for name in allow:
         if name not in noted:
             raise SettingsError(

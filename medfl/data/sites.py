@@ -23,11 +23,9 @@ from medfl.data.datalists import FILE, SPLITS, Datalist, entry_text, parse_datal
 from medfl.data.list_targets import check_goal, output_names, rows_and_targets, without_test
 from medfl.errors import DataError, did_you_mean
 from medfl.objectives import Objective
+from medfl.records.site_card import SiteCard
 from medfl.types import FACTS, GLOBAL, NO_SITES, Dataset, PathLike
 from medfl.utils.text import name_problem
-
-CARD = "site_card.json"
-"""The name of a site's card in its folder."""
 
 PATIENT = "patient"
 """Beside `FACTS` in a file of predictions: a number that images of one patient share (`patient_numbers`)."""
@@ -81,7 +79,7 @@ def site_names(dataset_dir: Path) -> list[str]:
     folders = sorted(path for path in dataset_dir.iterdir() if path.is_dir() and not path.name.startswith("."))
     names = [path.name for path in folders if path.name not in NO_SITES and (path / FILE).is_file()]
     for path in folders:
-        if path.name not in (*names, *NO_SITES) and ((path / CARD).exists() or path.name.startswith("site-")):
+        if path.name not in (*names, *NO_SITES) and ((path / SiteCard.NAME).exists() or path.name.startswith("site-")):
             read_bytes(path)  # says what is missing
     if problem := name_problem(names):
         raise DataError("invalid_site_name", f"{problem} It is a folder in {dataset_dir}.", path=dataset_dir)
@@ -93,7 +91,7 @@ def site_names(dataset_dir: Path) -> list[str]:
 def _mend(folder: Path) -> str:
     """What to do with a folder that holds no site."""
     known = {
-        CARD: f"This is one site: give the folder above it, {folder.parent}.",
+        SiteCard.NAME: f"This is one site: give the folder above it, {folder.parent}.",
         FILE: f"This is a pooled data set: run `medfl partition {folder} --out ...` first.",
     }
     otherwise = (

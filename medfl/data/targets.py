@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
 from medfl.errors import DataError, SettingsError
+from medfl.records.datalist import CaseRecord
 
 if TYPE_CHECKING:
     import torch
 
     from medfl.objectives import Objective
 
-TARGET = "target"
+TARGET: Final = "target"
 """Key of a record: a number, or a list of numbers, where a case is of no class; null is a number that nobody knows."""
 
 
@@ -24,11 +26,11 @@ STRUCTURES = "structures"
 TARGET_NAMES = "target_names"
 """Key of a list of findings or numbers to predict: the name of each, in the order of a record's target."""
 
-IN_MASK = "in_mask"
+IN_MASK: Final = "in_mask"
 """Key of a record: the numbers of the structures that its mask holds, so that nobody must read it to know."""
 
 
-def record_targets(records: list[dict[str, Any]], objective: Objective, place: str) -> torch.Tensor:
+def record_targets(records: Sequence[CaseRecord], objective: Objective, place: str) -> torch.Tensor:
     """The targets of records, as the objective wants them; not those in arrays, such as masks.
 
     Args:
@@ -71,7 +73,7 @@ def _is_number(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30)
 
 
-def integers(records: list[dict[str, Any]], key: str, place: str) -> np.ndarray:
+def integers(records: Sequence[CaseRecord], key: Literal["image", "label"], place: str) -> np.ndarray:
     """The integers under a key of all records."""
     try:
         values = [record[key] for record in records]

@@ -13,6 +13,7 @@ from numpy.typing import DTypeLike
 from medfl.data.table import row_list
 from medfl.ingest.pipeline import QUARANTINE, Ingested
 from medfl.ingest.workers import LoadedItem
+from medfl.records.datalist import Exclusion
 
 
 @dataclass
@@ -95,9 +96,13 @@ def as_outcome(choice: Choice, done: Ingested | None = None) -> Outcome:
     )
 
 
-def exclusions(reasons: Mapping[str, int]) -> list[dict[str, str | int]]:
-    """What a data list says of images that were left out: reasons with their counts, none that counts nothing."""
-    return [{"reason": reason, "count": count} for reason, count in reasons.items() if count]
+def exclusions(reasons: Mapping[str, int]) -> tuple[Exclusion, ...]:
+    """Return an exclusion for each reason that holds for any image.
+
+    Args:
+        reasons: Maps each reason to its number of images.
+    """
+    return tuple(Exclusion(reason=reason, count=count) for reason, count in reasons.items() if count)
 
 
 def rows_to_mend(reasons: Mapping[int, str], count: int, row_of: Callable[[int], int]) -> str:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, PlainSerializer
 
-from medfl.data.datalists import Datalist, Record
+from medfl.data.datalists import Datalist
 from medfl.data.readers.dicom_identity import CHECKS
 from medfl.data.readers.dicom_intent import intent_records, tell_intents
 from medfl.data.readers.images import ImageKind
@@ -32,6 +32,7 @@ from medfl.ingest.labels import Columns, Rows, read_rows
 from medfl.ingest.options import Choose, Positional, read_edges, size_text
 from medfl.ingest.own_form import form_of, look_at_all, read_row
 from medfl.ingest.spec import ImageSpec
+from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say
 
 UNSTATED = "not stated"
@@ -200,8 +201,10 @@ class Folder(ImageSpec):
                 classes=gone,
             )
         intents = intent_records([own.kinds[place].intent for place in outcome.kept])
-        records: list[Record] = [
-            {"label": rows.labels[place], "subject_id": rows.subjects[place], **rows.others[place], **intent}
+        records: list[CaseRecord] = [
+            make_record(
+                {"label": rows.labels[place], "subject_id": rows.subjects[place], **rows.others[place], **intent}
+            )
             for place, intent in zip(outcome.kept, intents, strict=True)
         ]
         return self.make_datalist(

@@ -16,11 +16,12 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
-from medfl.data.datalists import SPLITS, Datalist, Record
+from medfl.data.datalists import SPLITS, Datalist
 from medfl.errors import DataError
 from medfl.ingest.checkpoint import ARRAY
 from medfl.ingest.choice import Choice, Outcome
 from medfl.ingest.pipeline import QUARANTINE
+from medfl.records.datalist import CaseRecord, Exclusion, make_record
 from medfl.utils.text import Say, describe_counts
 
 
@@ -193,10 +194,12 @@ class ImageSpec(DatasetSpec):
         self,
         classes: Sequence[str],
         modality: str,
-        records: Sequence[Record],
+        records: Sequence[CaseRecord],
         splits: Sequence[str] | None = None,
         *,
         licence: str | None = None,
+        exclusions: Sequence[Exclusion] = (),
+        warnings: Sequence[str] = (),
         **extra: Any,
     ) -> Datalist:
         """A data list of the array's images.
@@ -207,11 +210,13 @@ class ImageSpec(DatasetSpec):
             records: What is said of each row of the array: ``label``, ``subject_id``, and what else is kept.
             splits: For each row one of `medfl.data.datalists.SPLITS`; None means that all are in training.
             licence: Terms of use; None means `terms`.
+            exclusions: Images that were left out.
+            warnings: Sentences on the data set that a partition repeats.
             extra: What else is said of the data set, in this order, after the citation.
         """
-        dealt: dict[str, list[Record]] = {split: [] for split in SPLITS}
+        dealt: dict[str, list[CaseRecord]] = {split: [] for split in SPLITS}
         for row, (record, split) in enumerate(zip(records, splits or [SPLITS[0]] * len(records), strict=True)):
-            dealt[split].append({"image": row, **record})
+            dealt[split].append(make_record({"image": row, **record}))
         return Datalist(
             name=self.title(),
             image_array=ARRAY,
@@ -221,6 +226,8 @@ class ImageSpec(DatasetSpec):
             licence=self.terms if licence is None else licence,
             splits=dealt,
             extra=({"citation": self.citation} if self.citation else {}) | extra,
+            exclusions=tuple(exclusions),
+            warnings=tuple(warnings),
         )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 from pydantic import BeforeValidator
 
-from medfl.data.datalists import Datalist, Record
+from medfl.data.datalists import Datalist
 from medfl.errors import DataError, SettingsError
 from medfl.ingest.choice import Choice, Outcome, exclusions
 from medfl.ingest.labels import number_subjects
@@ -23,6 +23,7 @@ from medfl.ingest.options import Commas, Positional, read_edges
 from medfl.ingest.pipeline import QUARANTINE
 from medfl.ingest.spec import ImageSpec
 from medfl.ingest.volumes import NEAR, Case, Grid, grid_of, read_case
+from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say, first_names
 
 if TYPE_CHECKING:
@@ -158,8 +159,8 @@ class VolumeSpec(ImageSpec):
         task: _Task = outcome.choice.release
         volumes = task.volumes
         subjects = number_subjects(volumes.patients)
-        records: list[Record] = [
-            {"subject_id": subjects[place], **volumes.facts[place], **facts}
+        records: list[CaseRecord] = [
+            make_record({"subject_id": subjects[place], **volumes.facts[place], **facts})
             for place, facts in zip(outcome.kept, outcome.facts, strict=True)
         ]
         made = self.make_datalist(

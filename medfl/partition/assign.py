@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from medfl.data.datalists import Datalist, Record, subjects_of
-from medfl.data.leaks import LeakKind
+from medfl.data.datalists import Datalist, subjects_of
 from medfl.errors import DataError, SettingsError
 from medfl.partition.holdouts import local_splits, official_tests, per_class
 from medfl.partition.overlap import OF_PUBLIC, OF_SITES, OF_TRAINING, PublicPool, Sides, find_overlap, images, refuse
 from medfl.partition.schemes import Scheme, check_column, deal
 from medfl.partition.units import any_of, column_of, find_units, label_sets, majority, strata_of
-from medfl.partition.writing import Notes, not_distributed, warnings_before
-from medfl.types import GLOBAL, PUBLIC
+from medfl.partition.writing import Notes, not_distributed
+from medfl.records.datalist import CaseRecord, Exclusion
+from medfl.types import GLOBAL, PUBLIC, LeakKind
 from medfl.utils.seeds import seed_of
 from medfl.utils.text import names_and_more
 
@@ -32,7 +32,7 @@ HELD = -2
 DROPPED = -3
 """Owner of a unit that was left out."""
 
-Splits = dict[str, dict[str, list[Record]]]
+Splits = dict[str, dict[str, list[CaseRecord]]]
 """Site, or ``global``, to splits to records."""
 
 
@@ -72,8 +72,8 @@ class Distribution:
         self.units = find_units(subjects_of(self.records), *alike)
         self.owner = np.full(self.units.max(initial=-1) + 1, NOBODY, dtype=np.int64)
         self.names: list[str] = []
-        self.tests: dict[str, list[Record]] = {}
-        self.notes = Notes(warnings=warnings_before(source))
+        self.tests: dict[str, list[CaseRecord]] = {}
+        self.notes = Notes(warnings=list(source.warnings))
         self._compare_labels(rows)
 
     def hold(self) -> None:
@@ -131,7 +131,7 @@ class Distribution:
             self._drop(copies, sides)
         self._allow(masks, self.owner[self.units] >= 0, sides)
 
-    def part_from_private(self, public: PublicPool, private: Splits) -> dict[str, list[Record]]:
+    def part_from_private(self, public: PublicPool, private: Splits) -> dict[str, list[CaseRecord]]:
         """Refuse, drop or allow public images that are at a site or in the server's test set.
 
         Args:
@@ -151,14 +151,14 @@ class Distribution:
         copies = self._copies(masks, OF_PUBLIC)
         self._allow(masks, ~copies, OF_PUBLIC)
         if copies.any():
-            self.notes.exclusions[PUBLIC] = [{"reason": OF_PUBLIC.reason, "count": int(copies.sum())}]
+            self.notes.exclusions[PUBLIC] = [Exclusion(reason=OF_PUBLIC.reason, count=int(copies.sum()))]
         if copies.all():
             raise DataError(
                 "no_images",
                 "no public image is left: all of them are in the private sets too. Name other public data.",
                 split=PUBLIC,
             )
-        kept: dict[str, list[Record]] = {split: [] for split in public.splits}
+        kept: dict[str, list[CaseRecord]] = {split: [] for split in public.splits}
         for number in np.flatnonzero(~copies).tolist():
             split, record = records[number]
             kept[split].append(record)
@@ -195,7 +195,7 @@ class Distribution:
             by_site[GLOBAL] = {"test": held}
         return by_site
 
-    def public_of_pool(self, private: Splits) -> dict[str, list[Record]]:
+    def public_of_pool(self, private: Splits) -> dict[str, list[CaseRecord]]:
         """The pooled validation split, as public data with a test set, as far as it may be.
 
         Args:
@@ -248,7 +248,7 @@ class Distribution:
         dropped = np.unique(self.units[copies])
         owners = self.owner[self.units][np.isin(self.units, dropped)]
         for number in np.unique(owners).tolist():
-            entry = {"reason": sides.reason, "count": int((owners == number).sum())}
+            entry = Exclusion(reason=sides.reason, count=int((owners == number).sum()))
             self.notes.exclusions[self.names[number]] = [entry]
         self.owner[dropped] = DROPPED
 
@@ -273,7 +273,7 @@ class Distribution:
         counts = np.bincount(self.labels[self.owner[self.units] == owner], minlength=self.source.num_classes)
         return {str(label): int(count) for label, count in enumerate(counts)}
 
-    def _records_of(self, owner: int) -> list[Record]:
+    def _records_of(self, owner: int) -> list[CaseRecord]:
         return [self.records[image] for image in np.flatnonzero(self.owner[self.units] == owner).tolist()]
 
     def _warn(self, sentence: str) -> None:

@@ -10,16 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from medfl.data.datalists import Record, entry_text
+from medfl.data.datalists import entry_text
 from medfl.data.folders import check_free, written_whole
 from medfl.errors import DataError, SettingsError
 from medfl.partition.plan import PartitionPlan
 from medfl.partition.schemes import Scheme, check_column, deal, needs_column
 from medfl.partition.units import column_of, find_units, majority
+from medfl.records.case_partition import CasePartition
 from medfl.utils.files import write_json
 
-FILE = "case_partition.json"
-"""How the sites were made, beside their folders."""
+BundleCase = dict[str, Any]
+"""A case of a bundle's own list, whose keys and values the bundle chooses."""
 
 WITHOUT_LABELS = ("iid",)
 """Schemes that need no label of a case, besides those that go by a column."""
@@ -77,8 +78,15 @@ def partition_cases(source: Path, out: Path, plan: PartitionPlan, scheme: Scheme
             (folder / name).mkdir()
             write_json(folder / name / source.name, others | own)
             _link({path for position in mine for path in files[position]}, source.parent, folder / name, out / name)
-        made_by = {"scheme": plan.scheme, "seed": plan.seed, "options": dict(plan.options), "column": plan.column}
-        write_json(folder / FILE, made_by | {"list": source.name, "cases": counts})
+        made = CasePartition(
+            case_list=source.name,
+            scheme=plan.scheme,
+            options=plan.json_options(),
+            column=plan.column,
+            seed=plan.seed,
+            cases=counts,
+        )
+        (folder / CasePartition.NAME).write_bytes(made.to_bytes())
     return counts
 
 
@@ -111,7 +119,7 @@ def _is_names(value: Any) -> bool:
     return isinstance(value, list) and any(isinstance(name, str) and "/" in name for name in value)
 
 
-def _files(cases: Sequence[Record], base: Path) -> list[list[str]]:
+def _files(cases: Sequence[BundleCase], base: Path) -> list[list[str]]:
     """The files of each case: what stands under a key under which any case names a file that is there.
 
     Raises:
@@ -140,7 +148,7 @@ def _files(cases: Sequence[Record], base: Path) -> list[list[str]]:
     return files
 
 
-def _texts(case: Record) -> Iterator[tuple[str, str]]:
+def _texts(case: BundleCase) -> Iterator[tuple[str, str]]:
     for key, value in case.items():
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and text:
@@ -153,7 +161,7 @@ def _inside(name: str) -> bool:
 
 
 def _owners(
-    cases: Sequence[Record], files: Sequence[Sequence[str]], plan: PartitionPlan, scheme: Scheme
+    cases: Sequence[BundleCase], files: Sequence[Sequence[str]], plan: PartitionPlan, scheme: Scheme
 ) -> tuple[np.ndarray, list[str]]:
     """Number of the site of each case, shape (n,), -1 for none; and the sites' names."""
     check_column(scheme, plan)
@@ -173,7 +181,7 @@ def _owners(
     return owner[units], list(parts)
 
 
-def _labels(cases: Sequence[Record], plan: PartitionPlan, scheme: Scheme) -> np.ndarray:
+def _labels(cases: Sequence[BundleCase], plan: PartitionPlan, scheme: Scheme) -> np.ndarray:
     """The class of each case, shape (n,), int64; zeros where there is none and the scheme needs none."""
     labels = [case.get("label") for case in cases]
     if all(isinstance(label, int) for label in labels):

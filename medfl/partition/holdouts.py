@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from medfl.data.datalists import Record, subjects_of
+from medfl.data.datalists import subjects_of
 from medfl.errors import DataError, SettingsError
 from medfl.partition.iid import iid
 from medfl.partition.schemes import Scheme, deal
 from medfl.partition.shares import holdout
 from medfl.partition.units import any_of, column_of, find_units, majority
+from medfl.records.datalist import CaseRecord
 from medfl.utils.seeds import seed_of
 from medfl.utils.text import names_and_more
 
@@ -125,14 +126,14 @@ def per_class(units: np.ndarray, labels: np.ndarray, count: int, rng: np.random.
 
 
 def local_splits(
-    records: Sequence[Record],
+    records: Sequence[CaseRecord],
     plan: PartitionPlan,
     name: str,
     units: np.ndarray | None = None,
     strata: np.ndarray | None = None,
     labels: np.ndarray | None = None,
     sets: np.ndarray | None = None,
-) -> dict[str, list[Record]]:
+) -> dict[str, list[CaseRecord]]:
     """Split one site's records into training, validation and test; keyed by (seed, site), whatever others have.
 
     Args:
@@ -167,8 +168,8 @@ def local_splits(
 
 
 def official_tests(
-    records: Sequence[Record], names: Sequence[str], scheme: Scheme, plan: PartitionPlan
-) -> dict[str, list[Record]]:
+    records: Sequence[CaseRecord], names: Sequence[str], scheme: Scheme, plan: PartitionPlan
+) -> dict[str, list[CaseRecord]]:
     """The parts of a pooled test split that belong to sites, as a scheme tells them by its column.
 
     Args:

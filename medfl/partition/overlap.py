@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from medfl.data.datalists import Record, subjects_of
-from medfl.data.leaks import LeakKind
+from medfl.data.datalists import subjects_of
 from medfl.errors import DataError
+from medfl.records.datalist import CaseRecord
+from medfl.types import LeakKind
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,14 @@ class PublicPool:
         same_pool: Whether that array is the pooled one, so that subjects can be compared.
     """
 
-    splits: Mapping[str, list[Record]]
+    splits: Mapping[str, list[CaseRecord]]
     hashes: Sequence[bytes]
     same_pool: bool = False
 
 
 def find_overlap(
-    records: Sequence[Record],
-    others: Sequence[Record],
+    records: Sequence[CaseRecord],
+    others: Sequence[CaseRecord],
     hashes: Sequence[bytes],
     other_hashes: Sequence[bytes] | None = None,
 ) -> dict[LeakKind, np.ndarray]:

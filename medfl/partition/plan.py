@@ -7,33 +7,19 @@ list names the pooled array. `partition.json` beside the sites says how they wer
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, get_args
+
+from pydantic import JsonValue
 
 from medfl.data.leaks import check_kinds
 from medfl.errors import SettingsError, did_you_mean
-
-if TYPE_CHECKING:
-    pass  # MOVED
-
-
-TestPolicy = Literal["fraction", "class_balanced", "k_fold", "official", "none"]
-"""A site's own test set: a share of its units, the same with classes alike, a fold, its part of the pooled test split,
-or none."""
-
-
-GlobalTest = Literal["official", "per_class", "remainder", "none"]
-"""The server's test set: the pooled test split, images of each class from the training split, what the scheme leaves
-over, or none."""
-
+from medfl.records.partition import Duplicates, GlobalTest, PartitionSettings, TestPolicy
 
 NO_PUBLIC, VALIDATION = "none", "validation"
 """What `PartitionPlan.public` says instead of a folder."""
-
-
-Duplicates = Literal["refuse", "drop"]
-"""What happens to training images that are in the server's test set as well, and to public ones that are private."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +148,40 @@ class PartitionPlan:
     def held_out(self) -> float:
         """The share of a site's units that is its test set."""
         return {"k_fold": 1 / self.folds, "official": 0.0, "none": 0.0}.get(self.test, self.test_fraction)
+
+    def json_options(self) -> dict[str, JsonValue]:
+        """Return the options of the scheme as JSON values: tuples become lists."""
+        options: dict[str, JsonValue] = json.loads(json.dumps(dict(self.options)))
+        return options
+
+    def effective_settings(self, sites: int) -> PartitionSettings:
+        """Return the settings that have an effect; the others are None.
+
+        Args:
+            sites: Number of sites of the partition.
+        """
+        is_fraction, is_fold = self.test in ("fraction", "class_balanced"), self.test == "k_fold"
+        is_compared = "official" in (self.test, self.global_test) or self.public != NO_PUBLIC
+        is_validation_public = self.public == VALIDATION
+        return PartitionSettings(
+            scheme=self.scheme,
+            options=self.json_options(),
+            column=self.column,
+            sites=sites,
+            seed=self.seed,
+            test=self.test,
+            test_fraction=self.test_fraction if is_fraction else None,
+            folds=self.folds if is_fold else None,
+            fold=self.fold if is_fold else None,
+            val_fraction=self.val_fraction,
+            stratify=tuple(self.stratify),
+            global_test=self.global_test,
+            per_class=self.per_class if self.global_test == "per_class" else None,
+            public="validation" if is_validation_public else None,
+            public_test_fraction=self.public_test_fraction if is_validation_public else None,
+            duplicates=self.duplicates if is_compared else None,
+            allow_leaks=tuple(self.allow_leaks) if is_compared else None,
+        )
 
     def names(self) -> list[str]:
         """The names of numbered sites, zero-padded so that they sort as numbers do."""

@@ -6,14 +6,15 @@ the order in which their first image comes, so that without groups unit i is ima
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from medfl.data.datalists import Datalist, Record, entry_text
+from medfl.data.datalists import Datalist, entry_text
 from medfl.data.targets import record_targets
 from medfl.errors import DataError, did_you_mean
+from medfl.records.datalist import CaseRecord
 
 
 def find_units(*keys: Sequence[Any]) -> np.ndarray:
@@ -60,7 +61,7 @@ def majority(units: np.ndarray, values: np.ndarray) -> np.ndarray:
     return chosen
 
 
-def label_sets(source: Datalist, records: list[Record], place: str) -> np.ndarray | None:
+def label_sets(source: Datalist, records: list[CaseRecord], place: str) -> np.ndarray | None:
     """Which of several labels each record has.
 
     Args:
@@ -95,7 +96,7 @@ def any_of(units: np.ndarray, sets: np.ndarray) -> np.ndarray:
     return together
 
 
-def column_of(records: Sequence[Record], column: str) -> np.ndarray:
+def column_of(records: Sequence[Mapping[str, object]], column: str) -> np.ndarray:
     """A column of a data list, as strings.
 
     Args:
@@ -129,7 +130,7 @@ def column_of(records: Sequence[Record], column: str) -> np.ndarray:
     )
 
 
-def strata_of(records: Sequence[Record], columns: Sequence[str]) -> np.ndarray:
+def strata_of(records: Sequence[Mapping[str, object]], columns: Sequence[str]) -> np.ndarray:
     """Number the combinations of entries that some columns of a data list have.
 
     Args:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 import medfl
 from medfl.data.arrays import FEATURE_MEAN, FEATURE_STD, open_array
-from medfl.data.datalists import FILE, INTENT, Datalist, Record, write_datalist
-from medfl.data.sites import CARD
-from medfl.errors import DataError
+from medfl.data.datalists import FILE, Datalist, write_datalist
+from medfl.records.datalist import CaseRecord, Exclusion
+from medfl.records.partition import LocatedExclusion, Partition
+from medfl.records.site_card import SiteCard
 from medfl.types import NO_SITES, PUBLIC
 
 if TYPE_CHECKING:
@@ -52,25 +52,25 @@ class Pool:
 
 @dataclass
 class Notes:
-    """What there is to say about a partition.
+    """Remarks on a partition, collected while it is made.
 
     Attributes:
         warnings: Sentences.
-        unassigned: Class to number of training images that are at no site and not in the server's test set.
+        unassigned: Maps each class to its training images that are at no site and not in the server's test set.
         allowed_leaks: Sentences on leaks that were allowed by name.
-        exclusions: Site to what was left out there: ``reason`` and ``count``.
+        exclusions: Maps each site, and ``public``, to the images that were left out there.
     """
 
     warnings: list[str] = field(default_factory=list)
     unassigned: dict[str, int] = field(default_factory=dict)
     allowed_leaks: list[str] = field(default_factory=list)
-    exclusions: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    exclusions: dict[str, list[Exclusion]] = field(default_factory=dict)
 
 
 def write_sites(
     folder: Path,
     pool: Pool,
-    splits: Mapping[str, dict[str, list[Record]]],
+    splits: Mapping[str, dict[str, list[CaseRecord]]],
     plan: PartitionPlan,
     notes: Notes | None = None,
     public: Pool | None = None,
@@ -78,22 +78,22 @@ def write_sites(
     """Write the lists and cards of all sites, and ``partition.json``.
 
     Args:
-        folder: Where to write.
-        pool: What the sites' images are of.
-        splits: Site, ``global`` or ``public`` to splits to records.
-        plan: How they were made.
-        notes: What else there is to say; by default nothing.
-        public: What the public images are of; None means `pool`.
+        folder: A folder of `medfl.data.folders.written_whole`: files need not be written whole on their own.
+        pool: The pooled data set of the sites' images.
+        splits: Maps each site, ``global`` and ``public`` to its splits and their records.
+        plan: The plan of the partition.
+        notes: Remarks; by default none.
+        public: The pooled data set of the public images; None means `pool`.
 
     Returns:
-        Name to data list.
+        The data list of each site, of ``global`` and of ``public``.
     """
     notes = notes or Notes()
-    other = {} if public is None else {"public_data": public.datalist.name}
+    public_dataset = None if public is None else public.datalist.name
+    settings = plan.effective_settings(sum(name not in NO_SITES for name in splits))
     scale = feature_scale(open_array(pool.path), splits)
-    facts = {"data": pool.datalist.name, **_how(plan, splits), **other, **_said(notes)}
     written: dict[str, Datalist] = {}
-    digests: dict[str, Any] = {}
+    digests: dict[str, str] = {}
     for name, site_splits in splits.items():
         place, origin = folder / name, public if name == PUBLIC and public is not None else pool
         place.mkdir()
@@ -107,16 +107,41 @@ def write_sites(
         }
         if origin.mask_way:
             digests[os.path.normpath(f"{name}/{origin.mask_way}")] = origin.mask_digest
-        mine = [{**entry, "where": name} for entry in notes.exclusions.get(name, [])]
-        exclusions = {"array_sha256": origin.digest, "exclusions": [*_exclusions_before(origin.datalist), *mine]}
-        _write_json(place / CARD, {"site": name, **card(written[name]), **exclusions, **facts})
-    at_sites = [{**entry, "where": name} for name, entries in notes.exclusions.items() for entry in entries]
-    ends = {"exclusions": [*_exclusions_before(pool.datalist), *at_sites], "files_sha256": digests}
-    _write_json(folder / "partition.json", {**facts, **ends, "not_distributed": not_distributed(pool.datalist, plan)})
+        card = SiteCard(
+            site=name,
+            dataset=pool.datalist.name,
+            public_dataset=public_dataset,
+            licence=written[name].licence,
+            labels=written[name].labels,
+            counts=written[name].counts(),
+            class_balance=class_balance(written[name]),
+            presentation_intents=presentation_intents(written[name]),
+            array_sha256=origin.digest,
+            exclusions=(*_located(origin.datalist.exclusions, POOLED), *_located(notes.exclusions.get(name, ()), name)),
+            settings=settings,
+            unassigned=notes.unassigned,
+            allowed_leaks=tuple(notes.allowed_leaks),
+            warnings=tuple(notes.warnings),
+            versions={"medfl": medfl.__version__, "numpy": np.__version__, "python": platform.python_version()},
+        )
+        (place / SiteCard.NAME).write_bytes(card.to_bytes())
+    at_sites = [entry for name, entries in notes.exclusions.items() for entry in _located(entries, name)]
+    made = Partition(
+        dataset=pool.datalist.name,
+        public_dataset=public_dataset,
+        settings=settings,
+        unassigned=notes.unassigned,
+        allowed_leaks=tuple(notes.allowed_leaks),
+        warnings=tuple(notes.warnings),
+        exclusions=(*_located(pool.datalist.exclusions, POOLED), *at_sites),
+        not_distributed=not_distributed(pool.datalist, plan),
+        sha256_by_file=digests,
+    )
+    (folder / Partition.NAME).write_bytes(made.to_bytes())
     return written
 
 
-def feature_scale(array: np.ndarray, splits: Mapping[str, dict[str, list[Record]]]) -> dict[str, list[float]]:
+def feature_scale(array: np.ndarray, splits: Mapping[str, dict[str, list[CaseRecord]]]) -> dict[str, list[float]]:
     """Compute the mean and standard deviation of each column over the training rows of all sites.
 
     Test and validation rows take no part. A column that has one value in all training rows gets the standard deviation
@@ -138,21 +163,11 @@ def feature_scale(array: np.ndarray, splits: Mapping[str, dict[str, list[Record]
     return {FEATURE_MEAN: rows.mean(axis=0).tolist(), FEATURE_STD: deviations.tolist()}
 
 
-def card(datalist: Datalist) -> dict[str, Any]:
-    """Facts about a site's data: counts, class balance, what DICOM files are for, licence, versions."""
-    counts = datalist.counts()
+def class_balance(datalist: Datalist) -> dict[str, float]:
+    """Return the share of each class in the images of all splits, rounded to four digits."""
     by_class = totals(datalist)
     total = max(sum(by_class), 1)
-    records = [record for split in datalist.splits.values() for record in split]
-    intents = Counter(record[INTENT] for record in records if INTENT in record)
-    return {
-        "counts": counts,
-        "class_balance": {str(label): round(count / total, 4) for label, count in enumerate(by_class)},
-        "labels": datalist.labels,
-        **({INTENT: dict(sorted(intents.items()))} if intents else {}),
-        "licence": datalist.licence,
-        "versions": {"medfl": medfl.__version__, "numpy": np.__version__, "python": platform.python_version()},
-    }
+    return {str(label): round(count / total, 4) for label, count in enumerate(by_class)}
 
 
 def totals(datalist: Datalist) -> list[int]:
@@ -168,53 +183,11 @@ def not_distributed(source: Datalist, plan: PartitionPlan) -> dict[str, int]:
     return {split: len(records) for split, records in source.splits.items() if records and split not in kept}
 
 
-def _how(plan: PartitionPlan, splits: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a plan that had an effect."""
-    keys = {
-        "fraction": ("test_fraction",),
-        "class_balanced": ("test_fraction",),
-        "k_fold": ("folds", "fold"),
-        "per_class": ("per_class",),
-        "official": ("duplicates", "allow_leaks"),
-        "validation": ("public", "public_test_fraction"),
-    }
-    chosen = [name for policy in (plan.global_test, plan.public) for name in keys.get(policy, ())]
-    chosen += keys["official"] if plan.public != "none" else ()
-    used = ["seed", "test", *keys.get(plan.test, ()), "val_fraction", "global_test", *chosen]
-    column = {} if plan.column is None else {"column": plan.column}
-    stratify = {"stratify": list(plan.stratify)} if plan.stratify else {}
-    return {
-        "scheme": plan.scheme,
-        "options": dict(plan.options),
-        **column,
-        "sites": sum(name not in NO_SITES for name in splits),
-        **{key: getattr(plan, key) for key in used},
-        **stratify,
-    }
+def presentation_intents(datalist: Datalist) -> dict[str, int]:
+    """Return the number of images of each presentation intent, without images whose intent is unknown."""
+    records = [record for split in datalist.splits.values() for record in split]
+    return dict(Counter(record["presentation_intent"] for record in records if "presentation_intent" in record))
 
 
-def _said(notes: Notes) -> dict[str, Any]:
-    return {"unassigned": notes.unassigned, "allowed_leaks": notes.allowed_leaks, "warnings": notes.warnings}
-
-
-def _exclusions_before(source: Datalist) -> list[dict[str, Any]]:
-    """What was left out of the pooled data set when it was prepared."""
-    exclusions = source.extra.get("exclusions", [])
-    if not isinstance(exclusions, list) or not all(isinstance(entry, dict) for entry in exclusions):
-        raise DataError(
-            "wrong_type",
-            f"expected a list of objects in 'exclusions' of the pooled data set '{source.name}'. Prepare it again.",
-            key="exclusions",
-            dataset=source.name,
-        )
-    return [{**entry, "where": POOLED} for entry in exclusions]
-
-
-def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def warnings_before(source: Datalist) -> list[str]:
-    """What the preparation of the pooled data set wants said, wherever its images go."""
-    sentences = source.extra.get("warnings", [])
-    return [str(sentence) for sentence in sentences] if isinstance(sentences, list) else []
+def _located(exclusions: Iterable[Exclusion], where: str) -> list[LocatedExclusion]:
+    return [LocatedExclusion(reason=entry.reason, count=entry.count, where=where) for entry in exclusions]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from medfl.records.partition import LocatedExclusion
 from medfl.records.record import Record
 from medfl.records.summary import BestRound
 
@@ -205,20 +206,6 @@ class RunFacts(Record):
 # ---- the data
 
 
-class Exclusion(Record):
-    """Images that medfl left out.
-
-    Attributes:
-        reason: Why they were left out.
-        where: Where they were left out, such as ``pooled data set``.
-        count: Number of images.
-    """
-
-    reason: str
-    where: str
-    count: int
-
-
 class DataFacts(Record):
     """Facts of the data, from the data lists and site cards where they are now.
 
@@ -243,7 +230,7 @@ class DataFacts(Record):
     list_hashes: dict[str, str] = {}
     has_patients: bool = False
     case_fields: tuple[str, ...] = ()
-    exclusions: tuple[Exclusion, ...] = ()
+    exclusions: tuple[LocatedExclusion, ...] = ()
     warnings: tuple[str, ...] = ()
     partition: tuple[NamedValue, ...] = ()
     partition_warnings: tuple[str, ...] = ()

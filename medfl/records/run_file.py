@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
+from medfl.records.partition import Fold
 from medfl.records.record import FileRecord, Record
 from medfl.records.summary import BestRound
 from medfl.settings import Execution, Settings, read_settings
@@ -158,8 +159,7 @@ class DataOrigin(Record):
         allowed_leaks: Kinds of violations of the splits that the user allowed.
         allowed_changes: Files that changed since the partition, which the user allowed.
         label_map: Maps each class of the public data to a class of the sites, or to None if it is left out.
-        fold: Number of the fold that is the sites' test sets, from 0; None if there are no folds.
-        folds: Number of folds; None if there are none.
+        fold: Fold that is the test set of every site; None if there are no folds.
     """
 
     name: str = ""
@@ -168,8 +168,7 @@ class DataOrigin(Record):
     allowed_leaks: tuple[str, ...] = ()
     allowed_changes: tuple[str, ...] = ()
     label_map: dict[str, str | None] = {}
-    fold: int | None = None
-    folds: int | None = None
+    fold: Fold | None = None
 
 
 class Provenance(Record):

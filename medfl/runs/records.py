@@ -85,12 +85,14 @@ class RunRecord:
     @property
     def fold(self) -> int | None:
         """Number of the fold that is the sites' test sets, from 0; None if there are no folds."""
-        return self.run.provenance.data.fold
+        fold = self.run.provenance.data.fold
+        return None if fold is None else fold.fold
 
     @property
     def folds(self) -> int | None:
         """Number of folds, whether each has a run or not; None if there are none."""
-        return self.run.provenance.data.folds
+        fold = self.run.provenance.data.fold
+        return None if fold is None else fold.folds
 
     @property
     def names(self) -> tuple[str, ...]:

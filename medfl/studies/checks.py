@@ -6,13 +6,12 @@ import dataclasses
 import inspect
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from medfl.errors import DataError, MedflError, SettingsError, did_you_mean
 from medfl.partition.plan import PartitionPlan
 from medfl.plugins import Registry
+from medfl.records.partition import PartitionSettings
 from medfl.runs.provenance import run_files
 from medfl.studies.jobs import Job
 from medfl.studies.schema import DataSet, Study
@@ -157,15 +156,17 @@ def make_plan(name: str, data: DataSet, seed: int, registry: Registry, fold: int
         raise SettingsError("wrong_setting_type", f"'data.{name}.partition': {error}", dataset=name) from None
 
 
-def difference(plan: PartitionPlan, facts: Mapping[str, Any]) -> str | None:
-    """How a plan differs from the one that a ``partition.json`` tells of, or None.
+def difference(plan: PartitionPlan, settings: PartitionSettings) -> str | None:
+    """Return the first difference between a plan and the settings of an existing partition, or None.
+
+    Settings that had no effect on the partition, and those that the plan leaves open, are not compared.
 
     Args:
         plan: The plan.
-        facts: What ``partition.json`` holds: the settings that had an effect.
+        settings: Settings of the partition that had an effect.
     """
-    facts = {"stratify": []} | dict(facts)  # written only where there are columns
+    before = settings.to_json()
     for key, value in json.loads(json.dumps(dataclasses.asdict(plan))).items():
-        if value is not None and key in facts and facts[key] != value:
-            return f"{key} was {facts[key]!r}, now {value!r}"
+        if value is not None and before[key] is not None and before[key] != value:
+            return f"{key} was {before[key]!r}, now {value!r}"
     return None

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from medfl.bundle.adopt.source import site_folders
 from medfl.data.datalists import FILE
-from medfl.data.partition_file import PARTITION
 from medfl.errors import DataError, StoreError
 from medfl.ingest.prepare import prepare
 from medfl.ingest.spec import DatasetSpec
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
 from medfl.plugins import Registry
+from medfl.records.partition import Partition
 from medfl.report.sections.holdings import draw_partition
 from medfl.runs.records import repetition
 from medfl.studies.checks import SOURCE_VARIABLE, difference, make_plan
@@ -85,7 +85,7 @@ def make_data(study: Study, source: Path | None, out: Path, registry: Registry, 
             if not _is_there(place, plan):
                 say(f"partition: {plan.scheme} of {name}, {repetition(plan.seed, fold)} -> {place}")
                 draw_partition(place, partition(pool, place, plan, registry.partition(plan.scheme)))
-                for warning in _facts(place)["warnings"]:
+                for warning in Partition.read(place / Partition.NAME).warnings:
                     say(f"warning: {warning}")
 
 
@@ -180,11 +180,13 @@ def _is_there(place: Path, plan: PartitionPlan) -> bool:
     """Whether a partition is there.
 
     Raises:
+        DataError: If its file is damaged.
         StoreError: If it was made in another way.
     """
-    if not (place / PARTITION).is_file():
+    made = Partition.find(place)
+    if made is None:
         return False
-    unlike = difference(plan, _facts(place))
+    unlike = difference(plan, made.settings)
     if unlike:
         raise StoreError(
             "other_partition",
@@ -193,8 +195,3 @@ def _is_there(place: Path, plan: PartitionPlan) -> bool:
             difference=unlike,
         )
     return True
-
-
-def _facts(place: Path) -> Meta:
-    facts: Meta = json.loads((place / PARTITION).read_text(encoding="utf-8"))
-    return facts

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from medfl.data.datalists import FILE
-from medfl.data.partition_file import PARTITION
 from medfl.deploy.offer import bundle_hash
 from medfl.errors import StoreError
+from medfl.records.partition import Partition
 from medfl.records.summary import Summary
 from medfl.runs.provenance import bundle_values, run_files
 from medfl.runs.records import repetition
@@ -87,7 +87,7 @@ class Job:
         """What decides the run's numbers: its options, and hashes of the bundle and of the data."""
         closed = [] if self.options.get("open_test", True) else [self.dataset_dir / GLOBAL / FILE]
         lists = [path for path in sorted(self.dataset_dir.glob(f"*/{FILE}")) if path not in closed]
-        lists = [self.dataset_dir / PARTITION, *lists]
+        lists = [self.dataset_dir / Partition.NAME, *lists]
         identity = {"options": self.options, "bundle": _digest(run_files(self.bundle)), "data": _digest(lists)}
         if is_adopted(self.bundle):  # it reads further configurations, code, and files of other names
             identity |= {"code": bundle_hash(self.bundle), "files": _sizes(self.dataset_dir)}

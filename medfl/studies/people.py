@@ -14,8 +14,9 @@ from typing import Any
 
 import pandas as pd
 
-from medfl.data.datalists import SPLITS, Record, entry_text, read_datalist
+from medfl.data.datalists import SPLITS, entry_text, read_datalist
 from medfl.data.sites import site_names
+from medfl.records.datalist import CaseRecord
 from medfl.report.formats import plus_minus, table_lines
 from medfl.report.sections.holdings import PICTURE
 from medfl.report.statistics import mean_std
@@ -81,12 +82,12 @@ def people_markdown(table: pd.DataFrame, dataset_dir: Path, page: Path) -> str:
 
 
 def _row(
-    site: str, centre: str, records: Sequence[Record], classes: Mapping[int, str], sexes: Sequence[str]
+    site: str, centre: str, records: Sequence[CaseRecord], classes: Mapping[int, str], sexes: Sequence[str]
 ) -> dict[str, Any]:
     people = {entry_text(record, "subject_id") or (site, record["image"]): record for record in reversed(records)}
     labels = Counter(record["label"] for record in records)
     sex = Counter(entry_text(record, "sex") for record in people.values())
-    ages = [float(record["age"]) for record in people.values() if entry_text(record, "age")]
+    ages = [float(age) for record in people.values() if (age := entry_text(record, "age"))]
     mean, std = mean_std(ages) if len(ages) >= FEWEST else (math.nan, None)
     return {
         "site": site,

@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from medfl.data.arrays import array_digest
-from medfl.data.datalists import Datalist, Record, make_records
+from medfl.data.datalists import Datalist, make_records
 from medfl.data.folders import check_free, written_whole
 from medfl.errors import SettingsError
 from medfl.partition.holdouts import local_splits
 from medfl.partition.plan import PartitionPlan
 from medfl.partition.writing import Pool, write_sites
+from medfl.records.datalist import CaseRecord
 from medfl.types import GLOBAL
 from medfl.utils.seeds import seed_of
 
@@ -179,11 +180,11 @@ def make_cohort(
 
 def _cohort(
     plan: PartitionPlan, count: int, classes: int, size: int
-) -> tuple[np.ndarray, dict[str, dict[str, list[Record]]]]:
+) -> tuple[np.ndarray, dict[str, dict[str, list[CaseRecord]]]]:
     """All images, and the records of each site and of the server."""
     parts: list[np.ndarray] = []
-    splits: dict[str, dict[str, list[Record]]] = {}
-    test: list[Record] = []
+    splits: dict[str, dict[str, list[CaseRecord]]] = {}
+    test: list[CaseRecord] = []
     row = 0
     for number, name in enumerate(plan.names()):
         rng = np.random.default_rng(seed_of(plan.seed, name, "phantoms"))

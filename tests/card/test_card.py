@@ -25,9 +25,12 @@ from medfl.data.datalists import Datalist, write_datalist
 from medfl.data.sites import load_site
 from medfl.errors import SettingsError, StoreError
 from medfl.objectives import Multiclass
+from medfl.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins
 from medfl.records.card_scores import CardRow
 from medfl.records.evidence import Evidence
+from medfl.records.partition import LocatedExclusion, Partition
+from medfl.records.site_card import SiteCard
 from medfl.runs.attack_results import write_results
 from medfl.testing.tasks import FURTHER
 
@@ -247,6 +250,7 @@ def with_data(tmp_path, registry):
         folder = make_run(tmp_path / "runs" / "run", images=10, metrics=("accuracy",), data_folder="../../data")
         np.save(tmp_path / "images.npy", np.zeros((8, 4, 4), np.uint8))
         digests = {}
+        settings = PartitionPlan("iid", seed=7).effective_settings(len(SITES))
         for site in SITES:
             home = tmp_path / "data" / site
             home.mkdir(parents=True)
@@ -270,9 +274,20 @@ def with_data(tmp_path, registry):
             )
             write_datalist(home, datalist)
             digests[site] = load_site(home, Multiclass(3), (0.5,), (0.5,)).digest
-            exclusions = [{"reason": "damaged file", "count": 3, "where": "pooled data set"}]
-            (home / "site_card.json").write_text(json.dumps({"exclusions": exclusions}))
-        (tmp_path / "data" / "partition.json").write_text(json.dumps({"scheme": "iid", "seed": 7, "files_sha256": {}}))
+            card = SiteCard(
+                site=site,
+                dataset="cells",
+                licence="CC BY 4.0",
+                labels={},
+                counts=datalist.counts(),
+                class_balance={},
+                array_sha256="",
+                exclusions=(LocatedExclusion(reason="damaged file", count=3, where="pooled data set"),),
+                settings=settings,
+                versions={},
+            )
+            card.write(home / SiteCard.NAME)
+        Partition(dataset="cells", settings=settings).write(tmp_path / "data" / Partition.NAME)
         change_json(folder / "run.json", lambda content: content["provenance"]["data"].update(sites=digests))
         if changed:
             path = tmp_path / "data" / "site-1" / "datalist.json"

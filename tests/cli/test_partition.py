@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from pools import partition_of
 
 from medfl.data.datalists import Datalist, make_records, read_datalist, write_datalist
 from medfl.data.sites import load_global, load_sites, site_names
@@ -43,10 +43,6 @@ def pool(tmp_path) -> Path:
     return folder
 
 
-def facts_of(folder: Path) -> dict:
-    return json.loads((folder / "partition.json").read_text())
-
-
 def test_from_a_pool_to_sites(medfl, pool, tmp_path):
     command = ("partition", pool, "--out", tmp_path / "D", "--scheme", "dirichlet_class_balanced", "--sites", 4)
     status, out, err = medfl(*command, "--alpha", 0.5, "--seed", 7, "--val-fraction", 0.1)
@@ -66,7 +62,8 @@ def test_from_a_pool_to_sites(medfl, pool, tmp_path):
     assert sum(len(part) for site in sites.values() for part in (site.train, site.val, site.test)) == 200
     assert pooled is not None
     assert len(pooled.test) == 40
-    assert (facts_of(tmp_path / "D")["seed"], facts_of(tmp_path / "D")["options"]) == (7, {"alpha": 0.5})
+    settings = partition_of(tmp_path / "D").settings
+    assert (settings.seed, settings.options) == (7, {"alpha": 0.5})
 
 
 @pytest.mark.parametrize(
@@ -96,9 +93,10 @@ def test_from_a_pool_to_sites(medfl, pool, tmp_path):
 def test_options_reach_the_plan_and_are_recorded(medfl, pool, tmp_path, options, expected):
     status, _, err = medfl("partition", pool, "--out", tmp_path / "D", *options)
     assert status == 0, err
-    facts = facts_of(tmp_path / "D")
-    assert {key: facts[key] for key in expected} == expected
-    assert (tmp_path / "D" / "global").is_dir() == (facts["global_test"] != "none")
+    made = partition_of(tmp_path / "D")
+    recorded = made.to_json() | made.settings.to_json()
+    assert {key: recorded[key] for key in expected} == expected
+    assert (tmp_path / "D" / "global").is_dir() == (made.settings.global_test != "none")
 
 
 def test_folds_cover_every_image_once(medfl, pool, tmp_path):

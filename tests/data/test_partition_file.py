@@ -16,9 +16,10 @@ from medfl.cli.main import main
 from medfl.data import arrays
 from medfl.data.cohort import load_cohort
 from medfl.data.datalists import FILE
-from medfl.data.partition_file import PARTITION, check_unchanged
+from medfl.data.partition_file import check_unchanged
 from medfl.errors import DataError, SettingsError
 from medfl.objectives import Multiclass
+from medfl.records.partition import Partition
 from medfl.testing.phantoms import make_cohort
 
 BUNDLE = Path(__file__).parents[2] / "bundles" / "medmnist_classification"
@@ -109,7 +110,7 @@ def test_a_place_is_no_change_and_more_sites_are_none(cohort: Path, tmp_path: Pa
 
 def test_without_a_partition_nothing_is_compared(cohort: Path) -> None:
     other_label(cohort)
-    (cohort / PARTITION).unlink()
+    (cohort / Partition.NAME).unlink()
     assert changes(cohort) == []
     with refused(SettingsError, "unknown_file", setting="allow_changes", name="images.npy"):
         changes(cohort, (ARRAY,))
@@ -121,10 +122,10 @@ def test_a_file_that_is_not_noted_can_not_be_accepted(cohort: Path) -> None:
     assert f"Did you mean '{ARRAY}'?" in str(error.value)
 
 
-@pytest.mark.parametrize("content", [b"[" * 100_000, b"[]", b'{"files_sha256": []}', b"\xff"])
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"[]", b"\xff"])
 def test_a_damaged_record_is_named(cohort: Path, content: bytes) -> None:
-    (cohort / PARTITION).write_bytes(content)
-    with refused(DataError, "damaged_file", path=str(cohort / PARTITION)):
+    (cohort / Partition.NAME).write_bytes(content)
+    with refused(DataError, "damaged_file", path=str(cohort / Partition.NAME)):
         changes(cohort)
 
 

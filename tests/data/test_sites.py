@@ -15,6 +15,7 @@ from medfl.data.datalists import Datalist, make_records, read_datalist, write_da
 from medfl.data.sites import load_global, load_sites, load_split, site_names
 from medfl.errors import DataError
 from medfl.objectives import Multiclass
+from medfl.records.datalist import Exclusion
 
 
 def make_site(folder: Path, rows, labels, split: str = "training", **change) -> Path:
@@ -44,6 +45,7 @@ def edit(folder: Path, **change) -> None:
 def test_a_list_reads_back_as_it_was_written(tmp_path):
     splits = {"training": make_records([0, 5], [1, 0], "a"), "validation": [], "test": make_records([7], [2], "b")}
     written = Datalist("toy", "images.npy", 3, {"0": "ä"}, "camera", "CC0 1.0", splits, {"citation": "x"})
+    written.exclusions, written.warnings = (Exclusion(reason="unreadable", count=4),), ("a note",)
     write_datalist(tmp_path, written)
     assert read_datalist(tmp_path) == written
 
@@ -102,6 +104,11 @@ def test_the_digest_follows_list_and_array_but_not_the_place(cohort, tmp_path_fa
         ({"training": {}}, "wrong_type", {"key": "training", "expected": "list", "found": "dict"}),
         ({"image_array": "../gone.npy"}, "missing_file", {"where": "site 'site-01'"}),
         ({"image_array": None}, "wrong_type", {"key": "image_array", "expected": "str", "found": "NoneType"}),
+        ({"exclusions": "four"}, "wrong_type", {"key": "exclusions"}),
+        ({"exclusions": [{"reason": "unreadable"}]}, "wrong_type", {"key": "exclusions"}),
+        ({"exclusions": [{"reason": "unreadable", "count": "4"}]}, "wrong_type", {"key": "exclusions"}),
+        ({"warnings": "a note"}, "wrong_type", {"key": "warnings"}),
+        ({"warnings": [4]}, "wrong_type", {"key": "warnings"}),
         ({"num_classes": "3"}, "wrong_type", {"key": "num_classes", "expected": "int", "found": "str"}),
     ],
 )

@@ -31,7 +31,7 @@ def records(datalist):
 
 def exclusions(datalist):
     """Reason to count of what was left out."""
-    return {entry["reason"]: entry["count"] for entry in datalist.extra["exclusions"]}
+    return {entry.reason: entry.count for entry in datalist.exclusions}
 
 
 def check_pixels(pool, files):

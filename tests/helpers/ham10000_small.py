@@ -16,4 +16,4 @@ def prepare(source: Path, out: Path, size: int = 4, **options: object) -> Datali
 
 
 def exclusions(datalist: Datalist) -> dict[str, int]:
-    return {entry["reason"]: entry["count"] for entry in datalist.extra["exclusions"]}
+    return {entry.reason: entry.count for entry in datalist.exclusions}

@@ -18,6 +18,7 @@ from medfl.core.evaluation import Row, csv_lines
 from medfl.core.journal import Commit, Journal
 from medfl.core.status import FINISHED, RUNNING
 from medfl.metrics import METRICS, worst
+from medfl.records.partition import Fold
 from medfl.records.run_file import DataOrigin, Machine, Provenance, RunFile, SettingOrigin
 from medfl.records.summary import Holdings, MetricScores, SiteCosts, Summary
 from medfl.runs.findings import write_findings
@@ -189,8 +190,7 @@ class MadeUpRun:
                 name=self.data_name,
                 sites={site: f"{n:064x}" for n, site in enumerate(self.sites)},
                 folder=self.data_folder or None,
-                fold=self.fold,
-                folds=None if self.fold is None else self.folds,
+                fold=None if self.fold is None else Fold(fold=self.fold, folds=self.folds),
             ),
             plugins={"medfl_builtin": "medfl", "medfl_methods": "medfl"},
             machines={site: Machine.model_validate(card) for site, card in self.capability.items()},

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 
 from medfl.data.datalists import Datalist, make_records, read_datalist, write_datalist
 from medfl.data.sites import site_names
+from medfl.records.datalist import Exclusion
+from medfl.records.partition import Partition
+from medfl.records.site_card import SiteCard
 
 
-def write_pool(folder: Path, change=None, images=None, **extra) -> Path:
+def write_pool(folder: Path, change=None, images=None, exclusions: tuple[Exclusion, ...] = ()) -> Path:
     """100 training, 10 validation and 20 test images of three classes; `change` edits the splits."""
     folder.mkdir()
     if images is None:
@@ -24,12 +26,17 @@ def write_pool(folder: Path, change=None, images=None, **extra) -> Path:
     }
     if change is not None:
         change(splits)
-    write_datalist(folder, Datalist("toy", "images.npy", 3, licence="CC0 1.0", splits=splits, extra=extra))
+    datalist = Datalist("toy", "images.npy", 3, licence="CC0 1.0", splits=splits, exclusions=exclusions)
+    write_datalist(folder, datalist)
     return folder
 
 
-def facts_of(folder: Path) -> dict:
-    return json.loads((folder / "partition.json").read_text())
+def partition_of(folder: Path) -> Partition:
+    return Partition.read(folder / Partition.NAME)
+
+
+def card_of(folder: Path, site: str) -> SiteCard:
+    return SiteCard.read(folder / site / SiteCard.NAME)
 
 
 def rows_of(folder: Path) -> dict[str, list[int]]:

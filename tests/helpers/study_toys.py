@@ -76,7 +76,7 @@ def write_run(folder: Path, options: dict[str, Any], status: str) -> None:
     score = (0.5 if options["method"] == "local" else 0.625) + options["seed"] / 8
     sites = {"site-01": score, "site-02": score}
     args = {name.partition("#")[2]: value for name, value in options.items() if name.startswith("method_args#")}
-    data = DataOrigin.model_validate(drawn_fold(options["dataset_dir"]))
+    data = DataOrigin(fold=drawn_fold(options["dataset_dir"]))
     run = run_file(
         options["method"],
         list(sites),

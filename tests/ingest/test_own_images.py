@@ -39,7 +39,7 @@ def test_the_whole_way(own, tmp_path):
         np.testing.assert_array_equal(pixels, read_image(own[0] / row[0], (10, 15), 1))
     assert (datalist.name, datalist.licence, datalist.num_classes) == ("own", "ours", 2)
     assert datalist.labels == {"0": "benign", "1": "malignant"}
-    assert datalist.extra == {"exclusions": [], "warnings": []}
+    assert (datalist.extra, datalist.exclusions, datalist.warnings) == ({}, (), ())
     ids = ["subject-000001", "subject-000002", "subject-000001", "subject-000003"]
     splits = ["training", "validation", "training", "test"]
     assert by_row(datalist) == [
@@ -159,9 +159,7 @@ def test_unreadable_images_are_left_out_on_request(own, tmp_path):
     assert [record["label"] for record in by_row(datalist)] == [1, 0, 0, 1, 0, 1]
     quarantine = list(csv.reader((tmp_path / "P" / "quarantine.csv").open()))
     assert [row[0] for row in quarantine] == ["table_row", "2", "4"]
-    assert [(entry["reason"], entry["count"]) for entry in datalist.extra["exclusions"]] == [
-        (row[1], 1) for row in quarantine[1:]
-    ]
+    assert [(entry.reason, entry.count) for entry in datalist.exclusions] == [(row[1], 1) for row in quarantine[1:]]
     assert lines[-1] == "warning: 2 of 8 images can't be read and were left out: see quarantine.csv"
 
 

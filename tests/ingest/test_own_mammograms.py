@@ -22,7 +22,7 @@ from medfl.ingest.labels import Columns
 from medfl.ingest.own_form import Form, read_row
 from medfl.ingest.own_phantom import write_table
 from medfl.objectives import Multiclass
-from medfl.partition.writing import card
+from medfl.partition.writing import presentation_intents
 
 COLUMNS = Columns("file", "finding")
 SIZE = (24, 20)
@@ -108,12 +108,12 @@ def test_a_mixture_of_presentation_intents_is_told_wherever_the_images_go(own, t
     datalist = prepare(*own, COLUMNS, SIZE, tmp_path / "P", say=lines.append)
     counted = "2 FOR PRESENTATION, 1 FOR PROCESSING, 1 not said"
     assert f"note: presentation intent (DICOM): {counted}" in lines
-    [warning] = datalist.extra["warnings"]
+    [warning] = datalist.warnings
     assert warning.startswith(f"the files are of several presentation intents ({counted}): ")
     assert f"warning: {warning}" in lines
     kinds = ["FOR PRESENTATION", "FOR PROCESSING", "not said", "FOR PRESENTATION"]
     assert [record["presentation_intent"] for record in datalist.splits["training"]] == kinds
-    assert card(datalist)["presentation_intent"] == {"FOR PRESENTATION": 2, "FOR PROCESSING": 1, "not said": 1}
+    assert presentation_intents(datalist) == {"FOR PRESENTATION": 2, "FOR PROCESSING": 1, "not said": 1}
     with refused(SettingsError, "reserved_name", columns=["presentation_intent"]):
         Columns("file", "finding", keep=("presentation_intent",))
 
@@ -124,14 +124,14 @@ def test_one_intent_is_no_mixture_and_pictures_have_none(own, tmp_path):
     lines: list[str] = []
     datalist = prepare(*own, COLUMNS, SIZE, tmp_path / "P", say=lines.append)
     assert "note: presentation intent (DICOM): 4 FOR PROCESSING" in lines
-    assert datalist.extra["warnings"] == []
+    assert datalist.warnings == ()
     names = [f"{number}.png" for number in range(4)]
     for name in names:
         picture(own[0] / name, np.zeros((30, 20), np.uint8))
     write_table(own[1], [(name, "ab"[place % 2]) for place, name in enumerate(names)], ("file", "finding"))
     datalist = prepare(*own, COLUMNS, SIZE, tmp_path / "Q", say=lines.append)
     assert "presentation" not in json.dumps(datalist.splits)
-    assert "presentation_intent" not in card(datalist)
+    assert presentation_intents(datalist) == {}
 
 
 def test_what_can_not_be_aligned_or_is_no_mammogram_is_refused(own, tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pools import facts_of, rows_of, write_pool
+from pools import partition_of, rows_of, write_pool
 from refusals import refused
 
 from medfl.data.datalists import read_datalist
@@ -148,5 +148,5 @@ def test_the_rest_is_the_servers_test_set(tmp_path):
     assert all(3 <= len(held) <= 10 for held in rows.values())
     tested = {record["image"] for record in read_datalist(tmp_path / "D" / "global").splits["test"]}
     assert tested == set(range(100)) - set(sum(rows.values(), []))
-    facts = facts_of(tmp_path / "D")
-    assert (facts["column"], facts["options"], facts["unassigned"]) == ("source", options, {})
+    made = partition_of(tmp_path / "D")
+    assert (made.settings.column, made.settings.options, made.unassigned) == ("source", options, {})

@@ -20,6 +20,7 @@ from medfl.partition.case_list import partition_cases
 from medfl.partition.dirichlet_class import dirichlet_class
 from medfl.partition.iid import iid
 from medfl.partition.plan import PartitionPlan
+from medfl.records.case_partition import CasePartition
 
 
 def decathlon(folder, count=12, **columns):
@@ -100,6 +101,9 @@ def test_sites_by_a_column_and_by_dirichlet_draws(tmp_path):
     assert sum(sections["training"] for sections in counts.values()) == 40
     again = partition_cases(tmp_path / "images" / "train.json", tmp_path / "again", plan, dirichlet_class)
     assert again == counts
+    made = CasePartition.read(tmp_path / "drawn" / CasePartition.NAME)
+    assert (made.case_list, made.scheme, made.options) == ("train.json", "dirichlet_class", {"alpha": 0.1})
+    assert made.cases == counts
 
 
 @pytest.mark.parametrize(

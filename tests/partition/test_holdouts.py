@@ -6,21 +6,22 @@ import numpy as np
 import pytest
 from refusals import refused
 
-from medfl.data.datalists import Record, make_records
+from medfl.data.datalists import make_records
 from medfl.errors import SettingsError
 from medfl.partition.holdouts import class_balanced, fold_of, local_splits, per_class
 from medfl.partition.plan import PartitionPlan
 from medfl.partition.shares import holdout
+from medfl.records.datalist import CaseRecord
 
 
-def grouped(patients: int, seed: int = 0) -> list[Record]:
+def grouped(patients: int, seed: int = 0) -> list[CaseRecord]:
     """One to four images of each patient; the patient decides the class."""
     sizes = np.random.default_rng(seed).integers(1, 5, patients)
     subjects = np.repeat(np.arange(patients), sizes)
     return [{"image": row, "label": int(who % 3), "subject_id": f"p{who}"} for row, who in enumerate(subjects)]
 
 
-def subjects(records: list[Record]) -> set[str]:
+def subjects(records: list[CaseRecord]) -> set[str]:
     return {record["subject_id"] for record in records}
 
 

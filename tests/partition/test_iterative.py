@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from medfl.data.datalists import Datalist, Record
+from medfl.data.datalists import Datalist
 from medfl.partition.assign import distribute
 from medfl.partition.holdouts import fold_of, local_splits
 from medfl.partition.iid import iid
 from medfl.partition.iterative import iterative
 from medfl.partition.plan import PartitionPlan
 from medfl.partition.shares import holdout
+from medfl.records.datalist import CaseRecord
 
 SHARES = (0.5, 0.2, 0.08, 0.03)
 
@@ -91,7 +92,7 @@ def test_a_holdout_and_folds_keep_each_label():
 
 
 def pool(sets: np.ndarray, images_of_patient: int = 1) -> Datalist:
-    records: list[Record] = [
+    records: list[CaseRecord] = [
         {
             "image": row,
             "target": [float(there) for there in own],
@@ -109,7 +110,7 @@ def pool(sets: np.ndarray, images_of_patient: int = 1) -> Datalist:
     )
 
 
-def shares(records: list[Record]) -> np.ndarray:
+def shares(records: list[CaseRecord]) -> np.ndarray:
     return np.array([record["target"] for record in records]).sum(axis=0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from pools import facts_of, rows_of, write_pool
+from pools import partition_of, rows_of, write_pool
 from refusals import refused
 
 from medfl.data.datalists import read_datalist
@@ -37,9 +37,9 @@ def test_each_site_gets_its_part(tmp_path):
         ]
         assert [record["image"] for record in datalist.splits["training"]] == list(range(number, 100, 3))
         assert datalist.splits["validation"] == []
-    facts = facts_of(tmp_path / "out")
-    assert facts["test"] == "official"
-    assert facts["not_distributed"] == {"validation": 10}
+    made = partition_of(tmp_path / "out")
+    assert made.settings.test == "official"
+    assert made.not_distributed == {"validation": 10}
     assert not (tmp_path / "out" / "global").exists()
 
 
@@ -60,12 +60,12 @@ def test_images_that_are_alike_stay_where_the_release_has_them(tmp_path):
     rows = rows_of(tmp_path / "out")
     assert {0, 111} & set(rows["north"]) == {0, 111}
     assert 1 in rows["south-east"]
-    assert facts_of(tmp_path / "out")["allowed_leaks"] == [
-        "pixels: 1 training image identical to images of a site's test set"
-    ]
+    assert partition_of(tmp_path / "out").allowed_leaks == (
+        "pixels: 1 training image identical to images of a site's test set",
+    )
     dropped = partition(pool, tmp_path / "less", plan(duplicates="drop"), by_site)
     assert 5 not in [record["image"] for record in dropped["west"].splits["training"]]
-    reasons = [entry["reason"] for entry in facts_of(tmp_path / "less")["exclusions"]]
+    reasons = [entry.reason for entry in partition_of(tmp_path / "less").exclusions]
     assert reasons == ["the same image or patient is in a site's test set"]
 
 
@@ -82,7 +82,7 @@ def test_sites_without_training_images_are_refused_and_without_tests_told(tmp_pa
         splits["test"] = [record for record in splits["test"] if record["centre"] != "west"]
 
     partition(write_pool(tmp_path / "Q", fewer), tmp_path / "out", plan(sites=3), by_site)
-    assert any("1 sites have no test images: west" in line for line in facts_of(tmp_path / "out")["warnings"])
+    assert any("1 sites have no test images: west" in line for line in partition_of(tmp_path / "out").warnings)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
 import pytest
-from pools import facts_of, rows_of, write_pool
+from pools import card_of, partition_of, rows_of, write_pool
 from refusals import refused
 
 from medfl.data.datalists import read_datalist
@@ -20,6 +19,8 @@ from medfl.partition.iid import iid
 from medfl.partition.label_k import label_k
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
+from medfl.records.datalist import Exclusion
+from medfl.records.partition import LocatedExclusion
 from medfl.report.sections.holdings import draw_partition
 
 # ---- what is written
@@ -33,15 +34,17 @@ def test_a_partition_reads_back_with_every_image_once(pool, tmp_path):
     pooled = load_global(tmp_path / "D", Multiclass(3))
     assert pooled is not None
     assert len(pooled.test) == 20
-    facts = facts_of(tmp_path / "D")
-    assert facts["not_distributed"] == {"validation": 10}, "what stays out is written down"
-    assert facts["warnings"] == ["the 10 validation images of the pooled data set are at no site"]
-    assert (facts["scheme"], facts["seed"], facts["sites"]) == ("iid", 0, 7)
-    assert (facts["test"], facts["test_fraction"], facts["global_test"]) == ("fraction", 0.2, "official")
-    assert "folds" not in facts, "only what had an effect"
-    site_card = json.loads((tmp_path / "D" / "site-03" / "site_card.json").read_text())
-    assert sum(site_card["counts"]["training"].values()) == len(sites["site-03"].train)
-    assert {"class_balance", "versions", "exclusions", "scheme", "licence", "unassigned"} <= set(site_card)
+    made = partition_of(tmp_path / "D")
+    assert made.not_distributed == {"validation": 10}, "what stays out is written down"
+    assert made.warnings == ("the 10 validation images of the pooled data set are at no site",)
+    assert (made.settings.scheme, made.settings.seed, made.settings.sites) == ("iid", 0, 7)
+    assert (made.settings.test, made.settings.test_fraction, made.settings.global_test) == ("fraction", 0.2, "official")
+    assert made.settings.folds is None, "only settings that had an effect"
+    card = card_of(tmp_path / "D", "site-03")
+    assert sum(card.counts["training"].values()) == len(sites["site-03"].train)
+    assert sum(card.class_balance.values()) == pytest.approx(1, abs=1e-3)
+    assert (card.site, card.dataset, card.licence) == ("site-03", "toy", "CC0 1.0")
+    assert (card.settings, card.warnings) == (made.settings, made.warnings)
     assert "<svg" in draw_partition(tmp_path / "D", written).read_text()
 
 
@@ -83,14 +86,11 @@ def test_a_hundred_sites_sort_as_numbers():
 
 
 def test_what_prep_left_out_is_on_every_card(tmp_path):
-    pool = write_pool(tmp_path / "P", exclusions=[{"reason": "unreadable", "count": 4}])
+    pool = write_pool(tmp_path / "P", exclusions=(Exclusion(reason="unreadable", count=4),))
     partition(pool, tmp_path / "D", PartitionPlan("iid", 2), iid)
-    expected = [{"reason": "unreadable", "count": 4, "where": "pooled data set"}]
-    assert json.loads((tmp_path / "D" / "site-02" / "site_card.json").read_text())["exclusions"] == expected
-    assert facts_of(tmp_path / "D")["exclusions"] == expected
-    wrong = write_pool(tmp_path / "wrong", exclusions="four")
-    with refused(DataError, "wrong_type", key="exclusions", dataset="toy"):
-        partition(wrong, tmp_path / "E", PartitionPlan("iid", 2), iid)
+    expected = (LocatedExclusion(reason="unreadable", count=4, where="pooled data set"),)
+    assert card_of(tmp_path / "D", "site-02").exclusions == expected
+    assert partition_of(tmp_path / "D").exclusions == expected
 
 
 # ---- schemes
@@ -147,10 +147,10 @@ def test_types_that_do_not_exist_are_the_plugins_fault(pool, tmp_path):
 
 def test_what_a_scheme_leaves_is_counted_by_class(pool, tmp_path):
     partition(pool, tmp_path / "D", PartitionPlan("label_k", 2, options={"k": 1}), label_k)
-    facts = facts_of(tmp_path / "D")
-    assert facts["unassigned"] == {"2": 33}
-    assert "the scheme left 33 training images at no site: 33 of class 2" in facts["warnings"]
-    assert json.loads((tmp_path / "D" / "site-01" / "site_card.json").read_text())["unassigned"] == {"2": 33}
+    made = partition_of(tmp_path / "D")
+    assert made.unassigned == {"2": 33}
+    assert "the scheme left 33 training images at no site: 33 of class 2" in made.warnings
+    assert card_of(tmp_path / "D", "site-01").unassigned == {"2": 33}
 
 
 def test_sites_by_a_column(tmp_path):
@@ -165,8 +165,8 @@ def test_sites_by_a_column(tmp_path):
     rows_by_site = rows_of(tmp_path / "D")
     assert list(rows_by_site) == ["Nord", "Sud", "West"]
     assert rows_by_site["Sud"] == [row for row in range(100) if row % 7 % 3 == 1]
-    facts = facts_of(tmp_path / "D")
-    assert (facts["column"], facts["sites"]) == ("hospital", 3)
+    made = partition_of(tmp_path / "D")
+    assert (made.settings.column, made.settings.sites) == ("hospital", 3)
 
 
 def test_a_patient_at_two_sites_goes_to_one_with_a_warning(tmp_path):
@@ -180,7 +180,7 @@ def test_a_patient_at_two_sites_goes_to_one_with_a_warning(tmp_path):
     partition(pool, tmp_path / "D", PartitionPlan("by_site", column="hospital"), by_site)
     assert rows_of(tmp_path / "D")["a"] == [*range(50), 99]
     expected = "1 image at another site than the column 'hospital' says, because"
-    assert any(line.startswith(expected) for line in facts_of(tmp_path / "D")["warnings"])
+    assert any(line.startswith(expected) for line in partition_of(tmp_path / "D").warnings)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_identical_images_with_different_labels_are_noted(tmp_path):
     images[3], images[4] = images[0], images[1]  # labels 0 and 0, 1 and 1
     images[8] = images[6]  # labels 2 and 0
     partition(write_pool(tmp_path / "P", images=images), tmp_path / "D", PartitionPlan("iid", 2), iid)
-    assert "2 training images are identical to others that have another label" in facts_of(tmp_path / "D")["warnings"]
+    assert "2 training images are identical to others that have another label" in partition_of(tmp_path / "D").warnings
 
 
 # ---- wrong plans

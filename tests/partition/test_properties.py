@@ -94,7 +94,7 @@ def test_units_stay_on_one_side_nothing_is_lost_and_a_seed_decides(pool, plan):
     if plan.global_test == "official":
         everything |= {record["image"] for record in source.splits["test"]}
     assert set(dealt) <= everything
-    dropped = sum(entry["count"] for entries in notes.exclusions.values() for entry in entries)
+    dropped = sum(entry.count for entries in notes.exclusions.values() for entry in entries)
     assert len(dealt) + sum(notes.unassigned.values()) + dropped == len(everything), "an image is lost"
 
     again, same_notes = distribute(source, hashes, plan, SCHEMES[plan.scheme])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pools import facts_of, rows_of, write_pool
+from pools import partition_of, rows_of, write_pool
 from refusals import refused
 
 from medfl.cli.main import main
@@ -19,6 +19,7 @@ from medfl.errors import DataError, SettingsError
 from medfl.partition.iid import iid
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
+from medfl.records.partition import LocatedExclusion
 from medfl.types import PUBLIC
 
 BUNDLE = Path(__file__).parents[2] / "bundles" / "mammography_classification"
@@ -32,8 +33,8 @@ def test_the_validation_split_becomes_public_and_nobodys(pool, tmp_path):
     assert PUBLIC not in site_names(tmp_path / "D")
     assert sorted(sum(rows_of(tmp_path / "D").values(), [])) == list(range(100))
     assert find_leaks(tmp_path / "D", site_names(tmp_path / "D"), PUBLIC) == []
-    facts = facts_of(tmp_path / "D")
-    assert (facts["public"], facts["sites"], facts["not_distributed"]) == ("validation", 3, {})
+    made = partition_of(tmp_path / "D")
+    assert (made.settings.public, made.settings.sites, made.not_distributed) == ("validation", 3, {})
 
 
 def test_a_share_of_it_becomes_public_test_images(pool, tmp_path):
@@ -44,7 +45,7 @@ def test_a_share_of_it_becomes_public_test_images(pool, tmp_path):
     }
     assert {name: len(rows) for name, rows in splits.items()} == {"training": 7, "validation": 0, "test": 3}
     assert splits["training"] | splits["test"] == set(range(100, 110))
-    assert facts_of(tmp_path / "D")["public_test_fraction"] == 0.3
+    assert partition_of(tmp_path / "D").settings.public_test_fraction == 0.3
     with refused(SettingsError, "setting_out_of_range", setting="public_test_fraction", found=1.0):
         PartitionPlan("iid", 3, public="validation", public_test_fraction=1.0)
 
@@ -92,11 +93,11 @@ def test_public_images_that_are_private_too_are_refused_dropped_or_allowed(tmp_p
     assert sorted(sum(rows_of(tmp_path / "D").values(), [])) == list(range(100)), "no site loses an image"
     assert find_leaks(tmp_path / "D", site_names(tmp_path / "D"), PUBLIC) == []
     reason = "the same image or patient is in the private sets"
-    assert facts_of(tmp_path / "D")["exclusions"] == [{"reason": reason, "count": 3, "where": PUBLIC}]
+    assert partition_of(tmp_path / "D").exclusions == (LocatedExclusion(reason=reason, count=3, where=PUBLIC),)
     partition(pool, tmp_path / "E", PartitionPlan("iid", 3, public="validation", allow_leaks=("pixels",)), iid)
     assert len(read_datalist(tmp_path / "E" / PUBLIC).splits["training"]) == 10
-    sentences = ["pixels: 3 public images identical to images of the private sets"]
-    assert facts_of(tmp_path / "E")["allowed_leaks"] == sentences
+    sentences = ("pixels: 3 public images identical to images of the private sets",)
+    assert partition_of(tmp_path / "E").allowed_leaks == sentences
 
 
 def test_a_public_image_of_a_private_subject_is_one_too(tmp_path):
@@ -119,9 +120,9 @@ def test_public_data_of_another_data_set(pool, tmp_path):
     partition(pool, tmp_path / "D", replace(plan, duplicates="drop"), iid)
     public = read_datalist(tmp_path / "D" / PUBLIC)
     assert [len(public.splits[name]) for name in ("training", "validation", "test")] == [99, 9, 19]
-    facts = facts_of(tmp_path / "D")
-    assert (facts["public_data"], facts["exclusions"][0]["count"]) == ("toy", 3)
-    assert facts["files_sha256"].keys() >= {"../P/images.npy", "../Q/images.npy", "public/datalist.json"}
+    made = partition_of(tmp_path / "D")
+    assert (made.public_dataset, made.exclusions[0].count) == ("toy", 3)
+    assert made.sha256_by_file.keys() >= {"../P/images.npy", "../Q/images.npy", "public/datalist.json"}
     assert find_leaks(tmp_path / "D", site_names(tmp_path / "D"), PUBLIC) == []
 
 

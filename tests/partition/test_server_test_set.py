@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
-from pools import facts_of, rows_of, write_pool
+from pools import card_of, partition_of, rows_of, write_pool
 from refusals import refused
 
 from medfl.data.datalists import read_datalist
@@ -29,7 +28,7 @@ def test_images_of_each_class_for_the_server(pool, tmp_path):
     rows = {record["image"] for record in held}
     assert rows < set(range(100)), "they come from the training split"
     assert sorted(sum(rows_of(tmp_path / "D").values(), [])) == sorted(set(range(100)) - rows)
-    assert facts_of(tmp_path / "D")["not_distributed"] == {"validation": 10, "test": 20}
+    assert partition_of(tmp_path / "D").not_distributed == {"validation": 10, "test": 20}
 
 
 def test_the_servers_images_do_not_depend_on_the_scheme(pool, tmp_path):
@@ -52,7 +51,7 @@ def test_groups_may_keep_the_servers_test_set_small(tmp_path):
     assert (counts < 6).any()
     label = int(counts.argmin())
     expected = f"the server's test set has {counts[label]} of 6 images of class {label}, because"
-    assert any(line.startswith(expected) for line in facts_of(tmp_path / "D")["warnings"])
+    assert any(line.startswith(expected) for line in partition_of(tmp_path / "D").warnings)
 
 
 def test_the_remainder_becomes_the_servers(pool, tmp_path):
@@ -60,7 +59,7 @@ def test_the_remainder_becomes_the_servers(pool, tmp_path):
     partition(pool, tmp_path / "D", plan, label_k)
     held = read_datalist(tmp_path / "D" / "global").splits["test"]
     assert [record["image"] for record in held] == [row for row in range(100) if row % 3 == 2]
-    assert facts_of(tmp_path / "D")["unassigned"] == {}
+    assert partition_of(tmp_path / "D").unassigned == {}
     with refused(SettingsError, "no_images", scheme="iid", setting="global_test"):
         partition(pool, tmp_path / "E", PartitionPlan("iid", 2, global_test="remainder"), iid)
 
@@ -69,14 +68,14 @@ def test_a_server_without_test_set(pool, tmp_path):
     partition(pool, tmp_path / "D", PartitionPlan("iid", 2, test="none", global_test="none"), iid)
     assert load_global(tmp_path / "D", Multiclass(3)) is None
     assert all(not len(site.test) for site in load_sites(tmp_path / "D", Multiclass(3)).values())
-    assert facts_of(tmp_path / "D")["not_distributed"] == {"validation": 10, "test": 20}
+    assert partition_of(tmp_path / "D").not_distributed == {"validation": 10, "test": 20}
 
 
 def test_a_pool_without_test_split_is_noted(tmp_path):
     pool = write_pool(tmp_path / "P", lambda splits: splits.pop("test"))
     partition(pool, tmp_path / "D", PartitionPlan("iid", 2), iid)
     assert (
-        "the pooled data set has no test images, so the server has no test set" in facts_of(tmp_path / "D")["warnings"]
+        "the pooled data set has no test images, so the server has no test set" in partition_of(tmp_path / "D").warnings
     )
 
 
@@ -96,11 +95,10 @@ def test_training_images_in_the_test_split_are_refused_with_both_remedies(leaky,
 def test_they_are_dropped_on_request_and_counted(leaky, tmp_path):
     partition(leaky, tmp_path / "D", PartitionPlan("iid", 4, duplicates="drop"), iid)
     assert sorted(sum(rows_of(tmp_path / "D").values(), [])) == sorted(set(range(100)) - {5, 6, 7, 8})
-    exclusions = facts_of(tmp_path / "D")["exclusions"]
-    assert sum(entry["count"] for entry in exclusions) == 4
+    exclusions = partition_of(tmp_path / "D").exclusions
+    assert sum(entry.count for entry in exclusions) == 4
     for entry in exclusions:
-        card = json.loads((tmp_path / "D" / entry["where"] / "site_card.json").read_text())
-        assert card["exclusions"] == [entry]
+        assert card_of(tmp_path / "D", entry.where).exclusions == (entry,)
     assert find_leaks(tmp_path / "D", site_names(tmp_path / "D")) == []
 
 
@@ -121,9 +119,9 @@ def test_they_are_kept_if_allowed_by_name_and_recorded(leaky, tmp_path):
     plan = PartitionPlan("iid", 4, allow_leaks=("pixels", "subjects"))
     partition(leaky, tmp_path / "D", plan, iid)
     assert sorted(sum(rows_of(tmp_path / "D").values(), [])) == list(range(100))
-    facts = facts_of(tmp_path / "D")
-    assert [line.split(":")[0] for line in facts["allowed_leaks"]] == ["subjects", "pixels"]
-    assert facts["allow_leaks"] == ["pixels", "subjects"]
+    made = partition_of(tmp_path / "D")
+    assert [line.split(":")[0] for line in made.allowed_leaks] == ["subjects", "pixels"]
+    assert made.settings.allow_leaks == ("pixels", "subjects")
     with refused(DataError, "data_leak", what="training", counts={"subjects": 2}):
         partition(leaky, tmp_path / "E", PartitionPlan("iid", 4, allow_leaks=("pixels",)), iid)
 
@@ -138,9 +136,9 @@ def test_what_is_allowed_is_counted_after_the_rest_is_dropped(tmp_path):
 
     pool = write_pool(tmp_path / "P", change, images)
     partition(pool, tmp_path / "D", PartitionPlan("iid", 2, duplicates="drop", allow_leaks=("pixels",)), iid)
-    facts = facts_of(tmp_path / "D")
-    assert facts["allowed_leaks"] == ["pixels: 1 training image identical to images of the server's test set"]
-    assert sum(entry["count"] for entry in facts["exclusions"]) == 1
+    made = partition_of(tmp_path / "D")
+    assert made.allowed_leaks == ("pixels: 1 training image identical to images of the server's test set",)
+    assert sum(entry.count for entry in made.exclusions) == 1
 
 
 @pytest.mark.parametrize("policy", ["none", "per_class"])
@@ -158,5 +156,5 @@ def test_real_data_have_copies(tmp_path, flag, copies):
     with refused(DataError, "data_leak", what="training", counts={"pixels": copies}):
         partition(tmp_path / "P", tmp_path / "D", PartitionPlan("iid", 5), iid)
     partition(tmp_path / "P", tmp_path / "D", PartitionPlan("iid", 5, duplicates="drop", val_fraction=0.1), iid)
-    assert sum(entry["count"] for entry in facts_of(tmp_path / "D")["exclusions"]) == copies
+    assert sum(entry.count for entry in partition_of(tmp_path / "D").exclusions) == copies
     assert find_leaks(tmp_path / "D", site_names(tmp_path / "D")) == []

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pools import facts_of, rows_of, write_pool
+from pools import partition_of, rows_of, write_pool
 from refusals import refused
 from typer.testing import CliRunner
 
 from medfl.cli.main import app
-from medfl.data.datalists import Record, read_datalist
+from medfl.data.datalists import read_datalist
 from medfl.errors import DataError, SettingsError
 from medfl.partition.by_site import by_site
 from medfl.partition.holdouts import local_splits
@@ -25,6 +25,7 @@ from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
 from medfl.partition.shares import holdout
 from medfl.partition.units import strata_of
+from medfl.records.datalist import CaseRecord
 from medfl.studies.checks import difference
 from medfl_datasets.abide.tables import FILE, read_phenotypes
 
@@ -36,7 +37,7 @@ QUICK = settings(
 
 
 @st.composite
-def cohorts(draw) -> list[Record]:
+def cohorts(draw) -> list[CaseRecord]:
     """Subjects of unlike centres, some of them with fewer than there are folds; some subjects have several images."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     subjects, centres = draw(st.integers(8, 80)), draw(st.integers(1, 12))
@@ -51,7 +52,7 @@ def cohorts(draw) -> list[Record]:
     return [{"image": row, **record} for row, record in enumerate(images)]
 
 
-def folds_of(records: list[Record], folds: int, columns: tuple[str, ...] = ("centre",)) -> list[dict]:
+def folds_of(records: list[CaseRecord], folds: int, columns: tuple[str, ...] = ("centre",)) -> list[dict]:
     """The splits of each fold."""
     plan = PartitionPlan("iid", 1, test="k_fold", folds=folds, val_fraction=0.1, stratify=columns)
     strata = strata_of(records, columns)
@@ -59,7 +60,7 @@ def folds_of(records: list[Record], folds: int, columns: tuple[str, ...] = ("cen
     return [local_splits(records, fold_plan, "site-01", strata=strata) for fold_plan in plans]
 
 
-def subjects(records: list[Record], *keys: str) -> Counter:
+def subjects(records: list[CaseRecord], *keys: str) -> Counter:
     """Subjects, counted by what they have under some keys."""
     people = {record["subject_id"]: tuple(record[key] for key in keys) for record in records}
     return Counter(people.values())
@@ -165,19 +166,19 @@ def test_a_partition_stratifies_each_site_and_says_so(tmp_path):
         counts = Counter(record["ward"] for record in read_datalist(tmp_path / "D" / site).splits["test"])
         assert sorted(counts) == ["w0", "w1", "w2", "w3", "w4"]
         assert max(counts.values()) - min(counts.values()) <= CLASSES
-    assert facts_of(tmp_path / "D")["stratify"] == ["ward"]
+    assert partition_of(tmp_path / "D").settings.stratify == ("ward",)
     partition(pool, tmp_path / "E", PartitionPlan("iid", 2), iid)
-    assert "stratify" not in facts_of(tmp_path / "E"), "only what had an effect"
+    assert partition_of(tmp_path / "E").settings.stratify == ()
 
 
 def test_a_study_that_stratifies_takes_no_partition_that_does_not(tmp_path):
     pool = write_pool(tmp_path / "P", wards)
     plain, by_ward = PartitionPlan("iid", 2, test="k_fold"), PartitionPlan("iid", 2, test="k_fold", stratify=("ward",))
-    for name, made, other in (("D", plain, by_ward), ("E", by_ward, plain)):
-        partition(pool, tmp_path / name, made, iid)
-        facts = facts_of(tmp_path / name)
-        assert difference(made, facts) is None
-        assert (difference(other, facts) or "").startswith("stratify was")
+    for name, plan, other in (("D", plain, by_ward), ("E", by_ward, plain)):
+        partition(pool, tmp_path / name, plan, iid)
+        settings = partition_of(tmp_path / name).settings
+        assert difference(plan, settings) is None
+        assert (difference(other, settings) or "").startswith("stratify was")
 
 
 def test_the_command_stratifies_by_the_columns_that_it_is_given(tmp_path):
@@ -185,7 +186,7 @@ def test_the_command_stratifies_by_the_columns_that_it_is_given(tmp_path):
     words = ["partition", str(pool), "--out", str(tmp_path / "D"), "--sites", "2", "--stratify", "ward"]
     done = CliRunner().invoke(app, [*words, "--stratify", "hospital"])
     assert done.exit_code == 0, done.output
-    assert facts_of(tmp_path / "D")["stratify"] == ["ward", "hospital"]
+    assert partition_of(tmp_path / "D").settings.stratify == ("ward", "hospital")
 
 
 def test_a_column_that_is_not_there_or_not_whole_is_refused(tmp_path):

@@ -18,6 +18,8 @@ from medfl.data.datalists import read_datalist
 from medfl.data.partition_file import drawn_fold
 from medfl.data.sites import site_names
 from medfl.errors import DataError, SettingsError, StoreError
+from medfl.partition.plan import PartitionPlan
+from medfl.records.partition import Fold, Partition
 from medfl.records.run_file import RunFile
 from medfl.studies.study import commands, run_study
 
@@ -75,7 +77,7 @@ def test_the_folds_of_a_seed_share_the_dealing_and_test_each_image_once(dealt: P
     held = {}
     for seed in (0, 1):
         places = [dealt / "data" / "breast" / f"sites-seed-{seed}-fold-{fold}" for fold in range(3)]
-        assert [drawn_fold(place) for place in places] == [{"fold": fold, "folds": 3} for fold in range(3)]
+        assert [drawn_fold(place) for place in places] == [Fold(fold=fold, folds=3) for fold in range(3)]
         everything = [dict(rows_of(place, ("training", "validation", "test"))) for place in places]
         assert everything[0] == everything[1] == everything[2], "the same images at each site"
         tested = [dict(rows_of(place, ("test",))) for place in places]
@@ -175,17 +177,21 @@ def test_a_real_run_knows_its_fold(load, source: Path, tmp_path: Path) -> None:
     assert not run_study(load(changes), here).unfinished()
     records = [tmp_path / "out" / "runs" / "breast" / "alone" / f"seed-0-fold-{fold}" / "run.json" for fold in (0, 1)]
     runs = [RunFile.read(path) for path in records]
-    assert [(run.provenance.data.fold, run.provenance.data.folds) for run in runs] == [(0, 2), (1, 2)]
+    assert [run.provenance.data.fold for run in runs] == [Fold(fold=0, folds=2), Fold(fold=1, folds=2)]
     assert runs[0].identity.data != runs[1].identity.data
     (seeds,) = pd.read_csv(tmp_path / "out" / "results" / "breast.csv")["seeds"]
     assert seeds == "0 (folds 0, 1)"
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"test": "k_fold", "folds": 3}'])
-def test_a_damaged_record_of_the_partition_is_refused(tmp_path: Path, text: str) -> None:
-    assert drawn_fold(tmp_path) == {}
-    (tmp_path / "partition.json").write_text(text)
-    with refused(DataError, "damaged_file", path=str(tmp_path / "partition.json")):
+def test_the_fold_of_a_partition_is_read(tmp_path: Path) -> None:
+    assert drawn_fold(tmp_path) is None, "nobody made a partition"
+    for plan, fold in (
+        (PartitionPlan("iid", 2, test="k_fold", folds=3, fold=1), Fold(fold=1, folds=3)),
+        (PartitionPlan("iid", 2, fold=1), None),
+    ):
+        made = Partition(dataset="toy", settings=plan.effective_settings(2))
+        made.write(tmp_path / Partition.NAME)
+        assert drawn_fold(tmp_path) == fold
+    (tmp_path / Partition.NAME).write_text("{")
+    with refused(DataError, "damaged_file", path=str(tmp_path / Partition.NAME)):
         drawn_fold(tmp_path)
-    (tmp_path / "partition.json").write_text('{"test": "fraction", "fold": 1}')
-    assert drawn_fold(tmp_path) == {}

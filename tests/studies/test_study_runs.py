@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -15,6 +14,7 @@ from study_toys import PREPARED, Runs, contents
 from medfl.cli.run import parse_overrides
 from medfl.errors import StoreError
 from medfl.plugins import Registry
+from medfl.records.partition import Partition
 from medfl.studies.final_scores import COLUMNS
 from medfl.studies.study import run_study
 
@@ -60,9 +60,9 @@ def test_each_seed_draws_its_own_partition_unless_it_is_fixed(load, tmp_path: Pa
     run_study(prepared, Runs())
     places = [tmp_path / "out" / "data" / "breast" / f"sites-seed-{seed}" for seed in (0, 1)]
     assert sorted({job.dataset_dir for job in prepared.jobs}) == places
-    facts = [json.loads((place / "partition.json").read_text()) for place in places]
-    assert [fact["seed"] for fact in facts] == [0, 1]
-    assert facts[0]["files_sha256"] != facts[1]["files_sha256"]
+    partitions = [Partition.read(place / Partition.NAME) for place in places]
+    assert [made.settings.seed for made in partitions] == [0, 1]
+    assert partitions[0].sha256_by_file != partitions[1].sha256_by_file
     fixed = load({"data": PREPARED, "data__breast__partition__seed": 5}, out=tmp_path / "fixed")
     assert {job.dataset_dir.name for job in fixed.jobs} == {"sites-seed-5"}
 

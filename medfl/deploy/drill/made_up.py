@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from medfl.data.arrays import channels_of
-from medfl.data.datalists import Datalist, Record, write_datalist
+from medfl.data.datalists import Datalist, write_datalist
 from medfl.data.targets import STRUCTURES
 from medfl.deploy.offered_bundle import own_shape, source_of
 from medfl.deploy.sites.file import SiteBundle
 from medfl.errors import SettingsError
 from medfl.objectives import Objective
+from medfl.records.datalist import CaseRecord
 
 IMAGES, MASKS = "images.npy", "masks.npy"
 
@@ -59,12 +60,16 @@ def make_site(bundle: SiteBundle, folder: Path, cases: int) -> tuple[int, ...]:
     return shape
 
 
-def _record(objective: Objective, row: int) -> Record:
-    record: Record = {"image": row, "subject_id": f"drill-{row}"}
+def _record(objective: Objective, row: int) -> CaseRecord:
+    record: CaseRecord = {"image": row, "subject_id": f"drill-{row}"}
     if objective.has_class_labels:
-        return record | {"label": row % objective.classes}
+        record["label"] = row % objective.classes
+        return record
     columns = objective.target_columns
     if not columns:
         return record
-    target = [float((row + number) % 2) for number in range(len(columns))]
-    return record | {"target": [1.0 + row, *target[1:]] if "time" in columns else target}
+    target: list[float | None] = [float((row + number) % 2) for number in range(len(columns))]
+    if "time" in columns:
+        target[0] = 1.0 + row
+    record["target"] = target
+    return record

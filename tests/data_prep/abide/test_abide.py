@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 from collections import Counter
 from pathlib import Path
@@ -19,6 +18,7 @@ from medfl.data.readers.map_files import read_map
 from medfl.data.readers.volumes import common_grid
 from medfl.data.sites import load_sites
 from medfl.objectives import Multiclass
+from medfl.records.site_card import SiteCard
 from medfl_datasets.abide.files import Maps
 from medfl_datasets.abide.phantom import ATLAS_FILE, REGION, write_release
 from medfl_datasets.abide.tables import FILE
@@ -75,7 +75,7 @@ def test_the_whole_way(made, tmp_path):
         "regions": 8,
     }
     np.testing.assert_allclose(datalist.extra["affine"], nibabel.load(tmp_path / "P" / "atlas.nii.gz").affine)
-    assert [entry["count"] for entry in datalist.extra["exclusions"]] == [len(CENTRES), len(CENTRES)]
+    assert [entry.count for entry in datalist.exclusions] == [len(CENTRES), len(CENTRES)]
 
 
 def test_no_code_of_a_subject_is_written_or_told(release, tmp_path, capsys):
@@ -119,8 +119,8 @@ def test_the_command_and_the_partition_by_site(made, tmp_path, capsys):
     record = read_datalist(tmp_path / "D" / "NYU").splits["test"][0]
     image = np.load(tmp_path / "P" / "images.npy")[record["image"]]
     np.testing.assert_allclose(site.test[0]["image"].numpy(), np.moveaxis(image, -1, 0), atol=1e-6)
-    card = json.loads((tmp_path / "D" / "NYU" / "site_card.json").read_text())
-    assert {entry["where"] for entry in card["exclusions"]} == {"pooled data set"}
+    card = SiteCard.read(tmp_path / "D" / "NYU" / SiteCard.NAME)
+    assert {entry.where for entry in card.exclusions} == {"pooled data set"}
     assert run(*words, "--url", "http://localhost") == 2
     assert "give --download as well" in capsys.readouterr().err
 

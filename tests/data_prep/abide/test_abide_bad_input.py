@@ -12,6 +12,7 @@ from refusals import refused
 
 from medfl.errors import DataError, SettingsError
 from medfl.ingest import array_file as new_array
+from medfl.records.datalist import Exclusion
 from medfl_datasets.abide import images as abide_images
 from medfl_datasets.abide.files import Maps
 from medfl_datasets.abide.phantom import ATLAS_FILE
@@ -64,7 +65,7 @@ def test_missing_maps_are_counted_and_named_and_stop_nothing(release, tmp_path):
         (str(rows[1]), "lfcd", "there is no map"),
     ]
     assert len(datalist.splits["training"]) == 18
-    assert datalist.extra["exclusions"][-1] == {"reason": "a map is missing", "count": 2}
+    assert datalist.exclusions[-1] == Exclusion(reason="a map is missing", count=2)
     counts = {"count": 3, "total": 39}
     message = check_refused(release, tmp_path / "Q", "unreadable_image", counts, require_complete=True)
     assert f"there is no map (lfcd: table rows {rows[0]}, {rows[1]})" in message
@@ -81,7 +82,7 @@ def test_few_unreadable_maps_are_left_out_and_named(release, tmp_path):
     assert f"(reho: table row {first_row})" in lines[-2]
     assert f"not finite (NaN or infinite) (lfcd: table row {other})" in lines[-2]
     assert [row[:2] for row in quarantine(tmp_path / "P")[1:]] == [(str(first_row), "reho"), (str(other), "lfcd")]
-    assert datalist.extra["exclusions"][-1] == {"reason": "a map can't be read", "count": 2}
+    assert datalist.exclusions[-1] == Exclusion(reason="a map can't be read", count=2)
     whole = prepare(release, tmp_path / "W", maps=Maps(("lfcd",)), size=8)
     assert len(whole.splits["training"]) == 19
     images, both = np.load(tmp_path / "W" / "images.npy"), np.load(tmp_path / "P" / "images.npy")

@@ -69,7 +69,7 @@ def test_images_of_odd_kinds(tmp_path):
         assert reason in reasons[f"acevedo/basophil/{name}"]
     datalist = read_datalist(tmp_path / "P")
     assert len(np.load(tmp_path / "P" / "images.npy")) == sum(map(len, datalist.splits.values()))
-    assert {entry["reason"] for entry in datalist.extra["exclusions"]} > set(reasons.values())
+    assert {entry.reason for entry in datalist.exclusions} > set(reasons.values())
     grey = read_cell(odd / "BA_2.png", 12).pixels
     assert (grey == np.asarray(Image.open(odd / "BA_2.png"))[..., None]).all(), "grey is repeated"
     for name in ("BA_1.png", "BA_4.png"):
@@ -232,7 +232,7 @@ def test_a_label_map_of_ones_own_leaves_out_what_is_null(tmp_path):
         "monocyte": 0,
         "myeloblast": 1,
     }
-    left_out = {entry["reason"]: entry["count"] for entry in datalist.extra["exclusions"]}
+    left_out = {entry.reason: entry.count for entry in datalist.exclusions}
     assert left_out["neutrophil segment of bodzas, which has no class"] == 3
     with refused(SettingsError, "unknown_setting", settings=["bodsas"]):
         pooled(tmp_path / "Q", bodsas=folders["bodzas"])

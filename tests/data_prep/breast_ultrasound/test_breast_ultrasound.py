@@ -108,7 +108,7 @@ def test_benign_and_malignant_are_classes_without_masks(release: Path, tmp_path:
     assert labels == expected
     assert np.load(tmp_path / "pool" / "images.npy").shape == (23, 16, 16)
     assert not (tmp_path / "pool" / "masks.npy").exists()
-    assert [entry["count"] for entry in datalist.extra["exclusions"]] == [1]
+    assert [entry.count for entry in datalist.exclusions] == [1]
 
 
 def mask_of(release: Path, row: int) -> Path:

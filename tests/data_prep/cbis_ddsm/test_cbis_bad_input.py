@@ -15,6 +15,7 @@ from refusals import refused
 
 from medfl.cli.main import main
 from medfl.errors import DataError, SettingsError
+from medfl.records.datalist import Exclusion
 from medfl_datasets.cbis_ddsm.choice import choose
 from medfl_datasets.cbis_ddsm.phantom import film_pixels, mask_pixels, nbia, write_release
 from medfl_datasets.cbis_ddsm.release import read_release
@@ -66,7 +67,7 @@ def test_rows_without_files_are_counted_and_named(release, tmp_path):
         ("P_00002 RIGHT CC", "mass_train 4, mass_train 5", NO_FILE),
     ]
     assert len(np.load(tmp_path / "P" / "images.npy")) == 10
-    assert {"reason": NO_FILE, "count": 2} in datalist.extra["exclusions"]
+    assert Exclusion(reason=NO_FILE, count=2) in datalist.exclusions
     assert "warning: 2 images were left out: see quarantine.csv" in lines
     assert image.patient == "P_00002"
 
@@ -153,7 +154,7 @@ def test_what_films_are_for_is_told_and_a_mixture_warned_of(release, tmp_path):
     datalist, lines = prepared(release, tmp_path / "Q")
     counted = "1 FOR PROCESSING, 11 not said"
     assert f"note: presentation intent (DICOM): {counted}" in lines
-    assert datalist.extra["warnings"][0].startswith(f"the files are of several presentation intents ({counted}): ")
+    assert datalist.warnings[0].startswith(f"the files are of several presentation intents ({counted}): ")
     kinds = {record["image"]: record["presentation_intent"] for part in datalist.splits.values() for record in part}
     assert kinds == {row: "FOR PROCESSING" if row == 1 else "not said" for row in range(12)}
 

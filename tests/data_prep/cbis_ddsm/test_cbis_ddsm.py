@@ -16,6 +16,7 @@ from pydicom.uid import ExplicitVRLittleEndian, ImplicitVRLittleEndian
 from medfl.cli.main import main
 from medfl.data.datalists import SPLITS, read_datalist
 from medfl.data.readers.mammograms import breast_box, to_row
+from medfl.records.datalist import Exclusion
 from medfl_datasets.cbis_ddsm.choice import LEAKING, choose
 from medfl_datasets.cbis_ddsm.phantom import (
     FILM,
@@ -89,7 +90,7 @@ def test_whole_images(made, tmp_path):
         }
     assert Counter(record["split"] for record in by_row.values()) == {"training": 8, "test": 4}
     assert datalist.labels == {"0": "benign", "1": "malignant"}
-    assert datalist.extra["exclusions"] == [{"reason": LEAKING, "count": 1}]
+    assert datalist.exclusions == (Exclusion(reason=LEAKING, count=1),)
     assert "P_00004" not in {record["subject_id"] for record in datalist.splits["training"]}
     assert sorted(path.name for path in (tmp_path / "P").iterdir()) == ["datalist.json", "images.npy"]
 
@@ -158,7 +159,7 @@ def test_three_classes_and_one_kind_of_lesion(made, tmp_path):
     _, masses = prepared(made[0], tmp_path / "M", abnormality="mass")
     assert {record["abnormality"] for record in records(masses).values()} == {"mass"}
     assert "P_00004" in {record["subject_id"] for record in masses.splits["training"]}, "masses alone do not leak"
-    assert masses.extra["exclusions"] == []
+    assert masses.exclusions == ()
 
 
 def test_right_breasts_are_mirrored_on_request(made, tmp_path):

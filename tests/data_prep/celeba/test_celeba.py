@@ -17,6 +17,7 @@ from medfl.errors import DataError, SettingsError
 from medfl.partition.assign import distribute
 from medfl.partition.by_site import by_site
 from medfl.partition.plan import PartitionPlan
+from medfl.records.datalist import Exclusion
 from medfl_datasets.celeba.phantom import (
     NAMES,
     PERSONS,
@@ -111,7 +112,7 @@ def test_persons_are_sites_and_those_with_few_images_may_be_left_out(made, tmp_p
     lines: list[str] = []
     datalist = prepare(made, tmp_path / "P", split="none", min_images=3, say=lines.append)
     assert "note: 2 images of 2 persons with fewer than 3 are left out" in lines
-    assert datalist.extra["exclusions"] == [{"reason": "there are too few images of the person", "count": 2}]
+    assert datalist.exclusions == (Exclusion(reason="there are too few images of the person", count=2),)
     assert len(datalist.splits["training"]) == len(np.load(tmp_path / "P" / "images.npy")) == 6
     plan = PartitionPlan("by_site", column="identity", test="none", global_test="none")
     sites, _ = distribute(datalist, [b"%d" % row for row in range(6)], plan, by_site)

@@ -27,6 +27,7 @@ from medfl.partition.iid import iid
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins
+from medfl.records.partition import Partition
 from medfl.studies.preps import Prep, release_of
 from medfl_datasets.decathlon.phantom import SCANNERS, TABLE, write_release
 from medfl_datasets.decathlon.spec import Decathlon
@@ -160,8 +161,8 @@ def test_sites_have_their_masks_and_distances_in_millimetres(made: Path, tmp_pat
         kind.score("hd95", kind.judged(outputs, targets, ["hd95"]), targets) for kind in (objective, Segmentation(3))
     )
     assert millimetres == pytest.approx(2 * voxels)
-    noted = json.loads((tmp_path / "data" / "partition.json").read_text())["files_sha256"]
-    assert any(name.endswith("masks.npy") for name in noted)
+    digests = Partition.read(tmp_path / "data" / Partition.NAME).sha256_by_file
+    assert any(name.endswith("masks.npy") for name in digests)
     with refused(DataError, "wrong_mask_layout", key="spacing", expected=None, found=[2.0, 2.0, 2.0]):
         load_site(tmp_path / "data" / "B", Segmentation(3), (0.0,), (1.0,))
     with refused(DataError, "wrong_mask_layout", key="channels", expected=2, found=3):

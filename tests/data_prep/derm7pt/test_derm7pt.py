@@ -133,7 +133,7 @@ def test_the_clinical_view_leaves_out_the_nine_cases_without_a_clinical_image(re
     for place, row in enumerate(range(9, 22)):
         assert np.abs(images[place].astype(int) - (40, row * 10, 100)).max() <= 3
         assert row in read_indexes(release, records(datalist)[place]["split"])
-    assert [entry["count"] for entry in datalist.extra["exclusions"]] == [9]
+    assert [entry.count for entry in datalist.exclusions] == [9]
     assert any(line.startswith("note: 9 cases") and line.endswith("leaves them out") for line in lines)
 
 
@@ -196,7 +196,7 @@ def test_unreadable_images(release, tmp_path):
     datalist = prepare(release, tmp_path / "P", size=4, view="clinic", require_complete=False)
     quarantine = list(csv.reader((tmp_path / "P" / "quarantine.csv").open()))
     assert [row[0] for row in quarantine] == ["table_row", "14"], "the row of meta.csv, though nine rows were left out"
-    assert [entry["count"] for entry in datalist.extra["exclusions"]] == [9, 1]
+    assert [entry.count for entry in datalist.exclusions] == [9, 1]
     assert len(np.load(tmp_path / "P" / "images.npy")) == 12
 
 

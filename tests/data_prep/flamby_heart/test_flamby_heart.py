@@ -20,6 +20,7 @@ from medfl.objectives import Binary
 from medfl.partition.by_site import by_site
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
+from medfl.records.datalist import Exclusion
 from medfl_datasets.flamby_heart.files import HOSPITALS, features, read_hospital
 from medfl_datasets.flamby_heart.phantom import write_release
 from medfl_datasets.flamby_heart.spec import OFFICIAL, FlambyHeart
@@ -95,7 +96,7 @@ def test_the_real_files_give_flambys_rows(real, tmp_path, scale):
     assert (
         counts == OFFICIAL == {"cleveland": (199, 104), "hungarian": (172, 89), "switzerland": (30, 16), "va": (85, 45)}
     )
-    assert datalist.extra["exclusions"] == [{"reason": "a number of the row is missing", "count": 180}]
+    assert datalist.exclusions == (Exclusion(reason="a number of the row is missing", count=180),)
 
 
 def test_features_are_the_same_at_all_hospitals(tmp_path):

@@ -83,7 +83,7 @@ def test_an_image_below_the_size_is_left_out_and_a_missing_one_as_well(tmp_path)
     Image.new("RGB", (11, 20)).save(release / IMAGES / f"{names[5]}.jpg")
     datalist = prepare(release, tmp_path / "out")
     assert len(records(datalist)) == len(names) - 2
-    reasons = {entry["reason"]: entry["count"] for entry in datalist.extra["exclusions"]}
+    reasons = {entry.reason: entry.count for entry in datalist.exclusions}
     assert reasons["there is no image file"] == 1
     assert any("smaller than the size" in reason for reason in reasons)
 

@@ -19,6 +19,7 @@ from medfl.objectives import Survival
 from medfl.partition.by_site import by_site
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
+from medfl.records.datalist import Exclusion
 from medfl_datasets.flamby_tcga_brca.files import REGIONS, find_files, read_patients
 from medfl_datasets.flamby_tcga_brca.phantom import ROWS, UNUSED, write_release
 from medfl_datasets.flamby_tcga_brca.spec import OFFICIAL, FlambyTcgaBrca
@@ -131,7 +132,7 @@ def test_the_pooled_data_set(tmp_path):
     times = np.array([record["target"][0] for record in records])
     assert times.min() == 0.5
     assert np.array_equal(np.argsort(times, kind="stable"), np.argsort(patients.times, kind="stable"))
-    assert datalist.extra["exclusions"] == [{"reason": "the patient is in no fold", "count": UNUSED}]
+    assert datalist.exclusions == (Exclusion(reason="the patient is in no fold", count=UNUSED),)
     assert "SECRET" not in "".join(lines) + (tmp_path / "out" / "datalist.json").read_text()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import shutil
 from collections import Counter
 
@@ -20,6 +19,7 @@ from medfl.ingest.prepare import prepare as prepare_dataset
 from medfl.partition.assign import distribute
 from medfl.partition.dirichlet_class import dirichlet_class
 from medfl.partition.plan import PartitionPlan
+from medfl.records.partition import Partition
 from medfl_datasets.ham10000.files import crop_box
 from medfl_datasets.ham10000.phantom import (
     COLLECTIONS,
@@ -118,7 +118,7 @@ def test_the_whole_way(release, rows, tmp_path):
     assert lines[1].startswith("Please cite: Tschandl")
     assert (datalist.name, datalist.modality, datalist.num_classes) == ("ham10000", "dermoscopy", 7)
     assert list(datalist.labels.values()) == CLASSES
-    assert (datalist.extra["groups"], datalist.extra["warnings"], exclusions(datalist)) == ("lesion", [], {})
+    assert (datalist.extra["groups"], datalist.warnings, exclusions(datalist)) == ("lesion", (), {})
     images = np.load(tmp_path / "P" / "images.npy")
     assert (images.dtype, images.shape) == (np.uint8, (21, 4, 4, 3))
     assert {split: len(part) for split, part in datalist.splits.items()} == {"training": 21, "validation": 0, "test": 0}
@@ -191,14 +191,14 @@ def test_images_may_count_as_lesions_of_their_own(release, tmp_path):
     lines: list[str] = []
     datalist = prepare(release, tmp_path / "P", preset="paper", say=lines.append)
     assert len({record["subject_id"] for record in datalist.splits["training"]}) == 21
-    (sentence,) = datalist.extra["warnings"]
+    (sentence,) = datalist.warnings
     assert "14 of 21 images are of lesions with several images, and these may be in training and in" in sentence
     assert f"warning: {sentence}" in lines
     _, notes = distribute(
         datalist, [b"%d" % row for row in range(21)], PartitionPlan("dirichlet_class", 2), dirichlet_class
     )
     assert notes.warnings[0] == sentence, "a partition says so, too"
-    assert prepare(release, tmp_path / "Q", preset="paper", groups="lesion").extra["warnings"] == []
+    assert prepare(release, tmp_path / "Q", preset="paper", groups="lesion").warnings == ()
 
 
 def test_without_lesions_the_user_has_to_say_what_is_wanted(release, rows, tmp_path):
@@ -208,7 +208,7 @@ def test_without_lesions_the_user_has_to_say_what_is_wanted(release, rows, tmp_p
         prepare(release, tmp_path / "P")
     assert "--groups image" in str(error.value)
     datalist = prepare(release, tmp_path / "P", groups="image")
-    assert "the table does not say which images are of one lesion" in datalist.extra["warnings"][0]
+    assert "the table does not say which images are of one lesion" in datalist.warnings[0]
 
 
 # ---- lesions cut out
@@ -289,7 +289,7 @@ def test_the_command_and_the_collections_as_sites(release, rows, tmp_path, capsy
     sites = ("--scheme", "by_site", "--column", "dataset", "--test", "none", "--global-test", "none")
     printed = medfl("partition", tmp_path / "P", "--out", tmp_path / "D", *sites)
     assert "note: each image counts as a lesion of its own" in printed.err
-    facts = json.loads((tmp_path / "D" / "partition.json").read_text())
-    assert facts["warnings"][0].startswith("each image counts as a lesion of its own")
+    warnings = Partition.read(tmp_path / "D" / Partition.NAME).warnings
+    assert warnings[0].startswith("each image counts as a lesion of its own")
     for name, count in Counter(row["dataset"] for row in rows).items():
         assert len(read_datalist(tmp_path / "D" / name).splits["training"]) == count

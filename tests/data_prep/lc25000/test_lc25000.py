@@ -90,13 +90,13 @@ def test_no_partition_tears_copies_apart(made, tmp_path):
 def test_without_groups_each_image_is_its_own_and_the_data_say_so(made, tmp_path):
     datalist = prepare(made, tmp_path / "P", organ="colon", groups="none")
     assert len(groups_of(datalist)) == 12
-    assert "copies were not looked for (groups: none)" in datalist.extra["warnings"][1]
+    assert "copies were not looked for (groups: none)" in datalist.warnings[1]
 
 
 def test_what_looks_wrong_about_groups_is_told(release, tmp_path, monkeypatch):
     monkeypatch.setattr("medfl_datasets.lc25000.spec.LARGE", 2)
     Image.new("RGB", (128, 128), "white").save(release / "colon_image_sets" / "colon_n" / "colonn7.jpeg")
-    warnings = prepare(release, tmp_path / "P", organ="colon").extra["warnings"]
+    warnings = prepare(release, tmp_path / "P", organ="colon").warnings
     assert warnings[2].startswith("1 images are blank in the middle: their copies were not found")
     assert warnings[3].startswith("4 groups have more than 2 images: different tiles that look alike may be in one")
 
@@ -109,7 +109,7 @@ def test_what_can_not_be_used_is_left_out(release, tmp_path):
     datalist = prepare(release, tmp_path / "P", organ="lung", groups="none")
     listed = list(csv.reader((tmp_path / "P" / "quarantine.csv").open()))
     assert [row[0] for row in listed] == ["image", "lung_n/lungaca3.jpeg", "lung_n/lungn2.jpeg", "lung_n/lungn5.jpeg"]
-    assert sum(entry["count"] for entry in datalist.extra["exclusions"]) == 3
+    assert sum(entry.count for entry in datalist.exclusions) == 3
     assert datalist.counts()["training"] == {"0": 6, "1": 3, "2": 6}
 
 

@@ -40,7 +40,7 @@ def records(datalist):
 
 
 def exclusions(datalist):
-    return {entry["reason"]: entry["count"] for entry in datalist.extra["exclusions"]}
+    return {entry.reason: entry.count for entry in datalist.exclusions}
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from prepare_specs import prepare_spec
 from refusals import refused
 
 from medfl.errors import DataError, SettingsError
+from medfl.records.datalist import Exclusion
 from medfl_datasets.mias.phantom import SOME, SOME_ROWS, write_film, write_release
 from medfl_datasets.mias.spec import Mias
 
@@ -41,7 +42,7 @@ def test_what_is_missing_damaged_or_without_a_row_is_left_out_and_listed(release
     assert all(int(line) in lines for line, _ in quarantine[1:])
     assert quarantine[1][1] == "the film is not there"
     assert quarantine[2][1].startswith("the image file is damaged or cut short")
-    assert {"reason": "Info.txt has no row for the film", "count": 1} in datalist.extra["exclusions"]
+    assert Exclusion(reason="Info.txt has no row for the film", count=1) in datalist.exclusions
     assert "warning: 1 films were left out: Info.txt has no row for the film" in messages
     assert "warning: 2 images were left out: see quarantine.csv" in messages
     with refused(DataError, "unreadable_image", count=1, total=14) as error:

@@ -1,0 +1,153 @@
+"""``partition.json`` of ``medfl partition``: how the sites of a data set were made, and digests of their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Literal, Self
+
+from pydantic import JsonValue, NonNegativeInt, PositiveInt, model_validator
+
+from medfl.errors import DataError, MedflError
+from medfl.records.datalist import Exclusion
+from medfl.records.record import FileRecord, Record
+from medfl.types import LeakKind
+
+TestPolicy = Literal["fraction", "class_balanced", "k_fold", "official", "none"]
+"""A site's own test set: a share of its units, the same with classes alike, a fold, its part of the pooled test split,
+or none."""
+
+
+GlobalTest = Literal["official", "per_class", "remainder", "none"]
+"""The server's test set: the pooled test split, images of each class from the training split, the images that the
+scheme leaves over, or none."""
+
+
+Duplicates = Literal["refuse", "drop"]
+"""Treatment of training images that are also in the server's test set, and of public images that are also private."""
+
+
+class LocatedExclusion(Exclusion):
+    """Images that were left out of a data set for one reason and at one place.
+
+    Attributes:
+        where: Name of the site, ``public``, or ``pooled data set`` if they were left out before the partition.
+    """
+
+    where: str
+
+
+class Fold(Record):
+    """The fold of a cross-validation that is the test set of every site.
+
+    Attributes:
+        fold: Number of the fold, from 0.
+        folds: Number of folds.
+    """
+
+    fold: NonNegativeInt
+    folds: PositiveInt
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.fold >= self.folds:
+            raise ValueError("expected 'fold' to be less than 'folds'")
+        return self
+
+
+class PartitionSettings(Record):
+    """Settings of a partition, as in `medfl.partition.plan.PartitionPlan`; None for those without an effect.
+
+    Attributes:
+        scheme: Name of the scheme.
+        options: Options of the scheme.
+        column: Column of the data list by which the scheme divides the images.
+        sites: Number of sites.
+        seed: Seed of all random draws.
+        test: Choice of a site's own test set.
+        test_fraction: Share of a site's units in its test set.
+        folds: Number of folds.
+        fold: Number of the fold that is the test set, from 0.
+        val_fraction: Share of a site's units in its validation set.
+        stratify: Columns by which test and validation sets are stratified, besides labels.
+        global_test: Choice of the server's test set.
+        per_class: Images of each class in the server's test set.
+        public: ``validation`` if the pooled validation split is public data.
+        public_test_fraction: Share of the public units in the public test set.
+        duplicates: Treatment of images that are in two places that must not share any.
+        allow_leaks: Kinds of leaks that were allowed.
+    """
+
+    scheme: str
+    options: dict[str, JsonValue] = {}
+    column: str | None = None
+    sites: PositiveInt
+    seed: NonNegativeInt
+    test: TestPolicy
+    test_fraction: float | None = None
+    folds: PositiveInt | None = None
+    fold: NonNegativeInt | None = None
+    val_fraction: float
+    stratify: tuple[str, ...] = ()
+    global_test: GlobalTest
+    per_class: PositiveInt | None = None
+    public: Literal["validation"] | None = None
+    public_test_fraction: float | None = None
+    duplicates: Duplicates | None = None
+    allow_leaks: tuple[LeakKind, ...] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.test == "k_fold") != (self.fold is not None) or (self.fold is None) != (self.folds is None):
+            raise ValueError("expected 'fold' and 'folds' if 'test' is k_fold, and neither of them otherwise")
+        self.test_fold()
+        return self
+
+    def test_fold(self) -> Fold | None:
+        """Return the fold that is the test set of every site, or None if the test sets are no folds."""
+        return None if self.fold is None or self.folds is None else Fold(fold=self.fold, folds=self.folds)
+
+
+class Partition(FileRecord):
+    """The content of ``partition.json``, which is beside the folders of the sites.
+
+    Attributes:
+        dataset: Name of the pooled data set.
+        public_dataset: Name of the pooled data set of the public images, if it is another one.
+        settings: Settings that had an effect.
+        unassigned: Maps each class to its training images that are at no site and not in the server's test set.
+        allowed_leaks: Sentences on leaks that were allowed.
+        warnings: Sentences on the partition.
+        exclusions: Images that were left out.
+        not_distributed: Maps each split of the pooled data set that is nowhere in the partition to its images.
+        sha256_by_file: Maps each data list and array, by its path relative to the partition, to its SHA-256.
+    """
+
+    NAME: ClassVar[str] = "partition.json"
+    REPAIR: ClassVar[str] = "Partition again."
+    ERROR: ClassVar[type[MedflError]] = DataError
+
+    dataset: str
+    public_dataset: str | None = None
+    settings: PartitionSettings
+    unassigned: dict[str, PositiveInt] = {}
+    allowed_leaks: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    exclusions: tuple[LocatedExclusion, ...] = ()
+    not_distributed: dict[str, PositiveInt] = {}
+    sha256_by_file: dict[str, str] = {}
+
+    @classmethod
+    def find(cls, dataset_dir: str | Path) -> Self | None:
+        """Read the file of a partitioned data set.
+
+        Args:
+            dataset_dir: The folder that holds one folder for each site.
+
+        Returns:
+            None if there is no such file, because somebody wrote the lists of the sites without a partition.
+
+        Raises:
+            DataError: If the file can't be read, is damaged, or has another version.
+        """
+        path = Path(dataset_dir) / cls.NAME
+        return cls.read(path) if path.is_file() else None

@@ -1,0 +1,53 @@
+"""``site_card.json`` in the folder of a site: counts, class balance, and the origin of its data, for people."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import NonNegativeInt, PositiveInt
+
+from medfl.errors import DataError, MedflError
+from medfl.records.partition import LocatedExclusion, PartitionSettings
+from medfl.records.record import FileRecord
+
+
+class SiteCard(FileRecord):
+    """The data card of a site, of the server's test set or of public data.
+
+    Attributes:
+        site: Name of the folder.
+        dataset: Name of the pooled data set.
+        public_dataset: Name of the pooled data set of the public images, if it is another one.
+        licence: Terms of use.
+        labels: Maps the number of each class to its name.
+        counts: Maps each split to the number of images of each class.
+        class_balance: Maps each class to its share of the images of all splits, rounded to four digits.
+        presentation_intents: Maps each presentation intent of DICOM files to the number of images.
+        array_sha256: SHA-256 of the image array.
+        exclusions: Images that were left out of the pooled data set or at this site.
+        settings: Settings of the partition that had an effect.
+        unassigned: As in `medfl.records.partition.Partition`.
+        allowed_leaks: Sentences on leaks that were allowed.
+        warnings: Sentences on the partition.
+        versions: Maps each package, and Python, to the version that made the partition.
+    """
+
+    NAME: ClassVar[str] = "site_card.json"
+    REPAIR: ClassVar[str] = "Partition again."
+    ERROR: ClassVar[type[MedflError]] = DataError
+
+    site: str
+    dataset: str
+    public_dataset: str | None = None
+    licence: str
+    labels: dict[str, str]
+    counts: dict[str, dict[str, NonNegativeInt]]
+    class_balance: dict[str, float]
+    presentation_intents: dict[str, PositiveInt] = {}
+    array_sha256: str
+    exclusions: tuple[LocatedExclusion, ...] = ()
+    settings: PartitionSettings
+    unassigned: dict[str, PositiveInt] = {}
+    allowed_leaks: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    versions: dict[str, str]
