@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from medfl.errors import MedflError, StoreError
+from medfl.records.progress import ProgressLine
 from medfl.runs.progress import PROGRESS
-from medfl.settings import Privacy
 from medfl.utils.locks import LOCK, being_written
 from medfl.utils.text import visible
 from medfl.watch.state import RunState
@@ -56,8 +56,8 @@ class WatchedRun:
             whole = text[: text.rfind(b"\n") + 1]
             self._read, self._changed = self._read + len(whole), facts.st_mtime
             for line in whole.splitlines():
-                with contextlib.suppress(ValueError, RecursionError):  # a kill cut it, or nobody of ours wrote it
-                    self.state.apply(json.loads(line))
+                if (entry := ProgressLine.from_bytes(line)) is not None:  # a kill may have cut the line
+                    self.state.apply(entry.time, entry.event)
             return bool(whole)
         return False
 
@@ -105,7 +105,8 @@ class WatchedRun:
         from medfl.privacy.gaussian import noise_multiplier
         from medfl.privacy.ledger_file import load_entries, part_of
 
-        privacy = Privacy.model_validate(self.state.privacy)
+        privacy = self.state.privacy
+        assert privacy is not None  # checked by the caller
         if path.is_file():
             parts = tuple(part_of(entry) for entry in load_entries(path, name).values())
         elif privacy.unit == "site" and not self._sums:

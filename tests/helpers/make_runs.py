@@ -17,8 +17,9 @@ from medfl.core.evaluation import Row, csv_lines
 from medfl.core.journal import Commit, Journal
 from medfl.core.status import FINISHED, RUNNING
 from medfl.metrics import METRICS, worst
+from medfl.records.progress import RunEnd, RunStart
 from medfl.runs.findings import write_findings
-from medfl.runs.progress import ProgressFile, begin_facts, commit_facts
+from medfl.runs.progress import ProgressFile, committed_step
 from medfl.runs.records import PREDICTIONS
 from medfl.utils.locks import LOCK
 
@@ -285,16 +286,22 @@ class MadeUpRun:
         """What happened, six seconds a round; the scores of a round come with the step after it."""
         clock = iter(6.0 * number for number in range(self.over + 3))
         progress = ProgressFile(folder, clock=lambda: next(clock))
+        identity = self.run()["identity"]
         progress.note(
-            "start",
-            begin_facts(self.run()["identity"] | {"settings": {"seed": self.seed, "privacy": None}}, self.rounds),
+            RunStart(
+                method=identity["method"],
+                seed=self.seed,
+                rounds=self.rounds,
+                sites=tuple(identity["sites"]),
+                metric=identity["task"]["metrics"][0],
+            )
         )
         for step in range(1, self.over + 2):
             rows = [row for row in self.rows() if row.round == step - (row.moment == "aggregated")]
             facts = Commit(step, round=min(step, self.over), rounds_done=min(step, self.over), rows=rows)
-            progress.note("commit", commit_facts(facts, self.metrics[0]))
+            progress.note(committed_step(facts, self.metrics[0]))
         if self.status != RUNNING:
-            progress.note("end", {"status": self.status, "reason": self.reason, "rounds": self.over, "away": []})
+            progress.note(RunEnd(status=self.status, reason=self.reason, rounds=self.over))
         progress.close()
 
     def _journal(self, folder: Path) -> None:

@@ -26,9 +26,10 @@ from medfl.deploy.sites.policy import check_counts, check_networks, leaving_rows
 from medfl.errors import RefusedError
 from medfl.privacy.ledger import fingerprint
 from medfl.privacy.statements import leaving
+from medfl.records.progress import SiteExit
 from medfl.runs.home import Home
 from medfl.runs.lifecycle import JOB_PATIENCE, RunWriter
-from medfl.runs.progress import begin_facts, noted
+from medfl.runs.progress import noted
 from medfl.runs.site_bundles import export_site, write_predictions
 from medfl.types import GLOBAL, MODEL, Dataset, Meta, Tensors
 from medfl.utils import wire
@@ -156,10 +157,9 @@ class SiteRun:
             writer.claim(record)
             self.host = self._host(writer)
             self.host.check_account()
-            begin = begin_facts(writer.identity, self.settings.rounds) | {"sites": [self.name]}
-            with noted(self.folder, begin) as self.note:
+            with noted(self.folder, writer.start_event([self.name], {})) as self.note:
                 yield
-                self.note("left", {})
+                self.note(SiteExit())
 
     def _host(self, writer: RunWriter) -> SiteRunner:
         scored = tellable(self._file, {split: len(getattr(self._splits, split)) for split in SCORED})
