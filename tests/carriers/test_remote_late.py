@@ -23,7 +23,7 @@ from remote_cases import (
 )
 
 from medfl.core.journal import Journal
-from medfl.deploy.offer import Offer
+from medfl.records.offer import Offer
 from medfl.report.page import write_report
 from medfl.report.sections.clusters import clusters_of
 from medfl.runs.lifecycle import RunViewer

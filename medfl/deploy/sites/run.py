@@ -150,7 +150,7 @@ class SiteRun:
         opened = self._opened
         offer, method_args = opened.offer, opened.built.method_args
         parts = (self.settings, self.task, offer.sites, self._data.digest, opened.execution, opened.joined)
-        record = {"offer": offer.to_meta(), "data": {"allowed_changes": self._changes}, "joined": opened.joined}
+        record = {"offer": offer.to_json(), "data": {"allowed_changes": self._changes}, "joined": opened.joined}
         writer = RunWriter(self.folder, offer.method, method_args, *parts)
         with writer.held(JOB_PATIENCE):
             check_same_data(self.folder, self.name, self._data.digest)

@@ -24,13 +24,13 @@ from medfl.carriers.remote_messages import rows_from_json
 from medfl.contract import PeerMessage
 from medfl.deploy.describing.request import KIND, Request
 from medfl.deploy.describing.site import answer_request
-from medfl.deploy.offer import Offer
 from medfl.deploy.offered_bundle import OfferedRun, open_offer
 from medfl.deploy.sites.audit import Audit
 from medfl.deploy.sites.file import SiteFile
 from medfl.deploy.sites.policy import told_profile
 from medfl.deploy.sites.run import SiteRun
 from medfl.errors import MedflError, RefusedError
+from medfl.records.offer import Offer
 from medfl.records.progress import CommittedStep, Heartbeat, JobEnd, JobStart
 from medfl.runs.machines import LIVE
 from medfl.runs.progress import step_metrics
@@ -219,7 +219,7 @@ class SiteService:
         if self._signer is not None:
             from medfl.carriers.sealed import Seal  # it needs what comes with NVFlare
 
-            self._seal = Seal(self._signer, offer.to_meta())
+            self._seal = Seal(self._signer, offer.to_json())
         capability = self._opened.capability
         profile = told_profile(self._file) if capability is not None and capability.profiles == LIVE else None
         network = self._file.bundle(offer.bundle).network
