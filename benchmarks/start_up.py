@@ -24,6 +24,7 @@ from pathlib import Path
 from peers import CONTESTANTS, Contestant, Process
 
 from medfl.bundle.files import shipped
+from medfl.records.progress import JobStart, ProgressLine
 from medfl.runs.progress import PROGRESS
 from medfl.testing.phantoms import make_cohort
 
@@ -41,8 +42,8 @@ def to_first_job(data: Path, out: Path, environment: dict[str, str]) -> float:
     """Seconds from the call of `medfl run` until the first site is told to train."""
     words = ["run", str(shipped()["medmnist_classification"]), "--dataset-dir", str(data), "--output_dir", str(out)]
     start, _ = seconds([*words, "--rounds", "1", "--steps", "1", "--batch_size", "2", "--workers", "2"], environment)
-    events = map(json.loads, (out / PROGRESS).read_text().splitlines())
-    return next(event["t"] for event in events if event["event"] == "work") - start
+    lines = [ProgressLine.from_bytes(line) for line in (out / PROGRESS).read_bytes().splitlines()]
+    return next(line.time for line in lines if line is not None and isinstance(line.event, JobStart)) - start
 
 
 def to_end_of_round(contestant: Contestant, peers_python: Path) -> float:

@@ -27,6 +27,7 @@ from medfl.data.arrays import ArrayDataset
 from medfl.networks.cnn import CNN4
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
+from medfl.records.progress import Event, ProgressLine
 from medfl.runs.progress import PROGRESS, ProgressFile
 from medfl.runs.simulation import Run, simulate
 from medfl.settings import Execution, Settings
@@ -44,8 +45,8 @@ def cpu_of(action: Callable[[], object], times: int) -> float:
     return (time.process_time() - start) / times
 
 
-def prices(line: str) -> dict[str, float]:
-    """CPU seconds of a counted batch, of a job's pulse, and of a noted event of the size of `line`."""
+def prices(event: Event) -> dict[str, float]:
+    """Return the CPU seconds of a counted batch, of a job's pulse and of a line for the event."""
     batches = range(1_000_000)
 
     def walk() -> None:
@@ -61,9 +62,9 @@ def prices(line: str) -> dict[str, float]:
         measured = cpu_of(walk, 1)
     with tempfile.TemporaryDirectory() as folder:
         file = ProgressFile(Path(folder))
-        event = cpu_of(lambda: file.note("commit", {"facts": line}), 2000)
+        seconds = cpu_of(lambda: file.note(event), 2000)
         file.close()
-    return {"batch": (measured - bare) / len(batches), "job": cpu_of(pulse, 2000), "event": event}
+    return {"batch": (measured - bare) / len(batches), "job": cpu_of(pulse, 2000), "event": seconds}
 
 
 @contextmanager
@@ -103,9 +104,11 @@ def share(task: Task, sites: dict[str, Splits], settings: Settings) -> dict[str,
         start = time.process_time()
         simulate(run)
         seconds = time.process_time() - start
-        lines = (Path(folder) / "run" / PROGRESS).read_text().splitlines()
+        lines = (Path(folder) / "run" / PROGRESS).read_bytes().splitlines()
     counts["event"] = len(lines)
-    cost = prices(max(lines, key=len))
+    longest = ProgressLine.from_bytes(max(lines, key=len))
+    assert longest is not None
+    cost = prices(longest.event)
     spent = sum(counts[name] * cost[name] for name in counts)
     return counts | {"CPU seconds": seconds, "share": spent / seconds}
 

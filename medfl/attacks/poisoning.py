@@ -22,8 +22,9 @@ from medfl.attacks.open_run import OpenedRun
 from medfl.data.pooled import joined, labels_of, patients_of
 from medfl.errors import DataError, SettingsError
 from medfl.poisons.poison import DataPoison
+from medfl.records.attacks import Interval, PoisonFile, PoisonResult
 from medfl.report.statistics import wilson_over_patients
-from medfl.runs.attack_results import write_results
+from medfl.runs.attack_results import results_path
 from medfl.runs.poison import Attackers, PoisonedData, read_attackers
 from medfl.training.predict import logits
 from medfl.types import GLOBAL, Dataset, Meta
@@ -87,7 +88,7 @@ class Judged:
     test: Dataset
 
 
-def run_poison(run: OpenedRun, options: PoisonOptions | None = None, out: Path | None = None) -> list[Meta]:
+def run_poison(run: OpenedRun, options: PoisonOptions | None = None, out: Path | None = None) -> list[PoisonResult]:
     """Judge a run and write ``attacks/poison.json`` in its folder.
 
     Args:
@@ -96,7 +97,7 @@ def run_poison(run: OpenedRun, options: PoisonOptions | None = None, out: Path |
         out: Folder to write to; None means ``attacks`` in the run folder.
 
     Returns:
-        A row for each attack that is looked for, as in the JSON; without any a row of how good the models are.
+        A result for each attack that is looked for; without any a result of how good the models are.
 
     Raises:
         SettingsError: If an attack to look for is not valid, or not possible on the run's task.
@@ -108,12 +109,13 @@ def run_poison(run: OpenedRun, options: PoisonOptions | None = None, out: Path |
     own = read_attackers(run.settings.poison, run.registry)
     wanted = [own] if own else [read_attackers(setting, run.registry) for setting in options.settings()]
     results = [judge(run, attackers) for attackers in wanted or [None]]
-    write_results(run.folder, NAME, asdict(options) | {"device": run.task.device}, results, out)
+    used = asdict(options) | {"device": run.task.device}
+    PoisonFile(options=used, results=tuple(results)).write(results_path(run.folder, NAME, out))
     return results
 
 
-def judge(run: OpenedRun, attackers: Attackers | None) -> Meta:
-    """How good the run's models are, and how often attackers get what they want; errors as of `run_poison`."""
+def judge(run: OpenedRun, attackers: Attackers | None) -> PoisonResult:
+    """Measure the models' accuracy and the attackers' success; raises the errors of `run_poison`."""
     bad = () if attackers is None else attackers.sites
     if unknown := sorted(set(bad) - set(run.sites)):
         raise SettingsError(
@@ -140,7 +142,7 @@ def judge(run: OpenedRun, attackers: Attackers | None) -> Meta:
         row |= {"worst_site": worst, **_share("worst_accuracy", [at_sites[worst]], site)}
     if attackers is not None and isinstance(attackers.poison, DataPoison):
         row |= _success(run, attackers.poison, parts)
-    return row
+    return PoisonResult(**row)
 
 
 def _parts(run: OpenedRun, bad: Sequence[str]) -> list[Judged]:
@@ -203,20 +205,25 @@ def _share(
     several = [(part, who) for part, who in zip(hits, known, strict=True) if len(part)]
     patients = joined([who for _, who in several], [len(part) for part, _ in several])
     flat = torch.cat([part for part, _ in several])
-    return {name: float(flat.double().mean()), f"{name}_interval": list(wilson_over_patients(flat, patients))}
+    return {name: float(flat.double().mean()), f"{name}_interval": wilson_over_patients(flat, patients)}
 
 
-def plain_line(row: Meta) -> str:
-    """A result in one line."""
-    who = f"{row['attackers']} of {row['sites']} sites attack ({row['attack']})" if row["attackers"] else "no attackers"
-    parts = [f"{who}: accuracy {_with_interval(row, 'accuracy')} over {row['interval_over']}, {row['images']} images"]
-    if "worst_site" in row:
-        parts.append(f"worst honest site {row['worst_site']} {_with_interval(row, 'worst_accuracy')}")
-    if "success" in row:
-        parts.append(f"success {_with_interval(row, 'success')} of {row['wanted_images']} images")
+def plain_line(result: PoisonResult) -> str:
+    """Return a result in one line."""
+    who = f"{result.attackers} of {result.sites} sites attack ({result.attack})" if result.attackers else "no attackers"
+    accuracy = _with_interval(result.accuracy, result.accuracy_interval)
+    parts = [f"{who}: accuracy {accuracy} over {result.interval_over}, {result.images} images"]
+    if result.worst_site is not None:
+        worst = _with_interval(result.worst_accuracy, result.worst_accuracy_interval)
+        parts.append(f"worst honest site {result.worst_site} {worst}")
+    if result.success is not None:
+        success = _with_interval(result.success, result.success_interval)
+        parts.append(f"success {success} of {result.wanted_images} images")
     return "; ".join(parts)
 
 
-def _with_interval(row: Meta, name: str) -> str:
-    low, high = row[f"{name}_interval"]
-    return f"{row[name]:.3f} ({low:.3f} to {high:.3f})"
+def _with_interval(value: float | None, interval: Interval | None) -> str:
+    assert value is not None
+    assert interval is not None
+    low, high = interval
+    return f"{value:.3f} ({low:.3f} to {high:.3f})"

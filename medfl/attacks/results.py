@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from medfl.attacks.image_metrics import Quality, quality
-from medfl.types import Meta
+from medfl.records.attacks import InversionResult
 
 Target = Literal["shared", "update", "model"]
 
@@ -32,12 +32,16 @@ class Reconstruction:
     quality: Quality
     converged: torch.Tensor | None = None
 
-    def row(self, target: Target) -> Meta:
-        """The result as the JSON has it: means over the images, and the image that the attack was best at."""
-        row: Meta = {"target": target, "attack": self.attack, "item": self.item, "images": len(self.images)}
-        if self.converged is not None:
-            row["converged"] = int(self.converged.sum())
-        return row | self.quality.row()
+    def result(self, target: Target) -> InversionResult:
+        """Return the result on a target: means over the images, and the image that the attack was best at."""
+        return InversionResult(
+            target=target,
+            attack=self.attack,
+            item=self.item,
+            images=len(self.images),
+            converged=None if self.converged is None else int(self.converged.sum()),
+            **self.quality.row(),
+        )
 
 
 @dataclass(frozen=True)
@@ -63,9 +67,9 @@ class Attacked:
     sent: str = ""
     notes: tuple[str, ...] = ()
 
-    def rows(self) -> list[Meta]:
-        """The results as the JSON has them."""
-        return [made.row(self.target) for made in self.reconstructions]
+    def results(self) -> list[InversionResult]:
+        """Return the result of each attack."""
+        return [made.result(self.target) for made in self.reconstructions]
 
 
 def reconstruction(

@@ -15,7 +15,7 @@ from itertools import pairwise
 import torch
 
 from medfl.carriers.jobs import EvaluateJob, ExchangeJob, Job, PredictJob, StepJob
-from medfl.carriers.pool import Pool, Result, describe_bug
+from medfl.carriers.pool import Pool, Result, Stage, describe_bug
 from medfl.contract import Order, Replies
 from medfl.core.carrier import Answer, Evaluation, MethodFactory, Note, unnoted
 from medfl.core.evaluation import Predictors, Row, predictions, rows_of, score, score_predictions
@@ -23,13 +23,14 @@ from medfl.core.replies import StoredReplies
 from medfl.core.site import SiteRunner
 from medfl.core.store import Steps
 from medfl.errors import MedflError
+from medfl.records.progress import Heartbeat, JobEnd, JobStart
 from medfl.training.batches import SCORING, TRAINING
 from medfl.training.predict import evaluation_batch
 from medfl.training.together import Together
 from medfl.types import NO_SITES, Judged, Meta, Tensors
 from medfl.utils import wire
 from medfl.utils.files import flush_files
-from medfl.utils.pulse import Pulse
+from medfl.utils.pulse import Beat, Pulse
 
 DOING: dict[type[Job], str] = {
     StepJob: TRAINING,
@@ -53,7 +54,7 @@ class LocalCarrier:
         workers: Processes, >= 1.
         threads: Threads of each process, >= 1.
         absent: Tells whether a site is absent in a step; for tests and simulations of drop-outs.
-        note: Hears what the sites do.
+        note: Receives progress events.
         together: Sites that take the steps of their training at once, >= 1 (`medfl.training.together`).
     """
 
@@ -213,24 +214,28 @@ class LocalCarrier:
         return [self._run_here(job.copy()) for job in jobs]
 
     def _run_here(self, job: Job) -> Result:
-        self._tell("work", job, {})
+        self._tell(job, "start")
         try:
-            with Pulse(lambda beat: self._tell("beat", job, vars(beat))):
+            with Pulse(lambda beat: self._tell(job, beat)):
                 result = self._run(job)
         except MedflError:
             raise
         except Exception as error:
             raise RuntimeError(describe_bug(error, job)) from error
-        self._tell("done", job, {})
+        self._tell(job, "end")
         return result
 
-    def _tell(self, event: str, job: Job, facts: Meta) -> None:
-        """Note how a job stands. Under privacy the share of the batches stays out, which says how many there are."""
-        if event == "work":
-            facts = {"doing": DOING[type(job)]}
-        elif self._hides_counts:
-            facts = {name: value for name, value in facts.items() if name != "share"}
-        self._note(event, {"sites": job.whose, "job": job.name} | facts)
+    def _tell(self, job: Job, stage: Stage) -> None:
+        """Record a stage of a job. Under privacy the share of the batches is left out, as it tells their number."""
+        sites = tuple(job.whose)
+        match stage:
+            case "start":
+                self._note(JobStart(sites=sites, job=job.name, activity=DOING[type(job)]))
+            case "end":
+                self._note(JobEnd(sites=sites, job=job.name))
+            case Beat(doing, share, moved):
+                share = None if self._hides_counts else share
+                self._note(Heartbeat(sites=sites, job=job.name, activity=doing, share=share, has_progressed=moved))
 
     def _run(self, job: Job) -> Result:
         """Do one job, in a worker or here."""

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -29,8 +29,11 @@ Result = tuple[Meta, Tensors]
 Work = Callable[[Job], Result]
 """Does one job."""
 
-Tell = Callable[[str, Job, Meta], None]
-"""Hears how jobs stand, as (event, job, facts): ``work`` at its start, ``beat`` now and then, ``done`` at its end."""
+Stage = Literal["start", "end"] | Beat
+"""Start or end of a job, or a heartbeat in between."""
+
+Tell = Callable[[Job, Stage], None]
+"""Callback that receives the stages of jobs."""
 
 AT_ONCE = 0.01
 """Seconds in which a next job comes if there is one."""
@@ -39,8 +42,8 @@ BEAT = "beat"
 """Key of a heartbeat among a worker's results."""
 
 
-def untold(event: str, job: Job, facts: Meta) -> None:
-    """Nobody wants to know."""
+def untold(job: Job, stage: Stage) -> None:
+    """Discard the stage of a job."""
 
 
 FORKED_LATE = (
@@ -81,7 +84,7 @@ class Pool:
 
         Args:
             jobs: What is to be done.
-            tell: Hears how they stand.
+            tell: Receives the stages of the jobs.
 
         Raises:
             MedflError: The first error of a worker, after the running jobs have ended.
@@ -96,7 +99,7 @@ class Pool:
                 if pipe not in running and waiting and error is None:
                     index = waiting.pop(0)
                     running[pipe] = index
-                    tell("work", jobs[index], {})
+                    tell(jobs[index], "start")
                     with contextlib.suppress(OSError):  # the worker is gone; `_receive` says so
                         self._send(pipe, jobs[index], blobs)
             for ready in wait(list(running)):
@@ -109,10 +112,10 @@ class Pool:
                     continue
                 if BEAT in meta:
                     running[pipe] = index
-                    tell("beat", jobs[index], meta[BEAT])
+                    tell(jobs[index], Beat(**meta[BEAT]))
                 else:
                     results[index] = meta, wire.decode(blob)[0]
-                    tell("done", jobs[index], {})
+                    tell(jobs[index], "end")
         if error is not None:
             raise error
         return results

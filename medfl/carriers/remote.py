@@ -49,6 +49,7 @@ from medfl.core.replies import StoredReplies
 from medfl.core.store import Steps
 from medfl.errors import MedflError, StoreError
 from medfl.records.privacy_account import PrivacyAccount
+from medfl.records.progress import Heartbeat, JobEnd, JobStart, UnavailableSite
 from medfl.records.run_file import JoinedSite
 from medfl.training.batches import TRAINING
 from medfl.types import Meta, Tensors
@@ -86,7 +87,7 @@ class RemoteCarrier:
         missing: Site to the reason why nothing came from it last; a site that answers again is taken out.
         facts: What each site told of its data in `begin`: ``facts``, ``newest``, ``data``.
         joins: Site that came when the run had begun to the round before which it is asked nothing.
-        note: Hears what the sites do; a carrier begins before there is anything that could be watched.
+        note: Receives progress events; the carrier is made before the run has any.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class RemoteCarrier:
         """Leave a site out of the run, as far as the quorum allows."""
         self.facts.pop(site, None)
         self.missing[site] = why
-        self.note("missing", {"site": site, "why": why})
+        self.note(UnavailableSite(site=site, reason=why))
 
     def describe(self) -> dict[str, Meta]:
         """What each site tells about itself; nothing of a site that is missing."""
@@ -270,7 +271,7 @@ class RemoteCarrier:
                     full.extend(lay_down(self._file(site), blob) if keep else ())
                     results[site] = result
                     self.missing.pop(site, None)
-                    self.note("done", {"sites": [site], "job": messages[site].kind})
+                    self.note(JobEnd(sites=(site,), job=messages[site].kind))
 
         blobs: dict[int, bytes] = {}
         for message in messages.values():  # most sites get the same message
@@ -278,8 +279,8 @@ class RemoteCarrier:
                 blobs[id(message)] = pack(message)
         requests = {site: blobs[id(message)] for site, message in messages.items()}
         for kind in sorted({message.kind for message in messages.values()}):
-            working = sorted(site for site, message in messages.items() if message.kind == kind)
-            self.note("work", {"sites": working, "job": kind, "doing": DOING[kind]})
+            working = tuple(sorted(site for site, message in messages.items() if message.kind == kind))
+            self.note(JobStart(sites=working, job=kind, activity=DOING[kind]))
         silent = self._transport.ask(requests, patience or self._patience, take)
         if full:  # no site is to blame
             raise full[0]
@@ -288,7 +289,7 @@ class RemoteCarrier:
         for site in sorted(set(messages) - set(results)):
             why = self.missing.get(site, "no answer")
             logger.warning("%s is missing: %s", site, why)
-            self.note("missing", {"site": site, "why": why})
+            self.note(UnavailableSite(site=site, reason=why))
         return {site: results[site] for site in messages if site in results}
 
     def _hear(self, site: str, blob: bytes) -> bool:
@@ -301,7 +302,7 @@ class RemoteCarrier:
         now = time.monotonic()
         if site in self._all and now - self._noted.get(site, -math.inf) >= FASTEST:
             self._noted[site] = now
-            self.note("beat", {"sites": [site]} | vars(beat))
+            self.note(Heartbeat(sites=(site,), activity=beat.doing, share=beat.share, has_progressed=beat.moved))
         return beat.moved
 
     def _file(self, site: str) -> Path:

@@ -147,8 +147,8 @@ def inversion(
     with progress_bar("inversion", transient=True) as show:
         rows = run_inversion(opened, run, options, show)
     for row in rows:
-        measured = ", ".join(f"{key.upper()} {row[key]:.4g}" for key in ("mse", "psnr", "ssim") if row[key] is not None)
-        typer.echo(f"{row['target']}, {row['attack']}, {row['item']}: {measured}; {row['images']} images")
+        measured = f"MSE {row.mse:.4g}, PSNR {row.psnr:.4g}, SSIM {row.ssim:.4g}"
+        typer.echo(f"{row.target}, {row.attack}, {row.item}: {measured}; {row.images} images")
     path = results_path(run, "inversion")
     typer.echo(f"wrote {path} and {path.with_suffix('.html').name}")
 

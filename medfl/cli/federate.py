@@ -201,8 +201,9 @@ def stop(
     """
     from medfl.deploy import kit as kits
     from medfl.deploy import session
+    from medfl.records.submission import SubmissionFile
 
-    if (what / session.RECORD).is_file():
+    if (what / SubmissionFile.NAME).is_file():
         typer.echo("the job was aborted" if session.stop(what) else "no job of that run is at work")
     elif (what / "startup").is_dir():
         typer.echo("stopped" if kits.stop(what) else "nothing runs from that kit")

@@ -62,6 +62,7 @@ def command(
 
 def _carry_out(search: Search, jobs: int) -> None:
     """Search, and name the winners, the price and the files."""
+    from medfl.tune.price import price_sentence
     from medfl.tune.results import next_command, write_results
     from medfl.tune.search import run_search
 
@@ -71,7 +72,7 @@ def _carry_out(search: Search, jobs: int) -> None:
         values = ", ".join(f"{name}={value}" for name, value in result.step.parameters.items())
         typer.echo(f"{row}: trial {result.step.trial}, {values} (validation {search.metric} {result.score:.4f})")
     for price in tuned.prices:
-        typer.echo(price.sentence())
+        typer.echo(price_sentence(price))
     for path in paths:
         typer.echo(path)
     typer.echo(f"next: {next_command(search)}")

@@ -9,6 +9,7 @@ from typing import Protocol
 from medfl.contract import Method, Order, Replies
 from medfl.core.evaluation import Row
 from medfl.core.store import Steps
+from medfl.records.progress import Event
 from medfl.types import Meta, Tensors
 
 
@@ -74,12 +75,12 @@ class Answer:
     rows: list[Row] = field(default_factory=list)
 
 
-Note = Callable[[str, Meta], None]
-"""Hears what happens, as (event, facts), for whoever watches the run (`medfl.runs.progress`). It raises nothing."""
+Note = Callable[[Event], None]
+"""Callback that receives progress events and raises nothing."""
 
 
-def unnoted(event: str, facts: Meta) -> None:
-    """Nobody watches."""
+def unnoted(event: Event) -> None:
+    """Discard a progress event."""
 
 
 MethodFactory = Callable[[], Method]

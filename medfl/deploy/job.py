@@ -9,12 +9,12 @@ from medfl.carriers.flare_site import FlareExecutor
 from medfl.deploy.describing.request import Request, is_request
 from medfl.deploy.describing.server import ask_sites
 from medfl.deploy.job_folder import copy_result
-from medfl.deploy.offer import Offer
 from medfl.deploy.server import serve
 from medfl.deploy.sites.file import FILE, read_site_file
 from medfl.deploy.sites.service import SiteService
 from medfl.errors import MedflError, SettingsError
 from medfl.privacy.signatures import read_signer
+from medfl.records.offer import Offer
 from medfl.runs.progress import Progress
 from medfl.types import Meta
 from medfl.utils.wire import Blob

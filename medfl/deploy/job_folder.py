@@ -14,9 +14,9 @@ from typing import Any
 from medfl.carriers.remote_messages import TASK
 from medfl.deploy.describing.request import Request
 from medfl.deploy.observers import OBSERVED
-from medfl.deploy.offer import Offer
 from medfl.deploy.provision import ALLOWED
 from medfl.errors import MedflError, SettingsError, StoreError
+from medfl.records.offer import Offer
 from medfl.records.summary import Summary
 from medfl.runs.progress import PROGRESS
 from medfl.types import SERVER
@@ -43,7 +43,7 @@ def write_job(offer: Offer | Request, folder: Path) -> Path:
     """
     if not offer.sites:
         raise SettingsError("no_sites", "a job needs the names of its sites; none is given")
-    meta = offer.to_meta()
+    meta = offer.to_json()
     for text in _texts(meta):
         if "{" in text or "}" in text:
             raise SettingsError(

@@ -13,29 +13,27 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from medfl.core.evaluation import Row
 from medfl.plugins import Registry, load_plugins
 from medfl.records.run_file import Provenance, RunFile
+from medfl.records.submission import (
+    HookCall,
+    MetricRow,
+    ObserverState,
+    RoundEnded,
+    RunEnded,
+    RunStarted,
+    hook_arguments,
+    read_hook_call,
+)
 from medfl.records.summary import Summary
 from medfl.types import Meta
-from medfl.utils.files import write_json
 
 logger = logging.getLogger(__name__)
 
 OBSERVED = "observed.jsonl"
 """The calls, in the run folder."""
-
-CALLED = "observers.json"
-"""At the one who submitted the run: what tracking was told, and how many of the calls were made there."""
-
-CALLS: dict[str, dict[str, type]] = {
-    "medfl_run_started": {"settings": dict},
-    "medfl_round_ended": {"round": int, "rows": list},
-    "medfl_run_ended": {"status": str},
-}
-"""Hook to what a line holds beside its name, and of which type each is."""
 
 
 class Observers:
@@ -56,7 +54,7 @@ class Observers:
             provenance: Where its settings come from.
         """
         values = {name: setting.value for name, setting in provenance.settings.items()}
-        self._call("medfl_run_started", {"settings": values})
+        self._call(RunStarted(settings=values))
 
     def round_ended(self, round_: int, rows: list[Row]) -> None:
         """A round is over.
@@ -65,18 +63,18 @@ class Observers:
             round_: Its number, from 1.
             rows: Of metrics.
         """
-        self._call("medfl_round_ended", {"round": round_, "rows": [row._asdict() for row in rows]})
+        self._call(RoundEnded(round=round_, rows=tuple(MetricRow(**row._asdict()) for row in rows)))
 
     def run_ended(self, status: str) -> None:
         """The run is over."""
-        self._call("medfl_run_ended", {"status": status})
+        self._call(RunEnded(status=status))
 
-    def _call(self, hook: str, facts: Meta) -> None:
+    def _call(self, call: HookCall) -> None:
         try:
-            _add(self._folder / OBSERVED, {"hook": hook} | facts)
+            _add(self._folder / OBSERVED, call)
         except OSError as error:
             logger.warning("'%s' can't be written (%s): who follows the run misses a call.", OBSERVED, error.strerror)
-        _notify(self._registry, hook, self._folder, facts, {})
+        _notify(self._registry, call, self._folder, {})
 
 
 def keep_tracking(out: Path, tracking: Meta) -> None:
@@ -86,7 +84,7 @@ def keep_tracking(out: Path, tracking: Meta) -> None:
         out: The run folder of who submits.
         tracking: From `medfl.bundle.handlers.read_tracking`.
     """
-    write_json(out / CALLED, _called(out) | {"tracking": tracking})
+    _state(out).model_copy(update={"tracking": tracking}).write(out / ObserverState.NAME)
 
 
 def call_observers(out: Path, registry: Registry) -> None:
@@ -96,11 +94,11 @@ def call_observers(out: Path, registry: Registry) -> None:
         out: The run folder of who submitted the run.
         registry: The plugins here.
     """
-    called = _called(out)
+    state = _state(out)
     calls = list(_calls(out / OBSERVED))
-    for hook, facts in calls[called["calls"] if called["calls"] <= len(calls) else 0 :]:
-        _notify(registry, hook, out, facts, called["tracking"])
-    write_json(out / CALLED, called | {"calls": len(calls)})
+    for call in calls[state.calls if state.calls <= len(calls) else 0 :]:
+        _notify(registry, call, out, state.tracking)
+    state.model_copy(update={"calls": len(calls)}).write(out / ObserverState.NAME)
 
 
 def show_results(summary: Summary, out: Path) -> None:
@@ -119,32 +117,26 @@ def show_results(summary: Summary, out: Path) -> None:
     show_scores(summary, run.identity.task.metrics, out)
 
 
-def _notify(registry: Registry, hook: str, folder: Path, facts: Meta, tracking: Meta) -> None:
-    more = {"tracking": tracking} if hook == "medfl_run_started" else {}
-    registry.notify(hook, run_folder=str(folder), **facts, **more)
+def _notify(registry: Registry, call: HookCall, folder: Path, tracking: Meta) -> None:
+    more = {"tracking": tracking} if isinstance(call, RunStarted) else {}
+    registry.notify(call.hook, run_folder=str(folder), **hook_arguments(call), **more)
 
 
-def _called(out: Path) -> Meta:
-    path = out / CALLED
-    known: Meta = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return {"tracking": {}, "calls": 0} | known
+def _state(out: Path) -> ObserverState:
+    path = out / ObserverState.NAME
+    return ObserverState.read(path) if path.is_file() else ObserverState()
 
 
-def _add(path: Path, entry: Meta) -> None:
+def _add(path: Path, call: HookCall) -> None:
     """Add a line; one that a kill cut off stays alone."""
     with path.open("a+b") as file:
         size = file.seek(0, os.SEEK_END)
         torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
-        file.write(b"\n" * torn + json.dumps(entry).encode() + b"\n")
+        file.write(b"\n" * torn + json.dumps(call.to_json()).encode() + b"\n")
 
 
-def _calls(path: Path) -> Iterator[tuple[str, Meta]]:
-    """The calls of a file that another participant wrote; what is no call is passed over."""
+def _calls(path: Path) -> Iterator[HookCall]:
+    """Yield the calls of a file that another participant wrote; lines that are not valid are skipped."""
     for line in path.read_bytes().splitlines() if path.is_file() else ():
-        try:
-            entry: Any = json.loads(line)
-        except ValueError:
-            continue
-        hook = entry.pop("hook", None) if isinstance(entry, dict) else None
-        if isinstance(hook, str) and CALLS.get(hook) == {name: type(value) for name, value in entry.items()}:
-            yield hook, entry
+        if (call := read_hook_call(line)) is not None:
+            yield call

@@ -22,7 +22,7 @@ from medfl.core.secure.method import secured
 from medfl.data.readers.quiet import drop_missing_codec
 from medfl.data.sites import SiteData
 from medfl.data.source import Arrays, Source
-from medfl.deploy.offer import Here, Offer, bundle_hash, bundle_version, describe_bundle, differences
+from medfl.deploy.offer import Here, bundle_hash, bundle_version, describe_bundle, differences
 from medfl.deploy.overrides import FACTS, check_overrides
 from medfl.deploy.sites.file import SiteBundle, SiteFile
 from medfl.deploy.sites.policy import check_run, tightened, too_large
@@ -30,6 +30,7 @@ from medfl.errors import RefusedError, SettingsError, did_you_mean
 from medfl.networks.ceiling import Ceiling, TooLargeError
 from medfl.objectives import Objective
 from medfl.plugins import Registry, load_plugins
+from medfl.records.offer import Offer
 from medfl.records.run_file import JoinedSite
 from medfl.runs.device_profiles import Capability
 from medfl.runs.machines import LIVE, SYNTHETIC

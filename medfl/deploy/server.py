@@ -24,12 +24,12 @@ from medfl.data.partition_file import check_unchanged
 from medfl.data.sites import SiteData, load_site
 from medfl.deploy.joining import Agreed, agree
 from medfl.deploy.observers import Observers
-from medfl.deploy.offer import Offer
 from medfl.deploy.offered_bundle import OfferedRun, open_offer
 from medfl.deploy.sites.file import SiteFile
 from medfl.deploy.sites.policy import check_networks
 from medfl.errors import DataError, SettingsError
 from medfl.privacy.ledger import fingerprint
+from medfl.records.offer import Offer
 from medfl.records.run_file import Provenance
 from medfl.runs.home import Home
 from medfl.runs.lifecycle import JOB_PATIENCE, RunWriter
@@ -76,7 +76,7 @@ def serve(
     carrier = RemoteCarrier(transport, offer.sites, folder / "replies", limits, offer.answer_timeout)
     progress.missing = carrier.missing
     data = _ServerData(opened, site_file)
-    answers = carrier.hello(offer.to_meta(), HELLO)
+    answers = carrier.hello(offer.to_json(), HELLO)
     with only_writer(folder, JOB_PATIENCE):  # an attempt before may not be over yet
         agreed = agree(opened, answers, carrier, folder, data.public_now)
     opened = agreed.opened
@@ -174,7 +174,7 @@ def _claim(agreed: Agreed, writer: RunWriter) -> Provenance:
         settings=settings,
         plugins=dict(sorted(opened.registry.plugins.items())),
         machines=agreed.machines,
-        offer=opened.offer.to_meta(),
+        offer=opened.offer.to_json(),
         joined=agreed.joined,
     )
     writer.claim(provenance, backend="flare")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import tempfile
 from collections.abc import Callable, Sequence
@@ -16,15 +15,12 @@ from medfl.deploy.follow import Followed, follow
 from medfl.deploy.job_folder import copy_result, read_summary, write_job
 from medfl.deploy.kit import admin_of
 from medfl.deploy.observers import keep_tracking, show_results
-from medfl.deploy.offer import Offer
 from medfl.errors import MedflError, SettingsError, StoreError, did_you_mean, pip_install
+from medfl.records.offer import Offer
+from medfl.records.submission import SubmissionFile
 from medfl.types import Meta
-from medfl.utils.files import write_json
 
 logger = logging.getLogger(__name__)
-
-RECORD = "submission.json"
-"""What was submitted, in the run folder: the offer, the researcher's kit, and the ids of the jobs so far."""
 
 LOGIN_SECONDS = 10.0
 """How long to wait for the server when a session begins."""
@@ -105,8 +101,8 @@ def resume(output_dir: Path, opener: Callable[[Path], Connection] = connect) -> 
         StoreError: If nothing was submitted from that folder.
         MedflError: As of `submit`.
     """
-    record = read_record(output_dir)
-    _run(Submission(Offer.from_meta(record["offer"]), Path(record["kit"]), output_dir), opener, waiting=True)
+    before = read_submission(output_dir)
+    _run(Submission(before.offer, Path(before.kit), output_dir), opener, waiting=True)
 
 
 def stop(output_dir: Path, opener: Callable[[Path], Connection] = connect) -> bool:
@@ -119,9 +115,9 @@ def stop(output_dir: Path, opener: Callable[[Path], Connection] = connect) -> bo
         StoreError: If nothing was submitted from that folder.
         MedflError: If the server can't be reached.
     """
-    record = read_record(output_dir)
-    with contextlib.closing(opener(Path(record["kit"]))) as connection:
-        job = _unfinished(connection, record["jobs"])
+    before = read_submission(output_dir)
+    with contextlib.closing(opener(Path(before.kit))) as connection:
+        job = _unfinished(connection, before.jobs)
         return job is not None and connection.abort(job, ENDING)
 
 
@@ -148,26 +144,20 @@ def status(kit: Path, opener: Callable[[Path], Connection] = connect) -> list[tu
     return rows
 
 
-def read_record(output_dir: Path) -> Meta:
-    """What was submitted from a run folder: ``offer``, ``kit``, ``jobs``.
+def read_submission(output_dir: Path) -> SubmissionFile:
+    """Return the run that was submitted from a run folder.
 
     Raises:
-        StoreError: If there is no such record, or it can't be read.
+        StoreError: If none was, or its file can't be read.
     """
-    path = output_dir / RECORD
-    try:
-        record: Meta = json.loads(path.read_text(encoding="utf-8"))
-        return {"offer": record["offer"], "kit": record["kit"], "jobs": list(record["jobs"])}
-    except FileNotFoundError:
+    path = output_dir / SubmissionFile.NAME
+    if not path.exists():
         raise StoreError(
             "missing_file",
             f"no run was submitted from '{output_dir}': expected '{path}'. `medfl federate submit` writes it.",
             path=path,
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(
-            "unreadable_file", f"'{path}' can't be read: {error!r}. Submit the run again.", path=path
-        ) from error
+        )
+    return SubmissionFile.read(path)
 
 
 def _run(submission: Submission, opener: Callable[[Path], Connection], *, waiting: bool) -> None:
@@ -175,13 +165,13 @@ def _run(submission: Submission, opener: Callable[[Path], Connection], *, waitin
     admin_of(kit)
     before = _submitted_before(out)
     if before and not offer.sites:
-        offer = offer.with_sites(before["offer"]["sites"])  # a run's sites stay
+        offer = offer.with_sites(before.offer.sites)  # a run's sites stay
     if submission.tracking:
         keep_tracking(out, submission.tracking)
-    jobs = before["jobs"] if before else []
+    jobs = before.jobs if before else ()
     with contextlib.closing(opener(kit)) as connection:
         job = _unfinished(connection, jobs) or _unfetched(connection, jobs, out)
-        if job is not None and before and before["offer"] == offer.to_meta():
+        if job is not None and before and before.offer.to_json() == offer.to_json():
             logger.info("Following the run's job %s.", job)
             followed = _follow(connection, job, out)
             if not followed.lost:
@@ -192,15 +182,15 @@ def _run(submission: Submission, opener: Callable[[Path], Connection], *, waitin
             _give_up(connection, job, out)
         offer = with_sites(offer, connection, waiting=waiting)
         job = _send(connection, offer)
-        write_json(out / RECORD, {"offer": offer.to_meta(), "kit": str(kit.resolve()), "jobs": [*jobs, job]})
+        SubmissionFile(offer=offer, kit=str(kit.resolve()), jobs=(*jobs, job)).write(out / SubmissionFile.NAME)
         logger.info("Submitted run '%s' as job %s to %s.", offer.run, job, ", ".join(offer.sites))
         _conclude(connection, _follow(connection, job, out), out)
 
 
-def _submitted_before(out: Path) -> Meta | None:
-    """What was submitted from a folder before, or None; the folder is made if it is not there."""
-    if (out / RECORD).exists():
-        return read_record(out)
+def _submitted_before(out: Path) -> SubmissionFile | None:
+    """Return the run that was submitted from a folder before, or None; create the folder if it is not there."""
+    if (out / SubmissionFile.NAME).exists():
+        return read_submission(out)
     if (out / "run.json").exists():
         raise SettingsError(
             "other_run",

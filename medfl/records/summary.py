@@ -50,10 +50,6 @@ class SiteCosts(Record):
     train_seconds: float
     evaluate_seconds: float
 
-    def __add__(self, other: SiteCosts) -> SiteCosts:
-        """Return the sum of the costs of two sites."""
-        return SiteCosts(**{name: getattr(self, name) + getattr(other, name) for name in SiteCosts.model_fields})
-
 
 class Attendance(Record):
     """Participation of the sites.

@@ -1,81 +1,42 @@
-"""What an attack found, in ``attacks/`` of the run folder: JSON for programs, beside a page for people."""
+"""Place of the results of attacks: the folder ``attacks/`` of a run, with JSON for programs and pages for people."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
 
-from medfl.errors import StoreError
-from medfl.types import Meta
-from medfl.utils.files import write_json
+from medfl.records.attacks import InversionFile, MembershipFile, PoisonFile
 
 FOLDER = "attacks"
-"""In a run folder: all that attacks write."""
+"""Folder in a run folder in which attacks write their files."""
 
-VERSION = 1
-"""Of the JSON."""
+FILES: dict[str, type[MembershipFile] | type[InversionFile] | type[PoisonFile]] = {
+    "membership": MembershipFile,
+    "inversion": InversionFile,
+    "poison": PoisonFile,
+}
+"""Maps each kind of attack to the class of its file."""
 
 
 def results_path(run: Path, attack: str, out: Path | None = None) -> Path:
-    """The JSON of an attack; its page has the same name and ends with ``.html``.
+    """Return the path of an attack's JSON file; its page has the same name and ends with ``.html``.
 
     Args:
         run: The run folder.
-        attack: ``membership``, ``inversion`` or ``poison``.
+        attack: Kind of the attack, a key of `FILES`.
         out: The folder to write to; None means `FOLDER` in the run folder.
     """
-    return (run / FOLDER if out is None else out) / f"{attack}.json"
+    return (run / FOLDER if out is None else out) / FILES[attack].NAME
 
 
-def write_results(
-    run: Path, attack: str, options: Meta, results: Sequence[Meta], out: Path | None = None, **facts: object
-) -> Path:
-    """Write the JSON of an attack, whole or not at all; what was there is replaced.
+def read_results(run: Path, attack: str) -> MembershipFile | InversionFile | PoisonFile | None:
+    """Return the results of an attack on a run, or None if there are none.
 
     Args:
         run: The run folder.
-        attack: As in `results_path`.
-        options: Those of the command, by name, as they were used.
-        results: One object for each target and attack; numbers and texts.
-        out: As in `results_path`.
-        **facts: What else to write, for the page.
-
-    Returns:
-        The file.
-
-    Raises:
-        StoreError: If it can't be written.
-    """
-    path = results_path(run, attack, out)
-    write_json(path, {"attack": attack, "version": VERSION, "options": options, "results": list(results)} | facts)
-    return path
-
-
-def read_results(run: Path, attack: str, out: Path | None = None) -> Meta | None:
-    """What `write_results` wrote; None where the attack was not made.
+        attack: Kind of the attack, a key of `FILES`.
 
     Raises:
         StoreError: If the file is damaged, or of another version.
     """
-    path = results_path(run, attack, out)
-    if not path.is_file():
-        return None
-    try:
-        content: Meta = json.loads(path.read_text(encoding="utf-8"))
-        known = content["attack"] == attack and content["version"] == VERSION
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(
-            "damaged_file",
-            f"'{path}' is damaged ({error}). Attack again: medfl attack {attack} '{run}'.",
-            path=path,
-            attack=attack,
-        ) from None
-    if not known:
-        raise StoreError(
-            "other_version",
-            f"'{path}' was written by another version of medfl. Attack again: medfl attack {attack}.",
-            path=path,
-            attack=attack,
-        )
-    return content
+    path = results_path(run, attack)
+    return FILES[attack].read(path) if path.is_file() else None

@@ -7,7 +7,7 @@ such a folder at any time and can't write.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,11 +22,12 @@ from medfl.core.status import FINISHED
 from medfl.core.store import PATIENCE, Store, only_writer
 from medfl.data.pooled import Empty
 from medfl.errors import RefusedError, StoreError
+from medfl.records.progress import MAX_ROUND, RunEnd, RunStart
 from medfl.records.run_file import JoinedSite, Provenance, RunFile, RunIdentity
 from medfl.records.summary import Summary
 from medfl.runs.findings import write_findings
 from medfl.runs.folder import claim, identity, save_best_round, versions
-from medfl.runs.progress import begin_facts, commit_facts, noted
+from medfl.runs.progress import committed_step, noted
 from medfl.runs.summary import summarise
 from medfl.settings import Execution, Settings
 from medfl.task import Task
@@ -178,20 +179,37 @@ class RunWriter:
         return self.runner(name, Splits(Empty(), val or Empty(), test), _refuse_to_post)
 
     def noted(self, missing: Mapping[str, str] | None = None) -> AbstractContextManager[Note]:
-        """Note the run down for whoever watches it (`medfl.runs.progress.noted`).
+        """Record the run's progress during a block (`medfl.runs.progress.noted`).
 
         Args:
-            missing: Site to why it does not take part so far.
+            missing: Maps each site that does not take part so far to the reason.
         """
-        return noted(self.folder, begin_facts(self.identity.to_json(), self.settings.rounds, missing))
+        return noted(self.folder, self.start_event(self.sites, missing or {}))
+
+    def start_event(self, sites: Iterable[str], unavailable: Mapping[str, str]) -> RunStart:
+        """Return the event of the run's start.
+
+        Args:
+            sites: Names of the sites.
+            unavailable: Maps each site that does not take part so far to the reason.
+        """
+        return RunStart(
+            method=self.method,
+            seed=self.settings.seed,
+            rounds=min(self.settings.rounds, MAX_ROUND),
+            sites=tuple(sorted(sites)),
+            metric=self.task.metrics[0],
+            privacy=self.settings.privacy,
+            unavailable=dict(unavailable),
+        )
 
     def commit_noted(self, note: Note) -> Callable[[Commit], None]:
-        """What notes each commit down.
+        """Return a callback that records each commit.
 
         Args:
             note: Adds an event.
         """
-        return lambda commit: note("commit", commit_facts(commit, self.task.metrics[0]))
+        return lambda commit: note(committed_step(commit, self.task.metrics[0]))
 
     def summarise(self, outcome: Outcome, missing: Collection[str] = ()) -> Summary:
         """Return the summary of a run that has ended this way (`medfl.runs.summary.summarise`)."""
@@ -234,8 +252,14 @@ class RunWriter:
             note: Adds an event.
             summary: The summary that `finish` wrote.
         """
-        facts = {"status": summary.status, "reason": summary.reason, "rounds": summary.rounds}
-        note("end", facts | {"away": list(summary.attendance.unavailable)})
+        note(
+            RunEnd(
+                status=summary.status,
+                reason=summary.reason,
+                rounds=summary.rounds,
+                unavailable=summary.attendance.unavailable,
+            )
+        )
 
 
 def _refuse_to_post(step: int, parcel: PeerMessage) -> None:

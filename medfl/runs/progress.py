@@ -1,20 +1,12 @@
-"""``progress.jsonl`` beside the journal: what happens in a run, for whoever watches it (`medfl.watch`).
+"""Progress of a run in ``progress.jsonl`` beside the journal, for the monitor (`medfl.watch`) and for other machines.
 
-A line is an event: ``t`` (seconds since 1970, of the machine that writes), ``event``, and its facts. One process
-writes, lines are only added, and a run that goes on adds to them. Nothing of a run hangs on the file: where it can't be
-written the run warns once and goes on, and what counts is in the journal. It holds no path and nothing of a patient.
-
-* ``start``: method, seed, rounds, sites, metric, what privacy was promised, who is missing.
-* ``work``: these sites were asked to do something; ``beat``: they are at it; ``done``: they have answered.
-* ``missing``: from this site nothing usable came, and why.
-* ``commit``: a step is saved: which sites it had orders for, which of them are missing, scores, seconds, bytes.
-* ``end``: the run is over; ``stop``: an error or an interruption ended it before.
+One process writes the file. It only adds lines (`medfl.records.progress`), also when a run is continued. The run does
+not depend on the file: if a line can't be written, the run warns once and goes on. The journal holds the run's state.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 import os
@@ -24,10 +16,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from medfl.records.progress import (
+    MAX_COST,
+    MAX_SCORE,
+    CommittedStep,
+    Event,
+    ProgressLine,
+    RunEnd,
+    RunStart,
+    RunStop,
+    StepCosts,
+    StepMetrics,
+)
 from medfl.types import NO_SITES, Meta
 
 if TYPE_CHECKING:  # a terminal that watches needs none of torch
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
     from medfl.core.carrier import Note
     from medfl.core.evaluation import Row
@@ -36,16 +40,10 @@ if TYPE_CHECKING:  # a terminal that watches needs none of torch
 logger = logging.getLogger(__name__)
 
 PROGRESS = "progress.jsonl"
-"""Its name in a run folder."""
-
-VERSION = 1
-"""Of the events."""
+"""Name of the file in a run folder."""
 
 PART = 1 << 16
 """Bytes of the file that are sent at once."""
-
-COSTS = {"work_seconds": "seconds", "bytes_up": "up", "bytes_down": "down", "bytes_to_peers": "to_peers"}
-"""Metric of a site's cost to its name in a commit."""
 
 
 class ProgressFile:
@@ -53,7 +51,7 @@ class ProgressFile:
 
     Args:
         folder: The run folder.
-        clock: Seconds since 1970.
+        clock: Function that returns the seconds since 1970.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
@@ -61,13 +59,13 @@ class ProgressFile:
         self._file: int | None = None
         self._torn = self._warned = False
 
-    def note(self, event: str, facts: Meta) -> None:
+    def note(self, event: Event) -> None:
         """Add an event. Raises nothing: a line that can't be written is lost."""
         try:
-            line = json.dumps({"t": round(self._clock(), 3), "event": event} | facts) + "\n"
+            line = ProgressLine(time=round(self._clock(), 3), event=event).to_bytes()
             with self._lock:
-                self._append(line.encode())
-        except (OSError, TypeError, ValueError) as error:
+                self._append(line)
+        except (OSError, ValueError) as error:
             if not self._warned:
                 why = error.strerror if isinstance(error, OSError) else type(error).__name__
                 logger.warning("'%s' can't be written (%s): `medfl watch` won't see all of the run.", self.path, why)
@@ -90,89 +88,72 @@ class ProgressFile:
 
 
 @contextlib.contextmanager
-def noted(folder: Path, begin: Meta) -> Iterator[Note]:
-    """Note a run down for the length of a block, and that it was stopped if an error ends the block.
+def noted(folder: Path, start: RunStart) -> Iterator[Note]:
+    """Record the events of a run during a block, and its stop if an error ends the block.
 
-    Its start comes before its first event. A finished run that is given again has nothing to do, so nothing is noted.
+    The start is written before the first event. A finished run that is started again has nothing to do, so no event is
+    written.
 
     Args:
-        folder: The run folder; the caller holds it.
-        begin: The facts of its start, from `begin_facts`.
+        folder: The run folder; the caller holds its lock.
+        start: The start of the run.
 
     Yields:
         A function that adds an event.
     """
-    progress, begun = ProgressFile(folder), False
+    progress, has_begun = ProgressFile(folder), False
 
-    def note(event: str, facts: Meta) -> None:
-        nonlocal begun
-        if not begun and event == "end" and progress.path.exists():
+    def note(event: Event) -> None:
+        nonlocal has_begun
+        if not has_begun and isinstance(event, RunEnd) and progress.path.exists():
             return
-        if not begun:
-            begun = True
-            progress.note("start", begin)
-        progress.note(event, facts)
+        if not has_begun:
+            has_begun = True
+            progress.note(start)
+        progress.note(event)
 
     try:
         yield note
     except BaseException as error:
-        note("stop", {"error": type(error).__name__})  # its text may hold a path
+        note(RunStop(error=type(error).__name__))  # its text may hold a path
         raise
     finally:
         progress.close()
 
 
-# ---- the facts of events
+# ---- events from what the run knows
 
 
-def begin_facts(identity: Meta, rounds: int, missing: Mapping[str, str] | None = None) -> Meta:
-    """The facts of a run's start.
+def committed_step(commit: Commit, metric: str) -> CommittedStep:
+    """Return the event of a commit.
 
     Args:
-        identity: The run's (`medfl.runs.folder.identity`).
-        rounds: Of the run.
-        missing: Site to why it does not take part so far.
+        commit: The commit.
+        metric: The task's first metric, whose scores are listed for each site.
     """
-    settings = identity["settings"]
-    return {
-        "version": VERSION,
-        "method": identity["method"],
-        "seed": settings["seed"],
-        "rounds": rounds,
-        "sites": list(identity["sites"]),
-        "metric": identity["task"]["metrics"][0],
-        "privacy": settings["privacy"],
-        "missing": dict(missing or {}),
-    }
+    return CommittedStep(
+        step=commit.step,
+        round=commit.round,
+        rounds_done=commit.rounds_done,
+        requested=tuple(commit.ordered),
+        unavailable=tuple(commit.missing),
+        metrics=step_metrics(commit.rows, metric),
+    )
 
 
-def commit_facts(commit: Commit, metric: str) -> Meta:
-    """The facts of a commit.
+def step_metrics(rows: Iterable[Row], metric: str) -> StepMetrics:
+    """Summarise the rows of metrics of a step.
 
-    Args:
-        commit: It.
-        metric: The task's first one; of it the sites' single scores are noted, too.
-    """
-    facts = {"step": commit.step, "round": commit.round, "rounds_done": commit.rounds_done}
-    return facts | {"ordered": commit.ordered, "missing": commit.missing} | row_facts(commit.rows, metric)
-
-
-def row_facts(rows: Iterable[Row], metric: str) -> Meta:
-    """What rows of metrics say, in short.
+    Values that are not finite or beyond the bounds of an event are left out.
 
     Args:
-        rows: Of a step.
-        metric: As in `commit_facts`.
-
-    Returns:
-        ``scored``: the round that was scored; ``scores``: "model split metric" to the mean over the sites where it is
-        defined, ``at_server`` the same on the server's test set; ``by_site``: "model split" to site to score, of
-        `metric`; ``loss``: mean training loss; ``costs``: site to seconds and bytes. Each only where there is some.
+        rows: Rows of metrics.
+        metric: The task's first metric, whose scores are listed for each site.
     """
     scored: set[int] = set()
     scores: dict[str, list[float]] = {}
-    at_server: dict[str, float] = {}
-    by_site: dict[str, dict[str, float]] = {}
+    server_scores: dict[str, float] = {}
+    site_scores: dict[str, dict[str, float]] = {}
     losses: list[float] = []
     costs: dict[str, dict[str, float]] = {}
     for row in rows:
@@ -182,35 +163,40 @@ def row_facts(rows: Iterable[Row], metric: str) -> Meta:
             scored.add(row.round)
             name = f"{row.model} {row.split} {row.metric}"
             if row.site in NO_SITES:
-                at_server[f"{row.site} {name}"] = row.value
+                server_scores[f"{row.site} {name}"] = row.value
                 continue
             scores.setdefault(name, []).append(row.value)
             if row.metric == metric:
-                by_site.setdefault(f"{row.model} {row.split}", {})[row.site] = row.value
+                site_scores.setdefault(f"{row.model} {row.split}", {})[row.site] = row.value
         elif row.split == "train" and row.metric == "loss" and row.moment == "trained":
             losses.append(row.value)
-        elif row.split == "train" and row.metric in COSTS:
-            costs.setdefault(row.site, {})[COSTS[row.metric]] = row.value
-    facts: Meta = {
-        "scored": max(scored, default=None),
-        "scores": {name: _mean(values) for name, values in scores.items()},
-        "at_server": at_server,
-        "by_site": by_site,
-        "loss": _mean(losses) if losses else None,
-        "costs": costs,
-    }
-    return {name: _rounded(value) for name, value in facts.items() if value not in ({}, None)}
+        elif row.split == "train" and row.metric in StepCosts.model_fields and 0 <= row.value <= MAX_COST:
+            costs.setdefault(row.site, {})[row.metric] = _rounded(row.value)
+    return StepMetrics(
+        scored_round=max(scored, default=None),
+        scores=_valid_scores({name: _mean(values) for name, values in scores.items()}),
+        server_scores=_valid_scores(server_scores),
+        site_scores={name: _valid_scores(values) for name, values in site_scores.items()},
+        training_loss=_valid_scores({"loss": _mean(losses)}).get("loss") if losses else None,
+        costs={site: StepCosts(**values) for site, values in costs.items()},
+    )
 
 
 def _mean(values: list[float]) -> float:
-    return math.fsum(values) / len(values)
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:
+        return math.inf
 
 
-def _rounded(value: float | Meta) -> float | Meta:
-    """Numbers with five digits, which is what a picture needs."""
-    if isinstance(value, dict):
-        return {name: _rounded(inner) for name, inner in value.items()}
-    return value if isinstance(value, int) else float(f"{value:.5g}")
+def _valid_scores(scores: dict[str, float]) -> dict[str, float]:
+    """Return rounded scores without those that an event can't hold."""
+    return {name: _rounded(value) for name, value in scores.items() if abs(value) <= MAX_SCORE}
+
+
+def _rounded(value: float) -> float:
+    """Return a number with five digits, which is enough for a plot."""
+    return float(f"{value:.5g}")
 
 
 # ---- for whoever follows a run from elsewhere

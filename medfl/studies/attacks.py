@@ -16,6 +16,7 @@ from typing import Any
 import pandas as pd
 
 from medfl.errors import StoreError
+from medfl.records.attacks import AttackResult, field_of
 from medfl.report.formats import table_lines
 from medfl.report.statistics import mean_std, paired_t
 from medfl.runs.attack_results import read_results, results_path
@@ -107,16 +108,17 @@ class AttackJob:
             words += ["--plugin", str(file)]
         return words
 
-    def results(self) -> list[Meta]:
-        """What it found; empty if it is still to do."""
+    def results(self) -> Sequence[AttackResult]:
+        """Return the results; empty if the attack is still to do."""
         try:
             late = self.file.stat().st_mtime_ns < (self.folder / "summary.json").stat().st_mtime_ns
             content = None if late else read_results(self.folder, self.kind)
         except (OSError, StoreError):
-            return []
-        used = content["options"] if content else {}
-        same = all(used.get(name.replace("-", "_")) == value for name, value in self.options.items())
-        return list(content["results"]) if content and same else []
+            return ()
+        if content is None:
+            return ()
+        same = all(content.options.get(name.replace("-", "_")) == value for name, value in self.options.items())
+        return content.results if same else ()
 
     def status(self) -> str:
         """``finished``, or ``not run``."""
@@ -162,8 +164,8 @@ def attack_table(attacks: Sequence[AttackJob]) -> pd.DataFrame:
     for attack in attacks:
         for result in attack.results():
             for measure in MEASURES[attack.kind]:
-                key = (attack.kind, attack.run.row, *(str(result.get(name) or "") for name in KEY), measure)
-                value = result.get(measure)
+                key = (attack.kind, attack.run.row, *(str(field_of(result, name) or "") for name in KEY), measure)
+                value = field_of(result, measure)
                 if value is not None and math.isfinite(value):
                     values.setdefault(key, {}).setdefault(attack.run.repetition, []).append(float(value))
     rows: list[list[Any]] = []

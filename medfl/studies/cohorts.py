@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,18 +14,14 @@ from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
 from medfl.plugins import Registry
 from medfl.records.partition import Partition
+from medfl.records.study_files import PoolPreparation
 from medfl.report.sections.holdings import draw_partition
 from medfl.runs.records import repetition
 from medfl.studies.checks import SOURCE_VARIABLE, difference, make_plan
 from medfl.studies.jobs import dataset_dir, drops_public, public_dir
-from medfl.studies.preps import Prep, release_of, sized, stamp_defaults, stamp_of
+from medfl.studies.preps import Prep, option_defaults, preparation_of, release_of, sized
 from medfl.studies.schema import DataSet, Study, slug
-from medfl.types import Meta
-from medfl.utils.files import write_json
 from medfl.utils.text import Say
-
-STAMP = "prep.json"
-"""Beside a pooled data set: how it was prepared."""
 
 
 def check_data(study: Study, source: Path | None, out: Path, registry: Registry, adopted: bool = False) -> None:
@@ -108,37 +103,42 @@ def find_release(name: str, prep: Prep, source: Path | None, registry: Registry)
 
 def _check_prep(name: str, prep: Prep, source: Path | None, pool: Path, registry: Registry) -> None:
     """Check the options, and look for the release unless the pooled data set is there."""
-    stamp_of(prep, registry)
+    preparation_of(prep, registry)
     if not (pool / FILE).is_file():
         find_release(name, prep, source, registry).look()
 
 
 def _prepared(name: str, prep: Prep, source: Path | None, pool: Path, registry: Registry, say: Say) -> Path:
     """The pooled data set, prepared now if it is not there yet."""
-    wanted, stamp = stamp_of(prep, registry), pool.with_name(STAMP)
+    wanted, path = preparation_of(prep, registry), pool.with_name(PoolPreparation.NAME)
     if not (pool / FILE).is_file():
-        say(f"prep: {', '.join(f'{key} {value}' for key, value in wanted.items() if value is not None)} -> {pool}")
+        options = "".join(f", {key} {value}" for key, value in wanted.options.items() if value is not None)
+        say(f"prep: dataset {wanted.dataset}{options} -> {pool}")
         spec = find_release(name, prep, source, registry)
         pool.parent.mkdir(parents=True, exist_ok=True)
-        write_json(stamp, wanted)
+        wanted.write(path)
         prepare(spec, pool, say=say)
-    elif stamp.is_file():
-        _check_stamp(pool, json.loads(stamp.read_text(encoding="utf-8")), wanted, registry.dataset(prep.dataset))
+    elif path.is_file():
+        _check_preparation(pool, PoolPreparation.read(path), wanted, registry.dataset(prep.dataset))
     return pool
 
 
-def _check_stamp(pool: Path, before: Meta, wanted: Meta, kind: type[DatasetSpec]) -> None:
-    """Refuse a pooled data set that was prepared in another way; what its stamp does not name was the default."""
-    defaults = stamp_defaults(kind)
-    changed = [key for key in wanted if before.get(key, defaults.get(key)) != wanted[key]]
+def _check_preparation(pool: Path, before: PoolPreparation, wanted: PoolPreparation, kind: type[DatasetSpec]) -> None:
+    """Refuse a pooled data set that was prepared in another way.
+
+    An option that its record does not name had its default: a data set may get a new option.
+    """
+    now = {"dataset": wanted.dataset, **wanted.options}
+    earlier = {**option_defaults(kind), "dataset": before.dataset, **before.options}
+    changed = [key for key in now if earlier.get(key) != now[key]]
     if changed:
-        unlike = ", ".join(f"{key} was {before.get(key, defaults.get(key))}, now {wanted[key]}" for key in changed)
+        differences = ", ".join(f"{key} was {earlier.get(key)}, now {now[key]}" for key in changed)
         raise StoreError(
             "other_preparation",
-            f"'{pool}' was prepared in another way: {unlike}. Give another --out.",
+            f"'{pool}' was prepared in another way: {differences}. Give another --out.",
             path=pool,
-            expected={key: wanted[key] for key in changed},
-            found={key: before.get(key, defaults.get(key)) for key in changed},
+            expected={key: now[key] for key in changed},
+            found={key: earlier.get(key) for key in changed},
         )
 
 

@@ -15,15 +15,12 @@ from medfl.data.datalists import FILE
 from medfl.deploy.offer import bundle_hash
 from medfl.errors import StoreError
 from medfl.records.partition import Partition
+from medfl.records.study_files import JobIdentity
 from medfl.records.summary import Summary
 from medfl.runs.provenance import bundle_values, run_files
 from medfl.runs.records import repetition
 from medfl.studies.schema import DataSet, Study, slug
 from medfl.types import GLOBAL, Meta
-from medfl.utils.files import write_json
-
-STAMP = "study.json"
-"""In a run folder, once the run is over: what the study asked for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,27 +80,31 @@ class Job:
         except StoreError:
             return "not run"
 
-    def identity(self) -> Meta:
-        """What decides the run's numbers: its options, and hashes of the bundle and of the data."""
+    def identity(self) -> JobIdentity:
+        """Return everything that decides the run's numbers: its options, and digests of the bundle and of the data."""
         closed = [] if self.options.get("open_test", True) else [self.dataset_dir / GLOBAL / FILE]
         lists = [path for path in sorted(self.dataset_dir.glob(f"*/{FILE}")) if path not in closed]
         lists = [self.dataset_dir / Partition.NAME, *lists]
-        identity = {"options": self.options, "bundle": _digest(run_files(self.bundle)), "data": _digest(lists)}
-        if is_adopted(self.bundle):  # it reads further configurations, code, and files of other names
-            identity |= {"code": bundle_hash(self.bundle), "files": _sizes(self.dataset_dir)}
-        return identity
+        adopted = is_adopted(self.bundle)  # then it reads further configurations, code, and files of other names
+        return JobIdentity(
+            options=json.loads(json.dumps(self.options)),
+            configuration=_digest(run_files(self.bundle)),
+            data=_digest(lists),
+            code=bundle_hash(self.bundle) if adopted else None,
+            data_files=_sizes(self.dataset_dir) if adopted else None,
+        )
 
     def is_done(self) -> bool:
-        """Whether this very run is finished; if another one is, `medfl run` refuses or continues it."""
+        """Return whether this very run is finished; if another one is, `medfl run` refuses or continues it."""
         try:
-            stamp = json.loads((self.folder / STAMP).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            before = JobIdentity.read(self.folder / JobIdentity.NAME)
+        except StoreError:
             return False
-        return self.status() == "finished" and stamp == json.loads(json.dumps(self.identity()))
+        return self.status() == "finished" and before == self.identity()
 
     def stamp(self) -> None:
-        """Note that the run is over, so that it is not started again."""
-        write_json(self.folder / STAMP, self.identity())
+        """Write the identity of the run into its folder: it is over, and is not started again."""
+        self.identity().write(self.folder / JobIdentity.NAME)
 
 
 def is_adopted(bundle: Path) -> bool:

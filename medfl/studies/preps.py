@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from medfl.errors import DataError
 from medfl.ingest.spec import DatasetSpec, path_fields
 from medfl.plugins import Registry
+from medfl.records.study_files import PoolPreparation
 from medfl.settings import read_settings
 
 
@@ -66,8 +67,8 @@ def release_of(prep: Prep, source: Path, registry: Registry) -> DatasetSpec:
     return spec
 
 
-def stamp_of(prep: Prep, registry: Registry) -> dict[str, Any]:
-    """All options of a data set as JSON, but for paths that the study does not name.
+def preparation_of(prep: Prep, registry: Registry) -> PoolPreparation:
+    """Return the data set with all its options, without paths that the study does not name.
 
     Raises:
         PluginError: If there is no such data set.
@@ -77,11 +78,12 @@ def stamp_of(prep: Prep, registry: Registry) -> dict[str, Any]:
     paths, options = path_fields(kind), prep.options()
     anywhere = {key: Path() for key in paths if kind.model_fields[key].is_required()}
     values = _checked(prep, registry, anywhere).model_dump(mode="json", exclude=set(paths))
-    return {"dataset": prep.dataset} | values | {key: str(options[key]) for key in paths if key in options}
+    named = {key: str(options[key]) for key in paths if key in options}
+    return PoolPreparation(dataset=prep.dataset, options=values | named)
 
 
-def stamp_defaults(kind: type[DatasetSpec]) -> dict[str, Any]:
-    """The options of a data set that need not be given, as JSON."""
+def option_defaults(kind: type[DatasetSpec]) -> dict[str, Any]:
+    """Return the optional options of a data set with their default values, as JSON."""
     options = {key: option.get_default() for key, option in kind.model_fields.items() if not option.is_required()}
     values: dict[str, Any] = kind.model_construct(**options).model_dump(mode="json")
     return values

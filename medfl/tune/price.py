@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from medfl.errors import SettingsError
 from medfl.privacy.composition import Part, epsilon
 from medfl.privacy.gaussian import noise_multiplier
 from medfl.records.privacy_account import PrivacyAccount
+from medfl.records.search import Price
 from medfl.runs.provenance import bundle_values
 from medfl.settings import Privacy, Settings, read_settings
 from medfl.studies.schema import DataSet, Study
@@ -25,36 +25,14 @@ LEDGER = "ledger"
 """Folder of the ledgers in that of a search, where the study names none."""
 
 
-@dataclass(frozen=True)
-class Price:
-    """What was released of the data of the site that paid most, for one kind of promise.
-
-    Attributes:
-        unit: ``site`` or ``sample``.
-        adjacency: ``add_remove`` or ``replace``.
-        delta: Probability that the guarantee fails.
-        trials: Runs that released anything.
-        largest: The largest epsilon of one of them.
-        epsilon: Of all together; None where there is no bound.
-        site: Whose.
-    """
-
-    unit: str
-    adjacency: str
-    delta: float
-    trials: int
-    largest: float
-    epsilon: float | None
-    site: str
-
-    def sentence(self) -> str:
-        """What tuning cost, in words."""
-        together = "no bound" if self.epsilon is None else f"epsilon {self.epsilon:.4g}"
-        return (
-            f"The price of tuning: {self.trials} trials of epsilon {self.largest:.4g} at most are together {together} "
-            f"(unit {self.unit}, adjacency '{self.adjacency}', delta {self.delta:g}; site '{self.site}', which paid "
-            "most)."
-        )
+def price_sentence(price: Price) -> str:
+    """Return a sentence about the privacy that tuning spent."""
+    together = "no bound" if price.epsilon is None else f"epsilon {price.epsilon:.4g}"
+    return (
+        f"The price of tuning: {price.trials} trials of epsilon {price.largest:.4g} at most are together {together} "
+        f"(unit {price.unit}, adjacency '{price.adjacency}', delta {price.delta:g}; site '{price.site}', which paid "
+        "most)."
+    )
 
 
 def prices(accounts: Sequence[Mapping[str, PrivacyAccount]]) -> list[Price]:
@@ -77,7 +55,17 @@ def prices(accounts: Sequence[Mapping[str, PrivacyAccount]]) -> list[Price]:
         site = max(spent, key=lambda name: spent[name])
         each = stated[unit, adjacency, delta]
         bound = None if math.isinf(spent[site]) else spent[site]
-        priced.append(Price(unit, adjacency, delta, len(each), max(each), bound, site))
+        priced.append(
+            Price(
+                unit=unit,
+                adjacency=adjacency,
+                delta=delta,
+                trials=len(each),
+                largest=max(each),
+                epsilon=bound,
+                site=site,
+            )
+        )
     return priced
 
 

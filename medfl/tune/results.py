@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
@@ -11,14 +10,16 @@ import yaml
 
 from medfl.bundle.files import shipped
 from medfl.metrics import LOWER_IS_BETTER
+from medfl.records.search import Result, SearchOutcome, SearchRecord
 from medfl.report.formats import count, csv_table, duration, table_lines
 from medfl.studies.preps import sized
 from medfl.studies.schema import Study
-from medfl.tune.record import RECORD, Record
+from medfl.tune.history import History
+from medfl.tune.price import price_sentence
 from medfl.tune.samplers import best_first
 from medfl.tune.search import Search, Tuned
 from medfl.tune.space import with_parameters
-from medfl.tune.trials import Result, goodness
+from medfl.tune.trials import goodness
 from medfl.types import Meta
 from medfl.utils.files import write_atomic
 
@@ -45,18 +46,19 @@ def write_results(search: Search, tuned: Tuned) -> list[Path]:
     study, page, table = tuned_file(search), out / "search.md", out / "search.csv"
     write_atomic(study, _study_text(search, tuned).encode())
     write_atomic(table, csv_table(_table(search, tuned)).encode())
-    Record(out, search.looked_for()).write(
-        {
-            "budget": {"trials": search.trials, "rounds": search.rounds_of_row, "plan": search.plan},
-            "metric": search.metric,
-            "score": search.tuning.score,
-            "seed": search.study.seed_list()[0],
-            "winners": {row: result.step.trial for row, result in tuned.winners.items()},
-            "prices": [asdict(price) for price in tuned.prices],
-        }
+    History(out, search.definition()).write(
+        SearchOutcome(
+            trials=search.trials,
+            rounds=search.rounds_of_row,
+            plan=tuple(search.plan),
+            score=search.tuning.score,
+            seed=search.study.seed_list()[0],
+            winners={row: result.step.trial for row, result in tuned.winners.items()},
+            prices=tuple(tuned.prices),
+        )
     )
     write_atomic(page, _page(search, tuned).encode())
-    return [study, page, table, out / RECORD]
+    return [study, page, table, out / SearchRecord.NAME]
 
 
 def tuned_file(search: Search) -> Path:
@@ -143,7 +145,7 @@ def _facts(search: Search, tuned: Tuned) -> str:
     for price in tuned.prices:
         ledgers = "Each trial is charged to the sites' ledgers, and so are the runs of the tuned study, on top."
         chosen = "That a winner was chosen by validation scores is not covered."
-        lines.append(f"{price.sentence()} {ledgers} {chosen}")
+        lines.append(f"{price_sentence(price)} {ledgers} {chosen}")
     if len(tuned.prices) > 1:
         lines.append("These prices are of unlike promises for the same data, and add up.")
     return "\n".join(f"- {line}" for line in lines) + "\n"

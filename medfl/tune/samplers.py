@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from medfl.errors import SettingsError, pip_install
+from medfl.records.search import Step
 from medfl.studies.tuning import Tuning
 from medfl.tune.space import Axis, Space
 from medfl.types import Meta
@@ -21,21 +21,6 @@ from medfl.utils.seeds import seed_of
 
 Goodness = float | None
 """A score of which more is better; None for a trial without one, as after a training that diverged."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """A trial up to a number of rounds.
-
-    Attributes:
-        trial: Its number in its row, from 0.
-        parameters: Name to value, as in `medfl.tune.space.Axis`.
-        rounds: After which it is scored.
-    """
-
-    trial: int
-    parameters: Meta
-    rounds: int
 
 
 Sampler = Generator[list[Step], list[Goodness], None]
@@ -109,14 +94,14 @@ def _number(score: Goodness) -> float:
 
 
 def _all(points: list[Meta], rounds: int) -> Sampler:
-    yield [Step(number, point, rounds) for number, point in enumerate(points)]
+    yield [Step(trial=number, parameters=point, rounds=rounds) for number, point in enumerate(points)]
 
 
 def _halving(points: list[Meta], plan: list[tuple[int, int]]) -> Sampler:
     """Every rung continues the best of the one before."""
     alive = list(range(len(points)))
     for (rounds, _), after in zip(plan, [*(count for _, count in plan[1:]), 1], strict=True):
-        scores = yield [Step(number, points[number], rounds) for number in alive]
+        scores = yield [Step(trial=number, parameters=points[number], rounds=rounds) for number in alive]
         alive = sorted(alive[place] for place in best_first(scores)[:after])
 
 
@@ -129,7 +114,7 @@ def _tpe(space: Space, count: int, rounds: int, seed: int) -> Sampler:
     for number in range(count):
         trial = study.ask()
         parameters = {axis.name: _suggested(trial, axis) for axis in space.axes}
-        (score,) = yield [Step(number, parameters, rounds)]
+        (score,) = yield [Step(trial=number, parameters=parameters, rounds=rounds)]
         if score is None:
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
         else:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from medfl.errors import DataError, SettingsError, StoreError, check_choice
 from medfl.plugins import Registry
+from medfl.records.search import Price, Result, SearchDefinition, Step
 from medfl.runs.provenance import bundle_values
 from medfl.runs.records import read_run
 from medfl.studies.checks import check_options, check_rows
@@ -18,12 +19,11 @@ from medfl.studies.runner import Launch, only_study, run_jobs, study_progress
 from medfl.studies.schema import FULL, Study
 from medfl.studies.study import default_out, load_study
 from medfl.studies.tuning import Tuning
-from medfl.tune.price import Price, check_price, prices, with_ledger
-from medfl.tune.record import Record
-from medfl.tune.samplers import Sampler, Step, load_optuna, make_sampler, rungs, trials_of
+from medfl.tune.history import History
+from medfl.tune.price import check_price, prices, with_ledger
+from medfl.tune.samplers import Sampler, load_optuna, make_sampler, rungs, trials_of
 from medfl.tune.space import Space, read_space, with_parameters
-from medfl.tune.trials import SCORED, Result, TrialJob, goodness, pinned, read_result, trial_job, winner
-from medfl.types import Meta
+from medfl.tune.trials import SCORED, TrialJob, goodness, pinned, read_result, trial_job, winner
 from medfl.utils.text import Say
 
 
@@ -81,11 +81,14 @@ class Search:
         """A new sampler for each row."""
         return {row: make_sampler(space, self.tuning, self.rounds) for row, space in self.spaces.items()}
 
-    def looked_for(self) -> Meta:
-        """What decides the trials and their scores, as JSON."""
-        seen = self.study.model_dump(mode="json", exclude={"about"})
-        optuna = importlib.metadata.version("optuna") if self.tuning.sampler == "tpe" else None
-        return seen | {"metric": self.metric, "optuna": optuna, "bundle": self.jobs[next(iter(self.jobs))].bundle.name}
+    def definition(self) -> SearchDefinition:
+        """Return everything that decides the trials and their scores."""
+        return SearchDefinition(
+            study=self.study.model_dump(mode="json", exclude={"about", "bundle"}),
+            bundle=self.jobs[next(iter(self.jobs))].bundle.name,
+            metric=self.metric,
+            optuna=importlib.metadata.version("optuna") if self.tuning.sampler == "tpe" else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -191,13 +194,13 @@ def run_search(search: Search, start: Launch | None = None, at_once: int = 1) ->
     """
     total = sum(count for _, count in search.plan) * len(search.spaces)
     with only_study(search.out), study_progress(total) as (say, show):
-        record = Record(search.out, search.looked_for())
+        history = History(search.out, search.definition())
         make_data(search.study, search.source, search.out, search.registry, say)
         samplers = search.samplers()
         waiting = {row: next(sampler) for row, sampler in samplers.items()}
         while waiting:
-            results = _carried_out(search, waiting, record, say, start, at_once)
-            show(len(record.results))
+            results = _carried_out(search, waiting, history, say, start, at_once)
+            show(len(history.results))
             for row, sampler in samplers.items():
                 if row not in waiting:
                     continue
@@ -205,16 +208,16 @@ def run_search(search: Search, start: Launch | None = None, at_once: int = 1) ->
                     waiting[row] = sampler.send([goodness(result.score, search.metric) for result in results[row]])
                 except StopIteration:
                     del waiting[row]
-        return _tuned(search, record)
+        return _tuned(search, history)
 
 
 def _carried_out(
-    search: Search, waiting: dict[str, list[Step]], record: Record, say: Say, start: Launch | None, at_once: int
+    search: Search, waiting: dict[str, list[Step]], history: History, say: Say, start: Launch | None, at_once: int
 ) -> dict[str, list[Result]]:
     """The results of steps, in their order: known ones, and those of runs that are carried out now."""
     jobs: dict[tuple[str, int], TrialJob] = {}
     for row, steps in waiting.items():
-        jobs |= {(row, step.trial): search.job(row, step) for step in steps if record.known(row, step) is None}
+        jobs |= {(row, step.trial): search.job(row, step) for step in steps if history.known(row, step) is None}
     fresh: dict[tuple[str, int], Result] = {}
     if jobs:
         outcome = run_jobs(list(jobs.values()), say, lambda runs, job: None, start, at_once, "trial")
@@ -233,18 +236,18 @@ def _carried_out(
     results: dict[str, list[Result]] = {}
     for row, steps in waiting.items():
         for step in steps:
-            result = fresh.get((row, step.trial)) or record.known(row, step)
+            result = fresh.get((row, step.trial)) or history.known(row, step)
             assert result is not None
             results.setdefault(row, []).append(result)
-    record.add(result for row in results.values() for result in row)
+    history.add(result for row in results.values() for result in row)
     return results
 
 
-def _tuned(search: Search, record: Record) -> Tuned:
+def _tuned(search: Search, history: History) -> Tuned:
     """Winners and price."""
     winners = {}
     for row in search.spaces:
-        best = winner(record.of(row), search.metric)
+        best = winner(history.of(row), search.metric)
         if best is None:
             raise DataError(
                 "no_score",
@@ -254,11 +257,11 @@ def _tuned(search: Search, record: Record) -> Tuned:
                 metric=search.metric,
             )
         winners[row] = best
-    runs = dict.fromkeys((result.row, result.run) for result in record.results)
-    folders = [search.job(row, Step(run, {}, search.rounds)).folder for row, run in runs]
+    runs = dict.fromkeys((result.row, result.run) for result in history.results)
+    folders = [search.job(row, Step(trial=run, parameters={}, rounds=search.rounds)).folder for row, run in runs]
     summaries = [read_run(folder).summary for folder in folders]
     accounts = [{} if summary is None else summary.privacy for summary in summaries]
-    return Tuned(record.results, winners, prices(accounts))
+    return Tuned(history.results, winners, prices(accounts))
 
 
 def _rounds(jobs: dict[str, Job], bundle: Path) -> int:

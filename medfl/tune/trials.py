@@ -9,10 +9,10 @@ from pathlib import Path
 
 from medfl.errors import DataError
 from medfl.metrics import LOWER_IS_BETTER, worst
+from medfl.records.search import Result, Step
 from medfl.runs.records import RunRecord, read_run
 from medfl.studies.jobs import Job, expand
 from medfl.studies.schema import DataSet, Study, slug
-from medfl.tune.samplers import Step
 from medfl.tune.space import with_parameters
 from medfl.types import Meta
 
@@ -40,27 +40,6 @@ class TrialJob(Job):
     def title(self) -> str:
         """How to call it."""
         return f"{self.data} / {self.row} / trial {self.trial} up to round {self.options['rounds']}"
-
-
-@dataclass(frozen=True)
-class Result:
-    """What came of a step.
-
-    Attributes:
-        row: Name of the row.
-        step: The step.
-        run: Number of the trial whose run it is: its own, or an earlier one's with the same parameters.
-        status: ``finished`` or ``diverged``.
-        score: On validation images; None without one.
-        seconds: That its sites trained and scored in all its rounds, together.
-    """
-
-    row: str
-    step: Step
-    run: int
-    status: str
-    score: float | None
-    seconds: float
 
 
 def pinned(study: Study) -> tuple[Study, str]:
@@ -132,7 +111,9 @@ def read_result(job: TrialJob, step: Step, metric: str, over: str) -> Result:
     costs = () if run.summary is None else run.summary.costs.values()
     seconds = sum(cost.train_seconds + cost.evaluate_seconds for cost in costs)
     score = validation_score(run, metric, over) if run.status == "finished" else None
-    return Result(job.row, step, step.trial, run.status, score, round(float(seconds), 3))
+    return Result(
+        row=job.row, step=step, run=step.trial, status=run.status, score=score, seconds=round(float(seconds), 3)
+    )
 
 
 def validation_score(run: RunRecord, metric: str, over: str) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Callable
@@ -12,9 +11,9 @@ from pathlib import Path
 
 from medfl.errors import MedflError, StoreError
 from medfl.records.ledger import Ledger
+from medfl.records.progress import ProgressLine
 from medfl.records.run_file import RunFile
 from medfl.runs.progress import PROGRESS
-from medfl.settings import Privacy
 from medfl.utils.locks import LOCK, being_written
 from medfl.utils.text import visible
 from medfl.watch.state import RunState
@@ -58,8 +57,8 @@ class WatchedRun:
             whole = text[: text.rfind(b"\n") + 1]
             self._read, self._changed = self._read + len(whole), facts.st_mtime
             for line in whole.splitlines():
-                with contextlib.suppress(ValueError, RecursionError):  # a kill cut it, or nobody of ours wrote it
-                    self.state.apply(json.loads(line))
+                if (entry := ProgressLine.from_bytes(line)) is not None:  # a kill may have cut the line
+                    self.state.apply(entry.time, entry.event)
             return bool(whole)
         return False
 
@@ -105,7 +104,8 @@ class WatchedRun:
         from medfl.privacy.composition import Part, epsilon
         from medfl.privacy.gaussian import noise_multiplier
 
-        privacy = Privacy.model_validate(self.state.privacy)
+        privacy = self.state.privacy
+        assert privacy is not None  # checked by the caller
         if path.is_file():
             parts = tuple(Part.from_entry(entry) for entry in Ledger.load(path, name).entries.values())
         elif privacy.unit == "site" and not self._sums:

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from medfl.core.attendance import MISSED, TOOK_PART
 from medfl.core.status import DIVERGED
-from medfl.types import Meta
+from medfl.records.progress import (
+    CommittedStep,
+    Event,
+    Heartbeat,
+    JobEnd,
+    JobStart,
+    RunEnd,
+    RunStart,
+    RunStop,
+    SiteExit,
+    StepCosts,
+    StepMetrics,
+    UnavailableSite,
+)
+from medfl.settings import Privacy
 from medfl.utils.text import one_line
-from medfl.watch.numbers import LATEST, MOST_COSTS, promised, round_number, shown_number
 
 SILENT_SECONDS = 50.0
 """Seconds without a heartbeat after which a site that works counts as silent: one and a half times between two."""
@@ -101,7 +114,7 @@ class RunState:
         seed: The run's.
         rounds: That it is to have.
         metric: The task's first one.
-        privacy: What is promised, as in the run's settings; None for nothing.
+        privacy: Promised privacy, or None.
         sites: Site to how it stands, in the order of their names.
         round: Rounds that are over.
         step: Of the last commit.
@@ -121,7 +134,7 @@ class RunState:
     seed: int = 0
     rounds: int = 0
     metric: str = ""
-    privacy: Meta | None = None
+    privacy: Privacy | None = None
     sites: dict[str, SiteState] = field(default_factory=dict)
     round: int = 0
     step: int = 0
@@ -140,44 +153,51 @@ class RunState:
     _mark: float = 0.0
     """When the round began that is under way."""
 
-    def apply(self, event: Any) -> None:
-        """Take in an event (`medfl.runs.progress`); one that is not known, or not whole, is passed over."""
-        handlers = {
-            "start": self._start,
-            "work": self._work,
-            "beat": self._beat,
-            "done": self._done,
-            "missing": self._missing,
-            "commit": self._commit,
-            "end": self._end,
-            "stop": self._stop,
-            "left": self._leave,
-        }
-        try:
-            at, handle = shown_number(event["t"], 0.0, LATEST), handlers[event["event"]]
-            if at is None:
-                return
-            handle(at, event)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            return
+    def apply(self, at: float, event: Event) -> None:
+        """Update the state by an event.
+
+        Args:
+            at: Time of the event, seconds since 1970.
+            event: The event.
+        """
+        match event:
+            case RunStart():
+                self._start(at, event)
+            case JobStart():
+                for site in self._named(event.sites):
+                    site.tasks[event.job], site.heard = Task(one_line(event.activity, 40), at), at
+            case Heartbeat():
+                self._beat(at, event)
+            case JobEnd():
+                for site in self._named(event.sites):
+                    site.tasks.pop(event.job, None)
+                    site.heard, site.why = at, ""
+            case UnavailableSite():
+                self._miss(at, event)
+            case CommittedStep():
+                self._commit(at, event)
+            case RunEnd():
+                self._end(at, event)
+            case RunStop():
+                self._stop(at, event)
+            case SiteExit():
+                self.status = LEFT
+                self._rest()
+                self._say(at, "the server ended its job")
         self.begun, self.last = self.begun or at, at
 
     # ---- one event each
 
-    def _start(self, at: float, facts: Meta) -> None:
-        names = sorted(one_line(site, 80) for site in facts["sites"])
+    def _start(self, at: float, start: RunStart) -> None:
+        names = sorted(one_line(site, 80) for site in start.sites)
         self.sites = {name: self.sites.get(name, SiteState()) for name in names}
         for name, site in self.sites.items():
-            site.tasks, site.why = {}, one_line(facts["missing"].get(name, ""))
+            site.tasks, site.why = {}, one_line(start.unavailable.get(name, ""))
         for known in self.attendance.values():  # what came after the last whole round is done again
             for round_ in [round_ for round_ in known if round_ > self.round]:
                 del known[round_]
-        self.method, self.seed, self.rounds = (
-            one_line(facts["method"], 80),
-            int(facts["seed"]),
-            round_number(facts["rounds"]),
-        )
-        self.metric, self.privacy = one_line(facts["metric"], 80), promised(facts["privacy"])
+        self.method, self.seed, self.rounds = one_line(start.method, 80), start.seed, start.rounds
+        self.metric, self.privacy = one_line(start.metric, 80), start.privacy
         went_on, self.status, self.reason, self.away, self._mark = self.last > 0, "", "", [], at
         sites = f"{self.rounds} rounds at {len(names)} site{'s' * (len(names) != 1)}"
         self._say(at, f"went on after round {self.round}" if went_on else f"began: {self.method}, {sites}")
@@ -185,44 +205,33 @@ class RunState:
             if site.why:
                 self._say(at, f"{name} is missing: {site.why}", "warn")
 
-    def _work(self, at: float, facts: Meta) -> None:
-        job, doing = one_line(facts["job"], 40), one_line(facts["doing"], 40)
-        for site in self._named(facts):
-            site.tasks[job], site.heard = Task(doing, at), at
-
-    def _beat(self, at: float, facts: Meta) -> None:
-        share, doing = facts.get("share"), one_line(facts["doing"], 40)
-        known = None if share is None else min(1.0, max(0.0, float(share)))
-        for site in self._named(facts):
-            task = site.tasks.get(one_line(facts.get("job"), 40)) or site.task
+    def _beat(self, at: float, beat: Heartbeat) -> None:
+        for site in self._named(beat.sites):
+            task = site.task if beat.job is None else site.tasks.get(beat.job) or site.task
             if task is not None:  # a late one, of work that is done, says nothing
-                task.doing, task.share = doing or task.doing, known
+                task.doing, task.share = one_line(beat.activity, 40) or task.doing, beat.share
             site.heard = at
 
-    def _done(self, at: float, facts: Meta) -> None:
-        for site in self._named(facts):
-            site.tasks.pop(one_line(facts["job"], 40), None)
-            site.heard, site.why = at, ""
+    def _miss(self, at: float, event: UnavailableSite) -> None:
+        name, why = one_line(event.site, 80), one_line(event.reason)
+        for site in self._named([name]):
+            site.tasks = {}
+            if why != site.why:
+                site.why = why
+                self._say(at, f"{name} is missing: {why}", "warn")
 
-    def _missing(self, at: float, facts: Meta) -> None:
-        name, why = one_line(facts["site"], 80), one_line(facts["why"])
-        site = self.sites[name]
-        site.tasks = {}
-        if why != site.why:
-            site.why = why
-            self._say(at, f"{name} is missing: {why}", "warn")
-
-    def _commit(self, at: float, facts: Meta) -> None:
-        self.step, round_, done = (round_number(facts[name]) for name in ("step", "round", "rounds_done"))
-        ended, self.round = done > self.round and done == round_, done
-        missing = [one_line(name, 80) for name in facts["missing"]]
-        for name in [one_line(name, 80) for name in facts["ordered"]]:
+    def _commit(self, at: float, commit: CommittedStep) -> None:
+        self.step, done = commit.step, commit.rounds_done
+        ended, self.round = done > self.round and done == commit.round, done
+        missing = [one_line(name, 80) for name in commit.unavailable]
+        for name in [one_line(name, 80) for name in commit.requested]:
             known = self.attendance.setdefault(name, {})
-            known[round_] = MISSED if name in missing or known.get(round_) == MISSED else TOOK_PART
+            was_missed = name in missing or known.get(commit.round) == MISSED
+            known[commit.round] = MISSED if was_missed else TOOK_PART
             if name in self.sites and name not in missing:
                 self.sites[name].replies += 1
-        self._costs(facts.get("costs", {}))
-        self._scores(facts)
+        self._costs(commit.metrics.costs)
+        self._scores(commit.round, commit.metrics)
         self._rest()
         if ended:
             self.took[done], self._mark = at - self._mark, at
@@ -231,48 +240,39 @@ class RunState:
             text = f"round {done} of {self.rounds} is over after {self.took[done]:.1f} s{without}"
             self._say(at, text, "warn" if missing else "info")
 
-    def _costs(self, costs: Meta) -> None:
+    def _costs(self, costs: Mapping[str, StepCosts]) -> None:
         for name, cost in costs.items():
             if (site := self.sites.get(one_line(name, 80))) is not None:
-                names = ("seconds", "up", "down", "to_peers")
-                seconds, up, down, peers = (shown_number(cost.get(name), 0.0, MOST_COSTS) or 0.0 for name in names)
-                site.seconds, site.spent = seconds, site.spent + seconds
-                site.up, site.down, site.to_peers = site.up + up, site.down + down, site.to_peers + peers
+                site.seconds, site.spent = cost.work_seconds, site.spent + cost.work_seconds
+                site.up, site.down = site.up + cost.bytes_up, site.down + cost.bytes_down
+                site.to_peers += cost.bytes_to_peers
 
-    def _scores(self, facts: Meta) -> None:
-        if (loss := shown_number(facts.get("loss"))) is not None:
-            self.losses[round_number(facts["round"])] = loss
-        if "scored" not in facts:
+    def _scores(self, round_: int, metrics: StepMetrics) -> None:
+        if metrics.training_loss is not None:
+            self.losses[round_] = metrics.training_loss
+        if metrics.scored_round is None:
             return
-        scored = round_number(facts["scored"])
-        for name, value in {**facts.get("scores", {}), **facts.get("at_server", {})}.items():
-            if (score := shown_number(value)) is not None:
-                self.curves.setdefault(one_line(name, 120), {})[scored] = score
-        for kind, values in facts.get("by_site", {}).items():
-            for name, value in values.items():
-                if (score := shown_number(value)) is not None:
-                    sites = self.by_site.setdefault(one_line(kind, 80), {})
-                    sites.setdefault(one_line(name, 80), {})[scored] = score
+        for name, score in {**metrics.scores, **metrics.server_scores}.items():
+            self.curves.setdefault(one_line(name, 120), {})[metrics.scored_round] = score
+        for kind, scores in metrics.site_scores.items():
+            sites = self.by_site.setdefault(one_line(kind, 80), {})
+            for name, score in scores.items():
+                sites.setdefault(one_line(name, 80), {})[metrics.scored_round] = score
 
-    def _end(self, at: float, facts: Meta) -> None:
-        self.status, self.reason = one_line(facts["status"], 40), one_line(facts["reason"])
-        self.away, self.round = [one_line(name, 80) for name in facts["away"]], round_number(facts["rounds"])
+    def _end(self, at: float, end: RunEnd) -> None:
+        self.status, self.reason = end.status, one_line(end.reason)
+        self.away, self.round = [one_line(name, 80) for name in end.unavailable], end.rounds
         self._rest()
         why = f": {self.reason}" if self.reason else ""
         self._say(at, f"{self.status}{self.ended_on}{why}", "info" if self.status == FINISHED else "bad")
 
-    def _stop(self, at: float, facts: Meta) -> None:
-        error = one_line(facts["error"], 80)
+    def _stop(self, at: float, stop: RunStop) -> None:
+        error = one_line(stop.error, 80)
         self.status = STOPPED
         by_hand = error in ("KeyboardInterrupt", "StoppedError")
         self.reason = "by hand" if by_hand else f"by an error ({error}); where it was started it says more"
         self._rest()
         self._say(at, f"stopped {self.reason}", "warn" if by_hand else "bad")
-
-    def _leave(self, at: float, facts: Meta) -> None:
-        self.status = LEFT
-        self._rest()
-        self._say(at, "the server ended its job")
 
     # ---- pieces
 
@@ -286,8 +286,8 @@ class RunState:
         for site in self.sites.values():
             site.tasks = {}
 
-    def _named(self, facts: Meta) -> list[SiteState]:
-        names = [one_line(name, 80) for name in facts["sites"]]
+    def _named(self, sites: Iterable[str]) -> list[SiteState]:
+        names = [one_line(name, 80) for name in sites]
         return [self.sites[name] for name in names if name in self.sites]
 
     def _say(self, at: float, text: str, level: str = "info") -> None:

@@ -271,8 +271,8 @@ def _costs(state: RunState) -> str:
 def _privacy(state: RunState, epsilons: Mapping[str, float]) -> str:
     if state.privacy is None:
         return ""
-    unit = {"site": "a site", "sample": "an image"}.get(str(state.privacy.get("unit")), "a unit")
-    budget = f"of {float(state.privacy.get('epsilon', 0.0)):.3g} for {unit}"
+    unit = {"site": "a site", "sample": "an image"}[state.privacy.unit]
+    budget = f"of {state.privacy.epsilon:.3g} for {unit}"
     if not epsilons:
         return f"epsilon {budget}; what is spent so far each site knows"
     most = "at most " * (len(epsilons) > 1)

@@ -10,13 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from attack_files import INVERSION
 from attack_runs import make_data, run_bundle, undrawn
-from refusals import refused
 
 from medfl.cli.main import main
-from medfl.errors import StoreError
 from medfl.report.page import write_report
-from medfl.runs.attack_results import read_results, write_results
+from medfl.runs.attack_results import read_results
 
 NUMBERS = ("auc", "tpr_at_1_fpr", "recall", "accuracy", "recall_balanced")
 
@@ -68,16 +67,15 @@ def test_it_prints_a_line_for_each_result_and_writes_them(medfl, place: Path) ->
     assert lines[2].startswith("wrote ")
     content = read_results(place / "run", "membership")
     assert content is not None
-    assert (content["attack"], content["version"]) == ("membership", 1)
-    assert [(row["target"], row["attack"]) for row in content["results"]] == [
+    assert [(row.target, row.attack) for row in content.results] == [
         ("global", "loss_threshold"),
         ("global", "shadow_topk"),
     ]
-    for row in content["results"]:
-        assert row["members"] == row["non_members"] > 20
-        assert all(0 <= row[name] <= 1 for name in NUMBERS)
-        assert row["auc_interval"][0] <= row["auc"] <= row["auc_interval"][1]
-        assert f"AUC {row['auc']:.3f}" in out
+    for row in content.results:
+        assert row.members == row.non_members > 20
+        assert all(0 <= getattr(row, name) <= 1 for name in NUMBERS)
+        assert row.auc_interval[0] <= row.auc <= row.auc_interval[1]
+        assert f"AUC {row.auc:.3f}" in out
     options = {
         "targets": "global",
         "shadow": "validation",
@@ -85,7 +83,7 @@ def test_it_prints_a_line_for_each_result_and_writes_them(medfl, place: Path) ->
         "seed": 0,
         "shadow_epochs": 2,
     }
-    assert content["options"] == options | {"device": "cpu", "round": None}
+    assert content.options == options | {"device": "cpu", "round": None}
     after = contents(place / "run")
     written = {path: after.pop(path) for path in list(after) if path.parent.name == "attacks"}
     assert after == before, "the run itself is only read"
@@ -131,8 +129,8 @@ def test_each_site_is_attacked_on_its_own_and_the_report_reads_it(medfl, place: 
     with undrawn():
         status, out, _ = medfl(*words)
     assert status == 0
-    results = read_results(run, "membership")["results"]
-    assert [(row["target"], row["site"], row["attack"]) for row in results] == [
+    results = read_results(run, "membership").results
+    assert [(row.target, row.site, row.attack) for row in results] == [
         ("sites", "site-01", "loss_threshold"),
         ("sites", "site-02", "loss_threshold"),
     ]
@@ -181,8 +179,8 @@ def test_inversion_gets_its_options(medfl, place: Path, monkeypatch: pytest.Monk
 
     def run_inversion(opened, folder, options, show):
         seen.update(vars(options), name=opened.name, folder=folder)
-        row = {"target": "model", "attack": "gradient", "item": "raw", "images": 3, "mse": 0.25, "psnr": 6.0}
-        return [row | {"ssim": None}]
+        changes = {"target": "model", "attack": "gradient", "item": "raw", "images": 3, "mse": 0.25, "psnr": 6.0}
+        return [INVERSION.model_copy(update=changes)]
 
     made = SimpleNamespace(InversionOptions=SimpleNamespace, run_inversion=run_inversion)
     monkeypatch.setitem(sys.modules, "medfl.attacks.inversion.attack", made)
@@ -199,36 +197,4 @@ def test_inversion_gets_its_options(medfl, place: Path, monkeypatch: pytest.Monk
         "name": "fedavg",
         "folder": place / "run",
     }
-    assert out.splitlines()[0] == "model, gradient, raw: MSE 0.25, PSNR 6; 3 images"
-
-
-# ---- the file
-
-
-def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
-    assert read_results(tmp_path, "inversion") is None
-    write_results(tmp_path, "inversion", {"seed": 1}, [{"mse": 0.5}], note="x")
-    assert read_results(tmp_path, "inversion") == {
-        "attack": "inversion",
-        "version": 1,
-        "options": {"seed": 1},
-        "results": [{"mse": 0.5}],
-        "note": "x",
-    }
-
-
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("{", "damaged_file"),
-        ("[]", "damaged_file"),
-        ("{}", "damaged_file"),
-        ('{"attack": "inversion", "version": 2}', "other_version"),
-    ],
-)
-def test_a_damaged_file_is_refused_with_what_to_do(tmp_path: Path, text: str, code: str) -> None:
-    path = write_results(tmp_path, "inversion", {}, [])
-    path.write_text(text)
-    with refused(StoreError, code, path=str(path)) as caught:
-        read_results(tmp_path, "inversion")
-    assert "Attack again" in str(caught.value)
+    assert out.splitlines()[0] == "model, gradient, raw: MSE 0.25, PSNR 6, SSIM 0.25; 3 images"

@@ -88,21 +88,21 @@ def test_all_targets_are_attacked_and_written(tmp_path):
     (shared,) = attack(opened(tmp_path, Shares(GAUSSIAN)), dataclasses.replace(QUICK, against="shared"))
     assert shared.sent == "x_p"
     content = read_results(tmp_path, "inversion")
-    assert content["results"] == rows
-    assert content["options"] == dataclasses.asdict(QUICK)
-    assert any("worst case" in note for note in content["notes"])
-    keys = {(row["target"], row["attack"], row["item"]) for row in rows}
+    assert list(content.results) == rows
+    assert content.options == dataclasses.asdict(QUICK)
+    assert any("worst case" in note for note in content.notes)
+    keys = {(row.target, row.attack, row.item) for row in rows}
     assert len(keys) == len(rows)
     each = {("shared", kind, item) for kind in ("gradient", "decoder", "fixed_point") for item in ("x_s", "x_p")}
     assert keys >= each | {("update", "gradient", "update"), ("model", "gradient", "class mean")}
     assert seen[-1][0] == seen[-1][1] == len(seen) - 1  # a step each, and the end
-    raw = next(row for row in rows if row["item"] == "raw")
-    assert (raw["mse"], raw["images"]) == (0, 3)
+    raw = next(row for row in rows if row.item == "raw")
+    assert (raw.mse, raw.images) == (0, 3)
     clean, noised = (
-        next(row for row in rows if (row["attack"], row["item"]) == ("fixed_point", item)) for item in ("x_s", "x_p")
+        next(row for row in rows if (row.attack, row.item) == ("fixed_point", item)) for item in ("x_s", "x_p")
     )
-    assert clean["mse"] < 1e-6 < 1e-2 < noised["mse"]
-    assert clean["converged"] == 3
+    assert clean.mse < 1e-6 < 1e-2 < noised.mse
+    assert clean.converged == 3
 
 
 def test_the_page_holds_all_it_shows_and_warns(tmp_path):
@@ -120,7 +120,7 @@ def test_the_same_seed_gives_the_same_files_and_another_one_other_images(tmp_pat
     first, again, other = (
         attack(run, dataclasses.replace(QUICK, against="shared", seed=seed))[0] for seed in (0, 0, 1)
     )
-    assert first.rows() == again.rows()
+    assert first.results() == again.results()
     assert not torch.equal(first.truth, other.truth)
 
 
@@ -133,9 +133,9 @@ def test_without_noise_and_clip_what_was_sent_is_the_part_itself(tmp_path):
     run = opened(tmp_path, Shares(Release("none", 0.0, None), back=0.0))
     (attacked,) = attack(run, dataclasses.replace(QUICK, against="shared"))
     assert attacked.sent == "x_s"
-    rows = {(row["attack"], row["item"]): row for row in attacked.rows()}
+    rows = {(row.attack, row.item): row for row in attacked.results()}
     assert ("fixed_point", "x_p") not in rows
-    assert rows["fixed_point", "x_s"]["mse"] == 0  # oracle O-TP-11: nothing was kept back
+    assert rows["fixed_point", "x_s"].mse == 0  # oracle O-TP-11: nothing was kept back
     assert "x_s itself" in attacked.notes[0]
 
 

@@ -23,6 +23,7 @@ from medfl.core.site import Splits
 from medfl.data.pooled import TensorData
 from medfl.errors import DataError, SettingsError, StoreError
 from medfl.methods.averaging import Averaging
+from medfl.records.attacks import AttackedRun, MembershipFile
 from medfl.runs.attack_results import read_results
 from medfl.settings import Settings
 from medfl.training.loop import train
@@ -78,14 +79,14 @@ def test_an_overfitted_model_is_caught_by_both_attacks(shadow: ShadowAttack) -> 
     members, others = noise(200, seed=2), noise(200, seed=3)
     model = learnt_by_heart(members)
     rows = attack(made({}, {}), target(model, members, others), shadow, MembershipOptions())
-    assert [row["attack"] for row in rows] == ["loss_threshold", "shadow_topk"]
+    assert [row.attack for row in rows] == ["loss_threshold", "shadow_topk"]
     for row in rows:
-        assert row["accuracy_members"] == 1
-        assert row["accuracy_non_members"] == pytest.approx(0.5, abs=0.12)
-        assert row["auc"] > 0.65
-        assert row["auc_interval"][0] > 0.5
-        assert row["recall_balanced"] > 0.58
-        assert row["accuracy"] > 0.55
+        assert row.accuracy_members == 1
+        assert row.accuracy_non_members == pytest.approx(0.5, abs=0.12)
+        assert row.auc > 0.65
+        assert row.auc_interval[0] > 0.5
+        assert row.recall_balanced > 0.58
+        assert row.accuracy > 0.55
 
 
 def test_a_model_that_never_saw_the_images_is_not_caught(shadow: ShadowAttack) -> None:
@@ -94,10 +95,10 @@ def test_a_model_that_never_saw_the_images_is_not_caught(shadow: ShadowAttack) -
         made({}, {}), target(net(), noise(2000, seed=8), noise(2000, seed=9)), shadow, MembershipOptions(images=1900)
     )
     for row in rows:
-        assert (row["members"], row["non_members"]) == (1900, 1900)
-        assert row["auc"] == pytest.approx(0.5, abs=0.05)
-        assert row["recall_balanced"] == pytest.approx(0.5, abs=0.035)
-        assert row["tpr_at_1_fpr"] < 0.03
+        assert (row.members, row.non_members) == (1900, 1900)
+        assert row.auc == pytest.approx(0.5, abs=0.05)
+        assert row.recall_balanced == pytest.approx(0.5, abs=0.035)
+        assert row.tpr_at_1_fpr < 0.03
 
 
 # ---- images
@@ -213,12 +214,12 @@ def test_models_of_earlier_rounds_are_attacked_by_shadows_trained_as_long(tmp_pa
         Journal(tmp_path).keep_model(round_, model(round_))
     with undrawn():
         rows = run_membership(run, MembershipOptions(round=KEPT))
-    assert [(row["attack"], row["round"]) for row in rows] == [
+    assert [(row.attack, row.round) for row in rows] == [
         (attack, round_) for round_ in (2, 4) for attack in ("loss_threshold", "shadow_topk")
     ]
-    content = read_results(tmp_path, "membership") or {}
-    assert [facts["epochs"] for facts in content["shadow"]] == [2, 4], "of 6 in the whole run"
-    assert content["options"]["round"] == KEPT
+    content = read_results(tmp_path, "membership")
+    assert [shadow.epochs for shadow in content.shadow] == [2, 4], "of 6 in the whole run"
+    assert content.options["round"] == KEPT
     assert "global model after round 4" in render(content)
     assert plain_line(rows[0]).startswith("global model after round 2, loss threshold: AUC")
     (attacked,) = find_targets(run, None, 4)
@@ -288,13 +289,14 @@ def test_a_page_of_many_sites_says_what_was_found(shadow: ShadowAttack) -> None:
     members, others = noise(40, seed=2), noise(40, seed=3)
     attacked = Target("sites", "a", net_of(0), "net", members, others)
     pair = attack(made({}, {}), attacked, shadow, MembershipOptions())
-    rows = [row | {"site": f"<site {number}>"} for number in range(14) for row in pair]
-    content = {
-        "results": rows,
-        "of": {"method": "made", "seed": 3, "rounds": 1},
-        "options": {"shadow": "validation", "images": None},
-        "shadow": [],
-    }
+    rows = [row.model_copy(update={"site": f"<site {number}>"}) for number in range(14) for row in pair]
+    content = MembershipFile(
+        options={"shadow": "validation", "images": None},
+        results=tuple(rows),
+        run=AttackedRun(method="made", seed=3, rounds=1),
+        classes=2,
+        shadow=(),
+    )
     with undrawn():
         page = render(content)
     assert "Membership attack: made, seed 3" in page
@@ -333,7 +335,7 @@ def test_the_loss_threshold_is_the_mean_loss_of_the_members() -> None:
 
     attacked = target(Losses(), of(0.2, 0.3, 0.5, 3.0), of(0.9, 2.0, 4.0, 8.0))
     (row,) = attack(made({}, {}), attacked, None, MembershipOptions())
-    assert (row["recall"], row["false_alarms"]) == (0.75, 0.25)
+    assert (row.recall, row.false_alarms) == (0.75, 0.25)
 
 
 def test_of_few_images_classes_keep_their_shares_by_the_largest_remainder() -> None:

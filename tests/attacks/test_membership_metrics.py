@@ -14,19 +14,19 @@ from medfl.errors import SettingsError
 def test_random_scores_are_guesses() -> None:
     rng = np.random.default_rng(0)
     numbers = measure(Scores(rng.random(2000), rng.random(2000), 0.5))
-    assert numbers["auc"] == pytest.approx(0.5, abs=0.05)
-    assert numbers["auc_interval"][0] < 0.5 < numbers["auc_interval"][1]
+    assert numbers.auc == pytest.approx(0.5, abs=0.05)
+    assert numbers.auc_interval[0] < 0.5 < numbers.auc_interval[1]
     for name in ("recall", "accuracy", "recall_balanced"):
-        assert numbers[name] == pytest.approx(0.5, abs=0.035)
+        assert getattr(numbers, name) == pytest.approx(0.5, abs=0.035)
 
 
 def test_always_saying_member_raises_recall_and_nothing_else() -> None:
     rng = np.random.default_rng(0)
     members, others = rng.random(500), rng.random(500)
     honest, bold = (measure(Scores(members, others, threshold)) for threshold in (0.5, -1.0))
-    assert (bold["recall"], bold["accuracy"]) == (1.0, 0.5)
-    assert {n: bold[n] for n in ("auc", "recall_balanced", "tpr_at_1_fpr")} == {
-        n: honest[n] for n in ("auc", "recall_balanced", "tpr_at_1_fpr")
+    assert (bold.recall, bold.accuracy) == (1.0, 0.5)
+    assert {n: getattr(bold, n) for n in ("auc", "recall_balanced", "tpr_at_1_fpr")} == {
+        n: getattr(honest, n) for n in ("auc", "recall_balanced", "tpr_at_1_fpr")
     }
 
 
@@ -90,4 +90,4 @@ def test_limits_are_not_reached_by_half_an_alarm_or_a_score_at_the_threshold() -
     others = np.arange(150.0)
     assert tpr_at(np.array([147.5, 148.5, 200.0]), others, 0.01) == pytest.approx(2 / 3)
     measured = measure(Scores(np.array([0.0, 1.0]), np.array([0.0, -1.0]), 0.0))
-    assert (measured["recall"], measured["false_alarms"]) == (0.5, 0.0)
+    assert (measured.recall, measured.false_alarms) == (0.5, 0.0)

@@ -83,34 +83,34 @@ def made(fooled: bool = True, common: bool = True, folder: Path = Path("run"), *
 
 def test_accuracy_is_that_of_honest_sites_and_the_server():
     row = judge(made(), read_attackers(BACKDOOR, REGISTRY))
-    assert (row["accuracy"], row["images"], row["target"]) == (0.7, 10, "global")
-    assert row["accuracy_interval"] == pytest.approx(wilson(7, 10))
-    assert (row["worst_site"], row["worst_accuracy"]) == ("good", 0.5)
-    assert (row["attackers"], row["sites"], row["interval_over"]) == (1, 3, "images")
+    assert (row.accuracy, row.images, row.target) == (0.7, 10, "global")
+    assert row.accuracy_interval == pytest.approx(wilson(7, 10))
+    assert (row.worst_site, row.worst_accuracy) == ("good", 0.5)
+    assert (row.attackers, row.sites, row.interval_over) == (1, 3, "images")
     alone = judge(made(common=False), read_attackers(BACKDOOR, REGISTRY))
-    assert (alone["accuracy"], alone["images"], alone["target"]) == (5 / 8, 8, "personal")
+    assert (alone.accuracy, alone.images, alone.target) == (5 / 8, 8, "personal")
 
 
 def test_a_backdoor_succeeds_where_it_was_learned_and_by_errors_elsewhere():
     """Of 8 images that are not of the target; an image of the target that is called so is no success."""
     poison = read_attackers(BACKDOOR, REGISTRY)
     fooled, sound = judge(made(), poison), judge(made(fooled=False), poison)
-    assert (fooled["success"], fooled["wanted_images"]) == (1, 8)
-    assert (sound["success"], sound["wanted_images"]) == (0, 8)
-    assert fooled["success_interval"] == pytest.approx(wilson(8, 8))
+    assert (fooled.success, fooled.wanted_images) == (1, 8)
+    assert (sound.success, sound.wanted_images) == (0, 8)
+    assert fooled.success_interval == pytest.approx(wilson(8, 8))
 
 
 def test_a_flip_succeeds_where_images_of_the_source_are_called_the_target():
     """Of 4 images of class 0 one is called 1; with all classes turned round, none is called 2."""
     row = judge(made(), read_attackers({"attack": "label_flip", "sites": ["bad"], "source": 0, "target": 1}, REGISTRY))
-    assert (row["success"], row["wanted_images"]) == (0.25, 4)
+    assert (row.success, row.wanted_images) == (0.25, 4)
     turned = judge(made(), read_attackers({"attack": "label_flip", "sites": ["bad"], "rate": 0.1}, REGISTRY))
-    assert (turned["success"], turned["wanted_images"]) == (0, 6), "class 1 of three stays; the rate is of training"
+    assert (turned.success, turned.wanted_images) == (0, 6), "class 1 of three stays; the rate is of training"
 
 
 def test_attacks_on_replies_want_nothing_but_harm():
     row = judge(made(), read_attackers({"attack": "sign_flip", "sites": ["bad"]}, REGISTRY))
-    assert "success" not in row
+    assert row.success is None
     assert plain_line(row) == (
         "1 of 3 sites attack (sign_flip): accuracy 0.700 (0.397 to 0.892) over images, 10 images; worst honest site "
         "good 0.500 (0.150 to 0.850)"
@@ -119,20 +119,20 @@ def test_attacks_on_replies_want_nothing_but_harm():
 
 def test_a_run_is_judged_by_its_own_attack_and_others_by_what_is_looked_for(tmp_path):
     own = run_poison(made(poison=BACKDOOR, folder=tmp_path), PoisonOptions('{"attack": "ipm", "sites": ["good"]}'))
-    assert [row["attack"] for row in own] == ["backdoor"]
+    assert [row.attack for row in own] == ["backdoor"]
     both = json.dumps([BACKDOOR, {"attack": "label_flip", "sites": ["bad"]}])
     rows = run_poison(made(folder=tmp_path), PoisonOptions(both))
-    assert [row["attack"] for row in rows] == ["backdoor", "label_flip"]
-    assert (read_results(tmp_path, "poison") or {})["results"] == rows
+    assert [row.attack for row in rows] == ["backdoor", "label_flip"]
+    assert list(read_results(tmp_path, "poison").results) == rows
     (plain,) = run_poison(made(folder=tmp_path))
-    assert (plain["attack"], plain["accuracy"], plain["images"]) == ("none", 7 / 12, 12)
+    assert (plain.attack, plain.accuracy, plain.images) == ("none", 7 / 12, 12)
     assert plain_line(plain).startswith("no attackers: accuracy 0.583")
 
 
 def test_a_model_without_finite_outputs_is_wrong():
     run = made()
     run.net = nn.Sequential(run.net, nn.Threshold(99.0, float("nan")))
-    assert judge(run, None)["accuracy"] == 0
+    assert judge(run, None).accuracy == 0
 
 
 @pytest.mark.parametrize("text", ["backdoor", "3", "[3]", "{}", "[[]]"])
@@ -163,6 +163,6 @@ def test_the_command_judges_a_finished_simulation(tmp_path, capsys):
         main(["attack", "poison", str(run)])
     out = capsys.readouterr().out
     assert "1 of 2 sites attack (backdoor): accuracy " in out
-    (row,) = (read_results(run, "poison") or {})["results"]
-    assert row["worst_accuracy"] == pytest.approx(scored["site-02"])
-    assert 0 <= row["success"] <= 1
+    (row,) = read_results(run, "poison").results
+    assert row.worst_accuracy == pytest.approx(scored["site-02"])
+    assert 0 <= row.success <= 1

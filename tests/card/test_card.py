@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from attack_files import MEMBERSHIP, write
 from make_runs import CLASSES, SITES, make_run
 from objective_runs import run_objective
 from refusals import refused
@@ -31,7 +32,6 @@ from medfl.records.card_scores import CardRow
 from medfl.records.evidence import Evidence
 from medfl.records.partition import LocatedExclusion, Partition
 from medfl.records.site_card import SiteCard
-from medfl.runs.attack_results import write_results
 from medfl.testing.tasks import FURTHER
 
 SEXES, CENTRES = ("male", "female", "male", ""), ("A", "B", "B")
@@ -357,17 +357,8 @@ def test_a_promise_and_what_attacks_found_stand_in_the_card(tmp_path, registry):
         "accountant": "gaussian",
     }
     folder = make_run(tmp_path / "run", images=10, metrics=("accuracy",), settings={"privacy": privacy})
-    attack = {
-        "target": "global",
-        "attack": "loss_threshold",
-        "members": 12,
-        "non_members": 9,
-        "auc": 0.61,
-        "auc_interval": [0.58, 0.64],
-        "tpr_at_1_fpr": 0.02,
-        "recall_balanced": 0.57,
-    }
-    write_results(folder, "membership", {}, [attack])
+    changes = {"attack": "loss_threshold", "members": 12, "non_members": 9, "tpr_at_1_fpr": 0.02}
+    write(folder, "membership", {}, [MEMBERSHIP.model_copy(update=changes)])
     write_cards(folder, registry)
     text = (folder / "global" / "README.md").read_text()
     assert "epsilon 5 with delta 1e-05 for a site that is replaced by any other" in text

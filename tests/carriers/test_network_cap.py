@@ -19,7 +19,7 @@ def test_server_and_site_refuse_a_network_beyond_their_cap(tmp_path: Path) -> No
         loopback.serve(place.offer(in_channels=10**9))
     offer = place.offer(in_channels=10**5)  # 7.2 MB: within the server's cap
     service = loopback.services["site-01"]
-    reason = unpack(service.answer(pack(Message("hello", {}, offer.to_meta()))), Limits()).meta["refused"]
+    reason = unpack(service.answer(pack(Message("hello", {}, offer.to_json()))), Limits()).meta["refused"]
     assert "'site-01' allows networks of at most 2 MB (max_network_mb), and it is larger" in reason
 
 
@@ -33,7 +33,7 @@ def test_the_network_of_another_site_counts_too(tmp_path: Path) -> None:
     loopback = Loopback(place.files("two", {"site-01": {"max_network_mb": 2}}))
     service = loopback.services["site-01"]
     begin = {"networks": {"site-02": "wide"}}
-    for kind, meta in (("hello", place.offer().to_meta()), ("begin", begin)):
+    for kind, meta in (("hello", place.offer().to_json()), ("begin", begin)):
         answer = unpack(service.answer(pack(Message(kind, {}, meta))), Limits())
     assert "the network 'wide'" in answer.meta["refused"]
     service.close()

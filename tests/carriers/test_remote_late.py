@@ -23,7 +23,7 @@ from remote_cases import (
 )
 
 from medfl.core.journal import Journal
-from medfl.deploy.offer import Offer
+from medfl.records.offer import Offer
 from medfl.records.run_file import JoinedSite, RunFile
 from medfl.records.summary import Summary
 from medfl.report.page import write_report

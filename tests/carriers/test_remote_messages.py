@@ -139,7 +139,7 @@ OFFERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("what", OFFERS)
 def test_an_offer_holds_no_code_and_no_path(place: Place, what: str) -> None:
-    meta = offered(place).to_meta()
+    meta = offered(place).to_json()
     values = OFFERS[what]
     meta |= {"overrides": meta["overrides"] | values["overrides"]} if "overrides" in values else values
     files = place.files(f"offer-{what}".replace(" ", "-"))

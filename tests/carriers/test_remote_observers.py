@@ -12,8 +12,9 @@ from remote_cases import mini_place, offered, serve
 
 from medfl.bundle.federation import read_federation
 from medfl.core.evaluation import Row
-from medfl.deploy.observers import CALLED, OBSERVED, Observers, call_observers, keep_tracking
+from medfl.deploy.observers import OBSERVED, Observers, call_observers, keep_tracking
 from medfl.plugins import Registry, load_plugins
+from medfl.records.submission import ObserverState
 
 EYES = """
 import json
@@ -93,7 +94,7 @@ def test_what_is_no_call_is_passed_over_and_the_next_one_is_made_once(tmp_path: 
     observers.run_ended("finished")
     call_observers(tmp_path, registry)
     assert [event[0] for event in events(seen)] == ["round", "ended"]
-    assert json.loads((tmp_path / CALLED).read_text()) == {"tracking": {}, "calls": 2}
+    assert ObserverState.read(tmp_path / ObserverState.NAME) == ObserverState(calls=2)
     observers.run_ended("finished")
     call_observers(tmp_path, registry)
     assert [event[0] for event in events(seen)] == ["round", "ended", "ended"]

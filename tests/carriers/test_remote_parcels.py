@@ -65,7 +65,7 @@ def parcel(place: Place) -> tuple[str, str, bytes]:
 def begun(place: Place, name: str, site: str, **overrides: Any) -> SiteService:
     """A site that has begun a run."""
     service = SiteService(place.files(name)[site], lambda to, blob, patience: True)
-    service.answer(pack(Message("hello", {}, offered(place, **overrides).to_meta())))
+    service.answer(pack(Message("hello", {}, offered(place, **overrides).to_json())))
     assert not refused(service.answer(pack(Message("begin", {}, {"networks": {}}))))
     return service
 
@@ -105,7 +105,7 @@ def test_a_method_without_parcels_takes_none(place: Place, parcel: tuple[str, st
     sender, to, blob = parcel
     files = place.files("plain", {to: {"exchange": False}})
     service = SiteService(files[to], lambda to, blob, patience: True)
-    service.answer(pack(Message("hello", {}, offered(place).to_meta())))
+    service.answer(pack(Message("hello", {}, offered(place).to_json())))
     service.answer(pack(Message("begin", {}, {"networks": {}})))
     assert "posts no parcels" in str(service.receive(sender, blob))
     assert "no global test" in str(service.receive(sender, changed(blob, set_meta(use="exchange"))))

@@ -107,7 +107,7 @@ def test_another_version_of_medfl_is_refused_with_both(place: Place) -> None:
     loopback = Loopback(files)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(medfl, "__version__", "0.0.1")
-        answer = unpack(loopback.services["site-01"].answer(pack(Message("hello", {}, offer.to_meta()))), LIMITS)
+        answer = unpack(loopback.services["site-01"].answer(pack(Message("hello", {}, offer.to_json()))), LIMITS)
     assert "0.0.1" in answer.meta["refused"]
     assert offer.medfl in answer.meta["refused"]
 

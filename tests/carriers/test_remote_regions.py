@@ -12,13 +12,14 @@ import torch
 
 from medfl.bundle.files import shipped
 from medfl.data.regions import load_regions
-from medfl.deploy.offer import Offer, make_offer
+from medfl.deploy.offer import make_offer
 from medfl.deploy.offered_bundle import open_offer
 from medfl.deploy.sites.file import SiteFile, read_site_file
 from medfl.ingest.prepare import prepare
 from medfl.partition.by_site import by_site
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
+from medfl.records.offer import Offer
 from medfl.testing.phantoms import make_cohort
 from medfl_datasets.abide.phantom import ATLAS_FILE, write_release
 from medfl_datasets.abide.spec import Abide

@@ -67,7 +67,7 @@ def test_a_dishonest_server_can_alter_make_and_move_nothing_and_the_run_has_the_
     place: Place, signers: dict[str, Signer], tmp_path: Path
 ) -> None:
     files, offer = place.files("sealed"), place.offer("sealed", rounds=1, **CHEAP)
-    other_run = offer.to_meta() | {"run": "other"}
+    other_run = offer.to_json() | {"run": "other"}
     tried: dict[str, tuple[str | None, str]] = {}
 
     def attack(sender: str, to: str, sealed: bytes) -> bytes:
@@ -84,12 +84,12 @@ def test_a_dishonest_server_can_alter_make_and_move_nothing_and_the_run_has_the_
             "cut off": (to, sender, sealed[: len(MARK) + 100], "got a part of one"),
             "of another run": (to, sender, Seal(own, other_run).close(blob, to), NOT_FITTING),
             "by the server": (
-                to, sender, Seal(signers["localhost"], offer.to_meta()).close(blob, to),
+                to, sender, Seal(signers["localhost"], offer.to_json()).close(blob, to),
                 "certificate of '{sender}', got the one of 'localhost'",
             ),
             "by a stranger": (
                 to, SITES[0] if to != SITES[0] else SITES[1],
-                Seal(signers["stranger"], offer.to_meta()).close(blob, to),
+                Seal(signers["stranger"], offer.to_json()).close(blob, to),
                 "by this project's root, got one by another root|got the one of 'site-01'",
             ),
         }  # fmt: skip

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from loopback import SITES, Loopback, Place, digests, make_place
+from run_events import events_of
 
 from medfl.carriers.heartbeat import pack_beat
 from medfl.carriers.messages import Limits, unpack
 from medfl.carriers.remote import MAX_SILENT
 from medfl.cli.status import describe
+from medfl.records.progress import CommittedStep, Heartbeat
 from medfl.records.run_file import RunFile, SettingOrigin
 from medfl.records.summary import Attendance, Summary
 from medfl.report.page import write_report
@@ -21,10 +22,6 @@ from medfl.utils.pulse import Beat, Pulse
 from medfl.watch.folders import WatchedFolder
 
 PRIVACY = {"unit": "site", "adjacency": "replace", "epsilon": 50.0, "delta": 1e-5, "clip": 0.5}
-
-
-def events(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / PROGRESS).read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +75,8 @@ def test_all_sites_must_reply_unless_the_run_says_otherwise(place: Place) -> Non
 def test_of_a_share_of_the_sites_all_that_are_asked_must_reply(place: Place) -> None:
     folder, progress = Loopback(place.files("share")).serve(place.offer(rounds=2, steps=1, fraction=0.4))
     assert (progress.state, progress.round) == ("finished", 2)
-    ordered = [event["ordered"] for event in events(folder) if event["event"] == "commit" and event["ordered"]]
-    assert [len(sites) for sites in ordered] == [1, 1]
+    requested = [commit.requested for commit in events_of(folder, CommittedStep) if commit.requested]
+    assert [len(sites) for sites in requested] == [1, 1]
 
 
 class Spoken(Pulse):
@@ -106,11 +103,11 @@ def test_heartbeats_come_to_the_server_without_counts_that_stay_at_home(
     files = place.files(f"beats-{name}", own)
     folder, progress = Loopback(files).serve(place.offer(rounds=1, steps=2, **settings))
     assert progress.state == "finished"
-    beats = [event for event in events(folder) if event["event"] == "beat" and event["sites"] == [SITES[0]]]
-    trained = [event for event in beats if event["doing"] == "training"]
+    beats = [beat for beat in events_of(folder, Heartbeat) if beat.sites == (SITES[0],)]
+    trained = [beat for beat in beats if beat.activity == "training"]
     assert trained
-    assert {event["share"] for event in trained} == {share}
-    assert all(event["moved"] for event in trained)
+    assert {beat.share for beat in trained} == {share}
+    assert all(beat.has_progressed for beat in trained)
     assert str(place.root) not in (folder / PROGRESS).read_text()
 
 
@@ -128,8 +125,7 @@ def test_heartbeats_of_a_site_that_floods_are_noted_once(place: Place, monkeypat
 
     loopback.tamper_answer = flood
     folder, _ = loopback.serve(place.offer(rounds=1, steps=1))
-    beats = [event for event in events(folder) if event["event"] == "beat"]
-    assert [event["sites"] for event in beats] == [[SITES[0]]]
+    assert [beat.sites for beat in events_of(folder, Heartbeat)] == [(SITES[0],)]
 
 
 def test_a_site_sees_its_own_part(place: Place) -> None:

@@ -14,6 +14,7 @@ from medfl.deploy import kit as kits
 from medfl.deploy import provision as provisioning
 from medfl.deploy import session
 from medfl.errors import SettingsError
+from medfl.records.submission import SubmissionFile
 
 
 def call(*words: str, **options: Any) -> Any:
@@ -48,7 +49,7 @@ def test_stop_tells_a_kit_from_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     submitted, kit = tmp_path / "run", tmp_path / "kit"
     (kit / "startup").mkdir(parents=True)
     submitted.mkdir()
-    (submitted / session.RECORD).write_text("{}")
+    (submitted / SubmissionFile.NAME).write_text("{}")
     assert "the job was aborted" in call("stop", str(submitted)).output
     assert "nothing runs from that kit" in call("stop", str(kit)).output
     with refused(SettingsError, "unknown_folder_kind", path=str(tmp_path)):

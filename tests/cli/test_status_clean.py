@@ -1,6 +1,5 @@
 """``medfl status`` and ``medfl clean``: what they say, what they leave alone, what they refuse."""
 
-import json
 import re
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 from make_runs import make_run
 from refusals import refused
-from run_events import commit, end, missing, start, work, write
+from run_events import add, commit, end, missing, start, work, write
 from run_records import rewrite
 
 from medfl.cli import clean as clean_command
@@ -17,7 +16,6 @@ from medfl.cli.status import describe
 from medfl.core.store import only_writer
 from medfl.errors import StoreError
 from medfl.records.run_file import RunFile
-from medfl.runs.progress import PROGRESS
 from medfl.utils.locks import being_written
 
 KEPT = {"run.json", "metrics.csv", "progress.jsonl", "summary.json", "sites", "global"}
@@ -89,15 +87,14 @@ def test_a_run_that_is_being_written_says_who_is_at_work_and_who_is_missing(tmp_
 
 
 def test_a_run_that_ended_on_a_part_of_its_sites_says_so(tmp_path):
-    run = write(make_run(tmp_path / "one"), [start(0), commit(6, 1), end(7, away=["site-2"])])
+    run = write(make_run(tmp_path / "one"), [start(0), commit(6, 1), end(7, unavailable=["site-2"])])
     assert describe(run)["status"] == "finished on 2 of 3 sites"
 
 
 def test_a_finished_run_that_is_continued_counts_by_its_commits(tmp_path):
     run = make_run(tmp_path / "one", rounds=3)
     rewrite(RunFile, run, rounds=9)
-    with (run / PROGRESS).open("a") as file:
-        file.write(json.dumps(start(100, rounds=9)) + "\n")
+    add(run, start(100, rounds=9))
     with only_writer(run):
         facts = describe(run)
     assert (facts["status"], facts["rounds"]) == ("running, round 4 of 9", "3 of 9")

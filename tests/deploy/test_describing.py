@@ -144,7 +144,7 @@ def test_changed_data_and_a_run_at_work_are_no_time_to_describe(place: Place, tm
     (data / SITE / "datalist.json").write_text("{}")
     _, missing = ask(loop, tmp_path / "out")
     assert "a problem with its data" in missing[SITE]
-    loop.services[SITES[1]].answer(pack(Message("hello", {}, place.offer().to_meta())))
+    loop.services[SITES[1]].answer(pack(Message("hello", {}, place.offer().to_json())))
     meta = {"describe": "one", "bundle": BUNDLE}
     assert (
         "expected 'begin'"
@@ -174,4 +174,4 @@ def test_its_job_is_known_from_that_of_a_run(place: Place, tmp_path: Path) -> No
     content = server["workflows"][0]["args"]["offer"]
     assert is_request(content)
     assert Request.from_meta(content) == request
-    assert not is_request(place.offer().to_meta())
+    assert not is_request(place.offer().to_json())

@@ -10,9 +10,9 @@ from kits_and_offers import offer
 from refusals import refused
 
 from medfl.deploy.job_folder import write_job
-from medfl.deploy.offer import Offer
 from medfl.deploy.provision import ALLOWED
 from medfl.errors import SettingsError
+from medfl.records.offer import Offer
 
 
 def test_a_job_holds_nothing_but_configuration(tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ from refusals import refused
 
 import medfl
 from medfl.bundle.files import shipped
-from medfl.deploy.offer import Offer, bundle_hash, describe_bundle, differences, make_offer, method_version
+from medfl.deploy.offer import bundle_hash, describe_bundle, differences, make_offer, method_version
 from medfl.errors import PluginError, RefusedError, SettingsError
 from medfl.plugins import Registry, load_plugins
+from medfl.records.offer import Offer
 
 ROOT = shipped()["medmnist_classification"]
 
@@ -50,7 +51,7 @@ def test_an_offer_says_what_must_agree(offer: Offer) -> None:
 
 
 def test_an_offer_goes_through_json(offer: Offer) -> None:
-    assert Offer.from_meta(json.loads(json.dumps(offer.to_meta()))) == offer
+    assert Offer.from_meta(json.loads(json.dumps(offer.to_json()))) == offer
 
 
 def test_without_an_override_the_method_is_the_bundles(registry: Registry) -> None:
@@ -96,26 +97,26 @@ def test_an_offer_with_a_wrong_value_is_refused_by_name(
     offer: Offer, change: dict[str, Any], code: str, setting: str
 ) -> None:
     with refused(RefusedError, code, settings=[setting]):
-        Offer.from_meta(offer.to_meta() | change)
+        Offer.from_meta(offer.to_json() | change)
 
 
 @pytest.mark.parametrize("site", ["server", "global"])
 def test_an_offer_with_a_reserved_name_of_a_site_is_refused(offer: Offer, site: str) -> None:
     with refused(RefusedError, "invalid_setting", settings=["sites"]) as caught:
-        Offer.from_meta(offer.to_meta() | {"sites": ["a", site]})
+        Offer.from_meta(offer.to_json() | {"sites": ["a", site]})
     assert site in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [[float("nan")], b"x"])
 def test_an_offer_that_json_cannot_hold_is_refused(offer: Offer, value: Any) -> None:
     with refused(RefusedError, "invalid_json"):
-        Offer.from_meta(offer.to_meta() | {"overrides": {"mean": value}})
+        Offer.from_meta(offer.to_json() | {"overrides": {"mean": value}})
 
 
 @pytest.mark.parametrize("name", ["run", "bundle", "bundle_version", "bundle_hash", "medfl", "method_version"])
 def test_nothing_that_must_agree_may_be_missing(offer: Offer, name: str) -> None:
     with refused(RefusedError, "missing_setting", settings=[name]):
-        Offer.from_meta({key: value for key, value in offer.to_meta().items() if key != name})
+        Offer.from_meta({key: value for key, value in offer.to_json().items() if key != name})
 
 
 JUNK = some.recursive(
@@ -128,20 +129,20 @@ JUNK = some.recursive(
 @given(some.data())
 def test_anything_else_is_refused_shortly_and_never_fails_otherwise(offer: Offer, data: Any) -> None:
     changes = data.draw(some.dictionaries(some.sampled_from(sorted(Offer.model_fields)), JUNK, max_size=3) | JUNK)
-    meta = offer.to_meta() | changes if isinstance(changes, dict) else changes
+    meta = offer.to_json() | changes if isinstance(changes, dict) else changes
     try:
         read = Offer.from_meta(meta)
     except RefusedError as error:
         words = str(error)
     else:
         words = ""
-        assert read.to_meta() == json.loads(json.dumps(meta))
+        assert read.to_json() == json.loads(json.dumps(meta))
     assert len(words) < 2100
 
 
 def test_a_very_long_value_is_not_repeated_in_full(offer: Offer) -> None:
     with refused(RefusedError, "invalid_setting", settings=["run"]) as caught:
-        Offer.from_meta(offer.to_meta() | {"run": "x" * 10**6})
+        Offer.from_meta(offer.to_json() | {"run": "x" * 10**6})
     assert len(str(caught.value)) < 2100
 
 

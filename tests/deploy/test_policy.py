@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as some
 from refusals import refused
 
-from medfl.deploy.offer import Offer
 from medfl.deploy.sites.file import Floor, SiteFile
 from medfl.deploy.sites.policy import at_least, check_counts, check_networks, check_run, tellable, tightened, told
 from medfl.errors import RefusedError
 from medfl.networks.ceiling import SLACK, TooLargeError, bytes_of
 from medfl.plugins import load_plugins
+from medfl.records.offer import Offer
 from medfl.settings import Privacy, Settings
 
 FEDAVG = load_plugins().method_class("fedavg")
@@ -57,7 +57,7 @@ def check(file: SiteFile, run: Settings, offer: Offer = OFFER, method: str = "fe
 
 
 def changed(**change: Any) -> Offer:
-    return Offer.from_meta(OFFER.to_meta() | change)
+    return Offer.from_meta(OFFER.to_json() | change)
 
 
 def test_a_run_within_the_file_is_accepted() -> None:

@@ -18,6 +18,7 @@ from medfl.deploy import connection, session
 from medfl.deploy import follow as following
 from medfl.deploy.connection import Connection
 from medfl.errors import MedflError, SettingsError, StoreError
+from medfl.records.submission import SubmissionFile
 
 DONE = "FINISHED:COMPLETED"
 
@@ -150,8 +151,8 @@ def test_a_run_is_submitted_followed_and_fetched(place: SimpleNamespace, caplog:
     assert flare.submitted[0]["sites"] == ["site-01", "site-02"]  # the connected ones
     assert (place.out / "metrics.csv").read_text() == "round\n"
     assert (place.out / "report.html").read_text() == "finished"
-    record = json.loads((place.out / "submission.json").read_text())
-    assert record == {"offer": flare.submitted[0], "kit": str(place.kit), "jobs": ["job-1"]}
+    submission = SubmissionFile.read(place.out / "submission.json")
+    assert submission.to_json() == {"offer": flare.submitted[0], "kit": str(place.kit), "jobs": ["job-1"]}
     assert "round 2 of 2" in caplog.text
     text = "validation images, mean over the sites, each with the model that it keeps: accuracy 0.500"
     assert text in caplog.text
@@ -345,7 +346,7 @@ def test_folders_that_are_no_submission(place: SimpleNamespace) -> None:
     with refused(SettingsError, "other_run", path=str(place.out)):
         submit(Flare(), place)
     (place.out / "submission.json").write_text("{")
-    with refused(StoreError, "unreadable_file", path=str(place.out / "submission.json")):
+    with refused(StoreError, "damaged_file", path=str(place.out / "submission.json")):
         session.stop(place.out, opens(Flare()))
 
 

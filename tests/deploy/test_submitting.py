@@ -57,7 +57,7 @@ def test_what_tracking_is_told_stays_here(tmp_path: Path, submitted: list[Submis
     assert run("--carrier", "flare", "--kit", tmp_path / "kit", *words) == 0
     (submission,) = submitted
     assert submission.tracking["tracking_uri"] == uri
-    assert uri not in str(submission.offer.to_meta())
+    assert uri not in str(submission.offer.to_json())
     assert run("--carrier", "flare", "--kit", tmp_path / "kit", "--output_dir", tmp_path / "two") == 0
     assert submitted[1].tracking == {}
 

@@ -26,10 +26,11 @@ from medfl.bundle.adopt import adopt
 from medfl.bundle.federation import read_federation
 from medfl.deploy import kit
 from medfl.deploy.observers import CALLED, OBSERVED
-from medfl.deploy.offer import Offer, bundle_hash, make_offer
-from medfl.deploy.session import Submission, read_record, resume, stop, submit
+from medfl.deploy.offer import bundle_hash, make_offer
+from medfl.deploy.session import Submission, read_submission, resume, stop, submit
 from medfl.errors import MedflError
 from medfl.records.ledger import Ledger
+from medfl.records.offer import Offer
 from medfl.runs.machines import Profile
 from medfl.testing.cohort import scores
 
@@ -357,5 +358,5 @@ def test_after_kills_of_a_site_and_of_the_server_in_mid_step_the_run_ends_in_the
         with refused(MedflError, "job_lost"):
             resumed.result()
     resume(out)
-    assert len(read_record(out)["jobs"]) == 3
+    assert len(read_submission(out).jobs) == 3
     running.equals_local(offer, out)

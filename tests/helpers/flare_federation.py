@@ -25,14 +25,15 @@ from toys import snapshot
 
 from medfl.deploy import kit
 from medfl.deploy.connection import Connection
-from medfl.deploy.offer import Offer, make_offer
+from medfl.deploy.offer import make_offer
 from medfl.deploy.provision import Project, provision
-from medfl.deploy.session import Submission, connect, read_record, resume, submit
+from medfl.deploy.session import Submission, connect, read_submission, resume, submit
 from medfl.deploy.sites.file import SiteFile
 from medfl.errors import MedflError
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins
+from medfl.records.offer import Offer
 from medfl.testing.cohort import scores
 from medfl.testing.phantoms import make_cohort
 from medfl.types import Meta
@@ -157,12 +158,12 @@ class Federation:
                 resume(out, lambda kit: self._shared())
             except MedflError as error:
                 wrong = str(error)
-        assert len(read_record(out)["jobs"]) == 1
+        assert len(read_submission(out).jobs) == 1
         return json.loads((out / "summary.json").read_text()), wrong
 
     def state(self, out: Path) -> str:
         """How far a run is, in a word; ``over`` where its job has ended."""
-        connection, job = self._shared(), read_record(out)["jobs"][-1]
+        connection, job = self._shared(), read_submission(out).jobs[-1]
         if connection.is_over(job):
             return "over"
         return str(connection.progress(job).progress.get("state", "starting"))

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from medfl.deploy.offer import Offer
+from medfl.records.offer import Offer
 
 
 def offer(**changes: Any) -> Offer:

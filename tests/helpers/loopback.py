@@ -14,11 +14,12 @@ from medfl.bundle.files import shipped
 from medfl.carriers.messages import Limits
 from medfl.core.site import Splits
 from medfl.data.sites import load_global, load_site, load_sites
-from medfl.deploy.offer import Offer, make_offer
+from medfl.deploy.offer import make_offer
 from medfl.deploy.offered_bundle import open_offer
 from medfl.deploy.server import Progress, serve
 from medfl.deploy.sites.file import SiteFile, read_site_file
 from medfl.deploy.sites.service import SiteService
+from medfl.records.offer import Offer
 from medfl.runs.simulation import Result, Run, simulate
 from medfl.testing.phantoms import make_cohort
 from medfl.types import PUBLIC

@@ -19,10 +19,11 @@ from medfl.core.journal import Commit, Journal
 from medfl.core.status import FINISHED, RUNNING
 from medfl.metrics import METRICS, worst
 from medfl.records.partition import Fold
+from medfl.records.progress import RunEnd, RunStart
 from medfl.records.run_file import DataOrigin, Machine, Provenance, RunFile, SettingOrigin
 from medfl.records.summary import Holdings, MetricScores, SiteCosts, Summary
 from medfl.runs.findings import write_findings
-from medfl.runs.progress import ProgressFile, begin_facts, commit_facts
+from medfl.runs.progress import ProgressFile, committed_step
 from medfl.runs.records import PREDICTIONS
 from medfl.utils.locks import LOCK
 
@@ -282,17 +283,20 @@ class MadeUpRun:
         clock = iter(6.0 * number for number in range(self.over + 3))
         progress = ProgressFile(folder, clock=lambda: next(clock))
         progress.note(
-            "start",
-            begin_facts(
-                self.run().identity.to_json() | {"settings": {"seed": self.seed, "privacy": None}}, self.rounds
-            ),
+            RunStart(
+                method=self.method,
+                seed=self.seed,
+                rounds=self.rounds,
+                sites=tuple(sorted(self.sites)),
+                metric=self.metrics[0],
+            )
         )
         for step in range(1, self.over + 2):
             rows = [row for row in self.rows() if row.round == step - (row.moment == "aggregated")]
             facts = Commit(step, round=min(step, self.over), rounds_done=min(step, self.over), rows=rows)
-            progress.note("commit", commit_facts(facts, self.metrics[0]))
+            progress.note(committed_step(facts, self.metrics[0]))
         if self.status != RUNNING:
-            progress.note("end", {"status": self.status, "reason": self.reason, "rounds": self.over, "away": []})
+            progress.note(RunEnd(status=self.status, reason=self.reason, rounds=self.over))
         progress.close()
 
     def _journal(self, folder: Path) -> None:

@@ -18,11 +18,11 @@ from toys import snapshot
 from medfl.carriers.messages import Limits, Message, pack, unpack
 from medfl.core.store import Store
 from medfl.deploy import server as server_run
-from medfl.deploy.offer import Offer
 from medfl.deploy.offered_bundle import OfferedRun, open_offer
 from medfl.deploy.server import Progress
 from medfl.deploy.sites import service as site_service
 from medfl.deploy.sites.file import SiteFile
+from medfl.records.offer import Offer
 from medfl.testing.cohort import scores
 from medfl.utils import wire
 
@@ -84,7 +84,7 @@ def opened_once() -> Iterator[None]:
     kept: dict[tuple[str, str], OfferedRun] = {}
 
     def open_(offer: Offer, site_file: SiteFile) -> OfferedRun:
-        key = (json.dumps(offer.to_meta(), sort_keys=True), str(site_file.path))
+        key = (json.dumps(offer.to_json(), sort_keys=True), str(site_file.path))
         if key not in kept:
             kept[key] = open_offer(offer, site_file)
         return kept[key]

@@ -1,64 +1,112 @@
-"""Events of runs that never were, as `medfl.runs.progress` writes them."""
+"""Events of runs that never were, as `medfl.records.progress` writes them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from medfl.records.progress import (
+    CommittedStep,
+    Event,
+    Heartbeat,
+    JobEnd,
+    JobStart,
+    ProgressLine,
+    RunEnd,
+    RunStart,
+    RunStop,
+    StepCosts,
+    StepMetrics,
+    UnavailableSite,
+)
 from medfl.runs.progress import PROGRESS
 
-Event = dict[str, Any]
 SITES = ("site-1", "site-2", "site-3")
 
-
-def start(at: float, sites: Sequence[str] = SITES, rounds: int = 3, **more: Any) -> Event:
-    facts = {"method": "fedavg", "seed": 0, "rounds": rounds, "sites": list(sites), "metric": "auc"}
-    return {"t": at, "event": "start", "privacy": None, "missing": {}} | facts | more
+Kind = TypeVar("Kind", bound=Event)
 
 
-def work(at: float, *sites: str, doing: str = "training") -> Event:
-    return {"t": at, "event": "work", "sites": list(sites), "job": "step", "doing": doing}
+def line(at: float, event: Event) -> ProgressLine:
+    return ProgressLine(time=at, event=event)
 
 
-def beat(at: float, site: str, share: float | None = 0.5, doing: str = "training") -> Event:
-    return {"t": at, "event": "beat", "sites": [site], "doing": doing, "share": share, "moved": True}
+def start(at: float, sites: Sequence[str] = SITES, rounds: int = 3, **more: Any) -> ProgressLine:
+    return line(at, RunStart(method="fedavg", seed=0, rounds=rounds, sites=tuple(sites), metric="auc", **more))
 
 
-def done(at: float, *sites: str) -> Event:
-    return {"t": at, "event": "done", "sites": list(sites), "job": "step"}
+def work(at: float, *sites: str, job: str = "step", activity: str = "training") -> ProgressLine:
+    return line(at, JobStart(sites=sites, job=job, activity=activity))
 
 
-def missing(at: float, site: str, why: str) -> Event:
-    return {"t": at, "event": "missing", "site": site, "why": why}
+def beat(
+    at: float, site: str, share: float | None = 0.5, activity: str = "training", job: str | None = None
+) -> ProgressLine:
+    return line(at, Heartbeat(sites=(site,), job=job, activity=activity, share=share, has_progressed=True))
+
+
+def done(at: float, *sites: str, job: str = "step") -> ProgressLine:
+    return line(at, JobEnd(sites=sites, job=job))
+
+
+def missing(at: float, site: str, why: str) -> ProgressLine:
+    return line(at, UnavailableSite(site=site, reason=why))
 
 
 def commit(
-    at: float, round_: int, missing: Sequence[str] = (), ordered: Sequence[str] = SITES, ends: bool = True, **more: Any
-) -> Event:
+    at: float, round_: int, missing: Sequence[str] = (), requested: Sequence[str] = SITES, ends: bool = True
+) -> ProgressLine:
     """A step; the scores of the round before come with it, 0.1 for each round and a little more at each site."""
-    facts: Event = {"step": round_, "round": round_, "rounds_done": round_ - (not ends)}
-    there = [site for site in ordered if site not in missing]
-    facts |= {"ordered": list(ordered), "missing": list(missing), "loss": 1.0 / round_}
-    facts["costs"] = {site: {"seconds": 2.0, "up": 1000.0, "down": 500.0, "to_peers": 0.0} for site in there}
+    there = [site for site in requested if site not in missing]
+    costs = StepCosts(work_seconds=2.0, bytes_up=1000.0, bytes_down=500.0)
+    scores: dict[str, Any] = {}
     if round_ > 1:
         by_site = {site: 0.1 * (round_ - 1) + 0.01 * number for number, site in enumerate(there)}
-        facts |= {"scored": round_ - 1, "by_site": {"global test": by_site}}
-        facts["scores"] = {"global test auc": sum(by_site.values()) / len(by_site)}
-    return {"t": at, "event": "commit"} | facts | more
+        scores = {"scored_round": round_ - 1, "site_scores": {"global test": by_site}}
+        scores["scores"] = {"global test auc": sum(by_site.values()) / len(by_site)}
+    return line(
+        at,
+        CommittedStep(
+            step=round_,
+            round=round_,
+            rounds_done=round_ - (not ends),
+            requested=tuple(requested),
+            unavailable=tuple(missing),
+            metrics=StepMetrics(training_loss=1.0 / round_, costs=dict.fromkeys(there, costs), **scores),
+        ),
+    )
 
 
-def end(at: float, rounds: int = 3, status: str = "finished", away: Sequence[str] = (), reason: str = "") -> Event:
-    return {"t": at, "event": "end", "status": status, "reason": reason, "rounds": rounds, "away": list(away)}
+def end(
+    at: float, rounds: int = 3, status: Any = "finished", unavailable: Sequence[str] = (), reason: str = ""
+) -> ProgressLine:
+    return line(at, RunEnd(status=status, reason=reason, rounds=rounds, unavailable=tuple(unavailable)))
 
 
-def stop(at: float, error: str) -> Event:
-    return {"t": at, "event": "stop", "error": error}
+def stop(at: float, error: str) -> ProgressLine:
+    return line(at, RunStop(error=error))
 
 
-def write(folder: Path, events: Sequence[Event]) -> Path:
+def write(folder: Path, lines: Sequence[ProgressLine]) -> Path:
     """A run's folder with these events; returns it."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / PROGRESS).write_text("".join(json.dumps(event) + "\n" for event in events))
+    (folder / PROGRESS).write_bytes(b"".join(line.to_bytes() for line in lines))
     return folder
+
+
+def add(folder: Path, *lines: ProgressLine) -> None:
+    """Add events to those of a folder."""
+    with (folder / PROGRESS).open("ab") as file:
+        file.writelines(line.to_bytes() for line in lines)
+
+
+def read_events(folder: Path) -> list[Event]:
+    """All events of a folder, each of which must be valid."""
+    lines = [ProgressLine.from_bytes(line) for line in (folder / PROGRESS).read_bytes().splitlines()]
+    assert None not in lines
+    return [line.event for line in lines if line is not None]
+
+
+def events_of(folder: Path, kind: type[Kind]) -> list[Kind]:
+    """The events of one kind."""
+    return [event for event in read_events(folder) if isinstance(event, kind)]

@@ -93,6 +93,6 @@ class MadeUpTrials:
 def without_seconds(record: Path) -> str:
     """The text of a search's record, without what a clock said."""
     content = json.loads(record.read_text())
-    for trial in content["trials"]:
-        del trial["seconds"]
+    for result in content["results"]:
+        del result["seconds"]
     return json.dumps(content, indent=2)

@@ -5,37 +5,20 @@ from __future__ import annotations
 import re
 
 import pytest
+from attack_files import INVERSION, MEMBERSHIP, POISON, write
 from make_runs import make_run
 from read_page import Page, section, words
 
 from medfl.report.groups import group_runs
 from medfl.report.page import write_report
 from medfl.report.sections.attacks import attacks_section
-from medfl.runs.attack_results import write_results
 from medfl.runs.records import read_run
 
-MEMBERSHIP = {
-    "target": "global",
-    "attack": "shadow_topk",
-    "members": 1200,
-    "non_members": 300,
-    "auc": 0.61,
-    "auc_interval": [0.58, 0.64],
-    "tpr_at_1_fpr": 0.025,
-    "recall_balanced": 0.57,
-    "recall": 0.654,
-    "false_alarms": 0.44,
-    "roc": [[0, 0], [1, 1]],
-}
-INVERSION = {
-    "target": "shared",
-    "attack": "fixed_point",
-    "item": "x_p",
-    "images": 16,
-    "mse": 0.0314,
-    "psnr": 15.03,
-    "ssim": 0.25,
-}
+
+def like(result, **changes):
+    return result.model_copy(update=changes)
+
+
 QUICK = {"bundles": False, "state": False, "metrics": ("accuracy",), "images": 5}
 
 
@@ -46,7 +29,7 @@ def run(tmp_path):
     def make(name, results=(), kind="membership", method="fedavg", **options):
         folder = make_run(tmp_path / name, method, **QUICK | options)
         if results:
-            write_results(folder, kind, {"seed": 0}, list(results))
+            write(folder, kind, {"seed": 0}, results)
         return folder
 
     return make
@@ -80,7 +63,7 @@ def test_membership_stands_with_its_interval(run):
 
 def test_models_of_earlier_rounds_stand_apart_and_make_a_curve(run):
     """Figure 8 of FedTPF: recall over the rounds of one run."""
-    rows = [MEMBERSHIP | {"round": number, "recall": 0.5 + number / 100, "auc": 0.5} for number in (10, 20)]
+    rows = [like(MEMBERSHIP, round=number, recall=0.5 + number / 100, auc=0.5) for number in (10, 20)]
     document = page(run("a", rows), run("b", [MEMBERSHIP], method="fedprox"))
     assert [row[:2] for row in document.tables["Membership attacks"][1:]] == [
         ["fedavg", "global model, round 10"],
@@ -93,7 +76,7 @@ def test_models_of_earlier_rounds_stand_apart_and_make_a_curve(run):
 
 
 def test_inversion_names_what_the_image_came_back_from(run):
-    document = page(run("a", [INVERSION, INVERSION | {"item": "raw", "mse": 0.00042}], "inversion"))
+    document = page(run("a", [INVERSION, like(INVERSION, item="raw", mse=0.00042)], "inversion"))
     head, part, raw = document.tables["Inversion attacks"]
     assert [words(cell) for cell in head[3:6]] == ["from", "images", "MSE 0: the same image"]
     assert part == ["fedavg", "shared images", "fixed point", "part with noise (x_p)", "16", "0.0314", "15.0", "0.250"]
@@ -102,11 +85,9 @@ def test_inversion_names_what_the_image_came_back_from(run):
 
 
 def test_attackers_stand_with_what_they_reached(run):
-    reached = {"accuracy": 0.8, "accuracy_interval": [0.75, 0.84], "worst_accuracy": 0.7, "success": 0.25}
-    row = {"target": "global", "attack": "backdoor", "images": 400, "interval_over": "images"} | reached
-    (head, flipped, turned) = page(
-        run("a", [row | {"success_interval": [0.2, 0.3]}, row | {"attack": "sign_flip", "success": None}], "poison")
-    ).tables["Attackers among the sites"]
+    row = like(POISON, worst_site="b", worst_accuracy=0.7, success=0.25, success_interval=(0.2, 0.3))
+    turned = like(row, attack="sign_flip", success=None, success_interval=None)
+    (head, flipped, turned) = page(run("a", [row, turned], "poison")).tables["Attackers among the sites"]
     assert [words(cell) for cell in head[3:]] == [
         *("images", "accuracy honest sites and server", "worst honest site accuracy"),
         "attack success as the attacker wants",
@@ -117,14 +98,14 @@ def test_attackers_stand_with_what_they_reached(run):
     assert turned[-1] == "–"
 
 
-def test_a_number_that_is_missing_or_none_is_no_crash(run):
-    odd = {"target": "elsewhere", "auc": None, "tpr_at_1_fpr": "0.5", "auc_interval": [0.1], "recall_balanced": True}
+def test_a_number_that_is_not_finite_is_no_crash(run):
+    odd = like(MEMBERSHIP, auc=float("nan"), auc_interval=(0.1, float("inf")), recall=float("-inf"))
     (_, row) = page(run("a", [odd])).tables["Membership attacks"]
-    assert row == ["fedavg", "elsewhere", "–", "– and –", *["–"] * 5]
+    assert row[4:] == ["–", "0.025", "0.570", "–", "0.440"]
 
 
 def test_seeds_are_averaged_without_an_interval(run):
-    runs = [run(f"{seed}", [MEMBERSHIP | {"auc": auc}], seed=seed) for seed, auc in enumerate((0.5, 0.7))]
+    runs = [run(f"{seed}", [like(MEMBERSHIP, auc=auc)], seed=seed) for seed, auc in enumerate((0.5, 0.7))]
     document = page(*runs)
     (_, row) = document.tables["Membership attacks"]
     assert row[4] == "0.600 ± 0.141"
@@ -132,7 +113,7 @@ def test_seeds_are_averaged_without_an_interval(run):
 
 
 def test_the_sites_of_a_run_count_as_one_result(run):
-    sites = [MEMBERSHIP | {"target": "personal", "site": site, "auc": auc} for site, auc in (("a", 0.5), ("b", 0.8))]
+    sites = [like(MEMBERSHIP, target="sites", site=site, auc=auc) for site, auc in (("a", 0.5), ("b", 0.8))]
     document = page(run("a", sites))
     (_, row) = document.tables["Membership attacks"]
     assert row[4] == "0.650"
@@ -173,7 +154,7 @@ def test_a_damaged_or_foreign_file_is_named_and_left_out(run, content, tmp_path)
 
 def test_an_attack_without_results_says_so(run):
     folder = run("a")
-    write_results(folder, "membership", {}, [])
+    write(folder, "membership", {}, [])
     assert "The attacks on these runs have no results." in page(folder).sections["attacks"]
 
 
@@ -182,8 +163,8 @@ def test_a_run_that_nobody_attacked_has_no_section(run):
 
 
 def test_what_a_file_says_is_escaped(run):
-    document = page(run("a", [MEMBERSHIP | {"target": '<i>"&'}]))
-    assert document.tables["Membership attacks"][1][1] == '<i>"&'
+    document = page(run("a", [like(INVERSION, item='<i>"&')], "inversion"))
+    assert document.tables["Inversion attacks"][1][3] == '<i>"&'
     assert "i" not in {tag for tag, _ in document.tags}
 
 

@@ -194,7 +194,7 @@ def test_an_unexpected_error_is_told_by_its_kind_alone(
         raise error
 
     monkeypatch.setattr("medfl.deploy.sites.service.open_offer", fail)
-    refused = unpack(service.answer(pack(Message("hello", {}, offered(place).to_meta()))), LIMITS).meta["refused"]
+    refused = unpack(service.answer(pack(Message("hello", {}, offered(place).to_json()))), LIMITS).meta["refused"]
     assert type(error).__name__ in refused
     assert "ane" not in refused
 

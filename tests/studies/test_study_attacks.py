@@ -11,13 +11,13 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from attack_files import INVERSION, MEMBERSHIP, POISON, write
 from refusals import refused
 from study_toys import SMALL, Runs, contents
 
 from medfl.contract import Findings
 from medfl.errors import SettingsError
 from medfl.privacy.release import Release
-from medfl.runs.attack_results import write_results
 from medfl.runs.findings import write_findings
 from medfl.studies.attacks import attack_table, attacks_markdown
 from medfl.studies.reading import read_study
@@ -55,13 +55,13 @@ class Attacked(Runs):
             return 3
         seed = int(folder.name.partition("-")[2])
         used: dict[str, Any] = {"images": 500, "seed": 0}
-        results: list[dict[str, Any]] = [{"target": "global", "attack": "loss_threshold", "auc": 0.5 + seed / 4}]
-        results[0] |= {"members": 9, "tpr_at_1_fpr": None}
+        changes = {"attack": "loss_threshold", "auc": 0.5 + seed / 4, "members": 9, "tpr_at_1_fpr": float("nan")}
+        results: list[Any] = [MEMBERSHIP.model_copy(update=changes)]
         if kind == "inversion":
             used = {"against": "shared", "smoothness": 0.5, "steps": 9}
-            same = {"target": "shared", "attack": "decoder", "item": "x_p", "psnr": float("inf")}
-            results = [same | {"mse": value, "site": str(value)} for value in (seed - 0.5, seed + 0.5)]
-        write_results(folder, kind, used, results)
+            same = {"attack": "decoder", "item": "x_p", "psnr": float("inf")}
+            results = [INVERSION.model_copy(update=same | {"mse": value}) for value in (seed - 0.5, seed + 0.5)]
+        write(folder, kind, used, results)
         return 0
 
 
@@ -114,10 +114,12 @@ def test_models_of_earlier_rounds_have_rows_of_their_own(load, tmp_path: Path) -
     assert shlex.split(commands(prepared)[-1])[-2:] == ["--round", "kept"]
     for job in prepared.jobs:
         Runs()(job.command(), job.log)
-        results = [{"target": "global", "attack": "loss_threshold", "auc": n / 10, "round": n} for n in (5, 6)]
-        write_results(job.folder, "membership", {"round": "kept"}, results)
+        changes = [{"attack": "loss_threshold", "auc": n / 10, "round": n} for n in (5, 6)]
+        results = [MEMBERSHIP.model_copy(update=change) for change in changes]
+        write(job.folder, "membership", {"round": "kept"}, results)
     table = attack_table(prepared.attacks)
-    assert table[["label", "round", "mean"]].to_numpy().tolist()[:2] == [["alone", "5", 0.5], ["alone", "6", 0.6]]
+    areas = table.loc[table["measure"] == "auc", ["label", "round", "mean"]]
+    assert areas.to_numpy().tolist()[:2] == [["alone", "5", 0.5], ["alone", "6", 0.6]]
     assert "| alone | 1 | global | 5 | loss_threshold | 0.500 |" in attacks_markdown(table)
 
 
@@ -143,10 +145,12 @@ def test_the_tables_hold_mean_and_spread_over_the_seeds(load, tmp_path: Path) ->
     # both sites of a run count as one number, 0 and 1
     assert (row["mean"], row["std"], row["seeds"]) == (0.5, pytest.approx(1 / 2**0.5), 2)
     assert (row["target"], row["attack"], row["item"]) == ("shared", "decoder", "x_p")
-    assert len(table) == 3, "what is not there or not finite has no row"
+    assert len(table) == 2 * 4 + 2, "what is not finite has no row"
     assert "### Attack: membership" in text(tmp_path)
-    assert "| alone | 2 | global | loss_threshold | 0.625 ± 0.177 | - | - | - | - |" in text(tmp_path)
-    assert "| fedprox mu=0.1 | 2 | shared | decoder | x_p | 0.5000 ± 0.7071 | - | - |" in text(tmp_path)
+    assert "| alone | 2 | global | loss_threshold | 0.625 ± 0.177 | - | 0.570 ± 0.000 | 0.654 ± 0.000 |" in text(
+        tmp_path
+    )
+    assert "| fedprox mu=0.1 | 2 | shared | decoder | x_p | 0.5000 ± 0.7071 | - | 0.250 ± 0.000 |" in text(tmp_path)
 
 
 def test_an_attack_is_made_again_only_if_its_options_or_the_run_changed(load, tmp_path: Path) -> None:
@@ -302,8 +306,8 @@ def test_what_attackers_reached_has_intervals_over_the_seeds(load, tmp_path: Pat
     for job in prepared.attacks:
         Runs()(job.run.command(), job.run.log)
         seed = int(job.folder.name.partition("-")[2])
-        results = [{"target": "global", "attack": "backdoor", "accuracy": 0.8 + seed / 100, "success": 0.5}]
-        write_results(job.folder, "poison", {"poison": looked_for, "device": "cpu"}, results)
+        results = [POISON.model_copy(update={"accuracy": 0.8 + seed / 100, "success": 0.5})]
+        write(job.folder, "poison", {"poison": looked_for, "device": "cpu"}, results)
     table = attack_table(prepared.attacks).set_index("measure")
     assert table.loc["accuracy", ["low", "high"]].tolist() == pytest.approx([0.805 - 0.0635, 0.805 + 0.0635], abs=1e-4)
     assert table.loc["success", ["low", "high"]].isna().all(), "no spread, no interval"

@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 from refusals import refused
 from rich.console import Console
-from run_events import SITES, Event, beat, commit, done, end, missing, start, stop, work, write
+from run_events import SITES, beat, commit, done, end, missing, start, stop, work, write
 
 from medfl.card.answers import read_answers
 from medfl.core.attendance import MISSED, TOOK_PART, stretches
 from medfl.deploy.keys import approve
 from medfl.deploy.sites.audit import in_words
 from medfl.errors import MedflError, SettingsError
+from medfl.records.progress import ProgressLine
 from medfl.runs.console import show_log
+from medfl.settings import Privacy
 from medfl.studies.reading import read_study
 from medfl.utils.chain import add_line, read
 from medfl.utils.text import one_line, visible_lines
@@ -30,9 +32,9 @@ from medfl.watch.state import RunState
 from medfl.watch.terminal import frame
 from medfl.watch.view import make_view
 
-PRIVACY = {"unit": "site", "adjacency": "replace", "epsilon": 8.0, "delta": 1e-5, "clip": 1.0}
-EVENTS = [
-    start(0, privacy=PRIVACY), work(1, *SITES), beat(2, "site-1"), done(3, "site-1"), missing(4, "site-2", "why"),
+LINES = [
+    start(0, privacy=Privacy(epsilon=8.0, clip=1.0)), work(1, *SITES), beat(2, "site-1"), done(3, "site-1"),
+    missing(4, "site-2", "why"),
     commit(5, 1), commit(6, 2), end(9, 1), stop(10, "E"),
 ]  # fmt: skip
 HOSTILE = [1e308, float("inf"), float("nan"), 10**400, 2**63, 253402300800, -62135596801, -1, "\x1b[2J", None, [], {}]
@@ -46,26 +48,28 @@ def places(value: Any, *to: Any) -> list[tuple[Any, ...]]:
     return [to]
 
 
-def with_value(event: Event, place: tuple[Any, ...], value: Any) -> Event:
-    changed = part = json.loads(json.dumps(event))
+def with_value(line: ProgressLine, place: tuple[Any, ...], value: Any) -> bytes:
+    changed = part = line.to_json()
     for key in place[:-1]:
         part = part[key]
     part[place[-1]] = value
-    return changed
+    return json.dumps(changed).encode()
 
 
-@pytest.mark.parametrize("number", range(len(EVENTS)))
+@pytest.mark.parametrize("number", range(len(LINES)))
 def test_no_value_of_an_event_ends_the_watch_or_fills_the_memory(number: int) -> None:
-    for place in places(EVENTS[number]):
+    for place in places(LINES[number].to_json()):
         for value in HOSTILE:
             state = RunState()
-            for event in [*EVENTS[:number], with_value(EVENTS[number], place, value), *EVENTS[number + 1 :]]:
-                state.apply(event)
+            hostile = ProgressLine.from_bytes(with_value(LINES[number], place, value))
+            for line in [*LINES[:number], hostile, *LINES[number + 1 :]]:
+                if line is not None:
+                    state.apply(line.time, line.event)
             view = make_view("one", state, state.last, None)
             assert view.last_round < 10**8
             page = content([view])
             assert "\x1b" not in page
-            if number == 6 and place[0] in ("t", "round", "loss", "scores"):  # which a terminal draws, too
+            if number == 6 and {"time", "round", "training_loss", "scores"} & set(place):  # which a terminal draws, too
                 console = Console(width=100, record=True, quiet=True)
                 console.print(frame([view]))
 
@@ -84,7 +88,7 @@ def test_attendance_costs_what_is_known_and_not_what_a_round_is_called() -> None
 def test_a_line_without_end_is_passed_over(tmp_path: Path) -> None:
     write(tmp_path, [start(0)])
     with (tmp_path / "progress.jsonl").open("a") as file:
-        file.write("[" * 100_000 + "\n" + '{"t": ' + "9" * 5000 + "}\n" + json.dumps(commit(5, 1)) + "\n")
+        file.write("[" * 100_000 + "\n" + '{"time": ' + "9" * 5000 + "}\n" + commit(5, 1).to_bytes().decode())
     assert WatchedFolder(tmp_path).views()[0].round == 1
 
 

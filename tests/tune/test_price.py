@@ -14,7 +14,7 @@ from medfl.privacy.composition import Part
 from medfl.privacy.gaussian import calibrate, epsilon
 from medfl.records.ledger import Ledger
 from medfl.records.privacy_account import PrivacyAccount
-from medfl.tune.price import prices
+from medfl.tune.price import price_sentence, prices
 from medfl.tune.results import write_results
 from medfl.tune.search import run_search
 
@@ -64,7 +64,7 @@ def test_prices_are_those_of_the_site_that_paid_most_for_each_kind_of_promise() 
     assert prices([{}, {}]) == []
     (nothing,) = prices([{"a": account(0.0, 1)}])
     assert nothing.epsilon is None
-    assert "together no bound" in nothing.sentence()
+    assert "together no bound" in price_sentence(nothing)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import pytest
 from refusals import refused
 
 from medfl.errors import SettingsError
+from medfl.records.search import Step
 from medfl.studies.tuning import Range, Tuning
-from medfl.tune.samplers import Step, best_first, make_sampler, rungs
+from medfl.tune.samplers import best_first, make_sampler, rungs
 from medfl.tune.space import Axis, Space
 from medfl.types import Meta
 

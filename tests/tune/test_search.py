@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pandas as pd
@@ -12,6 +11,7 @@ from refusals import refused
 from tune_toys import MadeUpTrials, best_near, without_seconds
 
 from medfl.errors import DataError, StoreError
+from medfl.records.search import SearchRecord
 from medfl.studies.study import load_study
 from medfl.tune.results import write_results
 from medfl.tune.search import run_search
@@ -71,10 +71,13 @@ def test_the_files_have_every_trial_and_the_study_of_the_winners(load, tmp_path:
     assert table.loc[table["winner"], "rounds"].tolist() == [4, 4]
     assert table["seconds"].tolist() == [2.0 * rounds + 0.5 for rounds in table["rounds"]]
     assert table.loc[table["row"] == "mean", "method_args#mu"].isna().all()
-    record = json.loads(paths[3].read_text())
-    assert [trial["score"] for trial in record["trials"]] == table["score"].tolist()
-    assert record["winners"] == {row: result.step.trial for row, result in tuned.winners.items()}
-    assert record["budget"] == {"trials": 4, "rounds": 8, "plan": [[1, 4], [2, 2], [4, 1]]}
+    record = SearchRecord.read(paths[3])
+    assert list(record.results) == tuned.results
+    assert [result.score for result in record.results] == table["score"].tolist()
+    assert record.outcome is not None
+    assert record.outcome.winners == {row: result.step.trial for row, result in tuned.winners.items()}
+    assert (record.outcome.trials, record.outcome.rounds) == (4, 8)
+    assert record.outcome.plan == ((1, 4), (2, 2), (4, 1))
     page = paths[1].read_text()
     assert "All trials had one seed, 0" in page
     assert "No test image was opened." in page

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -10,17 +9,18 @@ import pytest
 from kits_and_offers import make_kit
 from loopback import write_site_file
 from refusals import refused
-from run_events import SITES, commit, done, end, start, work, write
+from run_events import SITES, add, commit, done, end, start, work, write
 from toys import builtin
 
 from medfl.cli.watch import runs_of
 from medfl.core.store import only_writer
 from medfl.errors import SettingsError, StoreError
 from medfl.runs.progress import PROGRESS
+from medfl.settings import Privacy
 from medfl.testing.cohort import make_sites
 from medfl.watch.folders import AGAIN, WatchedFolder, WatchedRun
 
-PRIVACY = {"unit": "site", "adjacency": "replace", "epsilon": 6.0, "delta": 1e-5, "clip": 1.0}
+PRIVACY = Privacy(epsilon=6.0, clip=1.0)
 
 
 class Clock:
@@ -31,22 +31,18 @@ class Clock:
         return self.now
 
 
-def add(folder: Path, *events: dict) -> None:
-    with (folder / PROGRESS).open("a") as file:
-        file.writelines(json.dumps(event) + "\n" for event in events)
-
-
 def test_a_run_is_read_further_as_it_grows_and_from_the_start_where_it_is_another_one(tmp_path: Path) -> None:
     run = WatchedRun(write(tmp_path, [start(0), commit(5, 1)]), "one")
     assert run.look()
     assert not run.look()
     add(tmp_path, commit(9, 2))
-    with (tmp_path / PROGRESS).open("a") as file:
-        file.write('{"t": 12, "event": "en')
+    last = end(12, 2).to_bytes()
+    with (tmp_path / PROGRESS).open("ab") as file:
+        file.write(last[:20])
     assert run.look()
     assert run.state.round == 2
-    with (tmp_path / PROGRESS).open("a") as file:
-        file.write('d", "status": "finished", "reason": "", "rounds": 2, "away": []}\n')
+    with (tmp_path / PROGRESS).open("ab") as file:
+        file.write(last[20:])
     assert run.look()
     assert run.state.status == "finished"
     (tmp_path / PROGRESS).unlink()
@@ -120,7 +116,7 @@ def test_a_study_file_stands_for_the_folder_of_its_runs() -> None:
 
 def test_what_is_spent_is_what_the_accounts_of_the_sites_say(tmp_path: Path) -> None:
     case, sites = builtin("fedavg"), make_sites({"site-1": 7, "site-2": 5})
-    settings = {"privacy": PRIVACY, "norm_sync": "params", "rounds": 2}
+    settings = {"privacy": PRIVACY.model_dump(), "norm_sync": "params", "rounds": 2}
     result = case.run(tmp_path / "one", sites=sites, **settings)
     run = WatchedRun(tmp_path / "one", "one")
     run.look()
@@ -141,7 +137,7 @@ def test_where_the_accounts_are_elsewhere_the_noise_that_hides_a_site_says_it(tm
     add(tmp_path, commit(9, 2))
     run.look()
     assert run.view().sites[0].epsilon == pytest.approx(6.0, rel=1e-3)
-    images = PRIVACY | {"unit": "sample", "accountant": "prv"}
+    images = Privacy(unit="sample", epsilon=6.0, clip=1.0)
     write(tmp_path / "images", [start(0, privacy=images), commit(5, 1)])
     other = WatchedRun(tmp_path / "images", "images")
     other.look()

@@ -94,7 +94,7 @@ def test_a_committed_round_comes_by_itself(server: Server, tmp_path: Path) -> No
     stream = ask(server, f"/{TOKEN}/events")
     assert stream.headers["Content-Type"] == "text/event-stream"
     assert "1 of 3" in content_of(stream)
-    ProgressFile(tmp_path, clock=lambda: 9.0).note("commit", commit(9, 2))
+    ProgressFile(tmp_path, clock=lambda: 9.0).note(commit(9, 2).event)
     text = content_of(stream)
     assert "2 of 3" in text
     assert "Round 2 of 3 is over after 4.0 s" in text

@@ -5,23 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from run_events import SITES, Event, beat, commit, done, end, missing, start, stop, work
+from run_events import SITES, beat, commit, done, end, missing, start, stop, work
 
 from medfl.core.attendance import MISSED, TOOK_PART
+from medfl.records.progress import ProgressLine
+from medfl.settings import Privacy
 from medfl.watch.state import SILENT_SECONDS, RunState
 from medfl.watch.view import QUIET, View, make_view
 
 ROUND = [work(10, *SITES), done(12, "site-1"), done(13, "site-2"), done(14, "site-3"), commit(15, 1)]
 
 
-def state_of(*events: Event) -> RunState:
+def state_of(*lines: ProgressLine) -> RunState:
     state = RunState()
-    for event in events:
-        state.apply(event)
+    for line in lines:
+        state.apply(line.time, line.event)
     return state
 
 
-def view_of(*events: Event, now: float | None = None, writing: bool | None = True, **more: Any) -> View:
+def view_of(*events: ProgressLine, now: float | None = None, writing: bool | None = True, **more: Any) -> View:
     state = state_of(*events)
     return make_view("one", state, state.last if now is None else now, writing, **more)
 
@@ -39,10 +41,9 @@ def test_who_trains_and_who_waits() -> None:
 
 def test_a_site_that_is_scored_while_it_trains_goes_on_training() -> None:
     """Several workers of one machine do that."""
-    scoring = {"sites": ["site-1"], "job": "evaluate"}
-    events = [start(9), work(10, "site-1"), {"t": 11, "event": "work", "doing": "scoring"} | scoring]
-    events += [{"t": 12, "event": "beat", "doing": "scoring", "share": 0.9} | scoring]
-    for more in ([], [{"t": 13, "event": "done"} | scoring]):
+    events = [start(9), work(10, "site-1"), work(11, "site-1", job="evaluate", activity="scoring")]
+    events += [beat(12, "site-1", 0.9, "scoring", "evaluate")]
+    for more in ([], [done(13, "site-1", job="evaluate")]):
         site = view_of(*events, *more, now=14).sites[0]
         assert (site.now, site.share) == ("training for 4.0 s", None)
     assert view_of(*events, done(13, "site-1"), now=14).sites[0].now == "scoring for 3.0 s"
@@ -145,7 +146,7 @@ def test_missing_sites_are_named_with_the_reason_and_those_it_ended_without() ->
     assert (view.sites[1].now, view.sites[1].level) == (f"missing: {why}", "bad")
     assert [text for _, text, _ in view.log].count(f"Site-2 is missing: {why}") == 1
     assert view.attendance["site-2"] == {1: MISSED}
-    over = view_of(*events, end(20, 1, away=["site-2"]), writing=False)
+    over = view_of(*events, end(20, 1, unavailable=["site-2"]), writing=False)
     assert (over.status, over.level) == ("finished on 2 of 3 sites", "warn")
     back = view_of(*events, work(21, "site-2"), done(22, "site-2"), commit(23, 2))
     assert back.sites[1].now == "waiting"
@@ -153,23 +154,15 @@ def test_missing_sites_are_named_with_the_reason_and_those_it_ended_without() ->
 
 
 def test_sites_that_do_not_take_part_from_the_start_are_named() -> None:
-    view = view_of(start(0, missing={"site-3": "refuses the run"}))
+    view = view_of(start(0, unavailable={"site-3": "refuses the run"}))
     assert view.sites[2].now == "missing: refuses the run"
     assert view.log[-1][1] == "Site-3 is missing: refuses the run"
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
-        None, 7, [], {}, {"t": 1}, {"event": "work"}, {"t": "x", "event": "work", "sites": []},
-        {"t": 1, "event": "nonsense"}, {"t": 1, "event": "commit"}, {"t": 1, "event": "missing", "site": "who"},
-        {"t": 1, "event": "beat", "sites": ["site-1"], "doing": "training", "share": "all"},
-        {"t": 1, "event": "start", "sites": 3},
-    ],
-)  # fmt: skip
-def test_what_is_no_event_is_passed_over(event: Any) -> None:
+def test_events_of_sites_that_are_not_in_the_run_change_nothing() -> None:
     events = [start(0), *ROUND]
-    assert view_of(*events, event, now=20) == view_of(*events, now=20)
+    others = [work(15, "who"), beat(15, "who"), done(15, "who"), missing(15, "who", "why")]
+    assert view_of(*events, *others, now=20) == view_of(*events, now=20)
 
 
 def test_texts_from_elsewhere_are_one_plain_line() -> None:
@@ -182,7 +175,7 @@ def test_texts_from_elsewhere_are_one_plain_line() -> None:
 
 
 def test_a_promise_of_privacy_is_shown_with_what_is_spent() -> None:
-    privacy = {"unit": "site", "adjacency": "replace", "epsilon": 8.0, "delta": 1e-5, "clip": 1.0}
+    privacy = Privacy(epsilon=8.0, clip=1.0)
     view = view_of(start(0, privacy=privacy), epsilons={"site-1": 1.5, "site-2": 2.0})
     assert view.privacy == "epsilon at most 2 of 8 for a site is spent"
     assert [site.epsilon for site in view.sites] == [1.5, 2.0, None]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from run_events import SITES, commit, done, end, missing, start, work, write
+from run_events import SITES, add, commit, done, end, missing, start, work, write
 
 from medfl.core.store import only_writer
 from medfl.runs.progress import PROGRESS
@@ -56,12 +55,11 @@ def test_without_a_terminal_there_is_a_line_for_what_happens_until_it_is_over(tm
     later = [
         [work(6, *SITES), missing(7, "site-2", "no answer")],
         [commit(9, 2, ["site-2"])],
-        [end(12, 2, away=["site-2"])],
+        [end(12, 2, unavailable=["site-2"])],
     ]
 
     def wait(seconds: float) -> None:
-        with (folder / PROGRESS).open("a") as file:
-            file.writelines(json.dumps(event) + "\n" for event in later.pop(0))
+        add(folder, *later.pop(0))
 
     with only_writer(folder):
         watch(WatchedFolder(folder), screen, follow=True, wait=wait)
@@ -84,8 +82,7 @@ def test_a_silent_site_has_a_line_of_its_own_once(tmp_path: Path) -> None:
     def wait(seconds: float) -> None:
         now[0] += 30
         if now[0] > written + 150:
-            with (folder / PROGRESS).open("a") as file:
-                file.write(json.dumps(end(200)) + "\n")
+            add(folder, end(200))
 
     with only_writer(folder):
         watch(WatchedFolder(folder, lambda: now[0]), screen, follow=True, wait=wait)

@@ -25,10 +25,11 @@ from medfl.attacks.open_run import OpenedRun
 from medfl.attacks.results import Attacked, Target
 from medfl.data.pooled import Pooled, labels_of
 from medfl.errors import DataError, SettingsError, check_choice
+from medfl.records.attacks import InversionFile, InversionResult
 from medfl.report.rasters import balanced
-from medfl.runs.attack_results import results_path, write_results
+from medfl.runs.attack_results import results_path
 from medfl.task import Scale
-from medfl.types import Dataset, Meta
+from medfl.types import Dataset
 from medfl.utils.rng import make_generator
 
 NAME = "inversion"
@@ -79,7 +80,7 @@ def run_inversion(
     folder: Path,
     options: InversionOptions | None = None,
     show: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Meta]:
+) -> list[InversionResult]:
     """Attack a run and write ``attacks/inversion.json`` and ``attacks/inversion.html`` in its folder.
 
     Args:
@@ -89,7 +90,7 @@ def run_inversion(
         show: Called with the steps that are done, and all.
 
     Returns:
-        The results, as the JSON has them.
+        The results.
 
     Raises:
         SettingsError: If the run does not allow what is to be attacked, or the task does not know its images' scale.
@@ -98,10 +99,11 @@ def run_inversion(
     """
     options = options or InversionOptions()
     attacked = attack(opened, options, show)
-    results = [row for result in attacked for row in result.rows()]
-    notes = [note for result in attacked for note in result.notes]
-    write_results(folder, NAME, dataclasses.asdict(options), results, notes=notes)
-    write_page(results_path(folder, NAME).with_suffix(".html"), opened.name, opened.settings.seed, attacked)
+    results = [result for target in attacked for result in target.results()]
+    notes = tuple(note for result in attacked for note in result.notes)
+    path = results_path(folder, NAME)
+    InversionFile(options=dataclasses.asdict(options), results=tuple(results), notes=notes).write(path)
+    write_page(path.with_suffix(".html"), opened.name, opened.settings.seed, attacked)
     return results
 
 

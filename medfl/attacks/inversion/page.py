@@ -95,7 +95,7 @@ def _same(made: Reconstruction, all_: Sequence[Reconstruction]) -> list[Reconstr
 
 
 def _row(made: Reconstruction) -> Meta:
-    return made.row("shared") | {
+    return made.quality.row() | {
         "attack": ATTACKS[made.attack],
         "item": ITEMS.get(made.item, made.item),
         "rest": None if made.converged is None else f"{int(made.converged.sum())} of {len(made.converged)} at rest",

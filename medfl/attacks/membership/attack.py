@@ -18,13 +18,14 @@ import torch
 from torch import nn
 
 from medfl.attacks.membership.metrics import Scores, measure
-from medfl.attacks.membership.page import name_of, write_page
+from medfl.attacks.membership.page import ATTACKS, name_of, write_page
 from medfl.attacks.membership.shadow import Chosen, ShadowAttack, epochs_of, matched, train_attack
 from medfl.attacks.membership.targets import KEPT, ShadowSet, Target, Targets, find_targets, shadow_set
 from medfl.attacks.open_run import OpenedRun
 from medfl.data.pooled import labels_of
 from medfl.errors import DataError, SettingsError
-from medfl.runs.attack_results import read_results, write_results
+from medfl.records.attacks import AttackedRun, MembershipFile, MembershipResult
+from medfl.runs.attack_results import results_path
 from medfl.training.predict import logits
 from medfl.types import Dataset, Meta
 from medfl.utils.rng import make_generator
@@ -81,7 +82,7 @@ def run_membership(
     options: MembershipOptions | None = None,
     out: Path | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Meta]:
+) -> list[MembershipResult]:
     """Attack a run, and write ``membership.json`` and ``membership.html``.
 
     Args:
@@ -91,7 +92,7 @@ def run_membership(
         progress: Called with the training steps of shadow networks that are done, and with all of them.
 
     Returns:
-        The results as in the JSON.
+        The results.
 
     Raises:
         SettingsError: If the run lacks what an option asks for.
@@ -122,17 +123,16 @@ def run_membership(
     lengths = {epochs for _, epochs in needed}
     used = vars(options) | {"targets": targets[0].name, "shadow": source}
     used |= {"shadow_epochs": lengths.pop() if len(lengths) == 1 else options.shadow_epochs}
-    path = write_results(
-        run.folder,
-        NAME,
-        used | {"device": run.task.device},
-        results,
-        out,
-        of={"method": run.name, "seed": run.settings.seed, "rounds": run.settings.rounds},
+    record = MembershipFile(
+        options=used | {"device": run.task.device},
+        results=tuple(results),
+        run=AttackedRun(method=run.name, seed=run.settings.seed, rounds=run.settings.rounds),
         classes=run.task.objective.classes,
-        shadow=[{"network": network} | shadow.facts() for (network, _), shadow in attacks.items()],
+        shadow=tuple(shadow.description(network) for (network, _), shadow in attacks.items()),
     )
-    write_page(read_results(run.folder, NAME, out) or {}, path.with_suffix(".html"))
+    path = results_path(run.folder, NAME, out)
+    record.write(path)
+    write_page(record, path.with_suffix(".html"))
     return results
 
 
@@ -155,8 +155,10 @@ def _batches(run: OpenedRun, data: Dataset | None) -> int:
 # ---- the attacks
 
 
-def attack(run: OpenedRun, target: Target, shadow: ShadowAttack | None, options: MembershipOptions) -> list[Meta]:
-    """Both attacks on one model, on the same images.
+def attack(
+    run: OpenedRun, target: Target, shadow: ShadowAttack | None, options: MembershipOptions
+) -> list[MembershipResult]:
+    """Run both attacks on one model, on the same images.
 
     Args:
         run: For settings and device.
@@ -165,7 +167,7 @@ def attack(run: OpenedRun, target: Target, shadow: ShadowAttack | None, options:
         options: How many images, and the seed.
 
     Returns:
-        A row for each attack, as in the JSON.
+        A result for each attack.
     """
     stream = make_generator(options.seed, "members", target.site)
     rows = matched(labels_of(target.members), labels_of(target.others), stream, options.images)
@@ -185,16 +187,16 @@ def attack(run: OpenedRun, target: Target, shadow: ShadowAttack | None, options:
         float((answer.argmax(dim=1) == group.labels).double().mean())
         for answer, group in zip(answers, groups, strict=True)
     ]
-    about = {"target": target.name, "accuracy_members": rights[0], "accuracy_non_members": rights[1]}
-    about |= {"site": target.site} if target.site else {}
-    about |= {"round": target.round} if target.round is not None else {}
+    about: Meta = {"target": target.name, "site": target.site or None, "round": target.round}
+    about |= {"accuracy_members": rights[0], "accuracy_non_members": rights[1]}
     known = [None if group.patients is None else group.patients.numpy() for group in groups]
     patients = known[0], known[1]
     threshold = Scores(-losses[0].numpy(), -losses[1].numpy(), -float(losses[0].mean()), patients)
-    results = [about | {"attack": "loss_threshold"} | measure(threshold)]
+    results = [MembershipResult(attack="loss_threshold", **about, **dict(measure(threshold)))]
     if shadow is not None:
         scores = [shadow.scores(answer).numpy() for answer in answers]
-        results.append(about | {"attack": "shadow_topk"} | measure(Scores(scores[0], scores[1], 0.0, patients)))
+        measures = measure(Scores(scores[0], scores[1], 0.0, patients))
+        results.append(MembershipResult(attack="shadow_topk", **about, **dict(measures)))
     return results
 
 
@@ -203,14 +205,13 @@ def loss_of(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(outputs.double(), labels, reduction="none")
 
 
-def plain_line(row: Meta) -> str:
-    """A result in one line."""
-    target = f"model of {row['site']}" if row.get("site") else name_of(row)
-    kind = {"loss_threshold": "loss threshold", "shadow_topk": "shadow model"}[row["attack"]]
-    low, high = row["auc_interval"]
+def plain_line(result: MembershipResult) -> str:
+    """Return a result in one line."""
+    target = f"model of {result.site}" if result.site else name_of(result)
+    low, high = result.auc_interval
     return (
-        f"{target}, {kind}: AUC {row['auc']:.3f} ({low:.3f} to {high:.3f} over {row['interval_over']}), TPR "
-        f"{row['tpr_at_1_fpr']:.3f} at 1 % FPR; by its own threshold recall {row['recall']:.3f}, accuracy "
-        f"{row['accuracy']:.3f}; recall {row['recall_balanced']:.3f} when half are called members; {row['members']} "
-        f"members, {row['non_members']} others"
+        f"{target}, {ATTACKS[result.attack]}: AUC {result.auc:.3f} ({low:.3f} to {high:.3f} over "
+        f"{result.interval_over}), TPR {result.tpr_at_1_fpr:.3f} at 1 % FPR; by its own threshold recall "
+        f"{result.recall:.3f}, accuracy {result.accuracy:.3f}; recall {result.recall_balanced:.3f} when half are "
+        f"called members; {result.members} members, {result.non_members} others"
     )

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.stats import norm, rankdata
 
 from medfl.errors import SettingsError
-from medfl.types import Meta
+from medfl.records.attacks import Histogram, MembershipMeasures
 
 LOW_FPR = 0.01
 """The share of false alarms at which an attack that must not err is judged (Carlini et al., S&P 2022)."""
@@ -52,24 +52,24 @@ class Scores:
             )
 
 
-def measure(scores: Scores) -> Meta:
-    """All numbers of an attack, for its JSON."""
+def measure(scores: Scores) -> MembershipMeasures:
+    """Compute all measures of an attack."""
     members, others, threshold = scores.members, scores.others, scores.threshold
     recall, false_alarms = float((members > threshold).mean()), float((others > threshold).mean())
-    return {
-        "members": len(members),
-        "non_members": len(others),
-        "auc": auc(members, others),
-        "auc_interval": list(auc_interval(members, others, scores.patients)),
-        "interval_over": "images" if all(part is None for part in scores.patients) else "patients",
-        "tpr_at_1_fpr": tpr_at(members, others, LOW_FPR),
-        "recall": recall,
-        "false_alarms": false_alarms,
-        "accuracy": (recall + 1 - false_alarms) / 2,
-        "recall_balanced": recall_balanced(members, others),
-        "roc": roc(members, others),
-        "histogram": histogram(members, others),
-    }
+    return MembershipMeasures(
+        members=len(members),
+        non_members=len(others),
+        auc=auc(members, others),
+        auc_interval=auc_interval(members, others, scores.patients),
+        interval_over="images" if all(part is None for part in scores.patients) else "patients",
+        tpr_at_1_fpr=tpr_at(members, others, LOW_FPR),
+        recall=recall,
+        false_alarms=false_alarms,
+        accuracy=(recall + 1 - false_alarms) / 2,
+        recall_balanced=recall_balanced(members, others),
+        roc=roc(members, others),
+        histogram=histogram(members, others),
+    )
 
 
 def auc(members: np.ndarray, others: np.ndarray) -> float:
@@ -131,22 +131,19 @@ def recall_balanced(members: np.ndarray, others: np.ndarray) -> float:
     return (over + tied * (m - all_over) / all_tied) / m
 
 
-def roc(members: np.ndarray, others: np.ndarray) -> list[list[float]]:
-    """Points [false alarms, members found] of the ROC curve, from one false alarm to all."""
+def roc(members: np.ndarray, others: np.ndarray) -> tuple[tuple[float, float], ...]:
+    """Return points (false alarms, members found) of the ROC curve, from one false alarm to all."""
     n = len(others)
     counts = sorted({round(count) for count in np.geomspace(1, n, POINTS)})
-    return [[count / n, tpr_at(members, others, count / n)] for count in counts]
+    return tuple((count / n, tpr_at(members, others, count / n)) for count in counts)
 
 
-def histogram(members: np.ndarray, others: np.ndarray) -> Meta:
-    """How many scores of each group lie where; the outermost 1 % on each side is in the outermost bins."""
+def histogram(members: np.ndarray, others: np.ndarray) -> Histogram:
+    """Return the histogram of both groups; the outermost 1 % on each side is in the outermost bins."""
     both = np.concatenate([members, others])
     low, high = np.quantile(both, [0.01, 0.99])
     if not high > low:
         low, high = low - 0.5, high + 0.5
     edges = np.linspace(low, high, BINS + 1)
-    counts = {
-        name: np.histogram(group.clip(low, high), edges)[0].tolist()
-        for name, group in (("members", members), ("non_members", others))
-    }
-    return {"edges": edges.tolist()} | counts
+    counts = [tuple(np.histogram(group.clip(low, high), edges)[0].tolist()) for group in (members, others)]
+    return Histogram(edges=tuple(edges.tolist()), members=counts[0], non_members=counts[1])

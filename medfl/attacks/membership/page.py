@@ -11,10 +11,10 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
+from medfl.records.attacks import MembershipFile, MembershipResult
 from medfl.report.figures import INK, STYLE, WIDTH, looks, svg
 from medfl.report.formats import count, listed
 from medfl.report.section import render_template
-from medfl.types import Meta
 from medfl.utils.files import write_atomic
 
 TEMPLATE = "membership.html"
@@ -32,11 +32,11 @@ SETS = {"shared": "images that the run's sites shared", "validation": "the sites
 """What a shadow network was trained on, in words."""
 
 
-def write_page(content: Meta, path: Path) -> None:
+def write_page(content: MembershipFile, path: Path) -> None:
     """Write the page of a membership attack.
 
     Args:
-        content: What ``membership.json`` holds.
+        content: Results of the attack.
         path: The page.
 
     Raises:
@@ -45,47 +45,47 @@ def write_page(content: Meta, path: Path) -> None:
     write_atomic(path, render(content).encode())
 
 
-def render(content: Meta) -> str:
-    """The page as HTML; the same content gives the same bytes."""
-    results, run = content["results"], content["of"]
-    kinds = [kind for kind in ATTACKS if any(row["attack"] == kind for row in results)]
+def render(content: MembershipFile) -> str:
+    """Return the page as HTML; the same content gives the same bytes."""
+    results, run = content.results, content.run
+    kinds = [kind for kind in ATTACKS if any(row.attack == kind for row in results)]
     page = render_template(
         __file__,
         TEMPLATE,
-        title=f"Membership attack: {run['method']}, seed {run['seed']}",
+        title=f"Membership attack: {run.method}, seed {run.seed}",
         sentences=[verdict(row) for row in strongest(results, kinds)],
-        rows=[row | {"name": name_of(row), "kind": ATTACKS[row["attack"]]} for row in results],
-        rocs=[roc_picture([row for row in results if row["attack"] == kind], kind) for kind in kinds],
+        rows=[dict(row) | {"name": name_of(row), "kind": ATTACKS[row.attack]} for row in results],
+        rocs=[roc_picture([row for row in results if row.attack == kind], kind) for kind in kinds],
         histograms=[
             histogram_picture(row, index)
             for index, row in enumerate(results if len(results) <= DRAWN else strongest(results, kinds))
         ],
-        shadows=content["shadow"],
-        source=SETS.get(content["options"]["shadow"], ""),
-        over=listed(sorted({row["interval_over"] for row in results})),
-        few=min(row["non_members"] for row in results) < 100,
-        options=content["options"],
-        rounds="the rounds named above" if results[0].get("round") else count(run["rounds"], "round"),
+        shadows=content.shadow,
+        source=SETS.get(str(content.options["shadow"]), ""),
+        over=listed(sorted({row.interval_over for row in results})),
+        few=min(row.non_members for row in results) < 100,
+        options=content.options,
+        rounds="the rounds named above" if results[0].round else count(run.rounds, "round"),
     )
     return str(page)
 
 
-def name_of(row: Meta) -> str:
-    """Whose model a result is of, and after which round where it is not the last one."""
-    return str(row.get("site") or "global model") + (f" after round {row['round']}" if row.get("round") else "")
+def name_of(row: MembershipResult) -> str:
+    """Return the name of the attacked model, with its round unless it is the last model."""
+    return (row.site or "global model") + (f" after round {row.round}" if row.round else "")
 
 
-def strongest(results: Sequence[Meta], kinds: Sequence[str]) -> list[Meta]:
-    """The result with the highest AUC of each attack."""
-    return [max((row for row in results if row["attack"] == kind), key=lambda row: float(row["auc"])) for kind in kinds]
+def strongest(results: Sequence[MembershipResult], kinds: Sequence[str]) -> list[MembershipResult]:
+    """Return the result with the highest AUC of each attack."""
+    return [max((row for row in results if row.attack == kind), key=lambda row: row.auc) for kind in kinds]
 
 
-def verdict(row: Meta) -> str:
-    """What an AUC means, in words."""
-    low, high = row["auc_interval"]
-    right = round(100 * row["auc"])
+def verdict(row: MembershipResult) -> str:
+    """Return sentences that say what an AUC means."""
+    low, high = row.auc_interval
+    right = round(100 * row.auc)
     text = (
-        f"{ATTACKS[row['attack']].capitalize()} on {_of(row)}: AUC {row['auc']:.3f}, 95 % interval {low:.3f} to "
+        f"{ATTACKS[row.attack].capitalize()} on {_of(row)}: AUC {row.auc:.3f}, 95 % interval {low:.3f} to "
         f"{high:.3f}. Of a training image and another image the attack names the training image in {right} of 100 "
         "cases; guessing does in 50."
     )
@@ -96,16 +96,16 @@ def verdict(row: Meta) -> str:
     return f"{text} It is worse than guessing: it expects the opposite of what this model does, and finds no members."
 
 
-def _of(row: Meta) -> str:
-    return f"the model of {row['site']}" if row.get("site") else f"the {name_of(row)}"
+def _of(row: MembershipResult) -> str:
+    return f"the model of {row.site}" if row.site else f"the {name_of(row)}"
 
 
-def roc_picture(rows: Sequence[Meta], kind: str) -> tuple[Markup, str]:
+def roc_picture(rows: Sequence[MembershipResult], kind: str) -> tuple[Markup, str]:
     """The ROC curves of an attack on logarithmic axes, and a caption.
 
     Source of the axes: Carlini et al., "Membership inference attacks from first principles", S&P 2022.
     """
-    low = min(0.5 / row[name] for row in rows for name in ("members", "non_members"))
+    low = min(0.5 / images for row in rows for images in (row.members, row.non_members))
     names = [name_of(row) for row in rows]
     styles = looks(names)
     with matplotlib.rc_context(STYLE):
@@ -113,7 +113,7 @@ def roc_picture(rows: Sequence[Meta], kind: str) -> tuple[Markup, str]:
         axes = figure.add_subplot()
         axes.plot([low, 1], [low, 1], color=INK, linewidth=0.8, linestyle=(0, (1, 2)), label="guessing")
         for name, row in zip(names, rows, strict=True):
-            rates = np.asarray(row["roc"])
+            rates = np.asarray(row.roc)
             recall = rates[:, 1].clip(low / 10)  # none found: below the picture
             look = styles[name if len(rows) <= NAMED else names[0]]
             label = name if len(rows) <= NAMED else None
@@ -128,22 +128,20 @@ def roc_picture(rows: Sequence[Meta], kind: str) -> tuple[Markup, str]:
     return svg(figure, f"roc{kind.replace('_', '')}", text), f"{text}. On the dotted line an attack guesses."
 
 
-def histogram_picture(row: Meta, index: int) -> tuple[Markup, str]:
+def histogram_picture(row: MembershipResult, index: int) -> tuple[Markup, str]:
     """The scores of members and of others, and a caption."""
-    edges = np.asarray(row["histogram"]["edges"])
+    edges = np.asarray(row.histogram.edges)
     styles = looks(["members", "others"])
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, 2.4), layout="constrained")
         axes = figure.add_subplot()
-        for name, key in (("members", "members"), ("others", "non_members")):
+        for name, counts in (("members", row.histogram.members), ("others", row.histogram.non_members)):
             look = styles[name]
-            axes.stairs(row["histogram"][key], edges, fill=True, color=look.colour, alpha=0.18)
-            axes.stairs(
-                row["histogram"][key], edges, color=look.colour, linestyle=look.dashes, linewidth=1.4, label=name
-            )
-        says = "minus the loss" if row["attack"] == "loss_threshold" else "log-odds of being a member"
+            axes.stairs(counts, edges, fill=True, color=look.colour, alpha=0.18)
+            axes.stairs(counts, edges, color=look.colour, linestyle=look.dashes, linewidth=1.4, label=name)
+        says = "minus the loss" if row.attack == "loss_threshold" else "log-odds of being a member"
         axes.set(xlabel=f"score: {says}", ylabel="images")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         figure.legend(loc="outside upper left", ncols=2, handlelength=2.6)
-    text = f"Scores by {ATTACKS[row['attack']]}, {name_of(row)}"
+    text = f"Scores by {ATTACKS[row.attack]}, {name_of(row)}"
     return svg(figure, f"scores{index}", text), f"{text}. The more the two overlap, the less the attack knows."

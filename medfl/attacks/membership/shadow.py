@@ -14,11 +14,12 @@ import torch
 from medfl.data.pooled import labels_of, patients_of
 from medfl.data.sampling import class_rows, stratified_share
 from medfl.errors import SettingsError
+from medfl.records.attacks import ShadowNetwork
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.loop import train
 from medfl.training.predict import logits
-from medfl.types import Dataset, Meta
+from medfl.types import Dataset
 from medfl.utils.rng import make_generator, pinned
 
 SMALLEST = 10
@@ -121,16 +122,21 @@ class ShadowAttack:
     fits: float
     transfers: float
 
-    def facts(self) -> Meta:
-        """What a page says of the shadow network."""
-        return {
-            "members": self.members,
-            "non_members": self.others,
-            "epochs": self.epochs,
-            "highest": self.highest,
-            "accuracy_members": self.fits,
-            "accuracy_non_members": self.transfers,
-        }
+    def description(self, network: str) -> ShadowNetwork:
+        """Return the description of the shadow network.
+
+        Args:
+            network: Name of the network.
+        """
+        return ShadowNetwork(
+            network=network,
+            members=self.members,
+            non_members=self.others,
+            epochs=self.epochs,
+            highest=self.highest,
+            accuracy_members=self.fits,
+            accuracy_non_members=self.transfers,
+        )
 
     def scores(self, target: torch.Tensor) -> torch.Tensor:
         """Log-odds of being a member, (n,), float64, from a target's logits (n, C); above 0 it says "member"."""

@@ -8,55 +8,54 @@ nothing is ever taken out of it.
 
 from __future__ import annotations
 
-import json
 import secrets
 from pathlib import Path
 
 from medfl.errors import RefusedError, StoreError
-from medfl.utils.files import write_json
+from medfl.records.secret_uses import SecretUse, SecretUses
 
-FILE = "secure_aggregation.json"
-"""In a site's folder of a run."""
-
-NONCE = "nonce"
 MODEL = "model"
+"""Name of the use of a round for training a model."""
+
 DIGITS = 32
-"""Of a hash that are kept."""
+"""Number of digits of a digest that are recorded."""
 
 
 class Register:
-    """One site's register of a run.
+    """Register of one site in a run.
 
     Args:
         folder: The site's folder of the run.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE
+        self._path = folder / SecretUses.NAME
 
     @property
     def nonce(self) -> str:
-        """Random digits that all secrets of this run in this folder are made from, beside the site's own secret."""
-        entries = self._read()
-        if NONCE not in entries:
-            entries[NONCE] = secrets.token_hex(16)
-            write_json(self._path, entries)
-        return entries[NONCE]
+        """Random digits from which all secrets of this run in this folder are derived, beside the site's own secret."""
+        known = self._read()
+        if known.nonce is not None:
+            return known.nonce
+        nonce = secrets.token_hex(16)
+        known.model_copy(update={"nonce": nonce}).write(self._path)
+        return nonce
 
     def once(self, round_: int, use: str, content: str) -> None:
         """Record a use of a round's secrets. Recording the same use again changes nothing.
 
         Args:
             round_: The round.
-            use: What is recorded, such as ``participants``.
-            content: A hash of it.
+            use: Name of the use, such as ``participants``.
+            content: Digest of the content.
 
         Raises:
             RefusedError: If the round was used for something else.
             StoreError: If the file can't be read or written.
         """
-        entries, key = self._read(), f"{round_} {use}"
-        if entries.get(key, content[:DIGITS]) != content[:DIGITS]:
+        known, digest = self._read(), content[:DIGITS]
+        before = next((entry for entry in known.uses if (entry.round, entry.use) == (round_, use)), None)
+        if before is not None and before.digest != digest:
             raise RefusedError(
                 "repeated_aggregation",
                 f"Round {round_} was aggregated before with other {use}. A site takes part in one aggregation of a "
@@ -66,45 +65,38 @@ class Register:
                 round=round_,
                 use=use,
             )
-        if key not in entries:
-            write_json(self._path, entries | {key: content[:DIGITS]})
+        if before is None:
+            uses = (*known.uses, SecretUse(round=round_, use=use, digest=digest))
+            known.model_copy(update={"uses": uses}).write(self._path)
 
     def model_once(self, round_: int, content: str) -> None:
         """Record the model that a round trains, before it is trained.
 
         Args:
             round_: The round.
-            content: A hash of the model's tensors.
+            content: Digest of the model's tensors.
 
         Raises:
             RefusedError: If the round trained another model, or another round trained this one.
             StoreError: If the file can't be read or written.
         """
-        for key, value in self._read().items():
-            earlier, _, use = key.partition(" ")
-            if use == MODEL and value == content[:DIGITS] and earlier != str(round_):
+        for entry in self._read().uses:
+            if entry.use == MODEL and entry.digest == content[:DIGITS] and entry.round != round_:
                 raise RefusedError(
                     "repeated_model",
-                    f"Round {round_} has the same model as round {earlier}, to the last bit. A site trains a model "
+                    f"Round {round_} has the same model as round {entry.round}, to the last bit. A site trains a model "
                     "once under secure aggregation, as the difference of two sums could uncover its update. Either "
                     "training changes nothing (no epochs, or a learning rate of 0): end the run before this round. Or "
                     "the server is not honest.",
                     round=round_,
-                    earlier=int(earlier),
+                    earlier=entry.round,
                 )
         self.once(round_, MODEL, content)
 
-    def _read(self) -> dict[str, str]:
+    def _read(self) -> SecretUses:
         try:
-            entries: dict[str, str] = json.loads(self._path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError) as error:
-            raise StoreError(
-                "unreadable_file",
-                f"'{self._path}' can't be read ({type(error).__name__}). Without it nobody knows what was masked: put "
-                "it back from a copy, or start the run in a new folder.",
-                path=self._path,
-                cause=type(error).__name__,
-            ) from error
-        return entries
+            return SecretUses.read(self._path)
+        except StoreError as error:
+            if error.code == "missing_file":  # nothing was recorded yet
+                return SecretUses()
+            raise

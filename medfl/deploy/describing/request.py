@@ -11,16 +11,16 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 import medfl
-from medfl.deploy.offer import Name, Sites, Text
 from medfl.errors import RefusedError, SettingsError
-from medfl.settings import Privacy, Strict, read_settings
-from medfl.types import Meta
+from medfl.records.offer import Name, Sites, Text
+from medfl.records.record import Record
+from medfl.settings import Privacy, read_settings
 
 KIND = "describe"
 """Kind of the message, and the key by which a job's content is known to be a request."""
 
 
-class Wanted(Strict):
+class Wanted(Record):
     """The noise that is wanted, for all numbers of a site's description together; its unit is one training image.
 
     Attributes:
@@ -36,7 +36,7 @@ class Wanted(Strict):
     adjacency: Literal["add_remove", "replace"] = "replace"
 
 
-class Request(Strict):
+class Request(Record):
     """A request for descriptions.
 
     Attributes:
@@ -62,13 +62,9 @@ class Request(Strict):
         """What its job is called."""
         return self.describe
 
-    def to_meta(self) -> Meta:
-        """As JSON."""
-        return self.model_dump(mode="json")
-
     @classmethod
     def from_meta(cls, meta: Any) -> Request:
-        """A request from JSON of anybody, validated strictly.
+        """Return the request in JSON values from anybody, validated strictly.
 
         Raises:
             RefusedError: With all that is wrong.
@@ -85,12 +81,12 @@ class Request(Strict):
             raise RefusedError(error.code, str(error)[:2000], **error.fields) from None
 
     def with_sites(self, sites: Sequence[str]) -> Request:
-        """The same for the sites of these names, in any order.
+        """Return the same request for the sites of these names, in any order.
 
         Raises:
             RefusedError: If a name is not valid or there twice.
         """
-        return Request.from_meta(self.to_meta() | {"sites": sorted(sites)})
+        return Request.from_meta(self.to_json() | {"sites": sorted(sites)})
 
 
 def is_request(meta: Any) -> bool:

@@ -53,7 +53,7 @@ def ask_sites(request: Request, transport: Transport, result: Path, progress: Pr
             logger.exception("An answer of %s brought about an error.", site)
             missing[site] = f"its answer could not be read ({type(error).__name__})"
 
-    blob = pack(Message(KIND, {}, request.to_meta()))
+    blob = pack(Message(KIND, {}, request.to_json()))
     missing |= transport.ask(dict.fromkeys(request.sites, blob), request.answer_timeout, take)
     if not sites:
         whys = "; ".join(f"{site}: {why}" for site, why in sorted(missing.items()))

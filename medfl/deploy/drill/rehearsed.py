@@ -9,12 +9,13 @@ from pathlib import Path
 
 from medfl.carriers.message_checks import Limits
 from medfl.contract import Method
-from medfl.deploy.offer import Offer, make_offer
+from medfl.deploy.offer import make_offer
 from medfl.deploy.offered_bundle import facts_in
 from medfl.deploy.server import serve
 from medfl.deploy.sites.file import SiteBundle, SiteFile
 from medfl.errors import RefusedError
 from medfl.plugins import Registry, load_plugins
+from medfl.records.offer import Offer
 from medfl.runs.progress import Progress
 from medfl.types import Meta
 from medfl.utils.wire import Blob
@@ -109,7 +110,7 @@ def make_drill_offer(site_file: SiteFile, site: str, bundle: str, methods: list[
     overrides = facts | {"method": method, "rounds": ROUNDS, "steps": STEPS}
     run = f"drill-{secrets.token_hex(4)}"
     offer = make_offer(entry.folder, overrides, run, [site], registry=registry, given_by=f"drill of {site}")
-    return Offer.from_meta(offer.to_meta() | {"bundle": bundle})
+    return Offer.from_meta(offer.to_json() | {"bundle": bundle})
 
 
 def _choose(registry: Registry, names: list[str]) -> str | None:

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from medfl.carriers.messages import Message
 from medfl.contract import PeerMessage
-from medfl.deploy.offer import Offer
 from medfl.deploy.sites.file import SiteFile
 from medfl.errors import StoreError
+from medfl.records.offer import Offer
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.report.formats import size
 from medfl.types import SERVER, Meta, Tensors

@@ -17,9 +17,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from medfl.bundle.files import shipped
-from medfl.deploy.offer import NAME
 from medfl.describe.description import Fact
 from medfl.errors import RefusedError, SettingsError, StoreError, did_you_mean
+from medfl.records.offer import NAME
 from medfl.runs.machines import Profile
 from medfl.settings import Device, Execution, Strict, read_settings
 from medfl.types import SERVER

@@ -11,10 +11,10 @@ from typing import Any
 
 from medfl.core.evaluation import Row
 from medfl.core.filters import check_method
-from medfl.deploy.offer import Offer
 from medfl.deploy.sites.file import Floor, SiteFile
 from medfl.errors import RefusedError, SettingsError
 from medfl.networks.ceiling import TooLargeError, bytes_of
+from medfl.records.offer import Offer
 from medfl.runs.machines import LIVE, Profile, check_profile, live
 from medfl.runs.summary import COSTS
 from medfl.settings import Privacy, Settings, read_settings

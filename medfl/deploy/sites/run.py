@@ -27,10 +27,11 @@ from medfl.errors import RefusedError
 from medfl.privacy.ledger import fingerprint
 from medfl.privacy.statements import redact_account
 from medfl.records.privacy_account import PrivacyAccount
+from medfl.records.progress import SiteExit
 from medfl.records.run_file import DataOrigin, Provenance
 from medfl.runs.home import Home
 from medfl.runs.lifecycle import JOB_PATIENCE, RunWriter
-from medfl.runs.progress import begin_facts, noted
+from medfl.runs.progress import noted
 from medfl.runs.site_bundles import export_site, write_predictions
 from medfl.types import GLOBAL, MODEL, Dataset, Meta, Tensors
 from medfl.utils import wire
@@ -151,7 +152,7 @@ class SiteRun:
         opened = self._opened
         offer, method_args = opened.offer, opened.built.method_args
         data = DataOrigin(allowed_changes=tuple(self._changes))
-        provenance = Provenance(offer=offer.to_meta(), data=data, joined=opened.joined)
+        provenance = Provenance(offer=offer.to_json(), data=data, joined=opened.joined)
         writer = RunWriter(
             folder=self.folder,
             method=offer.method,
@@ -168,10 +169,9 @@ class SiteRun:
             writer.claim(provenance, backend="flare")
             self.host = self._host(writer)
             self.host.check_account()
-            begin = begin_facts(writer.identity.to_json(), self.settings.rounds) | {"sites": [self.name]}
-            with noted(self.folder, begin) as self.note:
+            with noted(self.folder, writer.start_event([self.name], {})) as self.note:
                 yield
-                self.note("left", {})
+                self.note(SiteExit())
 
     def _host(self, writer: RunWriter) -> SiteRunner:
         scored = tellable(self._file, {split: len(getattr(self._splits, split)) for split in SCORED})

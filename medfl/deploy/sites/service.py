@@ -25,17 +25,18 @@ from medfl.carriers.remote_messages import rows_from_json
 from medfl.contract import PeerMessage
 from medfl.deploy.describing.request import KIND, Request
 from medfl.deploy.describing.site import answer_request
-from medfl.deploy.offer import Offer
 from medfl.deploy.offered_bundle import OfferedRun, open_offer
 from medfl.deploy.sites.audit import Audit
 from medfl.deploy.sites.file import SiteFile
 from medfl.deploy.sites.policy import told_profile
 from medfl.deploy.sites.run import SiteRun
 from medfl.errors import MedflError, RefusedError
+from medfl.records.offer import Offer
 from medfl.records.privacy_account import PrivacyAccount
+from medfl.records.progress import CommittedStep, Heartbeat, JobEnd, JobStart
 from medfl.records.run_file import JoinedSite
 from medfl.runs.machines import LIVE
-from medfl.runs.progress import row_facts
+from medfl.runs.progress import step_metrics
 from medfl.types import Meta
 from medfl.utils.memory import keep_freed_memory
 from medfl.utils.pulse import Beat, Pulse
@@ -188,22 +189,30 @@ class SiteService:
                 expected=sorted(parts),
                 found=message.kind,
             )
-        about = {"sites": [self._file.site], "job": message.kind}
-        self._run.note("work", about | {"doing": DOING[message.kind]})
-        tensors, meta = parts[message.kind](message)
-        self._run.note("done", about)
+        sites, job = (self._file.site,), message.kind
+        self._run.note(JobStart(sites=sites, job=job, activity=DOING[job]))
+        tensors, meta = parts[job](message)
+        self._run.note(JobEnd(sites=sites, job=job))
         if message.kind == "step":
             self._note_step(self._run, message.meta, meta)
         return Message(message.kind, tensors, {"refused": None} | meta)
 
     def _note_step(self, run: SiteRun, step: Meta, answer: Meta) -> None:
-        """Note down for this site's administrator what it did, as far as the server learns it, too."""
+        """Record for this site's administrator what the site did, as far as the server learns it, too."""
         site, order, evaluate = self._file.site, step.get("order"), step.get("evaluate")
+        if (request := order or evaluate) is None:
+            return
         rows = rows_from_json(answer["evaluation"] + (answer["answer"] or {"rows": []})["rows"], site)
-        done = order["round"] - 1 if order else evaluate["round"] if evaluate else 0
-        facts = {"step": (order or evaluate or {}).get("step"), "round": done + bool(order), "rounds_done": done}
-        facts |= {"ordered": [site] if order else [], "missing": []}
-        run.note("commit", facts | row_facts(rows, run.task.metrics[0]))
+        rounds_done = request["round"] - bool(order)
+        run.note(
+            CommittedStep(
+                step=request["step"],
+                round=rounds_done + bool(order),
+                rounds_done=rounds_done,
+                requested=(site,) if order else (),
+                metrics=step_metrics(rows, run.task.metrics[0]),
+            )
+        )
 
     def _hello(self, offer: Offer) -> Message:
         self.close()
@@ -212,7 +221,7 @@ class SiteService:
         if self._signer is not None:
             from medfl.carriers.sealed import Seal  # it needs what comes with NVFlare
 
-            self._seal = Seal(self._signer, offer.to_meta())
+            self._seal = Seal(self._signer, offer.to_json())
         capability = self._opened.capability
         profile = told_profile(self._file) if capability is not None and capability.profiles == LIVE else None
         network = self._file.bundle(offer.bundle).network
@@ -237,7 +246,9 @@ class SiteService:
     def _beat(self, beat: Beat) -> None:
         """Say that the work goes on. The share that is done tells how many images there are, so it may stay here."""
         if self._run is not None:
-            self._run.note("beat", {"sites": [self._file.site]} | vars(beat))
+            self._run.note(
+                Heartbeat(sites=(self._file.site,), activity=beat.doing, share=beat.share, has_progressed=beat.moved)
+            )
         opened = self._opened
         tells = opened is not None and opened.settings.privacy is None and "size" in self._file.describe
         self._send_beat(pack_beat(beat if tells else replace(beat, share=None)))

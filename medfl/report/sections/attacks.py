@@ -14,6 +14,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from medfl.errors import StoreError
+from medfl.records.attacks import AttackResult, Interval, MembershipResult, field_of
 from medfl.report.curves import curves_svg, ends
 from medfl.report.figures import Curve, Look, looks
 from medfl.report.formats import MISSING, listed, number
@@ -73,9 +74,6 @@ COLUMNS = {
 KEYS = {"membership": ("target", "attack"), "inversion": ("target", "attack", "item"), "poison": ("target", "attack")}
 """Kind of attack to what tells its results on a run apart."""
 
-OVER = ("images", "patients")
-"""What an interval is over."""
-
 IMAGES = {"membership": ("members", "non_members"), "inversion": ("images",), "poison": ("images",)}
 """Kind of attack to the numbers of images in its results."""
 
@@ -87,13 +85,13 @@ class Attacked:
     Attributes:
         name: Of the run on the page.
         group: Label of its group.
-        results: As the file has them.
+        results: Results of the attacks.
         page: Address of the attack's own page; empty where there is none to link to.
     """
 
     name: str
     group: str
-    results: list[Meta]
+    results: Sequence[AttackResult]
     page: str
 
 
@@ -149,17 +147,13 @@ def _read_all(runs: Sequence[tuple[str, Named]], kind: str, start: Path | None, 
         try:
             content = read_results(run.folder, kind)
         except StoreError:  # its message has the whole path
-            content = {}
-        if content is None:
-            continue
-        results = content.get("results")
-        if isinstance(results, list) and all(isinstance(result, Mapping) for result in results):
-            attacked.append(Attacked(name, group, results, _page(run, kind, start)))
-        else:
             notices.append(
                 f"What the {kind} attack on {name} found is left out: {FOLDER}/{kind}.json in its run folder is "
                 f"damaged or of another version. `medfl attack {kind}` writes it anew."
             )
+            continue
+        if content is not None:
+            attacked.append(Attacked(name, group, content.results, _page(run, kind, start)))
     return attacked
 
 
@@ -178,21 +172,20 @@ def _table(kind: str, attacked: Sequence[Attacked]) -> Meta | None:
 
     Several results of a run of the same kind, such as those of several sites, count as one, their mean.
     """
-    rows: dict[tuple[str, ...], dict[str, list[Meta]]] = {}
+    rows: dict[tuple[str, ...], dict[str, list[AttackResult]]] = {}
     every = [result for run in attacked for result in run.results]
     for run in attacked:
         for result in run.results:
-            target, *rest = (_text(result.get(name)) for name in KEYS[kind])
-            key = (run.group, target + (f", round {result['round']}" if result.get("round") else ""), *rest)
+            target, *rest = (_text(field_of(result, name)) for name in KEYS[kind])
+            round_ = field_of(result, "round")
+            key = (run.group, target + (f", round {round_}" if round_ else ""), *rest)
             rows.setdefault(key, {}).setdefault(run.name, []).append(result)
     if not rows:
         return None
     return {
         "heads": [(head, note) for head, note, _ in COLUMNS[kind].values()],
         "several": any(len(runs) > 1 for runs in rows.values()),
-        "over": listed(
-            sorted({str(result["interval_over"]) for result in every if result.get("interval_over") in OVER})
-        ),
+        "over": listed(sorted({over for result in every if (over := field_of(result, "interval_over")) is not None})),
         "rows": [_row(kind, names, list(runs.values())) for names, runs in rows.items()],
     }
 
@@ -204,10 +197,10 @@ def _pictures(attacked: Sequence[Attacked], styles: Mapping[str, Look]) -> list[
     """
     rows = pd.DataFrame(
         [
-            {"group": run.group, **row}
+            {"group": run.group, "attack": row.attack, "round": row.round, "recall": row.recall, "auc": row.auc}
             for run in attacked
             for row in run.results
-            if _number(row.get("round")) is not None
+            if isinstance(row, MembershipResult) and row.round is not None
         ]
     )
     if rows.empty:
@@ -226,13 +219,13 @@ def _pictures(attacked: Sequence[Attacked], styles: Mapping[str, Look]) -> list[
     return pictures
 
 
-def _row(kind: str, names: tuple[str, ...], runs: Sequence[Sequence[Meta]]) -> Meta:
+def _row(kind: str, names: tuple[str, ...], runs: Sequence[Sequence[AttackResult]]) -> Meta:
     every = [result for results in runs for result in results]
     return {
         "names": names,
         "images": " and ".join(_counts(every, key) for key in IMAGES[kind]),
         "cells": [
-            _cell([mean_known(_number(result.get(key)) for result in results) for results in runs], form)
+            _cell([mean_known(_number(field_of(result, key)) for result in results) for results in runs], form)
             for key, (_, _, form) in COLUMNS[kind].items()
         ],
         "intervals": [_interval(every[0], key) if len(every) == 1 else None for key in COLUMNS[kind]],
@@ -250,22 +243,17 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
+    return None if value is None or not math.isfinite(value) else float(value)
 
 
-def _counts(results: Sequence[Meta], key: str) -> str:
-    known = sorted({int(value) for result in results if (value := _number(result.get(key))) is not None})
+def _counts(results: Sequence[AttackResult], key: str) -> str:
+    known = sorted({int(value) for result in results if (value := field_of(result, key)) is not None})
     if not known:
         return MISSING
     return number(known[0]) if len(known) == 1 else f"{number(known[0])} to {number(known[-1])}"
 
 
-def _interval(result: Meta, key: str) -> tuple[float, float] | None:
-    """The ends of a number's 95 % interval, where there is one."""
-    interval = result.get(f"{key}_interval")
-    if not isinstance(interval, list) or len(interval) != 2:
-        return None
-    low, high = map(_number, interval)
-    return None if low is None or high is None else (low, high)
+def _interval(result: AttackResult, key: str) -> Interval | None:
+    """Return a number's 95 % interval, or None if there is none."""
+    interval: Interval | None = field_of(result, f"{key}_interval")
+    return None if interval is None or not all(map(math.isfinite, interval)) else interval

@@ -41,7 +41,6 @@ from medfl.core.secure.ops import (
     to_bytes,
     to_tensor,
 )
-from medfl.core.secure.register import FILE
 from medfl.core.secure.site import CONFIRMING, PURPOSE
 from medfl.core.secure.weights import fixed_point
 from medfl.core.site import SiteRunner
@@ -52,6 +51,7 @@ from medfl.privacy.secure_aggregation.keys import public_key
 from medfl.privacy.secure_aggregation.masks import Words, add_mask
 from medfl.privacy.secure_aggregation.shamir import combine
 from medfl.privacy.signatures import Signer, read_signer
+from medfl.records.secret_uses import SecretUses
 from medfl.settings import Settings
 from medfl.testing.cohort import make_site, make_task
 from medfl.types import Tensors
@@ -380,7 +380,7 @@ def test_a_release_is_charged_in_each_aggregation(signers: dict[str, Signer], tm
         server.aggregate(About(server.names))
         assert releases(server) == {turn}
         for name in server.names:
-            (tmp_path / name / FILE).unlink()
+            (tmp_path / name / SecretUses.NAME).unlink()
     with refused(RefusedError, "releases_exhausted", maximum=2):
         server.aggregate(About(server.names))
     assert releases(server) == {2}

@@ -18,6 +18,7 @@ from medfl.errors import RefusedError
 from medfl.plugins import load_plugins
 from medfl.privacy.secure_aggregation.keys import CHANNEL, agreed, public_key, unseal
 from medfl.records.run_file import RunFile
+from medfl.records.secret_uses import SecretUses
 from medfl.runs.simulation import Result
 from medfl.testing.cohort import Case, bits, make_sites, make_task
 from medfl.types import Tensors
@@ -223,10 +224,13 @@ def test_bytes_are_at_most_one_and_a_half_times_those_of_float32(tmp_path: Path)
 
 
 def test_each_round_has_one_aggregation_of_five_operations(whole: tuple[Result, Path]) -> None:
-    register = json.loads((whole[1] / "state" / "site-1" / "secure_aggregation.json").read_text())
+    register = SecretUses.read(whole[1] / "state" / "site-1" / SecretUses.NAME)
     assert len(OPS) == 5
     uses = {"participants", "keys of others", "peers", "model", "orders", "numbers", "drop-outs"}
-    assert register.keys() == {"nonce"} | {f"{round_} {use}" for round_ in (1, 2) for use in uses}
+    assert register.nonce
+    assert sorted((entry.round, entry.use) for entry in register.uses) == sorted(
+        (round_, use) for round_ in (1, 2) for use in uses
+    )
 
 
 def test_the_same_run_in_another_folder_has_other_masks_and_the_same_end(

@@ -1,0 +1,234 @@
+"""Events of a run in ``progress.jsonl``, one on each line, which `medfl watch` shows.
+
+A line holds the time of the event and the event itself, whose class its ``kind`` names. Events hold no path and no data
+of a patient. Their numbers have bounds within which every table, page and plot can show them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, ValidationError
+
+from medfl.records.record import Record
+from medfl.settings import Privacy
+
+MAX_ROUND = 10**8 - 1
+"""Largest number of a round or a step, as in messages between machines."""
+
+MAX_TIME = 1e11
+"""Latest time of an event in seconds since 1970; the calendars of programming languages end not long after."""
+
+MAX_SCORE = 1e100
+"""Largest absolute value of a score or a loss; a plot computes with differences of such values."""
+
+MAX_COST = 1e21
+"""Largest number of seconds or bytes of one step."""
+
+RoundNumber = Annotated[int, Field(ge=0, le=MAX_ROUND)]
+Time = Annotated[float, Field(ge=0, le=MAX_TIME)]
+Score = Annotated[float, Field(ge=-MAX_SCORE, le=MAX_SCORE)]
+Cost = Annotated[float, Field(ge=0, le=MAX_COST)]
+
+
+class RunStart(Record):
+    """The start of a run, or of its continuation.
+
+    Attributes:
+        method: Name of the method.
+        seed: Seed of the run.
+        rounds: Number of rounds of the run.
+        sites: Names of the sites.
+        metric: First metric of the task.
+        privacy: Promised privacy, or None.
+        unavailable: Maps each site that does not take part so far to the reason.
+    """
+
+    kind: Literal["run_start"] = "run_start"
+    method: str
+    seed: int
+    rounds: RoundNumber
+    sites: tuple[str, ...]
+    metric: str
+    privacy: Privacy | None = None
+    unavailable: dict[str, str] = {}
+
+
+class JobStart(Record):
+    """The start of a job at some sites.
+
+    Attributes:
+        sites: Names of the sites.
+        job: Kind of the job, such as ``step``.
+        activity: Text that says what the sites do, such as ``training``.
+    """
+
+    kind: Literal["job_start"] = "job_start"
+    sites: tuple[str, ...]
+    job: str
+    activity: str
+
+
+class Heartbeat(Record):
+    """A sign of life of sites at work.
+
+    Attributes:
+        sites: Names of the sites.
+        job: Kind of the job, or None if the sender does not know it.
+        activity: Text that says what the sites do; empty before the first batch.
+        share: Fraction of the job's batches that are done, in [0, 1], or None if it is unknown or private.
+        has_progressed: Whether a batch was done since the heartbeat before.
+    """
+
+    kind: Literal["heartbeat"] = "heartbeat"
+    sites: tuple[str, ...]
+    job: str | None = None
+    activity: str
+    share: Annotated[float, Field(ge=0, le=1)] | None = None
+    has_progressed: bool
+
+
+class JobEnd(Record):
+    """The end of a job: the sites have replied.
+
+    Attributes:
+        sites: Names of the sites.
+        job: Kind of the job.
+    """
+
+    kind: Literal["job_end"] = "job_end"
+    sites: tuple[str, ...]
+    job: str
+
+
+class UnavailableSite(Record):
+    """A site that sent no usable reply.
+
+    Attributes:
+        site: Name of the site.
+        reason: Reason why there is no usable reply.
+    """
+
+    kind: Literal["unavailable_site"] = "unavailable_site"
+    site: str
+    reason: str
+
+
+class StepCosts(Record):
+    """Costs of a step at one site.
+
+    Attributes:
+        work_seconds: Seconds of computation.
+        bytes_up: Bytes that the site sent to the server.
+        bytes_down: Bytes that the site received from the server.
+        bytes_to_peers: Bytes that the site sent to other sites.
+    """
+
+    work_seconds: Cost = 0.0
+    bytes_up: Cost = 0.0
+    bytes_down: Cost = 0.0
+    bytes_to_peers: Cost = 0.0
+
+
+class StepMetrics(Record):
+    """Summary of the metrics of a step, rounded to five digits.
+
+    Attributes:
+        scored_round: The round whose models were scored, or None if none was.
+        scores: Maps "model split metric" to the mean over the sites where the metric is defined.
+        server_scores: Maps "test set model split metric" to the score on a test set of the server.
+        site_scores: Maps "model split" to the score of each site in the task's first metric.
+        training_loss: Mean training loss of the sites, or None.
+        costs: Maps each site to its costs.
+    """
+
+    scored_round: RoundNumber | None = None
+    scores: dict[str, Score] = {}
+    server_scores: dict[str, Score] = {}
+    site_scores: dict[str, dict[str, Score]] = {}
+    training_loss: Score | None = None
+    costs: dict[str, StepCosts] = {}
+
+
+class CommittedStep(Record):
+    """A step that is saved.
+
+    Attributes:
+        step: Number of the step.
+        round: Round that the step belongs to.
+        rounds_done: Number of rounds that are over.
+        requested: Names of the sites that received a request.
+        unavailable: Names of those that sent no usable reply.
+        metrics: Summary of the metrics of the step.
+    """
+
+    kind: Literal["committed_step"] = "committed_step"
+    step: RoundNumber
+    round: RoundNumber
+    rounds_done: RoundNumber
+    requested: tuple[str, ...] = ()
+    unavailable: tuple[str, ...] = ()
+    metrics: StepMetrics = StepMetrics()
+
+
+class RunEnd(Record):
+    """The end of a run.
+
+    Attributes:
+        status: Whether all rounds are over, a value was not finite, or too few sites replied.
+        reason: Reason of an early end; empty if there was none.
+        rounds: Number of rounds that are over.
+        unavailable: Names of the sites that were unavailable at the end.
+    """
+
+    kind: Literal["run_end"] = "run_end"
+    status: Literal["finished", "diverged", "incomplete"]
+    reason: str = ""
+    rounds: RoundNumber
+    unavailable: tuple[str, ...] = ()
+
+
+class RunStop(Record):
+    """The stop of a run by an error or an interruption.
+
+    Attributes:
+        error: Name of the exception's class. The text of the exception may hold a path.
+    """
+
+    kind: Literal["run_stop"] = "run_stop"
+    error: str
+
+
+class SiteExit(Record):
+    """The exit of a site from the run, in the file of that site: the server ended its job."""
+
+    kind: Literal["site_exit"] = "site_exit"
+
+
+Event = RunStart | JobStart | Heartbeat | JobEnd | UnavailableSite | CommittedStep | RunEnd | RunStop | SiteExit
+"""Any event."""
+
+
+class ProgressLine(Record):
+    """A line of ``progress.jsonl``.
+
+    Attributes:
+        time: Time of the event in seconds since 1970, by the clock of the machine that writes.
+        event: The event.
+    """
+
+    time: Time
+    event: Annotated[Event, Field(discriminator="kind")]
+
+    def to_bytes(self) -> bytes:
+        """Return the line with its end."""
+        return (json.dumps(self.to_json()) + "\n").encode()
+
+    @classmethod
+    def from_bytes(cls, line: bytes) -> Self | None:
+        """Return the line that these bytes hold, or None if they hold no valid line."""
+        try:
+            return cls.model_validate_json(line, strict=True)
+        except ValidationError:
+            return None
