@@ -16,7 +16,7 @@ from medfl.errors import DataError, SettingsError
 from medfl.partition.plan import PartitionPlan
 from medfl.partition.schemes import Scheme, check_column, deal, needs_column
 from medfl.partition.units import column_of, find_units, majority
-from medfl.records.case_partition import CasePartition
+from medfl.records.partition import CasePartition
 from medfl.utils.files import write_json
 
 BundleCase = dict[str, Any]

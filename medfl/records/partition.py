@@ -1,4 +1,4 @@
-"""``partition.json`` of ``medfl partition``: how the sites of a data set were made, and digests of their files."""
+"""``partition.json`` and ``case_partition.json`` of ``medfl partition``: how the sites of a data set were made."""
 
 from __future__ import annotations
 
@@ -151,3 +151,27 @@ class Partition(FileRecord):
         """
         path = Path(dataset_dir) / cls.NAME
         return cls.read(path) if path.is_file() else None
+
+
+class CasePartition(FileRecord):
+    """The content of ``case_partition.json``, which is beside the folders of the sites.
+
+    Attributes:
+        case_list: Name of the file that lists the cases.
+        scheme: Name of the scheme.
+        options: Options of the scheme.
+        column: Entry of a case by which the scheme divides the cases.
+        seed: Seed of all random draws.
+        cases: Maps each site to the number of cases in each section of its list.
+    """
+
+    NAME: ClassVar[str] = "case_partition.json"
+    REPAIR: ClassVar[str] = "Partition again."
+    ERROR: ClassVar[type[MedflError]] = DataError
+
+    case_list: str
+    scheme: str
+    options: dict[str, JsonValue] = {}
+    column: str | None = None
+    seed: NonNegativeInt
+    cases: dict[str, dict[str, NonNegativeInt]]

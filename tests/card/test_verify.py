@@ -164,7 +164,9 @@ def test_evidence_that_somebody_made_up_leads_nowhere(home, change, key):
 
 
 def test_evidence_of_a_run_that_never_was_is_no_traceback(home):
-    reseal(home, identity={"task": {"objective": {"name": "none"}}})
+    identity = Evidence.read(home / Evidence.NAME).identity
+    unknown = identity.task.model_copy(update={"objective": {"name": "none"}, "num_classes": None})
+    reseal(home, identity=identity.model_copy(update={"task": unknown}))
     assert verify_bundle(home).problems == [
         "its scores can't be computed again: the predictions can't be read",
     ]

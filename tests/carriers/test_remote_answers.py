@@ -31,6 +31,7 @@ from remote_cases import (
 from medfl.carriers.messages import Message, unpack
 from medfl.core.filters import CODEC
 from medfl.deploy import server as server_run
+from medfl.records.summary import Summary
 from medfl.testing.cohort import scores
 
 
@@ -260,9 +261,9 @@ def test_a_privacy_account_of_another_form_leaves_its_site_out_with_the_reason(p
     offer = offered(place, rounds=1, **private)
     folder, progress, _ = serve(files, offer, tamper_answer=on("site-03", "install", change))
     assert progress.state == "finished"
-    summary = json.loads((folder / "summary.json").read_text())
-    assert sorted(summary["privacy"]) == ["site-01", "site-02"]
-    assert list(progress.missing) == list(summary["missing"]) == ["site-03"]
+    summary = Summary.read(folder / "summary.json")
+    assert sorted(summary.privacy) == ["site-01", "site-02"]
+    assert list(progress.missing) == list(summary.unavailable_reasons) == ["site-03"]
     assert "privacy account of site 'site-03' was refused in its field 'releases'" in progress.missing["site-03"]
 
 

@@ -121,7 +121,7 @@ def test_with_fewer_sites_than_the_quorum_the_run_ends_and_says_why(place: Place
     assert sorted(progress.missing) == ["site-02", "site-03"]
     summary = Summary.read(folder / "summary.json")
     assert sorted(summary.unavailable_reasons) == ["site-02", "site-03"]
-    assert summary["status"] == "incomplete"
+    assert summary.status == "incomplete"
 
 
 def test_a_server_obeys_its_own_file(place: Place) -> None:

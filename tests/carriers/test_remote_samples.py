@@ -13,6 +13,7 @@ from remote_cases import Photographed, local_outcome, mini_place, opened_once, o
 from medfl.carriers.messages import Limits, unpack
 from medfl.deploy.sites.file import SiteFile
 from medfl.records.ledger import Ledger, LedgerEntry
+from medfl.records.summary import Summary
 from medfl.report.page import write_report
 from medfl.runs.records import read_run
 
@@ -74,15 +75,15 @@ def test_bits_and_ledgers_are_those_of_one_machine_and_no_count_leaves(place: Pl
     rates = {site: entry.rate for site in SITES for entry in at_home[site].values()}
     assert rates == {site: min(1.0, 6 / images) for site, images in TRAINED.items()}
     assert heard["site-01"] == heard["site-02"] == heard["site-03"], "unlike numbers of images, and all say the same"
-    statements = json.loads((folder / "summary.json").read_text())["privacy"]
+    statements = Summary.read(folder / "summary.json").privacy
     for site, known in local.summary.privacy.items():
         statement = statements[site]
-        assert known["epsilon"] <= statement["epsilon"] == 8.0
-        assert known["composed"] <= statement["composed"] == 8.0
-        assert (statement["releases"], statement["planned"]) == (known["releases"], known["planned"]) == (2, 2)
+        assert known.epsilon <= statement.epsilon == 8.0
+        assert known.composed <= statement.composed == 8.0
+        assert (statement.releases, statement.planned) == (known.releases, known.planned) == (2, 2)
     page = write_report([folder]).read_text()
     assert "epsilon at most 8 at site-01" in page
-    assert f"{known['sigma']:.5g}" not in page
+    assert f"{known.sigma:.5g}" not in page
     assert read_run(folder).summary.privacy == statements
 
 

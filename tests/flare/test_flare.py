@@ -25,12 +25,13 @@ from toys import snapshot
 from medfl.bundle.adopt import adopt
 from medfl.bundle.federation import read_federation
 from medfl.deploy import kit
-from medfl.deploy.observers import CALLED, OBSERVED
+from medfl.deploy.observers import OBSERVED
 from medfl.deploy.offer import bundle_hash, make_offer
 from medfl.deploy.session import Submission, read_submission, resume, stop, submit
 from medfl.errors import MedflError
 from medfl.records.ledger import Ledger
 from medfl.records.offer import Offer
+from medfl.records.submission import ObserverState
 from medfl.runs.machines import Profile
 from medfl.testing.cohort import scores
 
@@ -261,7 +262,7 @@ def test_sites_are_clustered_by_what_they_tell_of_their_machines(running: Federa
         "run_ended",
     ]
     assert observed[-1]["status"] == "finished"
-    assert json.loads((out / CALLED).read_text())["calls"] == 5
+    assert json.loads((out / ObserverState.NAME).read_text())["calls"] == 5
     running.write_files()
 
 

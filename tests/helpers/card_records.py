@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from run_records import VERSIONS, run_file
+
 from medfl.records.card import CardAnswers, CardFacts, DataFacts, ModelFacts, RunFacts
 from medfl.records.card_scores import CalibrationBin, CardRow, CardScores, CardTable, ScoreEstimate
 from medfl.records.evidence import CardFile, CodeVersions, Evidence
@@ -81,8 +83,8 @@ EVIDENCE = Evidence(
     files_digest="1" * 64,
     predictions={"north": "2" * 64},
     data_digests={"north": "3" * 64},
-    code=CodeVersions(versions={"medfl": "0.1.0"}, plugins={}, card_source="4" * 64),
-    identity={"method": "fedavg", "settings": {"seed": 0, "lr": 0.1}},
+    code=CodeVersions(versions=VERSIONS, plugins={}, card_source="4" * 64),
+    identity=run_file().identity,
     identity_digest="5" * 64,
     run_files={"run.json": "6" * 64},
 )

@@ -20,7 +20,7 @@ from medfl.partition.case_list import partition_cases
 from medfl.partition.dirichlet_class import dirichlet_class
 from medfl.partition.iid import iid
 from medfl.partition.plan import PartitionPlan
-from medfl.records.case_partition import CasePartition
+from medfl.records.partition import CasePartition
 
 
 def decathlon(folder, count=12, **columns):

@@ -40,10 +40,10 @@ def test_runs_share_a_ledger_until_it_is_spent(tmp_path: Path) -> None:
         case().run(tmp_path / "2", privacy=privacy, seed=8)
     assert not (tmp_path / "2" / "run.json").exists(), "the folder is still free"
     summary = case().run(tmp_path / "2", privacy=privacy | {"total_epsilon": 9.0}, seed=8).summary
-    facts = summary["privacy"]["site-2"]
-    assert (facts["runs"], facts["releases"], facts["total_epsilon"]) == (2, 2, 9.0)
-    assert facts["epsilon"] == pytest.approx(5.0)
-    assert facts["composed"] == pytest.approx(epsilon((Part(facts["sigma"], 4),), 1e-5, "replace"))
+    facts = summary.privacy["site-2"]
+    assert (facts.runs, facts.releases, facts.total_epsilon) == (2, 2, 9.0)
+    assert facts.epsilon == pytest.approx(5.0)
+    assert facts.composed == pytest.approx(epsilon((Part(facts.sigma, 4),), 1e-5, "replace"))
     moved = case().run(tmp_path / "2", privacy=privacy | {"ledger": None, "total_epsilon": None}, seed=8)
     assert moved.outcome.status == "finished", "where the ledger is, is no part of what the run is"
 
@@ -78,7 +78,7 @@ def test_a_kill_between_ledger_and_step_is_counted_once(tmp_path: Path, monkeypa
 
 def test_without_a_ledger_a_run_keeps_account_of_itself(tmp_path: Path) -> None:
     result = case().run(tmp_path, privacy={"epsilon": 5.0, "clip": 0.5})
-    assert {site: facts["releases"] for site, facts in result.summary.privacy.items()} == dict.fromkeys(make_sites(), 2)
+    assert {site: facts.releases for site, facts in result.summary.privacy.items()} == dict.fromkeys(make_sites(), 2)
     stored = json.loads((tmp_path / "state" / "site-1" / "privacy.json").read_text())
     (entry,) = stored["entries"].values()
     assert sorted(entry) == [

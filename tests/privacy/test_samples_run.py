@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 from pathlib import Path
 from typing import ClassVar
@@ -20,6 +19,7 @@ from medfl.plugins import load_plugins
 from medfl.privacy.composition import RESOLUTION, Part, calibrate, epsilon
 from medfl.privacy.statements import describe, describe_accounts, other_bound, redact_account
 from medfl.records.privacy_account import PrivacyAccount
+from medfl.records.summary import Summary
 from medfl.runs.simulation import Run, simulate
 from medfl.settings import Privacy, Settings
 from medfl.testing.cohort import Case, SmallNet, bits, make_sites, make_task
@@ -78,7 +78,7 @@ def test_without_noise_to_speak_of_it_is_the_plain_run(tmp_path: Path, method: s
         run(tmp_path / str(number), method, args, sites=sites, privacy=privacy)
         for number, privacy in enumerate((None, faint))
     )
-    assert private.summary.privacy["site-1"]["sigma"] < 1e-5
+    assert private.summary.privacy["site-1"].sigma < 1e-5
     for key, tensors in bits(plain).items():
         for name, tensor in tensors.items():
             torch.testing.assert_close(bits(private)[key][name], tensor, rtol=0.02, atol=0.02)
@@ -164,7 +164,7 @@ def test_stopped_and_continued_ends_in_the_same_bits_and_pays_once(tmp_path: Pat
     for other in (continued, again):
         assert all(tensors_equal(tensors, bits(other)[key]) for key, tensors in bits(whole).items())
         assert other.summary.privacy == whole.summary.privacy
-        assert other.summary.privacy["site-1"]["releases"] == 2
+        assert other.summary.privacy["site-1"].releases == 2
 
 
 def test_drawn_batches_are_stated_by_site(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -184,10 +184,10 @@ def test_drawn_batches_are_stated_by_site(tmp_path: Path, caplog: pytest.LogCapt
     ):
         assert part in claim
     facts = result.summary.privacy["a"]
-    assert (facts["rate"], facts["steps"], facts["releases"], facts["planned"]) == (0.25, 4, 2, 2)
-    assert facts["epsilon"] == pytest.approx(epsilon((Part(facts["sigma"], 8, 0.25),), 1e-5))
-    assert 7.9 < facts["epsilon"] <= facts["stated_epsilon"] == 8.0
-    assert json.loads((tmp_path / "summary.json").read_text())["privacy"]["a"] == facts
+    assert (facts.rate, facts.steps, facts.releases, facts.planned) == (0.25, 4, 2, 2)
+    assert facts.epsilon == pytest.approx(epsilon((Part(facts.sigma, 8, 0.25),), 1e-5))
+    assert 7.9 < facts.epsilon <= facts.stated_epsilon == 8.0
+    assert Summary.read(tmp_path / "summary.json").privacy["a"] == facts
 
 
 def test_updates_leave_as_they_are_and_sizes_stay(tmp_path: Path) -> None:

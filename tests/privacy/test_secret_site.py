@@ -132,10 +132,10 @@ def test_runs_on_other_pixels_or_layers_are_counted_and_share_no_noise(tmp_path:
     ledger, updates = tmp_path / "ledger", []
     for number, (site, task) in enumerate([(data, dropout(0.1)), (normalised, dropout(0.1)), (data, dropout(0.2))]):
         facts = run(tmp_path / str(number), site, task, ledger).summary.privacy["a"]
-        assert (facts["runs"], facts["releases"]) == (number + 1, 2)
+        assert (facts.runs, facts.releases) == (number + 1, 2)
         update = Store(tmp_path / str(number) / "state" / "a").read(1, "reply/")
         updates.append(torch.cat([tensor.flatten() for tensor in update.values()]))
-    assert run(tmp_path / "again", data, dropout(0.1), ledger).summary.privacy["a"]["runs"] == 3
+    assert run(tmp_path / "again", data, dropout(0.1), ledger).summary.privacy["a"].runs == 3
     assert float((torch.corrcoef(torch.stack(updates)) - torch.eye(3)).abs().max()) < 0.4
 
 

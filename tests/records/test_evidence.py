@@ -15,7 +15,7 @@ from refusals import refused
 
 from medfl.errors import StoreError
 from medfl.records.evidence import CardFile, Evidence
-from medfl.records.record import CHECKSUM, _checksum
+from medfl.records.record import CHECKSUM, checksum_of
 
 PATH = Path("bundle") / Evidence.NAME
 
@@ -24,7 +24,7 @@ def sealed(change: dict[str, Any], **options: Any) -> bytes:
     """Return the content of an evidence file with other values, whose checksum fits."""
     values = json.loads(EVIDENCE.to_bytes()) | change
     del values[CHECKSUM]
-    return (json.dumps(values | {CHECKSUM: _checksum(values)}, sort_keys=True, indent=2, **options) + "\n").encode()
+    return (json.dumps(values | {CHECKSUM: checksum_of(values)}, sort_keys=True, indent=2, **options) + "\n").encode()
 
 
 def test_the_file_returns_the_record(tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ from pydantic import ValidationError
 from refusals import refused
 
 from medfl.errors import DataError
-from medfl.records.case_partition import CasePartition
 from medfl.records.datalist import Exclusion
-from medfl.records.partition import Fold, LocatedExclusion, Partition, PartitionSettings
+from medfl.records.partition import CasePartition, Fold, LocatedExclusion, Partition, PartitionSettings
 from medfl.records.record import FileRecord
 from medfl.records.site_card import SiteCard
 

@@ -134,5 +134,5 @@ def test_a_short_run_on_the_real_patients(name: str, tmp_path: Path) -> None:
     test = load_sites(job.dataset_dir, objective, (0.0,), (1.0,), [site])[site].test
     samples, targets = test.batch(torch.arange(len(test)))
     outputs = (samples @ state["head.weight"].T + state["head.bias"])[:, 0]
-    scores = summary["scores"]["global"]["test"][study.study.metrics[0]]
-    assert scores["sites"][site] == pytest.approx(score(outputs, targets))
+    scores = summary.scores["global"]["test"][study.study.metrics[0]]
+    assert scores.sites[site] == pytest.approx(score(outputs, targets))

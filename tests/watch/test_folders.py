@@ -121,7 +121,7 @@ def test_what_is_spent_is_what_the_accounts_of_the_sites_say(tmp_path: Path) -> 
     run = WatchedRun(tmp_path / "one", "one")
     run.look()
     spent = {site.name: site.epsilon for site in run.view().sites}
-    assert spent == {site: pytest.approx(facts["epsilon"]) for site, facts in result.summary.privacy.items()}
+    assert spent == {site: pytest.approx(facts.epsilon) for site, facts in result.summary.privacy.items()}
     assert spent["site-1"] == pytest.approx(6.0, rel=1e-3), "all rounds are over, so all is spent"
 
 

@@ -67,8 +67,8 @@ def test_sites_draw_unlike_noise(tmp_path: Path) -> None:
 
 def test_accounts_hold_what_was_released_and_the_trust_model(whole: tuple[Result, Path]) -> None:
     facts = whole[0].summary.privacy["site-1"]
-    assert (facts["releases"], facts["planned"], facts["threshold"]) == (2, 2, 4)
-    assert facts["epsilon"] == pytest.approx(8.0)
+    assert (facts.releases, facts.planned, facts.threshold) == (2, 2, 4)
+    assert facts.epsilon == pytest.approx(8.0)
     (entry,) = Ledger.read(whole[1] / "state" / "site-1" / Ledger.NAME).entries.values()
     assert (entry.mechanism, entry.threshold) == ("distributed discrete gaussian", 4)
 
@@ -79,9 +79,9 @@ def test_a_ledger_adds_local_and_distributed_noise(tmp_path: Path) -> None:
     alone = run(tmp_path / "a", privacy=privacy, secure_aggregation=None)
     both = run(tmp_path / "b", privacy=privacy)
     first, together = (result.summary.privacy["site-1"] for result in (alone, both))
-    assert first["threshold"] is None
-    assert together["runs"] == 2
-    assert 8.0 * math.sqrt(2) < together["composed"] < 16.0 * 1.2
+    assert first.threshold is None
+    assert together.runs == 2
+    assert 8.0 * math.sqrt(2) < together.composed < 16.0 * 1.2
 
 
 def test_log_and_report_say_whom_one_has_to_trust(
@@ -103,5 +103,5 @@ def test_log_and_report_say_whom_one_has_to_trust(
 def test_a_refused_release_is_no_noise_twice(whole: tuple[Result, Path], tmp_path: Path) -> None:
     """A budget is spread over the rounds that were planned; with drop-outs a site may have spent less."""
     result = run(tmp_path, absent=lambda site, at: site == "site-2" and at == 3)
-    releases = {site: facts["releases"] for site, facts in result.summary.privacy.items()}
+    releases = {site: facts.releases for site, facts in result.summary.privacy.items()}
     assert releases == {"site-1": 2, "site-2": 1, "site-3": 2, "site-4": 2, "site-5": 2}

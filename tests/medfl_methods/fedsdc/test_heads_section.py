@@ -195,7 +195,7 @@ def test_unlike_pools_have_a_picture_each(page):
     ("options", "why"),
     [
         ({}, "no site has validation images; medfl partition keeps some with --val-fraction 0.1."),
-        ({"settings": {"privacy": {"epsilon": 1.0}}}, "stay at home under a privacy setting."),
+        ({"settings": {"privacy": {"epsilon": 1.0, "clip": 1.0}}}, "stay at home under a privacy setting."),
         ({"status": "diverged"}, "the run ended before."),
     ],
 )
