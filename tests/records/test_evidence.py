@@ -88,5 +88,7 @@ def test_values_in_values_in_values_are_refused(depth: int) -> None:
 
 
 def test_identities_keep_their_kinds_of_numbers() -> None:
-    read = Evidence.from_bytes(sealed({"identity": {"a": 1, "b": 1.0, "c": None, "d": [True, 2**70]}}), PATH)
-    assert json.dumps(read.identity) == '{"a": 1, "b": 1.0, "c": null, "d": [true, 1180591620717411303424]}'
+    args = {"a": 1, "b": 1.0, "c": None, "d": [True, 2**70]}
+    identity = EVIDENCE.identity.model_copy(update={"method_args": args})
+    read = Evidence.from_bytes(sealed({"identity": identity.to_json()}), PATH)
+    assert json.dumps(read.identity.method_args) == '{"a": 1, "b": 1.0, "c": null, "d": [true, 1180591620717411303424]}'
