@@ -31,6 +31,7 @@ class SecretUses(FileRecord):
     """
 
     NAME: ClassVar[str] = "secure_aggregation.json"
+    HAS_CHECKSUM: ClassVar[bool] = True
     REPAIR: ClassVar[str] = (
         "Without it nobody knows what was masked: put it back from a copy, or start the run in a new folder."
     )
