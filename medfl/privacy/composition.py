@@ -22,9 +22,8 @@ from typing import Any, Self
 
 from medfl.errors import SettingsError, pip_install
 from medfl.privacy import gaussian
-from medfl.privacy.secure_aggregation.accounting import calibrated, concentrated_epsilon, rho_of
+from medfl.privacy.secure_aggregation.accounting import concentrated_epsilon, rho_of
 from medfl.records.ledger import LedgerEntry
-from medfl.settings import Privacy, SecureAggregation
 
 RESOLUTION = 0.01
 """How far above the true epsilon the numerical accountant may answer."""
@@ -62,19 +61,6 @@ class Part:
             rate=entry.rate,
             concentrated=entry.mechanism == "distributed discrete gaussian",
         )
-
-
-def site_release(privacy: Privacy, rounds: int, secure: SecureAggregation | None) -> Part:
-    """What leaves in a round where the updates of whole sites are hidden: one Gaussian release.
-
-    Args:
-        privacy: The run's setting, with the unit ``site``.
-        rounds: Of the run; the budget is spread over them.
-        secure: Whether the noise is in the sum of all sites only.
-    """
-    if secure is None:
-        return Part(gaussian.noise_multiplier(privacy, rounds), 1)
-    return Part(calibrated(privacy, rounds), 1, concentrated=True)
 
 
 @lru_cache(maxsize=256)

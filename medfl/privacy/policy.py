@@ -48,11 +48,13 @@ class Guarantee:
     """What a run promises for one adjacency.
 
     Attributes:
+        adjacency: Neighbouring data sets.
         epsilon: Epsilon over all releases of the run.
         delta: Probability that the guarantee fails.
         is_upper_bound: Whether a smaller epsilon may hold, too.
     """
 
+    adjacency: str
     epsilon: float
     delta: float
     is_upper_bound: bool = False

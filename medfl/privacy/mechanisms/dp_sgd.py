@@ -161,22 +161,22 @@ class DPSGD(DifferentialPrivacy):
         """
         privacy = self.privacy
         if privacy.adjacency == "replace":
-            return Guarantee(privacy.epsilon, privacy.delta, is_upper_bound=True)
+            return Guarantee(self.other_adjacency, privacy.epsilon, privacy.delta, is_upper_bound=True)
         delta = min(1.0, privacy.delta * (1 + math.exp(min(privacy.epsilon, 700))))
-        return Guarantee(2 * privacy.epsilon, delta, is_upper_bound=True)
+        return Guarantee(self.other_adjacency, 2 * privacy.epsilon, delta, is_upper_bound=True)
 
     def statement(self) -> str:
         """Return what the trainings promise, by numerical composition."""
         privacy, other = self.privacy, self.other_guarantee()
-        chosen, name = privacy.adjacency, self.other_adjacency
+        chosen = privacy.adjacency
         return (
             f"Unit sample: sites train by DP-SGD, which draws the images of each step at random, clips the gradient of "
             f"each to L2 norm {privacy.clip:g} and adds Gaussian noise to their sum, so much at each site that its "
             f"trainings in {self.settings.rounds} rounds together are (epsilon, delta)-private with delta "
             f"{privacy.delta:g} and epsilon at most {privacy.epsilon:.4g} for an image that is {WHAT[chosen]} "
             f"('{chosen}', the adjacency of this run), or at most epsilon {other.epsilon:.4g} with delta "
-            f"{other.delta:.3g} for one that is {WHAT[name]} ('{name}'), by numerical composition (accountant "
-            f"'{privacy.accountant}'); a patient with m images is protected like m images at once, and how many images "
-            "a site has is not hidden; this covers the trained models, not the scores, training losses and numbers of "
-            "images in this report."
+            f"{other.delta:.3g} for one that is {WHAT[other.adjacency]} ('{other.adjacency}'), by numerical "
+            f"composition (accountant '{privacy.accountant}'); a patient with m images is protected like m images at "
+            "once, and how many images a site has is not hidden; this covers the trained models, not the scores, "
+            "training losses and numbers of images in this report."
         )

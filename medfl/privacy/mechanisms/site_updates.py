@@ -44,7 +44,8 @@ class SiteUpdates(DifferentialPrivacy):
     def other_guarantee(self) -> Guarantee:
         """Return the guarantee of the same noise for the adjacency that the settings don't name."""
         together = replace(self.release(), count=self.settings.rounds)
-        return Guarantee(self.epsilon_of([together], self.other_adjacency), self.privacy.delta)
+        other = self.other_adjacency
+        return Guarantee(other, self.epsilon_of([together], other), self.privacy.delta)
 
     def statement(self) -> str:
         """Return what the updates promise, by exact Gaussian composition."""
