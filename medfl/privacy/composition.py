@@ -24,6 +24,7 @@ from medfl.errors import SettingsError, pip_install
 from medfl.privacy import gaussian
 from medfl.privacy.secure_aggregation.accounting import concentrated_epsilon, rho_of
 from medfl.records.ledger import LedgerEntry
+from medfl.records.privacy_account import PrivacyAccount
 
 RESOLUTION = 0.01
 """How far above the true epsilon the numerical accountant may answer."""
@@ -60,6 +61,19 @@ class Part:
             count=entry.steps * len(entry.releases),
             rate=entry.rate,
             concentrated=entry.mechanism == "distributed discrete gaussian",
+        )
+
+    @classmethod
+    def from_account(cls, account: PrivacyAccount) -> Self:
+        """Return the noised steps of all releases in an account that is not redacted."""
+        assert account.sigma is not None
+        assert account.steps is not None
+        assert account.rate is not None
+        return cls(
+            sigma=account.sigma,
+            count=account.steps * account.releases,
+            rate=account.rate,
+            concentrated=account.threshold is not None,
         )
 
 
