@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from medfl.errors import SettingsError, pip_install
 from medfl.privacy import gaussian
-from medfl.privacy.secure_aggregation.accounting import concentrated_epsilon, rho_of
+from medfl.privacy.concentrated import concentrated_epsilon, rho_of
 from medfl.records.ledger import LedgerEntry
 from medfl.records.privacy_account import PrivacyAccount
 
@@ -45,7 +45,7 @@ class Part:
         count: How many, >= 0.
         rate: The probability with which a unit takes part in one of them, in (0, 1].
         concentrated: Whether the noise is the sum of several sites' discrete shares: what it guarantees is known by
-            concentrated differential privacy (`medfl.privacy.secure_aggregation.accounting`), not exactly.
+            concentrated differential privacy (`medfl.privacy.concentrated`), not exactly.
     """
 
     sigma: float

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from medfl.contract import Method
+from medfl.core.secure.keys import primitives
 from medfl.errors import SettingsError
 from medfl.privacy.policy import policy_of
-from medfl.privacy.secure_aggregation.keys import primitives
 from medfl.settings import Settings, participants
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from medfl.contract import Method
+from medfl.core.secure.fixed_point import FixedPoint
 from medfl.errors import ContractError
 from medfl.privacy.policy import policy_of
-from medfl.privacy.secure_aggregation.fixed_point import FixedPoint
 from medfl.settings import SecureAggregation, Settings
 from medfl.types import Meta
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from medfl.privacy.composition import Part
+from medfl.privacy.concentrated import calibrated
 from medfl.privacy.gaussian import SENSITIVITY
 from medfl.privacy.mechanisms.site_updates import SiteUpdates
-from medfl.privacy.secure_aggregation.accounting import calibrated
 from medfl.privacy.statements import WHAT
 
 
