@@ -19,6 +19,7 @@ from medfl.data.partition_file import check_unchanged, drawn_fold
 from medfl.data.source import Arrays, Source
 from medfl.errors import SettingsError, check_choice
 from medfl.plugins import Registry, load_plugins
+from medfl.privacy.policy import policy_of
 from medfl.records.run_file import DataOrigin, Provenance
 from medfl.report.page import write_report
 from medfl.runs.console import ends_monai_command, round_progress, show_log, show_scores
@@ -182,7 +183,7 @@ class FederatedRun:
         method = registry.make_method(self.method, self.method_args)
         execution = read_settings(Execution, self.execution, "the execution")
         settings = read_settings(Settings, self.settings, "the run", also=Execution.model_fields)
-        if settings.privacy is not None and not execution.open_test and self.source.weights is not None:
+        if policy_of(settings).is_private and not execution.open_test and self.source.weights is not None:
             raise SettingsError(
                 "incompatible_settings",
                 "Without its test cases an adopted bundle's site has another fingerprint, under which no other run "

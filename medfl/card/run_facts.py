@@ -130,8 +130,8 @@ def _privacy(data: ReportData) -> PrivacyFacts | None:
     if section is None:
         return None
     row: Meta = dict(section["rows"][0])
-    same = {name: str(row[name]) for name in ("unit", "adjacency", "delta", "sigma", "clip", "spent")}
-    return PrivacyFacts(epsilon=str(row["stated"]), statement=str(row["words"]), **same)
+    same = {name: str(row[name]) for name in ("adjacency", "delta", "sigma", "clip", "spent")}
+    return PrivacyFacts(unit=str(row["unit_phrase"]), epsilon=str(row["stated"]), statement=str(row["words"]), **same)
 
 
 def _attacks(data: ReportData) -> AttackFacts | None:

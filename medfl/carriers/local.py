@@ -23,6 +23,7 @@ from medfl.core.replies import StoredReplies
 from medfl.core.site import SiteRunner
 from medfl.core.store import Steps
 from medfl.errors import MedflError
+from medfl.privacy.policy import policy_of
 from medfl.records.progress import Heartbeat, JobEnd, JobStart
 from medfl.training.batches import SCORING, TRAINING
 from medfl.training.predict import evaluation_batch
@@ -72,7 +73,7 @@ class LocalCarrier:
         self.hosts, self.viewers = hosts, viewers or {}
         self._make_method, self._absent, self._note = make_method, absent, note
         self._at_once, self._together = together, Together()
-        self._hides_counts = any(host.settings.privacy is not None for host in hosts.values())
+        self._hides_counts = any(policy_of(host.settings).is_private for host in hosts.values())
         for host in hosts.values():
             host.store.flushes = False  # `step` does it for all sites at once, before the server counts on it
         self._pool = Pool(self._run, workers, threads) if workers > 1 else None

@@ -13,6 +13,7 @@ from medfl.contract import Method
 from medfl.errors import SettingsError
 from medfl.methods.averaging import Averaging
 from medfl.methods.local_training import LocalTraining
+from medfl.privacy.policy import policy_of
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.stacked import ALONE, ELEMENTWISE
@@ -68,7 +69,7 @@ def _problem(
     if settings.precision != "fp32":
         why = f"precision '{settings.precision}' would round a stack by far more than a single model; expected 'fp32'"
         return _unsupported("incompatible_settings", why, settings=["precision", "together"])
-    if settings.privacy is not None and settings.privacy.unit == "sample":
+    if policy_of(settings).noises_training:
         why = "privacy with the unit 'sample' takes steps of its own"
         return _unsupported("incompatible_settings", why, settings=["privacy.unit", "together"])
     if settings.secure_aggregation is not None:

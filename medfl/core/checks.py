@@ -18,8 +18,8 @@ from medfl.data.pooled import countable
 from medfl.errors import DataError, SettingsError
 from medfl.networks.norms import has_batch_norm
 from medfl.objectives import Objective
-from medfl.privacy.samples import check_samples
-from medfl.privacy.statements import check_delta, describe, describe_secure
+from medfl.privacy.policy import policy_of
+from medfl.privacy.statements import describe_secure
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.precision import cpu_has_bf16
@@ -92,14 +92,7 @@ def check_plan(
             "missing_public_data", f"Method '{name}' needs public data; name their folder with --public.", method=name
         )
     _check_weights(task, used)
-    if not task.objective.per_case_loss and settings.privacy is not None and settings.privacy.unit == "sample":
-        raise SettingsError(
-            "incompatible_settings",
-            f"The privacy unit 'sample' needs a loss of each single case, and that of the objective "
-            f"'{task.objective.name}' compares cases with each other. Choose the unit 'site'.",
-            settings=["objective", "privacy.unit"],
-            objective=task.objective.name,
-        )
+    policy_of(settings).check_objective(task.objective)
     networks = {network: task.build(network) for network in used}
     check_needs(name, method, task, networks, others or {})
     own = method.task_of(task)
@@ -200,20 +193,15 @@ def check_privacy(
     Raises:
         SettingsError: If it can't be kept.
     """
-    privacy, secure = settings.privacy, settings.secure_aggregation
-    if secure is not None:
-        logger.log(logging.WARNING if simulated else logging.INFO, "%s", describe_secure(secure, simulated))
-    if privacy is None:
-        return
-    if privacy.unit == "sample":
-        check_samples(settings, list(networks))
-        if images:
-            largest = max(images, key=lambda name: images[name])  # its 1/n is the strictest bound
-            check_delta(privacy, images[largest], f"site '{largest}'")
-    else:
-        check_delta(privacy, sites, "a federation")
-    logger.info("%s", describe(privacy, settings.rounds, secure))
-    if private := sorted(key for key, tell in method.sends_meta.items() if tell.kind == "private"):
+    policy = policy_of(settings)
+    if settings.secure_aggregation is not None:
+        text = describe_secure(settings.secure_aggregation, simulated)
+        logger.log(logging.WARNING if simulated else logging.INFO, "%s", text)
+    policy.check_run(networks, images, sites)
+    if statement := policy.statement():
+        logger.info("%s", statement)
+    private = sorted(key for key, tell in method.sends_meta.items() if tell.kind == "private")
+    if private and not policy.discloses_metadata("private"):
         logger.warning("Privacy: %s stay at the sites; replies weigh alike where they would.", ", ".join(private))
 
 

@@ -26,7 +26,8 @@ from medfl.contract import Method, PayloadKind, PeerMessage
 from medfl.core.encoding import FILTERED, Encoder, kind_of
 from medfl.core.quantization import dequantise, pack, quantise, unpack
 from medfl.errors import ContractError, RefusedError, SettingsError
-from medfl.privacy.gaussian import clip_by_norm, l2_norm, noise_multiplier
+from medfl.privacy.gaussian import clip_by_norm, l2_norm
+from medfl.privacy.policy import payloads_beside_updates, policy_of
 from medfl.settings import Settings
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
@@ -67,11 +68,10 @@ class Filters:
         self._encoder = encoder
         self._sends = sends
         self._sends_meta = sends_meta
-        self._privacy = settings.privacy
+        self._policy = policy_of(settings)
         self._bits = settings.compression.bits if settings.compression else None
         self._norm_bound = settings.norm_bound
-        noisy = settings.privacy is not None and settings.privacy.unit == "site"
-        self._sigma = noise_multiplier(settings.privacy, releases) if settings.privacy and noisy else None
+        self._sigma = self._policy.update_noise(releases)
 
     def outgoing(
         self, tensors: Tensors, meta: Meta, *, site: str, stream_factory: StreamFactory
@@ -109,15 +109,8 @@ class Filters:
     def checked(self, tensors: Tensors, meta: Meta, site: str) -> tuple[Tensors, Meta]:
         """What of a reply may leave, as it is; raises like `outgoing`."""
         kinds, meta = self._checked(tensors, meta, site)
-        if self._privacy is not None:
-            if other := sorted(name for name, kind in kinds.items() if kind != "update"):
-                raise RefusedError(
-                    "unprotected_payload",
-                    _not_private(f"site '{site}'", f"'{other[0]}' ({kinds[other[0]]})"),
-                    site=site,
-                    tensor=other[0],
-                    payload=kinds[other[0]],
-                )
+        self._policy.check_payloads(kinds, site)
+        if not self._policy.discloses_integers:
             tensors = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
         return tensors, meta
 
@@ -133,13 +126,7 @@ class Filters:
             ContractError: If a tensor or a meta key was not declared by the method.
             RefusedError: If a number is not finite, the norm is above the bound, or a privacy setting is on.
         """
-        if self._privacy is not None:
-            raise RefusedError(
-                "unprotected_payload",
-                _not_private(f"site '{site}'", "a parcel for another site"),
-                site=site,
-                payload="parcel",
-            )
+        self._policy.check_peer_message(site)
         _, meta = self._checked(tensors, meta, site)
         return {name: tensor.detach().clone() for name, tensor in tensors.items()}, meta
 
@@ -158,7 +145,7 @@ class Filters:
                 )
         self._check_numbers(tensors, site)
         return kinds, {
-            key: value for key, value in meta.items() if self._privacy is None or self._sends_meta[key].kind == "public"
+            key: value for key, value in meta.items() if self._policy.discloses_metadata(self._sends_meta[key].kind)
         }
 
     def _check_numbers(self, tensors: Tensors, site: str) -> None:
@@ -191,9 +178,10 @@ class Filters:
 
     def _noised(self, floats: Tensors, stream_factory: StreamFactory) -> Tensors:
         """Clip all tensors together and add noise, in float64 until the end."""
-        assert self._privacy is not None
+        assert self._policy.privacy is not None
         assert self._sigma is not None
-        bound, std = self._privacy.clip, self._sigma * self._privacy.clip
+        bound = self._policy.privacy.clip
+        std = self._sigma * bound
         # the same numbers under another noise have another hash: noise that differs by a factor would cancel out
         stream = stream_factory(wire.digest(floats, {"clip": bound, "std": std}))
         clipped = clip_by_norm({name: tensor.detach().cpu().double() for name, tensor in floats.items()}, bound)
@@ -262,32 +250,10 @@ def check_method(method: Method | type[Method], settings: Settings, name: str | 
     """
     name = name or (method if isinstance(method, type) else type(method)).__name__
     check_tells(method.sends_meta, name)
+    policy_of(settings).check_method(method, name)
     sends: Mapping[str, PayloadKind] = method.sends
-    other = [f"'{prefix}' ({kind})" for prefix, kind in sorted(sends.items()) if kind != "update"]
-    if method.sends_to_peers:
-        other.append("parcels from site to site")
-    if method.pools_data:
-        other.append("the sites' raw data")
-    needed = [fact for fact, tell in method.sends_meta.items() if tell.kind == "needed"]
-    other += [f"'{fact}' (a fact that it can't do without)" for fact in needed]
-    if settings.privacy is not None and other:
-        raise SettingsError(
-            "method_not_supported",
-            _not_private(f"method '{name}'", ", ".join(other)),
-            feature="privacy",
-            method=name,
-            sends=other,
-        )
-    if settings.privacy is not None and settings.privacy.unit == "sample" and method.supports_dp_sgd is not True:
-        raise SettingsError(
-            "method_not_supported",
-            f"Privacy with the unit 'sample' covers what a site learns by the loss of each image alone, and method "
-            f"'{name}' does not say, by `supports_dp_sgd`, that its updates hold nothing else of the site's data. "
-            "Choose another method or setting of it, or the unit 'site', which covers any update.",
-            feature="dp_sgd",
-            method=name,
-        )
     if settings.compression is not None and sends and "update" not in sends.values():
+        other = payloads_beside_updates(method)
         raise SettingsError(
             "method_not_supported",
             f"Compression quantises updates, and method '{name}' sends none, only {', '.join(other)}: the setting "
@@ -321,13 +287,6 @@ def check_parcels(parcels: Sequence[PeerMessage], allowed: bool, site: str, peer
             receivers=receivers,
             is_allowed=allowed,
         )
-
-
-def _not_private(who: str, what: str) -> str:
-    return (
-        f"Privacy covers updates only, and {who} would send {what}. Choose a method that sends only updates, or leave "
-        "the setting 'privacy' out."
-    )
 
 
 def _quantised(update: Tensors, bits: int | None) -> tuple[Tensors, Meta]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from medfl.contract import Method, Order, Reply
+from medfl.privacy.policy import policy_of
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.types import Meta, Tensors
@@ -57,7 +58,7 @@ def check_parcel(tells: Mapping[str, Tell], task: Task, settings: Settings, meta
         "classes": len(task.objective.titles),
         "networks": sorted({task.network, *settings.networks_by_site.values()}),
     }
-    check_told(meta, tells, PARCEL, known, who, settings.privacy is not None)
+    check_told(meta, tells, PARCEL, known, who, policy_of(settings).is_private)
 
 
 def check_sent(method: Method, task: Task, settings: Settings, order: Order, reply: Reply, who: str) -> None:
@@ -70,6 +71,6 @@ def check_sent(method: Method, task: Task, settings: Settings, order: Order, rep
     def declared(meta: Meta) -> Meta:
         return {key: value for key, value in meta.items() if key in method.sends_meta}
 
-    check_reply(method, task, order, reply.tensors, declared(reply.meta), who, settings.privacy is not None)
+    check_reply(method, task, order, reply.tensors, declared(reply.meta), who, policy_of(settings).is_private)
     for parcel in reply.parcels:
         check_parcel(method.sends_meta, task, settings, declared(parcel.meta), who)

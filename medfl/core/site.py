@@ -26,6 +26,7 @@ from medfl.core.store import DISCARDED, KEEP, Inbox, Record, Steps, Store, copie
 from medfl.data.pooled import countable
 from medfl.errors import RefusedError, StoreError
 from medfl.privacy.ledger import fingerprint, open_account
+from medfl.privacy.policy import policy_of
 from medfl.privacy.secret_site import SecretSite, secret_run_id
 from medfl.settings import Settings
 from medfl.task import Task
@@ -91,8 +92,8 @@ class SiteRunner:
         self.task = task.weighted(countable(data.train, task.objective)) if settings.balance == "loss" else task
         self.run_id, self._post, self.scorer = run_id, post, Scorer(self.task, settings)
         self.secret = secret or hashlib.sha256(f"{settings.seed}/{name}/simulated secret".encode()).digest()
-        self._hides_images = settings.privacy is not None and settings.privacy.unit == "sample" and len(data.train) > 0
-        if self._hides_images:
+        self._noises_training = policy_of(settings).noises_training and len(data.train) > 0
+        if self._noises_training:
             self.run_id = secret_run_id(run_id, fingerprint(data.train), task, settings.networks_by_site.get(name))
         self.store, self.inbox = Store(folder), Inbox(folder)
         self.account = open_account(settings, data.train, data.digest, name, self.run_id, folder)
@@ -122,7 +123,7 @@ class SiteRunner:
         }
         frozen = self.task.frozen_digest(self.settings.networks_by_site.get(self.name))
         facts |= {} if frozen is None else {"frozen": frozen}
-        if self.settings.privacy is None and self.settings.secure_aggregation is None:
+        if policy_of(self.settings).discloses_statistics:
             if "size" in self.settings.describe:
                 facts["size"] = len(train)
             if "label_counts" in self.settings.describe:
@@ -272,7 +273,7 @@ class SiteRunner:
         """The method's view of this site with a given state."""
         task = method.task_of(self.task).in_round(round_, self.settings.lr_decay)
         site = Site(self.name, round_, state, task, self.settings, self.store)
-        if self._hides_images:
+        if self._noises_training:
             site = SecretSite(self.name, round_, state, task, self.settings, self.store, order=order)
         site.train, site.val, site.secret, site.run_id = self.data.train, self.data.val, self.secret, self.run_id
         return site

@@ -29,6 +29,7 @@ from medfl.deploy.sites.file import SiteFile
 from medfl.deploy.sites.policy import check_networks
 from medfl.errors import DataError, SettingsError
 from medfl.privacy.ledger import fingerprint
+from medfl.privacy.policy import policy_of
 from medfl.records.offer import Offer
 from medfl.records.run_file import Provenance
 from medfl.runs.home import Home
@@ -204,11 +205,9 @@ def _same_shared_test(carrier: RemoteCarrier, test: Dataset | None) -> None:
 
 def _expected(opened: OfferedRun) -> Expected:
     """What replies may hold."""
-    privacy = opened.settings.privacy
-    noised = privacy is not None and privacy.unit == "site"  # clipping bounds it, and noise is added
-    return Expected(
-        opened.make_exchanged(), opened.task, None if noised else opened.settings.norm_bound, privacy is not None
-    )
+    policy = policy_of(opened.settings)
+    bound = None if policy.noises_updates else opened.settings.norm_bound  # clipping bounds it, and noise is added
+    return Expected(opened.make_exchanged(), opened.task, bound, policy.is_private)
 
 
 def _means(rows: list[Row]) -> dict[str, float]:

@@ -29,6 +29,7 @@ from medfl.methods.robust.fold import robust_mean
 from medfl.methods.robust.rules import check_rule
 from medfl.methods.rounds import Rounds, Step
 from medfl.networks.norms import buffer_names, norm_names
+from medfl.privacy.policy import policy_of
 from medfl.settings import participants
 from medfl.task import Task
 from medfl.types import MODEL, Meta, Tensors
@@ -199,7 +200,7 @@ class Averaging(Rounds, LocalTraining):
         tensors = server.task.initial(server.settings.seed)
         model = server.task.load(tensors)
         names = self.shared(model, server.settings.norm_sync)
-        if server.settings.privacy is not None:
+        if policy_of(server.settings).is_private:
             refuse_noisy_statistics(model, names)
         server.state.tensors = {name: tensors[name] for name in names}
         server.state.meta["parameters"] = [name for name, _ in model.named_parameters() if name in set(names)]

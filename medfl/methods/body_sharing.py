@@ -13,6 +13,7 @@ from medfl.methods.aggregation import subtract
 from medfl.methods.averaging import Averaging, refuse_noisy_statistics
 from medfl.methods.kept import KEPT
 from medfl.networks.parts import head_names, without_head
+from medfl.privacy.policy import policy_of
 from medfl.types import MODEL, Tensors
 from medfl.utils.text import names_and_more
 from medfl.utils.wire import prefixed, select
@@ -120,7 +121,7 @@ class MeanHead(BodySharing):
                 norm_sync=server.settings.norm_sync,
                 tensors=kept,
             )
-        if server.settings.privacy is not None:
+        if policy_of(server.settings).is_private:
             refuse_noisy_statistics(model, names)
         server.state.tensors |= prefixed({name: tensors[name] for name in names}, KEPT + HEAD)
 

@@ -11,12 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from medfl.contract import Model, Site
-from medfl.errors import ContractError
 from medfl.methods.fit import Fit, FitResult, common_loss
 from medfl.methods.kept import keep, kept, shared_of
 from medfl.methods.trainings import Training, freeze_rest
-from medfl.privacy.samples import PrivateSteps
-from medfl.training.loop import Batch, Steps, train
+from medfl.privacy.policy import policy_of
+from medfl.training.loop import Batch, train
 from medfl.training.optimizer_state import read_state, write_state
 from medfl.training.together import plain_steps
 from medfl.types import Tensors
@@ -109,7 +108,7 @@ class LocalTraining(BaseModel):
             ContractError: If there are several in a run that hides single images: its account reckons with one.
         """
         trainings, plain, labelled = self.trainings(site), dict[str, float](), dict[str, float]()
-        refuse_several(site, trainings)
+        policy_of(site.settings).check_trainings(site.name, len(trainings))
         extra = self.before_trainings(site, sent)
         leaving, own = FitResult(start, start, {}, {}), dict[str, Model]()
         last = max((number for number, training in enumerate(trainings) if not training.apart), default=None)
@@ -181,7 +180,9 @@ class LocalTraining(BaseModel):
             after_batch=after_batch,
             gradient_clip=self.gradient_clip,
             augment=site.task.augment(site.rng("augment" + phase)),
-            steps=self.private_steps(model, fit.optimizer, site),
+            steps=policy_of(site.settings).steps(
+                model, fit.optimizer, site, lambda: digest(cpu_state(model)), self.gradient_clip
+            ),
             smallest=site.task.objective.smallest_batch,
             before_epoch=site.task.epoch_rates,
             plain=plain_steps(common_loss(self.loss, fit), site.task.loss, start),
@@ -192,29 +193,10 @@ class LocalTraining(BaseModel):
         memory = {} if optimizer is None else read_state(fit.optimizer, model)
         return FitResult(before, after, log, fit.meta, memory, beside)
 
-    def private_steps(self, model: nn.Module, optimizer: torch.optim.Optimizer, site: Site) -> Steps | None:
-        """DP-SGD where the run hides single images; None where the plain steps do."""
-        if site.settings.privacy is None or site.settings.privacy.unit != "sample":
-            return None
-        return PrivateSteps(model, optimizer, site, digest(cpu_state(model)), self.gradient_clip)
-
 
 def own_model(site: Site, training: Training, start: Tensors) -> Tensors:
     """The model of a training apart, as the site kept it; at first that which the site's training begins from."""
     return kept(site, training.place) or start
-
-
-def refuse_several(site: Site, trainings: Sequence[Training]) -> None:
-    """Single images are hidden by one training in a step (`medfl.privacy.samples`)."""
-    if site.settings.privacy is not None and site.settings.privacy.unit == "sample" and len(trainings) != 1:
-        raise ContractError(
-            "several_trainings",
-            f"Expected one training in a step of site '{site.name}', got {len(trainings)}: with the privacy unit "
-            "'sample' the account reckons with one, so the method may not say `supports_dp_sgd`.",
-            site=site.name,
-            expected=1,
-            found=len(trainings),
-        )
 
 
 def gpus_of(site: Site) -> list[torch.device]:

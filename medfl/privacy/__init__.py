@@ -1,1 +1,1 @@
-"""Clipping, and the price of Gaussian noise; `medfl.core.filters` applies both to updates."""
+"""Differential privacy: the policy of a run, one mechanism a file, noise, accounting and ledgers."""

@@ -22,9 +22,9 @@ from typing import Any, Self
 
 from medfl.errors import SettingsError, pip_install
 from medfl.privacy import gaussian
-from medfl.privacy.secure_aggregation.accounting import calibrated, concentrated_epsilon, rho_of
+from medfl.privacy.concentrated import concentrated_epsilon, rho_of
 from medfl.records.ledger import LedgerEntry
-from medfl.settings import Privacy, SecureAggregation
+from medfl.records.privacy_account import PrivacyAccount
 
 RESOLUTION = 0.01
 """How far above the true epsilon the numerical accountant may answer."""
@@ -45,7 +45,7 @@ class Part:
         count: How many, >= 0.
         rate: The probability with which a unit takes part in one of them, in (0, 1].
         concentrated: Whether the noise is the sum of several sites' discrete shares: what it guarantees is known by
-            concentrated differential privacy (`medfl.privacy.secure_aggregation.accounting`), not exactly.
+            concentrated differential privacy (`medfl.privacy.concentrated`), not exactly.
     """
 
     sigma: float
@@ -63,18 +63,18 @@ class Part:
             concentrated=entry.mechanism == "distributed discrete gaussian",
         )
 
-
-def site_release(privacy: Privacy, rounds: int, secure: SecureAggregation | None) -> Part:
-    """What leaves in a round where the updates of whole sites are hidden: one Gaussian release.
-
-    Args:
-        privacy: The run's setting, with the unit ``site``.
-        rounds: Of the run; the budget is spread over them.
-        secure: Whether the noise is in the sum of all sites only.
-    """
-    if secure is None:
-        return Part(gaussian.noise_multiplier(privacy, rounds), 1)
-    return Part(calibrated(privacy, rounds), 1, concentrated=True)
+    @classmethod
+    def from_account(cls, account: PrivacyAccount) -> Self:
+        """Return the noised steps of all releases in an account that is not redacted."""
+        assert account.sigma is not None
+        assert account.steps is not None
+        assert account.rate is not None
+        return cls(
+            sigma=account.sigma,
+            count=account.steps * account.releases,
+            rate=account.rate,
+            concentrated=account.threshold is not None,
+        )
 
 
 @lru_cache(maxsize=256)

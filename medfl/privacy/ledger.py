@@ -17,14 +17,14 @@ import json
 import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from medfl.errors import RefusedError, SettingsError, StoreError
-from medfl.privacy.composition import Part, epsilon, site_release
-from medfl.privacy.samples import releases, schedule
+from medfl.privacy.composition import Part, epsilon
+from medfl.privacy.policy import mechanism_of, policy_of
 from medfl.records.ledger import Ledger, LedgerEntry, Mechanism
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.settings import Privacy, Settings
@@ -218,19 +218,12 @@ class Account:
         )
 
     def _composed(self, entries: Mapping[str, LedgerEntry]) -> float:
-        """Return epsilon of entries together, for this run's unit, adjacency and delta.
-
-        A noised update of a whole site hides an image, too: another image changes the update by twice the bound at
-        most. For the other way round no bound is known.
-        """
-        parts = []
+        """Return epsilon of entries together, for this run's unit, adjacency and delta."""
+        mechanism, parts = mechanism_of(self.privacy.unit), []
         for entry in entries.values():
-            part = Part.from_entry(entry)
-            if entry.unit != self.privacy.unit and part.count:
-                if self.privacy.unit == "site":
-                    return math.inf
-                if self.privacy.adjacency == "add_remove":  # 'replace' reckons with twice the bound already
-                    part = replace(part, sigma=part.sigma / 2)
+            part = mechanism.part_of(entry, self.privacy.adjacency)
+            if part is None:
+                return math.inf
             parts.append(part)
         return epsilon(tuple(parts), self.privacy.delta, self.privacy.adjacency)
 
@@ -302,27 +295,22 @@ def open_account(
         SettingsError: If the budget of the data is spent, or can't be reached.
         StoreError: If a file can't be read or written.
     """
-    privacy = settings.privacy
-    if privacy is None or not len(data):
+    policy = policy_of(settings)
+    privacy, step = policy.privacy, policy.release(len(data)) if len(data) else None
+    if privacy is None or step is None:
         return None
-    if privacy.unit == "site":
-        step = site_release(privacy, settings.rounds, settings.secure_aggregation)
-    else:
-        rate, count = schedule(settings, len(data))
-        step = Part(releases(settings, len(data)).sigma, count, rate)
     path, copy = folder / Ledger.NAME, None
     if privacy.ledger is not None:
         path, copy = privacy.ledger / f"{data_digest or fingerprint(data)}.json", path
-    sharing = settings.secure_aggregation.resolved_threshold if settings.secure_aggregation is not None else None
     account = Account(
         path=path,
         site=site,
         run=run,
         privacy=privacy,
         step=step,
-        planned=settings.rounds,
+        planned=policy.planned_releases,
         copy=copy,
-        threshold=sharing,
+        threshold=policy.threshold,
     )
     account.restore()
     account.check()

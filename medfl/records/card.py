@@ -79,7 +79,7 @@ class PrivacyFacts(Record):
     """Differential privacy of the run.
 
     Attributes:
-        unit: Whose data are protected: ``site`` or ``image``.
+        unit: Whose data are protected, with an article: ``a site`` or ``an image``.
         adjacency: How neighbouring data sets differ, in words.
         delta: Delta of the guarantee.
         sigma: Noise multiplier, or the range of those of the sites.

@@ -21,7 +21,7 @@ class PrivacyAccount(Record):
     """What one run released of a site's data, and what all runs on the same data spent together.
 
     Under the unit ``sample`` the number of a site's images follows from `sigma`, `rate` and `steps`. A site withholds
-    these from the server (`medfl.privacy.statements.redact_account`); then all three are None.
+    these from the server (`medfl.privacy.policy.PrivacyPolicy.redact`); then all three are None.
 
     Attributes:
         unit: Whose data are hidden.

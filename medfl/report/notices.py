@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
+from medfl.privacy.policy import mechanism_of
 from medfl.privacy.statements import WHAT, describe_secure
 from medfl.report.formats import count, listed, number
 from medfl.report.groups import Group, data_per, name_runs
@@ -243,5 +244,5 @@ def _privacy(groups: Sequence[Group], named: Set[str]) -> list[Notice]:
 
 
 def _promise(privacy: Privacy) -> str:
-    unit = {"site": "a site", "sample": "an image"}[privacy.unit]
+    unit = mechanism_of(privacy.unit).unit_phrase
     return f"epsilon {privacy.epsilon:g} with delta {privacy.delta:g} for {unit} that is {WHAT[privacy.adjacency]}"

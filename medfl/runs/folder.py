@@ -15,6 +15,7 @@ from torch import nn
 
 import medfl
 from medfl.errors import StoreError
+from medfl.privacy.policy import policy_of
 from medfl.records.run_file import RENAMED, RunFile, RunIdentity, TaskIdentity, Versions
 from medfl.records.summary import BestRound
 from medfl.settings import Settings
@@ -100,7 +101,7 @@ def _check_rounds(folder: Path, before: int, run: RunFile) -> None:
             expected=before,
             found=run.rounds,
         )
-    if run.settings.privacy is not None and run.rounds != before:
+    if policy_of(run.settings).is_private and run.rounds != before:
         raise StoreError(
             "changed_privacy_rounds",
             f"The run folder '{folder}' spread its privacy budget over {before} rounds, got "

@@ -211,6 +211,7 @@ def train(
     Raises:
         ContractError: If the run hides single images and the steps are the plain ones, which would not.
     """
+    # the import layers put training below privacy, so no policy can be asked here
     if steps is None and settings.privacy is not None and settings.privacy.unit == "sample":
         raise ContractError(
             "missing_private_steps",

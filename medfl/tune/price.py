@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from medfl.errors import SettingsError
 from medfl.privacy.composition import Part, epsilon
-from medfl.privacy.gaussian import noise_multiplier
+from medfl.privacy.policy import PrivacyPolicy, policy_of
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.records.search import Price
 from medfl.runs.provenance import bundle_values
-from medfl.settings import Privacy, Settings, read_settings
+from medfl.settings import Settings, read_settings
 from medfl.studies.schema import DataSet, Study
 from medfl.types import Meta
 
@@ -48,7 +49,7 @@ def prices(accounts: Sequence[Mapping[str, PrivacyAccount]]) -> list[Price]:
             account_by_site = {site: account for site, account in run.items() if _kind(account) == kind}
             stated.setdefault(kind, []).append(max(account.stated_epsilon for account in account_by_site.values()))
             for site, account in account_by_site.items():
-                kinds.setdefault(kind, {}).setdefault(site, []).append(_part_of(account))
+                kinds.setdefault(kind, {}).setdefault(site, []).append(Part.from_account(account))
     priced = []
     for (unit, adjacency, delta), by_site in kinds.items():
         spent = {site: epsilon(tuple(parts), delta, adjacency) for site, parts in sorted(by_site.items())}
@@ -73,19 +74,15 @@ def _kind(account: PrivacyAccount) -> tuple[str, str, float]:
     return account.unit, account.adjacency, account.delta
 
 
-def _part_of(account: PrivacyAccount) -> Part:
-    """Return the noised steps of a run's releases."""
-    assert account.sigma is not None
-    assert account.rate is not None
-    assert account.steps is not None
-    return Part(account.sigma, account.steps * account.releases, account.rate)
-
-
 def privacy_of(study: Study, data: DataSet, row: str) -> Meta | None:
     """The privacy setting of a row's runs, as the study gives it; None without one."""
-    options = study.settings | data.options | study.rows[row].settings
-    privacy: Meta | None = options.get("privacy")
+    privacy: Meta | None = _options_of(study, data, row).get("privacy")
     return privacy
+
+
+def _options_of(study: Study, data: DataSet, row: str) -> Meta:
+    """Return the settings of a row's runs, as the study file has them."""
+    return study.settings | data.options | study.rows[row].settings
 
 
 def with_ledger(study: Study, out: Path) -> Study:
@@ -121,13 +118,14 @@ def check_price(study: Study, trials: int, rounds: int, halving: bool, adopted: 
         SettingsError: With the reason.
     """
     (data,) = study.data.values()
-    if (bundle_values(bundle).get("settings") or {}).get("privacy") is not None:
+    of_bundle: Meta = bundle_values(bundle).get("settings") or {}
+    if of_bundle.get("privacy") is not None:
         raise SettingsError(
             "misplaced_setting",
             "the bundle itself sets 'privacy': give it in the study file, where its ledger is named.",
             setting="privacy",
         )
-    planned: dict[str, list[tuple[Privacy, int]]] = {}
+    planned: dict[str, list[tuple[PrivacyPolicy, int]]] = {}
     for name in study.rows:
         stated = privacy_of(study, data, name)
         if stated is None:
@@ -149,18 +147,23 @@ def check_price(study: Study, trials: int, rounds: int, halving: bool, adopted: 
                 row=name,
                 settings=["privacy", "adopted"],
             )
-        privacy = read_settings(Settings, {"rounds": rounds, "privacy": stated}, f"row '{name}'").privacy
+        secure = (of_bundle | _options_of(study, data, name)).get("secure_aggregation")
+        values = {"rounds": rounds, "privacy": stated, "secure_aggregation": secure}
+        settings = read_settings(Settings, values, f"row '{name}'")
+        privacy, policy = settings.privacy, policy_of(settings)
         assert privacy is not None
-        if privacy.unit == "site" and privacy.ledger is not None and privacy.total_epsilon is not None:
-            planned.setdefault(str(privacy.ledger), []).append((privacy, trials))
+        depends_on_data = policy.release() is None
+        if not depends_on_data and privacy.ledger is not None and privacy.total_epsilon is not None:
+            planned.setdefault(str(privacy.ledger), []).append((policy, trials))
     for ledger, runs in planned.items():
-        _check_total(ledger, runs, rounds)
+        _check_total(ledger, runs)
 
 
-def _check_total(ledger: str, runs: Sequence[tuple[Privacy, int]], rounds: int) -> None:
+def _check_total(ledger: str, runs: Sequence[tuple[PrivacyPolicy, int]]) -> None:
     """Refuse trials that exceed the total of a ledger together."""
-    for privacy, _ in runs:
-        parts = tuple(Part(noise_multiplier(other, rounds), rounds * count) for other, count in runs)
+    for policy, _ in runs:
+        privacy, parts = policy.privacy, tuple(_planned(other, count) for other, count in runs)
+        assert privacy is not None
         spent = epsilon(parts, privacy.delta, privacy.adjacency)
         if privacy.total_epsilon is not None and spent > privacy.total_epsilon * (1 + 1e-9):
             count = sum(number for _, number in runs)
@@ -174,3 +177,10 @@ def _check_total(ledger: str, runs: Sequence[tuple[Privacy, int]], rounds: int) 
                 total_epsilon=privacy.total_epsilon,
                 ledger=ledger,
             )
+
+
+def _planned(policy: PrivacyPolicy, trials: int) -> Part:
+    """Return all releases that trials plan together."""
+    release = policy.release()
+    assert release is not None, "checked by the caller"
+    return replace(release, count=release.count * policy.planned_releases * trials)

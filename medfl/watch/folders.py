@@ -14,6 +14,7 @@ from medfl.records.ledger import Ledger
 from medfl.records.progress import ProgressLine
 from medfl.records.run_file import RunFile
 from medfl.runs.progress import PROGRESS
+from medfl.settings import Settings
 from medfl.utils.locks import LOCK, being_written
 from medfl.utils.text import visible
 from medfl.watch.state import RunState
@@ -92,26 +93,27 @@ class WatchedRun:
         return {name: value for name, value in spent.items() if value == value}
 
     @property
-    def _sums(self) -> bool:
-        """Whether updates leave in a sum only: then a round has several replies, and accounts alone tell its cost."""
+    def _settings(self) -> Settings:
+        """The settings of the run, or what the events tell of them if there is no run file."""
         try:
-            return RunFile.read(self.folder / RunFile.NAME).settings.secure_aggregation is not None
+            return RunFile.read(self.folder / RunFile.NAME).settings
         except MedflError:
-            return False
+            return Settings(rounds=self.state.rounds, privacy=self.state.privacy)
 
     def _epsilon_of(self, name: str, path: Path) -> float:
-        """What a site's account says; without it, as at the server, the noise that hides a site says it, too."""
+        """Return epsilon by the account of a site, or by its replies if that is elsewhere; NaN if these don't tell."""
         from medfl.privacy.composition import Part, epsilon
-        from medfl.privacy.gaussian import noise_multiplier
+        from medfl.privacy.policy import policy_of
 
         privacy = self.state.privacy
         assert privacy is not None  # checked by the caller
         if path.is_file():
             parts = tuple(Part.from_entry(entry) for entry in Ledger.load(path, name).entries.values())
-        elif privacy.unit == "site" and not self._sums:
-            parts = (Part(noise_multiplier(privacy, self.state.rounds), self.state.sites[name].replies),)
         else:
-            return float("nan")
+            released = policy_of(self._settings).releases_of_replies(self.state.sites[name].replies)
+            if released is None:
+                return float("nan")
+            parts = (released,)
         return epsilon(parts, privacy.delta, privacy.adjacency)
 
 

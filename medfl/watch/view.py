@@ -271,7 +271,9 @@ def _costs(state: RunState) -> str:
 def _privacy(state: RunState, epsilons: Mapping[str, float]) -> str:
     if state.privacy is None:
         return ""
-    unit = {"site": "a site", "sample": "an image"}[state.privacy.unit]
+    from medfl.privacy.policy import mechanism_of
+
+    unit = mechanism_of(state.privacy.unit).unit_phrase
     budget = f"of {state.privacy.epsilon:.3g} for {unit}"
     if not epsilons:
         return f"epsilon {budget}; what is spent so far each site knows"

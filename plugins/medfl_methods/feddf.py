@@ -19,6 +19,7 @@ from medfl.methods.local_training import cpu_state
 from medfl.methods.losses import distillation
 from medfl.methods.transfer import is_finite
 from medfl.networks.norms import evaluating, freeze_norms
+from medfl.privacy.policy import policy_of
 from medfl.training.batches import load
 from medfl.training.loop import autocast, row_batches
 from medfl.training.predict import evaluation_batch, logits
@@ -111,7 +112,7 @@ class FedDF(FedAvg):
             tensors = server.task.initial(server.settings.seed, network)
             model = server.task.load(tensors, network)
             names = self.shared(model, server.settings.norm_sync)
-            if server.settings.privacy is not None:
+            if policy_of(server.settings).is_private:
                 refuse_noisy_statistics(model, names)
             if missing := sorted(tensors.keys() - set(names)):
                 raise SettingsError(

@@ -17,6 +17,7 @@ from medfl.methods.aggregation import add_update
 from medfl.methods.averaging import Averaging
 from medfl.methods.fit import Fit
 from medfl.methods.kept import add_to_kept, keep, kept, shared_of
+from medfl.privacy.policy import policy_of
 from medfl.training.loop import Batch
 from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.wire import prefixed
@@ -76,7 +77,7 @@ class FedDyn(Averaging):
         """
         super().setup(server)
         silent = [name for name in server.trainable() if "size" not in server.facts.get(name, {})]
-        if self.by_size and (silent or server.settings.privacy is not None):
+        if self.by_size and (silent or not policy_of(server.settings).discloses_metadata("private")):
             raise SettingsError(
                 "missing_site_sizes",
                 f"by_size needs the number of training images of each site, got none of {silent or 'any'}: have the "

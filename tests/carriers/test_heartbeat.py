@@ -17,6 +17,7 @@ from medfl.carriers.heartbeat import LIMITS, Silence, pack_beat, read_beat
 from medfl.carriers.messages import Limits, Message, pack
 from medfl.deploy.sites.service import SiteService
 from medfl.errors import RefusedError
+from medfl.settings import Settings
 from medfl.utils.pulse import Beat
 
 
@@ -187,16 +188,20 @@ def test_a_heartbeat_is_small() -> None:
 
 @pytest.mark.parametrize(
     ("privacy", "described", "share"),
-    [(None, ["size", "labels"], 0.5), ("a promise", ["size", "labels"], None), (None, ["labels"], None)],
+    [
+        (None, ["size", "labels"], 0.5),
+        ({"epsilon": 1.0, "clip": 1.0}, ["size", "labels"], None),
+        (None, ["labels"], None),
+    ],
 )
 def test_what_share_of_its_images_a_site_has_been_through_leaves_it_only_where_their_number_may(
-    privacy: str | None, described: list[str], share: float | None
+    privacy: dict[str, float] | None, described: list[str], share: float | None
 ) -> None:
     sent: list[bytes] = []
     file: Any = SimpleNamespace(max_message_mb=1, threads=torch.get_num_threads(), describe=described)
     service = SiteService(file, lambda to, blob, patience: False, sent.append)
     service._beat(Beat("training", 0.5, True))
-    run: Any = SimpleNamespace(settings=SimpleNamespace(privacy=privacy))
+    run: Any = SimpleNamespace(settings=Settings.model_validate({"rounds": 1, "privacy": privacy}))
     service._opened = run
     service._beat(Beat("training", 0.5, True))
     assert [read_beat(blob) for blob in sent] == [Beat("training", None, True), Beat("training", share, True)]

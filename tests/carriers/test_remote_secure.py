@@ -12,9 +12,9 @@ from loopback import SITES, Loopback, Place, digests, make_place
 
 from medfl.carriers.message_checks import Limits
 from medfl.carriers.messages import Message, pack, unpack
+from medfl.core.secure.keys import public_key
 from medfl.core.store import Store
 from medfl.deploy.sites.file import SiteFile
-from medfl.privacy.secure_aggregation.keys import public_key
 from medfl.testing.cohort import scores
 from medfl.utils import wire
 

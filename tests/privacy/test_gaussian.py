@@ -10,8 +10,8 @@ from refusals import refused
 
 from medfl.errors import SettingsError
 from medfl.privacy.gaussian import calibrate, epsilon, noise_multiplier
-from medfl.privacy.statements import describe
-from medfl.settings import Privacy
+from medfl.privacy.policy import policy_of
+from medfl.settings import Privacy, Settings
 
 
 def hockey_stick(epsilon: float, sigma: float) -> float:
@@ -84,7 +84,7 @@ def test_noise_of_a_run_keeps_its_budget_under_its_own_adjacency(adjacency, sigm
 
 
 def test_the_sentence_says_everything():
-    text = describe(Privacy(epsilon=5.0, clip=2.5, adjacency="add_remove"), 20)
+    text = policy_of(Settings(rounds=20, privacy=Privacy(epsilon=5.0, clip=2.5, adjacency="add_remove"))).statement()
     parts = [
         "Unit site",
         "L2 norm 2.5",
@@ -103,6 +103,6 @@ def test_the_sentence_says_everything():
         "not the scores, training losses and numbers",
     ]:
         assert part in text
-    replace = describe(Privacy(epsilon=5.0, clip=2.5), 20)
+    replace = policy_of(Settings(rounds=20, privacy=Privacy(epsilon=5.0, clip=2.5))).statement()
     assert "epsilon 5 for a site that is replaced" in replace
     assert "7.977" in replace

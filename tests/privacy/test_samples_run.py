@@ -17,7 +17,7 @@ from medfl.errors import SettingsError
 from medfl.methods.averaging import Averaging
 from medfl.plugins import load_plugins
 from medfl.privacy.composition import RESOLUTION, Part, calibrate, epsilon
-from medfl.privacy.statements import describe, describe_accounts, other_bound, redact_account
+from medfl.privacy.policy import policy_of
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.records.summary import Summary
 from medfl.runs.simulation import Run, simulate
@@ -27,6 +27,12 @@ from medfl.utils.wire import tensors_equal
 
 PRIVACY = {"unit": "sample", "epsilon": 8.0, "clip": 0.5, "adjacency": "add_remove"}
 """With batches of all images the noise is reckoned exactly, and quickly."""
+
+WHOLE = {"epsilon": 5.0, "clip": 2.5}
+"""The setting of a run that hides whole sites."""
+
+TRAININGS = policy_of(Settings.model_validate({"rounds": 2, "privacy": PRIVACY}))
+UPDATES = policy_of(Settings.model_validate({"rounds": 2, "privacy": WHOLE}))
 
 
 def case(method: str = "fedavg", **args: object) -> Case:
@@ -201,18 +207,18 @@ def test_updates_leave_as_they_are_and_sizes_stay(tmp_path: Path) -> None:
 def test_accounts_in_words(tmp_path: Path) -> None:
     ledger = {"ledger": tmp_path / "ledger", "total_epsilon": 30.0}
     run(tmp_path / "first", seed=3, privacy=PRIVACY | ledger)
-    text = describe_accounts(run(tmp_path / "run", privacy=PRIVACY | ledger).summary.privacy)
+    text = TRAININGS.describe_accounts(run(tmp_path / "run", privacy=PRIVACY | ledger).summary.privacy)
     for part in (
         "at most 2 of 2 planned trainings of a site, epsilon 8 at site-1 ('add_remove')",
         "hold up to 2 runs on the same data: composed epsilon 12.",
         "with delta 1e-05 of a total of 30.",
     ):
         assert part in text
-    by_site = run(tmp_path / "by site", privacy={"epsilon": 5.0, "clip": 2.5}).summary.privacy
+    by_site = run(tmp_path / "by site", privacy=WHOLE).summary.privacy
     expected = "Released were at most 2 of 2 planned updates of a site, epsilon 5 at site-1 ('replace')."
-    assert describe_accounts(by_site) == expected
+    assert UPDATES.describe_accounts(by_site) == expected
     unbounded = by_site["site-2"].model_copy(update={"composed": None, "ledger": True})
-    words = describe_accounts(by_site | {"site-2": unbounded})
+    words = UPDATES.describe_accounts(by_site | {"site-2": unbounded})
     assert "composed epsilon not bounded at site-2 with delta 1e-05; no total is set." in words
 
 
@@ -221,9 +227,11 @@ def test_accounts_in_words(tmp_path: Path) -> None:
 def test_what_is_said_of_the_other_adjacency_holds(adjacency: str, other: str, rate: float, count: int) -> None:
     privacy = Privacy(**(PRIVACY | {"epsilon": 3.0, "adjacency": adjacency}))
     part = Part(calibrate(3.0, count, rate, 1e-5, adjacency), count, rate)
-    bound, delta = other_bound(privacy)
-    assert epsilon((part,), delta, other) <= bound + RESOLUTION
-    assert f"at most epsilon {bound:g} with delta" in describe(privacy, 2)
+    policy = policy_of(Settings(rounds=2, privacy=privacy))
+    bound = policy.other_guarantee()
+    assert bound is not None
+    assert epsilon((part,), bound.delta, other) <= bound.epsilon + RESOLUTION
+    assert f"at most epsilon {bound.epsilon:g} with delta" in policy.statement()
 
 
 def test_group_norm_trains(tmp_path: Path) -> None:
@@ -241,20 +249,20 @@ def test_group_norm_trains(tmp_path: Path) -> None:
 def test_a_redacted_account_depends_on_no_number_of_images(tmp_path: Path) -> None:
     ledger = {"ledger": tmp_path / "ledger", "total_epsilon": 30.0}
     account = run(tmp_path / "first", privacy=PRIVACY | ledger).summary.privacy["site-1"]
-    left = redact_account(account)
+    left = TRAININGS.redact(account)
     assert left.withholds_noise
     assert not account.withholds_noise
     assert (left.sigma, left.rate, left.steps, left.epsilon, left.composed) == (None, None, None, 8.0, 8.0)
     assert PrivacyAccount.model_validate(left.to_json(), strict=True) == left
-    assert redact_account(account.model_copy(update={"releases": 0, "runs": 0})).epsilon == 0
-    later = redact_account(account.model_copy(update={"runs": 2, "composed": 12.3}))
+    assert TRAININGS.redact(account.model_copy(update={"releases": 0, "runs": 0})).epsilon == 0
+    later = TRAININGS.redact(account.model_copy(update={"runs": 2, "composed": 12.3}))
     assert later.composed == 30.0
-    assert "composed epsilon at most 30 at site-1" in describe_accounts({"site-1": later})
-    without = redact_account(account.model_copy(update={"runs": 2, "composed": 12.3, "total_epsilon": None}))
+    assert "composed epsilon at most 30 at site-1" in TRAININGS.describe_accounts({"site-1": later})
+    without = TRAININGS.redact(account.model_copy(update={"runs": 2, "composed": 12.3, "total_epsilon": None}))
     assert without.composed is None
-    assert describe_accounts({"site-1": without}).endswith(
+    assert TRAININGS.describe_accounts({"site-1": without}).endswith(
         "up to 2 runs on the same data: what these come to stays at "
         "the sites, for the number of images follows from it."
     )
-    by_site = run(tmp_path / "by site", privacy={"epsilon": 5.0, "clip": 2.5}).summary.privacy
-    assert redact_account(by_site["site-1"]) == by_site["site-1"]
+    by_site = run(tmp_path / "by site", privacy=WHOLE).summary.privacy
+    assert UPDATES.redact(by_site["site-1"]) == by_site["site-1"]

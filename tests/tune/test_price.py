@@ -12,8 +12,10 @@ from medfl.errors import SettingsError
 from medfl.privacy import composition
 from medfl.privacy.composition import Part
 from medfl.privacy.gaussian import calibrate, epsilon
-from medfl.records.ledger import Ledger
+from medfl.privacy.policy import policy_of
+from medfl.records.ledger import Ledger, LedgerEntry
 from medfl.records.privacy_account import PrivacyAccount
+from medfl.settings import Settings
 from medfl.tune.price import price_sentence, prices
 from medfl.tune.results import write_results
 from medfl.tune.search import run_search
@@ -136,3 +138,43 @@ def test_a_ledger_without_a_total_allows_any_number_of_trials(load, tmp_path: Pa
 def test_the_price_counts_every_step_of_every_release() -> None:
     (price,) = prices([{"a": account(2.0, 3, steps=5)}])
     assert price.epsilon == pytest.approx(epsilon(2.0, 15, 1e-5), rel=1e-9)
+
+
+@pytest.mark.parametrize(("adjacency", "far"), [("add_remove", 1.0), ("replace", 2.0)])
+def test_noise_of_several_sites_is_composed_as_the_ledger_composes_it(adjacency: str, far: float) -> None:
+    """Sums carry discrete noise, for which concentrated privacy gives a bound; the exact Gaussian one is too small."""
+    shares = account(2.0, 3, threshold=3, adjacency=adjacency)
+    (price,) = prices([{"a": shares}, {"a": shares}])
+    rho = 6 * (far / 2.0) ** 2 / 2
+    assert price.epsilon == pytest.approx(composition.concentrated_epsilon(rho, 1e-5), rel=1e-12)
+    entry = LedgerEntry(
+        unit="site",
+        mechanism="distributed discrete gaussian",
+        adjacency=adjacency,
+        sigma=2.0,
+        rate=1.0,
+        steps=1,
+        delta=1e-5,
+        epsilon=4.0,
+        planned=9,
+        releases=("1", "2", "3"),
+        threshold=3,
+    )
+    parts = (Part.from_entry(entry),) * 2
+    assert price.epsilon == composition.epsilon(parts, 1e-5, adjacency)
+    assert price.epsilon > epsilon(2.0, 6, 1e-5, far)
+
+
+@pytest.mark.parametrize(("factor", "allowed"), [(1.0, True), (0.999, False)])
+def test_a_total_is_compared_with_the_sums_of_all_trials(load, tmp_path: Path, factor: float, allowed: bool) -> None:
+    run = Settings.model_validate({"rounds": 2, "privacy": PRIVACY, "secure_aggregation": {"threshold": 2}})
+    rho = 2 * 4 / (2 * policy_of(run).sum_noise() ** 2)
+    together = composition.concentrated_epsilon(rho, 1e-5)
+    assert together != pytest.approx(rounds_of(4), rel=0.01)
+    privacy = PRIVACY | {"ledger": str(tmp_path / "ledger"), "total_epsilon": factor * together}
+    changes = CHANGES | {"settings__privacy": privacy, "settings__secure_aggregation": {"threshold": 2}}
+    if allowed:
+        load(changes)
+    else:
+        with refused(SettingsError, "privacy_budget_exceeded", count=4, total_epsilon=privacy["total_epsilon"]):
+            load(changes)

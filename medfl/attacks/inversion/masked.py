@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from medfl.core.secure.fixed_point import FixedPoint
+from medfl.core.secure.masks import add_mask
 from medfl.privacy.gaussian import clip_by_norm
-from medfl.privacy.secure_aggregation.fixed_point import FixedPoint
-from medfl.privacy.secure_aggregation.masks import add_mask
 from medfl.settings import SecureAggregation
 from medfl.types import Tensors
 from medfl.utils.rng import SecretStream

@@ -28,7 +28,7 @@ from medfl.core.filters import decode as decode_update
 from medfl.core.secure.weights import clip_of
 from medfl.data.pooled import labels_of
 from medfl.privacy.gaussian import clip_by_norm
-from medfl.privacy.samples import releases
+from medfl.privacy.policy import policy_of
 from medfl.task import Scale
 from medfl.types import MODEL, Dataset, Tensors
 from medfl.utils.rng import SecretStream, make_generator
@@ -195,15 +195,16 @@ def _sent_update(
     opened: OpenedRun, model: nn.Module, images: torch.Tensor, labels: torch.Tensor, knowledge: Knowledge, number: int
 ) -> Tensors:
     """The update of one plain step with the run's learning rate, as the run's filters let it out of a site."""
-    settings, task = opened.settings, opened.task
+    settings, task, policy = opened.settings, opened.task, policy_of(opened.settings)
     seen = _scale(opened).seen(images)
-    if settings.privacy is not None and settings.privacy.unit == "sample":
+    if policy.noises_training:
         size = max(len(site.train) for site in opened.sites.values())
-        std = releases(settings, size).sigma * settings.privacy.clip
+        release, privacy = policy.release(size), policy.privacy
+        assert release is not None
+        assert privacy is not None
+        std = release.sigma * privacy.clip
         each = [
-            clip_by_norm(
-                _detached(gradients(model, task.loss, seen[i : i + 1], labels[i : i + 1])), settings.privacy.clip
-            )
+            clip_by_norm(_detached(gradients(model, task.loss, seen[i : i + 1], labels[i : i + 1])), privacy.clip)
             for i in range(len(images))
         ]
         stream = knowledge.noise("samples", number)

@@ -1,1 +1,1 @@
-"""Secure aggregation of a method's updates: four operations that the core owns, as ordinary steps of a run."""
+"""Secure aggregation: its protocol as ordinary steps of a run, with keys, secret shares, masks and fixed point."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from medfl.contract import Method
+from medfl.core.secure.keys import primitives
 from medfl.errors import SettingsError
-from medfl.privacy.secure_aggregation.keys import primitives
+from medfl.privacy.policy import policy_of
 from medfl.settings import Settings, participants
 
 
@@ -57,7 +58,7 @@ def check_secure(name: str, method: Method, settings: Settings, sites: Sequence[
             cause="metadata",
             needed=needed,
         )
-    _check_others(settings, secure.clip)
+    _check_others(settings)
     threshold, count = secure.resolved_threshold, participants(len(sites), settings.fraction)
     if not count // 2 < threshold <= count:
         raise SettingsError(
@@ -73,9 +74,8 @@ def check_secure(name: str, method: Method, settings: Settings, sites: Sequence[
     primitives("hazmat")
 
 
-def _check_others(settings: Settings, clip: float | None) -> None:
+def _check_others(settings: Settings) -> None:
     """Refuse settings that look at single updates, or change them after they were masked."""
-    privacy = settings.privacy
     if settings.robust is not None:
         raise SettingsError(
             "incompatible_settings",
@@ -97,17 +97,4 @@ def _check_others(settings: Settings, clip: float | None) -> None:
             "'secure_aggregation' out.",
             settings=["poison", "secure_aggregation"],
         )
-    if privacy is not None and privacy.unit == "sample":
-        raise SettingsError(
-            "incompatible_settings",
-            "Privacy with the unit 'sample' adds each site's own noise in its training and keeps account of each step; "
-            "secure aggregation shares the noise of the unit 'site' among the sites. Choose that unit.",
-            settings=["privacy.unit", "secure_aggregation"],
-        )
-    if privacy is not None and clip is not None and clip != privacy.clip:
-        raise SettingsError(
-            "incompatible_settings",
-            f"'secure_aggregation.clip' is {clip:g} and 'privacy.clip' {privacy.clip:g}: the noise is made for one "
-            "bound. Leave the first out.",
-            settings=["privacy.clip", "secure_aggregation.clip"],
-        )
+    policy_of(settings).check_secure_aggregation()

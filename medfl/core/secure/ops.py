@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from medfl.contract import Order, PayloadKind
+from medfl.core.secure.keys import KEY, NONCE
+from medfl.core.secure.shamir import BYTES
 from medfl.errors import RefusedError
-from medfl.privacy.secure_aggregation.keys import KEY, NONCE
-from medfl.privacy.secure_aggregation.shamir import BYTES
 from medfl.types import Meta, Tensors
 
 KEYS, SHARES, MASKED, CONFIRM, UNMASK = (

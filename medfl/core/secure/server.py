@@ -15,6 +15,9 @@ import torch
 
 from medfl.contract import Method, Order, Plan, Replies, Server
 from medfl.core.journal import order_digest
+from medfl.core.secure.fixed_point import signed, unpacked
+from medfl.core.secure.keys import KEY, MASK, agreed, public_key
+from medfl.core.secure.masks import Words, add_mask, pair_sign
 from medfl.core.secure.ops import (
     ABOUT,
     CERTIFICATE,
@@ -38,13 +41,10 @@ from medfl.core.secure.ops import (
     session_digest,
     to_bytes,
 )
+from medfl.core.secure.shamir import combine
 from medfl.core.secure.weights import fixed_point
 from medfl.core.store import copied
 from medfl.errors import RefusedError, SettingsError
-from medfl.privacy.secure_aggregation.fixed_point import signed, unpacked
-from medfl.privacy.secure_aggregation.keys import KEY, MASK, agreed, public_key
-from medfl.privacy.secure_aggregation.masks import Words, add_mask, pair_sign
-from medfl.privacy.secure_aggregation.shamir import combine
 from medfl.settings import SecureAggregation
 from medfl.types import Meta, Tensors
 from medfl.utils import wire

@@ -24,6 +24,10 @@ from medfl.contract import Method, Order, Reply, Site
 from medfl.core.filters import Filters
 from medfl.core.journal import order_digest
 from medfl.core.reply_checks import check_sent
+from medfl.core.secure.discrete_gaussian import discrete_gaussian
+from medfl.core.secure.fixed_point import FixedPoint, packed
+from medfl.core.secure.keys import CHANNEL, KEY, MASK, NONCE, agreed, public_key, seal, unseal
+from medfl.core.secure.masks import Words, add_mask, pair_sign
 from medfl.core.secure.ops import (
     ABOUT,
     CERTIFICATE,
@@ -51,14 +55,10 @@ from medfl.core.secure.ops import (
     to_tensor,
 )
 from medfl.core.secure.register import Register
+from medfl.core.secure.shamir import BYTES, split
 from medfl.core.secure.weights import fixed_point, weight_of
 from medfl.errors import RefusedError
 from medfl.privacy.gaussian import clip_by_norm
-from medfl.privacy.secure_aggregation.discrete_gaussian import discrete_gaussian
-from medfl.privacy.secure_aggregation.fixed_point import FixedPoint, packed
-from medfl.privacy.secure_aggregation.keys import CHANNEL, KEY, MASK, NONCE, agreed, public_key, seal, unseal
-from medfl.privacy.secure_aggregation.masks import Words, add_mask, pair_sign
-from medfl.privacy.secure_aggregation.shamir import BYTES, split
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
 from medfl.utils.rng import SecretStream

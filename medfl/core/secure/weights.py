@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from medfl.contract import Method
+from medfl.core.secure.fixed_point import FixedPoint
 from medfl.errors import ContractError
-from medfl.privacy.secure_aggregation.accounting import calibrated
-from medfl.privacy.secure_aggregation.fixed_point import FixedPoint
+from medfl.privacy.policy import policy_of
 from medfl.settings import SecureAggregation, Settings
 from medfl.types import Meta
 
@@ -27,7 +27,7 @@ def weight_of(inner: Method, meta: Meta, settings: Settings) -> int:
         ContractError: If the method breaks its promise.
     """
     weigh: Any = getattr(inner, "weight", lambda meta: meta.get("size", 1.0))
-    weight = float(weigh({} if settings.privacy is not None else meta))
+    weight = float(weigh(meta if policy_of(settings).discloses_metadata("private") else {}))
     if weight < 0 or weight != int(weight):
         raise ContractError(
             "wrong_weight",
@@ -48,8 +48,8 @@ def clip_of(settings: Settings) -> float:
     """Largest L2 norm of a site's update."""
     secure = settings.secure_aggregation
     assert secure is not None
-    if settings.privacy is not None:
-        return settings.privacy.clip
+    if (clip := policy_of(settings).sum_clip()) is not None:
+        return clip
     return CLIP if secure.clip is None else secure.clip
 
 
@@ -64,7 +64,7 @@ def fixed_point(inner: Method, settings: Settings, sites: int, numbers: int) -> 
     """
     secure = settings.secure_aggregation
     assert isinstance(secure, SecureAggregation)
-    noise = 0.0 if settings.privacy is None else calibrated(settings.privacy, settings.rounds)
+    noise = policy_of(settings).sum_noise()
     return FixedPoint(secure.bits, sites, clip_of(settings), numbers, noise, secure.resolved_threshold), heaviest(
         inner, settings
     )

@@ -20,6 +20,7 @@ from medfl.describe.telling import Noise, Policy, describe
 from medfl.errors import RefusedError, SettingsError
 from medfl.privacy.composition import Part
 from medfl.privacy.ledger import Account
+from medfl.privacy.policy import mechanism_of
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.runs.provenance import bundle_values
 from medfl.settings import Privacy, read_settings
@@ -100,7 +101,7 @@ def _privacy(request: Request, site_file: SiteFile) -> Privacy | None:
         raise RefusedError(
             "insufficient_privacy",
             f"The request promises privacy: {promise(privacy)}; required at least: {promise(floor)}."
-            + (" No noise for a description hides a whole site." if floor.unit == "site" else ""),
+            + (" No noise for a description hides a whole site." if mechanism_of(floor.unit).hides_sites else ""),
             unit=floor.unit,
             expected=promise(floor),
             found=promise(privacy),

@@ -14,6 +14,7 @@ from medfl.core.filters import check_method
 from medfl.deploy.sites.file import Floor, SiteFile
 from medfl.errors import RefusedError, SettingsError
 from medfl.networks.ceiling import TooLargeError, bytes_of
+from medfl.privacy.policy import mechanism_of, policy_of
 from medfl.records.offer import Offer
 from medfl.runs.machines import LIVE, Profile, check_profile, live
 from medfl.runs.summary import COSTS
@@ -116,7 +117,7 @@ def told_profile(site_file: SiteFile) -> Profile | None:
 
 def leaving_rows(settings: Settings, rows: list[Row]) -> list[Row]:
     """Rows that may leave: under a promise of privacy no number that was made of training images, only costs."""
-    if settings.privacy is None:
+    if policy_of(settings).discloses_training_scores:
         return rows
     costs = {*COSTS.values(), "bytes_up_plain"}
     return [row for row in rows if row.split != "train" or row.metric in costs]
@@ -183,17 +184,10 @@ def tellable(site_file: SiteFile, sizes: Mapping[str, int]) -> list[str]:
 
 
 def at_least(floor: Floor, privacy: Privacy | None) -> bool:
-    """Whether a run promises at least what a floor asks for, over all its releases.
-
-    ``replace`` is the stronger adjacency: noise for it is made for twice the bound. What hides a whole site hides each
-    of its images, but only under ``replace``: two data sets of one site that differ in an image are neighbours then,
-    and two steps apart under ``add_remove``, which compares with an update that counts as nothing.
-    """
+    """Whether a run promises at least what a floor asks for, over all its releases."""
     if privacy is None or privacy.epsilon > floor.epsilon or privacy.delta > floor.delta:
         return False
-    if privacy.unit == floor.unit:
-        return privacy.adjacency in ("replace", floor.adjacency)
-    return privacy.unit == "site" and privacy.adjacency == "replace"
+    return mechanism_of(privacy.unit).covers(privacy.adjacency, floor.unit, floor.adjacency)
 
 
 def promise(privacy: Floor | Privacy | None) -> str:
@@ -230,7 +224,7 @@ def _rounds(site_file: SiteFile, settings: Settings) -> dict[str, str]:
 
 
 def _exchange(site_file: SiteFile, settings: Settings) -> dict[str, str]:
-    if settings.global_test and settings.privacy is not None:
+    if settings.global_test and not policy_of(settings).discloses("weights"):
         text = "The run promises privacy and wants a global test, in which whole models leave a site without noise."
         return {"privacy_with_global_test": text}
     if site_file.exchange or site_file.is_server or not settings.global_test:

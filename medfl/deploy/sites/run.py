@@ -25,7 +25,7 @@ from medfl.deploy.sites.file import SiteFile
 from medfl.deploy.sites.policy import check_counts, check_networks, leaving_rows, tellable, told
 from medfl.errors import RefusedError
 from medfl.privacy.ledger import fingerprint
-from medfl.privacy.statements import redact_account
+from medfl.privacy.policy import policy_of
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.records.progress import SiteExit
 from medfl.records.run_file import DataOrigin, Provenance
@@ -288,7 +288,8 @@ class SiteRun:
 
     def _check_exchange(self) -> None:
         """Refuse to take part in a global test that the run or this site's file does not have."""
-        if not self._file.exchange or not self.settings.global_test or self.settings.privacy is not None:
+        is_allowed = self._file.exchange and policy_of(self.settings).discloses("weights")
+        if not is_allowed or not self.settings.global_test:
             raise RefusedError(
                 "no_cross_site_evaluation", f"'{self.name}' takes part in no global test in this run", site=self.name
             )
@@ -358,7 +359,7 @@ class SiteRun:
                 logger.warning("%s", entry.sentence)
             logger.info("This site's own bundle is in '%s'.", self.folder / "bundle")
         budget = self.budget()
-        return {}, {"privacy": None if budget is None else redact_account(budget).to_json()}
+        return {}, {"privacy": None if budget is None else policy_of(self.settings).redact(budget).to_json()}
 
     def budget(self) -> PrivacyAccount | None:
         """Return the site's privacy account of this run, or None if the run has no privacy setting."""

@@ -31,6 +31,7 @@ from medfl.deploy.sites.file import SiteFile
 from medfl.deploy.sites.policy import told_profile
 from medfl.deploy.sites.run import SiteRun
 from medfl.errors import MedflError, RefusedError
+from medfl.privacy.policy import policy_of
 from medfl.records.offer import Offer
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.records.progress import CommittedStep, Heartbeat, JobEnd, JobStart
@@ -250,7 +251,8 @@ class SiteService:
                 Heartbeat(sites=(self._file.site,), activity=beat.doing, share=beat.share, has_progressed=beat.moved)
             )
         opened = self._opened
-        tells = opened is not None and opened.settings.privacy is None and "size" in self._file.describe
+        discloses = opened is not None and policy_of(opened.settings).discloses_metadata("private")
+        tells = discloses and "size" in self._file.describe
         self._send_beat(pack_beat(beat if tells else replace(beat, share=None)))
 
     def _send(self, parcel: PeerMessage, step: int, use: str) -> bool:

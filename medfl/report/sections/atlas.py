@@ -20,6 +20,7 @@ from medfl.data.arrays import channels_of, open_array
 from medfl.data.datalists import Datalist, entry_text, read_datalist
 from medfl.data.regions import load_regions
 from medfl.errors import MedflError
+from medfl.privacy.policy import policy_of
 from medfl.report.figures import COLOURS, INK, STYLE, svg
 from medfl.report.formats import count
 from medfl.report.groups import Group
@@ -187,7 +188,7 @@ class AtlasSection(TemplateSection):
 def atlas_section(groups: Sequence[Group]) -> Meta | None:
     """The section, from the data of the first run that still has some with an atlas; None where no run had one."""
     runs = [run for group in groups for run in group.runs]
-    private = any(run.settings.privacy is not None for run in runs)
+    private = any(policy_of(run.settings).is_private for run in runs)
     folders = {run.data_folder: run for run in reversed(runs)}
     for folder, run in reversed(folders.items()):
         try:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
-from medfl.privacy.composition import epsilon, site_release
-from medfl.privacy.gaussian import SENSITIVITY
-from medfl.privacy.statements import WHAT, describe, describe_accounts, other_bound
+from medfl.privacy.policy import PrivacyPolicy, policy_of
+from medfl.privacy.statements import WHAT
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.report.formats import MISSING, count, listed
 from medfl.report.groups import Group
@@ -16,7 +14,6 @@ from medfl.report.notices import Named
 from medfl.report.scores import named_runs
 from medfl.report.section import ReportData, TemplateSection
 from medfl.runs.records import RunRecord
-from medfl.settings import Privacy, SecureAggregation
 from medfl.types import Meta
 
 Accounts = Mapping[str, PrivacyAccount]
@@ -39,21 +36,11 @@ def privacy_section(groups: Sequence[Group]) -> Meta | None:
     """The section; None where no run is private."""
     rows: list[Meta] = []
     for group in groups:
-        named = [(name, run) for name, run in named_runs([group]) if promised(run) is not None]
+        named = [(name, run) for name, run in named_runs([group]) if policy_of(run.settings).is_private]
         rows += _merged(group.label, named, len(group.runs))
     if not rows:
         return None
     return {"rows": rows, "ledgers": any(row["ledger"] for row in rows), "accounts": any(row["sites"] for row in rows)}
-
-
-def promised(run: RunRecord) -> Privacy | None:
-    """The privacy settings of a run."""
-    return run.settings.privacy
-
-
-def secure_of(run: RunRecord) -> SecureAggregation | None:
-    """The secure aggregation of a run."""
-    return run.settings.secure_aggregation
 
 
 def _merged(label: str, named: Sequence[Named], runs: int) -> list[Meta]:
@@ -65,49 +52,40 @@ def _merged(label: str, named: Sequence[Named], runs: int) -> list[Meta]:
 
 
 def _row(run: RunRecord) -> Meta:
-    privacy, rounds = promised(run), int(run.run.rounds)
+    policy = policy_of(run.settings)
+    privacy, other = policy.privacy, policy.other_guarantee()
     assert privacy is not None
+    assert other is not None
     accounts = {} if run.summary is None else run.summary.privacy
-    other = next(name for name in SENSITIVITY if name != privacy.adjacency)
-    secure = secure_of(run)
-    far, widened = _other(privacy, rounds, other, secure)
-    words = describe(privacy, rounds, secure)
+    words = policy.statement()
     ledger = any(account.ledger for account in accounts.values())
     return {
-        "unit": {"site": "site", "sample": "image"}[privacy.unit],
+        "unit": policy.unit_noun,
+        "unit_phrase": policy.unit_phrase,
         "adjacency": WHAT[privacy.adjacency],
         "delta": f"{privacy.delta:g}",
-        "sigma": _sigma(privacy, rounds, accounts, secure),
+        "sigma": _sigma(policy, accounts),
         "clip": f"{privacy.clip:g}",
         "releases": _range([account.releases for account in accounts.values()]) if accounts else MISSING,
-        "planned": rounds,
+        "planned": policy.planned_releases,
         "stated": f"{privacy.epsilon:.4g}",
-        "other": far,
-        "other_adjacency": WHAT[other],
-        "other_delta": widened,
+        "other": f"{'at most ' if other.is_upper_bound else ''}{other.epsilon:.4g}",
+        "other_adjacency": WHAT[other.adjacency],
+        "other_delta": "" if other.delta == privacy.delta else f"{other.delta:.3g}",
         "spent": _largest(accounts, _spent_epsilon),
         "ledger": _largest(accounts, _composed_epsilon) if ledger else "",
         "ledger_runs": count(max(account.runs for account in accounts.values()), "run") if ledger else "",
         "total": _range([account.total_epsilon for account in accounts.values()]) if ledger else "",
-        "words": f"{words} {describe_accounts(accounts)}" if accounts else words,
+        "words": f"{words} {policy.describe_accounts(accounts)}" if accounts else words,
         "sites": _sites(accounts),
     }
 
 
-def _other(privacy: Privacy, rounds: int, other: str, secure: SecureAggregation | None) -> tuple[str, str]:
-    """Epsilon of the same noise for the other adjacency, and its delta where that is another one."""
-    if privacy.unit == "site":
-        releases = replace(site_release(privacy, rounds, secure), count=rounds)
-        return f"{epsilon((releases,), privacy.delta, other):.4g}", ""
-    bound, delta = other_bound(privacy)
-    return f"at most {bound:.4g}", "" if delta == privacy.delta else f"{delta:.3g}"
-
-
-def _sigma(privacy: Privacy, rounds: int, accounts: Accounts, secure: SecureAggregation | None) -> str:
-    """The noise multipliers of the sites, as far as they are known."""
+def _sigma(policy: PrivacyPolicy, accounts: Accounts) -> str:
+    """Return the noise multipliers of the sites, as far as they are known."""
     known = [account.sigma for account in accounts.values() if account.sigma is not None]
-    if not known and privacy.unit == "site":
-        known = [site_release(privacy, rounds, secure).sigma]
+    if not known and (release := policy.release()) is not None:
+        known = [release.sigma]
     return _range(known) if known else MISSING
 
 

@@ -19,6 +19,7 @@ from medfl.methods.rounds import Due, Step
 from medfl.methods.server_optimizer import momentum_step
 from medfl.networks.heads import Activation, HeadKind, kind_of, make_head, unlike_widths, xavier
 from medfl.networks.parts import body_and_head, features_of, head_path, without_head
+from medfl.privacy.policy import policy_of
 from medfl.settings import participants
 from medfl.task import Task
 from medfl.types import MODEL, Meta, Tensors
@@ -217,13 +218,14 @@ class FedSDC(WithHeads):
 
     def judgements(self, server: Server) -> int:
         """How often heads are judged in this round: once to choose, and in the end again, for the votes by rank."""
-        if server.settings.privacy is not None or not self.judges(server) or not server.settings.due(server.round):
+        discloses_counts = policy_of(server.settings).discloses_metadata("private")
+        if not discloses_counts or not self.judges(server) or not server.settings.due(server.round):
             return 0
         return 2 if server.round >= server.settings.rounds else int(self.selects)
 
     def check_choice(self, server: Server) -> None:
         """Refuse a choice among heads that nobody can make."""
-        if server.settings.privacy is not None:
+        if not policy_of(server.settings).discloses_metadata("private"):
             raise SettingsError(
                 "incompatible_settings",
                 "FedSDC chooses heads by counts from the sites (gamma below 1, or ensemble 'single_best'), and these "

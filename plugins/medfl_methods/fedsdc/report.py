@@ -11,6 +11,7 @@ import numpy as np
 from markupsafe import Markup
 
 from medfl.contract import Findings
+from medfl.privacy.policy import policy_of
 from medfl.report.curves import group_looks
 from medfl.report.figures import INK, Curve, Look, curves_figure, svg
 from medfl.report.formats import count, listed, number, score
@@ -153,7 +154,7 @@ def _named(kept: Sequence[int]) -> str:
 
 def _silent(run: RunRecord, heads: Meta) -> str:
     """Why nobody compared the heads."""
-    if run.settings.privacy is not None:
+    if not policy_of(run.settings).discloses_metadata("private"):
         why = "the counts that this takes stay at home under a privacy setting"
     elif run.status != "finished":
         why = "the run ended before"

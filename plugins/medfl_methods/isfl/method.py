@@ -13,6 +13,7 @@ from medfl.contract import Need, Order, Replies, Reply, Server, Site
 from medfl.data.pooled import labels_of
 from medfl.errors import SettingsError
 from medfl.methods.fit import Fit
+from medfl.privacy.policy import policy_of
 from medfl.types import Meta
 from medfl.utils.tells import Tell, count
 from medfl_methods.fedavg import FedAvg
@@ -88,7 +89,7 @@ class ISFL(FedAvg):
                 settings=("method", "balance"),
                 method="isfl",
             )
-        if self.target == "counts" and server.settings.privacy is not None:
+        if self.target == "counts" and not policy_of(server.settings).discloses_metadata("private"):
             raise SettingsError(
                 "incompatible_settings",
                 "Method 'isfl' with target 'counts' needs the sites' label counts, and a privacy setting keeps them at "

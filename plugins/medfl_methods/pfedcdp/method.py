@@ -20,6 +20,7 @@ from medfl.methods.rounds import Due, Step
 from medfl.methods.teacher import Teacher
 from medfl.methods.trainings import Budget, Training
 from medfl.networks.parts import Split, body_and_head, features_of, head_path, without_head
+from medfl.privacy.policy import policy_of
 from medfl.training.loop import Batch
 from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.wire import prefixed, select
@@ -154,7 +155,7 @@ class PFedCDP(Averaging):
             tensors = server.task.initial(server.settings.seed, network)
             model = server.task.load(tensors, network)
             names = self.shared(model, server.settings.norm_sync)
-            if server.settings.privacy is not None:
+            if policy_of(server.settings).is_private:
                 refuse_noisy_statistics(model, names)
             if self.server_classifier != "none":
                 check_statistics(model, network, names)

@@ -27,10 +27,10 @@ from medfl.core.secure.ops import (
     About,
     of_sites,
 )
+from medfl.core.secure.shamir import BYTES
 from medfl.core.site import SiteRunner
 from medfl.errors import RefusedError, StoreError
 from medfl.plugins import load_plugins
-from medfl.privacy.secure_aggregation.shamir import BYTES
 from medfl.settings import Settings
 from medfl.testing.cohort import make_site, make_task
 from medfl.types import Tensors

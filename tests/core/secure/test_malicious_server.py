@@ -18,6 +18,9 @@ from refusals import refused
 from site_refusals import raise_refusal, recorded_refusals
 
 from medfl.contract import Method, Order
+from medfl.core.secure.fixed_point import signed, unpacked
+from medfl.core.secure.keys import public_key
+from medfl.core.secure.masks import Words, add_mask
 from medfl.core.secure.method import secured
 from medfl.core.secure.ops import (
     CERTIFICATE,
@@ -41,15 +44,12 @@ from medfl.core.secure.ops import (
     to_bytes,
     to_tensor,
 )
+from medfl.core.secure.shamir import combine
 from medfl.core.secure.site import CONFIRMING, PURPOSE
 from medfl.core.secure.weights import fixed_point
 from medfl.core.site import SiteRunner
 from medfl.errors import RefusedError
 from medfl.plugins import load_plugins
-from medfl.privacy.secure_aggregation.fixed_point import signed, unpacked
-from medfl.privacy.secure_aggregation.keys import public_key
-from medfl.privacy.secure_aggregation.masks import Words, add_mask
-from medfl.privacy.secure_aggregation.shamir import combine
 from medfl.privacy.signatures import Signer, read_signer
 from medfl.records.secret_uses import SecretUses
 from medfl.settings import Settings

@@ -13,7 +13,7 @@ from toys import digests
 
 from medfl.core.store import Store
 from medfl.plugins import load_plugins
-from medfl.privacy.secure_aggregation.accounting import calibrated
+from medfl.privacy.concentrated import calibrated
 from medfl.records.ledger import Ledger
 from medfl.report.groups import group_runs
 from medfl.report.sections.privacy import privacy_section

@@ -12,11 +12,11 @@ import torch
 from refusals import refused
 from toys import digests
 
+from medfl.core.secure.keys import CHANNEL, agreed, public_key, unseal
 from medfl.core.secure.ops import MASKED, OPS, PUBLIC, SEALED, digest, of_sites, session_digest, to_bytes
 from medfl.core.store import Record, Store
 from medfl.errors import RefusedError
 from medfl.plugins import load_plugins
-from medfl.privacy.secure_aggregation.keys import CHANNEL, agreed, public_key, unseal
 from medfl.records.run_file import RunFile
 from medfl.records.secret_uses import SecretUses
 from medfl.runs.simulation import Result

@@ -7,8 +7,8 @@ from itertools import combinations
 import pytest
 from refusals import refused
 
+from medfl.core.secure.shamir import BYTES, PRIME, combine, split
 from medfl.errors import RefusedError
-from medfl.privacy.secure_aggregation.shamir import BYTES, PRIME, combine, split
 from medfl.utils.rng import SecretStream
 
 SECRET = bytes(range(200, 232))

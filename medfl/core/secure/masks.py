@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from medfl.privacy.secure_aggregation.keys import primitives
+from medfl.core.secure.keys import primitives
 
 Words = np.ndarray
 """(N,), uint32 where numbers have 32 bits, otherwise uint64. Sums are modulo the word, and so modulo 2^bits, too."""

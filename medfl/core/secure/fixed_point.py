@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from medfl.core.secure.masks import Words
 from medfl.errors import SettingsError
-from medfl.privacy.secure_aggregation.masks import Words
 
 TAIL = 12.0
 """Standard deviations of noise for which there is room: beyond them a number would wrap, once in 10^32."""

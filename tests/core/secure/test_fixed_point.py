@@ -7,8 +7,8 @@ import pytest
 import torch
 from refusals import refused
 
+from medfl.core.secure.fixed_point import FixedPoint
 from medfl.errors import SettingsError
-from medfl.privacy.secure_aggregation.fixed_point import FixedPoint
 
 
 @pytest.mark.parametrize("bits", [32, 40])

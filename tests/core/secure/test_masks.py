@@ -8,10 +8,10 @@ import torch
 from refusals import refused
 from scipy import stats
 
+from medfl.core.secure.fixed_point import empty, packed, signed, unpacked
+from medfl.core.secure.keys import CHANNEL, MASK, agreed, public_key, seal, unseal
+from medfl.core.secure.masks import CHUNK, add_mask, pair_sign
 from medfl.errors import RefusedError
-from medfl.privacy.secure_aggregation.fixed_point import empty, packed, signed, unpacked
-from medfl.privacy.secure_aggregation.keys import CHANNEL, MASK, agreed, public_key, seal, unseal
-from medfl.privacy.secure_aggregation.masks import CHUNK, add_mask, pair_sign
 from medfl.utils.rng import SecretStream
 
 

@@ -1,0 +1,182 @@
+"""Privacy of single images: sites train by DP-SGD, so whatever is computed from a trained model is private."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from medfl.contract import Method, Site
+from medfl.errors import ContractError, SettingsError
+from medfl.objectives import Objective
+from medfl.privacy.composition import Part
+from medfl.privacy.mechanisms.differential_privacy import DifferentialPrivacy
+from medfl.privacy.policy import Guarantee
+from medfl.privacy.samples import PrivateSteps, check_samples, releases, schedule
+from medfl.privacy.statements import WHAT
+from medfl.records.ledger import Adjacency, PrivacyUnit
+from medfl.records.privacy_account import PrivacyAccount
+
+
+class DPSGD(DifferentialPrivacy):
+    """Each training of a round is one release of its site: as many noised steps as the training has batches."""
+
+    unit: ClassVar[PrivacyUnit] = "sample"
+    noises_training: ClassVar[bool] = True
+    unit_noun: ClassVar[str] = "image"
+    unit_phrase: ClassVar[str] = "an image"
+    units: ClassVar[str] = "training images"
+    releases: ClassVar[str] = "trainings"
+
+    def steps(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        site: Site,
+        start: Callable[[], str],
+        gradient_clip: float | None = None,
+    ) -> PrivateSteps:
+        """Return steps of DP-SGD: batches drawn at random, clipped gradients of single images, and noise."""
+        return PrivateSteps(model, optimizer, site, start(), gradient_clip)
+
+    # ---- compatibility
+
+    def check_method(self, method: Method | type[Method], name: str) -> None:
+        """Check that a method sends updates alone, and that these hold nothing but the training by single images.
+
+        Raises:
+            SettingsError: If it is not so.
+        """
+        super().check_method(method, name)
+        if method.supports_dp_sgd is not True:
+            raise SettingsError(
+                "method_not_supported",
+                f"Privacy with the unit 'sample' covers what a site learns by the loss of each image alone, and method "
+                f"'{name}' does not say, by `supports_dp_sgd`, that its updates hold nothing else of the site's data. "
+                "Choose another method or setting of it, or the unit 'site', which covers any update.",
+                feature="dp_sgd",
+                method=name,
+            )
+
+    def check_objective(self, objective: Objective) -> None:
+        """Check that the objective has a loss of each single case.
+
+        Raises:
+            SettingsError: If it compares cases with each other.
+        """
+        if not objective.per_case_loss:
+            raise SettingsError(
+                "incompatible_settings",
+                f"The privacy unit 'sample' needs a loss of each single case, and that of the objective "
+                f"'{objective.name}' compares cases with each other. Choose the unit 'site'.",
+                settings=["objective", "privacy.unit"],
+                objective=objective.name,
+            )
+
+    def check_secure_aggregation(self) -> None:
+        """Refuse secure aggregation, whose sites share the noise.
+
+        Raises:
+            SettingsError: Always.
+        """
+        raise SettingsError(
+            "incompatible_settings",
+            "Privacy with the unit 'sample' adds each site's own noise in its training and keeps account of each step; "
+            "secure aggregation shares the noise of the unit 'site' among the sites. Choose that unit.",
+            settings=["privacy.unit", "secure_aggregation"],
+        )
+
+    def check_run(self, networks: Sequence[nn.Module], images: Mapping[str, int], sites: int) -> None:
+        """Check that no network mixes images, and that delta is small enough for the images of every site.
+
+        Raises:
+            SettingsError: If it is not so.
+        """
+        check_samples(self.settings, networks)
+        if images:
+            largest = max(images, key=lambda name: images[name])  # its 1/n is the strictest bound
+            self.check_delta(images[largest], f"site '{largest}'")
+
+    def check_trainings(self, site: str, count: int) -> None:
+        """Check that a step has one training, for the account reckons with one.
+
+        Raises:
+            ContractError: If it has another number.
+        """
+        if count != 1:
+            raise ContractError(
+                "several_trainings",
+                f"Expected one training in a step of site '{site}', got {count}: with the privacy unit 'sample' the "
+                "account reckons with one, so the method may not say `supports_dp_sgd`.",
+                site=site,
+                expected=1,
+                found=count,
+            )
+
+    # ---- accounting
+
+    def release(self, images: int | None = None) -> Part | None:
+        """Return the steps of one training; their noise depends on the number of images."""
+        if images is None:
+            return None
+        rate, count = schedule(self.settings, images)
+        return Part(releases(self.settings, images).sigma, count, rate)
+
+    @classmethod
+    def foreign_part(cls, part: Part, adjacency: Adjacency) -> Part | None:
+        """Return releases of whole sites as they count for an image.
+
+        A noised update of a whole site hides an image, too: another image changes the update by twice the bound at
+        most. ``replace`` reckons with twice the bound already.
+        """
+        return replace(part, sigma=part.sigma / 2) if adjacency == "add_remove" else part
+
+    def redact(self, account: PrivacyAccount) -> PrivacyAccount:
+        """Return a site's account without the numbers from which its images could be counted.
+
+        The sampling rate, the number of steps and the noise follow from the number of images, and so do the last
+        digits of the composed epsilon. The rate, the steps and the noise become None. Bounds that are public replace
+        the epsilons: the budget of the run, and the site's total budget for several runs. The site's own files keep
+        the numbers.
+
+        Args:
+            account: The account as `medfl.privacy.ledger.Account.report` returns it.
+        """
+        spent = account.stated_epsilon if account.releases else 0.0
+        composed = spent if account.runs <= 1 else account.total_epsilon
+        changes = {"sigma": None, "rate": None, "steps": None, "epsilon": spent, "composed": composed}
+        return account.model_copy(update=changes)
+
+    # ---- statements
+
+    def other_guarantee(self) -> Guarantee:
+        """Return what the promise implies for the adjacency that the settings don't name.
+
+        A replacement is a removal and an addition, so (epsilon, delta) becomes (2 epsilon, (1 + e^epsilon) delta). The
+        other way the same numbers hold: an image that is removed moves a training by no more than one that is replaced.
+        """
+        privacy = self.privacy
+        if privacy.adjacency == "replace":
+            return Guarantee(self.other_adjacency, privacy.epsilon, privacy.delta, is_upper_bound=True)
+        delta = min(1.0, privacy.delta * (1 + math.exp(min(privacy.epsilon, 700))))
+        return Guarantee(self.other_adjacency, 2 * privacy.epsilon, delta, is_upper_bound=True)
+
+    def statement(self) -> str:
+        """Return what the trainings promise, by numerical composition."""
+        privacy, other = self.privacy, self.other_guarantee()
+        chosen = privacy.adjacency
+        return (
+            f"Unit sample: sites train by DP-SGD, which draws the images of each step at random, clips the gradient of "
+            f"each to L2 norm {privacy.clip:g} and adds Gaussian noise to their sum, so much at each site that its "
+            f"trainings in {self.settings.rounds} rounds together are (epsilon, delta)-private with delta "
+            f"{privacy.delta:g} and epsilon at most {privacy.epsilon:.4g} for an image that is {WHAT[chosen]} "
+            f"('{chosen}', the adjacency of this run), or at most epsilon {other.epsilon:.4g} with delta "
+            f"{other.delta:.3g} for one that is {WHAT[other.adjacency]} ('{other.adjacency}'), by numerical "
+            f"composition (accountant '{privacy.accountant}'); a patient with m images is protected like m images at "
+            "once, and how many images a site has is not hidden; this covers the trained models, not the scores, "
+            "training losses and numbers of images in this report."
+        )
