@@ -17,6 +17,7 @@ from medfl.core.carrier import Evaluation, unnoted
 from medfl.core.checks import check_plan, check_privacy, check_shared_test, check_validation, warn_of_preset
 from medfl.core.evaluation import Predictors, Row, completed
 from medfl.core.journal import Outcome
+from medfl.core.plan import ServerData
 from medfl.core.server import ServerLoop
 from medfl.core.store import only_writer
 from medfl.data.cohort import load_public
@@ -75,7 +76,7 @@ def serve(
     limits = Limits(max_bytes=site_file.max_message_mb * 10**6)
     carrier = RemoteCarrier(transport, offer.sites, folder / "replies", limits, offer.answer_timeout)
     progress.missing = carrier.missing
-    data = _ServerData(opened, site_file)
+    data = _ServerFolder(opened, site_file)
     answers = carrier.hello(offer.to_json(), HELLO)
     with only_writer(folder, JOB_PATIENCE):  # an attempt before may not be over yet
         agreed = agree(opened, answers, carrier, folder, data.public_now)
@@ -117,15 +118,11 @@ def serve(
                 observers.round_ended(round_, rows)
                 on_round(round_, rows)
 
-            public = data.public.train if data.public is not None else None
             loop = ServerLoop(
-                make_method=opened.make_exchanged,
+                plan=writer.plan,
                 carrier=carrier,
-                task=opened.task,
-                settings=opened.settings,
                 folder=folder,
-                public=public,
-                tests=data.tests,
+                data=data.server_data,
                 on_round=round_ended,
                 on_commit=writer.commit_noted(note),
             )
@@ -140,19 +137,8 @@ def serve(
 
 def _writer_of(opened: OfferedRun, folder: Path) -> RunWriter:
     """The run in its folder at the server. What the sites' data are, each of them checks."""
-    offer, method_args = opened.offer, opened.built.method_args
-    data = hashlib.sha256(repr(("held by", offer.sites)).encode()).hexdigest()
-    return RunWriter(
-        folder=folder,
-        method=offer.method,
-        method_args=method_args,
-        settings=opened.settings,
-        task=opened.task,
-        sites=offer.sites,
-        data_digest=data,
-        execution=opened.execution,
-        joined=opened.joined,
-    )
+    data = hashlib.sha256(repr(("held by", opened.offer.sites)).encode()).hexdigest()
+    return RunWriter(opened.plan(data), folder, opened.execution)
 
 
 def _claim(agreed: Agreed, writer: RunWriter) -> Provenance:
@@ -207,7 +193,7 @@ def _expected(opened: OfferedRun) -> Expected:
     privacy = opened.settings.privacy
     noised = privacy is not None and privacy.unit == "site"  # clipping bounds it, and noise is added
     return Expected(
-        opened.make_exchanged(), opened.task, None if noised else opened.settings.norm_bound, privacy is not None
+        opened.plan().make_method(), opened.task, None if noised else opened.settings.norm_bound, privacy is not None
     )
 
 
@@ -231,9 +217,16 @@ def _finish(opened: OfferedRun, carrier: RemoteCarrier, outcome: Outcome, writer
     built = opened.built
     classes = [str(name) for name in about.get("classes", [])]
     names = [str(name) for name in about.get("names", [])]
-    about_data = (opened.shape, classes, str(about.get("name", "")))
-    objective, stock = opened.task.objective, built.source.weights
-    home = Home(opened.folder, built.site_values, *about_data, names=names, objective=objective, stock=stock)
+    home = Home(
+        bundle_root=opened.folder,
+        values=built.site_values,
+        shape=opened.shape,
+        classes=classes,
+        data=str(about.get("name", "")),
+        names=names,
+        objective=opened.task.objective,
+        stock=built.source.weights,
+    )
     method = opened.make_method()
     export_global(writer.folder, home, completed(method, opened.task, outcome.models), method)
     carrier.missing |= {site: why for site, why in blamed.items() if site not in carrier.missing}
@@ -246,7 +239,7 @@ def _finish(opened: OfferedRun, carrier: RemoteCarrier, outcome: Outcome, writer
     writer.end_noted(carrier.note, summary)
 
 
-class _ServerData:
+class _ServerFolder:
     """What the server itself has: a test set and public data, each if its own file names a folder with them."""
 
     def __init__(self, opened: OfferedRun, site_file: SiteFile) -> None:
@@ -304,6 +297,11 @@ class _ServerData:
         """Its test sets by their names."""
         held = {GLOBAL: self.test, PUBLIC: self.public}
         return {name: data.test for name, data in held.items() if data and len(data.test)}
+
+    @property
+    def server_data(self) -> ServerData:
+        """Its data for the server loop."""
+        return ServerData(public=None if self.public is None else self.public.train, tests=self.tests)
 
     def viewers(self, writer: RunWriter) -> Callable[[Evaluation], list[Row]]:
         """Scores the server's model on what the server has."""

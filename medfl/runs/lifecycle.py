@@ -7,35 +7,31 @@ such a folder at any time and can't write.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from medfl.contract import Model, PeerMessage, Server, Site, State
 from medfl.core.carrier import Note
 from medfl.core.journal import Commit, Journal, Outcome
-from medfl.core.site import SCORED, SiteRunner, Splits
+from medfl.core.plan import RunPlan
+from medfl.core.site import SiteOptions, SiteRunner, Splits
 from medfl.core.status import FINISHED
 from medfl.core.store import PATIENCE, Store, only_writer
 from medfl.data.pooled import Empty
 from medfl.errors import RefusedError, StoreError
 from medfl.records.progress import MAX_ROUND, RunEnd, RunStart
-from medfl.records.run_file import JoinedSite, Provenance, RunFile, RunIdentity
+from medfl.records.run_file import Provenance, RunFile
 from medfl.records.summary import Summary
 from medfl.runs.findings import write_findings
-from medfl.runs.folder import claim, identity, save_best_round, versions
+from medfl.runs.folder import claim, save_best_round, versions
 from medfl.runs.progress import committed_step, noted
 from medfl.runs.summary import summarise
 from medfl.settings import Execution, Settings
 from medfl.task import Task
-from medfl.types import SERVER, Dataset, Meta, PathLike, Tensors
+from medfl.types import SERVER, Dataset, PathLike, Tensors
 from medfl.utils.locks import being_written
-
-if TYPE_CHECKING:
-    from medfl.privacy.signatures import Signer
 
 JOB_PATIENCE = 90.0
 """Seconds to wait between machines: the process of an attempt before may not have noticed yet that it is over."""
@@ -46,40 +42,14 @@ class RunWriter:
     """A run and its folder, for the process that writes it: `held`, `claim`, `begin`, `finish`, in this order.
 
     Attributes:
+        plan: The run.
         folder: The run folder.
-        method: Name of the method.
-        method_args: The method's settings as given.
-        settings: The run's settings.
-        task: The learning problem.
-        sites: Names of the run's sites.
-        data_digest: Identifies the data.
         execution: Where and how this process computes.
-        joined: Maps each site that joined after the run began to the facts about that. Its network is not part of the
-            identity.
     """
 
+    plan: RunPlan
     folder: Path
-    method: str
-    method_args: Meta
-    settings: Settings
-    task: Task
-    sites: Sequence[str]
-    data_digest: str
-    execution: Execution
-    joined: Mapping[str, JoinedSite] = field(default_factory=dict)
-
-    @cached_property
-    def identity(self) -> RunIdentity:
-        """Everything that makes two runs the same run."""
-        late = {site for site, entry in self.joined.items() if entry.network is not None}
-        at_start = {site: name for site, name in self.settings.networks_by_site.items() if site not in late}
-        settings = self.settings.model_copy(update={"networks_by_site": at_start})
-        return identity(self.method, self.method_args, settings, self.task, self.sites, self.data_digest)
-
-    @cached_property
-    def run_id(self) -> str:
-        """Name of the run in noise streams."""
-        return self.identity.run_id
+    execution: Execution = field(default_factory=Execution)
 
     def held(self, patience: float = PATIENCE) -> AbstractContextManager[None]:
         """Hold the folder for writing.
@@ -102,10 +72,10 @@ class RunWriter:
         Raises:
             StoreError: If the folder holds another run, a cleaned one, or one of more rounds.
         """
-        execution = self.execution.model_copy(update={"device": self.task.device})
+        execution = self.execution.model_copy(update={"device": self.plan.task.device})
         run = RunFile(
-            identity=self.identity,
-            rounds=self.settings.rounds,
+            identity=self.plan.identity,
+            rounds=self.plan.settings.rounds,
             execution=execution,
             backend=backend,
             versions=versions(),
@@ -133,14 +103,7 @@ class RunWriter:
             ) from error
 
     def runner(
-        self,
-        name: str,
-        data: Splits,
-        post: Callable[[int, PeerMessage], None],
-        secret: bytes | None = None,
-        scored: Collection[str] = SCORED,
-        withheld: Collection[str] = (),
-        signer: Signer | None = None,
+        self, name: str, data: Splits, post: Callable[[int, PeerMessage], None], options: SiteOptions | None = None
     ) -> SiteRunner:
         """A site of the run, with its state in the folder.
 
@@ -148,25 +111,10 @@ class RunWriter:
             name: The site.
             data: Its splits.
             post: Delivers a parcel durably.
-            secret: Keys its privacy noise; None derives it from the run's seed.
-            scored: Splits whose scores may leave it.
-            withheld: Keys of a reply's meta that stay there.
-            signer: Signs its keys in a secure aggregation.
+            options: What the site's administrator decides.
         """
-        return SiteRunner(
-            name=name,
-            data=data,
-            folder=self.folder / "state" / name,
-            task=self.task,
-            settings=self.settings,
-            run_id=self.run_id,
-            post=post,
-            peers=self.sites,
-            secret=secret,
-            scored=scored,
-            withheld=withheld,
-            signer=signer,
-        )
+        folder = self.folder / "state" / name
+        return SiteRunner(name=name, data=data, folder=folder, plan=self.plan, post=post, options=options)
 
     def viewer(self, name: str, test: Dataset, val: Dataset | None = None) -> SiteRunner:
         """A holder of test data that trains nothing and has nothing to send.
@@ -184,7 +132,7 @@ class RunWriter:
         Args:
             missing: Maps each site that does not take part so far to the reason.
         """
-        return noted(self.folder, self.start_event(self.sites, missing or {}))
+        return noted(self.folder, self.start_event(self.plan.sites, missing or {}))
 
     def start_event(self, sites: Iterable[str], unavailable: Mapping[str, str]) -> RunStart:
         """Return the event of the run's start.
@@ -194,12 +142,12 @@ class RunWriter:
             unavailable: Maps each site that does not take part so far to the reason.
         """
         return RunStart(
-            method=self.method,
-            seed=self.settings.seed,
-            rounds=min(self.settings.rounds, MAX_ROUND),
+            method=self.plan.method.name,
+            seed=self.plan.settings.seed,
+            rounds=min(self.plan.settings.rounds, MAX_ROUND),
             sites=tuple(sorted(sites)),
-            metric=self.task.metrics[0],
-            privacy=self.settings.privacy,
+            metric=self.plan.task.metrics[0],
+            privacy=self.plan.settings.privacy,
             unavailable=dict(unavailable),
         )
 
@@ -209,12 +157,12 @@ class RunWriter:
         Args:
             note: Adds an event.
         """
-        return lambda commit: note(committed_step(commit, self.task.metrics[0]))
+        return lambda commit: note(committed_step(commit, self.plan.task.metrics[0]))
 
     def summarise(self, outcome: Outcome, missing: Collection[str] = ()) -> Summary:
         """Return the summary of a run that has ended this way (`medfl.runs.summary.summarise`)."""
-        csv, metric = self.folder / "metrics.csv", self.task.metrics[0]
-        return summarise(csv, self.method, outcome, self.settings, metric, self.sites, missing)
+        csv, metric = self.folder / "metrics.csv", self.plan.task.metrics[0]
+        return summarise(csv, self.plan.method.name, outcome, self.plan.settings, metric, self.plan.sites, missing)
 
     def finish(self, outcome: Outcome, summary: Summary) -> None:
         """Write the results of the run; ``summary.json``, which marks it as over, comes last.
@@ -240,7 +188,7 @@ class RunWriter:
         """
         if outcome.status != FINISHED:
             return
-        keep = [outcome.best.step] if self.settings.best_round and outcome.best.round else []
+        keep = [outcome.best.step] if self.plan.settings.best_round and outcome.best.round else []
         for path in sorted((self.folder / "state").iterdir()):
             if path.is_dir():
                 Store(path).free_space(keep)
