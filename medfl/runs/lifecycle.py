@@ -1,21 +1,25 @@
 """The life of a run in its folder, the same on one machine, at a server and at a site of its own.
 
-It is held by one process, claimed by ``run.json``, begun, and over when ``summary.json`` stands in it (a site's own
-folder has none). A process that ends in between leaves a folder that the next one continues. `RunViewer` looks into
-such a folder at any time and can't write.
+One process holds the folder. The run claims it with ``run.json``, and is over when it contains ``summary.json`` (a
+site's own folder has none). If the process ends before that, the next one continues. `carry_out` runs a federation, and
+`Participants` is the part that depends on where the sites are. `RunViewer` reads a folder at any time and can't write.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from medfl.contract import Model, PeerMessage, Server, Site, State
-from medfl.core.carrier import Note
+from medfl.core.carrier import Carrier, Note
+from medfl.core.evaluation import Row
 from medfl.core.journal import Commit, Journal, Outcome
-from medfl.core.plan import RunPlan
+from medfl.core.plan import RunPlan, ServerData
+from medfl.core.server import ServerLoop
 from medfl.core.site import SiteOptions, SiteRunner, Splits
 from medfl.core.status import FINISHED
 from medfl.core.store import PATIENCE, Store, only_writer
@@ -208,6 +212,113 @@ class RunWriter:
                 unavailable=summary.attendance.unavailable,
             )
         )
+
+
+class Participants(ABC):
+    """The server's own data and its connection to the sites: everything in the life of a run that depends on the place.
+
+    `carry_out` calls the methods in the order in which they stand here.
+    """
+
+    backend: ClassVar[str] = "local"
+    patience: ClassVar[float] = PATIENCE
+
+    @abstractmethod
+    def prepare(self) -> Provenance:
+        """Prepare the sites before the run claims its folder, and return the provenance for ``run.json``.
+
+        Raises:
+            MedflError: If a site refuses the run; the folder then stays free.
+        """
+
+    @abstractmethod
+    def start(self) -> None:
+        """Announce the run, which now has its folder."""
+
+    @property
+    def missing(self) -> Mapping[str, str]:
+        """Maps each site that does not take part so far to the reason."""
+        return {}
+
+    @abstractmethod
+    def connect(self, note: Note) -> Carrier:
+        """Connect the server to its sites, and return the carrier.
+
+        Args:
+            note: Adds a progress event.
+
+        Raises:
+            MedflError: If the sites do not fit the run.
+        """
+
+    @property
+    @abstractmethod
+    def server_data(self) -> ServerData:
+        """The server's own data, once it is connected."""
+
+    @abstractmethod
+    def end_round(self, round_: int, rows: list[Row]) -> None:
+        """Report a committed round.
+
+        Args:
+            round_: Number of the round.
+            rows: Its metrics, and scores of the round before.
+        """
+
+    def disconnect(self) -> None:
+        """Free what `connect` took, also if the run failed."""
+        return
+
+    @abstractmethod
+    def export(self, outcome: Outcome) -> Summary:
+        """Export the models, and return the summary of the run.
+
+        Args:
+            outcome: How the run ended.
+        """
+
+    @abstractmethod
+    def end(self, outcome: Outcome) -> None:
+        """Announce the end of the run, whose summary is written.
+
+        Args:
+            outcome: How the run ended.
+        """
+
+
+def carry_out(writer: RunWriter, participants: Participants) -> Outcome:
+    """Run a federation to its end, from wherever its folder stands. Every run lives here, wherever its sites are.
+
+    Args:
+        writer: The run and its folder.
+        participants: The server's data and the sites.
+
+    Raises:
+        StoreError: If the folder belongs to another run, is being written, or can't be written.
+        MedflError: If a site refuses the run, or the method fails.
+    """
+    with writer.held(participants.patience):
+        writer.claim(participants.prepare(), participants.backend)
+        participants.start()
+        writer.begin()
+        with writer.noted(participants.missing) as note:
+            carrier = participants.connect(note)
+            try:
+                outcome = ServerLoop(
+                    plan=writer.plan,
+                    carrier=carrier,
+                    folder=writer.folder,
+                    data=participants.server_data,
+                    on_round=participants.end_round,
+                    on_commit=writer.commit_noted(note),
+                ).run()
+            finally:
+                participants.disconnect()
+            summary = participants.export(outcome)
+            writer.finish(outcome, summary)
+            writer.end_noted(note, summary)
+            participants.end(outcome)
+    return outcome
 
 
 def _refuse_to_post(step: int, parcel: PeerMessage) -> None:

@@ -13,7 +13,7 @@ import torch
 from medfl.carriers.local import LocalCarrier
 from medfl.carriers.together import check_together
 from medfl.contract import Method, Model, PeerMessage
-from medfl.core.carrier import Note
+from medfl.core.carrier import Carrier, Note
 from medfl.core.checks import (
     check_plan,
     check_privacy,
@@ -26,14 +26,13 @@ from medfl.core.checks import (
 from medfl.core.evaluation import Row
 from medfl.core.journal import Outcome
 from medfl.core.plan import MethodChoice, RunPlan, ServerData
-from medfl.core.server import ServerLoop
 from medfl.core.site import SiteOptions, SiteRunner, Splits
 from medfl.core.store import Inbox, Store
 from medfl.data.pooled import Empty, pool
 from medfl.errors import SettingsError
 from medfl.records.run_file import Provenance
 from medfl.records.summary import Summary
-from medfl.runs.lifecycle import RunWriter
+from medfl.runs.lifecycle import Participants, RunWriter, carry_out
 from medfl.runs.poison import Attackers, PoisonedCarrier, check_attackers, poisoned_sites
 from medfl.runs.summary import holdings
 from medfl.settings import Execution, Settings
@@ -171,60 +170,77 @@ def simulate(run: Run) -> Result:
     keep_freed_memory()
     torch.set_num_threads(run.execution.threads)
     run = replace(run, settings=run.settings.for_sites(len(run.data.sites)))
-    method = run.method.make()
-    check(run, method)
-    writer = RunWriter(run.plan, run.folder, run.execution)
-    with writer.held():
-        hosts, viewers = _hosts(run, method, writer)  # a site may refuse; then the folder stays free
-        writer.claim(run.provenance)
-        for host in hosts.values():
+    check(run, run.method.make())
+    participants = _LocalParticipants(run, RunWriter(run.plan, run.folder, run.execution))
+    carry_out(participants.writer, participants)
+    assert participants.result is not None
+    return participants.result
+
+
+class _LocalParticipants(Participants):
+    """The sites of a run on this machine, each in a folder of the run's.
+
+    Args:
+        run: The run.
+        writer: The same run in its folder.
+    """
+
+    def __init__(self, run: Run, writer: RunWriter) -> None:
+        self.run, self.writer = run, writer
+        self.result: Result | None = None
+        self._hosts: dict[str, SiteRunner] = {}
+        self._viewers: dict[str, SiteRunner] = {}
+
+    def prepare(self) -> Provenance:
+        self._hosts, self._viewers = _hosts(self.run, self.writer)
+        return self.run.provenance
+
+    def start(self) -> None:
+        for host in self._hosts.values():
             host.check_account()
-        run.callbacks.on_start()
-        writer.begin()
-        with writer.noted() as note:
-            result = _simulated(run, writer, hosts, viewers, note)
-    return result
+        self.run.callbacks.on_start()
 
+    def connect(self, note: Note) -> Carrier:
+        self._carrier = _carrier(self.run, self._hosts, self._viewers, note)
+        return self._carrier
 
-def _simulated(
-    run: Run, writer: RunWriter, hosts: dict[str, SiteRunner], viewers: dict[str, SiteRunner], note: Note
-) -> Result:
-    """The run itself, in a folder that is claimed, and what it leaves."""
-    carrier = _carrier(run, hosts, viewers, note)
-    try:
-        loop = ServerLoop(
-            plan=writer.plan,
-            carrier=carrier,
-            folder=run.folder,
-            data=ServerData(run.data.public, run.data.server_tests),
-            on_round=run.callbacks.on_round,
-            on_commit=writer.commit_noted(note),
-        )
-        outcome = loop.run()
-    finally:
-        carrier.close()
-    classes = run.data.classes or run.task.objective.titles
-    named_splits = {name: _by_name(data) for name, data in run.data.sites.items()}
-    summary = writer.summarise(outcome).model_copy(
-        update={
-            "holdings": holdings(named_splits, classes, run.task.objective),
-            "leaks": run.data.leaks,
-            "names": run.data.names,
-            "privacy": {name: host.account.report() for name, host in hosts.items() if host.account is not None},
+    @property
+    def server_data(self) -> ServerData:
+        return ServerData(self.run.data.public, self.run.data.server_tests)
+
+    def end_round(self, round_: int, rows: list[Row]) -> None:
+        self.run.callbacks.on_round(round_, rows)
+
+    def disconnect(self) -> None:
+        self._carrier.close()
+
+    def export(self, outcome: Outcome) -> Summary:
+        self.result = Result(outcome, self._models(outcome), self._summarise(outcome))
+        self.run.callbacks.export(self.run, self.result)  # it may add to the summary
+        return self.result.summary
+
+    def _models(self, outcome: Outcome) -> dict[str, dict[str, Model]]:
+        everyone, make_method = self._hosts | self._viewers, self.writer.plan.make_method
+        return {
+            name: everyone[name].models(make_method(), outcome.published, outcome.step, outcome.round)
+            for name in self.writer.plan.sites
         }
-    )
-    everyone, make_method = hosts | viewers, writer.plan.make_method
-    models = {
-        name: everyone[name].models(make_method(), outcome.published, outcome.step, outcome.round)
-        for name in writer.plan.sites
-    }
-    result = Result(outcome, models, summary)
-    run.callbacks.export(run, result)  # it may add to the summary
-    writer.finish(outcome, result.summary)
-    writer.end_noted(note, result.summary)
-    if run.callbacks.frees_space:
-        writer.free_space(outcome)
-    return result
+
+    def _summarise(self, outcome: Outcome) -> Summary:
+        data, objective = self.run.data, self.run.task.objective
+        named_splits = {name: _by_name(splits) for name, splits in data.sites.items()}
+        accounts = {name: host.account.report() for name, host in self._hosts.items() if host.account is not None}
+        further = {
+            "holdings": holdings(named_splits, data.classes or objective.titles, objective),
+            "leaks": data.leaks,
+            "names": data.names,
+            "privacy": accounts,
+        }
+        return self.writer.summarise(outcome).model_copy(update=further)
+
+    def end(self, outcome: Outcome) -> None:
+        if self.run.callbacks.frees_space:
+            self.writer.free_space(outcome)
 
 
 def _by_name(data: Splits) -> dict[str, Dataset]:
@@ -276,7 +292,7 @@ def _carrier(run: Run, hosts: dict[str, SiteRunner], viewers: dict[str, SiteRunn
     )
 
 
-def _hosts(run: Run, method: Method, writer: RunWriter) -> tuple[dict[str, SiteRunner], dict[str, SiteRunner]]:
+def _hosts(run: Run, writer: RunWriter) -> tuple[dict[str, SiteRunner], dict[str, SiteRunner]]:
     """Sites that train, and holders of test data only."""
 
     def site(name: str, data: Splits) -> SiteRunner:
@@ -291,7 +307,7 @@ def _hosts(run: Run, method: Method, writer: RunWriter) -> tuple[dict[str, SiteR
         sites = {name: replace(data, shared=run.data.global_test) for name, data in sites.items()}
     if run.simulation.attackers is not None:
         sites = poisoned_sites(sites, run.simulation.attackers, run.task, run.settings.seed)
-    if not method.pools_data or len(sites) == 1:
+    if not run.method.make().pools_data or len(sites) == 1:
         return {name: site(name, data) for name, data in sites.items()}, viewers
     parts = [data.train for data in sites.values() if len(data.train)]
     pooled = Splits(pool(parts), Empty(), Empty())

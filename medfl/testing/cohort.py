@@ -143,7 +143,9 @@ def make_plan(
         task: The learning problem; None means `make_task`.
         sites: Names of the run's sites.
     """
-    return RunPlan(MethodChoice(name="tiny", make=lambda: cast(Method, Averaging())), task or make_task(), settings, sites)
+    return RunPlan(
+        MethodChoice(name="tiny", make=lambda: cast(Method, Averaging())), task or make_task(), settings, sites
+    )
 
 
 @dataclass
