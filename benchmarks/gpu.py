@@ -38,6 +38,7 @@ from many_sites import Size, measure
 from torch import nn
 
 from medfl.core.evaluation import Row
+from medfl.core.plan import MethodChoice
 from medfl.core.site import Splits
 from medfl.data.arrays import ArrayDataset
 from medfl.errors import SettingsError
@@ -45,7 +46,7 @@ from medfl.networks.cnn import CNN4
 from medfl.networks.resnet import ResNet
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
-from medfl.runs.simulation import Run, simulate
+from medfl.runs.simulation import Callbacks, Run, RunData, simulate
 from medfl.settings import Execution, Settings
 from medfl.task import Task
 from medfl.training.loop import pick_device
@@ -194,14 +195,13 @@ def run(
     )
     result = simulate(
         Run(
-            method=work.method,
-            make_method=lambda: registry.make_method(work.method, {}),
+            method=MethodChoice(name=work.method, make=lambda: registry.make_method(work.method, {})),
             task=task,
             settings=Settings(rounds=rounds, epochs=1, batch_size=work.batch_size, precision=precision),
-            sites=sites,
+            data=RunData(sites=sites),
             folder=folder,
             execution=Execution(device=device),
-            on_round=on_round,
+            callbacks=Callbacks(on_round=on_round),
         )
     )
     models = result.models["site-1"]

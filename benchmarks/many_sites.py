@@ -27,12 +27,13 @@ import torch
 from torch import nn
 
 from medfl.core.evaluation import Row
+from medfl.core.plan import MethodChoice
 from medfl.core.site import Splits
 from medfl.data.arrays import ArrayDataset
 from medfl.networks.cnn import CNN4
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
-from medfl.runs.simulation import Run, simulate
+from medfl.runs.simulation import Callbacks, Run, RunData, simulate
 from medfl.settings import Execution, Settings
 from medfl.task import Task
 from medfl.testing.cohort import SmallNet
@@ -107,14 +108,13 @@ def train(size: Size, together: int, device: str, folder: Path) -> tuple[Clock, 
     clock, registry = Clock(device), load_plugins()
     result = simulate(
         Run(
-            method="fedavg",
-            make_method=lambda: registry.make_method("fedavg", {}),
+            method=MethodChoice(name="fedavg", make=lambda: registry.make_method("fedavg", {})),
             task=task,
             settings=Settings(rounds=size.rounds, batch_size=size.batch_size, evaluate_every=size.rounds),
-            sites=sites,
+            data=RunData(sites=sites),
             folder=folder,
             execution=Execution(device=device, together=together),
-            on_round=clock.note,
+            callbacks=Callbacks(on_round=clock.note),
         )
     )
     return clock, result.outcome.models["global"].tensors

@@ -26,11 +26,12 @@ from round_loop import CLASSES, make_sites, make_work
 from torch import nn
 
 from medfl.core.evaluation import Row
+from medfl.core.plan import MethodChoice
 from medfl.core.site import Splits
 from medfl.networks.cnn import CNN4
 from medfl.objectives import Multiclass
 from medfl.plugins import Registry, load_plugins
-from medfl.runs.simulation import Run, simulate
+from medfl.runs.simulation import Callbacks, Run, RunData, simulate
 from medfl.settings import Settings
 from medfl.task import Scale, Task
 from medfl.types import Dataset, Meta
@@ -96,14 +97,15 @@ class Bench:
         with tempfile.TemporaryDirectory() as folder:
             simulate(
                 Run(
-                    method=name,
-                    make_method=lambda: self.registry.make_method(name, settings),
+                    method=MethodChoice(name=name, make=lambda: self.registry.make_method(name, settings)),
                     task=task,
                     settings=Settings(rounds=ROUNDS, epochs=5, batch_size=50, seed=seed, evaluate_every=ROUNDS),
-                    sites=self.sites,
+                    data=RunData(
+                        sites=self.sites,
+                        public=self.public if self.registry.make_method(name, settings).needs_public else None,
+                    ),
                     folder=Path(folder) / "run",
-                    public=self.public if self.registry.make_method(name, settings).needs_public else None,
-                    on_round=lambda round_, rows: written.extend(rows),
+                    callbacks=Callbacks(on_round=lambda round_, rows: written.extend(rows)),
                 )
             )
         counted = [row for row in written if row.round == COUNTED]

@@ -64,13 +64,14 @@ def plain(options: argparse.Namespace) -> None:
 
 def medfl(options: argparse.Namespace) -> None:
     """A federation in memory."""
+    from medfl.core.plan import MethodChoice
     from medfl.core.site import Splits
     from medfl.data.arrays import ArrayDataset
     from medfl.data.pooled import Empty
     from medfl.networks.cnn import CNN4
     from medfl.objectives import Multiclass
     from medfl.plugins import load_plugins
-    from medfl.runs.simulation import Run, simulate
+    from medfl.runs.simulation import Callbacks, Run, RunData, Simulation, simulate
     from medfl.settings import Execution, Settings
     from medfl.task import Task
 
@@ -104,15 +105,14 @@ def medfl(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         simulate(
             Run(
-                method="fedavg",
-                make_method=lambda: registry.make_method("fedavg", {}),
+                method=MethodChoice(name="fedavg", make=lambda: registry.make_method("fedavg", {})),
                 task=task,
                 settings=Settings(rounds=options.rounds + 1, epochs=1, batch_size=BATCH),
-                sites=sites,
+                data=RunData(sites=sites),
                 folder=Path(folder) / "run",
                 execution=Execution(workers=options.workers),
-                absent=begin,
-                on_round=end_round,
+                simulation=Simulation(absent=begin),
+                callbacks=Callbacks(on_round=end_round),
             )
         )
 

@@ -26,13 +26,14 @@ from plain_loop import PlainLoop
 from torch import nn
 
 from medfl.core.evaluation import Row
+from medfl.core.plan import MethodChoice
 from medfl.core.site import Splits
 from medfl.data.arrays import ArrayDataset
 from medfl.methods.aggregation import sample
 from medfl.networks.cnn import CNN4
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
-from medfl.runs.simulation import Run, simulate
+from medfl.runs.simulation import Callbacks, Run, RunData, Simulation, simulate
 from medfl.settings import Execution, Settings
 from medfl.task import Task
 from medfl.utils.rng import make_generator
@@ -200,16 +201,14 @@ def compare(options: argparse.Namespace) -> dict[str, float]:
         both.begun = time.perf_counter()
         simulate(
             Run(
-                method="fedavg",
-                make_method=lambda: registry.make_method("fedavg", {}),
+                method=MethodChoice(name="fedavg", make=lambda: registry.make_method("fedavg", {})),
                 task=task,
                 settings=settings,
-                sites=sites,
+                data=RunData(sites=sites, global_test=global_test),
                 folder=Path(folder) / "run",
-                global_test=global_test,
                 execution=Execution(workers=options.workers),
-                absent=both.absent,
-                on_round=both.on_round,
+                simulation=Simulation(absent=both.absent),
+                callbacks=Callbacks(on_round=both.on_round),
             )
         )
     return both.figures()

@@ -23,11 +23,12 @@ import torch
 from torch import nn
 
 from medfl.core.evaluation import Row
+from medfl.core.plan import MethodChoice
 from medfl.core.site import Splits
 from medfl.data.arrays import ArrayDataset
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
-from medfl.runs.simulation import Run, simulate
+from medfl.runs.simulation import Callbacks, Run, RunData, Simulation, simulate
 from medfl.settings import Execution, Settings
 from medfl.task import Task
 
@@ -105,15 +106,14 @@ def measure(number: int, options: argparse.Namespace) -> dict[str, float]:
         meter, run = Meter(), Path(folder) / "run"
         simulate(
             Run(
-                method=options.method,
-                make_method=lambda: registry.make_method(options.method, {}),
+                method=MethodChoice(name=options.method, make=lambda: registry.make_method(options.method, {})),
                 task=task,
                 settings=settings,
-                sites=sites,
+                data=RunData(sites=sites),
                 folder=run,
                 execution=Execution(workers=options.workers),
-                absent=meter.note_start,
-                on_round=meter.note_round,
+                simulation=Simulation(absent=meter.note_start),
+                callbacks=Callbacks(on_round=meter.note_round),
             )
         )
         ended = time.perf_counter()

@@ -22,6 +22,7 @@ import torch
 from round_loop import CLASSES, make_sites, make_work
 from torch import nn
 
+from medfl.core.plan import MethodChoice
 from medfl.core.site import Splits
 from medfl.data.arrays import ArrayDataset
 from medfl.networks.cnn import CNN4
@@ -29,7 +30,7 @@ from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.records.progress import Event, ProgressLine
 from medfl.runs.progress import PROGRESS, ProgressFile
-from medfl.runs.simulation import Run, simulate
+from medfl.runs.simulation import Run, RunData, simulate
 from medfl.settings import Execution, Settings
 from medfl.task import Task
 from medfl.utils.pulse import Pulse, counted
@@ -93,11 +94,10 @@ def share(task: Task, sites: dict[str, Splits], settings: Settings) -> dict[str,
     counts = {"batch": 0, "job": 0}
     with tempfile.TemporaryDirectory() as folder, counting(counts):
         run = Run(
-            method="fedavg",
-            make_method=lambda: load_plugins().make_method("fedavg", {}),
+            method=MethodChoice(name="fedavg", make=lambda: load_plugins().make_method("fedavg", {})),
             task=task,
             settings=settings,
-            sites=sites,
+            data=RunData(sites=sites),
             folder=Path(folder) / "run",
             execution=Execution(workers=1),
         )

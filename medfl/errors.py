@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import Any, Self
 
 from medfl import DISTRIBUTION
@@ -141,3 +142,61 @@ def pip_install(extra: str) -> str:
         extra: Name of the extra, as in ``pyproject.toml``.
     """
     return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+STOPPED = "stopped; give the same command again"
+"""Message after Ctrl+C."""
+
+STOPPED_RUN = "stopped; what is finished is saved, the same command continues"
+"""Message after Ctrl+C during a run."""
+
+FAULT, MISTAKE, INTERRUPTED = 1, 2, 130
+"""Exit statuses: an unexpected error, an error that the user can mend, and Ctrl+C."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """An error as the user sees it.
+
+    Attributes:
+        reason: What happened, without a traceback.
+        status: Exit status of the command: `FAULT`, `MISTAKE` or `INTERRUPTED`.
+    """
+
+    reason: str
+    status: int
+
+    @property
+    def message(self) -> str:
+        """The reason after its kind, for a terminal."""
+        return {FAULT: "unexpected error: ", MISTAKE: "error: ", INTERRUPTED: ""}[self.status] + self.reason
+
+
+def explain(error: BaseException, stopped: str = STOPPED) -> Explanation:
+    """Translate any exception into a message and an exit status.
+
+    MONAI wraps the error of a component of a configuration in errors that begin with "Failed to"; the message is that
+    of the first error.
+
+    Args:
+        error: The exception.
+        stopped: Message after Ctrl+C.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return Explanation(stopped, INTERRUPTED)
+    if (own := own_error(error)) is not None:
+        return Explanation(str(own), MISTAKE)
+    component = ""
+    while error.__cause__ is not None and str(error).startswith("Failed to "):
+        component, error = str(error).partition("\n")[0], error.__cause__
+    if component and isinstance(error, ValueError):  # it refused the value of an argument
+        return Explanation(f"{error}. {component}: change the value.", MISTAKE)
+    where = f". {component}: check the options that go into it" if component else ""
+    return Explanation(f"{type(error).__name__}: {error}{where}", FAULT)
+
+
+def own_error(error: BaseException | None) -> MedflError | None:
+    """Return the error of medfl's that caused an exception, or that it is; None for any other exception."""
+    while error is not None and not isinstance(error, MedflError):
+        error = error.__cause__
+    return error

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from refusals import refused
 
-from medfl.errors import DataError, MedflError, SettingsError, check_choice
+from medfl.errors import DataError, MedflError, SettingsError, check_choice, explain
 
 
 def test_an_error_has_a_code_fields_and_a_message():
@@ -75,3 +75,36 @@ def test_codes_are_snake_case_names():
                     codes.add(str(node.args[0].value))
     assert len(codes) > 300
     assert [code for code in sorted(codes) if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)+", code)] == []
+
+
+def _raise_from(cause: BaseException, *messages: str) -> BaseException:
+    """Return the last of nested errors, as MONAI wraps the error of a component."""
+    for message in messages:
+        error = RuntimeError(message)
+        error.__cause__ = cause
+        cause = error
+    return cause
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (SettingsError("unknown_method", "unknown."), 2, "unknown."),
+        (_raise_from(SettingsError("unknown_method", "unknown."), "Failed to instantiate A", "any"), 2, "unknown."),
+        (
+            _raise_from(ValueError("too low"), "Failed to instantiate A\nwith x"),
+            2,
+            "too low. Failed to instantiate A: ",
+        ),
+        (_raise_from(KeyError("k"), "Failed to instantiate A"), 1, "KeyError: 'k'. Failed to instantiate A: check"),
+        (_raise_from(ValueError("too low"), "any"), 1, "RuntimeError: any"),
+        (ZeroDivisionError("by zero"), 1, "ZeroDivisionError: by zero"),
+        (KeyboardInterrupt(), 130, "stopped; "),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
+)
+def test_any_error_has_a_reason_and_an_exit_status(error: BaseException, status: int, reason: str) -> None:
+    explanation = explain(error)
+    assert explanation.status == status
+    assert explanation.reason.startswith(reason)
+    assert explanation.message.endswith(explanation.reason)

@@ -14,10 +14,10 @@ import torch
 from monai.bundle import ConfigParser
 from torch import nn
 
+from medfl.core.plan import identify_task
 from medfl.data.regions import load_regions
 from medfl.errors import StoreError
 from medfl.records.run_file import SettingOrigin, TaskIdentity
-from medfl.runs.folder import identity
 from medfl.runs.records import RunRecord
 from medfl.settings import Settings
 from medfl.task import OptimizerFactory, Task, optimizer_factory
@@ -127,7 +127,7 @@ def _optimizer(task: Task, origins: Mapping[str, SettingOrigin]) -> OptimizerFac
 
 def _check(task: Task, settings: Settings, before: TaskIdentity, folder: Path) -> None:
     missing = sorted(set(before.networks) - set(task.networks))
-    had, now = before.to_json(), {} if missing else identity("", {}, settings, task, [], "").task.to_json()
+    had, now = before.to_json(), {} if missing else identify_task(task, settings.networks_by_site).to_json()
     parts = ("networks", "loss", "optimizer", *task.objective.identity)
     unlike = ["networks"] if missing else [part for part in parts if had.get(part) != now[part]]
     if unlike:

@@ -7,12 +7,14 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from medfl.bundle.handlers import read_tracking, warn_of_handlers
 from medfl.bundle.option_checks import check_passed_over
 from medfl.core.evaluation import Row
+from medfl.core.plan import MethodChoice
 from medfl.core.site import Splits
 from medfl.data.label_map import LabelMap
 from medfl.data.partition_file import check_unchanged, drawn_fold
@@ -27,7 +29,7 @@ from medfl.runs.device_profiles import place_sites
 from medfl.runs.home import Home
 from medfl.runs.poison import read_attackers
 from medfl.runs.provenance import bundle_values, setting_origins
-from medfl.runs.simulation import Result, Run, simulate
+from medfl.runs.simulation import Callbacks, Result, Run, RunData, Simulation, simulate
 from medfl.runs.site_bundles import export
 from medfl.settings import Execution, Settings, read_settings
 from medfl.task import Scale, Task
@@ -164,8 +166,8 @@ class FederatedRun:
                 show(round_, rows)
                 registry.notify("medfl_round_ended", **where, round=round_, rows=[row._asdict() for row in rows])
 
-            run.on_round = on_round
-            result = simulate(run)
+            callbacks = dataclasses.replace(run.callbacks, on_round=on_round)
+            result = simulate(dataclasses.replace(run, callbacks=callbacks))
         write_report([self.output_dir], registry=registry)
         registry.notify("medfl_run_ended", **where, status=result.outcome.status)
         return result
@@ -229,34 +231,48 @@ class FederatedRun:
             plugins=dict(sorted(registry.plugins.items())),
             machines={name: spot.machine for name, spot in placed.items()},
         )
-        run = Run(
-            method=self.method,
-            make_method=lambda: registry.make_method(self.method, self.method_args),
-            task=dataclasses.replace(self.task, device=device, scale=Scale(data.first.shape, self.mean, self.std)),
-            settings=settings,
-            sites={name: Splits(site.train, site.val, site.test, site.digest) for name, site in data.sites.items()},
-            folder=self.output_dir,
-            global_test=data.server.test if data.server is not None else None,
-            public=data.public.train if data.public is not None else None,
-            public_test=data.public.test if data.public is not None else None,
-            execution=execution,
-            method_args=self.method_args,
-            data_digest=data.digest(),
-            classes=data.first.classes,
-            names=data.first.names,
-            provenance=provenance,
-            leaks=tuple(leaks),
-            attackers=read_attackers(settings.poison, registry),
-            needs_by_method={record.name: record.needs for record in registry.methods.values()},
-            frees_space=True,
-            on_start=lambda: self._report_start(registry, provenance),
-        )
         first = data.first
-        facts = {name: site.test_facts for name, site in data.sites.items()}
-        about = (first.shape, first.classes, first.source, first.modality, first.names, facts, self.task.objective)
-        home = Home(self.bundle_root, self.site_values, *about, stock=self.source.weights)
-        run.take_home = lambda result: export(result, run, home)
-        return run
+        home = Home(
+            bundle_root=self.bundle_root,
+            values=self.site_values,
+            shape=first.shape,
+            classes=first.classes,
+            data=first.source,
+            modality=first.modality,
+            names=first.names,
+            facts={name: site.test_facts for name, site in data.sites.items()},
+            objective=self.task.objective,
+            stock=self.source.weights,
+        )
+        return Run(
+            method=MethodChoice(
+                name=self.method,
+                make=lambda: registry.make_method(self.method, self.method_args),
+                args=self.method_args,
+                needs_by_method={record.name: record.needs for record in registry.methods.values()},
+            ),
+            task=dataclasses.replace(self.task, device=device, scale=Scale(first.shape, self.mean, self.std)),
+            settings=settings,
+            data=RunData(
+                sites={name: Splits(site.train, site.val, site.test, site.digest) for name, site in data.sites.items()},
+                global_test=data.server.test if data.server is not None else None,
+                public=data.public.train if data.public is not None else None,
+                public_test=data.public.test if data.public is not None else None,
+                digest=data.digest(),
+                classes=first.classes,
+                names=first.names,
+                leaks=tuple(leaks),
+            ),
+            folder=self.output_dir,
+            execution=execution,
+            provenance=provenance,
+            simulation=Simulation(attackers=read_attackers(settings.poison, registry)),
+            callbacks=Callbacks(
+                on_start=lambda: self._report_start(registry, provenance),
+                export=partial(export, home=home),
+                frees_space=True,
+            ),
+        )
 
     def _report_start(self, registry: Registry, provenance: Provenance) -> None:
         values = {name: setting.value for name, setting in provenance.settings.items()}

@@ -11,7 +11,7 @@ from monai.bundle import ConfigParser
 from medfl.bundle.federated_run import FederatedRun
 from medfl.bundle.option_checks import apply_options, check_options
 from medfl.data.readers.quiet import drop_missing_codec
-from medfl.errors import MedflError, SettingsError
+from medfl.errors import SettingsError, own_error
 from medfl.runs.provenance import run_files
 from medfl.types import Meta
 
@@ -27,12 +27,10 @@ def with_own_errors(build: Callable[[], T]) -> T:
     try:
         return build()
     except RuntimeError as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, MedflError):
-            cause = cause.__cause__
-        if cause is None:
+        own = own_error(error)
+        if own is None:
             raise
-        raise cause from None
+        raise own from None
 
 
 def read_federation(root: Path, values: Meta) -> FederatedRun:

@@ -22,7 +22,7 @@ import typer.main
 import medfl
 from medfl.cli.examples import with_examples
 from medfl.cli.repeated_options import refuse_repeated_options
-from medfl.errors import MedflError, did_you_mean
+from medfl.errors import FAULT, did_you_mean, explain
 from medfl.utils.imports import quick_imports, refuse_other_distribution
 from medfl.utils.text import visible_lines
 
@@ -132,9 +132,10 @@ class Commands(typer.core.TyperGroup):
         """Invoke the chosen command; an interruption ends it in one line."""
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            typer.echo("stopped; give the same command again", err=True)
-            raise typer.Exit(130) from None
+        except KeyboardInterrupt as error:
+            explanation = explain(error)
+            typer.echo(explanation.message, err=True)
+            raise typer.Exit(explanation.status) from None
 
 
 app = typer.Typer(cls=Commands, add_completion=False, rich_markup_mode=None, invoke_without_command=True)
@@ -212,51 +213,17 @@ def _debugging(debug: bool) -> Iterator[None]:
             os.environ["MEDFL_DEBUG"] = before
 
 
-def _known(error: BaseException | None) -> MedflError | None:
-    """The error of medfl's own behind one that MONAI raised while it evaluated a configuration, if there is any."""
-    while error is not None and not isinstance(error, MedflError):
-        error = error.__cause__
-    return error
-
-
 def _run_command(arguments: list[str], debug: bool) -> NoReturn:
     command = typer.main.get_command(app)
     try:
         refuse_other_distribution()
         command.main(arguments, prog_name="medfl")
-    except MedflError as error:
-        _report(error, f"error: {error}", debug)
-        sys.exit(2)
     except Exception as error:
-        if (known := _known(error)) is not None:
-            _report(error, f"error: {known}", debug)
-            sys.exit(2)
-        if (reason := _refused_argument(error)) is not None:
-            _report(error, f"error: {reason}", debug)
-            sys.exit(2)
-        hint = "" if debug else " (run again with --debug for the traceback)"
-        _report(error, f"unexpected error: {_words(error)}{hint}", debug)
-        sys.exit(1)
+        explanation = explain(error)
+        hint = " (run again with --debug for the traceback)" if explanation.status == FAULT and not debug else ""
+        _report(error, explanation.message + hint, debug)
+        sys.exit(explanation.status)
     sys.exit(0)
-
-
-def _refused_argument(error: BaseException) -> str | None:
-    """Return why a component of a configuration refused the value of an argument; None for any other error.
-
-    MONAI wraps the component's ValueError in an error that begins with "Failed to instantiate".
-    """
-    component = ""
-    while error.__cause__ is not None and str(error).startswith("Failed to "):
-        component, error = str(error).partition("\n")[0], error.__cause__
-    return f"{error}. {component}: change the value." if component and isinstance(error, ValueError) else None
-
-
-def _words(error: BaseException) -> str:
-    """An error in words; of those with which MONAI wraps one that a part of a configuration raised, that one."""
-    part = ""
-    while error.__cause__ is not None and str(error).startswith("Failed to "):
-        part, error = str(error).partition("\n")[0], error.__cause__
-    return f"{type(error).__name__}: {error}{f'. {part}: check the options that go into it' if part else ''}"
 
 
 def _report(error: Exception, message: str, debug: bool) -> None:

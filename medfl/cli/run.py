@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from medfl.bundle.files import find_bundle, shipped
 from medfl.cli.repeated_options import repeated
 from medfl.cli.run_help import RunCommand
-from medfl.errors import SettingsError, did_you_mean
+from medfl.errors import STOPPED_RUN, SettingsError, did_you_mean, explain
 from medfl.plugins import load_plugins
 from medfl.settings import local_fields, run_fields
 from medfl.utils.field_words import default_of, flow, model_of, type_of
@@ -127,7 +127,6 @@ def run_bundle(bundle: str, options: dict[str, Any]) -> None:
     if "dataset_dir" in options and options.get("carrier", "local") == "local":
         check_fit(root, Path(options["dataset_dir"]), shipped())
     with quick_imports():
-        from medfl.runs.console import STOPPED
         from medfl.workflow import FederatedWorkflow
 
     logging.getLogger("monai.bundle.workflows").setLevel(logging.WARNING)  # its import sets a level of its own
@@ -139,9 +138,10 @@ def run_bundle(bundle: str, options: dict[str, Any]) -> None:
         workflow.initialize()
         workflow.run()
         workflow.finalize()
-    except KeyboardInterrupt:
-        typer.echo(STOPPED, err=True)
-        raise typer.Exit(130) from None
+    except KeyboardInterrupt as error:
+        explanation = explain(error, STOPPED_RUN)
+        typer.echo(explanation.message, err=True)
+        raise typer.Exit(explanation.status) from None
 
 
 def check_method(root: Path, options: Mapping[str, Any]) -> None:

@@ -7,22 +7,21 @@ begins from the newest valid commit (`medfl.core.journal`). A round is evaluated
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
 from medfl.contract import Plan, Server, State
 from medfl.core.attendance import with_missed
-from medfl.core.carrier import Carrier, Evaluation, MethodFactory
+from medfl.core.carrier import Carrier, Evaluation
 from medfl.core.evaluation import Best, Row, watcher
 from medfl.core.journal import Commit, Journal, Outcome
+from medfl.core.plan import RunPlan, ServerData
 from medfl.core.replies import DecodedReplies
 from medfl.core.status import DIVERGED, FINISHED, INCOMPLETE, RUNNING
 from medfl.errors import ContractError
-from medfl.settings import Settings
-from medfl.task import Task
-from medfl.types import SERVER, Dataset, Tensors
+from medfl.types import SERVER, Tensors
 from medfl.utils.memory import all_finite, release
 from medfl.utils.rng import pinned
 
@@ -33,13 +32,10 @@ class ServerLoop:
     """Runs a method over a carrier, in a run folder.
 
     Args:
-        make_method: Makes the method anew; called before each step.
+        plan: The run; its method is made anew before each step.
         carrier: Moves the messages.
-        task: The learning problem.
-        settings: The run's settings.
         folder: The run folder; the caller holds it (`medfl.core.store.only_writer`).
-        public: Public data for the server, if the run gives it any.
-        tests: The server's test sets by their names.
+        data: The server's own data.
         on_round: Called after each committed round with (round, rows): those of all its steps that this process
             carried out, and scores of the round before.
         on_commit: Called after each committed step.
@@ -47,19 +43,16 @@ class ServerLoop:
 
     def __init__(
         self,
-        make_method: MethodFactory,
+        plan: RunPlan,
         carrier: Carrier,
-        task: Task,
-        settings: Settings,
         folder: Path,
-        public: Dataset | None = None,
-        tests: Mapping[str, Dataset] | None = None,
+        data: ServerData | None = None,
         on_round: Callable[[int, list[Row]], None] = lambda round_, rows: None,
         on_commit: Callable[[Commit], None] = lambda commit: None,
     ) -> None:
-        self._make_method, self._carrier = make_method, carrier
-        self._task, self._settings, self._folder, self._public = task, settings, folder, public
-        self._on_round, self._on_commit, self._tests = on_round, on_commit, dict(tests or {})
+        self._make_method, self._task, self._settings = plan.make_method, plan.task, plan.settings
+        self._carrier, self._data = carrier, data or ServerData()
+        self._on_round, self._on_commit = on_round, on_commit
         self._journal = Journal(folder)
         self._rows: list[Row] = []  # of the steps of a round that is not over
 
@@ -126,7 +119,7 @@ class ServerLoop:
             reason = f"{len(accepted)} of {quorum} needed replies came.{who}"
             return self._fail(server, now, last, reason, bool(absent))
         method = self._make_method()
-        server.watch = watcher(method, self._tests, self._task, self._settings, plan.round, rows)
+        server.watch = watcher(method, self._data.tests, self._task, self._settings, plan.round, rows)
         with self._pinned(server):
             method.fold(server, DecodedReplies(method, self._carrier.replies(accepted, missing)))
         server.rounds_done = now.rounds_done
@@ -231,7 +224,7 @@ class ServerLoop:
             sites=self._carrier.sites,
             facts=last.facts,
             rounds_done=last.rounds_done,
-            public=self._public,
+            public=self._data.public,
         )
 
     def _set_up(self) -> tuple[Server, Commit]:

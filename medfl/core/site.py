@@ -20,6 +20,7 @@ from medfl.core.encoding import Encoder
 from medfl.core.evaluation import Predictors, Row, Scorer, predictor_of, rows_of, score
 from medfl.core.filters import Filters, check_parcels, plain_bytes
 from medfl.core.journal import order_digest
+from medfl.core.plan import RunPlan
 from medfl.core.reply_checks import check_sent
 from medfl.core.secure.method import Secured
 from medfl.core.store import DISCARDED, KEEP, Inbox, Record, Steps, Store, copied
@@ -28,8 +29,6 @@ from medfl.errors import RefusedError, StoreError
 from medfl.privacy.ledger import fingerprint, open_account
 from medfl.privacy.policy import policy_of
 from medfl.privacy.secret_site import SecretSite, secret_run_id
-from medfl.settings import Settings
-from medfl.task import Task
 from medfl.types import NO_SITES, Dataset, Meta, Tensors
 from medfl.utils import wire
 from medfl.utils.rng import SecretStream, pinned
@@ -53,6 +52,23 @@ class Splits:
     shared: Dataset | None = None
 
 
+@dataclass(frozen=True)
+class SiteOptions:
+    """The part of a site's behaviour in a run that its administrator decides.
+
+    Attributes:
+        secret: Keys the site's privacy noise; None derives it from the run's seed, as only a simulation may.
+        scored: Splits whose scores may leave the site.
+        withheld: Keys of a reply's meta that stay at the site.
+        signer: Signs the site's keys in a secure aggregation.
+    """
+
+    secret: bytes | None = None
+    scored: Collection[str] = SCORED
+    withheld: Collection[str] = ()
+    signer: Signer | None = None
+
+
 class SiteRunner:
     """One site: its data, its private folder, and what a carrier may ask of it.
 
@@ -60,15 +76,9 @@ class SiteRunner:
         name: The site's name.
         data: Its splits.
         folder: Where its steps are stored.
-        task: The learning problem.
-        settings: The run's settings.
-        run_id: Names the run, for secret streams.
+        plan: The run. Parcels can be sent to its sites only.
         post: Delivers a parcel durably: ``post(step, parcel)``; returns when the receiver has stored it.
-        peers: Sites that parcels can be sent to; None checks no names.
-        secret: Keys the site's privacy noise; None derives it from the run's seed, as only a simulation may.
-        scored: Splits whose scores may leave the site.
-        withheld: Keys of a reply's meta that stay here, whatever the method tells.
-        signer: Signs its keys in a secure aggregation.
+        options: What the site's administrator decides.
     """
 
     def __init__(
@@ -76,25 +86,21 @@ class SiteRunner:
         name: str,
         data: Splits,
         folder: Path,
-        task: Task,
-        settings: Settings,
-        run_id: str,
+        plan: RunPlan,
         post: Callable[[int, PeerMessage], None],
-        peers: Collection[str] | None = None,
-        secret: bytes | None = None,
-        scored: Collection[str] = SCORED,
-        withheld: Collection[str] = (),
-        signer: Signer | None = None,
+        options: SiteOptions | None = None,
     ) -> None:
-        self._withheld, self._peers, self._signer = frozenset(withheld), peers, signer
-        self._scored = [split for split in SCORED if split in scored]
+        options = options or SiteOptions()
+        settings, task = plan.settings, plan.task
+        self._withheld, self._peers, self._signer = frozenset(options.withheld), plan.sites, options.signer
+        self._scored = [split for split in SCORED if split in options.scored]
         self.name, self.data, self.settings = name, data, settings
         self.task = task.weighted(countable(data.train, task.objective)) if settings.balance == "loss" else task
-        self.run_id, self._post, self.scorer = run_id, post, Scorer(self.task, settings)
-        self.secret = secret or hashlib.sha256(f"{settings.seed}/{name}/simulated secret".encode()).digest()
+        self.run_id, self._post, self.scorer = plan.run_id, post, Scorer(self.task, settings)
+        self.secret = options.secret or hashlib.sha256(f"{settings.seed}/{name}/simulated secret".encode()).digest()
         self._noises_training = policy_of(settings).noises_training and len(data.train) > 0
         if self._noises_training:
-            self.run_id = secret_run_id(run_id, fingerprint(data.train), task, settings.networks_by_site.get(name))
+            self.run_id = secret_run_id(plan.run_id, fingerprint(data.train), task, settings.networks_by_site.get(name))
         self.store, self.inbox = Store(folder), Inbox(folder)
         self.account = open_account(settings, data.train, data.digest, name, self.run_id, folder)
 

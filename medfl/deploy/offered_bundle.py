@@ -18,7 +18,7 @@ from medfl.bundle.federation import read_federation
 from medfl.bundle.option_checks import ADOPTED, check_ids
 from medfl.contract import Method
 from medfl.core.carrier import MethodFactory
-from medfl.core.secure.method import secured
+from medfl.core.plan import MethodChoice, RunPlan
 from medfl.data.readers.quiet import drop_missing_codec
 from medfl.data.sites import SiteData
 from medfl.data.source import Arrays, Source
@@ -102,10 +102,20 @@ class OfferedRun:
         """Makes the method anew."""
         return lambda: self.registry.make_method(self.built.method, self.built.method_args)
 
-    @property
-    def make_exchanged(self) -> MethodFactory:
-        """Makes the method as it is between server and sites."""
-        return secured(self.make_method, self.settings)
+    def plan(self, data_digest: str = "") -> RunPlan:
+        """Return the run for its server loop or site.
+
+        Args:
+            data_digest: Identifies the data that this participant compares when the run continues.
+        """
+        return RunPlan(
+            method=MethodChoice(name=self.offer.method, make=self.make_method, args=self.built.method_args),
+            task=self.task,
+            settings=self.settings,
+            sites=self.offer.sites,
+            data_digest=data_digest,
+            joined=self.joined,
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from medfl.carriers.messages import Limits
 from medfl.carriers.remote import Expected, RemoteCarrier
 from medfl.carriers.transport import Transport
-from medfl.core.carrier import Evaluation, unnoted
+from medfl.core.carrier import Evaluation, Note, unnoted
 from medfl.core.checks import check_plan, check_privacy, check_shared_test, check_validation, warn_of_preset
 from medfl.core.evaluation import Predictors, Row, completed
 from medfl.core.journal import Outcome
-from medfl.core.server import ServerLoop
+from medfl.core.plan import ServerData
 from medfl.core.store import only_writer
 from medfl.data.cohort import load_public
 from medfl.data.partition_file import check_unchanged
@@ -32,8 +33,9 @@ from medfl.privacy.ledger import fingerprint
 from medfl.privacy.policy import policy_of
 from medfl.records.offer import Offer
 from medfl.records.run_file import Provenance
+from medfl.records.summary import Summary
 from medfl.runs.home import Home
-from medfl.runs.lifecycle import JOB_PATIENCE, RunWriter
+from medfl.runs.lifecycle import JOB_PATIENCE, Participants, RunWriter, carry_out
 from medfl.runs.progress import Progress
 from medfl.runs.provenance import bundle_values, setting_origins
 from medfl.runs.site_bundles import export_global
@@ -76,88 +78,146 @@ def serve(
     limits = Limits(max_bytes=site_file.max_message_mb * 10**6)
     carrier = RemoteCarrier(transport, offer.sites, folder / "replies", limits, offer.answer_timeout)
     progress.missing = carrier.missing
-    data = _ServerData(opened, site_file)
+    data = _ServerFolder(opened, site_file)
     answers = carrier.hello(offer.to_json(), HELLO)
     with only_writer(folder, JOB_PATIENCE):  # an attempt before may not be over yet
         agreed = agree(opened, answers, carrier, folder, data.public_now)
-    opened = agreed.opened
-    named = opened.settings.networks_by_site
-    check_networks(site_file, opened.task, {named.get(site, opened.task.network) for site in offer.sites})
-    method = opened.make_method()
-    built = check_plan(offer.method, method, opened.task, opened.settings, offer.sites, data.has_public)
-    check_shared_test(opened.settings, GLOBAL in data.tests)
-    warn_of_preset(offer.method, method, opened.built.method_args, opened.settings)
-    if method.pools_data:
-        raise SettingsError(
-            "method_not_supported",
-            f"Method '{offer.method}' pools the sites' data, which no site gives away.",
-            method=offer.method,
-        )
-    writer = _writer_of(opened, folder)
-    with writer.held(JOB_PATIENCE):
-        observers = Observers(opened.registry, folder)
-        observers.run_started(_claim(agreed, writer))
-        writer.begin()
-        progress.folder = folder
-        with writer.noted(carrier.missing) as note:
-            carrier.note = note
-            carrier.begin(opened.settings.networks_by_site, _expected(opened), agreed.joined)
-            about = _same_data(carrier)
-            _same_shared_test(carrier, data.tests.get(GLOBAL))
-            data.meet(tuple(about.get("classes", ())))
-            carrier.set_viewers(data.viewers(writer))
-            facts_by_site = {site: facts["facts"] for site, facts in carrier.facts.items()}
-            check_validation(opened.settings, [site for site, facts in facts_by_site.items() if facts["validates"]])
-            training = sum(bool(facts.get("trainable", True)) for facts in facts_by_site.values())
-            check_privacy(opened.settings, method, built, {}, training)
-            del built  # whole networks
-            progress.state = "running"
-
-            def round_ended(round_: int, rows: list[Row]) -> None:
-                progress.round, progress.scores = round_, _means(rows) or progress.scores
-                observers.round_ended(round_, rows)
-                on_round(round_, rows)
-
-            public = data.public.train if data.public is not None else None
-            loop = ServerLoop(
-                make_method=opened.make_exchanged,
-                carrier=carrier,
-                task=opened.task,
-                settings=opened.settings,
-                folder=folder,
-                public=public,
-                tests=data.tests,
-                on_round=round_ended,
-                on_commit=writer.commit_noted(note),
-            )
-            outcome = loop.run()
-            _finish(opened, carrier, outcome, writer, about)
-            observers.run_ended(outcome.status)
-            carrier.note = unnoted  # the end is noted, and what follows is no part of the run
-            carrier.end()
+    participants = _RemoteParticipants(agreed, folder, carrier, data, progress, on_round)
+    participants.check(site_file)
+    outcome = carry_out(participants.writer, participants)
     progress.message, progress.round, progress.state = outcome.reason, outcome.rounds, outcome.status
     return folder
 
 
+class _RemoteParticipants(Participants):
+    """The sites of a run between machines, as its server reaches them.
+
+    Args:
+        agreed: The run as the sites took it.
+        folder: The run's folder at the server.
+        carrier: Moves the messages.
+        data: The server's own data.
+        progress: Kept up to date.
+        on_round: Called after each round.
+    """
+
+    backend = "flare"
+    patience = JOB_PATIENCE
+
+    def __init__(
+        self,
+        agreed: Agreed,
+        folder: Path,
+        carrier: RemoteCarrier,
+        data: _ServerFolder,
+        progress: Progress,
+        on_round: Callable[[int, list[Row]], None],
+    ) -> None:
+        self._agreed, self._opened, self._carrier, self._data = agreed, agreed.opened, carrier, data
+        self._progress, self._on_round = progress, on_round
+        self.writer = _writer_of(self._opened, folder)
+        self._observers = Observers(self._opened.registry, folder)
+        self._about: Meta = {}
+        self._networks: list[nn.Module] = []
+
+    def check(self, site_file: SiteFile) -> None:
+        """Check everything that needs no data of the sites.
+
+        Args:
+            site_file: The server's own file.
+
+        Raises:
+            MedflError: If the run is not possible.
+        """
+        opened, offer, tests = self._opened, self._opened.offer, self._data.tests
+        named = opened.settings.networks_by_site
+        check_networks(site_file, opened.task, {named.get(site, opened.task.network) for site in offer.sites})
+        method, has_public = opened.make_method(), self._data.has_public
+        self._networks = check_plan(offer.method, method, opened.task, opened.settings, offer.sites, has_public)
+        check_shared_test(opened.settings, GLOBAL in tests)
+        warn_of_preset(offer.method, method, opened.built.method_args, opened.settings)
+        if method.pools_data:
+            raise SettingsError(
+                "method_not_supported",
+                f"Method '{offer.method}' pools the sites' data, which no site gives away.",
+                method=offer.method,
+            )
+
+    def prepare(self) -> Provenance:
+        self._provenance = _provenance(self._agreed)
+        return self._provenance
+
+    def start(self) -> None:
+        self._observers.run_started(self._provenance)
+
+    @property
+    def missing(self) -> Mapping[str, str]:
+        return self._carrier.missing
+
+    def connect(self, note: Note) -> RemoteCarrier:
+        carrier, opened, data = self._carrier, self._opened, self._data
+        self._progress.folder = self.writer.folder
+        carrier.note = note
+        carrier.begin(opened.settings.networks_by_site, _expected(opened), self._agreed.joined)
+        self._about = _same_data(carrier)
+        _same_shared_test(carrier, data.tests.get(GLOBAL))
+        data.meet(tuple(self._about.get("classes", ())))
+        carrier.set_viewers(data.viewers(self.writer))
+        facts_by_site = {site: facts["facts"] for site, facts in carrier.facts.items()}
+        check_validation(opened.settings, [site for site, facts in facts_by_site.items() if facts["validates"]])
+        training = sum(bool(facts.get("trainable", True)) for facts in facts_by_site.values())
+        check_privacy(opened.settings, opened.make_method(), self._networks, {}, training)
+        self._networks = []  # they are whole networks, and no longer needed
+        self._progress.state = "running"
+        return carrier
+
+    @property
+    def server_data(self) -> ServerData:
+        return self._data.server_data
+
+    def end_round(self, round_: int, rows: list[Row]) -> None:
+        self._progress.round, self._progress.scores = round_, _means(rows) or self._progress.scores
+        self._observers.round_ended(round_, rows)
+        self._on_round(round_, rows)
+
+    def export(self, outcome: Outcome) -> Summary:
+        """Have the sites write their bundles, write the server's, and return the summary."""
+        carrier, opened = self._carrier, self._opened
+        blamed = dict(carrier.missing) if outcome.status == "incomplete" else {}  # they may be back for the end
+        accounts = carrier.install(outcome.published, outcome.step, outcome.round)
+        names = tuple(str(name) for name in self._about.get("names", []))
+        home = Home(
+            bundle_root=opened.folder,
+            values=opened.built.site_values,
+            shape=opened.shape,
+            classes=[str(name) for name in self._about.get("classes", [])],
+            data=str(self._about.get("name", "")),
+            names=names,
+            objective=opened.task.objective,
+            stock=opened.built.source.weights,
+        )
+        method = opened.make_method()
+        export_global(self.writer.folder, home, completed(method, opened.task, outcome.models), method)
+        carrier.missing |= {site: why for site, why in blamed.items() if site not in carrier.missing}
+        missing = dict(sorted(carrier.missing.items()))
+        known_accounts = {site: account for site, account in accounts.items() if account is not None}
+        further = {"unavailable_reasons": missing, "names": names, "privacy": known_accounts}
+        return self.writer.summarise(outcome, missing).model_copy(update=further)
+
+    def end(self, outcome: Outcome) -> None:
+        self._observers.run_ended(outcome.status)
+        self._carrier.note = unnoted  # the end is noted, and what follows is no part of the run
+        self._carrier.end()
+
+
 def _writer_of(opened: OfferedRun, folder: Path) -> RunWriter:
     """The run in its folder at the server. What the sites' data are, each of them checks."""
-    offer, method_args = opened.offer, opened.built.method_args
-    data = hashlib.sha256(repr(("held by", offer.sites)).encode()).hexdigest()
-    return RunWriter(
-        folder=folder,
-        method=offer.method,
-        method_args=method_args,
-        settings=opened.settings,
-        task=opened.task,
-        sites=offer.sites,
-        data_digest=data,
-        execution=opened.execution,
-        joined=opened.joined,
-    )
+    data = hashlib.sha256(repr(("held by", opened.offer.sites)).encode()).hexdigest()
+    return RunWriter(opened.plan(data), folder, opened.execution)
 
 
-def _claim(agreed: Agreed, writer: RunWriter) -> Provenance:
-    """Write ``run.json``, or check that it is this run's, and return the provenance of the run."""
+def _provenance(agreed: Agreed) -> Provenance:
+    """Return where the settings, the code and the machines of the run come from."""
     opened = agreed.opened
     settings = setting_origins(
         opened.task,
@@ -171,15 +231,13 @@ def _claim(agreed: Agreed, writer: RunWriter) -> Provenance:
     if "min_replies" not in opened.built.settings:
         origin = "default between machines"
         settings["min_replies"] = settings["min_replies"].model_copy(update={"origin": origin})
-    provenance = Provenance(
+    return Provenance(
         settings=settings,
         plugins=dict(sorted(opened.registry.plugins.items())),
         machines=agreed.machines,
         offer=opened.offer.to_json(),
         joined=agreed.joined,
     )
-    writer.claim(provenance, backend="flare")
-    return provenance
 
 
 def _same_data(carrier: RemoteCarrier) -> Meta:
@@ -207,7 +265,7 @@ def _expected(opened: OfferedRun) -> Expected:
     """What replies may hold."""
     policy = policy_of(opened.settings)
     bound = None if policy.noises_updates else opened.settings.norm_bound  # clipping bounds it, and noise is added
-    return Expected(opened.make_exchanged(), opened.task, bound, policy.is_private)
+    return Expected(opened.plan().make_method(), opened.task, bound, policy.is_private)
 
 
 def _means(rows: list[Row]) -> dict[str, float]:
@@ -223,29 +281,7 @@ def _means(rows: list[Row]) -> dict[str, float]:
     return {metric: sum(values.values()) / len(values) for metric, values in sorted(scores.items())}
 
 
-def _finish(opened: OfferedRun, carrier: RemoteCarrier, outcome: Outcome, writer: RunWriter, about: Meta) -> None:
-    """Have the sites write their bundles, and write what the server has."""
-    blamed = dict(carrier.missing) if outcome.status == "incomplete" else {}  # they may be back for the end
-    accounts = carrier.install(outcome.published, outcome.step, outcome.round)
-    built = opened.built
-    classes = [str(name) for name in about.get("classes", [])]
-    names = [str(name) for name in about.get("names", [])]
-    about_data = (opened.shape, classes, str(about.get("name", "")))
-    objective, stock = opened.task.objective, built.source.weights
-    home = Home(opened.folder, built.site_values, *about_data, names=names, objective=objective, stock=stock)
-    method = opened.make_method()
-    export_global(writer.folder, home, completed(method, opened.task, outcome.models), method)
-    carrier.missing |= {site: why for site, why in blamed.items() if site not in carrier.missing}
-    missing = dict(sorted(carrier.missing.items()))
-    known_accounts = {site: account for site, account in accounts.items() if account is not None}
-    summary = writer.summarise(outcome, missing).model_copy(
-        update={"unavailable_reasons": missing, "names": tuple(names), "privacy": known_accounts}
-    )
-    writer.finish(outcome, summary)
-    writer.end_noted(carrier.note, summary)
-
-
-class _ServerData:
+class _ServerFolder:
     """What the server itself has: a test set and public data, each if its own file names a folder with them."""
 
     def __init__(self, opened: OfferedRun, site_file: SiteFile) -> None:
@@ -303,6 +339,11 @@ class _ServerData:
         """Its test sets by their names."""
         held = {GLOBAL: self.test, PUBLIC: self.public}
         return {name: data.test for name, data in held.items() if data and len(data.test)}
+
+    @property
+    def server_data(self) -> ServerData:
+        """Its data for the server loop."""
+        return ServerData(public=None if self.public is None else self.public.train, tests=self.tests)
 
     def viewers(self, writer: RunWriter) -> Callable[[Evaluation], list[Row]]:
         """Scores the server's model on what the server has."""

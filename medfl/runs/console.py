@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from medfl.core.evaluation import Row
-from medfl.errors import MedflError
+from medfl.errors import STOPPED_RUN, MedflError, explain
 from medfl.records.summary import Summary
 from medfl.runs.summary import ended_on
 from medfl.types import NO_SITES
@@ -84,13 +84,9 @@ def ends_monai_command() -> Iterator[None]:
     except (MedflError, KeyboardInterrupt) as error:
         if name != MONAI_COMMAND or os.environ.get("MEDFL_DEBUG") == "1":
             raise
-        stopped = isinstance(error, KeyboardInterrupt)
-        sys.stderr.write(visible_lines(STOPPED if stopped else f"error: {error}") + "\n")
-        raise SystemExit(130 if stopped else 2) from None
-
-
-STOPPED = "stopped; what is finished is saved, the same command continues"
-"""Message after Ctrl+C."""
+        explanation = explain(error, STOPPED_RUN)
+        sys.stderr.write(visible_lines(explanation.message) + "\n")
+        raise SystemExit(explanation.status) from None
 
 
 logger = logging.getLogger(__name__)

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import platform
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from torch import nn
 
 import medfl
 from medfl.errors import StoreError
 from medfl.privacy.policy import policy_of
-from medfl.records.run_file import RENAMED, RunFile, RunIdentity, TaskIdentity, Versions
+from medfl.records.run_file import RunFile, RunIdentity, Versions
 from medfl.records.summary import BestRound
-from medfl.settings import Settings
-from medfl.task import Task
 from medfl.types import SERVER, Meta
-from medfl.utils import wire
 
 logger = logging.getLogger(__name__)
 
@@ -110,61 +103,6 @@ def _check_rounds(folder: Path, before: int, run: RunFile) -> None:
             expected=before,
             found=run.rounds,
         )
-
-
-def identity(
-    method: str, method_args: Meta, settings: Settings, task: Task, sites: Iterable[str], data_digest: str
-) -> RunIdentity:
-    """Return what makes two runs the same run.
-
-    The number of rounds is not part of it, and neither are the rounds whose models are kept.
-
-    Args:
-        method: Name of the method.
-        method_args: Settings of the method that were given.
-        settings: Settings of the run.
-        task: The learning problem.
-        sites: Names of the sites.
-        data_digest: Digest of the data.
-    """
-    networks = {name: _shape(task, name) for name in sorted({task.network, *settings.networks_by_site.values()})}
-    optimizer = task.optimizer([nn.Parameter(torch.zeros(1))])
-    values = settings.model_dump(mode="json", exclude={"rounds", "keep_rounds"})
-    frozen = {name: digest for name in networks if (digest := task.frozen_digest(name)) is not None}
-    return RunIdentity(
-        method=method,
-        method_args=json.loads(json.dumps(method_args)),
-        settings={RENAMED.get(name, name): value for name, value in values.items()},
-        sites=tuple(sorted(sites)),
-        data=data_digest,
-        task=TaskIdentity(
-            networks=networks,
-            loss=_loss(task.loss),
-            optimizer=type(optimizer).__name__ + json.dumps(optimizer.defaults, default=str, sort_keys=True),
-            metrics=tuple(task.metrics),
-            **task.objective.identity,
-            frozen=frozen or None,
-            augmentation=None if task.augmentation is None else task.augmentation.facts,
-            views=None if task.views is None else task.views.facts,
-            weights=None if task.weights is None else task.weights.sha256,
-            schedule=None if task.schedule is None else task.schedule.facts,
-            regions=None if task.regions is None else wire.digest({"regions": task.regions})[:16],
-        ),
-    )
-
-
-def _loss(loss: nn.Module) -> Meta:
-    """What a loss is: its classes and plain attributes, which its repr often leaves out, and its tensors."""
-    parts = [(path + "." if path else "", part) for path, part in loss.named_modules()]
-    facts = {p + k: v for p, part in parts for k, v in vars(part).items() if isinstance(v, bool | int | float | str)}
-    return facts | {"is": repr(loss), "tensors": wire.digest(dict(loss.state_dict()))[:16]}
-
-
-def _shape(task: Task, network: str) -> str:
-    """A hash of a network's tensor names and shapes."""
-    with torch.random.fork_rng(devices=[]):
-        shapes = {name: list(tensor.shape) for name, tensor in task.build(network).state_dict().items()}
-    return hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]
 
 
 def _compare(before: Meta, now: Meta, folder: Path, path: str = "") -> None:

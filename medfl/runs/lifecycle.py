@@ -1,41 +1,41 @@
 """The life of a run in its folder, the same on one machine, at a server and at a site of its own.
 
-It is held by one process, claimed by ``run.json``, begun, and over when ``summary.json`` stands in it (a site's own
-folder has none). A process that ends in between leaves a folder that the next one continues. `RunViewer` looks into
-such a folder at any time and can't write.
+One process holds the folder. The run claims it with ``run.json``, and is over when it contains ``summary.json`` (a
+site's own folder has none). If the process ends before that, the next one continues. `carry_out` runs a federation, and
+`Participants` is the part that depends on where the sites are. `RunViewer` reads a folder at any time and can't write.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 from medfl.contract import Model, PeerMessage, Server, Site, State
-from medfl.core.carrier import Note
+from medfl.core.carrier import Carrier, Note
+from medfl.core.evaluation import Row
 from medfl.core.journal import Commit, Journal, Outcome
-from medfl.core.site import SCORED, SiteRunner, Splits
+from medfl.core.plan import RunPlan, ServerData
+from medfl.core.server import ServerLoop
+from medfl.core.site import SiteOptions, SiteRunner, Splits
 from medfl.core.status import FINISHED
 from medfl.core.store import PATIENCE, Store, only_writer
 from medfl.data.pooled import Empty
 from medfl.errors import RefusedError, StoreError
 from medfl.records.progress import MAX_ROUND, RunEnd, RunStart
-from medfl.records.run_file import JoinedSite, Provenance, RunFile, RunIdentity
+from medfl.records.run_file import Provenance, RunFile
 from medfl.records.summary import Summary
 from medfl.runs.findings import write_findings
-from medfl.runs.folder import claim, identity, save_best_round, versions
+from medfl.runs.folder import claim, save_best_round, versions
 from medfl.runs.progress import committed_step, noted
 from medfl.runs.summary import summarise
 from medfl.settings import Execution, Settings
 from medfl.task import Task
-from medfl.types import SERVER, Dataset, Meta, PathLike, Tensors
+from medfl.types import SERVER, Dataset, PathLike, Tensors
 from medfl.utils.locks import being_written
-
-if TYPE_CHECKING:
-    from medfl.privacy.signatures import Signer
 
 JOB_PATIENCE = 90.0
 """Seconds to wait between machines: the process of an attempt before may not have noticed yet that it is over."""
@@ -46,40 +46,14 @@ class RunWriter:
     """A run and its folder, for the process that writes it: `held`, `claim`, `begin`, `finish`, in this order.
 
     Attributes:
+        plan: The run.
         folder: The run folder.
-        method: Name of the method.
-        method_args: The method's settings as given.
-        settings: The run's settings.
-        task: The learning problem.
-        sites: Names of the run's sites.
-        data_digest: Identifies the data.
         execution: Where and how this process computes.
-        joined: Maps each site that joined after the run began to the facts about that. Its network is not part of the
-            identity.
     """
 
+    plan: RunPlan
     folder: Path
-    method: str
-    method_args: Meta
-    settings: Settings
-    task: Task
-    sites: Sequence[str]
-    data_digest: str
-    execution: Execution
-    joined: Mapping[str, JoinedSite] = field(default_factory=dict)
-
-    @cached_property
-    def identity(self) -> RunIdentity:
-        """Everything that makes two runs the same run."""
-        late = {site for site, entry in self.joined.items() if entry.network is not None}
-        at_start = {site: name for site, name in self.settings.networks_by_site.items() if site not in late}
-        settings = self.settings.model_copy(update={"networks_by_site": at_start})
-        return identity(self.method, self.method_args, settings, self.task, self.sites, self.data_digest)
-
-    @cached_property
-    def run_id(self) -> str:
-        """Name of the run in noise streams."""
-        return self.identity.run_id
+    execution: Execution = field(default_factory=Execution)
 
     def held(self, patience: float = PATIENCE) -> AbstractContextManager[None]:
         """Hold the folder for writing.
@@ -102,10 +76,10 @@ class RunWriter:
         Raises:
             StoreError: If the folder holds another run, a cleaned one, or one of more rounds.
         """
-        execution = self.execution.model_copy(update={"device": self.task.device})
+        execution = self.execution.model_copy(update={"device": self.plan.task.device})
         run = RunFile(
-            identity=self.identity,
-            rounds=self.settings.rounds,
+            identity=self.plan.identity,
+            rounds=self.plan.settings.rounds,
             execution=execution,
             backend=backend,
             versions=versions(),
@@ -133,14 +107,7 @@ class RunWriter:
             ) from error
 
     def runner(
-        self,
-        name: str,
-        data: Splits,
-        post: Callable[[int, PeerMessage], None],
-        secret: bytes | None = None,
-        scored: Collection[str] = SCORED,
-        withheld: Collection[str] = (),
-        signer: Signer | None = None,
+        self, name: str, data: Splits, post: Callable[[int, PeerMessage], None], options: SiteOptions | None = None
     ) -> SiteRunner:
         """A site of the run, with its state in the folder.
 
@@ -148,25 +115,10 @@ class RunWriter:
             name: The site.
             data: Its splits.
             post: Delivers a parcel durably.
-            secret: Keys its privacy noise; None derives it from the run's seed.
-            scored: Splits whose scores may leave it.
-            withheld: Keys of a reply's meta that stay there.
-            signer: Signs its keys in a secure aggregation.
+            options: What the site's administrator decides.
         """
-        return SiteRunner(
-            name=name,
-            data=data,
-            folder=self.folder / "state" / name,
-            task=self.task,
-            settings=self.settings,
-            run_id=self.run_id,
-            post=post,
-            peers=self.sites,
-            secret=secret,
-            scored=scored,
-            withheld=withheld,
-            signer=signer,
-        )
+        folder = self.folder / "state" / name
+        return SiteRunner(name=name, data=data, folder=folder, plan=self.plan, post=post, options=options)
 
     def viewer(self, name: str, test: Dataset, val: Dataset | None = None) -> SiteRunner:
         """A holder of test data that trains nothing and has nothing to send.
@@ -184,7 +136,7 @@ class RunWriter:
         Args:
             missing: Maps each site that does not take part so far to the reason.
         """
-        return noted(self.folder, self.start_event(self.sites, missing or {}))
+        return noted(self.folder, self.start_event(self.plan.sites, missing or {}))
 
     def start_event(self, sites: Iterable[str], unavailable: Mapping[str, str]) -> RunStart:
         """Return the event of the run's start.
@@ -194,12 +146,12 @@ class RunWriter:
             unavailable: Maps each site that does not take part so far to the reason.
         """
         return RunStart(
-            method=self.method,
-            seed=self.settings.seed,
-            rounds=min(self.settings.rounds, MAX_ROUND),
+            method=self.plan.method.name,
+            seed=self.plan.settings.seed,
+            rounds=min(self.plan.settings.rounds, MAX_ROUND),
             sites=tuple(sorted(sites)),
-            metric=self.task.metrics[0],
-            privacy=self.settings.privacy,
+            metric=self.plan.task.metrics[0],
+            privacy=self.plan.settings.privacy,
             unavailable=dict(unavailable),
         )
 
@@ -209,12 +161,12 @@ class RunWriter:
         Args:
             note: Adds an event.
         """
-        return lambda commit: note(committed_step(commit, self.task.metrics[0]))
+        return lambda commit: note(committed_step(commit, self.plan.task.metrics[0]))
 
     def summarise(self, outcome: Outcome, missing: Collection[str] = ()) -> Summary:
         """Return the summary of a run that has ended this way (`medfl.runs.summary.summarise`)."""
-        csv, metric = self.folder / "metrics.csv", self.task.metrics[0]
-        return summarise(csv, self.method, outcome, self.settings, metric, self.sites, missing)
+        csv, metric = self.folder / "metrics.csv", self.plan.task.metrics[0]
+        return summarise(csv, self.plan.method.name, outcome, self.plan.settings, metric, self.plan.sites, missing)
 
     def finish(self, outcome: Outcome, summary: Summary) -> None:
         """Write the results of the run; ``summary.json``, which marks it as over, comes last.
@@ -240,7 +192,7 @@ class RunWriter:
         """
         if outcome.status != FINISHED:
             return
-        keep = [outcome.best.step] if self.settings.best_round and outcome.best.round else []
+        keep = [outcome.best.step] if self.plan.settings.best_round and outcome.best.round else []
         for path in sorted((self.folder / "state").iterdir()):
             if path.is_dir():
                 Store(path).free_space(keep)
@@ -260,6 +212,113 @@ class RunWriter:
                 unavailable=summary.attendance.unavailable,
             )
         )
+
+
+class Participants(ABC):
+    """The server's own data and its connection to the sites: everything in the life of a run that depends on the place.
+
+    `carry_out` calls the methods in the order in which they stand here.
+    """
+
+    backend: ClassVar[str] = "local"
+    patience: ClassVar[float] = PATIENCE
+
+    @abstractmethod
+    def prepare(self) -> Provenance:
+        """Prepare the sites before the run claims its folder, and return the provenance for ``run.json``.
+
+        Raises:
+            MedflError: If a site refuses the run; the folder then stays free.
+        """
+
+    @abstractmethod
+    def start(self) -> None:
+        """Announce the run, which now has its folder."""
+
+    @property
+    def missing(self) -> Mapping[str, str]:
+        """Maps each site that does not take part so far to the reason."""
+        return {}
+
+    @abstractmethod
+    def connect(self, note: Note) -> Carrier:
+        """Connect the server to its sites, and return the carrier.
+
+        Args:
+            note: Adds a progress event.
+
+        Raises:
+            MedflError: If the sites do not fit the run.
+        """
+
+    @property
+    @abstractmethod
+    def server_data(self) -> ServerData:
+        """The server's own data, once it is connected."""
+
+    @abstractmethod
+    def end_round(self, round_: int, rows: list[Row]) -> None:
+        """Report a committed round.
+
+        Args:
+            round_: Number of the round.
+            rows: Its metrics, and scores of the round before.
+        """
+
+    def disconnect(self) -> None:
+        """Free what `connect` took, also if the run failed."""
+        return
+
+    @abstractmethod
+    def export(self, outcome: Outcome) -> Summary:
+        """Export the models, and return the summary of the run.
+
+        Args:
+            outcome: How the run ended.
+        """
+
+    @abstractmethod
+    def end(self, outcome: Outcome) -> None:
+        """Announce the end of the run, whose summary is written.
+
+        Args:
+            outcome: How the run ended.
+        """
+
+
+def carry_out(writer: RunWriter, participants: Participants) -> Outcome:
+    """Run a federation to its end, from wherever its folder stands. Every run lives here, wherever its sites are.
+
+    Args:
+        writer: The run and its folder.
+        participants: The server's data and the sites.
+
+    Raises:
+        StoreError: If the folder belongs to another run, is being written, or can't be written.
+        MedflError: If a site refuses the run, or the method fails.
+    """
+    with writer.held(participants.patience):
+        writer.claim(participants.prepare(), participants.backend)
+        participants.start()
+        writer.begin()
+        with writer.noted(participants.missing) as note:
+            carrier = participants.connect(note)
+            try:
+                outcome = ServerLoop(
+                    plan=writer.plan,
+                    carrier=carrier,
+                    folder=writer.folder,
+                    data=participants.server_data,
+                    on_round=participants.end_round,
+                    on_commit=writer.commit_noted(note),
+                ).run()
+            finally:
+                participants.disconnect()
+            summary = participants.export(outcome)
+            writer.finish(outcome, summary)
+            writer.end_noted(note, summary)
+            participants.end(outcome)
+    return outcome
 
 
 def _refuse_to_post(step: int, parcel: PeerMessage) -> None:

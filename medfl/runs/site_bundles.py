@@ -54,14 +54,14 @@ LEFT_OUT = {"federate.json"}
 """Configurations that make no sense for one site alone."""
 
 
-def export(result: Result, run: Run, home: Home) -> list[Path]:
+def export(run: Run, result: Result, home: Home) -> list[Path]:
     """Write a bundle for every site, and ``global/`` where the method has a global model.
 
     Models that predict the same for every image are logged and added to the summary.
 
     Args:
-        result: Result of the run; its summary is changed in place.
         run: The run; bundles go to ``sites/<name>`` and ``global`` in its folder.
+        result: Result of the run; its summary is changed in place.
         home: What the bundles are made from.
 
     Returns:
@@ -70,17 +70,17 @@ def export(result: Result, run: Run, home: Home) -> list[Path]:
     Raises:
         StoreError: If a bundle can't be written.
     """
-    written, method, predictions, weights = [], run.make_method(), {}, WeightsWriter()
+    written, method, predictions, weights = [], run.method.make(), {}, WeightsWriter()
     for site, models in sorted(result.models.items()):
         if models:
             target, facts = run.folder / "sites" / site, home.facts.get(site, {})
             model = export_site(target, home, site, completed(method, run.task, models), method, weights)
             predictor = predictor_of(method, run.task, model)
             predictions[site] = write_predictions(
-                target, predictor, run.sites[site], run.task, run.settings, facts, run.execution.pictures
+                target, predictor, run.data.sites[site], run.task, run.settings, facts, run.execution.pictures
             )
             written.append(target)
-    constant = find_constant_predictions(predictions, run.task.objective, run.classes)
+    constant = find_constant_predictions(predictions, run.task.objective, run.data.classes)
     result.summary = result.summary.model_copy(update={"constant_predictions": tuple(constant)})
     for entry in constant:
         logger.warning("%s", entry.sentence)

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from medfl.contract import Method
+from medfl.core.plan import MethodChoice, RunPlan
 from medfl.core.site import Splits
 from medfl.core.store import Store
 from medfl.data.pooled import TensorData
+from medfl.methods.averaging import Averaging
 from medfl.objectives import Multiclass
 from medfl.plugins import Registry
 from medfl.runs.poison import read_attackers
-from medfl.runs.simulation import Result, Run, simulate
+from medfl.runs.simulation import Callbacks, Result, Run, RunData, Simulation, simulate
 from medfl.settings import Execution, Settings
 from medfl.task import Scale, Task
 from medfl.types import Dataset, Meta, Tensors
@@ -131,6 +133,21 @@ def make_sites(sizes: Mapping[str, int] | None = None) -> dict[str, Splits]:
     return {name: make_site(n, name) for name, n in (sizes or {"site-1": 21, "site-2": 13, "site-3": 8}).items()}
 
 
+def make_plan(
+    settings: Settings, task: Task | None = None, sites: Sequence[str] = ("site-1", "site-2", "site-3")
+) -> RunPlan:
+    """Return the plan of a tiny run, for a single site without a server.
+
+    Args:
+        settings: The run's settings.
+        task: The learning problem; None means `make_task`.
+        sites: Names of the run's sites.
+    """
+    return RunPlan(
+        MethodChoice(name="tiny", make=lambda: cast(Method, Averaging())), task or make_task(), settings, sites
+    )
+
+
 @dataclass
 class Case:
     """A method in its tiny federation.
@@ -195,20 +212,19 @@ class Case:
             public = make_data(12, "public")
         return simulate(
             Run(
-                method=self.name,
-                make_method=make_method or self.make_method,
+                method=MethodChoice(
+                    name=self.name,
+                    make=make_method or self.make_method,
+                    args=self.args,
+                    needs_by_method={record.name: record.needs for record in self.registry.methods.values()},
+                ),
                 task=task or make_task(),
                 settings=run_settings,
-                sites=data,
+                data=RunData(sites=data, global_test=server_test or make_data(10, "global"), public=public),
                 folder=folder,
-                global_test=server_test or make_data(10, "global"),
-                public=public,
                 execution=Execution(workers=workers, together=together),
-                method_args=self.args,
-                needs_by_method={record.name: record.needs for record in self.registry.methods.values()},
-                absent=absent,
-                frees_space=frees_space,
-                attackers=read_attackers(run_settings.poison, self.registry),
+                simulation=Simulation(absent=absent, attackers=read_attackers(run_settings.poison, self.registry)),
+                callbacks=Callbacks(frees_space=frees_space),
             )
         )
 

@@ -19,12 +19,13 @@ from refusals import refused
 
 from medfl.bundle.client_algo import ROUND, SPLIT, CallError, MedflAlgo
 from medfl.bundle.watched import AbortedError
+from medfl.core.plan import MethodChoice
 from medfl.core.site import Splits
 from medfl.data.sites import load_sites
 from medfl.errors import RefusedError, SettingsError
 from medfl.plugins import load_plugins
 from medfl.runs.records import read_metrics
-from medfl.runs.simulation import Result, Run, simulate
+from medfl.runs.simulation import Result, Run, RunData, simulate
 from medfl.settings import Settings
 from medfl.task import Scale
 from medfl.types import Tensors
@@ -82,11 +83,10 @@ def reference(files: Files, folder: Path, **changes: Any) -> Result:
     known = {name: value for name, value in options.items() if name in Settings.model_fields}
     registry = load_plugins()
     run = Run(
-        method="fedavg",
-        make_method=lambda: registry.make_method("fedavg", {}),
+        method=MethodChoice(name="fedavg", make=lambda: registry.make_method("fedavg", {})),
         task=dataclasses.replace(task, device="cpu", scale=scale),
         settings=Settings(rounds=2, **known),
-        sites={name: Splits(site.train, site.val, site.test) for name, site in sites.items()},
+        data=RunData(sites={name: Splits(site.train, site.val, site.test) for name, site in sites.items()}),
         folder=folder,
     )
     return simulate(run)

@@ -26,7 +26,7 @@ from medfl.core.store import Store
 from medfl.errors import ContractError, MedflError, StoreError
 from medfl.methods.averaging import Averaging
 from medfl.settings import Settings
-from medfl.testing.cohort import make_sites, make_task
+from medfl.testing.cohort import make_plan, make_sites, make_task
 from medfl.types import Meta, Tensors
 from medfl.utils.files import flush_files, write_atomic
 from medfl.utils.tells import Tell, count, number
@@ -221,9 +221,9 @@ def carriers(tmp_path: Path) -> Iterator[Any]:
     made = []
 
     def make(workers: int = 1) -> LocalCarrier:
-        task, settings = make_task(), Settings(rounds=2, batch_size=5)
+        plan = make_plan(Settings(rounds=2, batch_size=5), sites=list(SIZES))
         hosts = {
-            name: SiteRunner(name, data, tmp_path / name, task, settings, "run", lambda step, parcel: None)
+            name: SiteRunner(name, data, tmp_path / name, plan, lambda step, parcel: None)
             for name, data in make_sites(SIZES).items()
         }
         made.append(LocalCarrier(hosts, lambda: Counting(log=str(tmp_path / "log")), workers=workers))

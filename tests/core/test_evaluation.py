@@ -11,11 +11,12 @@ from refusals import refused
 from torch import nn
 
 from medfl.core.evaluation import Row, csv_lines, rows_of, score
+from medfl.core.plan import MethodChoice
 from medfl.errors import SettingsError
 from medfl.metrics import METRICS
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
-from medfl.runs.simulation import Run, simulate
+from medfl.runs.simulation import Run, RunData, simulate
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, SmallNet, TensorData, make_data, make_sites, make_task
 from medfl.training.predict import EVALUATION_BATCH, predict
@@ -178,7 +179,11 @@ def test_the_shared_test_scores_every_personal_model_on_the_servers_test_set(tmp
 
 def test_without_a_test_set_there_is_nothing_to_share(tmp_path):
     run = Run(
-        "fedbn", case("fedbn").make_method, make_task(), Settings(rounds=1, shared_test=True), make_sites(), tmp_path
+        method=MethodChoice(name="fedbn", make=case("fedbn").make_method),
+        task=make_task(),
+        settings=Settings(rounds=1, shared_test=True),
+        data=RunData(sites=make_sites()),
+        folder=tmp_path,
     )
     with refused(SettingsError, "missing_test_set", setting="shared_test"):
         simulate(run)

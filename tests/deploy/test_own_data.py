@@ -13,7 +13,7 @@ from refusals import refused
 
 from medfl.data.datalists import FILE, read_datalist, write_datalist
 from medfl.deploy.offered_bundle import open_offer
-from medfl.deploy.server import _ServerData
+from medfl.deploy.server import _ServerFolder
 from medfl.deploy.sites.check import check_site
 from medfl.errors import DataError
 from medfl.plugins import Registry, load_plugins
@@ -55,7 +55,7 @@ def test_a_site_refuses_its_data_if_they_changed_unless_its_file_says_so(place: 
 
 def test_the_servers_public_data_get_the_sites_classes_by_name(place: Place) -> None:
     file = place.files("server")["server"]
-    data = _ServerData(open_offer(place.offer(), file), file)
+    data = _ServerFolder(open_offer(place.offer(), file), file)
     assert data.has_public
     classes = tuple(read_datalist(place.data / GLOBAL).labels.values())
     data.meet(classes)
@@ -87,6 +87,6 @@ def test_public_classes_of_other_names_are_refused_at_the_server(place: Place, t
     public.image_array = str(place.data / "images.npy")
     write_datalist(tmp_path / PUBLIC, public)
     file = place.files("other", {"server": {"entry": {"data": str(tmp_path)}}})["server"]
-    data = _ServerData(open_offer(place.offer(), file), file)
+    data = _ServerFolder(open_offer(place.offer(), file), file)
     with refused(DataError, "missing_label_map", expected=["x", "y", "z"], found=["a", "b", "c"]):
         data.meet(("x", "y", "z"))

@@ -15,11 +15,13 @@ from refusals import refused
 from toys import Ring, Toy, builtin, snapshot
 
 from medfl.contract import Plan, Server
+from medfl.core.plan import MethodChoice
 from medfl.core.store import Store
 from medfl.errors import DamagedError, StoreError
 from medfl.methods.averaging import Averaging
-from medfl.runs.simulation import Run, simulate
+from medfl.runs.simulation import Run, RunData, simulate
 from medfl.settings import Settings
+from medfl.task import Task
 from medfl.testing.cohort import make_sites, make_task
 
 
@@ -167,10 +169,16 @@ def test_rows_of_the_last_step_are_mended(change: str, ring: Any, tmp_path: Path
 # ---- another run's folder
 
 
-def start(folder: Path, method: str = "one", **changes: Any) -> None:
+def start(folder: Path, method: str = "one", task: Task | None = None, **changes: Any) -> None:
     settings = {"rounds": 2, "batch_size": 5} | changes.pop("settings", {})
-    values = {"task": make_task(), "sites": make_sites({"a": 5, "b": 6}), "data_digest": "d1"} | changes
-    simulate(Run(method=method, make_method=Averaging, settings=Settings(**settings), folder=folder, **values))
+    run = Run(
+        method=MethodChoice(name=method, make=Averaging, args=changes.pop("method_args", {})),
+        task=task or make_task(),
+        settings=Settings(**settings),
+        data=RunData(**({"sites": make_sites({"a": 5, "b": 6}), "digest": "d1"} | changes)),
+        folder=folder,
+    )
+    simulate(run)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +190,7 @@ def start(folder: Path, method: str = "one", **changes: Any) -> None:
             {"setting": "settings.batch_size", "expected": 5, "found": 6},
         ),
         ({"method_args": {"mu": 0.5}}, {"setting": "method_args.mu", "expected": None, "found": 0.5}),
-        ({"data_digest": "d2"}, {"setting": "data", "expected": "d1", "found": "d2"}),
+        ({"digest": "d2"}, {"setting": "data", "expected": "d1", "found": "d2"}),
         (
             {"sites": make_sites({"a": 5, "c": 6})},
             {"setting": "sites", "expected": ["a", "b"], "found": ["a", "c"]},

@@ -12,6 +12,7 @@ from typing import Any
 
 from medfl.bundle.files import shipped
 from medfl.carriers.messages import Limits
+from medfl.core.plan import MethodChoice
 from medfl.core.site import Splits
 from medfl.data.sites import load_global, load_site, load_sites
 from medfl.deploy.offer import make_offer
@@ -20,7 +21,7 @@ from medfl.deploy.server import Progress, serve
 from medfl.deploy.sites.file import SiteFile, read_site_file
 from medfl.deploy.sites.service import SiteService
 from medfl.records.offer import Offer
-from medfl.runs.simulation import Result, Run, simulate
+from medfl.runs.simulation import Result, Run, RunData, Simulation, simulate
 from medfl.testing.phantoms import make_cohort
 from medfl.types import PUBLIC
 
@@ -154,8 +155,8 @@ class Place:
         values |= FACTS | overrides
         return make_offer(self.bundle, values, run, SITES, 5)
 
-    def local(self, offer: Offer, files: Mapping[str, SiteFile], folder: Path, **changes: Any) -> Result:
-        """The same run by the local carrier, with the sites' secrets; what else a `Run` may hold goes to `changes`."""
+    def local(self, offer: Offer, files: Mapping[str, SiteFile], folder: Path, **options: Any) -> Result:
+        """The same run by the local carrier, with the sites' secrets; `options` go to `Simulation`."""
         opened = open_offer(offer, files["server"])
         built, task = opened.built, opened.task
         loaded = load_sites(self.data, task.objective, built.mean, built.std)
@@ -164,18 +165,17 @@ class Place:
         public = load_site(*about) if about[0].is_dir() else None
         return simulate(
             Run(
-                method=offer.method,
-                make_method=opened.make_method,
+                method=MethodChoice(name=offer.method, make=opened.make_method, args=built.method_args),
                 task=task,
                 settings=opened.settings,
-                sites={name: Splits(site.train, site.val, site.test, site.digest) for name, site in loaded.items()},
+                data=RunData(
+                    sites={name: Splits(site.train, site.val, site.test, site.digest) for name, site in loaded.items()},
+                    global_test=test.test if test else None,
+                    public=public.train if public else None,
+                    public_test=public.test if public else None,
+                ),
                 folder=folder,
-                global_test=test.test if test else None,
-                public=public.train if public else None,
-                public_test=public.test if public else None,
-                method_args=built.method_args,
-                secrets={site: files[site].secret() for site in SITES},
-                **changes,
+                simulation=Simulation(secrets={site: files[site].secret() for site in SITES}, **options),
             )
         )
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from medfl.core.plan import MethodChoice
 from medfl.core.site import Splits
 from medfl.objectives import Objective
 from medfl.plugins import load_plugins
 from medfl.records.run_file import DataOrigin, Provenance
 from medfl.runs.home import Home
-from medfl.runs.simulation import Run, simulate
+from medfl.runs.simulation import Callbacks, Run, RunData, simulate
 from medfl.runs.site_bundles import export
 from medfl.settings import Execution, Settings
 from medfl.testing.cohort import make_data
@@ -51,18 +53,15 @@ def run_objective(
         sites["north"].test.patients = torch.arange(tests) // patients
     registry = load_plugins()
     run = Run(
-        method=method,
-        make_method=lambda: registry.make_method(method, {}),
+        method=MethodChoice(name=method, make=lambda: registry.make_method(method, {})),
         task=task,
         settings=Settings(rounds=rounds, batch_size=8),
-        execution=Execution(pictures=pictures),
-        sites=sites,
+        data=RunData(sites=sites, classes=objective.titles, names=tuple(names)),
         folder=folder,
-        classes=objective.titles,
-        names=tuple(names),
+        execution=Execution(pictures=pictures),
         provenance=Provenance(data=DataOrigin(name="tiny")),
+        callbacks=Callbacks(export=partial(export, home=Home(folder / "no bundle"))),
     )
-    run.take_home = lambda result: export(result, run, Home(folder / "no bundle"))
     simulate(run)
     return folder
 

@@ -5,10 +5,11 @@ import dataclasses
 import torch
 from torch import nn
 
+from medfl.core.plan import MethodChoice
 from medfl.core.site import Splits
 from medfl.data.pooled import Empty, TensorData
 from medfl.objectives import Multiclass
-from medfl.runs.simulation import Run, simulate
+from medfl.runs.simulation import Run, RunData, Simulation, simulate
 from medfl.settings import Settings
 from medfl.task import Task
 
@@ -50,7 +51,15 @@ def quadratic_sites():
 
 def quadratic(folder, make_method, rounds):
     settings = Settings(rounds=rounds, epochs=5)
-    result = simulate(Run("toy", make_method, QUADRATIC, settings, quadratic_sites(), folder))
+    result = simulate(
+        Run(
+            method=MethodChoice(name="toy", make=make_method),
+            task=QUADRATIC,
+            settings=settings,
+            data=RunData(sites=quadratic_sites()),
+            folder=folder,
+        )
+    )
     return result.outcome.models["global"].tensors["w"].item()
 
 
@@ -80,4 +89,13 @@ def one_image(centre, curvature):
 def run_curved(folder, make_method, rounds, **options):
     """Quadratics h/2 (w - centre)^2 of unlike curvature, one image at each site, five steps of 0.1."""
     sites = {site: Splits(one_image(*place), Empty(), Empty()) for site, place in CURVED.items()}
-    return simulate(Run("toy", make_method, CURVED_TASK, Settings(rounds=rounds, epochs=5), sites, folder, **options))
+    return simulate(
+        Run(
+            method=MethodChoice(name="toy", make=make_method),
+            task=CURVED_TASK,
+            settings=Settings(rounds=rounds, epochs=5),
+            data=RunData(sites=sites),
+            folder=folder,
+            simulation=Simulation(**options),
+        )
+    )

@@ -7,6 +7,7 @@ from quadratic_toys import quadratic
 from torch import nn
 
 from medfl.contract import Holder, Server, State
+from medfl.core.plan import MethodChoice
 from medfl.core.site import Splits
 from medfl.data.pooled import Empty
 from medfl.methods import lending as circulating
@@ -14,7 +15,7 @@ from medfl.methods.aggregation import sample
 from medfl.methods.transfer import route
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
-from medfl.runs.simulation import Run, simulate
+from medfl.runs.simulation import Run, RunData, simulate
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.testing.cohort import Case, TensorData, bits, make_site, make_sites, make_task
@@ -234,7 +235,13 @@ def gaussian_sites(random_labels):
 def test_what_can_be_learned_is_and_nothing_else(tmp_path, name, random_labels):
     rounds = 3 if random_labels else 8  # 20 are allowed
     settings = Settings(rounds=rounds, evaluate_every=rounds)
-    run = Run(name, method(name, **ARGS.get(name, {})), GAUSSIANS, settings, gaussian_sites(random_labels), tmp_path)
+    run = Run(
+        method=MethodChoice(name=name, make=method(name, **ARGS.get(name, {}))),
+        task=GAUSSIANS,
+        settings=settings,
+        data=RunData(sites=gaussian_sites(random_labels)),
+        folder=tmp_path,
+    )
     (scores,) = simulate(run).summary.scores.values()
     accuracy = scores["test"]["accuracy"].mean
     assert abs(accuracy - 0.5) <= 0.08 if random_labels else accuracy >= 0.95

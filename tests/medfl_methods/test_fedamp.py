@@ -8,9 +8,10 @@ import torch
 from quadratic_toys import QUADRATIC, quadratic_sites
 from refusals import refused
 
+from medfl.core.plan import MethodChoice
 from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
-from medfl.runs.simulation import Run, simulate
+from medfl.runs.simulation import Run, RunData, Simulation, simulate
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, bits, make_sites, states
 from medfl.types import SERVER
@@ -28,7 +29,14 @@ def run(folder, args=None, **options):
 def quadratic(folder, args, rounds, **options):
     make_method = lambda: REGISTRY.make_method("fedamp", args)  # noqa: E731
     simulate(
-        Run("toy", make_method, QUADRATIC, Settings(rounds=rounds, epochs=5), quadratic_sites(), folder, **options)
+        Run(
+            method=MethodChoice(name="toy", make=make_method),
+            task=QUADRATIC,
+            settings=Settings(rounds=rounds, epochs=5),
+            data=RunData(sites=quadratic_sites()),
+            folder=folder,
+            simulation=Simulation(**options),
+        )
     )
     return states(folder)
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 from quadratic_toys import QUADRATIC, quadratic_sites
 
+from medfl.core.plan import MethodChoice
 from medfl.core.store import Store
 from medfl.plugins import load_plugins
-from medfl.runs.simulation import Run, simulate
+from medfl.runs.simulation import Run, RunData, simulate
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, bits, make_sites, states
 from medfl.types import SERVER
@@ -21,7 +22,15 @@ def run(folder, args=None, name="mr_mtl", **options):
 
 def quadratic(folder, rounds, lam):
     make_method = lambda: REGISTRY.make_method("mr_mtl", {"lam": lam})  # noqa: E731
-    simulate(Run("toy", make_method, QUADRATIC, Settings(rounds=rounds, epochs=5), quadratic_sites(), folder))
+    simulate(
+        Run(
+            method=MethodChoice(name="toy", make=make_method),
+            task=QUADRATIC,
+            settings=Settings(rounds=rounds, epochs=5),
+            data=RunData(sites=quadratic_sites()),
+            folder=folder,
+        )
+    )
     held = states(folder)
     return [held[site]["kept/own/w"].item() for site in "abc"], held[SERVER]["w"].item()
 

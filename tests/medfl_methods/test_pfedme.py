@@ -7,9 +7,10 @@ import torch
 from quadratic_toys import QUADRATIC, quadratic_sites
 from torch.nn import functional as F
 
+from medfl.core.plan import MethodChoice
 from medfl.core.store import Store
 from medfl.plugins import load_plugins
-from medfl.runs.simulation import Run, simulate
+from medfl.runs.simulation import Run, RunData, simulate
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, make_sites, make_task, states
 from medfl.types import SERVER
@@ -28,7 +29,15 @@ def run(folder, args=None, **options):
 def quadratic(folder, args, rounds=1):
     slow = dataclasses.replace(QUADRATIC, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01))
     make_method = lambda: REGISTRY.make_method("pfedme", args)  # noqa: E731
-    simulate(Run("toy", make_method, slow, Settings(rounds=rounds, epochs=5), quadratic_sites(), folder))
+    simulate(
+        Run(
+            method=MethodChoice(name="toy", make=make_method),
+            task=slow,
+            settings=Settings(rounds=rounds, epochs=5),
+            data=RunData(sites=quadratic_sites()),
+            folder=folder,
+        )
+    )
     return states(folder)
 
 

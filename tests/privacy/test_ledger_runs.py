@@ -16,7 +16,7 @@ from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
 from medfl.privacy.composition import Part, epsilon
 from medfl.records.ledger import Ledger, LedgerEntry
-from medfl.testing.cohort import Case, bits, make_sites, make_task
+from medfl.testing.cohort import Case, bits, make_plan, make_sites, make_task
 from medfl.utils.wire import prefixed
 
 
@@ -99,7 +99,7 @@ def test_without_a_ledger_a_run_keeps_account_of_itself(tmp_path: Path) -> None:
 
 def test_a_method_that_sends_too_often_is_stopped(tmp_path: Path) -> None:
     task, settings = make_task("plain"), case().settings_of(privacy={"epsilon": 5.0, "clip": 0.5})
-    host = SiteRunner("a", make_sites()["site-1"], tmp_path, task, settings, "run", lambda step, parcel: None)
+    host = SiteRunner("a", make_sites()["site-1"], tmp_path, make_plan(settings, task), lambda step, parcel: None)
     order = Order("a", "fit", prefixed(task.initial(1), "model/"))
     for step in (1, 2, 3):
         answer = host.step(case().make_method, order, step, round_=step, tensors_digest=str(step))

@@ -12,6 +12,7 @@ import torch
 from refusals import refused
 from torch import nn
 
+from medfl.core.plan import MethodChoice
 from medfl.core.store import Store
 from medfl.errors import SettingsError
 from medfl.methods.averaging import Averaging
@@ -20,7 +21,7 @@ from medfl.privacy.composition import RESOLUTION, Part, calibrate, epsilon
 from medfl.privacy.policy import policy_of
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.records.summary import Summary
-from medfl.runs.simulation import Run, simulate
+from medfl.runs.simulation import Run, RunData, simulate
 from medfl.settings import Privacy, Settings
 from medfl.testing.cohort import Case, SmallNet, bits, make_sites, make_task
 from medfl.utils.wire import tensors_equal
@@ -123,7 +124,13 @@ def test_what_a_parent_promises_does_not_hold_for_a_child(tmp_path: Path) -> Non
     assert [kind().supports_dp_sgd for kind in (Averaging, Parent, Child, Grandchild)] == [False, True, False, True]
     settings = Settings(rounds=1, batch_size=25, privacy=PRIVACY)
     for kind in (Parent, Child):
-        run_ = Run(kind.__name__, kind, make_task("plain"), settings, make_sites(), tmp_path / kind.__name__)
+        run_ = Run(
+            method=MethodChoice(name=kind.__name__, make=kind),
+            task=make_task("plain"),
+            settings=settings,
+            data=RunData(sites=make_sites()),
+            folder=tmp_path / kind.__name__,
+        )
         if kind is Parent:
             assert simulate(run_).outcome.status == "finished"
         else:

@@ -13,16 +13,17 @@ from refusals import refused
 from torch import nn
 
 from medfl.contract import Order, Reply, Site
+from medfl.core.plan import MethodChoice
 from medfl.core.site import SiteRunner, Splits
 from medfl.core.store import Store
 from medfl.errors import ContractError, StoreError
 from medfl.methods.averaging import Averaging
 from medfl.plugins import load_plugins
 from medfl.privacy.secret_site import secret_run_id
-from medfl.runs.simulation import Run, simulate
+from medfl.runs.simulation import Run, RunData, Simulation, simulate
 from medfl.settings import Settings
 from medfl.task import Task
-from medfl.testing.cohort import CLASSES, Case, SmallNet, TensorData, make_data, make_site, make_task
+from medfl.testing.cohort import CLASSES, Case, SmallNet, TensorData, make_data, make_plan, make_site, make_task
 from medfl.training.augment import Augmentation
 from medfl.utils.wire import prefixed
 
@@ -57,7 +58,7 @@ class Twice(Fit):
 def host_of(folder: Path, data: TensorData | None = None, task: Task | None = None, privacy: dict | None = PRIVACY):
     data = data or make_data(20, "x")
     settings = Settings(rounds=2, batch_size=25, privacy=privacy)
-    return SiteRunner("a", Splits(data, data, data), folder, task or make_task("plain"), settings, "run", print)
+    return SiteRunner("a", Splits(data, data, data), folder, make_plan(settings, task or make_task("plain")), print)
 
 
 def sent(host: SiteRunner, method: type[Averaging], meta: dict | None = None) -> dict[str, torch.Tensor]:
@@ -120,7 +121,16 @@ def test_other_pixels_and_other_layers_are_other_trainings() -> None:
 def run(folder: Path, data: Splits, task: Task, ledger: Path, **more):
     case = Case(load_plugins(), "fedavg", {}, {"rounds": 2, "batch_size": 25, "epochs": 1})
     settings = case.settings_of(privacy=PRIVACY | {"ledger": ledger})
-    return simulate(Run("fedavg", case.make_method, task, settings, {"a": data}, folder, data_digest="list", **more))
+    return simulate(
+        Run(
+            method=MethodChoice(name="fedavg", make=case.make_method),
+            task=task,
+            settings=settings,
+            data=RunData(sites={"a": data}, digest="list"),
+            folder=folder,
+            simulation=Simulation(**more),
+        )
+    )
 
 
 def test_runs_on_other_pixels_or_layers_are_counted_and_share_no_noise(tmp_path: Path) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from typer.testing import CliRunner
 
 from medfl.cli.main import app
+from medfl.core.plan import MethodChoice
 from medfl.plugins import load_plugins
 from medfl.records.summary import Summary
 from medfl.report.page import write_report
 from medfl.runs.home import Home
-from medfl.runs.simulation import Run, simulate
+from medfl.runs.simulation import Callbacks, Run, RunData, simulate
 from medfl.runs.site_bundles import export
 from medfl.settings import Settings
 from medfl.testing.cohort import make_data, make_sites, make_task
@@ -39,17 +41,15 @@ def train(folder: Path, network: type[torch.nn.Module] | None, rounds: int, site
     if network is not None:
         task = replace(task, networks={"plain": network})
     registry = load_plugins()
+    home = Home(BUNDLE, classes=CLASSES, objective=task.objective)
     run = Run(
-        method="fedavg",
-        make_method=lambda: registry.make_method("fedavg", {}),
+        method=MethodChoice(name="fedavg", make=lambda: registry.make_method("fedavg", {})),
         task=task,
         settings=Settings(rounds=rounds, batch_size=5, seed=7),
-        sites=sites or make_sites(),
+        data=RunData(sites=sites or make_sites(), classes=CLASSES),
         folder=folder,
-        classes=CLASSES,
+        callbacks=Callbacks(export=partial(export, home=home)),
     )
-    home = Home(BUNDLE, classes=CLASSES, objective=task.objective)
-    run.take_home = lambda result: export(result, run, home)
     simulate(run)
     return run
 
@@ -59,7 +59,7 @@ def test_a_model_that_predicts_one_class_is_named_everywhere(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         run = train(folder, BiasOnly, 1)
     (entry,) = Summary.read(folder / "summary.json").constant_predictions
-    images = sum(len(site.test) for site in run.sites.values())
+    images = sum(len(site.test) for site in run.data.sites.values())
     assert (entry.all_sites, entry.images, entry.splits) == (True, images, ("test",))
     assert entry.prediction in [f"the class '{name}'" for name in CLASSES]
     assert entry.sentence in caplog.messages

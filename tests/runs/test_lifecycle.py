@@ -1,18 +1,17 @@
 """A run's life in its folder, and a viewer that can only look."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from refusals import refused
 
+from medfl.core.plan import MethodChoice, RunPlan
 from medfl.core.store import Store
 from medfl.errors import RefusedError, StoreError
 from medfl.plugins import load_plugins
 from medfl.records.run_file import DataOrigin, Provenance, RunFile
 from medfl.runs.lifecycle import RunViewer, RunWriter
-from medfl.settings import Execution
 from medfl.testing.cohort import Case, make_data, make_task
 from medfl.types import SERVER
 from medfl.utils.wire import digest, tensors_equal
@@ -31,9 +30,15 @@ def case() -> Case:
     return Case(load_plugins(), "ditto", settings={"rounds": 2, "keep_rounds": [1]})
 
 
-def writer(case: Case, folder: Path, rounds: int = 2) -> RunWriter:
-    sites = ("site-1", "site-2")
-    return RunWriter(folder, "ditto", {}, case.settings_of(rounds=rounds), make_task(), sites, "data", Execution())
+def writer(case: Case, folder: Path, rounds: int = 2, method: str = "ditto") -> RunWriter:
+    plan = RunPlan(
+        method=MethodChoice(name=method, make=case.make_method),
+        task=make_task(),
+        settings=case.settings_of(rounds=rounds),
+        sites=("site-1", "site-2"),
+        data_digest="data",
+    )
+    return RunWriter(plan, folder)
 
 
 def test_who_only_looks_sees_the_models_of_a_run_and_changes_nothing(case: Case, tmp_path: Path) -> None:
@@ -102,18 +107,18 @@ def test_a_run_is_claimed_by_what_it_is_and_begun_without_its_end(case: Case, tm
         first.begin()
     assert not (tmp_path / "summary.json").exists()
     run = RunFile.read(tmp_path / "run.json")
-    assert run.identity == first.identity
+    assert run.identity == first.plan.identity
     assert (run.rounds, run.backend, run.provenance.data.name) == (2, "flare", "toy")
     (tmp_path / "state" / SERVER).mkdir(parents=True, exist_ok=True)
     (tmp_path / "state" / SERVER / "step-00000001.safetensors").write_text("a step, so that the folder is the run's")
     longer = writer(case, tmp_path, rounds=3)
-    assert longer.run_id == first.run_id
+    assert longer.plan.run_id == first.plan.run_id
     with longer.held():
         longer.claim(Provenance())
     with first.held(), refused(StoreError, "fewer_rounds", expected=3, found=2):
         first.claim(Provenance())
-    other = RunWriter(tmp_path, "fedavg", {}, first.settings, first.task, first.sites, "data", Execution())
-    assert other.run_id != first.run_id
+    other = writer(case, tmp_path, method="fedavg")
+    assert other.plan.run_id != first.plan.run_id
     with other.held(), refused(StoreError, "other_run", setting="method", expected="ditto", found="fedavg"):
         other.claim(Provenance())
 
@@ -125,7 +130,7 @@ def test_a_run_that_has_done_no_step_does_not_block_another_one(case: Case, tmp_
     start = folder / "state" / SERVER / "step-00000000.safetensors"
     start.parent.mkdir(parents=True)
     start.write_text("the initial state of the run that failed")
-    other = replace(writer(case, folder), method="fedavg")
+    other = writer(case, folder, method="fedavg")
     with other.held():
         other.claim(Provenance())
     assert json.loads((folder / "run.json").read_text())["identity"]["method"] == "fedavg"

@@ -20,13 +20,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from medfl.core.plan import MethodChoice
 from medfl.core.site import Splits
 from medfl.data.pooled import Empty, TensorData
 from medfl.networks.cnn import CNN4
 from medfl.networks.resnet import ResNet
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
-from medfl.runs.simulation import Run, simulate
+from medfl.runs.simulation import Run, RunData, simulate
 from medfl.settings import Execution, Settings
 from medfl.task import Task
 
@@ -65,11 +66,10 @@ ResNet(10)
 for number, (method, workers) in enumerate([("fedavg", 2), ("centralized", 1)]):
     result = simulate(
         Run(
-            method=method,
-            make_method=lambda: registry.make_method(method, {}),
+            method=MethodChoice(name=method, make=lambda: registry.make_method(method, {})),
             task=task,
             settings=Settings(rounds=1, epochs=1, batch_size=3),
-            sites={"a": site(1), "b": site(2)},
+            data=RunData(sites={"a": site(1), "b": site(2)}),
             folder=folder / f"run-{number}",
             execution=Execution(workers=workers),
         )

@@ -12,13 +12,14 @@ from run_records import rewrite
 
 from medfl.core.evaluation import score
 from medfl.core.journal import Journal
+from medfl.core.plan import MethodChoice
 from medfl.core.site import Splits
 from medfl.data.pooled import Empty, Pooled
 from medfl.errors import DataError, PluginError, SettingsError, StoreError
 from medfl.plugins import load_plugins
 from medfl.records.run_file import RunFile
 from medfl.records.summary import Summary
-from medfl.runs.simulation import Run, simulate
+from medfl.runs.simulation import Callbacks, Run, RunData, simulate
 from medfl.runs.summary import summarise
 from medfl.settings import Settings, read_settings
 from medfl.testing.cohort import Case, bits, make_data, make_site, make_sites, make_task
@@ -127,7 +128,13 @@ def test_privacy_is_refused_where_it_covers_not_everything(tmp_path):
 
         sends = {"model/": "weights"}
 
-    run = Run("toy", Weights, make_task(), Settings(rounds=1, privacy=PRIVACY), make_sites(), tmp_path)
+    run = Run(
+        method=MethodChoice(name="toy", make=Weights),
+        task=make_task(),
+        settings=Settings(rounds=1, privacy=PRIVACY),
+        data=RunData(sites=make_sites()),
+        folder=tmp_path,
+    )
     with refused(SettingsError, "method_not_supported", feature="privacy", method="toy", sends=["'model/' (weights)"]):
         simulate(run)
     fields = {"feature": "privacy", "method": "centralized", "sends": ["the sites' raw data"]}
@@ -221,8 +228,14 @@ def test_the_summary_is_written_last_and_is_gone_while_a_run_goes_on(tmp_path):
         seen.append((tmp_path / "summary.json").exists())
 
     for rounds in (1, 2):
-        run = Run("fedavg", FedAvg, make_task(), Settings(rounds=rounds), make_sites(), tmp_path)
-        run.on_round = run.take_home = look
+        run = Run(
+            method=MethodChoice(name="fedavg", make=FedAvg),
+            task=make_task(),
+            settings=Settings(rounds=rounds),
+            data=RunData(sites=make_sites()),
+            folder=tmp_path,
+            callbacks=Callbacks(on_round=look, export=look),
+        )
         simulate(run)
         assert (tmp_path / "summary.json").exists()
     assert not any(seen)
@@ -239,14 +252,13 @@ def test_a_round_of_several_steps_is_told_with_the_rows_of_all(tmp_path):
 
     args = {"route": "derangement", "p2p_scale": 1}
     run = Run(
-        method="fedcross_star",
-        make_method=lambda: registry.make_method("fedcross_star", args),
+        method=MethodChoice(name="fedcross_star", make=lambda: registry.make_method("fedcross_star", args)),
         task=make_task(),
         settings=Settings(rounds=3),
-        sites=make_sites(),
+        data=RunData(sites=make_sites()),
         folder=tmp_path,
+        callbacks=Callbacks(on_round=add),
     )
-    run.on_round = add
     simulate(run)
     table = rows(tmp_path, metric="bytes_to_peers")
     assert spent == table.groupby("round")["value"].sum().to_dict()
@@ -416,7 +428,15 @@ def test_pooled_data_are_the_parts_in_any_order():
 
 def test_a_run_without_anything_to_score_ends_well(tmp_path):
     sites = {name: Splits(make_data(8, name), Empty(), Empty()) for name in "ab"}
-    outcome = simulate(Run("fedavg", FedAvg, make_task(), Settings(rounds=2), sites, tmp_path))
+    outcome = simulate(
+        Run(
+            method=MethodChoice(name="fedavg", make=FedAvg),
+            task=make_task(),
+            settings=Settings(rounds=2),
+            data=RunData(sites=sites),
+            folder=tmp_path,
+        )
+    )
     assert (outcome.summary.status, outcome.summary.evaluated_round, outcome.summary.scores) == (
         "finished",
         None,

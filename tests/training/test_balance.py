@@ -13,7 +13,7 @@ from medfl.core.site import SiteRunner, Splits
 from medfl.errors import SettingsError
 from medfl.objectives.balance import class_weights, sampling_weights, weighted_loss
 from medfl.settings import Settings
-from medfl.testing.cohort import make_data, make_task
+from medfl.testing.cohort import make_data, make_plan, make_task
 from medfl.training.balance import bundle_sampler, bundle_weights
 from medfl.training.loop import row_batches, train
 
@@ -86,10 +86,12 @@ def test_sampling_reaches_the_training_and_none_leaves_it_alone():
 def test_each_site_weighs_the_loss_by_its_own_classes(tmp_path):
     task, data = make_task(), make_data(20, "x")
     data.class_labels[:] = torch.tensor([0] * 15 + [1] * 4 + [2])
-    host = SiteRunner("a", Splits(data, data, data), tmp_path, task, Settings(rounds=1, balance="loss"), "run", print)
+    host = SiteRunner(
+        "a", Splits(data, data, data), tmp_path, make_plan(Settings(rounds=1, balance="loss"), task), print
+    )
     assert torch.equal(host.task.loss.weight, class_weights(data.class_labels, task.objective.classes))
     assert task.loss.weight is None
-    plain = SiteRunner("a", Splits(data, data, data), tmp_path, task, Settings(rounds=1), "run", print)
+    plain = SiteRunner("a", Splits(data, data, data), tmp_path, make_plan(Settings(rounds=1), task), print)
     assert plain.task.loss is task.loss
 
 

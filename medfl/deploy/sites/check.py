@@ -27,7 +27,7 @@ from medfl.deploy.sites.policy import check_counts, promise, told_profile
 from medfl.deploy.sites.preflight import Caution, images, machine
 from medfl.deploy.sites.preflight.locks import kit_locks, run_locks
 from medfl.deploy.sites.preflight.server import check_server
-from medfl.errors import DataError, MedflError, SettingsError
+from medfl.errors import DataError, MedflError, SettingsError, explain
 from medfl.objectives import Objective
 from medfl.plugins import load_plugins
 from medfl.settings import Execution
@@ -117,19 +117,11 @@ def _line(title: str, check: Callable[[], str], hidden: tuple[str, str] | None =
     try:
         ok, text = True, check()
     except Exception as error:  # a bundle's own code may raise anything, and the other checks go on
-        ok, text = False, _words(error)
+        ok, text = False, explain(error).reason
     warns = isinstance(text, Caution)
     if hidden is not None:
         text = text.replace(*hidden)
     return Line(ok, f"{title}: {' '.join(text.split())}", warns)
-
-
-def _words(error: BaseException) -> str:
-    """What went wrong: medfl's own message if there is one behind, otherwise the first cause."""
-    first: BaseException = error
-    while not isinstance(first, MedflError) and first.__cause__ is not None:
-        first = first.__cause__
-    return str(first) if isinstance(first, MedflError) else f"{type(first).__name__}: {first}"
 
 
 def _secret(file: SiteFile) -> str:

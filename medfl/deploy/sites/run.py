@@ -14,7 +14,7 @@ from medfl.core.checks import check_plan, check_privacy, check_targets
 from medfl.core.constant_predictions import find_constant_predictions
 from medfl.core.evaluation import Row, completed, predictor_of, rows_of, score
 from medfl.core.reply_checks import GUEST, check_parcel
-from medfl.core.site import SCORED, SiteRunner, Splits
+from medfl.core.site import SCORED, SiteOptions, SiteRunner, Splits
 from medfl.core.store import Inbox
 from medfl.data.partition_file import check_unchanged
 from medfl.data.pooled import countable
@@ -150,20 +150,9 @@ class SiteRun:
     def held(self) -> Iterator[None]:
         """Hold the run's folder for writing, and check that it is this run's."""
         opened = self._opened
-        offer, method_args = opened.offer, opened.built.method_args
         data = DataOrigin(allowed_changes=tuple(self._changes))
-        provenance = Provenance(offer=offer.to_json(), data=data, joined=opened.joined)
-        writer = RunWriter(
-            folder=self.folder,
-            method=offer.method,
-            method_args=method_args,
-            settings=self.settings,
-            task=self.task,
-            sites=offer.sites,
-            data_digest=self._data.digest,
-            execution=opened.execution,
-            joined=opened.joined,
-        )
+        provenance = Provenance(offer=opened.offer.to_json(), data=data, joined=opened.joined)
+        writer = RunWriter(opened.plan(self._data.digest), self.folder, opened.execution)
         with writer.held(JOB_PATIENCE):
             check_same_data(self.folder, self.name, self._data.digest)
             writer.claim(provenance, backend="flare")
@@ -181,7 +170,8 @@ class SiteRun:
             from medfl.privacy.signatures import read_signer  # needs an extra
 
             signer = read_signer(self._file.path.parents[1])
-        return writer.runner(self.name, self._splits, self._deliver, self._file.secret(), scored, withheld, signer)
+        options = SiteOptions(secret=self._file.secret(), scored=scored, withheld=withheld, signer=signer)
+        return writer.runner(self.name, self._splits, self._deliver, options)
 
     def facts(self) -> Meta:
         """What this site tells when a run begins: its data as far as it may, and how far it is."""
@@ -228,7 +218,7 @@ class SiteRun:
             )
         self._undelivered = []
         received = Order(self.name, str(order.get("op")), sent, order["meta"])
-        answer = self.host.step(self._opened.make_exchanged, received, step, round_, str(digest), keep)
+        answer = self.host.step(self._opened.plan().make_method, received, step, round_, str(digest), keep)
         tensors = {} if answer.refused is not None else self.host.store.read(step, "reply/")
         facts = {"step": step, "refused": answer.refused, "meta": answer.meta, UNDELIVERED: self._undelivered}
         return tensors, facts | {"rows": rows_to_json(leaving_rows(self.settings, answer.rows))}
@@ -346,9 +336,17 @@ class SiteRun:
         models = self.host.models(method, message.tensors, step, round_)
         if models:
             built = self._opened.built
-            about = (data.shape, data.classes, data.source, data.modality, data.names)
-            stock = built.source.weights
-            home = Home(self._opened.folder, built.site_values, *about, objective=self.task.objective, stock=stock)
+            home = Home(
+                bundle_root=self._opened.folder,
+                values=built.site_values,
+                shape=data.shape,
+                classes=data.classes,
+                data=data.source,
+                modality=data.modality,
+                names=data.names,
+                objective=self.task.objective,
+                stock=built.source.weights,
+            )
             model = export_site(self.folder / "bundle", home, self.name, completed(method, self.task, models), method)
             predictor = predictor_of(method, self.task, model)
             splits = Splits(data.train, data.val, data.test)

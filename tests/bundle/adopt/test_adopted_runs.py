@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import math
 import os
@@ -37,7 +38,7 @@ from medfl.deploy.sites.file import read_site_file
 from medfl.errors import DataError, SettingsError, StoreError
 from medfl.metrics.segmentation import hausdorff95
 from medfl.plugins import load_plugins
-from medfl.runs.simulation import simulate
+from medfl.runs.simulation import Callbacks, simulate
 from medfl.settings import Execution, Settings, read_settings
 from medfl.training.precision import autocast
 from medfl.training.predict import predict
@@ -198,8 +199,8 @@ def test_a_killed_run_goes_on_with_the_same_bits(tools):
 
     def killed():
         run = read(tools, "killed")._prepare(load_plugins())
-        run.on_round = lambda round_, rows: os.kill(os.getpid(), signal.SIGKILL)
-        simulate(run)
+        callbacks = Callbacks(on_round=lambda round_, rows: os.kill(os.getpid(), signal.SIGKILL))
+        simulate(dataclasses.replace(run, callbacks=callbacks))
 
     Child(killed).end()
     assert not (tools / "killed" / "summary.json").exists()

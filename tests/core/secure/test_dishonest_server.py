@@ -32,7 +32,7 @@ from medfl.core.site import SiteRunner
 from medfl.errors import RefusedError, StoreError
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
-from medfl.testing.cohort import make_site, make_task
+from medfl.testing.cohort import make_plan, make_site, make_task
 from medfl.types import Tensors
 from medfl.utils import wire
 
@@ -80,9 +80,8 @@ class Sites:
 @pytest.fixture
 def sites(tmp_path: Path) -> Sites:
     def runner(name: str) -> SiteRunner:
-        return SiteRunner(
-            name, make_site(6, name), tmp_path / name, make_task(), SETTINGS, "run", lambda *_: None, NAMES
-        )
+        plan = make_plan(SETTINGS, sites=NAMES)
+        return SiteRunner(name, make_site(6, name), tmp_path / name, plan, lambda *_: None)
 
     return Sites({name: runner(name) for name in NAMES})
 

@@ -47,13 +47,13 @@ from medfl.core.secure.ops import (
 from medfl.core.secure.shamir import combine
 from medfl.core.secure.site import CONFIRMING, PURPOSE
 from medfl.core.secure.weights import fixed_point
-from medfl.core.site import SiteRunner
+from medfl.core.site import SiteOptions, SiteRunner
 from medfl.errors import RefusedError
 from medfl.plugins import load_plugins
 from medfl.privacy.signatures import Signer, read_signer
 from medfl.records.secret_uses import SecretUses
 from medfl.settings import Settings
-from medfl.testing.cohort import make_site, make_task
+from medfl.testing.cohort import make_plan, make_site, make_task
 from medfl.types import Tensors
 from medfl.utils import wire
 
@@ -85,14 +85,20 @@ class Server:
     signers: dict[str, Signer]
     more: dict[str, Any] = field(default_factory=dict)
     steps: int = 0
+    impostors: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         secure = {"secure_aggregation": {"threshold": self.threshold}}
         self.settings = Settings.model_validate(PLAIN | self.more | secure)
+        self.plan = make_plan(self.settings, sites=(*self.names, *self.impostors))
         self.runners = {
             name: SiteRunner(
-                *(name, make_site(6, name), self.folder / name, make_task(), self.settings, "run", lambda *_: None),
-                signer=self.signers[name],
+                name=name,
+                data=make_site(6, name),
+                folder=self.folder / name,
+                plan=self.plan,
+                post=lambda *_: None,
+                options=SiteOptions(signer=self.signers[name]),
             )
             for name in self.names
         }
@@ -172,7 +178,7 @@ def signers(root: Root, tmp_path_factory: pytest.TempPathFactory) -> dict[str, S
 def plain_update(name: str, folder: Path) -> torch.Tensor:
     """A site's update as it leaves without secure aggregation."""
     settings = Settings.model_validate(PLAIN)
-    runner = SiteRunner(name, make_site(6, name), folder, make_task(), settings, "run", lambda *_: None)
+    runner = SiteRunner(name, make_site(6, name), folder, make_plan(settings), lambda *_: None)
     runner.step(fedavg, Order(name, "fit", model()), 1, 1, wire.digest(model()))
     tensors = runner.store.read(1, "reply/")
     return torch.cat([tensors[name].double().flatten() for name, _, _ in LAYOUT])
@@ -338,13 +344,14 @@ def test_participants_can_not_be_invented(
 ) -> None:
     """Among two sites of the server the victim would have no mask that the server does not know."""
     signers = {name: replace(signer, server="host") for name, signer in signers.items()}
-    server = Server(tmp_path / "run", NAMES[:5], 3, signers)
-    about = About(tuple(sorted({VICTIM, *(signer.name for signer in impostors[kind])})))
+    invented = tuple(signer.name for signer in impostors[kind])
+    server = Server(tmp_path / "run", NAMES[:5], 3, signers, impostors=invented)  # the run's list of sites is invented
+    about = About(tuple(sorted({VICTIM, *invented})))
     sent = server.ask(VICTIM, KEYS, about, {})
     keys = {f"{what}/{VICTIM}": sent[what] for what in (PUBLIC, SIGNATURE, CERTIFICATE)}
     for signer in impostors[kind]:
         public = public_key(signer.name.encode().ljust(32)) * 2
-        statement = digest("keys", signer.name, "run", 1, public.hex()).encode()
+        statement = digest("keys", signer.name, server.plan.run_id, 1, public.hex()).encode()
         proof = {PUBLIC: public, SIGNATURE: signer.sign(PURPOSE, statement), CERTIFICATE: signer.certificate}
         keys |= {f"{what}/{signer.name}": to_tensor(content) for what, content in proof.items()}
     masking = replace(about, peers=about.sites, op="fit")

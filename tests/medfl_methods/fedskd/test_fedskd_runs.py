@@ -21,11 +21,12 @@ from peer_toys import (
 from torch import nn
 from torch.nn import functional as F
 
+from medfl.core.plan import MethodChoice
 from medfl.core.site import Splits
 from medfl.core.store import Store
 from medfl.networks.resnet import ResNet
 from medfl.objectives import Multiclass
-from medfl.runs.simulation import Run, simulate
+from medfl.runs.simulation import Run, RunData, simulate
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.testing.cohort import Case, TensorData, bits, make_sites, make_task
@@ -257,7 +258,15 @@ def test_volumes_residual_networks_of_unlike_widths_and_an_atlas(tmp_path):
 
     def result_of(name, **args):
         make_method = functools.partial(REGISTRY.make_method, name, args | {"init": "own"})
-        return simulate(Run(name, make_method, task, settings, sites, tmp_path / name))
+        return simulate(
+            Run(
+                method=MethodChoice(name=name, make=make_method),
+                task=task,
+                settings=settings,
+                data=RunData(sites=sites),
+                folder=tmp_path / name,
+            )
+        )
 
     result = result_of("fedskd", preset="paper_asd", route="derangement", p2p_scale=1)
     local = result_of("local", optimizer_state="persistent")

@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import nn
 
+from medfl.core.plan import MethodChoice
 from medfl.core.site import Splits
 from medfl.data.pooled import TensorData
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.runs.findings import read_findings
-from medfl.runs.simulation import Run, simulate
+from medfl.runs.simulation import Run, RunData, simulate
 from medfl.settings import Settings
 from medfl.task import Scale, Task
 
@@ -67,13 +68,11 @@ def test_two_rounds_in_3_d(volumes: tuple[torch.Tensor, torch.Tensor], tmp_path:
     )
     sites = {f"site-{number}": splits(volumes, range(8 * number, 8 * number + 8)) for number in range(2)}
     run = Run(
-        "fedtpf",
-        lambda: registry.make_method("fedtpf", args),
-        task,
-        Settings(rounds=2, batch_size=3),
-        sites,
-        tmp_path / "run",
-        method_args=args,
+        method=MethodChoice(name="fedtpf", make=lambda: registry.make_method("fedtpf", args), args=args),
+        task=task,
+        settings=Settings(rounds=2, batch_size=3),
+        data=RunData(sites=sites),
+        folder=tmp_path / "run",
     )
     assert simulate(run).outcome.status == "finished"
     findings = read_findings(tmp_path / "run")

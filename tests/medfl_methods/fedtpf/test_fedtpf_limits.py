@@ -21,11 +21,12 @@ from refusals import refused
 from torch import nn
 
 from medfl.contract import Order
+from medfl.core.plan import MethodChoice
 from medfl.core.site import Splits
 from medfl.data.pooled import TensorData
 from medfl.errors import RefusedError, SettingsError
 from medfl.objectives import Multiclass
-from medfl.runs.simulation import Run, simulate
+from medfl.runs.simulation import Run, RunData, simulate
 from medfl.settings import Settings
 from medfl.task import Scale
 from medfl.testing.cohort import SmallNet, bits, make_data, make_site, make_task
@@ -194,7 +195,13 @@ def test_volumes_of_two_classes_at_sites_of_one_class_each(tmp_path):
     labels = {"site-1": torch.zeros(4, dtype=torch.int64), "site-2": torch.ones(3, dtype=torch.int64)}
     data = {name: volumes(some, key) for key, (name, some) in enumerate(labels.items())}
     settings, args = Settings(rounds=2, batch_size=4, evaluate_every=9), {"norm": "group", "prototype": "scaled"}
-    run_ = Run("fedtpf", lambda: FedTPF(**(TINY | args)), volume_task(), settings, data, tmp_path)
+    run_ = Run(
+        method=MethodChoice(name="fedtpf", make=lambda: FedTPF(**(TINY | args))),
+        task=volume_task(),
+        settings=settings,
+        data=RunData(sites=data),
+        folder=tmp_path,
+    )
     result = simulate(run_)
     assert (result.outcome.status, result.outcome.rounds) == ("finished", 2)
     facts = result.outcome.findings

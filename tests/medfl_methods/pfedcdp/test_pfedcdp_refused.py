@@ -9,9 +9,10 @@ from pfedcdp_toys import ALONE, REGISTRY, SHORT, run
 from refusals import refused
 from torch import nn
 
+from medfl.core.plan import MethodChoice
 from medfl.data.pooled import TensorData
 from medfl.errors import MedflError, SettingsError
-from medfl.runs.simulation import Run, simulate
+from medfl.runs.simulation import Run, RunData, simulate
 from medfl.settings import Settings
 from medfl.testing.cohort import SmallNet, make_data, make_sites, make_task
 
@@ -104,7 +105,13 @@ def test_shap_is_needed_where_pixels_are_explained(tmp_path, monkeypatch, refine
 
 
 def test_without_public_data(tmp_path):
-    made = Run("pfedcdp", lambda: REGISTRY.make_method("pfedcdp", {}), TASK, Settings(rounds=1), make_sites(), tmp_path)
+    made = Run(
+        method=MethodChoice(name="pfedcdp", make=lambda: REGISTRY.make_method("pfedcdp", {})),
+        task=TASK,
+        settings=Settings(rounds=1),
+        data=RunData(sites=make_sites()),
+        folder=tmp_path,
+    )
     with refused(SettingsError, "missing_public_data", method="pfedcdp"):
         simulate(made)
 

@@ -8,13 +8,14 @@ from pfedcdp_toys import REGISTRY, classifier, run
 from torch.nn import functional as F
 
 from medfl.contract import Server, State
+from medfl.core.plan import MethodChoice
 from medfl.core.site import Splits
 from medfl.data.pooled import Empty, TensorData
 from medfl.networks.heads import TwoLayerHead
 from medfl.networks.parts import Split, mlp
 from medfl.objectives import Multiclass
 from medfl.runs.findings import read_findings
-from medfl.runs.simulation import Run, simulate
+from medfl.runs.simulation import Run, RunData, simulate
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.testing.cohort import CLASSES, SmallNet, make_data, make_task
@@ -236,14 +237,11 @@ def test_what_can_be_learned_is_by_sites_and_student(tmp_path):
     args = {"refine": {"epochs": 8, "lr": 0.01}}
     settings = Settings(rounds=4, evaluate_every=4, epochs=4, batch_size=16)
     run_ = Run(
-        "pfedcdp",
-        lambda: REGISTRY.make_method("pfedcdp", args),
-        task,
-        settings,
-        sites,
-        tmp_path,
-        public=gaussians(100, 99),
-        public_test=gaussians(100, 98),
+        method=MethodChoice(name="pfedcdp", make=lambda: REGISTRY.make_method("pfedcdp", args)),
+        task=task,
+        settings=settings,
+        data=RunData(sites=sites, public=gaussians(100, 99), public_test=gaussians(100, 98)),
+        folder=tmp_path,
     )
     scores = simulate(run_).summary.scores
     for kind in ("personal", "global"):
