@@ -31,8 +31,8 @@ METHODS = {
 NOTE = (
     "The brain maps are made up. They are here to show that volumes work, that sites of unlike networks can learn from "
     "each other (fedskd: models travel and teach, no weights are averaged), and what every model is worth at every "
-    "site. They do not show that this gains: with the seed 0 it does, with the seeds 1 and 2, where sites alone reach "
-    "an AUC above .97, there is no clear difference on average."
+    "site. They do not show that a site gains by it: that depends on the seed and on the last bits of a processor. The "
+    "tables of this page say what this run shows."
 )
 """What the page says at its top."""
 

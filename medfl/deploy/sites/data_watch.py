@@ -7,11 +7,11 @@ without a word. A file whose time or size differs is read again; the same conten
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from medfl.errors import RefusedError
+from medfl.errors import RefusedError, StoreError
+from medfl.records.run_file import RunFile
 
 Marks = tuple[int, int, int]
 """Of a file: its number, size and time of change."""
@@ -65,14 +65,14 @@ def check_same_data(folder: Path, site: str, digest: str) -> None:
     Raises:
         RefusedError: If they are others.
     """
-    path = folder / "run.json"
+    path = folder / RunFile.NAME
     if not path.is_file():
         return
     try:
-        before = json.loads(path.read_text(encoding="utf-8"))["identity"]["data"]
-    except (ValueError, LookupError, TypeError):
-        return  # whoever claims the folder says what is wrong with it
-    if before != digest:
+        run = RunFile.read(path)
+    except StoreError:
+        return  # claiming the folder reports what is wrong with it
+    if run.identity.data != digest:
         raise RefusedError(
             "other_data",
             f"the data of '{site}' are not those with which it began this run. A run's data stay: put them back as "
