@@ -18,6 +18,7 @@ from typing import Any
 from medfl.carriers import slow_lines
 from medfl.deploy.drill.words import COMPONENT
 from medfl.errors import SettingsError, StoreError, pip_install
+from medfl.records.federation import FederationFile
 from medfl.types import Meta
 from medfl.utils.files import private_files, write_json
 from medfl.utils.text import name_problem
@@ -101,6 +102,10 @@ class Project:
     scheme: str = "http"
     valid_days: int = 360
 
+    def record(self) -> FederationFile:
+        """Return the record of the participants."""
+        return FederationFile(**asdict(self))
+
     def check(self) -> None:
         """Refuse names that certificates, folders or medfl's runs could not carry.
 
@@ -181,7 +186,7 @@ def provision(project: Project, out: Path) -> dict[str, Path]:
         SettingsError: If a name is not possible, or server, researcher or port differ from those of the earlier call.
         StoreError: If the folder can't be written or NVFlare's builders failed.
     """
-    project = joined(project, out / CA / "federation.json")
+    project = joined(project, out / CA / FederationFile.NAME)
     project.check()
     with private_files():
         try:
@@ -194,7 +199,7 @@ def provision(project: Project, out: Path) -> dict[str, Path]:
                     shutil.move(built / participant, out / participant)
                     made[participant] = out / participant
             shutil.rmtree(built)
-            (out / CA / "federation.json").write_text(json.dumps(asdict(project), indent=2) + "\n")
+            project.record().write(out / CA / FederationFile.NAME)
         except OSError as error:
             raise StoreError("unwritable_folder", f"the kits in '{out}' can't be written: {error}", path=out) from error
     return made
@@ -212,20 +217,21 @@ def joined(project: Project, record: Path) -> Project:
     """
     if not record.is_file():
         return project
-    before = json.loads(record.read_text())
-    for key, value in asdict(replace(project, valid_days=before["valid_days"])).items():
-        if key != "sites" and value != before[key]:
+    before = FederationFile.read(record)
+    for key in ("server", "admin", "name", "port", "scheme"):
+        expected, value = getattr(before, key), getattr(project, key)
+        if value != expected:
             raise SettingsError(
                 "other_federation",
-                f"'{record.parent}' belongs to a federation whose {key} is '{before[key]}', not '{value}'. Give the "
+                f"'{record.parent}' belongs to a federation whose {key} is '{expected}', not '{value}'. Give the "
                 "same, or another folder for another federation",
                 path=record.parent,
                 setting=key,
-                expected=before[key],
+                expected=expected,
                 found=value,
             )
-    sites = (*before["sites"], *(site for site in project.sites if site not in before["sites"]))
-    return replace(project, sites=sites, valid_days=before["valid_days"])
+    sites = (*before.sites, *(site for site in project.sites if site not in before.sites))
+    return replace(project, sites=sites, valid_days=before.valid_days)
 
 
 class _Said:

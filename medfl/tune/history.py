@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from medfl.errors import StoreError
-from medfl.records.search import Result, SearchDefinition, SearchOutcome, SearchRecord, Step
+from medfl.records.study_files import Result, SearchDefinition, SearchOutcome, SearchRecord, Step
 
 
 class History:

@@ -16,7 +16,7 @@ from medfl.errors import SettingsError
 from medfl.privacy.composition import Part, epsilon
 from medfl.privacy.policy import PrivacyPolicy, policy_of
 from medfl.records.privacy_account import PrivacyAccount
-from medfl.records.search import Price
+from medfl.records.study_files import Price
 from medfl.runs.provenance import bundle_values
 from medfl.settings import Settings, read_settings
 from medfl.studies.schema import DataSet, Study

@@ -10,7 +10,7 @@ import yaml
 
 from medfl.bundle.files import shipped
 from medfl.metrics import LOWER_IS_BETTER
-from medfl.records.search import Result, SearchOutcome, SearchRecord
+from medfl.records.study_files import Result, SearchOutcome, SearchRecord
 from medfl.report.formats import count, csv_table, duration, table_lines
 from medfl.studies.preps import sized
 from medfl.studies.schema import Study

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from medfl.errors import SettingsError, pip_install
-from medfl.records.search import Step
+from medfl.records.study_files import Step
 from medfl.studies.tuning import Tuning
 from medfl.tune.space import Axis, Space
 from medfl.types import Meta

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from medfl.errors import DataError, SettingsError, StoreError, check_choice
 from medfl.plugins import Registry
-from medfl.records.search import Price, Result, SearchDefinition, Step
+from medfl.records.study_files import Price, Result, SearchDefinition, Step
 from medfl.runs.provenance import bundle_values
 from medfl.runs.records import read_run
 from medfl.studies.checks import check_options, check_rows

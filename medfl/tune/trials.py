@@ -9,7 +9,7 @@ from pathlib import Path
 
 from medfl.errors import DataError
 from medfl.metrics import LOWER_IS_BETTER, worst
-from medfl.records.search import Result, Step
+from medfl.records.study_files import Result, Step
 from medfl.runs.records import RunRecord, read_run
 from medfl.studies.jobs import Job, expand
 from medfl.studies.schema import DataSet, Study, slug

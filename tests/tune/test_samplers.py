@@ -10,7 +10,7 @@ import pytest
 from refusals import refused
 
 from medfl.errors import SettingsError
-from medfl.records.search import Step
+from medfl.records.study_files import Step
 from medfl.studies.tuning import Range, Tuning
 from medfl.tune.samplers import best_first, make_sampler, rungs
 from medfl.tune.space import Axis, Space

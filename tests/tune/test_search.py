@@ -11,7 +11,7 @@ from refusals import refused
 from tune_toys import MadeUpTrials, best_near, without_seconds
 
 from medfl.errors import DataError, StoreError
-from medfl.records.search import SearchRecord
+from medfl.records.study_files import SearchRecord
 from medfl.studies.study import load_study
 from medfl.tune.results import write_results
 from medfl.tune.search import run_search

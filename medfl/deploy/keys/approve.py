@@ -7,7 +7,7 @@ import json
 import shutil
 import tempfile
 import zipfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -16,12 +16,13 @@ from medfl.deploy.keys.commands import call
 from medfl.deploy.keys.request import KINDS, RESEARCHER, SERVER, SITE, Participant, fingerprint
 from medfl.deploy.provision import Project, joined
 from medfl.errors import SettingsError
+from medfl.records.federation import ApprovedKey, FederationFile
 from medfl.types import Meta
-from medfl.utils.files import private_files, write_json
+from medfl.utils.files import private_files
 from medfl.utils.strict_yaml import parse_yaml
 
-RECORD, PROFILE, APPROVED = "federation.json", "project.yaml", "approved"
-"""In the root's folder: who takes part, what NVFlare must know of the server, and which keys were approved."""
+PROFILE, APPROVED = "project.yaml", "approved"
+"""In the root's folder: what NVFlare must know of the server, and the folder of the approved keys."""
 MAX_BYTES = 65_536
 """Bytes of a file in a request, at most."""
 VALID_DAYS = 360
@@ -57,12 +58,12 @@ def make_root(project: Project, folder: Path) -> str:
         SettingsError: If a name is not possible, or server, researcher or port differ from those of the earlier call.
         StoreError: If the folder can't be written.
     """
-    project = joined(project, folder / RECORD)
+    project = joined(project, folder / FederationFile.NAME)
     project.check()
     server = {"host": project.server, "fed_learn_port": project.port, "admin_port": project.port}
     profile = {"name": project.name, "scheme": project.scheme, "connection_security": "mtls", "server": server}
     with private_files():
-        write_json(folder / RECORD, asdict(project))
+        project.record().write(folder / FederationFile.NAME)
         (folder / PROFILE).write_text(yaml.safe_dump(profile), encoding="utf-8")
         if not (folder / "rootCA.key").exists():
             about = {"profile": str(folder / PROFILE), "output_dir": str(folder), "org": None, "force": False}
@@ -77,9 +78,8 @@ def read_root(folder: Path) -> Project:
         SettingsError: If it is no such folder.
     """
     try:
-        values = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        return Project(**values | {"sites": tuple(values["sites"])})
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        return Project(**FederationFile.read(folder / FederationFile.NAME).model_dump())
+    except SettingsError as error:
         raise SettingsError(
             "invalid_root_folder", f"'{folder}' is no folder of `medfl federate root` ({error})", path=folder
         ) from None
@@ -158,20 +158,20 @@ def approve(request: Path, root: Path, key: str, out: Path | None = None) -> App
 def _claim(record: Path, participant: Participant, key: str) -> None:
     """Note down which key a name has; a second one is refused."""
     if record.is_file():
-        before = json.loads(record.read_text(encoding="utf-8"))
-        if before["key"] != key:
+        before = ApprovedKey.read(record)
+        if before.key != key:
             raise SettingsError(
                 "key_already_approved",
-                f"another key was approved for '{participant.name}' at {before['at']}: {before['key']}. If that one is "
+                f"another key was approved for '{participant.name}' at {before.time}: {before.key}. If that one is "
                 f"lost, delete '{record}' and approve again; its certificate stays good until its end, so if it was "
                 "stolen, a new root and new kits for all are needed",
                 name=participant.name,
-                key=before["key"],
+                key=before.key,
                 record=record,
             )
         return
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    write_json(record, {"name": participant.name, "role": participant.role, "key": key, "at": now})
+    ApprovedKey(name=participant.name, role=participant.role, key=key, time=now).write(record)
 
 
 def _expected(project: Project, about: Meta) -> Participant:
