@@ -13,12 +13,12 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import unquote
 
 from medfl.errors import MedflError, pip_install
+from medfl.records.record import FileRecord
 from medfl.runs.records import read_metrics
-from medfl.utils.files import write_json
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from medfl_mlflow.points import Point
 
 logger = logging.getLogger("medfl.mlflow")
-
-FILE = "mlflow.json"
-"""In the run folder."""
 
 ARTEFACTS = ("summary.json", "report.html")
 """Files that are kept with the MLflow run."""
@@ -39,9 +36,49 @@ BATCH = 1000
 IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 """Unless the user says otherwise: by itself MLflow holds a run up for minutes, each round, while a server is down."""
 
-State = dict[str, Any]
-"""``on``, ``tracking_uri``, ``run_id``, ``sending`` (a batch is on its way), ``sent`` (metric to last round), and
-``down`` (MLflow did not answer last time)."""
+
+class TrackingState(FileRecord):
+    """Content of ``mlflow.json`` in the run folder.
+
+    Attributes:
+        tracking_uri: Address of the MLflow store.
+        run_id: Identifier of the MLflow run.
+        is_on: Whether the run is tracked now.
+        is_sending: Whether a batch was sent and its arrival is not recorded yet.
+        is_down: Whether MLflow did not answer last time.
+        sent: Maps each metric to the last round that was sent.
+    """
+
+    NAME: ClassVar[str] = "mlflow.json"
+    REPAIR: ClassVar[str] = "Delete it: the next command then tracks the run anew."
+
+    tracking_uri: str
+    run_id: str
+    is_on: bool = False
+    is_sending: bool = False
+    is_down: bool = False
+    sent: dict[str, int] = {}
+
+
+class _Tracker:
+    """The state of a run's tracking and its file.
+
+    Args:
+        folder: The run folder.
+        state: The state.
+    """
+
+    def __init__(self, folder: Path, state: TrackingState) -> None:
+        self.folder, self.state = folder, state
+
+    def update(self, **changes: Any) -> None:
+        """Change fields of the state, in memory."""
+        self.state = self.state.model_copy(update=changes)
+
+    def save(self, **changes: Any) -> None:
+        """Change fields of the state and write the file."""
+        self.update(**changes)
+        self.state.write(self.folder / TrackingState.NAME)
 
 
 def start(run_folder: str, settings: dict[str, Any], tracking: dict[str, Any]) -> None:
@@ -57,29 +94,29 @@ def start(run_folder: str, settings: dict[str, Any], tracking: dict[str, Any]) -
     """
     folder = Path(run_folder)
     state = _read(folder)
-    if state:
-        write_json(folder / FILE, state | {"on": False})  # until MLflow has answered
+    if state is not None:
+        _Tracker(folder, state).save(is_on=False)  # until MLflow has answered
     if not tracking:
         return
     folder.mkdir(parents=True, exist_ok=True)
     uri = str(tracking["tracking_uri"])
     with _impatient():
         client = _first_client(uri)
-        if not _continues(client, state, uri):
-            state = {"tracking_uri": uri, "run_id": _create(client, uri, tracking), "sending": False, "sent": {}}
-        state |= {"on": True, "down": False}
-        client.update_run(state["run_id"], status="RUNNING")
-        _log_settings(client, state["run_id"], settings)
-    write_json(folder / FILE, state)
+        if state is None or not _continues(client, state, uri):
+            state = TrackingState(tracking_uri=uri, run_id=_create(client, uri, tracking))
+        client.update_run(state.run_id, status="RUNNING")
+        _log_settings(client, state.run_id, settings)
+    _Tracker(folder, state).save(is_on=True, is_down=False)
 
 
 def send(run_folder: str) -> None:
     """Send the points that MLflow does not have yet. While it does not answer they wait, after one warning."""
     folder = Path(run_folder)
     state = _read(folder)
-    if state.get("on"):
-        with _may_be_down(folder, state):
-            _send(_client(state["tracking_uri"]), folder, state)
+    if state is not None and state.is_on:
+        tracker = _Tracker(folder, state)
+        with _may_be_down(tracker):
+            _send(_client(state.tracking_uri), tracker)
 
 
 def end(run_folder: str, status: str) -> None:
@@ -91,56 +128,55 @@ def end(run_folder: str, status: str) -> None:
     """
     folder = Path(run_folder)
     state = _read(folder)
-    if not state.get("on"):
+    if state is None or not state.is_on:
         return
-    with _may_be_down(folder, state):
-        client = _client(state["tracking_uri"])
-        _send(client, folder, state)
+    tracker = _Tracker(folder, state)
+    with _may_be_down(tracker):
+        client = _client(state.tracking_uri)
+        _send(client, tracker)
         for name in ARTEFACTS:
             if (folder / name).is_file():
-                client.log_artifact(state["run_id"], str(folder / name))
-        client.set_tag(state["run_id"], "medfl.status", status)
-        client.set_terminated(state["run_id"], "FINISHED" if status == "finished" else "FAILED")
+                client.log_artifact(state.run_id, str(folder / name))
+        client.set_tag(state.run_id, "medfl.status", status)
+        client.set_terminated(state.run_id, "FINISHED" if status == "finished" else "FAILED")
 
 
-def _send(client: MlflowClient, folder: Path, state: State) -> None:
+def _send(client: MlflowClient, tracker: _Tracker) -> None:
     from medfl_mlflow.points import points
 
-    written = points(read_metrics(folder / "metrics.csv"))
-    if state["sending"]:
-        state["sent"] |= _arrived(client, state["run_id"], {p.name for p in written if p.step > _last(state, p.name)})
-    new = [point for point in written if point.step > _last(state, point.name)]
+    written, run_id = points(read_metrics(tracker.folder / "metrics.csv")), tracker.state.run_id
+    if tracker.state.is_sending:
+        names = {point.name for point in written if point.step > _last(tracker.state, point.name)}
+        tracker.update(sent=tracker.state.sent | _arrived(client, run_id, names))
+    new = [point for point in written if point.step > _last(tracker.state, point.name)]
     if not new:
         return
-    state["sending"] = True
-    write_json(folder / FILE, state)
-    _log(client, state["run_id"], new)
-    state["sent"] |= {point.name: point.step for point in new}
-    state["sending"] = False
-    write_json(folder / FILE, state)
+    tracker.save(is_sending=True)
+    _log(client, run_id, new)
+    tracker.save(sent=tracker.state.sent | {point.name: point.step for point in new}, is_sending=False)
 
 
 @contextlib.contextmanager
-def _may_be_down(folder: Path, state: State) -> Iterator[None]:
-    """MLflow may fail in the block: the first time is a warning, and the run goes on."""
+def _may_be_down(tracker: _Tracker) -> Iterator[None]:
+    """Let MLflow fail in the block: the first failure is logged as a warning, and the run goes on."""
     from mlflow.exceptions import MlflowException
 
-    before = state.get("down", False)
+    was_down = tracker.state.is_down
     try:
         with _impatient():
             yield
-        state["down"] = False
+        tracker.update(is_down=False)
     except (MlflowException, OSError) as error:
-        state["down"] = True
-        if not before:
+        tracker.update(is_down=True)
+        if not was_down:
             logger.warning(
                 "MLflow at '%s' does not answer, the run goes on: %s What it misses is sent when it answers again, or "
                 "when the same command is given again.",
-                state["tracking_uri"],
+                tracker.state.tracking_uri,
                 str(error).splitlines()[0],
             )
-    if state["down"] != before:
-        write_json(folder / FILE, state)
+    if tracker.state.is_down != was_down:
+        tracker.save()
 
 
 @contextlib.contextmanager
@@ -189,14 +225,14 @@ def _first_client(uri: str) -> MlflowClient:
     return client
 
 
-def _continues(client: MlflowClient, state: State, uri: str) -> bool:
+def _continues(client: MlflowClient, state: TrackingState, uri: str) -> bool:
     """Whether the run folder's MLflow run is in this store and was not deleted there."""
     from mlflow.exceptions import MlflowException
 
-    if state.get("tracking_uri") != uri:
+    if state.tracking_uri != uri:
         return False
     try:
-        return bool(client.get_run(state["run_id"]).info.lifecycle_stage == "active")
+        return bool(client.get_run(state.run_id).info.lifecycle_stage == "active")
     except MlflowException:
         return False
 
@@ -243,12 +279,11 @@ def _arrived(client: MlflowClient, run_id: str, names: set[str]) -> dict[str, in
     return {name: max(rounds) for name, rounds in steps.items() if rounds}
 
 
-def _last(state: State, name: str) -> int:
-    return int(state["sent"].get(name, 0))
+def _last(state: TrackingState, name: str) -> int:
+    return state.sent.get(name, 0)
 
 
-def _read(folder: Path) -> State:
-    """What `FILE` holds; nothing if there is none. A half-written one can't be: it is written atomically."""
-    path = folder / FILE
-    state: State = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return state
+def _read(folder: Path) -> TrackingState | None:
+    """Return the state in a run folder; None if the run was never tracked."""
+    path = folder / TrackingState.NAME
+    return TrackingState.read(path) if path.is_file() else None

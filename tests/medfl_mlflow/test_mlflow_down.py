@@ -41,7 +41,7 @@ def test_a_kill_while_sending_neither_doubles_nor_loses(
         patch.setattr(observer, "_log", killed)
         with pytest.raises(KeyboardInterrupt):
             medfl_mlflow.medfl_round_ended(str(run_folder))
-    assert json.loads((run_folder / "mlflow.json").read_text())["sending"]
+    assert json.loads((run_folder / "mlflow.json").read_text())["is_sending"]
     begin(run_folder)
     write(run_folder, rows(3, 2))
     medfl_mlflow.medfl_round_ended(str(run_folder))
