@@ -234,13 +234,15 @@ def open_run(
     _warn_of_plugins(record, registry)
     method = registry.make_method(record.method, record.run.identity.method_args)
     return OpenedRun(
-        *(folder, record.method, method),
-        method.task_of(task),
-        settings,
-        {name: Splits(site.train, site.val, site.test, site.digest) for name, site in sites.items()},
-        server.test if server is not None and len(server.test) else None,
-        first.classes,
-        registry,
+        folder=folder,
+        name=record.method,
+        method=method,
+        task=method.task_of(task),
+        settings=settings,
+        sites={name: Splits(site.train, site.val, site.test, site.digest) for name, site in sites.items()},
+        global_test=server.test if server is not None and len(server.test) else None,
+        classes=first.classes,
+        registry=registry,
     )
 
 

@@ -77,9 +77,19 @@ class ServerLoop:
             last = self._close(server, last, pending) if plan is None else self._step(server, last, plan, pending)
         then, taken = self._taken(server, last, last.best)
         method = self._make_method()
-        shown = method.publish(then), method.models(then), method.findings(server)
-        ended = last.status, last.rounds_done, taken.rounds_done, taken.step, last.best, last.reason
-        return Outcome(*ended, *shown, last.missed, last.away)
+        return Outcome(
+            status=last.status,
+            rounds=last.rounds_done,
+            round=taken.rounds_done,
+            step=taken.step,
+            best=last.best,
+            reason=last.reason,
+            published=method.publish(then),
+            models=method.models(then),
+            findings=method.findings(server),
+            missed=last.missed,
+            away=last.away,
+        )
 
     # ---- one step
 

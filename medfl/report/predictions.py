@@ -102,8 +102,16 @@ class Tested:
             tuple(texts[place] for place in places) if texts else () for texts in (self.sex, self.centre, self.groups)
         )
         patients = None if self.patients is None else self.patients[chosen]
-        parts = (self.rows[chosen], self.targets[chosen], self.judged[chosen])
-        return Tested(*parts, self.objective, sex, centre, patients, groups)
+        return Tested(
+            rows=self.rows[chosen],
+            targets=self.targets[chosen],
+            judged=self.judged[chosen],
+            objective=self.objective,
+            sex=sex,
+            centre=centre,
+            patients=patients,
+            groups=groups,
+        )
 
     def _score(self, score: str | Score) -> Score:
         return partial(self.objective.weighted_score, score) if isinstance(score, str) else score

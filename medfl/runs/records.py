@@ -206,7 +206,8 @@ def read_run(folder: PathLike) -> RunRecord:
         StoreError: If the folder holds no run, or one of its files can't be read.
     """
     place = Path(folder)
-    return RunRecord(place, *read_facts(place), read_metrics(place / "metrics.csv"))
+    run, summary = read_facts(place)
+    return RunRecord(folder=place, run=run, summary=summary, metrics=read_metrics(place / "metrics.csv"))
 
 
 def read_predictions(path: PathLike) -> pd.DataFrame:
