@@ -218,12 +218,12 @@ class Connection:
                 server=self._server,
             )
         if "JobNotRunning" in names or (names[0] == "InternalError" and "is not running" in str(error)):
-            return GoneError("job_not_running", message, server=self._server, error=names[0])
+            return GoneError("job_not_running", message, server=self._server, cause=names[0])
         if "JobNotFound" in names:
-            return UnknownJobError("unknown_job", message, server=self._server, error=names[0])
+            return UnknownJobError("unknown_job", message, server=self._server, cause=names[0])
         if "NoReply" in names or (names[0] == "InternalError" and "no app command func" in str(error)):
-            return SilentError("job_not_responding", message, server=self._server, error=names[0])
-        return MedflError("nvflare_error", message, server=self._server, error=names[0])
+            return SilentError("job_not_responding", message, server=self._server, cause=names[0])
+        return MedflError("nvflare_error", message, server=self._server, cause=names[0])
 
 
 class UnreachableError(MedflError):

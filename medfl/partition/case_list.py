@@ -98,7 +98,7 @@ def _read(source: Path) -> dict[str, Any]:
             "invalid_json",
             f"'{source}' can't be read as JSON ({type(error).__name__}): expected a list of cases.",
             path=source,
-            reason=type(error).__name__,
+            cause=type(error).__name__,
         ) from None
     if not isinstance(content, dict):
         raise DataError(

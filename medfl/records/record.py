@@ -67,7 +67,7 @@ class FileRecord(Record):
                 "unreadable_file",
                 f"'{path}' can't be read: {error.strerror}. Permit reading it.",
                 path=path,
-                cause=error.strerror,
+                reason=error.strerror,
             ) from error
         return cls.from_bytes(content, path)
 

@@ -317,7 +317,7 @@ def test_other_errors_of_the_server_become_errors_with_advice(place: SimpleNames
         raise AuthorizationError("user not authorized")
 
     flare.submit_job = refuse  # type: ignore[method-assign]
-    with refused(MedflError, "nvflare_error", server="localhost:8002", error="AuthorizationError") as caught:
+    with refused(MedflError, "nvflare_error", server="localhost:8002", cause="AuthorizationError") as caught:
         submit(flare, place)
     assert "The server's local/authorization.json" in str(caught.value)
 

@@ -109,7 +109,7 @@ def test_sites_by_a_column_and_by_dirichlet_draws(tmp_path):
 @pytest.mark.parametrize(
     ("text", "code", "fields"),
     [
-        ("[", "invalid_json", {"reason": "JSONDecodeError"}),
+        ("[", "invalid_json", {"cause": "JSONDecodeError"}),
         ("[]", "wrong_type", {"found": "list"}),
         ('{"training": []}', "no_cases", {}),
         ('{"training": [{"image": "Jane.nii"}]}', "no_listed_files", {}),

@@ -170,7 +170,7 @@ class AdoptedBundle:
                 "component_not_buildable",
                 f"'{id_}' of the bundle can't be built: {type(cause).__name__}: {cause}",
                 id=id_,
-                error=type(cause).__name__,
+                cause=type(cause).__name__,
             ) from error
 
     def parts(self) -> TrainingParts:

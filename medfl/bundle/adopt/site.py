@@ -160,7 +160,7 @@ class AdoptedSite:
                 "Expected the files that the bundle's docs/federate.md names.",
                 site=self.site,
                 id=id_,
-                error=type(error).__name__,
+                cause=type(error).__name__,
             ) from error
         if not isinstance(content, Sequence | TorchDataset) or not all(isinstance(row, Mapping) for row in rows):
             raise DataError(

@@ -235,5 +235,5 @@ def test_an_optimiser_with_groups_of_parameters_is_refused(spleen, tmp_path):
 def test_code_of_the_bundle_that_fails_is_named(spleen, tmp_path):
     edit(spleen, "train.json", lambda c: c["loss"].update(no_such_argument=1))
     adopt(spleen, tmp_path / "out")
-    with refused(SettingsError, "component_not_buildable", id="loss", error="TypeError"):
+    with refused(SettingsError, "component_not_buildable", id="loss", cause="TypeError"):
         AdoptedBundle(tmp_path / "out").parts()
