@@ -13,7 +13,7 @@ from torch import nn
 
 from medfl.core.carrier import MethodFactory
 from medfl.core.secure.method import secured
-from medfl.records.run_file import RENAMED, JoinedSite, RunIdentity, TaskIdentity
+from medfl.records.run_file import RENAMED, JoinedSite, RunIdentity, TaskIdentity, networks_brought
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.types import Dataset, Meta
@@ -69,7 +69,7 @@ class RunPlan:
 
         The number of rounds is not part of it, and neither are the rounds whose models are kept.
         """
-        late = {site for site, entry in self.joined.items() if entry.network is not None}
+        late = networks_brought(self.joined)
         at_start = {site: name for site, name in self.settings.networks_by_site.items() if site not in late}
         settings = self.settings.model_copy(update={"networks_by_site": at_start})
         values = settings.model_dump(mode="json", exclude={"rounds", "keep_rounds"})

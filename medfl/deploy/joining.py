@@ -22,7 +22,7 @@ from medfl.core.status import DIVERGED, INCOMPLETE
 from medfl.core.store import Store
 from medfl.deploy.offered_bundle import OfferedRun
 from medfl.errors import MedflError, SettingsError
-from medfl.records.run_file import JoinedSite, Machine, RunFile
+from medfl.records.run_file import JoinedSite, Machine, RunFile, networks_brought
 from medfl.runs.device_profiles import Placed, place, place_late, place_profiles
 from medfl.runs.folder import begun_run
 from medfl.runs.machines import LIVE, Profile, check_profile
@@ -128,7 +128,7 @@ def _later(
     at_start, machines = begun.settings.networks_by_site, begun.provenance.machines
     been = {site for site, facts in last.facts.items() if facts} | set(last.answers)
     joined = {site: entry for site, entry in begun.provenance.joined.items() if site in been}
-    known = at_start | {site: entry.network for site, entry in joined.items() if entry.network is not None}
+    known = at_start | networks_brought(joined)
     agreed = Agreed(opened.with_networks(known | opened.settings.networks_by_site, joined), joined, machines)
     for site, answer in sorted(answers.items()):
         settled = site in known or site in been

@@ -45,7 +45,7 @@ The classes are loaded on first use, as some need packages that take seconds to 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What a run promises for one adjacency.
+    """The promise of a run for one adjacency.
 
     Attributes:
         adjacency: Neighbouring data sets.

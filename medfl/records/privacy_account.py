@@ -1,4 +1,4 @@
-"""Schema of a site's privacy account: what a run released, and what all runs on the same data spent together."""
+"""Schema of a site's privacy account: the releases of a run, and the privacy that all runs on its data spent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Epsilon = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class PrivacyAccount(Record):
-    """What one run released of a site's data, and what all runs on the same data spent together.
+    """Releases of one run on a site's data, and the privacy that all runs on the same data spent together.
 
     Under the unit ``sample`` the number of a site's images follows from `sigma`, `rate` and `steps`. A site withholds
     these from the server (`medfl.privacy.policy.PrivacyPolicy.redact`); then all three are None.

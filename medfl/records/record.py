@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from medfl.errors import MedflError, StoreError
-from medfl.utils.files import write_atomic
+from medfl.utils.files import json_bytes, write_atomic
 
 CHECKSUM = "sha256"
 """Key of the checksum in a file that has one."""
@@ -124,7 +124,7 @@ class FileRecord(Record):
         values = self.to_json() | {"version": self.VERSION}
         if self.HAS_CHECKSUM:
             values |= {CHECKSUM: checksum_of(values)}
-        return (json.dumps(values, indent=2, sort_keys=True) + "\n").encode()
+        return json_bytes(values)
 
     @classmethod
     def _damaged(cls, path: Path, cause: str, **fields: str) -> MedflError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -149,6 +150,11 @@ class JoinedSite(Record):
     network: str | None = Field(max_length=200)
 
 
+def networks_brought(joined: Mapping[str, JoinedSite]) -> dict[str, str]:
+    """Return the networks that sites brought when they joined, by the name of the site."""
+    return {site: entry.network for site, entry in joined.items() if entry.network is not None}
+
+
 class DataOrigin(Record):
     """The data that a run uses.
 
@@ -172,7 +178,7 @@ class DataOrigin(Record):
 
 
 class Provenance(Record):
-    """Where the settings, the data and the code of a run come from.
+    """Origin of the settings, the data and the code of a run.
 
     Attributes:
         settings: Maps the name of each setting to its value and origin; empty in a site's own folder.
@@ -193,7 +199,7 @@ class Provenance(Record):
     @property
     def late_networks(self) -> dict[str, str]:
         """Maps each site that joined later and brought a network to its name."""
-        return {site: entry.network for site, entry in self.joined.items() if entry.network is not None}
+        return networks_brought(self.joined)
 
 
 class Versions(Record):

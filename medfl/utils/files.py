@@ -127,9 +127,14 @@ def _not_written(path: Path, error: OSError) -> StoreError:
     )
 
 
+def json_bytes(value: Any) -> bytes:
+    """Return JSON as the content of a file: indented, with sorted keys."""
+    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON atomically, indented, with sorted keys."""
-    write_atomic(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
+    """Write JSON atomically, as `json_bytes` returns it."""
+    write_atomic(path, json_bytes(value))
 
 
 def flush_folder(folder: Path) -> None:

@@ -136,30 +136,6 @@ def digest(tensors: Tensors, meta: Meta | None = None) -> str:
     return _digest(_plain(tensors), _json(meta or {}))
 
 
-def sealed(content: Meta) -> Meta:
-    """JSON with its own checksum under ``sha256``, for a file that is read again; see `unsealed`."""
-    plain: Meta = json.loads(json.dumps({name: value for name, value in content.items() if name != "sha256"}))
-    return plain | {"sha256": digest({}, plain)}
-
-
-def unsealed(raw: bytes) -> Meta:
-    """What `sealed` was given, from the bytes of its file.
-
-    Raises:
-        DamagedError: If they are no JSON object, or do not fit their own checksum.
-    """
-    try:
-        content = json.loads(raw)
-        intact = content.get("sha256") == sealed(content)["sha256"]
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise DamagedError(
-            "invalid_json", f"it can't be read ({type(error).__name__})", cause=type(error).__name__
-        ) from error
-    if not intact:
-        raise DamagedError("wrong_checksum", "it does not fit its own checksum: it was damaged, or changed by hand")
-    return {name: value for name, value in content.items() if name != "sha256"}
-
-
 def payload_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
     """Bytes of the tensors' numbers alone, without names, shapes and meta."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
