@@ -41,7 +41,8 @@ def test_a_signature_is_good_for_its_purpose_and_content_only(north: Signer, kit
     signature = north.sign("parcel", b"content")
     assert len(signature) == 256
     south.verify("parcel", b"content", signature, north.certificate, "north")
-    others = {"key", "parcel\0content"}, {b"Content", b"", b"content\0"}, {signature[:-1], b"", signature[:-1] + b"\0"}
+    changed = signature[:-1] + bytes([signature[-1] ^ 1])
+    others = {"key", "parcel\0content"}, {b"Content", b"", b"content\0"}, {signature[:-1], b"", changed}
     wrong = [(purpose, b"content", signature) for purpose in others[0]]
     wrong += [("parcel", content, signature) for content in others[1]]
     wrong += [("parcel", b"content", other) for other in others[2]]
