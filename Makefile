@@ -42,7 +42,7 @@ suite: compiled style
 	OMP_NUM_THREADS=1 $(KEEP) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(SLOW)
 
 test-flare: $(VENV)/.ready-dev
-	OMP_NUM_THREADS=1 $(KEEP) $(BIN)/python -m pytest -m flare tests/flare
+	OMP_NUM_THREADS=1 $(KEEP) $(BIN)/python -m pytest -m flare tests/medfl_flare/processes
 
 tutorials: $(VENV)/.ready-dev
 	OMP_NUM_THREADS=1 $(KEEP) $(BIN)/python -m pytest -n 0 tests/test_tutorials.py tests/test_docs.py

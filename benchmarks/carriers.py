@@ -31,12 +31,12 @@ from pathlib import Path
 import psutil
 
 from medfl.bundle.files import shipped
-from medfl.deploy.kit import start, stop
-from medfl.deploy.offer import make_offer
-from medfl.deploy.provision import Project, provision
-from medfl.deploy.session import Submission, submit
-from medfl.runs.records import read_metrics
+from medfl.engine.runs.records import read_metrics
 from medfl.testing.phantoms import make_cohort
+from medfl_flare.kit import start, stop
+from medfl_flare.offer import make_offer
+from medfl_flare.provision import Project, provision
+from medfl_flare.session import Submission, submit
 
 SITES = ("site-01", "site-02", "site-03")
 FACTS = {"num_classes": 2, "in_channels": 3, "size": 8, "spatial_dims": 2}

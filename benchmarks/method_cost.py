@@ -25,13 +25,13 @@ import torch
 from round_loop import CLASSES, make_sites, make_work
 from torch import nn
 
-from medfl.core.evaluation import Row
-from medfl.core.plan import MethodChoice
-from medfl.core.site import Splits
+from medfl.engine.evaluation import Row
+from medfl.engine.plan import MethodChoice
+from medfl.engine.runs.simulation import Callbacks, Run, RunData, simulate
+from medfl.engine.site import Splits
 from medfl.networks.cnn import CNN4
 from medfl.objectives import Multiclass
 from medfl.plugins import Registry, load_plugins
-from medfl.runs.simulation import Callbacks, Run, RunData, simulate
 from medfl.settings import Settings
 from medfl.task import Scale, Task
 from medfl.types import Dataset, Meta

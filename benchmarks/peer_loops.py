@@ -64,14 +64,14 @@ def plain(options: argparse.Namespace) -> None:
 
 def medfl(options: argparse.Namespace) -> None:
     """A federation in memory."""
-    from medfl.core.plan import MethodChoice
-    from medfl.core.site import Splits
     from medfl.data.arrays import ArrayDataset
     from medfl.data.pooled import Empty
+    from medfl.engine.plan import MethodChoice
+    from medfl.engine.runs.simulation import Callbacks, Run, RunData, Simulation, simulate
+    from medfl.engine.site import Splits
     from medfl.networks.cnn import CNN4
     from medfl.objectives import Multiclass
     from medfl.plugins import load_plugins
-    from medfl.runs.simulation import Callbacks, Run, RunData, Simulation, simulate
     from medfl.settings import Execution, Settings
     from medfl.task import Task
 

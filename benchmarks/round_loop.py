@@ -25,17 +25,17 @@ import torch
 from plain_loop import PlainLoop
 from torch import nn
 
-from medfl.core.evaluation import Row
-from medfl.core.plan import MethodChoice
-from medfl.core.site import Splits
 from medfl.data.arrays import ArrayDataset
-from medfl.methods.aggregation import sample
+from medfl.engine.evaluation import Row
+from medfl.engine.plan import MethodChoice
+from medfl.engine.runs.simulation import Callbacks, Run, RunData, Simulation, simulate
+from medfl.engine.site import Splits
 from medfl.networks.cnn import CNN4
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
-from medfl.runs.simulation import Callbacks, Run, RunData, Simulation, simulate
 from medfl.settings import Execution, Settings
 from medfl.task import Task
+from medfl.toolkit.aggregation import sample
 from medfl.utils.rng import make_generator
 
 CLASSES = 8

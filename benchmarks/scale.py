@@ -22,13 +22,13 @@ import psutil
 import torch
 from torch import nn
 
-from medfl.core.evaluation import Row
-from medfl.core.plan import MethodChoice
-from medfl.core.site import Splits
 from medfl.data.arrays import ArrayDataset
+from medfl.engine.evaluation import Row
+from medfl.engine.plan import MethodChoice
+from medfl.engine.runs.simulation import Callbacks, Run, RunData, Simulation, simulate
+from medfl.engine.site import Splits
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
-from medfl.runs.simulation import Callbacks, Run, RunData, Simulation, simulate
 from medfl.settings import Execution, Settings
 from medfl.task import Task
 

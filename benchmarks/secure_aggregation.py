@@ -23,11 +23,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 
-from medfl.core.secure.discrete_gaussian import discrete_gaussian
-from medfl.core.secure.fixed_point import FixedPoint, packed, signed, unpacked
-from medfl.core.secure.keys import MASK, agreed, public_key
-from medfl.core.secure.masks import add_mask, pair_sign
-from medfl.core.secure.shamir import combine, split
+from medfl.engine.secure.discrete_gaussian import discrete_gaussian
+from medfl.engine.secure.fixed_point import FixedPoint, packed, signed, unpacked
+from medfl.engine.secure.keys import MASK, agreed, public_key
+from medfl.engine.secure.masks import add_mask, pair_sign
+from medfl.engine.secure.shamir import combine, split
 from medfl.privacy.signatures import Signer
 from medfl.utils import wire
 from medfl.utils.rng import SecretStream

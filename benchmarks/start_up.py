@@ -24,8 +24,8 @@ from pathlib import Path
 from peers import CONTESTANTS, Contestant, Process
 
 from medfl.bundle.files import shipped
+from medfl.engine.runs.progress import PROGRESS
 from medfl.records.progress import JobStart, ProgressLine
-from medfl.runs.progress import PROGRESS
 from medfl.testing.phantoms import make_cohort
 
 RUN = "medfl run, to its first job"

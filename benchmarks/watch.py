@@ -22,15 +22,15 @@ import torch
 from round_loop import CLASSES, make_sites, make_work
 from torch import nn
 
-from medfl.core.plan import MethodChoice
-from medfl.core.site import Splits
 from medfl.data.arrays import ArrayDataset
+from medfl.engine.plan import MethodChoice
+from medfl.engine.runs.progress import PROGRESS, ProgressFile
+from medfl.engine.runs.simulation import Run, RunData, simulate
+from medfl.engine.site import Splits
 from medfl.networks.cnn import CNN4
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.records.progress import Event, ProgressLine
-from medfl.runs.progress import PROGRESS, ProgressFile
-from medfl.runs.simulation import Run, RunData, simulate
 from medfl.settings import Execution, Settings
 from medfl.task import Task
 from medfl.utils.pulse import Pulse, counted

@@ -1,8 +1,8 @@
-"""Networks, partitions, poisons, report sections and the data set ``folder`` of medfl, as any plugin has them."""
+"""Networks, partitions and the data set ``folder`` of the core, listed as any plugin lists its own."""
 
 from __future__ import annotations
 
-from medfl.plugins import DatasetRecord, NetworkRecord, PartitionRecord, PoisonRecord, SectionRecord, hookimpl
+from medfl.plugins import DatasetRecord, NetworkRecord, PartitionRecord, hookimpl
 
 
 @hookimpl
@@ -51,69 +51,6 @@ def medfl_partitions() -> list[PartitionRecord]:
 
 
 @hookimpl
-def medfl_poisons() -> list[PoisonRecord]:
-    """Poisoning attacks of `medfl.poisons`."""
-    return [
-        PoisonRecord(
-            "label_flip",
-            "medfl.poisons.label_flip:LabelFlip",
-            "Tolpegin et al., ESORICS 2020",
-            "data",
-            "images of one class are called another, or all classes are turned round (source, target, rate)",
-        ),
-        PoisonRecord(
-            "backdoor",
-            "medfl.poisons.backdoor:Backdoor",
-            "Gu et al., 2017",
-            "data",
-            "a bright square in a corner stands for a class (target, patch, rate)",
-        ),
-        PoisonRecord(
-            "sign_flip",
-            "medfl.poisons.sign_flip:SignFlip",
-            "Li et al., AAAI 2019",
-            "reply",
-            "the opposite of the own update (scale)",
-        ),
-        PoisonRecord(
-            "scaling",
-            "medfl.poisons.scaling:Scaling",
-            "Bagdasaryan et al., AISTATS 2020",
-            "reply",
-            "a multiple of the own update, by default long enough to replace the model (scale)",
-        ),
-        PoisonRecord(
-            "gaussian",
-            "medfl.poisons.gaussian:Gaussian",
-            "Blanchard et al., NeurIPS 2017",
-            "reply",
-            "noise as long as the own update (scale)",
-        ),
-        PoisonRecord(
-            "alie",
-            "medfl.poisons.alie:Alie",
-            "Baruch et al., NeurIPS 2019",
-            "reply",
-            "the honest mean less z honest standard deviations: hardly to be told from the honest (z)",
-        ),
-        PoisonRecord(
-            "ipm",
-            "medfl.poisons.ipm:InnerProduct",
-            "Xie et al., UAI 2019",
-            "reply",
-            "the honest mean times -epsilon (epsilon)",
-        ),
-        PoisonRecord(
-            "free_rider",
-            "medfl.poisons.free_rider:FreeRider",
-            "Fraboni et al., AISTATS 2021",
-            "reply",
-            "nothing, or how the common model changed last, and noise (disguise, noise)",
-        ),
-    ]
-
-
-@hookimpl
 def medfl_datasets() -> list[DatasetRecord]:
     """Data sets of `medfl.ingest`: a hospital's own images."""
     return [
@@ -135,33 +72,4 @@ def medfl_datasets() -> list[DatasetRecord]:
             },
             order=900,
         )
-    ]
-
-
-@hookimpl
-def medfl_report_sections() -> list[SectionRecord]:
-    """Sections of `medfl.report`; 200 to 299 are left to methods."""
-    return [
-        SectionRecord("gains", "Who gains", "medfl.report.sections.gains:GainsSection", 0),
-        SectionRecord("masks", "Masks", "medfl.report.objectives.masks:MasksSection", 10),
-        SectionRecord("survival", "Survival", "medfl.report.objectives.survival:SurvivalSection", 20),
-        SectionRecord("agreement", "Agreement", "medfl.report.objectives.agreement:AgreementSection", 30),
-        SectionRecord("label_aucs", "Each finding", "medfl.report.objectives.label_aucs:LabelAucsSection", 40),
-        SectionRecord("calibration", "Calibration", "medfl.report.objectives.calibration:CalibrationSection", 50),
-        SectionRecord("sweep", "One setting, several values", "medfl.report.sections.sweep:SweepSection", 100),
-        SectionRecord("centres", "Which centres gain", "medfl.report.sections.centres:CentresSection", 110),
-        SectionRecord("classes", "Which classes gain", "medfl.report.sections.classes:ClassesSection", 120),
-        SectionRecord("matrix", "Every model at every site", "medfl.report.sections.matrix:MatrixSection", 130),
-        SectionRecord("fairness", "By sex", "medfl.report.sections.fairness:FairnessSection", 140),
-        SectionRecord("clusters", "Clusters", "medfl.report.sections.clusters:ClustersSection", 150),
-        SectionRecord("privacy", "Privacy", "medfl.report.sections.privacy:PrivacySection", 300),
-        SectionRecord("attacks", "What attacks found", "medfl.report.sections.attacks:AttacksSection", 310),
-        SectionRecord("atlas", "Regions of the atlas", "medfl.report.sections.atlas:AtlasSection", 320),
-        SectionRecord("scores", "All scores", "medfl.report.sections.standard:ScoresSection", 500),
-        SectionRecord("curves", "Round by round", "medfl.report.sections.standard:CurvesSection", 510),
-        SectionRecord("forgetting", "What is forgotten", "medfl.report.sections.forgetting:ForgettingSection", 520),
-        SectionRecord("holdings", "Who holds what", "medfl.report.sections.standard:HoldingsSection", 530),
-        SectionRecord("attendance", "Who took part", "medfl.report.sections.attendance:AttendanceSection", 535),
-        SectionRecord("costs", "Costs", "medfl.report.sections.standard:CostsSection", 540),
-        SectionRecord("settings", "Settings", "medfl.report.sections.standard:SettingsSection", 550),
     ]

@@ -41,7 +41,7 @@ PayloadKind = Literal["update", "weights", "statistic", "samples"]
 
 
 Need = Literal["class_labels", "class_logits", "soft_targets", "features", "head", "linear_head", "images_of_one_shape"]
-"""What a method may need of a task; `medfl.core.needs` says when a task has it."""
+"""What a method may need of a task; `medfl.engine.needs` says when a task has it."""
 
 
 @dataclass
@@ -338,7 +338,7 @@ class Filter(Protocol):
 
 
 class Method(Protocol):
-    """A federated algorithm. Most are a few lines on `medfl.methods.averaging.Averaging`."""
+    """A federated algorithm. Most are a few lines on `medfl.toolkit.averaging.Averaging`."""
 
     sends: ClassVar[Mapping[str, PayloadKind]]
     """Name prefix to kind. A tensor that leaves a site under any other name is refused there."""

@@ -1,4 +1,4 @@
-"""Hooks: how a plugin brings methods, networks, data sets, poisons, partitions, report sections, and watches a run.
+"""Hooks: the functions with which a plugin adds methods, data sets, commands and more, and observes runs.
 
 A plugin is a module whose functions are marked with `hookimpl`. It is found through an entry point of the group
 ``medfl``, or given as a file (``--plugin FILE``). Hooks return light records whose targets are strings such as
@@ -11,15 +11,19 @@ The hooks, with their exact signatures. A plugin has any of them::
     medfl_networks() -> list[NetworkRecord]
     medfl_partitions() -> list[PartitionRecord]
     medfl_datasets() -> list[DatasetRecord]
-    medfl_poisons() -> list[PoisonRecord]
+    medfl_adversaries() -> list[AdversaryRecord]
     medfl_report_sections() -> list[SectionRecord]
+    medfl_commands() -> list[CommandRecord]
+    medfl_backends() -> list[BackendRecord]
+    medfl_run_location(path: str) -> RunLocation | None
+    medfl_partition_written(folder: str, counts: dict[str, list[int]], classes: list[str]) -> None
     medfl_run_started(run_folder: str, settings: dict[str, Any], tracking: dict[str, Any]) -> None
     medfl_round_ended(run_folder: str, round: int, rows: list[dict[str, Any]]) -> None
-    medfl_run_ended(run_folder: str, status: str) -> None
+    medfl_run_ended(run_folder: str, status: str, registry: Registry) -> None
 
-The last three observe. They get copies and may take fewer arguments; what they return is ignored, and one that raises
+The last four observe. They get copies and may take fewer arguments; what they return is ignored, and one that raises
 is logged by name. Nothing here decides numbers inside a step. Of a run between machines the server calls them, and
-whoever submitted it once its results have come (`medfl.deploy.observers`).
+whoever submitted it once its results have come (`medfl_flare.observers`).
 """
 
 from __future__ import annotations
@@ -27,7 +31,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import pluggy
 
@@ -39,8 +44,24 @@ hookimpl = pluggy.HookimplMarker("medfl")
 _hookspec = pluggy.HookspecMarker("medfl")
 
 
+class Record:
+    """Base class of the records that hooks list.
+
+    Attributes:
+        kind: Name of the kind of thing, in the singular, as it stands in messages.
+        plural: The same in the plural. The hook is ``medfl_<plural>``, and so is the table of `medfl.plugins.Registry`.
+        name: Name that users type.
+        target: ``module:attribute``, imported when it is first used.
+    """
+
+    kind: ClassVar[str]
+    plural: ClassVar[str]
+    name: str
+    target: str
+
+
 @dataclass(frozen=True)
-class NetworkRecord:
+class NetworkRecord(Record):
     """A network.
 
     Attributes:
@@ -49,13 +70,15 @@ class NetworkRecord:
         summary: One line.
     """
 
+    kind = "network"
+    plural = "networks"
     name: str
     target: str
     summary: str = ""
 
 
 @dataclass(frozen=True)
-class PartitionRecord:
+class PartitionRecord(Record):
     """A way to split a pooled data set among sites.
 
     Attributes:
@@ -64,13 +87,15 @@ class PartitionRecord:
         summary: One line.
     """
 
+    kind = "partition"
+    plural = "partitions"
     name: str
     target: str
     summary: str = ""
 
 
 @dataclass(frozen=True)
-class MethodRecord:
+class MethodRecord(Record):
     """A method.
 
     Attributes:
@@ -85,6 +110,8 @@ class MethodRecord:
         needs: What it needs of a task, the same as `medfl.contract.Method.needs`.
     """
 
+    kind = "method"
+    plural = "methods"
     name: str
     target: str
     family: str
@@ -96,7 +123,7 @@ class MethodRecord:
 
 
 @dataclass(frozen=True)
-class DatasetRecord:
+class DatasetRecord(Record):
     """A data set that ``medfl prep`` and studies can prepare.
 
     Attributes:
@@ -111,6 +138,8 @@ class DatasetRecord:
         order: They are listed in the order of these numbers, then of their names.
     """
 
+    kind = "dataset"
+    plural = "datasets"
     name: str
     target: str
     modality: str = ""
@@ -122,17 +151,19 @@ class DatasetRecord:
 
 
 @dataclass(frozen=True)
-class PoisonRecord:
+class AdversaryRecord(Record):
     """A poisoning attack, for the setting ``poison`` of simulations.
 
     Attributes:
         name: What users type.
-        target: ``module:Class``, a `medfl.poisons.poison.DataPoison` or `medfl.poisons.poison.ReplyPoison`.
+        target: ``module:Class``, a `DataPoison` or `ReplyPoison` of `medfl.engine.adversaries.adversary`.
         paper: Where it was published; may be empty.
         on: What attackers change: their training ``data``, or their ``reply``.
         summary: One line.
     """
 
+    kind = "adversary"
+    plural = "adversaries"
     name: str
     target: str
     paper: str
@@ -141,47 +172,91 @@ class PoisonRecord:
 
 
 @dataclass(frozen=True)
-class SectionRecord:
+class SectionRecord(Record):
     """A section of the report's page.
 
     Attributes:
-        id: Of the section on the page, for links: letters, digits, ``-`` and ``_``.
+        name: Id of the section on the page, for links: letters, digits, ``-`` and ``_``.
         title: Its heading.
-        target: ``module:Class``, a `medfl.report.section.Section` that is made without arguments.
-        order: Sections stand in the order of these numbers, then of their ids. First is 0, who gains; 100 to 399 have
+        target: ``module:Class``, a `medfl_report.section.Section` that is made without arguments.
+        order: Sections stand in the order of these numbers, then of their names. First is 0, who gains; 100 to 399 have
             the sections of medfl that only some runs have, and those of its methods; 500 and more those that all have.
     """
 
-    id: str
+    kind = "report_section"
+    plural = "report_sections"
+    name: str
     title: str
     target: str
     order: int = 400
 
     def __post_init__(self) -> None:
-        if not (re.fullmatch(r"[\w-]+", self.id) and isinstance(self.order, int)):
-            raise ValueError(f"expected an id without spaces and a whole number as order, got {self!r}")
-
-    @property
-    def name(self) -> str:
-        """What it is known by, as other records are by their names: its id."""
-        return self.id
+        if not (re.fullmatch(r"[\w-]+", self.name) and isinstance(self.order, int)):
+            raise ValueError(f"expected a name without spaces and a whole number as order, got {self!r}")
 
 
-Record = MethodRecord | NetworkRecord | PartitionRecord | DatasetRecord | PoisonRecord | SectionRecord
-"""What a hook lists."""
+@dataclass(frozen=True)
+class CommandRecord(Record):
+    """A command of ``medfl``.
 
-RecordKind = Literal["method", "network", "partition", "dataset", "poison", "report_section"]
-"""What a record is of."""
+    Attributes:
+        name: Name that users type.
+        target: ``module:attribute`` of a function, as for `typer.run`, or of a `typer.Typer`.
+        summary: Its line in ``medfl --help``.
+        section: Heading under which ``medfl --help`` lists it, one of those of `medfl.cli.main.SECTIONS` or a new one.
+    """
 
-RECORDS: dict[RecordKind, type[Record]] = {
-    "method": MethodRecord,
-    "network": NetworkRecord,
-    "partition": PartitionRecord,
-    "dataset": DatasetRecord,
-    "poison": PoisonRecord,
-    "report_section": SectionRecord,
-}
-"""Kind to the class of its records; its hook is ``medfl_<kind>s``."""
+    kind = "command"
+    plural = "commands"
+    name: str
+    target: str
+    summary: str
+    section: str = "Bundles and plugins"
+
+
+@dataclass(frozen=True)
+class BackendRecord(Record):
+    """A backend, for ``--carrier``: the machines on which a run is carried out.
+
+    Attributes:
+        name: Name that users type.
+        target: ``module:Class``, a `medfl.workflow.Backend` that is made without arguments.
+        summary: One line.
+        options: Maps the name of each further option of ``medfl run`` to its description and default.
+    """
+
+    kind = "backend"
+    plural = "backends"
+    name: str
+    target: str
+    summary: str = ""
+    options: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunLocation:
+    """Folder of the runs that a file or folder of a plugin stands for.
+
+    Attributes:
+        folder: Run folder, or a folder of run folders.
+        gets_more_runs: Whether further runs will appear in it.
+    """
+
+    folder: Path
+    gets_more_runs: bool = False
+
+
+RECORDS: tuple[type[Record], ...] = (
+    MethodRecord,
+    NetworkRecord,
+    PartitionRecord,
+    DatasetRecord,
+    AdversaryRecord,
+    SectionRecord,
+    CommandRecord,
+    BackendRecord,
+)
+"""Classes of the records that hooks list."""
 
 
 METHOD_MEMBERS = (
@@ -241,7 +316,7 @@ def method_problem(name: str, kind: Any) -> PluginError | None:
     return PluginError(
         "missing_members",
         f"Expected method '{name}' to have all that medfl.contract.Method names; {kind!r} lacks {listed}. "
-        "Add it, or inherit from medfl.methods.averaging.Averaging, where the rest has defaults.",
+        "Add it, or inherit from medfl.toolkit.averaging.Averaging, where the rest has defaults.",
         method=name,
         members=missing,
     )
@@ -267,12 +342,34 @@ class Hooks:
         """Data sets of this plugin."""
 
     @_hookspec
-    def medfl_poisons(self) -> list[PoisonRecord]:  # type: ignore[empty-body]
+    def medfl_adversaries(self) -> list[AdversaryRecord]:  # type: ignore[empty-body]
         """Poisoning attacks of this plugin, for simulations."""
 
     @_hookspec
     def medfl_report_sections(self) -> list[SectionRecord]:  # type: ignore[empty-body]
         """Sections of the report of this plugin; they are asked whenever a page is written."""
+
+    @_hookspec
+    def medfl_commands(self) -> list[CommandRecord]:  # type: ignore[empty-body]
+        """Commands of this plugin. Importing the plugin must be quick: ``medfl --help`` calls this hook."""
+
+    @_hookspec
+    def medfl_backends(self) -> list[BackendRecord]:  # type: ignore[empty-body]
+        """Backends of this plugin."""
+
+    @_hookspec(firstresult=True)
+    def medfl_run_location(self, path: str) -> RunLocation | None:
+        """Return where the runs are that `path` stands for, or None if this plugin does not know such files.
+
+        ``medfl watch`` calls it. Studies and NVFlare's startup kits are found by it.
+        """
+
+    @_hookspec
+    def medfl_partition_written(self, folder: str, counts: dict[str, list[int]], classes: list[str]) -> None:
+        """``medfl partition`` has written the data lists of all sites below `folder`.
+
+        `counts` maps each site to its number of images of each of the `classes`.
+        """
 
     @_hookspec
     def medfl_run_started(self, run_folder: str, settings: dict[str, Any], tracking: dict[str, Any]) -> None:
@@ -291,8 +388,12 @@ class Hooks:
         """
 
     @_hookspec
-    def medfl_run_ended(self, run_folder: str, status: str) -> None:
-        """A run is over; `status` is that of its ``run.json``."""
+    def medfl_run_ended(self, run_folder: str, status: str, registry: Any) -> None:
+        """A run is over; `status` is that of its ``run.json``.
+
+        `registry`, a `medfl.plugins.Registry`, holds what the plugins of this run offer, those given as files
+        included. It is not copied.
+        """
 
 
 HOOKS = tuple(name for name in vars(Hooks) if name.startswith("medfl_"))

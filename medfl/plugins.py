@@ -10,8 +10,11 @@ import copy
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -22,25 +25,27 @@ import pluggy
 from medfl import hooks
 from medfl.errors import PluginError, SettingsError, did_you_mean
 from medfl.hooks import (
+    HOOKS,
+    AdversaryRecord,
+    BackendRecord,
+    CommandRecord,
     DatasetRecord,
     MethodRecord,
     NetworkRecord,
     PartitionRecord,
-    PoisonRecord,
     Record,
-    RecordKind,
+    RunLocation,
     SectionRecord,
     hookimpl,
 )
 from medfl.utils.dotted import merged
-from medfl.utils.plugin_sources import DISABLE, installed, left_out, load_file, look_alikes
 
 __all__ = [
     "DatasetRecord",
     "MethodRecord",
     "NetworkRecord",
     "PartitionRecord",
-    "PoisonRecord",
+    "AdversaryRecord",
     "Registry",
     "SectionRecord",
     "hookimpl",
@@ -48,6 +53,15 @@ __all__ = [
 ]
 
 _logger = logging.getLogger(__name__)
+
+GROUP = "medfl"
+"""The entry-point group of plugins."""
+
+PREFIX = "medfl_plugin_"
+"""How the names of modules begin that plugin files become."""
+
+DISABLE = "MEDFL_DISABLE"
+"""Environment variable: names of plugins to leave out, separated by commas."""
 
 
 class Registry:
@@ -60,8 +74,10 @@ class Registry:
         networks: Name to record.
         partitions: Name to record.
         datasets: Name to record.
-        poisons: Name to record.
+        adversaries: Name to record.
         report_sections: Id to record.
+        commands: Name to record.
+        backends: Name to record.
     """
 
     def __init__(self) -> None:
@@ -71,18 +87,20 @@ class Registry:
         self.networks: dict[str, NetworkRecord] = {}
         self.partitions: dict[str, PartitionRecord] = {}
         self.datasets: dict[str, DatasetRecord] = {}
-        self.poisons: dict[str, PoisonRecord] = {}
+        self.adversaries: dict[str, AdversaryRecord] = {}
         self.report_sections: dict[str, SectionRecord] = {}
-        self._claims: dict[tuple[RecordKind, str], list[tuple[str, Record]]] = {}
+        self.commands: dict[str, CommandRecord] = {}
+        self.backends: dict[str, BackendRecord] = {}
+        self._claims: dict[tuple[str, str], list[tuple[str, Record]]] = {}
         self._files: dict[str, ModuleType] = {}
         self._manager = pluggy.PluginManager("medfl")
         self._manager.add_hookspecs(hooks.Hooks)
 
-    def givers(self, kind: RecordKind, name: str) -> list[str]:
+    def givers(self, kind: str, name: str) -> list[str]:
         """The plugins that list `name`: none when it is unknown, two or more when it is ambiguous."""
         return [plugin for plugin, _ in self._claims.get((kind, name), [])]
 
-    def check_name(self, kind: RecordKind, name: str) -> None:
+    def check_name(self, kind: str, name: str) -> None:
         """Check that exactly one plugin lists a name, without importing what it stands for.
 
         Raises:
@@ -134,9 +152,9 @@ class Registry:
             )
         return self._import(f"made-up release of '{name}'", plugin, record.phantom)
 
-    def poison(self, name: str) -> Any:
+    def adversary(self, name: str) -> Any:
         """The class of a poisoning attack. Raises as `network` does."""
-        return self._resolve("poison", name)
+        return self._resolve("adversary", name)
 
     def report_section(self, name: str) -> Any:
         """The class of a section, by its id. Raises as `network` does."""
@@ -172,23 +190,41 @@ class Registry:
         return read_settings(kind, values, where=f"method '{name}'")
 
     def notify(self, event: str, **facts: Any) -> None:
-        """Tell every observer of an event. An observer that fails is logged by name; the run is not touched.
+        """Call every observer of an event. An observer that fails is logged by name; the run is not touched.
 
         Args:
             event: The name of an observing hook, for example ``medfl_round_ended``.
-            facts: All of its arguments, by name. Each observer gets its own copy.
+            facts: Its arguments, by name, but for ``registry``, which is this one. Each observer gets its own copy.
         """
-        for hook in getattr(self._manager.hook, event).get_hookimpls():
+        for hook in reversed(getattr(self._manager.hook, event).get_hookimpls()):  # the order in which pluggy calls
             try:
-                hook.function(**{name: copy.deepcopy(facts[name]) for name in hook.argnames})
+                copies = {name: copy.deepcopy(facts[name]) for name in hook.argnames if name in facts}
+                hook.function(**copies, **({"registry": self} if "registry" in hook.argnames else {}))
             except (Exception, SystemExit) as error:
                 _logger.warning("Plugin '%s' failed in %s; the run goes on: %s", hook.plugin_name, event, _say(error))
 
-    def _resolve(self, kind: RecordKind, name: str) -> Any:
+    def run_location(self, path: Path) -> RunLocation | None:
+        """Where the runs are that a plugin's file or folder stands for; None if no plugin knows it.
+
+        Raises:
+            MedflError: If it is one that a plugin knows, but can't be read.
+        """
+        location: RunLocation | None = self._manager.hook.medfl_run_location(path=str(path))
+        return location
+
+    def command(self, name: str) -> Any:
+        """The function or `typer.Typer` of a command. Raises as `network` does."""
+        return self._resolve("command", name)
+
+    def backend(self, name: str) -> Any:
+        """The class of a backend. Raises as `network` does."""
+        return self._resolve("backend", name)
+
+    def _resolve(self, kind: str, name: str) -> Any:
         plugin, record = self._claim(kind, name)
         return self._import(f"{kind} '{name}'", plugin, record.target)
 
-    def _claim(self, kind: RecordKind, name: str) -> tuple[str, Record]:
+    def _claim(self, kind: str, name: str) -> tuple[str, Record]:
         """The plugin that lists a name, and its record."""
         claims = self._claims.get((kind, name), [])
         if not claims:
@@ -237,7 +273,7 @@ class Registry:
 
     def _add(self, name: str, origin: str, plugin: Any) -> None:
         """Register a loaded plugin: warn of what only looks like a hook, then take its records."""
-        self.problems += look_alikes(name, plugin)
+        self.problems += _look_alikes(name, plugin)
         try:
             self._manager.register(plugin, name)
         except (pluggy.PluginValidationError, ValueError) as error:
@@ -246,32 +282,34 @@ class Registry:
             self.problems.append(f"Plugin '{name}' ({origin}) is left out: {error}")
             return
         self.plugins[name] = origin
-        for kind in hooks.RECORDS:
-            for hook in getattr(self._manager.hook, f"medfl_{kind}s").get_hookimpls():
+        for record_class in hooks.RECORDS:
+            for hook in getattr(self._manager.hook, f"medfl_{record_class.plural}").get_hookimpls():
                 if hook.plugin_name == name:
-                    self._take(kind, name, hook.function)
+                    self._take(record_class, name, hook.function)
 
-    def _take(self, kind: RecordKind, plugin: str, hook: Any) -> None:
+    def _take(self, expected: type[Record], plugin: str, hook: Any) -> None:
         try:
             records = list(hook())
         except (Exception, SystemExit) as error:
-            self.problems.append(f"Hook medfl_{kind}s of plugin '{plugin}' failed: {_say(error)}. {_mend(plugin)}")
+            self.problems.append(
+                f"Hook medfl_{expected.plural} of plugin '{plugin}' failed: {_say(error)}. {_mend(plugin)}"
+            )
             return
-        expected = hooks.RECORDS[kind]
         for record in records:
             if not isinstance(record, expected) or not all(record.target.partition(":")):
                 self.problems.append(
-                    f"Hook medfl_{kind}s of plugin '{plugin}' must list {expected.__name__} with a target "
+                    f"Hook medfl_{expected.plural} of plugin '{plugin}' must list {expected.__name__} with a target "
                     f"'module:name'; got {record!r}, which is left out. {_mend(plugin)}"
                 )
             else:
-                self._claims.setdefault((kind, record.name), []).append((plugin, record))
+                self._claims.setdefault((expected.kind, record.name), []).append((plugin, record))
 
     def _settle(self) -> None:
         """Fill the public tables; a name that is claimed more than once becomes a problem."""
         for (kind, name), claims in sorted(self._claims.items()):
             if len(claims) == 1:
-                getattr(self, f"{kind}s")[name] = claims[0][1]
+                record = claims[0][1]
+                getattr(self, record.plural)[name] = record
             else:
                 self.problems.append(_ambiguous(kind, name, self.givers(kind, name)))
 
@@ -290,7 +328,7 @@ def load_plugins(files: Iterable[str | Path] = (), disabled: Iterable[str] = ())
         PluginError: If a file does not exist, if two have the same name, or if a disabled name is unknown.
     """
     registry = Registry()
-    points = installed(registry.problems)
+    points = _installed(registry.problems)
     sources: dict[str, tuple[str, Any]] = {point.name: (origin, point.load) for origin, point in points}
     for path in map(Path, files):
         if path.suffix != ".py" or not path.is_file():
@@ -309,7 +347,7 @@ def load_plugins(files: Iterable[str | Path] = (), disabled: Iterable[str] = ())
                 origin=sources[path.stem][0],
             )
         sources[path.stem] = (str(path), partial(load_file, path, registry._files))
-    skipped = left_out(disabled, sources)
+    skipped = _left_out(disabled, sources)
     for name, (origin, load) in sources.items():
         if name in skipped:
             continue
@@ -323,7 +361,7 @@ def load_plugins(files: Iterable[str | Path] = (), disabled: Iterable[str] = ())
     return registry
 
 
-def _ambiguous(kind: RecordKind, name: str, plugins: Sequence[str]) -> str:
+def _ambiguous(kind: str, name: str, plugins: Sequence[str]) -> str:
     what = f"{kind.replace('_', ' ').capitalize()} '{name}'"
     if len(set(plugins)) == 1:
         return f"{what} is listed twice by plugin '{plugins[0]}'. {_mend(plugins[0])}"
@@ -339,3 +377,69 @@ def _mend(plugin: str) -> str:
 
 def _say(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".rstrip(": ").rstrip(".")
+
+
+def _installed(problems: list[str]) -> list[tuple[str, importlib.metadata.EntryPoint]]:
+    """Entry points of the group with where they come from, sorted by name; one for each name."""
+    points: dict[str, tuple[str, importlib.metadata.EntryPoint]] = {}
+    for point in sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
+        origin = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+        if point.name not in points:
+            points[point.name] = (origin, point)
+        elif points[point.name][1].value != point.value:
+            problems.append(
+                f"Two installed packages have a plugin '{point.name}': {points[point.name][0]} and {origin}. "
+                "The first is used; uninstall one of them."
+            )
+    return list(points.values())
+
+
+def load_file(path: Path, files: dict[str, ModuleType]) -> ModuleType:
+    """Import a plugin file as ``medfl_plugin_<stem>``, and note it in `files`."""
+    name = f"{PREFIX}{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None  # the suffix is .py
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    files[name] = module
+    return module
+
+
+def _look_alikes(name: str, plugin: Any) -> list[str]:
+    """Warnings for functions that are named like a hook and are none."""
+    warnings = []
+    for key, value in sorted(getattr(plugin, "__dict__", {}).items()):
+        if not key.startswith("medfl_") or not inspect.isroutine(value):
+            continue
+        marked = hasattr(value, "medfl_impl")
+        if key not in HOOKS and (marked or value.__module__ == plugin.__name__):
+            warnings.append(f"Plugin '{name}' has '{key}', which is no hook and is ignored. {did_you_mean(key, HOOKS)}")
+        elif key in HOOKS and not marked:
+            warnings.append(f"Plugin '{name}' has '{key}' without @hookimpl, so it is ignored. Mark it.")
+    return warnings
+
+
+def _left_out(disabled: Iterable[str], known: Collection[str]) -> set[str]:
+    """Names of plugins that the user or the environment leaves out.
+
+    Raises:
+        PluginError: If one is unknown.
+    """
+    by_environment = {name.strip(): f"named in {DISABLE}" for name in os.environ.get(DISABLE, "").split(",")}
+    names = by_environment | dict.fromkeys(disabled, "to be left out")
+    names.pop("", None)
+    for name, how in names.items():
+        if name not in known:
+            raise PluginError(
+                "unknown_choice",
+                f"Unknown plugin '{name}' ({how}). {did_you_mean(name, known)}",
+                what="plugin",
+                choice=name,
+            )
+    return set(names)

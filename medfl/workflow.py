@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from monai.bundle import ConfigParser
 from monai.bundle.utils import DEFAULT_EXP_MGMT_SETTINGS
 from monai.bundle.workflows import ConfigWorkflow
 
+from medfl.bundle.federated_run import LOCAL
 from medfl.bundle.federation import with_own_errors
 from medfl.bundle.option_checks import apply_options, check_ids, check_options
 from medfl.data.readers.quiet import drop_missing_codec
-from medfl.deploy.session import Submission, submit
-from medfl.deploy.submit import OPTIONS, read_submission
+from medfl.engine.runs.console import ends_monai_command, show_log
 from medfl.errors import SettingsError
-from medfl.runs.console import ends_monai_command, show_log
+from medfl.plugins import load_plugins
 from medfl.types import Meta
 
 STOCK_OPTIONS = frozenset(
@@ -24,20 +24,37 @@ STOCK_OPTIONS = frozenset(
 """Options of MONAI's workflow itself; every other one names an id of the configuration or a setting."""
 
 
+class Backend(Protocol):
+    """Contract of a backend other than this machine: it carries out a run somewhere else."""
+
+    def prepare(self, parser: ConfigParser, files: str | Sequence[str], options: Meta) -> Callable[[], None]:
+        """Check what is to run, and return the function that runs it and ends when the run has ended.
+
+        Args:
+            parser: Holds the bundle's files, with the options put into it.
+            files: The files that were read.
+            options: Maps ids and settings to the values that the user gave.
+
+        Raises:
+            MedflError: If this backend can't carry out the run.
+        """
+        ...
+
+
 class FederatedWorkflow(ConfigWorkflow):
     """MONAI's workflow, refusing options that the configuration does not know and configurations that lack something.
 
     Use it as ``python -m monai.bundle run --workflow_name medfl.workflow.FederatedWorkflow ...``. All missing ids come
     in one message, and so do all unknown options, each with the known ones. An option may name any setting of
-    `medfl.settings`, where stock MONAI takes ``--settings#NAME`` for those without an id of their own. With ``--carrier
-    flare`` the run is submitted to other machines (`medfl.deploy`), and followed to its end.
+    `medfl.settings`, where stock MONAI takes ``--settings#NAME`` for those without an id of their own. With
+    ``--carrier`` a plugin's backend carries out the run, for example on the sites' own machines.
 
     Raises:
         SettingsError: If an option or an id is unknown or missing; on MONAI's command line the process ends with the
-            message alone (`medfl.runs.console.ends_monai_command`).
+            message alone (`medfl.engine.runs.console.ends_monai_command`).
     """
 
-    _submission: Submission | None = None
+    _run_elsewhere: Callable[[], None] | None = None
 
     def __init__(self, config_file: str | Sequence[str], **options: Any) -> None:
         stock = {name: value for name, value in options.items() if name in STOCK_OPTIONS}
@@ -58,33 +75,46 @@ class FederatedWorkflow(ConfigWorkflow):
             for name, value in tracked.items():  # ids that MONAI adds, and that options may name
                 if name not in self.parser:
                     self.parser[name] = value
-            if overrides.get("carrier") == "flare":
-                for name, value in OPTIONS.items():
-                    self.parser[name] = value
+            backend, defaults = _backend(str(overrides.get("carrier", LOCAL)), overrides)
+            for name, value in defaults.items():
+                self.parser[name] = value
             check_ids(self.parser, self.properties or {}, f"of {config_file}")
-            check_options(self.parser, overrides, {*tracked, *OPTIONS})
+            check_options(self.parser, overrides, {*tracked, *defaults})
         apply_options(self.parser, {"given_by": "command line"} | overrides)
         if settings:
             self.patch_bundle_tracking(self.parser, settings)
-        if overrides.get("carrier") == "flare":
+        if backend is not None:
             with ends_monai_command():
-                self._submission = read_submission(self.parser, config_file, overrides)
+                self._run_elsewhere = backend.prepare(self.parser, config_file, overrides)
 
     def initialize(self) -> Any:
         """MONAI's; a run on other machines has nothing to begin here."""
-        return None if self._submission else super().initialize()
+        return None if self._run_elsewhere else super().initialize()
 
     def run(self) -> Any:
-        """Run the federation here, or submit it."""
+        """Run the federation, here or on the chosen backend."""
         with ends_monai_command():
-            if self._submission is None:
+            if self._run_elsewhere is None:
                 return with_own_errors(super().run)
             show_log()
-            return submit(self._submission)
+            return self._run_elsewhere()
 
     def finalize(self) -> Any:
         """MONAI's; a run on other machines has nothing to end here."""
-        return None if self._submission else super().finalize()
+        return None if self._run_elsewhere else super().finalize()
+
+
+def _backend(name: str, options: Meta) -> tuple[Backend | None, Meta]:
+    """Return the backend that a run names and the defaults of its options; None and no options for this machine.
+
+    Raises:
+        PluginError: If no plugin has a backend of that name, or it can't be imported.
+    """
+    if name == LOCAL:
+        return None, {}
+    registry = load_plugins(options.get("plugins") or (), options.get("disabled_plugins") or ())
+    backend: Backend = registry.backend(name)()
+    return backend, {option: default for option, (_, default) in registry.backends[name].options.items()}
 
 
 def tracking_settings(tracking: str | Meta | None) -> Meta:

@@ -19,9 +19,9 @@ from medfl.cli.run import settings_page
 from medfl.contract import ReducesTo
 from medfl.errors import PluginError
 from medfl.hooks import MethodRecord
-from medfl.methods.averaging import Averaging
 from medfl.plugins import load_plugins
 from medfl.settings import Execution, Privacy, Settings
+from medfl.toolkit.averaging import Averaging
 from medfl.utils.tells import Tell, count, number
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -6,13 +6,13 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from medfl.cli.main import COMMANDS, real_command
+from medfl.cli.main import all_commands, import_target, real_command
 from medfl.settings import run_fields
 
 ROOT = Path(__file__).parents[1]
@@ -56,11 +56,14 @@ def commands_in(text: str) -> Iterator[list[str]]:
                 yield words[:end]
 
 
+COMMANDS = all_commands()
+
+
 @cache
 def options_below(path: tuple[str, ...]) -> tuple[Any, frozenset[str]]:
     """The command of these words and its options; None if there is no such command."""
     if len(path) == 1:
-        command = real_command(path[0], COMMANDS[path[0]][0])
+        command = real_command(path[0], partial(import_target, COMMANDS[path[0]].target))
     else:
         above, _ = options_below(path[:-1])
         command = above.get_command(above.make_context(path[-2], [], resilient_parsing=True), path[-1])

@@ -12,9 +12,9 @@ import networkx
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("medfl", "medfl_methods", "medfl_datasets", "medfl_mlflow")
-FOLDERS = {"medfl": ROOT / "medfl", "medfl_datasets": ROOT / "data_prep"}
-FOLDERS |= {name: ROOT / "plugins" / name for name in ("medfl_methods", "medfl_mlflow")}
+FOLDERS = {"medfl": ROOT / "medfl"}
+FOLDERS |= {path.name: path.resolve() for path in sorted((ROOT / "plugins").iterdir()) if path.is_dir()}
+PACKAGES = tuple(FOLDERS)
 
 LOOSE = 11
 """Modules at the top of `medfl`."""

@@ -22,7 +22,7 @@ from medfl.plugins import MethodRecord, NetworkRecord, PartitionRecord, hookimpl
 """
 
 METHOD = """
-from medfl.methods.averaging import Averaging
+from medfl.toolkit.averaging import Averaging
 
 class Toy(Averaging):
     presets: ClassVar[dict] = {"paper": {"mu": 0.5, "tau": 2.0}}

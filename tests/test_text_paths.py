@@ -11,20 +11,20 @@ import pytest
 import zoo_shapes
 from attack_runs import make_data, run_bundle
 
-from medfl.attacks.open_run import open_run
-from medfl.bundle.adopt import adopt
 from medfl.bundle.check import check_bundle
-from medfl.card.write import write_cards
 from medfl.data.datalists import read_datalist
 from medfl.data.sites import load_global, load_site, load_sites
+from medfl.engine.runs.facts import read_facts
+from medfl.engine.runs.lifecycle import RunViewer
+from medfl.engine.runs.records import PREDICTIONS, read_metrics, read_predictions, read_run
 from medfl.objectives import Multiclass
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins
-from medfl.report.page import write_report
-from medfl.runs.facts import read_facts
-from medfl.runs.lifecycle import RunViewer
-from medfl.runs.records import PREDICTIONS, read_metrics, read_predictions, read_run
+from medfl_adopt.adopting import adopt
+from medfl_attacks.open_run import open_run
+from medfl_report.cards.write import write_cards
+from medfl_report.page import write_report
 
 ROOT = Path(__file__).parents[1]
 NORMAL = ((0.5,) * 3, (0.5,) * 3)

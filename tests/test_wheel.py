@@ -71,7 +71,7 @@ def test_the_wheel_holds_bundles_templates_and_plugins(wheel):
         paths = list((ROOT / folder).glob(pattern))
         assert paths
         assert {f"medfl/{path.relative_to(ROOT).as_posix()}" for path in paths} <= names
-    templates = [*(ROOT / "medfl/cli/templates").iterdir(), *(ROOT / "medfl/report/templates").glob("*")]
+    templates = [*(ROOT / "medfl/cli/templates").iterdir(), *(ROOT / "plugins/medfl_report/templates").glob("*")]
     modules = [*(ROOT / "medfl").rglob("*.py"), *(ROOT / "plugins").rglob("*.py"), ROOT / "medfl/py.typed"]
     wanted = {path.relative_to(ROOT).as_posix().removeprefix("plugins/") for path in [*templates, *modules]}
     files = [path for ending in ("html", "css") for path in (ROOT / "plugins").rglob(f"*.{ending}")]

@@ -17,8 +17,8 @@ from monai.fl.utils.exchange_object import ExchangeObject
 from medfl.bundle.client_side import Side, open_side
 from medfl.bundle.watched import Watched, watched
 from medfl.contract import Order, State
-from medfl.core.evaluation import score
 from medfl.data.datalists import SPLITS
+from medfl.engine.evaluation import score
 from medfl.errors import DataError, MedflError, RefusedError, SettingsError, check_choice
 from medfl.types import MODEL, Dataset, Tensors
 from medfl.utils.rng import pinned

@@ -14,15 +14,15 @@ import torch
 from medfl.bundle.federated_run import FederatedRun
 from medfl.bundle.federation import read_federation
 from medfl.contract import Site, State
-from medfl.core.filters import Filters
 from medfl.data.partition_file import check_unchanged
 from medfl.data.pooled import countable
 from medfl.data.sites import SiteData
+from medfl.engine.filters import Filters
 from medfl.errors import RefusedError, SettingsError
-from medfl.methods.averaging import Averaging
 from medfl.plugins import load_plugins
 from medfl.settings import Execution, Settings, read_settings
 from medfl.task import Scale, Task
+from medfl.toolkit.averaging import Averaging
 from medfl.training.loop import pick_device
 from medfl.types import Dataset, Meta, Tensors
 from medfl.utils.memory import keep_freed_memory

@@ -8,8 +8,8 @@ from pathlib import Path
 from medfl.data.arrays import open_array
 from medfl.data.datalists import FILE, Datalist, parse_datalist, read_bytes
 from medfl.data.sites import image_shape, site_names
+from medfl.engine.runs.provenance import bundle_values
 from medfl.errors import DataError
-from medfl.runs.provenance import bundle_values
 
 GOALS = {"Multiclass": "classes", "Binary": "classes", "Segmentation": "masks"}
 """Class of `medfl.objectives` in a bundle's ``train.json`` to what is learned; a bundle with another takes any."""

@@ -1,4 +1,4 @@
-"""A federation as a bundle's ``federate.json`` builds it: data in, a run folder with report and bundles out."""
+"""A federation as a bundle's ``federate.json`` builds it: data in, a run folder with bundles out."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from typing import Any
 
 from medfl.bundle.handlers import read_tracking, warn_of_handlers
 from medfl.bundle.option_checks import check_passed_over
-from medfl.core.evaluation import Row
-from medfl.core.plan import MethodChoice
-from medfl.core.site import Splits
 from medfl.data.label_map import LabelMap
 from medfl.data.partition_file import check_unchanged, drawn_fold
 from medfl.data.source import Arrays, Source
+from medfl.engine.adversaries.simulation import read_attackers
+from medfl.engine.evaluation import Row
+from medfl.engine.plan import MethodChoice
+from medfl.engine.runs.console import ends_monai_command, round_progress, show_log, show_scores
+from medfl.engine.runs.device_profiles import place_sites
+from medfl.engine.runs.home import Home
+from medfl.engine.runs.provenance import bundle_values, setting_origins
+from medfl.engine.runs.simulation import Callbacks, Result, Run, RunData, Simulation, simulate
+from medfl.engine.runs.site_bundles import export
+from medfl.engine.site import Splits
 from medfl.errors import SettingsError, check_choice
 from medfl.plugins import Registry, load_plugins
 from medfl.privacy.policy import policy_of
 from medfl.records.run_file import DataOrigin, Provenance
-from medfl.report.page import write_report
-from medfl.runs.console import ends_monai_command, round_progress, show_log, show_scores
-from medfl.runs.device_profiles import place_sites
-from medfl.runs.home import Home
-from medfl.runs.poison import read_attackers
-from medfl.runs.provenance import bundle_values, setting_origins
-from medfl.runs.simulation import Callbacks, Result, Run, RunData, Simulation, simulate
-from medfl.runs.site_bundles import export
 from medfl.settings import Execution, Settings, read_settings
 from medfl.task import Scale, Task
 from medfl.training.loop import pick_device
@@ -39,9 +38,8 @@ from medfl.utils.imports import refuse_other_distribution
 
 logger = logging.getLogger(__name__)
 
-
-CARRIERS = ("local", "flare")
-"""What moves messages between server and sites."""
+LOCAL = "local"
+"""Name of the backend that runs a federation on this machine; plugins have further ones."""
 
 
 class FederatedRun:
@@ -60,8 +58,8 @@ class FederatedRun:
         plugins: Plugin files to load.
         disabled_plugins: Plugins to switch off, by name.
         capability: How sites are put into clusters by what their machines can do, and the network of each cluster
-            (`medfl.runs.device_profiles.Capability`); None leaves that to the setting `networks_by_site`, which wins in
-            any case.
+            (`medfl.engine.runs.device_profiles.Capability`); None leaves that to the setting `networks_by_site`, which
+            wins in any case.
         public: Folder with public data, for methods that need them: the server trains on its training images, and its
             test images score the server's model. It may be prepared data elsewhere; a relative path begins at
             `dataset_dir`. None means the folder `medfl.types.PUBLIC` there, if there is one.
@@ -74,8 +72,8 @@ class FederatedRun:
         tracked_config: Where MONAI wrote the executed configuration, if its ``--tracking`` is on.
         site_values: Values of the run that go into the configurations of the bundles that sites take home.
         source: Reads the sites' folders; None reads lists over arrays, normalised by `mean` and `std`.
-        carrier: ``local``; across machines (``flare``) `medfl.workflow.FederatedWorkflow` submits a run and nothing of
-            this class runs here.
+        carrier: ``local``; to any other backend `medfl.workflow.FederatedWorkflow` submits the run, and nothing of this
+            class runs here.
         settings: Name to value, for all that is not a default of `medfl.settings.Settings` and
             `medfl.settings.Execution`.
     """
@@ -140,7 +138,7 @@ class FederatedRun:
 
         Raises:
             MedflError: If settings, data, method or run folder are not as needed. On MONAI's command line the process
-                ends with the message alone (`medfl.runs.console.ends_monai_command`).
+                ends with the message alone (`medfl.engine.runs.console.ends_monai_command`).
         """
         show_log()
         with ends_monai_command():
@@ -149,7 +147,7 @@ class FederatedRun:
             show_scores(result.summary, self.task.metrics, self.output_dir)
 
     def simulate(self) -> Result:
-        """Run the federation, write its bundles and its report.
+        """Run the federation and write its bundles; plugins write the report.
 
         Raises:
             MedflError: If settings, data, method or run folder are not as needed.
@@ -168,14 +166,13 @@ class FederatedRun:
 
             callbacks = dataclasses.replace(run.callbacks, on_round=on_round)
             result = simulate(dataclasses.replace(run, callbacks=callbacks))
-        write_report([self.output_dir], registry=registry)
         registry.notify("medfl_run_ended", **where, status=result.outcome.status)
         return result
 
     def _prepare(self, registry: Registry) -> Run:
         """Everything checked and loaded, nothing written."""
-        check_choice("carrier", self.carrier, CARRIERS)
-        if self.carrier != "local":
+        if self.carrier != LOCAL:
+            check_choice("carrier", self.carrier, (LOCAL, *registry.backends))
             raise SettingsError(
                 "unsupported_carrier",
                 f"carrier '{self.carrier}' submits the run to other machines, which takes medfl's own workflow: add "

@@ -11,8 +11,8 @@ from monai.bundle import ConfigParser
 from medfl.bundle.federated_run import FederatedRun
 from medfl.bundle.option_checks import apply_options, check_options
 from medfl.data.readers.quiet import drop_missing_codec
+from medfl.engine.runs.provenance import run_files
 from medfl.errors import SettingsError, own_error
-from medfl.runs.provenance import run_files
 from medfl.types import Meta
 
 T = TypeVar("T")

@@ -1,7 +1,8 @@
-"""Where bundles are: those that come with medfl, and those that users name."""
+"""Bundles on disk: the shipped ones, those that users name, and the hash of their configurations and code."""
 
 from __future__ import annotations
 
+import hashlib
 from importlib.resources import files
 from pathlib import Path
 
@@ -34,3 +35,33 @@ def find_bundle(name_or_path: str) -> Path:
             name=name_or_path,
         )
     return bundles[name_or_path]
+
+
+def bundle_hash(root: Path) -> str:
+    """SHA-256 over names and bytes of a bundle's configurations and its Python code; 64 hexadecimal digits.
+
+    A file that was changed, renamed, added or removed changes it; subfolders of ``configs`` do not count.
+
+    Raises:
+        SettingsError: If there is no such file, or one can't be read.
+    """
+    configs = [path for path in (root / "configs").glob("*") if path.suffix in (".json", ".yaml", ".yml")]
+    files = {path.name: path for path in sorted(configs, key=lambda path: path.name)}
+    if not files:
+        raise SettingsError(
+            "missing_configuration",
+            f"Expected a bundle with files configs/*.json in '{root}'; there are none.",
+            path=root,
+        )
+    files |= {path.relative_to(root).as_posix(): path for path in sorted(root.rglob("*.py"))}
+    total = hashlib.sha256()
+    for name, path in files.items():
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise SettingsError(
+                "unreadable_file", f"Could not read '{path}': {error.strerror}. Permit reading it.", path=path
+            ) from None
+        for part in (name.encode(), content):
+            total.update(len(part).to_bytes(8, "big") + part)
+    return total.hexdigest()

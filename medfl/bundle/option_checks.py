@@ -15,20 +15,16 @@ from monai.bundle import ConfigParser, ReferenceResolver
 from monai.bundle.config_item import ComponentLocator
 from monai.utils import optional_import
 
-from medfl.bundle.adopt.adoption import OVERLAY_IDS
-from medfl.bundle.adopt.used import Used
+from medfl.bundle.adopted import ADOPTED, OVERLAY_IDS, OVERRIDES, Used
 from medfl.bundle.problems import joined
+from medfl.engine.runs.setting_ids import SETTINGS, bare_name, clashes, to_ids, values_in
 from medfl.errors import SettingsError, did_you_mean
-from medfl.runs.setting_ids import SETTINGS, bare_name, clashes, to_ids, values_in
 from medfl.settings import run_fields
 from medfl.types import Meta
 from medfl.utils.dotted import texts
 
 RUN_IDS = ("imports", "initialize", "run", "finalize")
 """What MONAI evaluates of a configuration when it runs it; all else it builds only where something refers to it."""
-
-ADOPTED, OVERRIDES = "adopted", "overrides"
-"""Ids that a stock bundle has once it is adopted: what was recognised of it, and what options change of it."""
 
 MONAI_OPTIONS = (
     "args_file",

@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
+from medfl.engine.runs.facts import read_facts, sites_without_bundle, without_logs
 from medfl.errors import StoreError
 from medfl.records.run_file import RunFile
 from medfl.records.summary import Summary
-from medfl.report.formats import size
-from medfl.runs.facts import read_facts, sites_without_bundle, without_logs
 from medfl.utils.files import bytes_in
+from medfl.utils.formats import size
 
 KNOWN = (
     *(".lock", "run.json", "metrics.csv", "progress.jsonl", "summary.json", "report.html", "state", "sites", "global"),
@@ -68,7 +68,7 @@ def clean(folder: Path) -> int:
     Raises:
         StoreError: If the run is not finished, is being written, or can't be written.
     """
-    from medfl.core.store import only_writer
+    from medfl.engine.store import only_writer
 
     with only_writer(folder):
         _check(folder, everything=False)  # again: nobody else can change it any more
@@ -86,7 +86,7 @@ def remove(folder: Path) -> int:
     Raises:
         StoreError: If it holds what no run writes, is being written, or can't be removed.
     """
-    from medfl.core.store import only_writer
+    from medfl.engine.store import only_writer
 
     with only_writer(folder):
         _check(folder, everything=True)

@@ -18,7 +18,7 @@ import typer
 
 from medfl.cli.plugin_options import Disabled, PluginFiles, load
 from medfl.contract import ReducesTo
-from medfl.core.needs import MEANING
+from medfl.engine.needs import MEANING
 from medfl.hooks import MethodRecord
 from medfl.plugins import Registry
 from medfl.utils.field_words import default_of, flow, type_of, value_of

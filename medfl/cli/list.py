@@ -26,7 +26,7 @@ class ListedKind(StrEnum):
     networks = "networks"
     partitions = "partitions"
     datasets = "datasets"
-    poisons = "poisons"
+    adversaries = "adversaries"
     sections = "sections"
     bundles = "bundles"
 
@@ -53,8 +53,8 @@ def command(
             console.print(bundle_table())
         elif wanted is ListedKind.datasets:
             console.print(dataset_table(registry))
-        elif wanted is ListedKind.poisons:
-            console.print(poison_table(registry))
+        elif wanted is ListedKind.adversaries:
+            console.print(adversary_table(registry))
         elif wanted is ListedKind.sections:
             console.print(section_table(registry))
         else:
@@ -95,10 +95,10 @@ def dataset_table(registry: Registry) -> Table:
     return table
 
 
-def poison_table(registry: Registry) -> Table:
+def adversary_table(registry: Registry) -> Table:
     """Poisoning attacks, those on data first, each with its settings and paper."""
     table = _table("Poisoning attacks, for the setting 'poison' of simulations", "name", "changes", "what attackers do")
-    for record in sorted(registry.poisons.values(), key=lambda record: (record.on, record.name)):
+    for record in sorted(registry.adversaries.values(), key=lambda record: (record.on, record.name)):
         table.add_row(record.name, record.on, "\n".join(filter(None, [record.summary, record.paper])))
     return table
 
@@ -106,8 +106,8 @@ def poison_table(registry: Registry) -> Table:
 def section_table(registry: Registry) -> Table:
     """Sections of the report, in the order of the page."""
     table = _table("Sections of the report", "id", "plugin", "heading")
-    for record in sorted(registry.report_sections.values(), key=lambda record: (record.order, record.id)):
-        table.add_row(record.id, registry.givers("report_section", record.id)[0], record.title)
+    for record in sorted(registry.report_sections.values(), key=lambda record: (record.order, record.name)):
+        table.add_row(record.name, registry.givers("report_section", record.name)[0], record.title)
     return table
 
 

@@ -1,6 +1,6 @@
-"""The command ``medfl``: a table of commands, each imported when it is used, so that ``medfl --help`` is quick.
+"""The command ``medfl``: each command is imported when it is used, so that ``medfl --help`` is quick.
 
-To add a command, write a module in `medfl.cli` with a function or a `typer.Typer` and add a line to `SECTIONS`.
+To add a command, list it in the hook `medfl_commands` of a plugin.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -23,54 +24,40 @@ import medfl
 from medfl.cli.examples import with_examples
 from medfl.cli.repeated_options import refuse_repeated_options
 from medfl.errors import FAULT, did_you_mean, explain
+from medfl.hooks import CommandRecord
+from medfl.plugins import load_plugins
 from medfl.utils.imports import quick_imports, refuse_other_distribution
 from medfl.utils.text import visible_lines
 
-SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
-    "First steps": {
-        "demo": ("medfl.cli.demo:command", "Compare methods on made-up data in a few minutes."),
-        "list": ("medfl.cli.list:command", "List methods, networks, partitions, data sets and bundles."),
-    },
-    "Data": {
-        "prep": ("medfl.cli.prep:app", "Turn a data set, or your own images, into data lists."),
-        "partition": ("medfl.cli.partition:command", "Split a pooled data set among sites."),
-    },
-    "Run": {
-        "run": ("medfl.cli.run:app", "Run a federation described by a bundle."),
-        "status": ("medfl.cli.status:command", "Say how far runs are."),
-        "watch": ("medfl.cli.watch:command", "Watch runs as they happen, in the terminal or on a page."),
-        "clean": ("medfl.cli.clean:command", "Remove what a finished run no longer needs."),
-    },
-    "Look at results": {
-        "report": ("medfl.cli.report:command", "Write a page about runs: who gains, curves, costs, settings."),
-        "card": ("medfl.cli.card:command", "Write a model card into every bundle of a run."),
-        "verify": ("medfl.cli.verify:command", "Check bundles against their cards: files and numbers."),
-        "attack": ("medfl.cli.attack:app", "Measure what a finished run gives away."),
-    },
-    "Study and compare": {
-        "compare": ("medfl.cli.compare:command", "Compare runs over seeds, as Markdown and CSV."),
-        "study": ("medfl.cli.study:command", "Run the methods and seeds of a study file."),
-        "tune": ("medfl.cli.tune:command", "Search a study's settings, on validation images alone."),
-    },
-    "Between hospitals": {
-        "federate": ("medfl.cli.federate:app", "Run federations between machines."),
-        "site": ("medfl.cli.site:app", "Check a site's own file, and see what left the site."),
-    },
-    "Bundles and plugins": {
-        "adopt": ("medfl.cli.adopt:command", "Make a federation's bundle of a stock MONAI bundle."),
-        "check-bundle": ("medfl.cli.check_bundle:command", "Check a bundle offline and list the code it would run."),
-        "new-method": ("medfl.cli.new_method:command", "Write a plugin file for a new method, and its test."),
-        "new-dataset": ("medfl.cli.new_dataset:command", "Write a plugin file for a new data set, and its test."),
-        "docs": ("medfl.cli.docs:command", "Write a page for each method."),
-    },
-}
-"""Sections of the help, each with its commands: name to target and help line.
+SECTIONS = (
+    "First steps",
+    "Data",
+    "Run",
+    "Look at results",
+    "Study and compare",
+    "Between hospitals",
+    "Bundles and plugins",
+)
+"""Headings of the help, in order; those that only a plugin uses come last."""
 
-A target is a function, as for `typer.run`, or a `typer.Typer` of any shape.
-"""
-
-COMMANDS = {name: command for commands in SECTIONS.values() for name, command in commands.items()}
-"""All commands, by name."""
+CORE_COMMANDS = (
+    CommandRecord(
+        "list", "medfl.cli.list:command", "List methods, networks, partitions, data sets and bundles.", "First steps"
+    ),
+    CommandRecord("prep", "medfl.cli.prep:app", "Turn a data set, or your own images, into data lists.", "Data"),
+    CommandRecord("partition", "medfl.cli.partition:command", "Split a pooled data set among sites.", "Data"),
+    CommandRecord("run", "medfl.cli.run:app", "Run a federation described by a bundle.", "Run"),
+    CommandRecord("clean", "medfl.cli.clean:command", "Remove what a finished run no longer needs.", "Run"),
+    CommandRecord(
+        "check-bundle", "medfl.cli.check_bundle:command", "Check a bundle offline and list the code it would run."
+    ),
+    CommandRecord("new-method", "medfl.cli.new_method:command", "Write a plugin file for a new method, and its test."),
+    CommandRecord(
+        "new-dataset", "medfl.cli.new_dataset:command", "Write a plugin file for a new data set, and its test."
+    ),
+    CommandRecord("docs", "medfl.cli.docs:command", "Write a page for each method."),
+)
+"""Commands of the core. They win over a plugin's command of the same name."""
 
 FIRST = """\
 medfl trains models on medical images that can't leave their hospitals, and compares ways to do so.
@@ -97,35 +84,65 @@ Every command explains itself, with an example: medfl run --help. The guide is R
 class LazyCommand(typer.core.TyperCommand):
     """Stands for a command in the help; the real one is imported when it is called."""
 
-    def __init__(self, name: str, target: str, summary: str) -> None:
-        super().__init__(name=name, help=summary, rich_markup_mode=None)
-        self.target = target
+    def __init__(self, record: CommandRecord, find: Callable[[], Any]) -> None:
+        super().__init__(name=record.name, help=record.summary, rich_markup_mode=None)
+        self.find = find
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """The context of the real command, so that it is the one that is parsed for and invoked."""
-        return real_command(info_name, self.target).make_context(info_name, args, parent=parent, **extra)
+        return real_command(info_name, self.find).make_context(info_name, args, parent=parent, **extra)
 
 
 class Commands(typer.core.TyperGroup):
-    """The group of all commands of `COMMANDS`, shown by `SECTIONS`."""
+    """The group of all commands: those of the core, and those of plugins, which are loaded when they are needed."""
+
+    _has_plugins = False
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        for name, (target, summary) in COMMANDS.items():
-            self.add_command(LazyCommand(name, target, summary))
+        self.records: dict[str, CommandRecord] = {}
+        for record in CORE_COMMANDS:
+            self._add(record, partial(import_target, record.target))
+
+    def _add(self, record: CommandRecord, find: Callable[[], Any]) -> None:
+        self.records[record.name] = record
+        self.add_command(LazyCommand(record, find))
+
+    def _load_plugins(self) -> None:
+        """Add the commands of plugins, once."""
+        if self._has_plugins:
+            return
+        self._has_plugins = True
+        registry = load_plugins()
+        for record in registry.commands.values():
+            if record.name not in self.records:
+                self._add(record, partial(registry.command, record.name))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command by its name, or None."""
+        if cmd_name not in self.records:
+            self._load_plugins()
+        return super().get_command(ctx, cmd_name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands."""
+        self._load_plugins()
+        return super().list_commands(ctx)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands section by section, their help lines in one column."""
-        for title, commands in SECTIONS.items():
-            with formatter.section(title):
-                formatter.write_dl(
-                    [(name.ljust(max(map(len, COMMANDS))), summary) for name, (_, summary) in commands.items()]
-                )
+        self._load_plugins()
+        width = max(map(len, self.records))
+        for title in dict.fromkeys([*SECTIONS, *(record.section for record in self.records.values())]):
+            listed = [record for record in self.records.values() if record.section == title]
+            if listed:
+                with formatter.section(title):
+                    formatter.write_dl([(record.name.ljust(width), record.summary) for record in listed])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that is meant; a name that none has is answered with the nearest one."""
-        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            ctx.fail(f"There is no command '{args[0]}'. {did_you_mean(args[0], COMMANDS)}")
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"There is no command '{args[0]}'. {did_you_mean(args[0], self.records)}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -138,19 +155,33 @@ class Commands(typer.core.TyperGroup):
             raise typer.Exit(explanation.status) from None
 
 
+def all_commands() -> dict[str, CommandRecord]:
+    """Return the commands of core and plugins by name, in the order of the help."""
+    group = Commands(name="medfl")
+    names = group.list_commands(None)
+    titles = list(dict.fromkeys([*SECTIONS, *(group.records[name].section for name in names)]))
+    ordered = sorted(group.records.values(), key=lambda record: titles.index(record.section))
+    return {record.name: record for record in ordered}
+
+
 app = typer.Typer(cls=Commands, add_completion=False, rich_markup_mode=None, invoke_without_command=True)
 
 
-def real_command(name: str | None, target: str) -> Any:
+def import_target(target: str) -> Any:
+    """Import ``module:attribute``."""
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def real_command(name: str | None, find: Callable[[], Any]) -> Any:
     """Import a command.
 
     Args:
-        name: What the user typed.
-        target: ``module:attribute`` of a function or a `typer.Typer`.
+        name: Name that the user typed.
+        find: Imports and returns a function or a `typer.Typer`.
     """
-    module, _, attribute = target.partition(":")
     with quick_imports():
-        command = getattr(importlib.import_module(module), attribute)
+        command = find()
     if not isinstance(command, typer.Typer):
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
         single.command(name, help=_help(command))(command)

@@ -17,7 +17,6 @@ import typer
 from medfl import DISTRIBUTION
 from medfl.cli.plugin_options import load
 from medfl.errors import PluginError, SettingsError
-from medfl.hooks import RecordKind
 
 PIECES = ("hook", "imports", "class")
 """Templates that are common to both shapes of a plugin."""
@@ -42,7 +41,7 @@ def command(
     typer.echo(f"Test: pytest {written[-1]}")
 
 
-def check_name(name: str, kind: RecordKind) -> None:
+def check_name(name: str, kind: str) -> None:
     """Refuse a name that can't be a module, or that something else has.
 
     Raises:

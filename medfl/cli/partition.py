@@ -102,9 +102,10 @@ def command(
     from medfl.partition.case_list import partition_cases
     from medfl.partition.partition import partition
     from medfl.partition.plan import PartitionPlan
-    from medfl.report.sections.holdings import draw_partition
+    from medfl.partition.writing import counts_by_class
 
-    function = load(plugin, no_plugin).partition(scheme)
+    registry = load(plugin, no_plugin)
+    function = registry.partition(scheme)
     options = _options({"alpha": alpha, "min_size": min_size, "k": k, "share": share}, option or [])
     number = SITES if sites is None and column is None else sites
     if pool.is_file():
@@ -127,10 +128,12 @@ def command(
         **_details(details, policies),
     )
     written = partition(pool, out, plan, function, force=force)
-    picture = draw_partition(out, written)
+    counts, classes = counts_by_class(written)
+    registry.notify("medfl_partition_written", folder=str(out), counts=counts, classes=classes)
     _show(written)
     _tell(out)
-    typer.echo(f"Who holds what: {picture}")
+    for picture in sorted(out.glob("*.svg")):
+        typer.echo(f"Who holds what: {picture}")
 
 
 def _check_of_list(context: typer.Context) -> None:

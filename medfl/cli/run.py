@@ -121,7 +121,7 @@ def run_bundle(bundle: str, options: dict[str, Any]) -> None:
     keep_freed_memory()  # before torch allocates
     with quick_imports():
         from medfl.bundle.data_fit import check_fit
-        from medfl.runs.provenance import run_files
+        from medfl.engine.runs.provenance import run_files
 
     configs = run_files(root)
     if "dataset_dir" in options and options.get("carrier", "local") == "local":

@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 
 from medfl.bundle.files import find_bundle, shipped
 from medfl.errors import SettingsError
+from medfl.plugins import load_plugins
 from medfl.settings import run_fields
 from medfl.utils.field_words import flow, model_of, type_of, value_of
 
@@ -37,15 +38,13 @@ SHARED_IDS = {
     "allow_changes": "Data files that may have changed since `medfl partition`. The report names them.",
     "plugins": "Plugin files to load.",
     "disabled_plugins": "Names of plugins to switch off.",
-    "carrier": "'local' runs on this machine, 'flare' submits the run to the sites' machines.",
+    "carrier": "Backend: 'local' runs on this machine; plugins have others.",
     "given_by": "Note on the origin of the settings, for the record in run.json.",
     "save_execute_config": "Whether MONAI's --tracking writes the executed configuration.",
 }
 """Ids that the configurations of medfl's bundles share, each with its description."""
 
 OTHER_OPTIONS = {
-    "kit": ("Folder of the researcher's startup kit (`medfl federate provision`).", "None"),
-    "answer_timeout": ("Seconds without progress after which a site counts as missing.", "3600"),
     "tracking": ("Experiment tracking of MONAI: 'mlflow', or a file of settings.", "None"),
     "meta_file": ("MONAI's option: metadata file of the bundle.", "None"),
     "logging_file": ("MONAI's option: configuration of Python's logging.", "None"),
@@ -105,7 +104,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Computing": ("threads", "together", "cache", "cache_dir", "loaders"),
     "Plugins": ("plugins", "disabled_plugins"),
-    "Sites on other machines": ("carrier", "kit", "answer_timeout"),
+    "Backend": ("carrier",),
     "Records, and MONAI's own options": (
         "given_by",
         "tracking",
@@ -168,6 +167,11 @@ def option_groups(bundle: str | None = None) -> dict[str, list[OptionHelp]]:
     listed = {name for names in GROUPS.values() for name in names}
     other = [option for name in run_fields() if name not in listed for option in _options(name, values)]
     own = [] if bundle is None else sorted(_used_ids(values) - {*listed, *run_fields(), *NO_OPTIONS})
+    groups["Backend"] += [
+        OptionHelp(name, f"With {record.name}: {text[:1].lower()}{text[1:]}", str(default))
+        for record in load_plugins().backends.values()
+        for name, (text, default) in record.options.items()
+    ]
     return groups | {
         "Other settings": other,
         "More ids of this bundle": [option for name in own for option in _own_options(name, values[name])],

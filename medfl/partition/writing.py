@@ -176,6 +176,17 @@ def totals(datalist: Datalist) -> list[int]:
     return [sum(split[str(label)] for split in counts) for label in range(datalist.num_classes)]
 
 
+def counts_by_class(written: Mapping[str, Datalist]) -> tuple[dict[str, list[int]], list[str]]:
+    """Return each site's number of images of each class, and the names of the classes.
+
+    Args:
+        written: Maps each site to its data list. The server's test set and public data are left out.
+    """
+    datalist = next(iter(written.values()))
+    classes = [datalist.labels.get(str(label), str(label)) for label in range(datalist.num_classes)]
+    return {name: totals(records) for name, records in written.items() if name not in NO_SITES}, classes
+
+
 def not_distributed(source: Datalist, plan: PartitionPlan) -> dict[str, int]:
     """Splits of the pooled data set that are nowhere in the partition, to their sizes."""
     kept = {"training", "test"} if "official" in (plan.global_test, plan.test) else {"training"}

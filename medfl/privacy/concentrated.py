@@ -2,7 +2,7 @@
 
 The sum of t such shares is concentrated differentially private as one Gaussian of t times the variance is (Kairouz,
 Liu, Steinke, "The Distributed Discrete Gaussian Mechanism", ICML 2021, theorem 1; the term tau is nothing here, see
-`medfl.core.secure.fixed_point.FAINTEST_NOISE`). Releases add up in rho, and rho gives epsilon (Canonne,
+`medfl.engine.secure.fixed_point.FAINTEST_NOISE`). Releases add up in rho, and rho gives epsilon (Canonne,
 Kamath, Steinke, NeurIPS 2020, corollary 13). More sites than t add more noise, so the guarantee holds as long as t of
 them add their share and keep it to themselves.
 """

@@ -126,7 +126,7 @@ class Machine(Record):
     """Cluster of a site by the capability of its machine.
 
     Attributes:
-        profile: Maps each measured quantity to its value (`medfl.runs.machines.Profile`).
+        profile: Maps each measured quantity to its value (`medfl.engine.runs.machines.Profile`).
         score: Weighted sum of the capability shares, 0 to 1.
         cluster: Cluster of the site.
         network: Name of the network of the cluster.

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from medfl.core.encoding import FILTERED
-from medfl.core.needs import MEANING
-from medfl.core.site import Splits
-from medfl.core.store import Store
 from medfl.data.pooled import labels_of
+from medfl.engine.encoding import FILTERED
+from medfl.engine.needs import MEANING
+from medfl.engine.site import Splits
+from medfl.engine.store import Store
 from medfl.errors import MedflError, SettingsError
 from medfl.networks.parts import without_head
 from medfl.testing.cohort import (

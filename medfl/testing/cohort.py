@@ -14,17 +14,17 @@ import torch
 from torch import nn
 
 from medfl.contract import Method
-from medfl.core.plan import MethodChoice, RunPlan
-from medfl.core.site import Splits
-from medfl.core.store import Store
 from medfl.data.pooled import TensorData
-from medfl.methods.averaging import Averaging
+from medfl.engine.adversaries.simulation import read_attackers
+from medfl.engine.plan import MethodChoice, RunPlan
+from medfl.engine.runs.simulation import Callbacks, Result, Run, RunData, Simulation, simulate
+from medfl.engine.site import Splits
+from medfl.engine.store import Store
 from medfl.objectives import Multiclass
 from medfl.plugins import Registry
-from medfl.runs.poison import read_attackers
-from medfl.runs.simulation import Callbacks, Result, Run, RunData, Simulation, simulate
 from medfl.settings import Execution, Settings
 from medfl.task import Scale, Task
+from medfl.toolkit.averaging import Averaging
 from medfl.types import Dataset, Meta, Tensors
 from medfl.utils.rng import make_generator
 

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import torch
 
 from medfl.contract import Order, Plan, Replies, Reply, Server, Site
-from medfl.core.reply_checks import check_reply
-from medfl.core.store import copied
+from medfl.engine.reply_checks import check_reply
+from medfl.engine.store import copied
 from medfl.errors import RefusedError
 from medfl.testing.cohort import CLASSES, Case, bits, folders
 from medfl.testing.suite import expect, finite, promise

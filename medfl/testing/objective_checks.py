@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from medfl.core.needs import lacks
+from medfl.engine.needs import lacks
+from medfl.engine.runs.simulation import Result
 from medfl.errors import SettingsError
 from medfl.objectives import Objective
-from medfl.runs.simulation import Result
 from medfl.testing.cohort import Case, bits, folders, make_data
 from medfl.testing.suite import expect, finite, promise, same
 from medfl.testing.tasks import FURTHER, make_sites_of, make_task_of, told_as

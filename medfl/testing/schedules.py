@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from medfl.contract import Server
-from medfl.core.store import copied
-from medfl.methods.rounds import Due, Rounds
+from medfl.engine.store import copied
 from medfl.testing.cohort import Case, folders
 from medfl.testing.suite import expect, promise
+from medfl.toolkit.rounds import Due, Rounds
 from medfl.utils import wire
 
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from medfl.core.site import Splits
 from medfl.data.pooled import TensorData, labels_of
+from medfl.engine.site import Splits
 from medfl.objectives import Binary, Multilabel, Objective, Regression, Segmentation, Survival
 from medfl.task import Task
 from medfl.testing.cohort import CLASSES, SmallNet, make_data, make_task

@@ -9,10 +9,10 @@ import torch
 from pydantic import Field
 
 from medfl.contract import Model, Order, Reply, Server, Site
-from medfl.methods.co_training import CompanionModel
-from medfl.methods.fit import Fit
-from medfl.methods.kept import keep, kept
-from medfl.methods.local_training import cpu_state
+from medfl.toolkit.co_training import CompanionModel
+from medfl.toolkit.fit import Fit
+from medfl.toolkit.kept import keep, kept
+from medfl.toolkit.local_training import cpu_state
 from medfl.training.loop import Batch
 from medfl.types import Meta, Tensors
 from medfl_methods.fedavg import FedAvg

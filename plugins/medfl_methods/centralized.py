@@ -8,10 +8,10 @@ from typing import ClassVar, Literal
 from torch import nn
 
 from medfl.contract import Holder, Model, Order, Reply, Server, Site
-from medfl.methods.aggregation import subtract
-from medfl.methods.fit import FitResult
-from medfl.methods.kept import keep, kept
-from medfl.methods.transfer import as_host
+from medfl.toolkit.aggregation import subtract
+from medfl.toolkit.fit import FitResult
+from medfl.toolkit.kept import keep, kept
+from medfl.toolkit.transfer import as_host
 from medfl.training.optimizer_state import PREFIX as OPTIMIZER
 from medfl.types import MODEL
 from medfl.utils.wire import prefixed, select

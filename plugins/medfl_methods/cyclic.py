@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 
 from medfl.contract import Order, Server
-from medfl.methods.aggregation import sample
-from medfl.methods.averaging import Averaging, Weighting
-from medfl.methods.rounds import Due, Step
+from medfl.toolkit.aggregation import sample
+from medfl.toolkit.averaging import Averaging, Weighting
+from medfl.toolkit.rounds import Due, Step
 
 
 class Cyclic(Averaging):

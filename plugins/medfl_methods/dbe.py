@@ -12,13 +12,13 @@ from torch import nn
 
 from medfl.contract import Model, Need, Order, PayloadKind, ReducesTo, Replies, Reply, Server, Site
 from medfl.errors import RefusedError
-from medfl.methods.aggregation import mean_update, normalised
-from medfl.methods.fit import Fit
-from medfl.methods.kept import keep, kept
-from medfl.methods.rounds import Due, Step
-from medfl.methods.trainings import Training
 from medfl.networks.parts import body_and_head, features_and_logits, features_of, head_path, with_head
 from medfl.task import Task
+from medfl.toolkit.aggregation import mean_update, normalised
+from medfl.toolkit.fit import Fit
+from medfl.toolkit.kept import keep, kept
+from medfl.toolkit.rounds import Due, Step
+from medfl.toolkit.trainings import Training
 from medfl.training.loop import Batch
 from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.wire import prefixed, select

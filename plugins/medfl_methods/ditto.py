@@ -9,8 +9,8 @@ import torch
 from pydantic import Field
 
 from medfl.contract import Site
-from medfl.methods.fit import Fit
-from medfl.methods.trainings import Budget, Training
+from medfl.toolkit.fit import Fit
+from medfl.toolkit.trainings import Budget, Training
 from medfl.training.loop import Batch
 from medfl.types import MODEL, Meta
 from medfl.utils.wire import select

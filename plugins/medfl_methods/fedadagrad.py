@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from medfl.methods.server_optimizer import AdaptiveServer
+from medfl.toolkit.server_optimizer import AdaptiveServer
 from medfl.types import Meta
 
 

@@ -11,9 +11,9 @@ from pydantic import Field
 from torch import nn
 
 from medfl.contract import Model, ReducesTo, Server, Site
-from medfl.methods.fit import Fit
-from medfl.methods.kept import keep, kept
-from medfl.methods.local_training import on_cpu
+from medfl.toolkit.fit import Fit
+from medfl.toolkit.kept import keep, kept
+from medfl.toolkit.local_training import on_cpu
 from medfl.training.batches import load, on_device
 from medfl.training.loop import autocast
 from medfl.types import Meta, Tensors

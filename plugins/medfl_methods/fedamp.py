@@ -11,10 +11,10 @@ from pydantic import Field
 
 from medfl.contract import Findings, Order, ReducesTo, Replies, Server
 from medfl.errors import SettingsError
-from medfl.methods.aggregation import add_update, sample
-from medfl.methods.averaging import Weighting
-from medfl.methods.kept import keep, kept, shared_of, wide
-from medfl.methods.personal import HeldNear
+from medfl.toolkit.aggregation import add_update, sample
+from medfl.toolkit.averaging import Weighting
+from medfl.toolkit.kept import keep, kept, shared_of, wide
+from medfl.toolkit.personal import HeldNear
 from medfl.types import MODEL, Tensors
 from medfl.utils.wire import prefixed, select
 

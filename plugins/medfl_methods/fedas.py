@@ -10,14 +10,14 @@ import torch
 from pydantic import Field
 
 from medfl.contract import Need, Site
-from medfl.methods.body_sharing import MeanHead
-from medfl.methods.fisher import Estimator, fisher_at
-from medfl.methods.fit import Fit
-from medfl.methods.kept import keep, kept
-from medfl.methods.local_training import on_cpu
-from medfl.methods.prototypes import prototypes
-from medfl.methods.trainings import Budget, Training
 from medfl.networks.parts import body_and_head
+from medfl.toolkit.body_sharing import MeanHead
+from medfl.toolkit.fisher import Estimator, fisher_at
+from medfl.toolkit.fit import Fit
+from medfl.toolkit.kept import keep, kept
+from medfl.toolkit.local_training import on_cpu
+from medfl.toolkit.prototypes import prototypes
+from medfl.toolkit.trainings import Budget, Training
 from medfl.training.loop import Batch
 from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.tells import Tell, count, number

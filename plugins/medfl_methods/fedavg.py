@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from medfl.methods.averaging import Averaging
+from medfl.toolkit.averaging import Averaging
 from medfl.types import Meta
 
 

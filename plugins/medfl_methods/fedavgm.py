@@ -8,8 +8,8 @@ from typing import ClassVar
 from pydantic import Field
 
 from medfl.contract import ReducesTo, Server
-from medfl.methods.averaging import Averaging
-from medfl.methods.server_optimizer import momentum_step
+from medfl.toolkit.averaging import Averaging
+from medfl.toolkit.server_optimizer import momentum_step
 from medfl.types import Meta, Tensors
 
 

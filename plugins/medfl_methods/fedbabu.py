@@ -10,13 +10,13 @@ import torch
 from pydantic import Field
 
 from medfl.contract import Model, Need, Server, Site
-from medfl.methods.body_sharing import BodySharing
-from medfl.methods.fit import Fit, FitResult
-from medfl.methods.kept import shared_of
-from medfl.methods.personal import LastStep
-from medfl.methods.trainings import Budget, Part, Training
 from medfl.networks.parts import without_head
 from medfl.task import Task
+from medfl.toolkit.body_sharing import BodySharing
+from medfl.toolkit.fit import Fit, FitResult
+from medfl.toolkit.kept import shared_of
+from medfl.toolkit.personal import LastStep
+from medfl.toolkit.trainings import Budget, Part, Training
 from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.wire import select
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import ClassVar, Literal
 
 from medfl.contract import Findings, Order, Replies, Reply, Server, Site
-from medfl.methods.aggregation import check_validation, mean_update, normalised
-from medfl.methods.averaging import Averaging
-from medfl.methods.kept import keep, kept
 from medfl.metrics import LOWER_IS_BETTER
+from medfl.toolkit.aggregation import check_validation, mean_update, normalised
+from medfl.toolkit.averaging import Averaging
+from medfl.toolkit.kept import keep, kept
 from medfl.training.predict import predict
 from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.tells import LARGEST, Tell, count, number

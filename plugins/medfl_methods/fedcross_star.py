@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from medfl.contract import ReducesTo
-from medfl.methods.lending import Circulating
+from medfl.toolkit.lending import Circulating
 from medfl.types import Meta
 
 

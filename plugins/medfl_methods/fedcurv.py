@@ -11,11 +11,11 @@ from pydantic import Field
 
 from medfl.contract import Need, Order, PayloadKind, ReducesTo, Replies, Reply, Server, Site
 from medfl.errors import RefusedError
-from medfl.methods.aggregation import check_updates
-from medfl.methods.fisher import Estimator, fisher_at
-from medfl.methods.fit import Fit
-from medfl.methods.kept import KEPT, keep, kept
 from medfl.task import Task
+from medfl.toolkit.aggregation import check_updates
+from medfl.toolkit.fisher import Estimator, fisher_at
+from medfl.toolkit.fit import Fit
+from medfl.toolkit.kept import KEPT, keep, kept
 from medfl.training.loop import Batch
 from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.wire import prefixed, select

@@ -12,14 +12,14 @@ from torch import nn
 
 from medfl.contract import Holder, Model, Need, Order, ReducesTo, Replies, Server, Site
 from medfl.errors import SettingsError
-from medfl.methods.aggregation import mean_update, normalised, sample
-from medfl.methods.averaging import refuse_noisy_statistics
-from medfl.methods.kept import wide
-from medfl.methods.local_training import cpu_state
-from medfl.methods.losses import distillation
-from medfl.methods.transfer import is_finite
 from medfl.networks.norms import evaluating, freeze_norms
 from medfl.privacy.policy import policy_of
+from medfl.toolkit.aggregation import mean_update, normalised, sample
+from medfl.toolkit.averaging import refuse_noisy_statistics
+from medfl.toolkit.kept import wide
+from medfl.toolkit.local_training import cpu_state
+from medfl.toolkit.losses import distillation
+from medfl.toolkit.transfer import is_finite
 from medfl.training.batches import load
 from medfl.training.loop import autocast, row_batches
 from medfl.training.predict import evaluation_batch, logits

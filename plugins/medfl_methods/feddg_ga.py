@@ -10,9 +10,9 @@ from pydantic import Field
 
 from medfl.contract import Findings, Order, Replies, Server
 from medfl.errors import SettingsError
-from medfl.methods.aggregation import check_validation
-from medfl.methods.averaging import Averaging
-from medfl.methods.fit import Fit
+from medfl.toolkit.aggregation import check_validation
+from medfl.toolkit.averaging import Averaging
+from medfl.toolkit.fit import Fit
 from medfl.training.predict import mean_loss
 from medfl.types import Meta
 from medfl.utils.tells import Tell, count, number, or_none

@@ -11,8 +11,8 @@ from pydantic import Field
 
 from medfl.contract import Need, ReducesTo, Server
 from medfl.data.pooled import labels_of
-from medfl.methods.averaging import Averaging
-from medfl.methods.fit import Fit
+from medfl.toolkit.averaging import Averaging
+from medfl.toolkit.fit import Fit
 from medfl.types import Meta
 from medfl.utils.tells import Tell, count
 

@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 from medfl.contract import Need, Server, Site
 from medfl.errors import SettingsError
-from medfl.methods.fit import Fit
-from medfl.methods.teacher import Teacher
-from medfl.methods.trainings import Training
 from medfl.networks.parts import body_and_head, features_and_logits, head_names, single_linear
 from medfl.task import Task
+from medfl.toolkit.fit import Fit
+from medfl.toolkit.teacher import Teacher
+from medfl.toolkit.trainings import Training
 from medfl.training.loop import Batch
 from medfl.types import Meta, Tensors
 from medfl_methods.fedavg import FedAvg

@@ -13,11 +13,11 @@ from pydantic import Field
 
 from medfl.contract import Model, Order, Replies, Reply, Server, Site
 from medfl.errors import SettingsError
-from medfl.methods.aggregation import add_update
-from medfl.methods.averaging import Averaging
-from medfl.methods.fit import Fit
-from medfl.methods.kept import add_to_kept, keep, kept, shared_of
 from medfl.privacy.policy import policy_of
+from medfl.toolkit.aggregation import add_update
+from medfl.toolkit.averaging import Averaging
+from medfl.toolkit.fit import Fit
+from medfl.toolkit.kept import add_to_kept, keep, kept, shared_of
 from medfl.training.loop import Batch
 from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.wire import prefixed

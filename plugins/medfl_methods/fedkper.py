@@ -11,11 +11,11 @@ from pydantic import Field
 
 from medfl.contract import Need, ReducesTo
 from medfl.data.pooled import all_targets
-from medfl.methods.averaging import Averaging
-from medfl.methods.fit import Fit
-from medfl.methods.losses import distillation
-from medfl.methods.teacher import Teacher
 from medfl.objectives import Objective
+from medfl.toolkit.averaging import Averaging
+from medfl.toolkit.fit import Fit
+from medfl.toolkit.losses import distillation
+from medfl.toolkit.teacher import Teacher
 from medfl.training.loop import Batch
 from medfl.training.predict import evaluation_batch, logits
 from medfl.types import Meta

@@ -13,12 +13,12 @@ from torch.nn import functional as F
 from medfl.contract import Model, Need, Order, PayloadKind, ReducesTo, Replies, Reply, Server, Site
 from medfl.data.pooled import TensorData, all_targets
 from medfl.errors import RefusedError, SettingsError
-from medfl.methods.aggregation import sample
-from medfl.methods.fit import Fit
-from medfl.methods.personal import Personal
-from medfl.methods.rounds import Step
-from medfl.methods.trainings import Budget, Training
 from medfl.task import Task
+from medfl.toolkit.aggregation import sample
+from medfl.toolkit.fit import Fit
+from medfl.toolkit.personal import Personal
+from medfl.toolkit.rounds import Step
+from medfl.toolkit.trainings import Budget, Training
 from medfl.training.loop import Batch
 from medfl.training.predict import evaluation_batch, logits
 from medfl.types import Meta, Tensors, Visited

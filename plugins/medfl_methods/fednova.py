@@ -10,10 +10,10 @@ import torch
 from pydantic import Field
 
 from medfl.contract import ReducesTo, Replies, Server
-from medfl.methods.aggregation import normalised
-from medfl.methods.averaging import Weighting
-from medfl.methods.fit import Fit
-from medfl.methods.server_optimizer import lengthened
+from medfl.toolkit.aggregation import normalised
+from medfl.toolkit.averaging import Weighting
+from medfl.toolkit.fit import Fit
+from medfl.toolkit.server_optimizer import lengthened
 from medfl.training.sgd import check_sgd, way
 from medfl.types import Meta, Tensors
 from medfl.utils.tells import LARGEST, Tell, count, number

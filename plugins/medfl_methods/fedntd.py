@@ -10,9 +10,9 @@ import torch
 from pydantic import Field
 
 from medfl.contract import Need, ReducesTo, Server
-from medfl.methods.fit import Fit
-from medfl.methods.losses import distillation
-from medfl.methods.teacher import Teacher
+from medfl.toolkit.fit import Fit
+from medfl.toolkit.losses import distillation
+from medfl.toolkit.teacher import Teacher
 from medfl.training.loop import Batch
 from medfl.types import Meta
 from medfl_methods.fedavg import FedAvg

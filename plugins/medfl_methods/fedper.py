@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from medfl.contract import Need
-from medfl.methods.body_sharing import MeanHead
+from medfl.toolkit.body_sharing import MeanHead
 
 
 class FedPer(MeanHead):

@@ -9,8 +9,8 @@ import torch
 
 from medfl.contract import Server, Site
 from medfl.data.pooled import labels_of
-from medfl.methods.kept import keep
-from medfl.methods.prototypes import PROTO, PrototypeSharing, mean_prototypes
+from medfl.toolkit.kept import keep
+from medfl.toolkit.prototypes import PROTO, PrototypeSharing, mean_prototypes
 from medfl.types import Meta, Tensors
 from medfl.utils.tells import Tell, count
 

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 
 from medfl.contract import ReducesTo
-from medfl.methods.fit import Fit
+from medfl.toolkit.fit import Fit
 from medfl.training.loop import Batch
 from medfl.types import Meta
 from medfl_methods.fedavg import FedAvg

@@ -9,8 +9,8 @@ from typing import ClassVar
 from pydantic import Field
 
 from medfl.contract import Need, Site
-from medfl.methods.body_sharing import MeanHead
-from medfl.methods.trainings import Budget, Training
+from medfl.toolkit.body_sharing import MeanHead
+from medfl.toolkit.trainings import Budget, Training
 from medfl.types import Meta
 
 

@@ -11,10 +11,10 @@ from pydantic import Field
 from medfl.contract import Model, Need, Order, Reply, Server, Site
 from medfl.data.pooled import labels_of
 from medfl.errors import SettingsError
-from medfl.methods.fit import Fit
-from medfl.methods.kept import keep, kept
-from medfl.methods.local_training import on_cpu
 from medfl.networks.parts import body_and_head, features_and_logits, head_path, single_linear
+from medfl.toolkit.fit import Fit
+from medfl.toolkit.kept import keep, kept
+from medfl.toolkit.local_training import on_cpu
 from medfl.training.loop import Batch
 from medfl.types import Tensors
 from medfl_methods.fedavg import FedAvg

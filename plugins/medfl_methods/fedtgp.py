@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from medfl.contract import Server
-from medfl.methods.kept import keep, kept
-from medfl.methods.local_training import on_cpu
-from medfl.methods.prototypes import PROTO, PrototypeSharing
-from medfl.methods.transfer import is_finite
+from medfl.toolkit.kept import keep, kept
+from medfl.toolkit.local_training import on_cpu
+from medfl.toolkit.prototypes import PROTO, PrototypeSharing
+from medfl.toolkit.transfer import is_finite
 from medfl.types import Meta, Tensors
 from medfl.utils.rng import pinned
 

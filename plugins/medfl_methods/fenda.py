@@ -14,11 +14,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from medfl.contract import Model, Need
-from medfl.methods.body_sharing import BodySharing
-from medfl.methods.fit import Fit
 from medfl.networks.parts import body_and_head, features_of
 from medfl.networks.pretrained import Pretrained
 from medfl.task import Task
+from medfl.toolkit.body_sharing import BodySharing
+from medfl.toolkit.fit import Fit
 from medfl.training.loop import Batch
 
 Join = Literal["concat", "sum"]

@@ -9,8 +9,8 @@ from typing import ClassVar
 from pydantic import Field
 
 from medfl.contract import Server
-from medfl.methods.averaging import Averaging
-from medfl.methods.server_optimizer import remember, remembered, stepped
+from medfl.toolkit.averaging import Averaging
+from medfl.toolkit.server_optimizer import remember, remembered, stepped
 from medfl.types import Meta, Tensors
 
 logger = logging.getLogger(__name__)

@@ -13,11 +13,11 @@ from torch.nn import functional as F
 
 from medfl.contract import Model, Need
 from medfl.data.pooled import labels_of
-from medfl.methods.averaging import Averaging
-from medfl.methods.body_sharing import BodySharing
-from medfl.methods.fit import Fit
 from medfl.networks.parts import body_and_head, features_of, head_path, with_head
 from medfl.task import Task
+from medfl.toolkit.averaging import Averaging
+from medfl.toolkit.body_sharing import BodySharing
+from medfl.toolkit.fit import Fit
 from medfl.training.loop import Batch
 
 Magnitude = Literal["batch", "mean_square"]

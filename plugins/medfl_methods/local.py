@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from medfl.contract import Model, Order, Reply, Server, Site
-from medfl.methods.personal import Personal
+from medfl.toolkit.personal import Personal
 
 
 class Local(Personal):

@@ -12,13 +12,13 @@ from pydantic import Field
 from torch import nn
 
 from medfl.contract import Model, Need, ReducesTo
-from medfl.methods.fit import Fit
-from medfl.methods.kept import keep, kept
-from medfl.methods.local_training import cpu_state
-from medfl.methods.losses import contrastive
-from medfl.methods.teacher import Teacher
 from medfl.networks.parts import body_and_head, features_of, with_head
 from medfl.task import Task
+from medfl.toolkit.fit import Fit
+from medfl.toolkit.kept import keep, kept
+from medfl.toolkit.local_training import cpu_state
+from medfl.toolkit.losses import contrastive
+from medfl.toolkit.teacher import Teacher
 from medfl.training.loop import Batch
 from medfl.types import Meta
 from medfl_methods.fedavg import FedAvg

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from medfl.contract import ReducesTo
-from medfl.methods.personal import HeldNear
+from medfl.toolkit.personal import HeldNear
 from medfl.types import Meta
 
 

@@ -10,11 +10,11 @@ from pydantic import Field
 from torch.func import functional_call
 
 from medfl.contract import Site
-from medfl.methods.fit import Fit, FitResult
-from medfl.methods.local_training import cpu_state
-from medfl.methods.personal import LastStep
-from medfl.methods.trainings import Training
 from medfl.networks.norms import evaluating
+from medfl.toolkit.fit import Fit, FitResult
+from medfl.toolkit.local_training import cpu_state
+from medfl.toolkit.personal import LastStep
+from medfl.toolkit.trainings import Training
 from medfl.training.batches import load, on_device
 from medfl.training.loop import Batch, autocast
 from medfl.types import Meta, Targets, Tensors

@@ -8,11 +8,11 @@ import torch
 from pydantic import Field
 
 from medfl.contract import ReducesTo
-from medfl.methods.fit import Fit
-from medfl.methods.kept import keep, kept
-from medfl.methods.local_training import cpu_state
-from medfl.methods.losses import contrastive
-from medfl.methods.teacher import Teacher
+from medfl.toolkit.fit import Fit
+from medfl.toolkit.kept import keep, kept
+from medfl.toolkit.local_training import cpu_state
+from medfl.toolkit.losses import contrastive
+from medfl.toolkit.teacher import Teacher
 from medfl.training.loop import Batch
 from medfl_methods.fenda import BODY, Fenda
 

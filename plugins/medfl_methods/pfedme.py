@@ -11,10 +11,10 @@ from pydantic import Field
 from torch.func import functional_call
 
 from medfl.contract import Model, Order, Reply, Server, Site
-from medfl.methods.fit import Fit
-from medfl.methods.kept import keep, kept
-from medfl.methods.local_training import on_cpu
-from medfl.methods.server_optimizer import lengthened
+from medfl.toolkit.fit import Fit
+from medfl.toolkit.kept import keep, kept
+from medfl.toolkit.local_training import on_cpu
+from medfl.toolkit.server_optimizer import lengthened
 from medfl.training.loop import Batch
 from medfl.types import Meta, Tensors
 from medfl_methods.fedavg import FedAvg

@@ -10,10 +10,10 @@ from pydantic import Field
 
 from medfl.contract import PayloadKind, Replies, Server
 from medfl.errors import SettingsError
-from medfl.methods.averaging import Averaging
-from medfl.methods.fit import Fit
-from medfl.methods.kept import add_to_kept, keep, kept
-from medfl.methods.server_optimizer import lengthened
+from medfl.toolkit.averaging import Averaging
+from medfl.toolkit.fit import Fit
+from medfl.toolkit.kept import add_to_kept, keep, kept
+from medfl.toolkit.server_optimizer import lengthened
 from medfl.training.loop import Batch
 from medfl.training.sgd import check_sgd, way
 from medfl.types import MODEL, Meta, Tensors

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import unquote
 
+from medfl.engine.runs.records import read_metrics
 from medfl.errors import MedflError, pip_install
 from medfl.records.record import FileRecord
-from medfl.runs.records import read_metrics
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -15,8 +15,8 @@ from monai.fl.client import MonaiAlgo
 from monai.fl.utils.constants import ExtraItems
 from monai.fl.utils.exchange_object import ExchangeObject
 
-from medfl.core.evaluation import score
 from medfl.data.sites import load_split
+from medfl.engine.evaluation import score
 from medfl.objectives import Multiclass
 from medfl.settings import Settings
 from medfl.testing.phantoms import make_cohort

@@ -19,13 +19,13 @@ from refusals import refused
 
 from medfl.bundle.client_algo import ROUND, SPLIT, CallError, MedflAlgo
 from medfl.bundle.watched import AbortedError
-from medfl.core.plan import MethodChoice
-from medfl.core.site import Splits
 from medfl.data.sites import load_sites
+from medfl.engine.plan import MethodChoice
+from medfl.engine.runs.records import read_metrics
+from medfl.engine.runs.simulation import Result, Run, RunData, simulate
+from medfl.engine.site import Splits
 from medfl.errors import RefusedError, SettingsError
 from medfl.plugins import load_plugins
-from medfl.runs.records import read_metrics
-from medfl.runs.simulation import Result, Run, RunData, simulate
 from medfl.settings import Settings
 from medfl.task import Scale
 from medfl.types import Tensors

@@ -15,12 +15,12 @@ from toys import PAIR, builtin, snapshot
 
 from medfl.cli.main import main
 from medfl.errors import SettingsError
-from medfl.studies.study import load_study, run_study
 from medfl.testing import check_method, suite
 from medfl.testing.cohort import make_sites
 from medfl.testing.phantoms import make_cohort
 from medfl.training.loop import pick_device
 from medfl.utils.rng import pinned
+from medfl_studies.study import load_study, run_study
 
 BUNDLE = Path(__file__).parents[2] / "bundles" / "medmnist_classification"
 SETTINGS = {"rounds": 1, "steps": 1, "batch_size": 8}

@@ -26,9 +26,9 @@ SCRIPT = """
 import sys
 from medfl.bundle.files import shipped
 from medfl.cli.main import main
-from medfl.deploy.overrides import check_overrides
+from medfl_flare.overrides import check_overrides
 from medfl.errors import RefusedError
-from medfl.runs.provenance import bundle_values
+from medfl.engine.runs.provenance import bundle_values
 
 def medfl(*words):
     try:

@@ -12,10 +12,10 @@ from abide_maker import CENTRES, rewrite_table
 
 from medfl.cli.main import main
 from medfl.data.datalists import read_datalist
-from medfl.report.sections.matrix import cross_table, global_mean, local_mean, undefined
-from medfl.runs.records import read_metrics, read_run
+from medfl.engine.runs.records import read_metrics, read_run
 from medfl.workflow import FederatedWorkflow
 from medfl_datasets.abide.phantom import ATLAS_FILE, write_release
+from medfl_report.sections.matrix import cross_table, global_mean, local_mean, undefined
 
 BUNDLE = Path(__file__).parents[2] / "bundles" / "fmri_asd_classification"
 

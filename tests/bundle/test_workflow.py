@@ -17,15 +17,15 @@ from refusals import refused
 
 from medfl.cli.main import main
 from medfl.cli.run import parse_overrides
-from medfl.core.evaluation import score
 from medfl.data.sites import load_site
+from medfl.engine.evaluation import score
+from medfl.engine.runs.provenance import setting_origins
+from medfl.engine.runs.records import read_run
 from medfl.errors import PluginError, SettingsError
 from medfl.metrics import METRICS
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.records.run_file import RunFile, SettingOrigin
-from medfl.runs.provenance import setting_origins
-from medfl.runs.records import read_run
 from medfl.settings import Execution, Settings
 from medfl.task import Task
 from medfl.testing.cohort import make_task
@@ -276,9 +276,9 @@ def test_stock_monai_shows_no_traceback_either(
 def test_a_plugin_file_is_found_by_a_run(cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plugin = tmp_path / "mine.py"
     plugin.write_text(
-        "from medfl.methods.averaging import Averaging\n"
+        "from medfl.toolkit.averaging import Averaging\n"
         "from medfl.plugins import MethodRecord, SectionRecord, hookimpl\n"
-        "from medfl.report.section import Section\n\n\n"
+        "from medfl_report.section import Section\n\n\n"
         "class Mine(Averaging):\n    'FedAvg under another name.'\n\n\n"
         "@hookimpl\n"
         "def medfl_methods():\n"

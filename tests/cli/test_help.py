@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from functools import partial
 
 import pytest
 import typer.main
 
 from medfl.bundle.files import find_bundle
 from medfl.cli import examples
-from medfl.cli.main import COMMANDS, FIRST, SECTIONS, app, real_command
+from medfl.cli.main import FIRST, SECTIONS, all_commands, app, import_target, real_command
 from medfl.cli.run import parse_overrides
 from medfl.plugins import load_plugins
 from medfl.settings import run_fields
+
+COMMANDS = all_commands()
 
 
 def context_of(words):
@@ -29,7 +32,7 @@ def context_of(words):
 
 def with_those_below(name):
     """The words of a command, and of all commands below it."""
-    command = real_command(name, COMMANDS[name][0])
+    command = real_command(name, partial(import_target, COMMANDS[name].target))
     below = command.list_commands(command.make_context(name, [], resilient_parsing=True)) if is_group(command) else []
     return [(name,), *((name, under) for under in below)]
 
@@ -86,7 +89,7 @@ def test_commands_stand_in_named_sections(words, medfl):
     after = printed.partition(f"{next(iter(SECTIONS))}:\n")[2]
     titles = [line.removesuffix(":") for line in after.splitlines() if re.fullmatch(r"\S.*:", line)]
     assert titles == list(SECTIONS)[1:]
-    assert re.findall(r"^  ([a-z-]+) ", after, re.M) == [name for section in SECTIONS.values() for name in section]
+    assert re.findall(r"^  ([a-z-]+) ", after, re.M) == list(COMMANDS)
 
 
 def test_a_mistyped_command_is_answered_with_the_nearest_one(medfl):

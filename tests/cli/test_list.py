@@ -11,6 +11,7 @@ import medfl
 from medfl.cli import main as cli
 from medfl.cli.run import check_method
 from medfl.errors import PluginError, SettingsError
+from medfl.hooks import CommandRecord
 
 PLUGIN = """
 from medfl.plugins import MethodRecord, hookimpl
@@ -35,7 +36,8 @@ def command(monkeypatch):
         module = types.ModuleType("medfl_command_of_a_test")
         module.command = function
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setitem(cli.COMMANDS, "try", (f"{module.__name__}:command", "A command of a test."))
+        record = CommandRecord("try", f"{module.__name__}:command", "A command of a test.")
+        monkeypatch.setattr(cli, "CORE_COMMANDS", (*cli.CORE_COMMANDS, record))
 
     return register
 
@@ -167,9 +169,9 @@ def test_a_method_that_only_the_run_can_know_is_left_to_it(tmp_path):
 def test_help_names_every_command(medfl_command):
     code, out, _ = medfl_command("--help")
     assert code == 0
-    for name, (_, summary) in cli.COMMANDS.items():
+    for name, record in cli.all_commands().items():
         assert f"  {name} " in out
-        assert summary in out, "a help line is cut in 80 columns"
+        assert record.summary in out, "a help line is cut in 80 columns"
 
 
 def test_version(medfl_command):

@@ -16,9 +16,9 @@ from medfl.cli.main import main
 from medfl.data.datalists import read_datalist
 from medfl.ingest import workers
 from medfl.plugins import load_plugins
-from medfl.studies.cohorts import check_data, make_data
-from medfl.studies.reading import read_study
 from medfl.testing.datasets import check_dataset
+from medfl_studies.cohorts import check_data, make_data
+from medfl_studies.reading import read_study
 
 
 @pytest.fixture

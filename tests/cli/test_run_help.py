@@ -15,7 +15,7 @@ from medfl.bundle.files import shipped
 from medfl.bundle.option_checks import RUN_IDS, used_ids
 from medfl.cli import run_help
 from medfl.cli.run_help import NO_OPTIONS, SHARED_IDS, bundle_ids, first_sentence, option_groups
-from medfl.deploy.submit import OPTIONS
+from medfl.plugins import load_plugins
 from medfl.settings import Compression, Execution, Privacy, Robust, SecureAggregation, Settings, run_fields
 from medfl.utils.field_words import value_of
 from medfl.workflow import STOCK_OPTIONS
@@ -50,7 +50,8 @@ def test_every_other_option_of_a_run_is_listed():
     """Those of the run object, of runs on other machines, and of MONAI's workflow."""
     arguments = set(inspect.signature(FederatedRun.__init__).parameters) - {"self"}
     inner = {"task", "mean", "std", "capability", "tracked_config", "site_values", "source"}  # built by the bundle
-    names = {*(arguments - inner - NO_OPTIONS), *OPTIONS, *STOCK_OPTIONS}
+    of_backends = {name for record in load_plugins().backends.values() for name in record.options}
+    names = {*(arguments - inner - NO_OPTIONS), *of_backends, *STOCK_OPTIONS}
     assert names <= set(options_of())
 
 

@@ -12,11 +12,11 @@ from run_events import add, commit, end, missing, start, work, write
 from run_records import rewrite
 
 from medfl.cli import clean as clean_command
-from medfl.cli.status import describe
-from medfl.core.store import only_writer
+from medfl.engine.store import only_writer
 from medfl.errors import StoreError
 from medfl.records.run_file import RunFile
 from medfl.utils.locks import being_written
+from medfl_report.commands.status import describe
 
 KEPT = {"run.json", "metrics.csv", "progress.jsonl", "summary.json", "sites", "global"}
 
@@ -118,7 +118,7 @@ def test_looking_needs_neither_torch_nor_tables(tmp_path):
     """They would take longer than the rest of the command."""
     run = make_run(tmp_path / "one")
     code = (
-        "import sys; from pathlib import Path; from medfl.cli.status import describe; "
+        "import sys; from pathlib import Path; from medfl_report.commands.status import describe; "
         "assert describe(Path(sys.argv[1]))['rounds'] == '3 of 3'; "
         "print(sorted({'torch', 'pandas', 'numpy', 'monai'} & {*sys.modules}))"
     )
@@ -221,7 +221,7 @@ def test_a_run_that_is_being_written_is_left_alone(medfl_command, tmp_path, opti
 
 @pytest.mark.parametrize("act", [clean_command.clean, clean_command.remove])
 def test_a_writer_that_comes_first_keeps_cleaning_out(tmp_path, monkeypatch, act):
-    monkeypatch.setattr("medfl.core.store.PATIENCE", 0.1)
+    monkeypatch.setattr("medfl.engine.store.PATIENCE", 0.1)
     run = make_run(tmp_path / "one")
     with only_writer(run), refused(StoreError, "folder_in_use", path=str(run)):
         act(run)

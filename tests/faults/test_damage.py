@@ -15,14 +15,14 @@ from refusals import refused
 from toys import Ring, Toy, builtin, snapshot
 
 from medfl.contract import Plan, Server
-from medfl.core.plan import MethodChoice
-from medfl.core.store import Store
+from medfl.engine.plan import MethodChoice
+from medfl.engine.runs.simulation import Run, RunData, simulate
+from medfl.engine.store import Store
 from medfl.errors import DamagedError, StoreError
-from medfl.methods.averaging import Averaging
-from medfl.runs.simulation import Run, RunData, simulate
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.testing.cohort import make_sites, make_task
+from medfl.toolkit.averaging import Averaging
 
 
 def newest(folder: Path, who: str) -> Path:

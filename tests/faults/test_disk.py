@@ -15,7 +15,7 @@ from refusals import refused
 from toys import PAIR, Ring, Toy, leftovers, snapshot
 
 from medfl.contract import State
-from medfl.core.store import Store, only_writer
+from medfl.engine.store import Store, only_writer
 from medfl.errors import MedflError, StoreError
 from medfl.testing.cohort import make_sites
 from medfl.utils.files import write_atomic

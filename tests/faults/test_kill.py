@@ -13,7 +13,7 @@ import pytest
 from fault_harness import Child, Faults
 from toys import PAIR, Ring, Toy, builtin, digests, leftovers, snapshot
 
-from medfl.runs.simulation import Result
+from medfl.engine.runs.simulation import Result
 from medfl.testing.cohort import make_sites
 
 CASES = {

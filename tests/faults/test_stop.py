@@ -14,9 +14,9 @@ from refusals import refused
 from toys import Ring, Toy, snapshot
 
 from medfl.contract import Order, Reply, Site
-from medfl.core.store import Store, only_writer
+from medfl.engine.store import Store, only_writer
 from medfl.errors import ContractError, MedflError, StoreError
-from medfl.methods.averaging import Averaging
+from medfl.toolkit.averaging import Averaging
 
 
 class Waiting(Ring):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from medfl.engine.runs.attack_results import results_path
 from medfl.records.attacks import (
     AttackedRun,
     Histogram,
@@ -16,7 +17,6 @@ from medfl.records.attacks import (
     PoisonFile,
     PoisonResult,
 )
-from medfl.runs.attack_results import results_path
 
 MEMBERSHIP = MembershipResult(
     target="global",

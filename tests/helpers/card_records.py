@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from run_records import VERSIONS, run_file
 
-from medfl.records.card import CardAnswers, CardFacts, DataFacts, ModelFacts, RunFacts
-from medfl.records.card_scores import CalibrationBin, CardRow, CardScores, CardTable, ScoreEstimate
-from medfl.records.evidence import CardFile, CodeVersions, Evidence
+from medfl_report.cards.card_record import CardAnswers, CardFacts, DataFacts, ModelFacts, RunFacts
+from medfl_report.cards.card_scores import CalibrationBin, CardRow, CardScores, CardTable, ScoreEstimate
+from medfl_report.cards.evidence import CardFile, CodeVersions, Evidence
 
 RUN = RunFacts(
     method="fedavg",

@@ -8,14 +8,14 @@ import queue
 import threading
 from collections.abc import Callable
 
-from medfl.deploy.drill import words
-from medfl.deploy.drill.rehearsed import rehearse
-from medfl.deploy.sites.file import SiteFile
 from medfl.errors import MedflError
+from medfl_flare.drill import words
+from medfl_flare.drill.rehearsed import rehearse
+from medfl_flare.sites.file import SiteFile
 
 
 class Here:
-    """Answers a site as `medfl.deploy.drill.host.Host` does, with a thread in place of a process.
+    """Answers a site as `medfl_flare.drill.host.Host` does, with a thread in place of a process.
 
     Args:
         server: The server's own file.

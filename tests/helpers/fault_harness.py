@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-import medfl.core.journal
+import medfl.engine.journal
 import medfl.utils.files
 
 PATIENCE = 300.0
@@ -102,7 +102,7 @@ class Faults:
 
     def install(self) -> None:
         """Patch this process and those that it forks."""
-        for module in (medfl.utils.files, medfl.core.journal):
+        for module in (medfl.utils.files, medfl.engine.journal):
             module.open = self._open  # type: ignore[attr-defined]
         for name in ("fsync", "replace", "unlink"):
             setattr(os, name, self._wrapped(name, getattr(os, name)))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from medfl.contract import Order, Reply, Server, Site, State
-from medfl.core.store import Store
+from medfl.engine.store import Store
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, make_data, make_site, make_task

@@ -23,21 +23,21 @@ import pytest
 from loopback import METHODS, SITES, Place, digests, write_bundle
 from toys import snapshot
 
-from medfl.deploy import kit
-from medfl.deploy.connection import Connection
-from medfl.deploy.offer import make_offer
-from medfl.deploy.provision import Project, provision
-from medfl.deploy.session import Submission, connect, read_submission, resume, submit
-from medfl.deploy.sites.file import SiteFile
 from medfl.errors import MedflError
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins
-from medfl.records.offer import Offer
 from medfl.testing.cohort import scores
 from medfl.testing.phantoms import make_cohort
 from medfl.types import Meta
 from medfl_datasets.medmnist.spec import prepare
+from medfl_flare import kit
+from medfl_flare.connection import Connection
+from medfl_flare.offer import make_offer
+from medfl_flare.provision import Project, provision
+from medfl_flare.records.offer import Offer
+from medfl_flare.session import Submission, connect, read_submission, resume, submit
+from medfl_flare.sites.file import SiteFile
 
 RESEARCHER = "researcher@hospital.org"
 HERE = Path(__file__).parent
@@ -150,9 +150,9 @@ class Federation:
     def end(self, out: Path, *, report: bool = False) -> tuple[Meta, str]:
         """Follow a run to its end and fetch its result; returns its summary and what was wrong."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("medfl.deploy.follow.POLL_SECONDS", 0.3)
+            patch.setattr("medfl_flare.follow.POLL_SECONDS", 0.3)
             if not report:  # each takes a second
-                patch.setattr("medfl.report.page.write_report", lambda runs: None)
+                patch.setattr("medfl_report.page.write_report", lambda runs: None)
             wrong = ""
             try:
                 resume(out, lambda kit: self._shared())
@@ -262,8 +262,8 @@ def federation(root: Path, provide: Provide = provision, *, warm: bool = True) -
         ) as forking,
     ):
         patch.setenv("PYTHONPATH", path)  # of what participants start
-        patch.setattr("medfl.deploy.follow.GONE_SECONDS", 90.0)  # where others keep the cores busy
-        patch.setattr("medfl.deploy.session.LOGIN_SECONDS", 120.0)
+        patch.setattr("medfl_flare.follow.GONE_SECONDS", 90.0)  # where others keep the cores busy
+        patch.setattr("medfl_flare.session.LOGIN_SECONDS", 120.0)
         assert forking.stdin is not None
         assert forking.stdout is not None
         kits = _make_kits(root / "kits", folder / "socket" if warm else None, provide)

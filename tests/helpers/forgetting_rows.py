@@ -2,8 +2,8 @@
 
 from make_runs import make_run
 
-from medfl.core.evaluation import Row, csv_lines
-from medfl.runs.records import read_run
+from medfl.engine.evaluation import Row, csv_lines
+from medfl.engine.runs.records import read_run
 
 
 def after(round_, scores, model="global", metric="accuracy"):

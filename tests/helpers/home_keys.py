@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from medfl.deploy.keys.approve import approve, make_root
-from medfl.deploy.keys.package import package
-from medfl.deploy.keys.request import Participant, make_request
-from medfl.deploy.provision import Project
+from medfl_flare.keys.approve import approve, make_root
+from medfl_flare.keys.package import package
+from medfl_flare.keys.request import Participant, make_request
+from medfl_flare.provision import Project
 
 PEM = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----", re.DOTALL)
 

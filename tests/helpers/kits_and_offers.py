@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from medfl.records.offer import Offer
+from medfl_flare.records.offer import Offer
 
 
 def offer(**changes: Any) -> Offer:

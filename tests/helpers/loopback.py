@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from medfl.bundle.files import shipped
-from medfl.carriers.messages import Limits
-from medfl.core.plan import MethodChoice
-from medfl.core.site import Splits
 from medfl.data.sites import load_global, load_site, load_sites
-from medfl.deploy.offer import make_offer
-from medfl.deploy.offered_bundle import open_offer
-from medfl.deploy.server import Progress, serve
-from medfl.deploy.sites.file import SiteFile, read_site_file
-from medfl.deploy.sites.service import SiteService
-from medfl.records.offer import Offer
-from medfl.runs.simulation import Result, Run, RunData, Simulation, simulate
+from medfl.engine.plan import MethodChoice
+from medfl.engine.runs.simulation import Result, Run, RunData, Simulation, simulate
+from medfl.engine.site import Splits
 from medfl.testing.phantoms import make_cohort
 from medfl.types import PUBLIC
+from medfl_flare.backend.messages import Limits
+from medfl_flare.offer import make_offer
+from medfl_flare.offered_bundle import open_offer
+from medfl_flare.records.offer import Offer
+from medfl_flare.server import Progress, serve
+from medfl_flare.sites.file import SiteFile, read_site_file
+from medfl_flare.sites.service import SiteService
 
 BUNDLE = "small"
 SITES = ("site-01", "site-02", "site-03")
@@ -73,7 +73,7 @@ METHODS = [
 
 @dataclass
 class Loopback:
-    """Server and sites; also a `medfl.carriers.remote.Transport`.
+    """Server and sites; also a `medfl_flare.backend.remote.Transport`.
 
     Attributes:
         files: Participant to its own file.
@@ -187,7 +187,7 @@ def make_place(root: Path, images: int = 30) -> Place:
 
 def digests(server: Path, files: Mapping[str, SiteFile], run: str) -> dict[str, Any]:
     """The newest state of every participant of a run across machines."""
-    from medfl.core.store import Store
+    from medfl.engine.store import Store
     from medfl.utils import wire
 
     folders = {"server": server / "state" / "server"}

@@ -12,11 +12,11 @@ import nibabel
 import numpy as np
 from PIL import Image
 
-from medfl.bundle.adopt.bundle import AdoptedBundle
-from medfl.bundle.adopt.config import Config, base_name, read_file
-from medfl.bundle.adopt.site import AdoptedSite
-from medfl.bundle.adopt.spacing import spatial_dims
 from medfl.bundle.check.reading import walk
+from medfl_adopt.bundle import AdoptedBundle
+from medfl_adopt.config import Config, base_name, read_file
+from medfl_adopt.site import AdoptedSite
+from medfl_adopt.spacing import spatial_dims
 
 VOLUMES, PICTURES = (".nii.gz", ".nii"), (".png", ".jpg", ".jpeg")
 

@@ -14,17 +14,17 @@ import torch
 from run_records import run_file, summary_of, task_of
 
 from medfl.contract import Findings, State
-from medfl.core.evaluation import Row, csv_lines
-from medfl.core.journal import Commit, Journal
-from medfl.core.status import FINISHED, RUNNING
+from medfl.engine.evaluation import Row, csv_lines
+from medfl.engine.journal import Commit, Journal
+from medfl.engine.runs.findings import write_findings
+from medfl.engine.runs.progress import ProgressFile, committed_step
+from medfl.engine.runs.records import PREDICTIONS
+from medfl.engine.status import FINISHED, RUNNING
 from medfl.metrics import METRICS, worst
 from medfl.records.partition import Fold
 from medfl.records.progress import RunEnd, RunStart
 from medfl.records.run_file import DataOrigin, Machine, Provenance, RunFile, SettingOrigin
 from medfl.records.summary import Holdings, MetricScores, SiteCosts, Summary
-from medfl.runs.findings import write_findings
-from medfl.runs.progress import ProgressFile, committed_step
-from medfl.runs.records import PREDICTIONS
 from medfl.utils.locks import LOCK
 
 CLASSES = ("basophil", "eosinophil", "lymphocyte")

@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from medfl.carriers.messages import Limits, Message, pack
+from medfl_flare.backend.messages import Limits, Message, pack
 
 LIMITS = Limits(max_bytes=20_000, max_header_bytes=10_000, max_tensors=10, max_dims=4, max_meta_bytes=1_000)
 

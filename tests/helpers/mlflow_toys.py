@@ -13,7 +13,7 @@ pytest.importorskip("mlflow", reason="mlflow-skinny is not installed")
 from mlflow import MlflowClient
 
 import medfl_mlflow
-from medfl.core.evaluation import Row, csv_lines
+from medfl.engine.evaluation import Row, csv_lines
 
 SETTINGS = {"rounds": 2, "optimizer.lr": 0.01, "method_args.mu": 0.1, "norm_bound": None, "method": "fedprox"}
 

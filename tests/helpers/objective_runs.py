@@ -9,14 +9,14 @@ from pathlib import Path
 
 import torch
 
-from medfl.core.plan import MethodChoice
-from medfl.core.site import Splits
+from medfl.engine.plan import MethodChoice
+from medfl.engine.runs.home import Home
+from medfl.engine.runs.simulation import Callbacks, Run, RunData, simulate
+from medfl.engine.runs.site_bundles import export
+from medfl.engine.site import Splits
 from medfl.objectives import Objective
 from medfl.plugins import load_plugins
 from medfl.records.run_file import DataOrigin, Provenance
-from medfl.runs.home import Home
-from medfl.runs.simulation import Callbacks, Run, RunData, simulate
-from medfl.runs.site_bundles import export
 from medfl.settings import Execution, Settings
 from medfl.testing.cohort import make_data
 from medfl.testing.tasks import make_task_of, told_as

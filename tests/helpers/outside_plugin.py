@@ -19,10 +19,10 @@ from medfl.data.datalists import Datalist
 from medfl.data.readers.rgb import read_rgb, resize
 from medfl.ingest.spec import Choice, ImageSpec
 from medfl.ingest.workers import LoadedItem
-from medfl.methods.averaging import Averaging
-from medfl.methods.trainings import Budget, Training
 from medfl.plugins import DatasetRecord, MethodRecord, SectionRecord, hookimpl
-from medfl.report.section import Section
+from medfl.toolkit.averaging import Averaging
+from medfl.toolkit.trainings import Budget, Training
+from medfl_report.section import Section
 
 PLACES = "/places"
 

@@ -5,7 +5,7 @@ import dataclasses
 import torch
 from torch import nn
 
-from medfl.core.store import Store
+from medfl.engine.store import Store
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.task import Task

@@ -5,7 +5,7 @@ import math
 import torch
 from torch.nn import functional as F
 
-from medfl.core.store import Store
+from medfl.engine.store import Store
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import Case, make_data, make_task
 from medfl.utils.rng import make_generator

@@ -10,7 +10,7 @@ from medfl.ingest.prepare import prepare
 from medfl.ingest.spec import DatasetSpec
 from medfl.plugins import load_plugins
 from medfl.settings import read_settings
-from medfl.studies.preps import Prep, release_of
+from medfl_studies.preps import Prep, release_of
 
 FRAME = ("force", "workers", "require_complete", "say")
 

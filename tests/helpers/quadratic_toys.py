@@ -5,11 +5,11 @@ import dataclasses
 import torch
 from torch import nn
 
-from medfl.core.plan import MethodChoice
-from medfl.core.site import Splits
 from medfl.data.pooled import Empty, TensorData
+from medfl.engine.plan import MethodChoice
+from medfl.engine.runs.simulation import Run, RunData, Simulation, simulate
+from medfl.engine.site import Splits
 from medfl.objectives import Multiclass
-from medfl.runs.simulation import Run, RunData, Simulation, simulate
 from medfl.settings import Settings
 from medfl.task import Task
 

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 from medfl.plugins import load_plugins
-from medfl.report.section import render_template
+from medfl_report.section import render_template
 
 VOID = {"meta", "br", "link", "img"}
 

@@ -15,16 +15,16 @@ import torch
 from loopback import SITES, Loopback, Place, digests, make_place
 from toys import snapshot
 
-from medfl.carriers.messages import Limits, Message, pack, unpack
-from medfl.core.store import Store
-from medfl.deploy import server as server_run
-from medfl.deploy.offered_bundle import OfferedRun, open_offer
-from medfl.deploy.server import Progress
-from medfl.deploy.sites import service as site_service
-from medfl.deploy.sites.file import SiteFile
-from medfl.records.offer import Offer
+from medfl.engine.store import Store
 from medfl.testing.cohort import scores
 from medfl.utils import wire
+from medfl_flare import server as server_run
+from medfl_flare.backend.messages import Limits, Message, pack, unpack
+from medfl_flare.offered_bundle import OfferedRun, open_offer
+from medfl_flare.records.offer import Offer
+from medfl_flare.server import Progress
+from medfl_flare.sites import service as site_service
+from medfl_flare.sites.file import SiteFile
 
 Files = Mapping[str, SiteFile]
 LIMITS = Limits()

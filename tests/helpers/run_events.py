@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from medfl.engine.runs.progress import PROGRESS
 from medfl.records.progress import (
     CommittedStep,
     Event,
@@ -20,7 +21,6 @@ from medfl.records.progress import (
     StepMetrics,
     UnavailableSite,
 )
-from medfl.runs.progress import PROGRESS
 
 SITES = ("site-1", "site-2", "site-3")
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from unittest import mock
 
 from medfl.contract import Order, Reply, Site
-from medfl.core.carrier import Answer
-from medfl.core.secure.method import Secured
+from medfl.engine.carrier import Answer
+from medfl.engine.secure.method import Secured
 from medfl.errors import RefusedError
 
 

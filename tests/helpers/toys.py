@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from medfl.contract import Method, Model, Order, PayloadKind, PeerMessage, Plan, Replies, Reply, Server, Site
-from medfl.core.store import Store
-from medfl.methods.averaging import Averaging
+from medfl.engine.runs.simulation import Result
+from medfl.engine.store import Store
 from medfl.plugins import Registry, load_plugins
-from medfl.runs.simulation import Result
 from medfl.task import Task
 from medfl.testing.cohort import Case, bits, make_sites, scores
+from medfl.toolkit.averaging import Averaging
 from medfl.types import Tensors
 from medfl.utils import wire
 from medfl.utils.tells import PARCEL, Tell, count, text

@@ -20,9 +20,9 @@ import torch
 from made_up_cases import Kind, NotDerivable, make_sites
 from monai.bundle import ConfigParser
 
-from medfl.bundle.adopt import adopt
 from medfl.bundle.federation import read_federation
 from medfl.errors import MedflError
+from medfl_adopt.adopting import adopt
 
 METHODS = ("fedavg", "fedprox", "fedbn", "ditto", "fedper", "fedskd")
 """What a bundle trains with; one whose needs the bundle's network does not meet is refused before it begins."""

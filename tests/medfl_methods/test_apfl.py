@@ -6,11 +6,11 @@ from quadratic_toys import QUADRATIC, quadratic_sites
 from torch.nn import functional as F
 
 from medfl.contract import Order, Site, State
-from medfl.core.store import Store
-from medfl.methods.kept import keep, kept
+from medfl.engine.store import Store
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, make_sites, make_task
+from medfl.toolkit.kept import keep, kept
 from medfl.utils.rng import make_generator
 from medfl.utils.wire import select, tensors_equal
 from medfl_methods.apfl import APFL, MIXED, OWN

@@ -7,18 +7,18 @@ from quadratic_toys import quadratic
 from torch import nn
 
 from medfl.contract import Holder, Server, State
-from medfl.core.plan import MethodChoice
-from medfl.core.site import Splits
 from medfl.data.pooled import Empty
-from medfl.methods import lending as circulating
-from medfl.methods.aggregation import sample
-from medfl.methods.transfer import route
+from medfl.engine.plan import MethodChoice
+from medfl.engine.runs.simulation import Run, RunData, simulate
+from medfl.engine.site import Splits
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
-from medfl.runs.simulation import Run, RunData, simulate
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.testing.cohort import Case, TensorData, bits, make_site, make_sites, make_task
+from medfl.toolkit import lending as circulating
+from medfl.toolkit.aggregation import sample
+from medfl.toolkit.transfer import route
 from medfl.utils.rng import make_generator
 from medfl.utils.wire import tensors_equal
 from medfl_methods.fedcross import relay

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from medfl.core.filters import Filters
-from medfl.core.quantization import dequantise, quantise
+from medfl.engine.filters import Filters
+from medfl.engine.quantization import dequantise, quantise
 from medfl.privacy.gaussian import calibrate, clip_by_norm, epsilon
 from medfl.settings import Compression, Privacy, Settings
 from medfl.utils import wire

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from medfl.contract import Holder
-from medfl.core.site import Splits
-from medfl.core.store import Store
+from medfl.engine.site import Splits
+from medfl.engine.store import Store
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import Case, SmallNet, TensorData, bits, make_data, make_site, make_sites, make_task
 from medfl.utils import wire

@@ -10,8 +10,8 @@ import pytest
 import torch
 from quadratic_toys import quadratic
 
+from medfl.engine.runs.simulation import Result
 from medfl.plugins import load_plugins
-from medfl.runs.simulation import Result
 from medfl.testing.cohort import Case, bits, make_sites, states
 from medfl.utils.wire import tensors_equal
 from medfl_methods.cyclic import Cyclic

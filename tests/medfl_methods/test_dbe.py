@@ -9,15 +9,15 @@ from refusals import refused
 from torch import nn
 
 from medfl.contract import Model, Site, State
-from medfl.core.evaluation import predictor_of
-from medfl.core.store import Store
 from medfl.data.pooled import TensorData
+from medfl.engine.evaluation import predictor_of
+from medfl.engine.store import Store
 from medfl.errors import SettingsError
-from medfl.methods.fit import Fit
 from medfl.networks.heads import TwoLayerHead
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.testing.cohort import CLASSES, Case, make_site, make_sites, make_task, states
+from medfl.toolkit.fit import Fit
 from medfl.training.loop import Batch
 from medfl.types import SERVER
 from medfl.utils.rng import make_generator

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from medfl.contract import Order
 from medfl.errors import SettingsError
-from medfl.methods.fit import Fit
 from medfl.task import Scale
+from medfl.toolkit.fit import Fit
 from medfl.training.loop import Batch
 from medfl_methods.fedfed.shared_images import SharedBatches, SharedImages
 

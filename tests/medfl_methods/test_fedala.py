@@ -5,10 +5,10 @@ import torch
 from torch.nn import functional as F
 
 from medfl.contract import Site, State
-from medfl.methods.kept import keep, kept
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, SmallNet, bits, make_data, make_sites, make_task, states
+from medfl.toolkit.kept import keep, kept
 from medfl.utils.rng import make_generator
 from medfl.utils.wire import select, tensors_equal
 from medfl_methods.fedala import MIX, OWN, FedALA, ala_step, mixture, upper_layers

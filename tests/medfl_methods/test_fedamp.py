@@ -8,10 +8,10 @@ import torch
 from quadratic_toys import QUADRATIC, quadratic_sites
 from refusals import refused
 
-from medfl.core.plan import MethodChoice
+from medfl.engine.plan import MethodChoice
+from medfl.engine.runs.simulation import Run, RunData, Simulation, simulate
 from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
-from medfl.runs.simulation import Run, RunData, Simulation, simulate
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, bits, make_sites, states
 from medfl.types import SERVER

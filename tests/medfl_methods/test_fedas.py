@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from medfl.core.store import Store
-from medfl.methods.aggregation import normalised
-from medfl.methods.kept import kept
+from medfl.engine.store import Store
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import Case, bits, make_sites, make_task
+from medfl.toolkit.aggregation import normalised
+from medfl.toolkit.kept import kept
 from medfl.utils import wire
 from medfl.utils.wire import select, tensors_equal
 from medfl_methods.fedas import ALIGN, OLD, FedAS, alignment

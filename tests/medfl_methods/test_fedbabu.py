@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from medfl.core.store import Store
+from medfl.engine.store import Store
 from medfl.networks.parts import mlp, with_head
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import CLASSES, Case, SmallNet, make_sites, make_task

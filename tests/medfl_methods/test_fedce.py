@@ -7,8 +7,8 @@ import pytest
 import torch
 from refusals import refused
 
-from medfl.core.store import Store
 from medfl.data.pooled import Empty
+from medfl.engine.store import Store
 from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import Case, bits, make_sites, make_task

@@ -17,7 +17,7 @@ from peer_toys import (
 from refusals import refused
 from torch.nn import functional as F
 
-from medfl.core.store import Store
+from medfl.engine.store import Store
 from medfl.errors import SettingsError
 from medfl.settings import Privacy
 from medfl.testing.cohort import TensorData, bits, make_sites, make_task

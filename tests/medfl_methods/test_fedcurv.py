@@ -6,12 +6,12 @@ from refusals import refused
 from torch.nn import functional as F
 
 from medfl.contract import Order, Site, State
-from medfl.core.store import Store
+from medfl.engine.store import Store
 from medfl.errors import RefusedError
-from medfl.methods.kept import keep, kept
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, bits, make_sites, make_task, states
+from medfl.toolkit.kept import keep, kept
 from medfl.types import SERVER
 from medfl.utils.wire import select, tensors_equal
 from medfl_methods.fedcurv import FISHER, PULL, FedCurv, penalty

@@ -9,15 +9,15 @@ from torch import nn
 from torch.nn import functional as F
 
 from medfl.contract import Server, State
-from medfl.core.store import Store
 from medfl.data.pooled import TensorData
+from medfl.engine.store import Store
 from medfl.errors import SettingsError
-from medfl.methods.losses import distillation
 from medfl.networks.norms import freeze_norms
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, bits, make_data, make_sites, make_task
+from medfl.toolkit.losses import distillation
 from medfl.types import SERVER
 from medfl.utils.wire import select, tensors_equal
 from medfl_methods.feddf import FedDF

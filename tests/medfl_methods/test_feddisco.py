@@ -9,12 +9,12 @@ from hypothesis import strategies as some
 from refusals import refused
 
 from medfl.contract import Server, State
-from medfl.core.store import Store
+from medfl.engine.store import Store
 from medfl.errors import SettingsError
-from medfl.methods.aggregation import normalised
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, bits, make_site, make_sites, make_task
+from medfl.toolkit.aggregation import normalised
 from medfl.utils.wire import tensors_equal
 from medfl_methods.feddisco import FedDisco, disco_weights, discrepancies
 

@@ -6,7 +6,7 @@ from quadratic_toys import run_curved
 from refusals import refused
 
 from medfl.contract import Server, State
-from medfl.core.store import Store
+from medfl.engine.store import Store
 from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
 from medfl.settings import Settings

@@ -7,11 +7,11 @@ import torch
 from refusals import refused
 from torch.nn import functional as F
 
-from medfl.core.store import Store
+from medfl.engine.store import Store
 from medfl.errors import SettingsError
-from medfl.methods.prototypes import mean_prototypes
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import Case, make_site, make_sites, make_task
+from medfl.toolkit.prototypes import mean_prototypes
 from medfl.types import SERVER
 from medfl.utils.rng import make_generator
 from medfl_methods.fedfa.anchors import OwnAnchors, anchor_loss

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from medfl.core.store import Store
+from medfl.engine.store import Store
 from medfl.networks.norms import evaluating
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import Case, make_sites, make_task

@@ -6,14 +6,14 @@ from refusals import refused
 from torch.nn import functional as F
 
 from medfl.contract import Order, Site, State
-from medfl.core.store import Store
 from medfl.data.pooled import TensorData
+from medfl.engine.store import Store
 from medfl.errors import RefusedError, SettingsError
-from medfl.methods.fit import Fit
-from medfl.methods.trainings import Training
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, make_data, make_sites, make_task, states
+from medfl.toolkit.fit import Fit
+from medfl.toolkit.trainings import Training
 from medfl.training.loop import Batch
 from medfl.types import SERVER
 from medfl_methods.fedmd import FedMD, consensus, public_part

@@ -6,7 +6,7 @@ from pfedcdp_toys import NAMES, plain_loop
 from refusals import refused
 from torch import nn
 
-from medfl.core.store import Store
+from medfl.engine.store import Store
 from medfl.errors import SettingsError
 from medfl.networks.parts import mlp
 from medfl.plugins import load_plugins

@@ -6,13 +6,13 @@ import pytest
 import torch
 from refusals import refused
 
-from medfl.core.store import Store
+from medfl.engine.store import Store
 from medfl.errors import SettingsError
-from medfl.methods.prototypes import mean_prototypes, nearest, pull, table
 from medfl.networks.parts import body_and_head
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import Case, make_site, make_sites, make_task
 from medfl.testing.tasks import FURTHER, make_sites_of, make_task_of
+from medfl.toolkit.prototypes import mean_prototypes, nearest, pull, table
 from medfl.types import SERVER
 
 REGISTRY = load_plugins()

@@ -10,10 +10,10 @@ from torch import nn
 from medfl.contract import Site, State
 from medfl.data.pooled import TensorData
 from medfl.errors import SettingsError
-from medfl.methods.fit import Fit
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, make_sites, make_task, states
+from medfl.toolkit.fit import Fit
 from medfl.training.loop import Batch
 from medfl.utils.wire import select, tensors_equal
 from medfl_methods.fedrod import FedRoD

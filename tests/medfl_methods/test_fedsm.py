@@ -7,8 +7,8 @@ from refusals import refused
 from torch import nn
 
 from medfl.contract import Order
-from medfl.core.evaluation import predictor_of
-from medfl.core.store import Store
+from medfl.engine.evaluation import predictor_of
+from medfl.engine.store import Store
 from medfl.errors import RefusedError, SettingsError
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import Case, SmallNet, make_site, make_sites, make_task, states

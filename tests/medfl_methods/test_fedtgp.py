@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from medfl.core.store import Store
+from medfl.engine.store import Store
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import Case, make_site, make_sites
 from medfl.types import SERVER

@@ -7,11 +7,11 @@ import torch
 from monai.bundle import ConfigParser
 
 from medfl.contract import Model
-from medfl.core.evaluation import predictor_of
-from medfl.core.store import Store
-from medfl.methods.fit import Fit
+from medfl.engine.evaluation import predictor_of
+from medfl.engine.store import Store
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import Case, bits, make_site, make_sites, make_task, states
+from medfl.toolkit.fit import Fit
 from medfl.types import SERVER
 from medfl.utils.wire import select, tensors_equal
 from medfl_methods.fenda import Fenda

@@ -6,13 +6,13 @@ from monai.bundle import ConfigParser
 from torch.nn import functional as F
 
 from medfl.contract import Model, Site, State
-from medfl.core.evaluation import predictor_of
-from medfl.core.store import Store
 from medfl.data.pooled import TensorData
-from medfl.methods.fit import Fit
+from medfl.engine.evaluation import predictor_of
+from medfl.engine.store import Store
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.testing.cohort import CLASSES, Case, SmallNet, make_site, make_sites, make_task, states
+from medfl.toolkit.fit import Fit
 from medfl.training.loop import Batch
 from medfl.types import SERVER
 from medfl.utils.wire import select, tensors_equal

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from medfl.core.store import Store
+from medfl.engine.store import Store
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import Case, make_sites, make_task, states
 from medfl.types import SERVER

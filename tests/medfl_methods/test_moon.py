@@ -8,11 +8,11 @@ import torch
 from monai.bundle import ConfigParser
 
 from medfl.contract import Model
-from medfl.core.evaluation import predictor_of
-from medfl.core.store import Store
-from medfl.methods.losses import contrastive
+from medfl.engine.evaluation import predictor_of
+from medfl.engine.store import Store
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import Case, bits, make_site, make_task, states
+from medfl.toolkit.losses import contrastive
 from medfl.utils.wire import select, tensors_equal
 from medfl_methods.moon import Moon
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from quadratic_toys import QUADRATIC, quadratic_sites
 
-from medfl.core.plan import MethodChoice
-from medfl.core.store import Store
+from medfl.engine.plan import MethodChoice
+from medfl.engine.runs.simulation import Run, RunData, simulate
+from medfl.engine.store import Store
 from medfl.plugins import load_plugins
-from medfl.runs.simulation import Run, RunData, simulate
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, bits, make_sites, states
 from medfl.types import SERVER

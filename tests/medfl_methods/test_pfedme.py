@@ -7,10 +7,10 @@ import torch
 from quadratic_toys import QUADRATIC, quadratic_sites
 from torch.nn import functional as F
 
-from medfl.core.plan import MethodChoice
-from medfl.core.store import Store
+from medfl.engine.plan import MethodChoice
+from medfl.engine.runs.simulation import Run, RunData, simulate
+from medfl.engine.store import Store
 from medfl.plugins import load_plugins
-from medfl.runs.simulation import Run, RunData, simulate
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, make_sites, make_task, states
 from medfl.types import SERVER

@@ -8,7 +8,7 @@ from quadratic_toys import run_curved
 from refusals import refused
 from torch.nn import functional as F
 
-from medfl.core.store import Store
+from medfl.engine.store import Store
 from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import Case, bits, make_sites, make_task

@@ -14,7 +14,7 @@ from mlflow_toys import SETTINGS, begin, expected, rows, stored, the_run, write
 
 import medfl_mlflow
 from medfl.cli.main import main
-from medfl.core.evaluation import Row
+from medfl.engine.evaluation import Row
 from medfl.plugins import load_plugins
 from medfl.testing.phantoms import make_cohort
 

@@ -12,10 +12,8 @@ import torch
 from refusals import refused
 from torch import nn
 
-from medfl.carriers.messages import Message
-from medfl.carriers.remote_messages import read_facts
-from medfl.core.evaluation import completed
-from medfl.core.store import Store
+from medfl.engine.evaluation import completed
+from medfl.engine.store import Store
 from medfl.errors import RefusedError, SettingsError, StoreError
 from medfl.networks.frozen import whole_state
 from medfl.networks.pretrained import read_weights
@@ -32,6 +30,8 @@ from medfl.testing.cohort import (
     states,
 )
 from medfl.utils.wire import tensors_equal
+from medfl_flare.backend.messages import Message
+from medfl_flare.backend.remote_messages import read_facts
 
 LEARNED = 4 * (6 + 6 + 6 + 6 + 24 * 3 + 3) + 8
 """Bytes of what is exchanged of the tiny network: batch norm's four vectors, its int64 counter, and the head."""

@@ -12,9 +12,9 @@ from refusals import refused
 from torch import nn
 
 from medfl.errors import SettingsError
-from medfl.methods.feature_hooks import FeatureHooks, check_alike, stages
 from medfl.networks.known import AS_OURS, BY_NAME, name_parts
 from medfl.networks.parts import head_names, head_path
+from medfl.toolkit.feature_hooks import FeatureHooks, check_alike, stages
 
 CASES: dict[str, tuple[Callable[[], nn.Module], str, int, tuple[int, ...]]] = {
     "UNet": (lambda: nets.UNet(3, 1, 2, (2, 4, 8), (2, 2), num_res_units=1), "model.2.", 3, (1, 8, 8, 8)),

@@ -12,13 +12,13 @@ from refusals import refused
 from torch import nn
 
 from medfl.errors import SettingsError
-from medfl.methods.feature_hooks import FeatureHooks, check_alike, stages
 from medfl.networks import swinunetr
 from medfl.networks.dynunet import DynUNet
 from medfl.networks.parts import head_names, with_head, without_head
 from medfl.networks.segresnet import SegResNet
 from medfl.networks.swinunetr import SwinUNETR
 from medfl.networks.unet import UNet
+from medfl.toolkit.feature_hooks import FeatureHooks, check_alike, stages
 
 SMALL: dict[str, dict[str, Any]] = {
     "UNet": {"channels": (4, 8, 12)},

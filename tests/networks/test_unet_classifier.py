@@ -10,9 +10,9 @@ from refusals import refused
 from torch import nn
 
 from medfl.errors import SettingsError
-from medfl.methods.feature_hooks import FeatureHooks, check_alike, stages
 from medfl.networks.parts import body_and_head, features_of, head_names
 from medfl.networks.unet import UNet, UNetClassifier
+from medfl.toolkit.feature_hooks import FeatureHooks, check_alike, stages
 
 SMALL = {"in_channels": 1, "channels": (4, 6, 8), "num_res_units": 1, "norm": "batch"}
 

@@ -8,10 +8,10 @@ from refusals import refused
 from torch import nn
 
 from medfl.errors import SettingsError
-from medfl.methods.feature_hooks import check_alike
 from medfl.networks.norms import has_batch_norm, norm_names
 from medfl.networks.parts import features_of, head_names, with_head, without_head
 from medfl.networks.vectors import MLP, Linear
+from medfl.toolkit.feature_hooks import check_alike
 
 
 def test_a_linear_layer_is_all_head():

@@ -12,10 +12,10 @@ import torch
 from refusals import refused
 from torch import nn
 
-from medfl.core.site import Splits
 from medfl.data.cohort import load_cohort
 from medfl.data.datalists import FILE, Datalist, parse_datalist, read_datalist, write_datalist
 from medfl.data.sites import load_site, load_sites
+from medfl.engine.site import Splits
 from medfl.errors import DataError
 from medfl.objectives import Binary, Multiclass, Multilabel, Objective, Regression, Segmentation, Survival
 from medfl.partition.iid import iid

@@ -13,7 +13,7 @@ import torch
 from refusals import refused
 from torch import nn
 
-from medfl.core.needs import MEANING, lacks
+from medfl.engine.needs import MEANING, lacks
 from medfl.errors import DataError, SettingsError
 from medfl.objectives import Binary, Multiclass, Multilabel, Objective, Regression, Segmentation, Survival
 from medfl.plugins import load_plugins

@@ -10,9 +10,6 @@ import zoo_shapes
 from damage import put
 from refusals import refused
 
-from medfl.bundle.adopt import adopt
-from medfl.bundle.adopt.bundle import AdoptedBundle
-from medfl.bundle.adopt.site import AdoptedSite
 from medfl.cli.main import main
 from medfl.errors import DataError, SettingsError
 from medfl.partition.by_site import by_site
@@ -21,6 +18,9 @@ from medfl.partition.dirichlet_class import dirichlet_class
 from medfl.partition.iid import iid
 from medfl.partition.plan import PartitionPlan
 from medfl.records.partition import CasePartition
+from medfl_adopt.adopting import adopt
+from medfl_adopt.bundle import AdoptedBundle
+from medfl_adopt.site import AdoptedSite
 
 
 def decathlon(folder, count=12, **columns):

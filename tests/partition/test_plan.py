@@ -21,7 +21,7 @@ from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
 from medfl.records.datalist import Exclusion
 from medfl.records.partition import LocatedExclusion
-from medfl.report.sections.holdings import draw_partition
+from medfl_report.sections.holdings import draw_partition
 
 # ---- what is written
 

@@ -26,8 +26,8 @@ from medfl.partition.plan import PartitionPlan
 from medfl.partition.shares import holdout
 from medfl.partition.units import strata_of
 from medfl.records.datalist import CaseRecord
-from medfl.studies.checks import difference
 from medfl_datasets.abide.tables import FILE, read_phenotypes
+from medfl_studies.checks import difference
 
 CLASSES = 3
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from medfl.core.secure.discrete_gaussian import discrete_gaussian
+from medfl.engine.secure.discrete_gaussian import discrete_gaussian
 from medfl.privacy import gaussian
 from medfl.privacy.concentrated import calibrated, concentrated_epsilon, rho_of, sum_epsilon
 from medfl.settings import Privacy

@@ -10,8 +10,8 @@ import torch
 from refusals import refused
 
 from medfl.contract import Order, State
-from medfl.core.site import SiteRunner
-from medfl.core.store import Store
+from medfl.engine.site import SiteRunner
+from medfl.engine.store import Store
 from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
 from medfl.privacy.composition import Part, epsilon

@@ -13,7 +13,6 @@ from refusals import refused
 
 from medfl.contract import PayloadKind, Site, State
 from medfl.errors import ContractError, RefusedError, SettingsError
-from medfl.methods.averaging import Averaging
 from medfl.objectives import Survival
 from medfl.privacy import composition, gaussian
 from medfl.privacy.composition import Part
@@ -23,6 +22,7 @@ from medfl.records.ledger import LedgerEntry
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.settings import Settings
 from medfl.testing.cohort import SmallNet, make_data, make_task
+from medfl.toolkit.averaging import Averaging
 
 PRIVACY = {"epsilon": 5.0, "delta": 1e-5, "clip": 2.5, "adjacency": "add_remove"}
 ROUNDS = 20

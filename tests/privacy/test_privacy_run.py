@@ -10,7 +10,7 @@ import pytest
 import torch
 from refusals import refused
 
-from medfl.core.store import Store
+from medfl.engine.store import Store
 from medfl.errors import SettingsError, StoreError
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import Case, bits, make_task

@@ -12,18 +12,18 @@ import torch
 from refusals import refused
 from torch import nn
 
-from medfl.core.plan import MethodChoice
-from medfl.core.store import Store
+from medfl.engine.plan import MethodChoice
+from medfl.engine.runs.simulation import Run, RunData, simulate
+from medfl.engine.store import Store
 from medfl.errors import SettingsError
-from medfl.methods.averaging import Averaging
 from medfl.plugins import load_plugins
 from medfl.privacy.composition import RESOLUTION, Part, calibrate, epsilon
 from medfl.privacy.policy import policy_of
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.records.summary import Summary
-from medfl.runs.simulation import Run, RunData, simulate
 from medfl.settings import Privacy, Settings
 from medfl.testing.cohort import Case, SmallNet, bits, make_sites, make_task
+from medfl.toolkit.averaging import Averaging
 from medfl.utils.wire import tensors_equal
 
 PRIVACY = {"unit": "sample", "epsilon": 8.0, "clip": 0.5, "adjacency": "add_remove"}

@@ -13,17 +13,17 @@ from refusals import refused
 from torch import nn
 
 from medfl.contract import Order, Reply, Site
-from medfl.core.plan import MethodChoice
-from medfl.core.site import SiteRunner, Splits
-from medfl.core.store import Store
+from medfl.engine.plan import MethodChoice
+from medfl.engine.runs.simulation import Run, RunData, Simulation, simulate
+from medfl.engine.site import SiteRunner, Splits
+from medfl.engine.store import Store
 from medfl.errors import ContractError, StoreError
-from medfl.methods.averaging import Averaging
 from medfl.plugins import load_plugins
 from medfl.privacy.secret_site import secret_run_id
-from medfl.runs.simulation import Run, RunData, Simulation, simulate
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.testing.cohort import CLASSES, Case, SmallNet, TensorData, make_data, make_plan, make_site, make_task
+from medfl.toolkit.averaging import Averaging
 from medfl.training.augment import Augmentation
 from medfl.utils.wire import prefixed
 

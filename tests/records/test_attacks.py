@@ -10,8 +10,8 @@ import pytest
 from attack_files import INVERSION, MEMBERSHIP, POISON, write
 from refusals import refused
 
+from medfl.engine.runs.attack_results import FILES, read_results, results_path
 from medfl.errors import StoreError
-from medfl.runs.attack_results import FILES, read_results, results_path
 
 FULL = {
     "membership": [MEMBERSHIP, MEMBERSHIP.model_copy(update={"target": "sites", "site": "a", "round": 3})],

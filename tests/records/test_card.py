@@ -6,9 +6,9 @@ import pytest
 from card_records import FACTS, RUN, SCORES
 from pydantic import ValidationError
 
-from medfl.card.checklists import CHECKLISTS
-from medfl.records.card import CardAnswers, DataFacts, ImageCounts, NamedValue, SiteImageCounts
-from medfl.records.card_scores import CardScores, CardTable
+from medfl_report.cards.card_record import CardAnswers, DataFacts, ImageCounts, NamedValue, SiteImageCounts
+from medfl_report.cards.card_scores import CardScores, CardTable
+from medfl_report.cards.checklists import CHECKLISTS
 
 
 def test_images_are_counted_over_sites_and_classes() -> None:

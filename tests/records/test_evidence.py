@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from refusals import refused
 
 from medfl.errors import StoreError
-from medfl.records.evidence import CardFile, Evidence
 from medfl.records.record import CHECKSUM, checksum_of
+from medfl_report.cards.evidence import CardFile, Evidence
 
 PATH = Path("bundle") / Evidence.NAME
 

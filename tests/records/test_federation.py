@@ -8,7 +8,7 @@ import pytest
 from refusals import refused
 
 from medfl.errors import SettingsError
-from medfl.records.federation import ApprovedKey, FederationFile
+from medfl_flare.records.federation import ApprovedKey, FederationFile
 
 FEDERATION = FederationFile(
     name="medfl", server="localhost", sites=("a", "b"), admin="me@x.org", port=8002, scheme="http", valid_days=360

@@ -10,7 +10,7 @@ import pytest
 from refusals import refused
 
 from medfl.errors import StoreError
-from medfl.records.study_files import Price, Result, SearchDefinition, SearchOutcome, SearchRecord, Step
+from medfl_studies.records.study_files import Price, Result, SearchDefinition, SearchOutcome, SearchRecord, Step
 
 DEFINITION = SearchDefinition(
     study={"name": "small", "settings": {"epochs": 1}, "tune": None}, bundle="bundle", metric="auc", optuna=None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from refusals import refused
 
-from medfl.core.secure.register import Register
+from medfl.engine.secure.register import Register
 from medfl.errors import RefusedError, StoreError
 from medfl.records.secret_uses import SecretUse, SecretUses
 

@@ -9,7 +9,7 @@ from refusals import refused
 
 from medfl.errors import StoreError
 from medfl.records.record import FileRecord
-from medfl.records.study_files import JobIdentity, PoolPreparation
+from medfl_studies.records.study_files import JobIdentity, PoolPreparation
 
 IDENTITY = JobIdentity(
     options={"rounds": 2, "optimizer#lr": 0.1 + 0.2, "metrics": ["auc"], "privacy": {"epsilon": 1}, "patience": None},

@@ -12,7 +12,7 @@ from kits_and_offers import offer
 from refusals import refused
 
 from medfl.errors import StoreError
-from medfl.records.submission import (
+from medfl_flare.records.submission import (
     HookCall,
     MetricRow,
     ObserverState,

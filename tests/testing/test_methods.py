@@ -76,7 +76,7 @@ import itertools, os, time
 from typing import ClassVar
 import torch
 from pydantic import PrivateAttr
-from medfl.methods.averaging import Averaging
+from medfl.toolkit.averaging import Averaging
 from medfl.contract import ReducesTo, Reply
 from medfl.plugins import MethodRecord, hookimpl
 

@@ -10,16 +10,16 @@ import torch
 from make_runs import make_run
 from refusals import refused
 
-from medfl.core.encoding import FILTERED
-from medfl.core.store import Store
+from medfl.engine.encoding import FILTERED
+from medfl.engine.store import Store
 from medfl.errors import PluginError, SettingsError
 from medfl.plugins import load_plugins
-from medfl.report.page import write_report
 from medfl.settings import Privacy
 from medfl.testing import check_method
 from medfl.testing.cohort import Case, make_task, scores
 from medfl.testing.datasets import check_dataset
 from medfl.utils import wire
+from medfl_report.page import write_report
 
 PLUGIN = Path(__file__).parents[1] / "helpers" / "outside_plugin.py"
 

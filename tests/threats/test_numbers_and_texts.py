@@ -14,23 +14,23 @@ from refusals import refused
 from rich.console import Console
 from run_events import SITES, beat, commit, done, end, missing, start, stop, work, write
 
-from medfl.card.answers import read_answers
-from medfl.core.attendance import MISSED, TOOK_PART, stretches
-from medfl.deploy.keys import approve
-from medfl.deploy.sites.audit import in_words
+from medfl.engine.attendance import MISSED, TOOK_PART, stretches
+from medfl.engine.runs.console import show_log
 from medfl.errors import MedflError, SettingsError
 from medfl.records.progress import ProgressLine
-from medfl.runs.console import show_log
 from medfl.settings import Privacy
-from medfl.studies.reading import read_study
 from medfl.utils.chain import add_line, read
 from medfl.utils.text import one_line, visible_lines
-from medfl.watch.folders import WatchedFolder
-from medfl.watch.page import content
-from medfl.watch.serve import serving
-from medfl.watch.state import RunState
-from medfl.watch.terminal import frame
-from medfl.watch.view import make_view
+from medfl_flare.keys import approve
+from medfl_flare.sites.audit import in_words
+from medfl_report.cards.answers import read_answers
+from medfl_report.monitor.folders import WatchedFolder
+from medfl_report.monitor.page import content
+from medfl_report.monitor.serve import serving
+from medfl_report.monitor.state import RunState
+from medfl_report.monitor.terminal import frame
+from medfl_report.monitor.view import make_view
+from medfl_studies.reading import read_study
 
 LINES = [
     start(0, privacy=Privacy(epsilon=8.0, clip=1.0)), work(1, *SITES), beat(2, "site-1"), done(3, "site-1"),

@@ -13,18 +13,18 @@ from make_runs import make_run
 from refusals import refused
 from run_records import change_json
 
-from medfl.attacks.open_run import open_run
-from medfl.card.verify import verify
-from medfl.card.write import write_cards
 from medfl.cli.main import main
+from medfl.engine.runs.records import read_run
 from medfl.errors import StoreError
 from medfl.plugins import load_plugins
-from medfl.records.evidence import Evidence
-from medfl.report.compare import compare
-from medfl.report.formats import csv_cell, csv_table
-from medfl.report.page import write_report
-from medfl.runs.records import read_run
 from medfl.utils.files import write_atomic
+from medfl.utils.formats import csv_cell, csv_table
+from medfl_attacks.open_run import open_run
+from medfl_report.cards.evidence import Evidence
+from medfl_report.cards.verify import verify
+from medfl_report.cards.write import write_cards
+from medfl_report.compare import compare
+from medfl_report.page import write_report
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 CODE = "import pathlib\npathlib.Path(__file__).with_suffix('.ran').touch()\n"

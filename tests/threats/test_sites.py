@@ -11,15 +11,15 @@ from loopback import Loopback, Place
 from refusals import refused
 from remote_cases import Change, mini_place, offered, on, opened_once
 
-from medfl.carriers.messages import Message
-from medfl.carriers.remote_messages import read_facts, rows_from_json
-from medfl.cli.status import describe
-from medfl.deploy import server as server_run
+from medfl.engine.runs.records import read_run
 from medfl.errors import RefusedError
-from medfl.report.page import write_report
-from medfl.runs.records import read_run
-from medfl.watch.folders import WatchedFolder
-from medfl.watch.page import content
+from medfl_flare import server as server_run
+from medfl_flare.backend.messages import Message
+from medfl_flare.backend.remote_messages import read_facts, rows_from_json
+from medfl_report.commands.status import describe
+from medfl_report.monitor.folders import WatchedFolder
+from medfl_report.monitor.page import content
+from medfl_report.page import write_report
 
 LIAR = "site-03"
 LOSS = [1, LIAR, "personal", "train", "trained", "loss", 1e308]

@@ -10,7 +10,7 @@ import torch
 from monai.transforms import Compose, RandAffined, RandFlipd
 from refusals import refused
 
-from medfl.core.site import Splits
+from medfl.engine.site import Splits
 from medfl.errors import StoreError
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import Case, TensorData, bits, make_sites, make_task

@@ -9,7 +9,7 @@ from refusals import refused
 from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 
-from medfl.core.site import SiteRunner, Splits
+from medfl.engine.site import SiteRunner, Splits
 from medfl.errors import SettingsError
 from medfl.objectives.balance import class_weights, sampling_weights, weighted_loss
 from medfl.settings import Settings

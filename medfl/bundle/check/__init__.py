@@ -13,8 +13,8 @@ from medfl.bundle.check.metadata import OLD_PACKAGES, SCHEMA, check_metadata
 from medfl.bundle.check.reading import SUFFIXES, inside, macro_file, read_config, walk
 from medfl.bundle.check.references import check_references, missing_properties
 from medfl.bundle.check.report import Code, FileNote, Report
+from medfl.engine.runs.setting_ids import SETTINGS
 from medfl.errors import SettingsError, did_you_mean
-from medfl.runs.setting_ids import SETTINGS
 from medfl.settings import run_fields
 from medfl.types import PathLike
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal
 from torch import nn
 
 from medfl.contract import Model, Order, PeerMessage, ReducesTo, Reply, Server, Site
-from medfl.methods.rounds import Step
-from medfl.methods.transfer import MODEL
 from medfl.task import Task
+from medfl.toolkit.rounds import Step
+from medfl.toolkit.transfer import MODEL
 from medfl.training.optimizer_state import split
 from medfl.types import Meta, Tensors
 from medfl.utils.wire import prefixed, select

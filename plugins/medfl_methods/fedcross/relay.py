@@ -16,10 +16,10 @@ import torch
 
 from medfl.contract import Model, Order, PayloadKind, PeerMessage, Replies, Reply, Server, Site
 from medfl.errors import RefusedError
-from medfl.methods.aggregation import sample
-from medfl.methods.personal import Personal
-from medfl.methods.rounds import Due, Step
-from medfl.methods.transfer import SENDS, TELLS, ModelInTransit, arrived, is_finite, pack, route
+from medfl.toolkit.aggregation import sample
+from medfl.toolkit.personal import Personal
+from medfl.toolkit.rounds import Due, Step
+from medfl.toolkit.transfer import SENDS, TELLS, ModelInTransit, arrived, is_finite, pack, route
 from medfl.types import Meta, Tensors
 from medfl.utils.tells import Tell, one_of
 from medfl.utils.wire import prefixed, select

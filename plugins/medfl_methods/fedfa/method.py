@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 from medfl.contract import Need, Order, PayloadKind, ReducesTo, Replies, Server
 from medfl.errors import RefusedError, SettingsError
-from medfl.methods.fit import Fit
-from medfl.methods.kept import keep, kept
-from medfl.methods.prototypes import mean_prototypes, table
 from medfl.networks.parts import body_and_head, features_and_logits, features_of
 from medfl.task import Task
+from medfl.toolkit.fit import Fit
+from medfl.toolkit.kept import keep, kept
+from medfl.toolkit.prototypes import mean_prototypes, table
 from medfl.training.loop import Batch, smallest_batch
 from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.rng import make_generator

@@ -18,12 +18,12 @@ from medfl.contract import Findings, Order, PayloadKind, Replies, Reply, Server,
 from medfl.data.pooled import labels_of
 from medfl.data.sampling import stratified_share
 from medfl.errors import RefusedError, SettingsError
-from medfl.methods.aggregation import sample
-from medfl.methods.fit import Fit
-from medfl.methods.rounds import Due, Step
 from medfl.privacy.release import sentences
 from medfl.privacy.released import Released, as_seen
 from medfl.task import Task
+from medfl.toolkit.aggregation import sample
+from medfl.toolkit.fit import Fit
+from medfl.toolkit.rounds import Due, Step
 from medfl.training.loop import Batch
 from medfl.types import MODEL, Tensors
 from medfl.utils import wire

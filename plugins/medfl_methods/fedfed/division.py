@@ -17,12 +17,12 @@ from torch import nn
 from torch.nn import functional
 
 from medfl.contract import Order, PayloadKind, Replies, Server, Site
-from medfl.methods.aggregation import add_update, mean_update, normalised, subtract
-from medfl.methods.averaging import Averaging
-from medfl.methods.kept import KEPT
 from medfl.networks.parts import features_of
 from medfl.privacy.release import Noise, Release
 from medfl.task import Task
+from medfl.toolkit.aggregation import add_update, mean_update, normalised, subtract
+from medfl.toolkit.averaging import Averaging
+from medfl.toolkit.kept import KEPT
 from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.wire import prefixed, select
 from medfl_methods.fedfed.distillation import DISTILLER, Distilling, Divided, noised, scale_of

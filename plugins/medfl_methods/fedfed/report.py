@@ -9,18 +9,11 @@ import numpy as np
 from markupsafe import Markup
 
 from medfl.contract import Findings
+from medfl.engine.runs.records import RunRecord
 from medfl.privacy.release import Release, epsilon_together
 from medfl.privacy.statements import WHAT
-from medfl.report.curves import ends
-from medfl.report.figures import looks, svg
-from medfl.report.formats import count, listed, number, score
-from medfl.report.groups import Group
-from medfl.report.rasters import SIDE, balanced, grey_layer, plane, shades, strengths, tile
-from medfl.report.scores import class_names
-from medfl.report.section import Notice, ReportData, TemplateSection
-from medfl.report.statistics import wilson
-from medfl.runs.records import RunRecord
 from medfl.types import Meta
+from medfl.utils.formats import count, listed, number, score
 from medfl_methods.fedfed.report_data import (
     TOLD,
     Stage,
@@ -34,6 +27,13 @@ from medfl_methods.fedfed.report_data import (
     who_froze,
 )
 from medfl_methods.fedfed.sharing_facts import poor_generator
+from medfl_report.curves import ends
+from medfl_report.figures import looks, svg
+from medfl_report.groups import Group
+from medfl_report.rasters import SIDE, balanced, grey_layer, plane, shades, strengths, tile
+from medfl_report.scores import class_names
+from medfl_report.section import Notice, ReportData, TemplateSection
+from medfl_report.statistics import wilson
 
 IMAGES, LABELS = "sharing/images", "sharing/labels"
 """Tensors of the findings."""

@@ -16,10 +16,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from medfl.report.figures import ALONE, INK, STYLE, THIN, Curve, Look, curves_figure, looks
-from medfl.report.formats import count, listed, score
-from medfl.report.rasters import STEPS, strips
 from medfl.types import Meta
+from medfl.utils.formats import count, listed, score
+from medfl_report.figures import ALONE, INK, STYLE, THIN, Curve, Look, curves_figure, looks
+from medfl_report.rasters import STEPS, strips
 
 WIDTH = 6.2
 """Of the picture of a stage, in inches."""
@@ -271,7 +271,7 @@ def stages_figure(stages: Mapping[str, Sequence[Stage]], styles: Mapping[str, Lo
 
 
 def diverging_layer(levels: np.ndarray) -> str:
-    """Values of `medfl.report.rasters.strengths` as SVG; the most frequent one is the ground of all others."""
+    """Values of `medfl_report.rasters.strengths` as SVG; the most frequent one is the ground of all others."""
     ground = int(np.bincount((levels + STEPS).ravel()).argmax())
     height, width = levels.shape
     others = [level for level in range(len(DIVERGING)) if level != ground]

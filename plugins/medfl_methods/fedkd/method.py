@@ -11,14 +11,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from medfl.contract import Filter, Model, Need, Order, Reply, Server, Site
-from medfl.methods.averaging import Averaging
-from medfl.methods.co_training import CompanionModel
-from medfl.methods.fit import Fit
-from medfl.methods.kept import keep, kept
-from medfl.methods.local_training import cpu_state
-from medfl.methods.losses import distillation
-from medfl.methods.transfer import as_host
 from medfl.networks.parts import features_and_logits, features_of
+from medfl.toolkit.averaging import Averaging
+from medfl.toolkit.co_training import CompanionModel
+from medfl.toolkit.fit import Fit
+from medfl.toolkit.kept import keep, kept
+from medfl.toolkit.local_training import cpu_state
+from medfl.toolkit.losses import distillation
+from medfl.toolkit.transfer import as_host
 from medfl.training.loop import Batch
 from medfl.types import Meta, Tensors
 from medfl.utils.rng import pinned

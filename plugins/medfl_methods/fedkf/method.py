@@ -10,14 +10,14 @@ from pydantic import Field
 from torch.nn import functional as F
 
 from medfl.contract import Need, ReducesTo, Replies, Server
-from medfl.methods.aggregation import mean_update, normalised
-from medfl.methods.fit import Fit
-from medfl.methods.kept import keep, kept, shared_of, wide
-from medfl.methods.local_training import cpu_state
-from medfl.methods.losses import distillation
-from medfl.methods.transfer import is_finite
 from medfl.networks.norms import evaluating
 from medfl.networks.parts import features_and_logits
+from medfl.toolkit.aggregation import mean_update, normalised
+from medfl.toolkit.fit import Fit
+from medfl.toolkit.kept import keep, kept, shared_of, wide
+from medfl.toolkit.local_training import cpu_state
+from medfl.toolkit.losses import distillation
+from medfl.toolkit.transfer import is_finite
 from medfl.training.loop import Batch
 from medfl.training.optimizer_state import read_state, write_state
 from medfl.types import MODEL, Meta, Tensors

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from medfl.contract import Server
-from medfl.methods.kept import KEPT, shared_of
 from medfl.networks.heads import HeadKind, make_head
 from medfl.networks.parts import with_head
 from medfl.task import Task
+from medfl.toolkit.kept import KEPT, shared_of
 from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.wire import prefixed, select
 from medfl_methods.fedsdc.voting import Together, VotingHead

@@ -13,15 +13,15 @@ from torch import nn
 from medfl.contract import Findings, Holder, Model, Need, Order, PayloadKind, Replies, Reply, Server, Site
 from medfl.data.pooled import labels_of
 from medfl.errors import RefusedError, SettingsError
-from medfl.methods.aggregation import add_update, check_updates, sample
-from medfl.methods.kept import shared_of
-from medfl.methods.rounds import Due, Step
-from medfl.methods.server_optimizer import momentum_step
 from medfl.networks.heads import Activation, HeadKind, kind_of, make_head, unlike_widths, xavier
 from medfl.networks.parts import body_and_head, features_of, head_path, without_head
 from medfl.privacy.policy import policy_of
 from medfl.settings import participants
 from medfl.task import Task
+from medfl.toolkit.aggregation import add_update, check_updates, sample
+from medfl.toolkit.kept import shared_of
+from medfl.toolkit.rounds import Due, Step
+from medfl.toolkit.server_optimizer import momentum_step
 from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.rng import pinned
 from medfl.utils.tells import Tell, count

@@ -11,17 +11,17 @@ import numpy as np
 from markupsafe import Markup
 
 from medfl.contract import Findings
+from medfl.engine.runs.records import RunRecord
 from medfl.privacy.policy import policy_of
-from medfl.report.curves import group_looks
-from medfl.report.figures import INK, Curve, Look, curves_figure, svg
-from medfl.report.formats import count, listed, number, score
-from medfl.report.groups import Group, several
-from medfl.report.section import ReportData, TemplateSection
-from medfl.report.sections.matrix import DEEPEST, LARGEST
-from medfl.report.sections.standard import BANDS
-from medfl.runs.records import RunRecord
 from medfl.types import Meta
+from medfl.utils.formats import count, listed, number, score
 from medfl_methods.fedsdc.report_data import COLOURS, badge, evenness, held_picture, times_held
+from medfl_report.curves import group_looks
+from medfl_report.figures import INK, Curve, Look, curves_figure, svg
+from medfl_report.groups import Group, several
+from medfl_report.section import ReportData, TemplateSection
+from medfl_report.sections.matrix import DEEPEST, LARGEST
+from medfl_report.sections.standard import BANDS
 
 RUNS = 4
 """Pools that are drawn on a page."""

@@ -9,8 +9,8 @@ from itertools import count
 import numpy as np
 from markupsafe import Markup, escape
 
-from medfl.report.formats import number
-from medfl.report.rasters import strips
+from medfl.utils.formats import number
+from medfl_report.rasters import strips
 
 COLOURS = (
     *("#0072b2", "#d55e00", "#6db6ff", "#920000", "#f0e442", "#332288", "#009e73", "#cc79a7"),

@@ -7,8 +7,8 @@ from typing import Any
 from torch import nn
 
 from medfl.contract import Model
-from medfl.methods.averaging import Averaging
 from medfl.task import Task
+from medfl.toolkit.averaging import Averaging
 from medfl_methods.fedsdc.heads import headed
 
 

@@ -13,11 +13,11 @@ from torch import nn
 
 from medfl.contract import Model, Need, Order, ReducesTo, Reply, Server, Site
 from medfl.errors import SettingsError
-from medfl.methods.co_training import CompanionModel, ModelPair
-from medfl.methods.feature_hooks import check_alike, stages
-from medfl.methods.fit import Fit
-from medfl.methods.lending import Circulating
-from medfl.methods.transfer import ModelInTransit, arrived, as_host
+from medfl.toolkit.co_training import CompanionModel, ModelPair
+from medfl.toolkit.feature_hooks import check_alike, stages
+from medfl.toolkit.fit import Fit
+from medfl.toolkit.lending import Circulating
+from medfl.toolkit.transfer import ModelInTransit, arrived, as_host
 from medfl.training.loop import Batch
 from medfl.training.optimizer_state import split
 from medfl.types import Meta, Tensors

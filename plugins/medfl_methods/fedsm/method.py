@@ -14,13 +14,13 @@ from torch.nn import functional as F
 
 from medfl.contract import Model, Order, PayloadKind, Replies, Reply, Server, Site
 from medfl.errors import RefusedError, SettingsError
-from medfl.methods.aggregation import check_updates, mean_update, subtract
-from medfl.methods.averaging import Averaging
-from medfl.methods.fit import Fit
-from medfl.methods.kept import keep, kept, shared_of
-from medfl.methods.trainings import Training
-from medfl.methods.transfer import as_host
 from medfl.task import Task
+from medfl.toolkit.aggregation import check_updates, mean_update, subtract
+from medfl.toolkit.averaging import Averaging
+from medfl.toolkit.fit import Fit
+from medfl.toolkit.kept import keep, kept, shared_of
+from medfl.toolkit.trainings import Training
+from medfl.toolkit.transfer import as_host
 from medfl.training.loop import Batch
 from medfl.types import MODEL, Tensors
 from medfl.utils.wire import prefixed, select

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from medfl.contract import Replies, Server
 from medfl.errors import SettingsError, check_choice
-from medfl.methods.aggregation import add_update, subtract
+from medfl.toolkit.aggregation import add_update, subtract
 from medfl.types import Meta, Tensors
 from medfl.utils.wire import prefixed
 

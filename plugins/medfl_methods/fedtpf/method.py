@@ -12,11 +12,11 @@ from torch import nn
 from medfl.contract import Need, Order, ReducesTo, Replies, Reply, Server, Site
 from medfl.data.pooled import count_patients
 from medfl.errors import SettingsError
-from medfl.methods.kept import KEPT, shared_of
-from medfl.methods.prototypes import distance, prototypes, scaled
-from medfl.methods.rounds import Due, Step
 from medfl.networks.parts import features_of
 from medfl.privacy.release import Release
+from medfl.toolkit.kept import KEPT, shared_of
+from medfl.toolkit.prototypes import distance, prototypes, scaled
+from medfl.toolkit.rounds import Due, Step
 from medfl.types import Meta
 from medfl.utils.tells import Tell, count, flag, number
 from medfl.utils.wire import prefixed, select

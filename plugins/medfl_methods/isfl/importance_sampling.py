@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from medfl.methods.fisher import CHUNK_NUMBERS
+from medfl.toolkit.fisher import CHUNK_NUMBERS
 from medfl.types import Tensors
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

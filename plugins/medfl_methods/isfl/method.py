@@ -12,8 +12,8 @@ from pydantic import Field
 from medfl.contract import Need, Order, Replies, Reply, Server, Site
 from medfl.data.pooled import labels_of
 from medfl.errors import SettingsError
-from medfl.methods.fit import Fit
 from medfl.privacy.policy import policy_of
+from medfl.toolkit.fit import Fit
 from medfl.types import Meta
 from medfl.utils.tells import Tell, count
 from medfl_methods.fedavg import FedAvg

@@ -11,16 +11,16 @@ from torch import nn
 
 from medfl.contract import Findings, Model, Need, Order, PayloadKind, ReducesTo, Replies, Reply, Server, Site
 from medfl.errors import SettingsError
-from medfl.methods.aggregation import add_update, mean_update, normalised, sample
-from medfl.methods.averaging import Averaging, refuse_noisy_statistics
-from medfl.methods.fisher import Estimator, fisher, split_mask
-from medfl.methods.fit import Fit
-from medfl.methods.losses import distillation
-from medfl.methods.rounds import Due, Step
-from medfl.methods.teacher import Teacher
-from medfl.methods.trainings import Budget, Training
 from medfl.networks.parts import Split, body_and_head, features_of, head_path, without_head
 from medfl.privacy.policy import policy_of
+from medfl.toolkit.aggregation import add_update, mean_update, normalised, sample
+from medfl.toolkit.averaging import Averaging, refuse_noisy_statistics
+from medfl.toolkit.fisher import Estimator, fisher, split_mask
+from medfl.toolkit.fit import Fit
+from medfl.toolkit.losses import distillation
+from medfl.toolkit.rounds import Due, Step
+from medfl.toolkit.teacher import Teacher
+from medfl.toolkit.trainings import Budget, Training
 from medfl.training.loop import Batch
 from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.wire import prefixed, select
@@ -41,14 +41,14 @@ HEAD = "head"
 class PFedCDP(Averaging):
     """Clusters of sites with one network each average their bodies; classifiers stay at home; one student of all.
 
-    Sites of one network are a cluster (`medfl.runs.device_profiles` puts machines into clusters). In each round a site
-    gets its cluster's body and the server's classifier for it. It keeps, of its own body, the share of coordinates with
-    the largest Fisher information on its images, and takes the others from the cluster; the first time it takes all.
-    Then it trains: first all of its model, then its classifier alone. Both minimise (1 - lam) CE + lam tau^2 KL(teacher
-    || model), where the teacher is the cluster's body with the server's classifier. The body's change, from what was
-    received, goes to the server, which adds each cluster's mean. After the last round the clusters' models teach one
-    student on public data (`medfl_methods.pfedcdp.refinement`), which is the run's global model. Its contrastive loss
-    compares two random views of each image: the task's ``views``, or its ``augmentation``.
+    Sites of one network are a cluster (`medfl.engine.runs.device_profiles` puts machines into clusters). In each round
+    a site gets its cluster's body and the server's classifier for it. It keeps, of its own body, the share of
+    coordinates with the largest Fisher information on its images, and takes the others from the cluster; the first time
+    it takes all. Then it trains: first all of its model, then its classifier alone. Both minimise (1 - lam) CE + lam
+    tau^2 KL(teacher || model), where the teacher is the cluster's body with the server's classifier. The body's change,
+    from what was received, goes to the server, which adds each cluster's mean. After the last round the clusters'
+    models teach one student on public data (`medfl_methods.pfedcdp.refinement`), which is the run's global model. Its
+    contrastive loss compares two random views of each image: the task's ``views``, or its ``augmentation``.
 
     The server's classifier is trained on public data, before the first round and after each, with the cluster's body as
     it is; the paper doesn't say how it comes about. Public data are the server's: no site sees them.

@@ -20,10 +20,10 @@ from torch.nn import functional as F
 
 from medfl.data.pooled import TensorData, labels_of
 from medfl.data.sampling import class_rows
-from medfl.methods.losses import distillation
 from medfl.metrics import METRICS
 from medfl.networks.parts import body_and_head, features_of, mlp
 from medfl.settings import Settings, Strict
+from medfl.toolkit.losses import distillation
 from medfl.training.loop import Batch, row_batches, train
 from medfl.training.predict import logits
 from medfl.types import Dataset

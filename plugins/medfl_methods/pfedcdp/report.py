@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
-from medfl.report.curves import group_looks
-from medfl.report.figures import gains_figure, svg
-from medfl.report.formats import listed, signed
-from medfl.report.groups import Group, several
-from medfl.report.scores import Value, key_metrics, value_over
-from medfl.report.section import ReportData, TemplateSection
-from medfl.runs.records import RunRecord
+from medfl.engine.runs.records import RunRecord
 from medfl.types import Meta
+from medfl.utils.formats import listed, signed
+from medfl_report.curves import group_looks
+from medfl_report.figures import gains_figure, svg
+from medfl_report.groups import Group, several
+from medfl_report.scores import Value, key_metrics, value_over
+from medfl_report.section import ReportData, TemplateSection
 
 WAYS = {
     "shapley": "weighed by their Shapley values, those below 0 by nothing",
@@ -45,7 +45,7 @@ def teachers_section(groups: Sequence[Group], findings: Findings) -> Meta | None
 
     Args:
         groups: Of the page.
-        findings: What each run found out (`medfl.runs.findings`).
+        findings: What each run found out (`medfl.engine.runs.findings`).
     """
     parts = [Group(group.label, kept) for group in groups if (kept := _taught(group, findings))]
     if not parts:

@@ -9,13 +9,13 @@ import torch
 from markupsafe import Markup
 
 from medfl.contract import Findings
-from medfl.report.formats import listed
-from medfl.report.groups import Group
-from medfl.report.rasters import balanced, colour_layer, grey_layer, plane, shades, strengths, tile
-from medfl.report.scores import class_names
-from medfl.report.section import ReportData, TemplateSection
-from medfl.runs.records import RunRecord
+from medfl.engine.runs.records import RunRecord
 from medfl.types import Meta
+from medfl.utils.formats import listed
+from medfl_report.groups import Group
+from medfl_report.rasters import balanced, colour_layer, grey_layer, plane, shades, strengths, tile
+from medfl_report.scores import class_names
+from medfl_report.section import ReportData, TemplateSection
 
 IMAGES, LABELS, MAPS = "explained/images", "explained/labels", "explained/maps/"
 """Tensors of the findings, from `medfl_methods.pfedcdp.explanations.Explained`."""

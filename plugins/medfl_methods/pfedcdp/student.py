@@ -10,7 +10,7 @@ from torch import nn
 
 from medfl.contract import Findings, Model, Server
 from medfl.data.pooled import labels_of
-from medfl.methods.local_training import cpu_state
+from medfl.toolkit.local_training import cpu_state
 from medfl.training.predict import logits
 from medfl.types import Tensors
 from medfl.utils.rng import make_generator

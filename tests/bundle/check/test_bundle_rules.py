@@ -9,7 +9,7 @@ import pytest
 from damage import edit, put
 
 from medfl.bundle.check import check_bundle
-from medfl.runs.setting_ids import default_values
+from medfl.engine.runs.setting_ids import default_values
 from medfl.settings import run_fields
 
 SHIPPED = Path(__file__).parents[3] / "bundles"

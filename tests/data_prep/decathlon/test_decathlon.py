@@ -28,9 +28,9 @@ from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins
 from medfl.records.partition import Partition
-from medfl.studies.preps import Prep, release_of
 from medfl_datasets.decathlon.phantom import SCANNERS, TABLE, write_release
 from medfl_datasets.decathlon.spec import Decathlon
+from medfl_studies.preps import Prep, release_of
 
 REAL = Path(os.environ.get("MEDFL_DATA", "nowhere"), "segmentation", "hippocampus")
 

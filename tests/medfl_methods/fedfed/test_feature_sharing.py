@@ -8,18 +8,18 @@ from fedtpf_toys import DATA, fed, parts_of, sent_by, server_of, site_of, told, 
 from refusals import refused
 from torch.nn import functional as F
 
-from medfl.attacks.membership.targets import shadow_set
-from medfl.attacks.open_run import OpenedRun
 from medfl.contract import Order, Reply
-from medfl.core.store import Store
 from medfl.data.pooled import TensorData
+from medfl.engine.store import Store
 from medfl.errors import ContractError, RefusedError
-from medfl.methods.fit import Fit
 from medfl.privacy.released import ReleasesImages
 from medfl.task import Scale
 from medfl.testing.cohort import SmallNet, make_data
+from medfl.toolkit.fit import Fit
 from medfl.training.loop import Batch
 from medfl.utils.wire import prefixed, select, tensors_equal
+from medfl_attacks.membership.targets import shadow_set
+from medfl_attacks.open_run import OpenedRun
 from medfl_methods.fedfed.shared_images import SharedImages
 from medfl_methods.fedtpf.method import FedTPF
 

@@ -20,8 +20,8 @@ from fedtpf_toys import (
 from torch.nn import functional as F
 
 from medfl.contract import Order
-from medfl.methods.averaging import Averaging
 from medfl.testing.cohort import bits, make_data, make_site, make_task
+from medfl.toolkit.averaging import Averaging
 from medfl.training.loop import Batch
 from medfl.utils.wire import select, tensors_equal
 from medfl_methods.fedfed.method import FedFed, weighed

@@ -11,13 +11,9 @@ from make_runs import SITES, make_run
 from read_page import render_section, section, words
 
 from medfl.contract import Findings
+from medfl.engine.runs.findings import read_findings
+from medfl.engine.runs.records import read_run
 from medfl.privacy.release import Release, sentences
-from medfl.report.figures import looks
-from medfl.report.groups import group_runs
-from medfl.report.page import render
-from medfl.report.rasters import STEPS
-from medfl.runs.findings import read_findings
-from medfl.runs.records import read_run
 from medfl_methods.fedfed.report import MOST, RUNS, sharing_section
 from medfl_methods.fedfed.report_data import (
     DIVERGING,
@@ -30,6 +26,10 @@ from medfl_methods.fedfed.report_data import (
     stages_figure,
     who_froze,
 )
+from medfl_report.figures import looks
+from medfl_report.groups import group_runs
+from medfl_report.page import render
+from medfl_report.rasters import STEPS
 
 HISTORY = [
     {"round": 1, "accuracy": {"site-1": 0.2, "site-2": 0.5, "site-3": 0.5}, "weights": dict.fromkeys(SITES, 1.0)},

@@ -12,14 +12,14 @@ from torch.nn import functional as F
 
 from medfl.contract import Site, State
 from medfl.errors import SettingsError
-from medfl.methods.aggregation import normalised
-from medfl.methods.fit import Fit
-from medfl.methods.losses import distillation
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.testing.cohort import TensorData
+from medfl.toolkit.aggregation import normalised
+from medfl.toolkit.fit import Fit
+from medfl.toolkit.losses import distillation
 from medfl.training.loop import Batch
 from medfl_methods.fedkper import FedKPer, adaptive_weight, label_diversity
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from medfl.core.store import Store
+from medfl.engine.store import Store
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.settings import Privacy

@@ -10,8 +10,8 @@ import torch
 from fedsdc_toys import body_at, dealing_server, heads_at, run, said_by, vote
 from pfedcdp_toys import NAMES
 
-from medfl.core.store import Store
 from medfl.data.pooled import TensorData
+from medfl.engine.store import Store
 from medfl.testing.cohort import CLASSES, SmallNet, make_data, make_sites, make_task
 from medfl.utils.rng import make_generator
 from medfl.utils.wire import tensors_equal

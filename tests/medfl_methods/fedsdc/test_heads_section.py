@@ -12,12 +12,12 @@ from make_runs import make_run
 from read_page import section, words
 
 from medfl.contract import Findings
-from medfl.report.groups import group_runs
-from medfl.report.page import render
-from medfl.runs.findings import read_findings
-from medfl.runs.records import read_run
+from medfl.engine.runs.findings import read_findings
+from medfl.engine.runs.records import read_run
 from medfl_methods.fedsdc.report import heads_section
 from medfl_methods.fedsdc.report_data import COLOURS, COLUMNS, badge, evenness, held_picture, times_held
+from medfl_report.groups import group_runs
+from medfl_report.page import render
 
 SITES = ["a", "b", "c"]
 HELD = [[0, 1, -1], [1, 0, -1], [1, 0, -1], [0, 1, -1]]

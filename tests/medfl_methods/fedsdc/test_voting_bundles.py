@@ -13,12 +13,12 @@ import torch
 from monai.bundle import ConfigParser, verify_net_in_out
 from torch import nn
 
-from medfl.attacks.open_run import open_run
 from medfl.cli.clean import clean
 from medfl.data.sites import load_site
 from medfl.objectives import Multiclass
 from medfl.testing.phantoms import make_cohort
 from medfl.workflow import FederatedWorkflow
+from medfl_attacks.open_run import open_run
 from medfl_methods.fedsdc.voting import VotingHead, elected
 
 BUNDLE = Path(__file__).parents[3] / "bundles" / "medmnist_classification"

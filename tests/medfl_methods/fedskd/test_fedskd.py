@@ -13,10 +13,10 @@ from refusals import refused
 
 from medfl.contract import Site, State
 from medfl.errors import SettingsError
-from medfl.methods.fit import Fit
-from medfl.methods.transfer import ModelInTransit
 from medfl.settings import Settings
 from medfl.testing.cohort import make_data, make_task
+from medfl.toolkit.fit import Fit
+from medfl.toolkit.transfer import ModelInTransit
 from medfl.training.loop import Batch
 from medfl.utils.rng import SeparateStream, make_generator
 from medfl.utils.wire import tensors_equal

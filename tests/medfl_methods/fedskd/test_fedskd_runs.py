@@ -21,12 +21,12 @@ from peer_toys import (
 from torch import nn
 from torch.nn import functional as F
 
-from medfl.core.plan import MethodChoice
-from medfl.core.site import Splits
-from medfl.core.store import Store
+from medfl.engine.plan import MethodChoice
+from medfl.engine.runs.simulation import Run, RunData, simulate
+from medfl.engine.site import Splits
+from medfl.engine.store import Store
 from medfl.networks.resnet import ResNet
 from medfl.objectives import Multiclass
-from medfl.runs.simulation import Run, RunData, simulate
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.testing.cohort import Case, TensorData, bits, make_sites, make_task

@@ -7,9 +7,9 @@ import torch
 
 from medfl.privacy.gaussian import calibrate
 from medfl.privacy.release import Release, epsilon_together
-from medfl.report.statistics import wilson
 from medfl.utils.rng import SecretStream
 from medfl_methods.fedtpf.early_stop import decay, should_freeze
+from medfl_report.statistics import wilson
 
 VARIANCES = (0.15, 0.20, 0.25)
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from medfl.core.plan import MethodChoice
-from medfl.core.site import Splits
 from medfl.data.pooled import TensorData
+from medfl.engine.plan import MethodChoice
+from medfl.engine.runs.findings import read_findings
+from medfl.engine.runs.simulation import Run, RunData, simulate
+from medfl.engine.site import Splits
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
-from medfl.runs.findings import read_findings
-from medfl.runs.simulation import Run, RunData, simulate
 from medfl.settings import Settings
 from medfl.task import Scale, Task
 

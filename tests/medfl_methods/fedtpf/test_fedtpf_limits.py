@@ -21,12 +21,12 @@ from refusals import refused
 from torch import nn
 
 from medfl.contract import Order
-from medfl.core.plan import MethodChoice
-from medfl.core.site import Splits
 from medfl.data.pooled import TensorData
+from medfl.engine.plan import MethodChoice
+from medfl.engine.runs.simulation import Run, RunData, simulate
+from medfl.engine.site import Splits
 from medfl.errors import RefusedError, SettingsError
 from medfl.objectives import Multiclass
-from medfl.runs.simulation import Run, RunData, simulate
 from medfl.settings import Settings
 from medfl.task import Scale
 from medfl.testing.cohort import SmallNet, bits, make_data, make_site, make_task

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from medfl.contract import Server, State
-from medfl.core.store import Store
-from medfl.methods.aggregation import mean_update
+from medfl.engine.store import Store
 from medfl.settings import Settings
 from medfl.testing.cohort import make_task
+from medfl.toolkit.aggregation import mean_update
 from medfl_methods.fedtpf.early_stop import WithFrozen, freeze, judges, last_change
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from medfl.contract import Server, State
-from medfl.core.store import Store
+from medfl.engine.store import Store
 from medfl.errors import SettingsError
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins

@@ -11,9 +11,12 @@ from make_runs import make_run
 from read_page import Page, render_section, section
 
 from medfl.contract import Findings
-from medfl.report.groups import group_runs
-from medfl.report.page import write_report
-from medfl.report.rasters import (
+from medfl.engine.runs.findings import read_findings
+from medfl.engine.runs.records import read_run
+from medfl_methods.pfedcdp.report_explanations import MOST, looks_section
+from medfl_report.groups import group_runs
+from medfl_report.page import write_report
+from medfl_report.rasters import (
     AGAINST,
     FOR,
     GREYS,
@@ -26,9 +29,6 @@ from medfl.report.rasters import (
     shades,
     strengths,
 )
-from medfl.runs.findings import read_findings
-from medfl.runs.records import read_run
-from medfl_methods.pfedcdp.report_explanations import MOST, looks_section
 
 TEACHERS = ("cnn_a", "cnn_b")
 

@@ -13,15 +13,15 @@ from torch.nn import functional as F
 
 import medfl_methods.pfedcdp.method as module
 from medfl.contract import Server, Site, State
-from medfl.core.checks import warn_of_preset
 from medfl.data.pooled import TensorData
+from medfl.engine.checks import warn_of_preset
 from medfl.errors import SettingsError
-from medfl.methods.fit import Fit
-from medfl.methods.trainings import Budget, Training
 from medfl.objectives import Multiclass
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.testing.cohort import make_data, make_task
+from medfl.toolkit.fit import Fit
+from medfl.toolkit.trainings import Budget, Training
 from medfl.training.loop import Batch
 from medfl.utils.wire import tensors_equal
 from medfl_methods.pfedcdp.method import PFedCDP

@@ -9,10 +9,10 @@ from pfedcdp_toys import ALONE, REGISTRY, SHORT, run
 from refusals import refused
 from torch import nn
 
-from medfl.core.plan import MethodChoice
 from medfl.data.pooled import TensorData
+from medfl.engine.plan import MethodChoice
+from medfl.engine.runs.simulation import Run, RunData, simulate
 from medfl.errors import MedflError, SettingsError
-from medfl.runs.simulation import Run, RunData, simulate
 from medfl.settings import Settings
 from medfl.testing.cohort import SmallNet, make_data, make_sites, make_task
 

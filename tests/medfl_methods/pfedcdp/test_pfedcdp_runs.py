@@ -8,7 +8,7 @@ import torch
 from pfedcdp_toys import ALONE, NAMES, SHORT, SIZES, bodies, classifier, personal, plain_loop, run, sent, server_tensors
 
 from medfl.contract import Site
-from medfl.core.store import Store
+from medfl.engine.store import Store
 from medfl.networks.parts import mlp
 from medfl.testing.cohort import bits, make_site, make_sites, make_task
 from medfl.utils.wire import tensors_equal

@@ -8,14 +8,14 @@ from pfedcdp_toys import REGISTRY, classifier, run
 from torch.nn import functional as F
 
 from medfl.contract import Server, State
-from medfl.core.plan import MethodChoice
-from medfl.core.site import Splits
 from medfl.data.pooled import Empty, TensorData
+from medfl.engine.plan import MethodChoice
+from medfl.engine.runs.findings import read_findings
+from medfl.engine.runs.simulation import Run, RunData, simulate
+from medfl.engine.site import Splits
 from medfl.networks.heads import TwoLayerHead
 from medfl.networks.parts import Split, mlp
 from medfl.objectives import Multiclass
-from medfl.runs.findings import read_findings
-from medfl.runs.simulation import Run, RunData, simulate
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.testing.cohort import CLASSES, SmallNet, make_data, make_task

@@ -8,7 +8,7 @@ from monai.transforms import Compose, RandFlipd, RandShiftIntensityd
 from pfedcdp_toys import SHORT, run
 
 from medfl.contract import Server, State
-from medfl.runs.records import read_metrics
+from medfl.engine.runs.records import read_metrics
 from medfl.settings import Settings
 from medfl.testing.cohort import SmallNet, make_data, make_task
 from medfl.training.augment import Augmentation

@@ -9,10 +9,10 @@ from make_runs import make_run
 from read_page import section, words
 
 from medfl.contract import Findings
-from medfl.report.groups import group_runs
-from medfl.runs.findings import read_findings
-from medfl.runs.records import read_run
+from medfl.engine.runs.findings import read_findings
+from medfl.engine.runs.records import read_run
 from medfl_methods.pfedcdp.report import teachers_section
+from medfl_report.groups import group_runs
 
 WORTH = {"": 0.5, "a": 0.9, "b": 0.7, "a+b": 0.8}
 VALUES = {"a": 0.25, "b": 0.05}

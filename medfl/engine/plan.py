@@ -1,0 +1,140 @@
+"""The description of a run that the server and its sites share, and the identity that follows from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import nn
+
+from medfl.engine.carrier import MethodFactory
+from medfl.engine.secure.method import secured
+from medfl.records.run_file import RENAMED, JoinedSite, RunIdentity, TaskIdentity, networks_brought
+from medfl.settings import Settings
+from medfl.task import Task
+from medfl.types import Dataset, Meta
+from medfl.utils import wire
+
+
+@dataclass(frozen=True)
+class MethodChoice:
+    """The method of a run: its name, its settings as the user gave them, and its factory.
+
+    Attributes:
+        name: Name of the method, for messages and the run folder.
+        make: Makes the method anew.
+        args: The method's settings as given, for the record.
+        needs_by_method: Maps each known method to its needs of a task, for messages that suggest other methods.
+    """
+
+    name: str
+    make: MethodFactory
+    args: Meta = field(default_factory=dict)
+    needs_by_method: Mapping[str, Collection[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The description of a run: which method solves which problem, with which settings, at which sites.
+
+    Attributes:
+        method: The method.
+        task: The learning problem, on this participant's device.
+        settings: The run's settings.
+        sites: Names of the run's sites.
+        data_digest: Identifies the data.
+        joined: Maps each site that joined after the run began to the facts about that. Its network is not part of the
+            identity.
+    """
+
+    method: MethodChoice
+    task: Task
+    settings: Settings
+    sites: Sequence[str]
+    data_digest: str = ""
+    joined: Mapping[str, JoinedSite] = field(default_factory=dict)
+
+    @property
+    def make_method(self) -> MethodFactory:
+        """Factory of the method as server and sites exchange messages with it: wrapped under secure aggregation."""
+        return secured(self.method.make, self.settings)
+
+    @cached_property
+    def identity(self) -> RunIdentity:
+        """Everything that makes two runs the same run.
+
+        The number of rounds is not part of it, and neither are the rounds whose models are kept.
+        """
+        late = networks_brought(self.joined)
+        at_start = {site: name for site, name in self.settings.networks_by_site.items() if site not in late}
+        settings = self.settings.model_copy(update={"networks_by_site": at_start})
+        values = settings.model_dump(mode="json", exclude={"rounds", "keep_rounds"})
+        return RunIdentity(
+            method=self.method.name,
+            method_args=json.loads(json.dumps(self.method.args)),
+            settings={RENAMED.get(name, name): value for name, value in values.items()},
+            sites=tuple(sorted(self.sites)),
+            data=self.data_digest,
+            task=identify_task(self.task, settings.networks_by_site),
+        )
+
+    @cached_property
+    def run_id(self) -> str:
+        """Name of the run in noise streams."""
+        return self.identity.run_id
+
+
+@dataclass(frozen=True)
+class ServerData:
+    """The data that the server itself holds.
+
+    Attributes:
+        public: Public data that the method may use at the server, or None.
+        tests: Maps the name of each test set of the server to its cases.
+    """
+
+    public: Dataset | None = None
+    tests: Mapping[str, Dataset] = field(default_factory=dict)
+
+
+def identify_task(task: Task, networks_by_site: Mapping[str, str]) -> TaskIdentity:
+    """Return the identity of a learning problem.
+
+    Args:
+        task: The learning problem.
+        networks_by_site: Maps sites to their networks; all other sites have the task's own.
+    """
+    networks = {name: _hash_shapes(task, name) for name in sorted({task.network, *networks_by_site.values()})}
+    optimizer = task.optimizer([nn.Parameter(torch.zeros(1))])
+    frozen = {name: digest for name in networks if (digest := task.frozen_digest(name)) is not None}
+    return TaskIdentity(
+        networks=networks,
+        loss=_describe_loss(task.loss),
+        optimizer=type(optimizer).__name__ + json.dumps(optimizer.defaults, default=str, sort_keys=True),
+        metrics=tuple(task.metrics),
+        **task.objective.identity,
+        frozen=frozen or None,
+        augmentation=None if task.augmentation is None else task.augmentation.facts,
+        views=None if task.views is None else task.views.facts,
+        weights=None if task.weights is None else task.weights.sha256,
+        schedule=None if task.schedule is None else task.schedule.facts,
+        regions=None if task.regions is None else wire.digest({"regions": task.regions})[:16],
+    )
+
+
+def _describe_loss(loss: nn.Module) -> Meta:
+    """Return a loss's classes and plain attributes, which its repr often leaves out, and a digest of its tensors."""
+    parts = [(path + "." if path else "", part) for path, part in loss.named_modules()]
+    facts = {p + k: v for p, part in parts for k, v in vars(part).items() if isinstance(v, bool | int | float | str)}
+    return facts | {"is": repr(loss), "tensors": wire.digest(dict(loss.state_dict()))[:16]}
+
+
+def _hash_shapes(task: Task, network: str) -> str:
+    """Return a hash of a network's tensor names and shapes."""
+    with torch.random.fork_rng(devices=[]):
+        shapes = {name: list(tensor.shape) for name, tensor in task.build(network).state_dict().items()}
+    return hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]

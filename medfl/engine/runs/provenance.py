@@ -1,0 +1,178 @@
+"""Where each setting of a run comes from: the bundle, a method's preset, a default, or the user."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import nn
+
+from medfl.contract import Method
+from medfl.engine.runs.setting_ids import SETTINGS, clashes, default_values
+from medfl.errors import SettingsError
+from medfl.records.run_file import SettingOrigin
+from medfl.settings import Execution, Settings
+from medfl.task import Task
+from medfl.types import Meta
+
+BUNDLE, DEFAULT = "bundle", "default of medfl"
+
+IMPLEMENTATION = frozenset({"foreach", "fused", "maximize", "capturable", "differentiable"})
+"""Options of torch's optimisers that are of no interest to a reader."""
+
+
+def run_files(bundle_root: Path) -> list[Path]:
+    """The configurations of a run over a bundle: its ``train``, in JSON or YAML, and its ``federate.json``.
+
+    Raises:
+        SettingsError: If one is not there.
+    """
+    files = _config_files(bundle_root)
+    for file in files:
+        if not file.is_file():
+            raise SettingsError(
+                "missing_file",
+                f"'{bundle_root}' is no bundle that medfl can run: expected the file '{file}'.",
+                path=file,
+                bundle=bundle_root,
+            )
+    return files
+
+
+def _config_files(bundle_root: Path) -> list[Path]:
+    folder = bundle_root / "configs"
+    train = [path for suffix in (".json", ".yaml", ".yml") if (path := folder / f"train{suffix}").is_file()]
+    return [*(train[:1] or [folder / "train.json"]), folder / "federate.json"]
+
+
+def bundle_values(bundle_root: Path) -> Meta:
+    """What the files of a bundle say: the ids of its ``train`` and its ``federate.json``, the second winning.
+
+    Raises:
+        SettingsError: If one holds no object.
+    """
+    values: Meta = {}
+    for path in filter(Path.is_file, _config_files(bundle_root)):
+        text = path.read_text(encoding="utf-8")
+        try:
+            values |= json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        except (ValueError, TypeError, yaml.YAMLError) as error:
+            raise SettingsError(
+                "invalid_bundle_file", f"expected an object in '{path}': {error}. Correct the file.", path=path
+            ) from None
+    return values
+
+
+def setting_origins(
+    task: Task,
+    bundle: Meta,
+    given_by: str,
+    *,
+    settings: Settings,
+    execution: Execution,
+    method: Method,
+    method_args: Meta,
+) -> dict[str, SettingOrigin]:
+    """Return the value and the origin of each setting of a run.
+
+    Args:
+        task: Task of the run.
+        bundle: From `bundle_values`.
+        given_by: Origin of values that differ from the bundle's, for example ``command line``.
+        settings: Settings of the run.
+        execution: Execution of the run.
+        method: The method.
+        method_args: Settings of the method that were given.
+    """
+    run = settings.model_dump(mode="json") | execution.model_dump(mode="json")
+    facts = {"network_name": task.network, "metrics": list(task.metrics), "loss": type(task.loss).__name__}
+    facts |= {} if task.weights is None else {"weights": task.weights.path.name}
+    optimizer, described = _optimizer(task, bundle.get("optimizer", {}))
+    settings_there = bundle.get(SETTINGS)
+    ids = {name: value for name, value in bundle.items() if name not in clashes(bundle)}
+    written = (dict(settings_there) if isinstance(settings_there, Mapping) else {}) | ids
+    own = {name: value for name, value in written.items() if not _computed(value)}
+    defaults = {name: value for name, value in default_values().items() if name not in written}
+    own["loss"] = str(own.get("loss", {}).get("_target_", "")).rpartition(".")[2]
+    table = origin_table(run | facts, own, given_by, DEFAULT, defaults)
+    table |= origin_table(optimizer, described, given_by, "default of torch")
+    stated = bundle.get("method_args", {})
+    table |= method_table(method.model_dump(mode="json"), method_args, stated, method.presets, given_by)
+    return table
+
+
+def _optimizer(task: Task, written: Meta) -> tuple[Meta, Meta]:
+    """The optimiser's options in use, and what the bundle says of them, both named ``optimizer.NAME``."""
+    built = task.optimizer([nn.Parameter(torch.zeros(1))])
+    in_use = {"optimizer.name": type(built).__name__}
+    in_use |= {f"optimizer.{name}": value for name, value in built.defaults.items() if name not in IMPLEMENTATION}
+    stated = {f"optimizer.{name}": value for name, value in written.items() if not _computed(value)}
+    stated["optimizer.name"] = str(written.get("_target_", "")).rpartition(".")[2]
+    return in_use, stated
+
+
+def origin_table(
+    effective: Meta, bundle: Meta, given_by: str, default: str, defaults: Meta | None = None
+) -> dict[str, SettingOrigin]:
+    """Return the value and the origin of each setting that a bundle's files may set.
+
+    A value that the bundle's files contain comes from the bundle. A value that differs from theirs comes from the user.
+    A value that the files don't name is a default, unless it is known to differ from the default.
+
+    Args:
+        effective: Maps the dotted name of each setting to the value that the run uses.
+        bundle: Maps the same names to the values in the bundle's files.
+        given_by: Origin of values that differ from the bundle's, for example ``command line``.
+        default: Origin of values that the bundle does not name, for example ``default of medfl``.
+        defaults: Maps the same names to the defaults, as far as they are known.
+    """
+    known = {name: _plain(value) for name, value in (defaults or {}).items()}
+    table = {}
+    for name, value in effective.items():
+        plain = _plain(value)
+        if name not in bundle:
+            origin = default if known.get(name, plain) == plain else given_by
+        elif _plain(bundle[name]) == plain:
+            origin = BUNDLE
+        else:
+            origin = given_by
+        table[name] = SettingOrigin(value=plain, origin=origin)
+    return table
+
+
+def method_table(
+    effective: Meta, args: Meta, bundle: Meta, presets: Mapping[str, Meta], given_by: str
+) -> dict[str, SettingOrigin]:
+    """Return the value and the origin of each setting of a method, named ``method_args.NAME``.
+
+    Args:
+        effective: All settings of the method.
+        args: Settings that were given, possibly with ``preset``.
+        bundle: Settings that the bundle's files contain.
+        presets: Presets of the method.
+        given_by: Origin of settings that are not in the bundle's files.
+    """
+    preset = args.get("preset")
+    table = {}
+    for name, value in effective.items():
+        if name in args:
+            origin = BUNDLE if name in bundle and bundle[name] == args[name] else given_by
+        elif name in presets.get(str(preset), {}):
+            origin = f"preset {preset}"
+        else:
+            origin = "default of the method"
+        table[f"method_args.{name}"] = SettingOrigin(value=_plain(value), origin=origin)
+    return table
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=str))
+
+
+def _computed(value: Any) -> bool:
+    """Whether a bundle computes the value, so that what its files say can't be compared with it."""
+    return isinstance(value, str) and value[:1] in "$@%"

@@ -1,0 +1,315 @@
+"""A whole federation on this machine: checks, the run folder, the local carrier, the loop, the summary."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from medfl.contract import Method, Model, PeerMessage
+from medfl.data.pooled import Empty, pool
+from medfl.engine.adversaries.simulation import Attackers, PoisonedCarrier, check_attackers, poisoned_sites
+from medfl.engine.backends.local import LocalCarrier
+from medfl.engine.backends.together import check_together
+from medfl.engine.carrier import Carrier, Note
+from medfl.engine.checks import (
+    check_plan,
+    check_privacy,
+    check_shared_test,
+    check_targets,
+    check_training,
+    check_validation,
+    warn_of_preset,
+)
+from medfl.engine.evaluation import Row
+from medfl.engine.journal import Outcome
+from medfl.engine.plan import MethodChoice, RunPlan, ServerData
+from medfl.engine.runs.lifecycle import Participants, RunWriter, carry_out
+from medfl.engine.runs.summary import holdings
+from medfl.engine.site import SiteOptions, SiteRunner, Splits
+from medfl.engine.store import Inbox, Store
+from medfl.errors import SettingsError
+from medfl.records.run_file import Provenance
+from medfl.records.summary import Summary
+from medfl.settings import Execution, Settings
+from medfl.task import Task
+from medfl.types import GLOBAL, POOLED, PUBLIC, SERVER, Dataset
+from medfl.utils.memory import keep_freed_memory
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The data that a run learns from and is scored on.
+
+    Attributes:
+        sites: Maps each site to its splits.
+        global_test: Test data that the server holds, or None.
+        public: Public data for the server, or None; no site sees them.
+        public_test: Public test images, for a model of the server that is made for them, or None.
+        digest: Identifies the data, for the record.
+        classes: Names of the classes, for the record; empty means their numbers.
+        names: As `medfl.data.sites.SiteData.names`, for the record.
+        leaks: Sentences about violations of the splits that the user allowed; they are part of the summary.
+    """
+
+    sites: Mapping[str, Splits]
+    global_test: Dataset | None = None
+    public: Dataset | None = None
+    public_test: Dataset | None = None
+    digest: str = ""
+    classes: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    leaks: tuple[str, ...] = ()
+
+    @property
+    def server_tests(self) -> dict[str, Dataset]:
+        """Test sets of the server by name."""
+        tests = {GLOBAL: self.global_test, PUBLIC: self.public_test}
+        return {name: test for name, test in tests.items() if test}
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Behaviour that a run on one machine simulates.
+
+    Attributes:
+        absent: Tells whether a site is absent in a step.
+        attackers: The attackers that `settings.poison` names; None without attackers.
+        secrets: Maps sites to their secrets; the secrets of all others are derived from the seed.
+    """
+
+    absent: Callable[[str, int], bool] = lambda site, step: False
+    attackers: Attackers | None = None
+    secrets: Mapping[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """Functions that a run calls, and the tidying at its end.
+
+    Attributes:
+        on_start: Called when the run has claimed its folder.
+        on_round: Called after each round.
+        export: Called with the run and its result before the summary is written, which marks the run as finished.
+        frees_space: Whether to delete, at the end, stored steps and replies that no continuation needs.
+    """
+
+    on_start: Callable[[], None] = lambda: None
+    on_round: Callable[[int, list[Row]], None] = lambda round_, rows: None
+    export: Callable[[Run, Result], object] = lambda run, result: None
+    frees_space: bool = False
+
+
+@dataclass(frozen=True)
+class Run:
+    """A federation on one machine.
+
+    Attributes:
+        method: The method.
+        task: The learning problem.
+        settings: The settings that decide the numbers.
+        data: The data of the sites and of the server.
+        folder: The run folder.
+        execution: Where and how to compute.
+        provenance: Origin of the settings, the data and the code, for ``run.json``.
+        simulation: Absent sites, attackers and secrets.
+        callbacks: Functions that are called as the run goes on.
+    """
+
+    method: MethodChoice
+    task: Task
+    settings: Settings
+    data: RunData
+    folder: Path
+    execution: Execution = field(default_factory=Execution)
+    provenance: Provenance = field(default_factory=Provenance)
+    simulation: Simulation = field(default_factory=Simulation)
+    callbacks: Callbacks = field(default_factory=Callbacks)
+
+    @property
+    def plan(self) -> RunPlan:
+        """The part of the run that the server and its sites share."""
+        return RunPlan(
+            method=self.method,
+            task=self.task,
+            settings=self.settings,
+            sites=sorted(self.data.sites),
+            data_digest=self.data.digest,
+        )
+
+
+@dataclass
+class Result:
+    """How a run ended, with every participant's models.
+
+    Attributes:
+        outcome: Status and the server's models.
+        models: Site to its models by kind.
+        summary: Content of ``summary.json``.
+    """
+
+    outcome: Outcome
+    models: dict[str, dict[str, Model]]
+    summary: Summary
+
+
+def simulate(run: Run) -> Result:
+    """Run a federation to its end; given the same folder again it continues, and in the end has the same bits.
+
+    Raises:
+        SettingsError: If the combination of method, task, settings and sites is not possible.
+        DataError: If no site has training data.
+        StoreError: If the folder belongs to another run, is being written, or can't be written.
+    """
+    keep_freed_memory()
+    torch.set_num_threads(run.execution.threads)
+    run = replace(run, settings=run.settings.for_sites(len(run.data.sites)))
+    check(run, run.method.make())
+    participants = _LocalParticipants(run, RunWriter(run.plan, run.folder, run.execution))
+    carry_out(participants.writer, participants)
+    assert participants.result is not None
+    return participants.result
+
+
+class _LocalParticipants(Participants):
+    """The sites of a run on this machine, each in a folder of the run's.
+
+    Args:
+        run: The run.
+        writer: The same run in its folder.
+    """
+
+    def __init__(self, run: Run, writer: RunWriter) -> None:
+        self.run, self.writer = run, writer
+        self.result: Result | None = None
+        self._hosts: dict[str, SiteRunner] = {}
+        self._viewers: dict[str, SiteRunner] = {}
+
+    def prepare(self) -> Provenance:
+        self._hosts, self._viewers = _hosts(self.run, self.writer)
+        return self.run.provenance
+
+    def start(self) -> None:
+        for host in self._hosts.values():
+            host.check_account()
+        self.run.callbacks.on_start()
+
+    def connect(self, note: Note) -> Carrier:
+        self._carrier = _carrier(self.run, self._hosts, self._viewers, note)
+        return self._carrier
+
+    @property
+    def server_data(self) -> ServerData:
+        return ServerData(self.run.data.public, self.run.data.server_tests)
+
+    def end_round(self, round_: int, rows: list[Row]) -> None:
+        self.run.callbacks.on_round(round_, rows)
+
+    def disconnect(self) -> None:
+        self._carrier.close()
+
+    def export(self, outcome: Outcome) -> Summary:
+        self.result = Result(outcome, self._models(outcome), self._summarise(outcome))
+        self.run.callbacks.export(self.run, self.result)  # it may add to the summary
+        return self.result.summary
+
+    def _models(self, outcome: Outcome) -> dict[str, dict[str, Model]]:
+        everyone, make_method = self._hosts | self._viewers, self.writer.plan.make_method
+        return {
+            name: everyone[name].models(make_method(), outcome.published, outcome.step, outcome.round)
+            for name in self.writer.plan.sites
+        }
+
+    def _summarise(self, outcome: Outcome) -> Summary:
+        data, objective = self.run.data, self.run.task.objective
+        named_splits = {name: _by_name(splits) for name, splits in data.sites.items()}
+        accounts = {name: host.account.report() for name, host in self._hosts.items() if host.account is not None}
+        further = {
+            "holdings": holdings(named_splits, data.classes or objective.titles, objective),
+            "leaks": data.leaks,
+            "names": data.names,
+            "privacy": accounts,
+        }
+        return self.writer.summarise(outcome).model_copy(update=further)
+
+    def end(self, outcome: Outcome) -> None:
+        if self.run.callbacks.frees_space:
+            self.writer.free_space(outcome)
+
+
+def _by_name(data: Splits) -> dict[str, Dataset]:
+    return {"training": data.train, "validation": data.val, "test": data.test}
+
+
+def check(run: Run, method: Method) -> None:
+    """Everything that can be checked before step 0."""
+    name, task, settings, data = run.method.name, run.task, run.settings, run.data
+    networks = check_plan(name, method, task, settings, data.sites, bool(data.public), run.method.needs_by_method)
+    warn_of_preset(name, method, run.method.args, settings)
+    check_shared_test(settings, bool(data.global_test))
+    check_training(data.sites, task.objective)
+    check_validation(settings, [site for site, splits in data.sites.items() if len(splits.val)])
+    public = {"Public data": data.public, "Public test data": data.public_test}
+    check_targets(task.objective, data.sites, public)
+    images = {site: len(splits.train) for site, splits in data.sites.items() if len(splits.train)}
+    check_privacy(settings, method, networks, images, len(images), simulated=True)
+    if run.execution.together > 1:
+        check_together(run.method.name, method, run.settings, run.task, networks)
+    if bool(run.settings.poison) != (run.simulation.attackers is not None):
+        raise SettingsError(
+            "attackers_mismatch",
+            "expected attackers if, and only if, the setting 'poison' names some.",
+            setting="poison",
+        )
+    if run.simulation.attackers is not None:
+        check_attackers(run.simulation.attackers, run.settings, method, run.task, run.data.sites)
+
+
+# ---- sites
+
+
+def _carrier(run: Run, hosts: dict[str, SiteRunner], viewers: dict[str, SiteRunner], note: Note) -> LocalCarrier:
+    """Return the carrier of honest sites, or the one with attackers among them."""
+    make_carrier: Callable[..., LocalCarrier] = LocalCarrier
+    if run.simulation.attackers is not None:
+        memory = Store(run.folder / "state" / SERVER / "attackers")
+        make_carrier = partial(PoisonedCarrier, run.simulation.attackers, run.settings.seed, memory)
+    return make_carrier(
+        hosts=hosts,
+        make_method=run.plan.make_method,
+        viewers=viewers,
+        workers=run.execution.workers,
+        threads=run.execution.threads,
+        absent=run.simulation.absent,
+        note=note,
+        together=run.execution.together,
+    )
+
+
+def _hosts(run: Run, writer: RunWriter) -> tuple[dict[str, SiteRunner], dict[str, SiteRunner]]:
+    """Sites that train, and holders of test data only."""
+
+    def site(name: str, data: Splits) -> SiteRunner:
+        def post(step: int, parcel: PeerMessage) -> None:
+            Inbox(run.folder / "state" / parcel.to).post(step, name, parcel)
+
+        return writer.runner(name, data, post, SiteOptions(secret=run.simulation.secrets.get(name)))
+
+    viewers = {held: writer.viewer(held, test) for held, test in run.data.server_tests.items()}
+    sites = dict(sorted(run.data.sites.items()))
+    if run.settings.shared_test:
+        sites = {name: replace(data, shared=run.data.global_test) for name, data in sites.items()}
+    if run.simulation.attackers is not None:
+        sites = poisoned_sites(sites, run.simulation.attackers, run.task, run.settings.seed)
+    if not run.method.make().pools_data or len(sites) == 1:
+        return {name: site(name, data) for name, data in sites.items()}, viewers
+    parts = [data.train for data in sites.values() if len(data.train)]
+    pooled = Splits(pool(parts), Empty(), Empty())
+    viewers |= {name: writer.viewer(name, data.test, data.val) for name, data in sites.items()}
+    return {POOLED: site(POOLED, pooled)}, viewers

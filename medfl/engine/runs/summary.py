@@ -1,0 +1,158 @@
+"""The summary of a run: its last round's scores, its costs, and who holds what."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from medfl.data.pooled import countable
+from medfl.engine.evaluation import Row
+from medfl.engine.journal import Outcome
+from medfl.engine.runs.records import iterate_metrics
+from medfl.engine.status import DIVERGED, FINISHED
+from medfl.metrics import worst
+from medfl.objectives import Objective
+from medfl.records.summary import Attendance, BestRound, Holdings, MetricScores, SiteCosts, Summary
+from medfl.settings import Settings
+from medfl.types import GLOBAL, PUBLIC, Dataset
+
+COSTS = {
+    "bytes_up": "bytes_up",
+    "bytes_down": "bytes_down",
+    "bytes_to_peers": "bytes_to_peers",
+    "train_seconds": "work_seconds",
+    "evaluate_seconds": "evaluate_seconds",
+}
+"""Name of a cost in the summary to its metric in ``metrics.csv``."""
+
+
+def summarise(
+    csv: Path,
+    method: str,
+    outcome: Outcome,
+    settings: Settings,
+    metric: str,
+    sites: Sequence[str] = (),
+    missing: Collection[str] = (),
+) -> Summary:
+    """Return the summary of a run: scores of its models, costs of each site, attendance, best round.
+
+    Args:
+        csv: The run's ``metrics.csv``.
+        method: Name of the method.
+        outcome: How the run ended.
+        settings: Settings of the run.
+        metric: Metric that rounds are compared by.
+        sites: Names of the sites of the run.
+        missing: Sites that did not reply when they were asked last, beside those of the last round.
+    """
+    costs: dict[str, dict[str, list[float]]] = {}
+    round_ = 0 if outcome.round == outcome.rounds else outcome.round
+    scores: list[Row] = []
+    for row in iterate_metrics(csv):
+        if row.split == "train":
+            spent = costs.setdefault(row.site, {name: [] for name in COSTS.values()})
+            if row.metric in spent and not math.isnan(row.value):
+                spent[row.metric].append(row.value)
+        elif row.moment == "aggregated" and row.split in ("val", "test", "shared"):
+            if row.round > round_ and outcome.round == outcome.rounds:
+                round_, scores = row.round, []  # the newest round replaces earlier ones
+            if row.round == round_ and "@" not in row.model:
+                scores.append(row)
+    results: dict[str, dict[str, dict[str, MetricScores]]] = {}
+    for (model, split, name), values in sorted(_by_score(scores).items()):
+        pooled, public = values.pop(GLOBAL, None), values.pop(PUBLIC, None)
+        defined = [value for value in values.values() if not math.isnan(value)]
+        results.setdefault(model, {}).setdefault(split, {})[name] = MetricScores(
+            mean=sum(defined) / len(defined) if defined else None,
+            worst=worst(name, defined) if defined else None,
+            sites={site: _number(value) for site, value in values.items()},
+            global_test=_number(pooled),
+            public_test=_number(public),
+        )
+    return Summary(
+        method=method,
+        status=outcome.status,
+        reason=outcome.reason,
+        rounds=outcome.rounds,
+        evaluated_round=round_ if scores else None,
+        models_round=outcome.round,
+        best_round=best_round_of(outcome, settings, metric),
+        scores=results,
+        costs={
+            site: SiteCosts(**{name: math.fsum(spent[metric]) for name, metric in COSTS.items()})
+            for site, spent in sorted(costs.items())
+        },
+        attendance=Attendance(
+            sites=len(sites),
+            unavailable=tuple(sorted({*outcome.away, *missing} & {*sites})),
+            missed={
+                site: tuple((first, last) for first, last in stretches) for site, stretches in outcome.missed.items()
+            },
+        ),
+    )
+
+
+def ended_on(summary: Summary | None) -> str:
+    """Return on how many of its sites a run ended, as a part of a sentence: `` on 5 of 7 sites``; empty if on all.
+
+    For a run that diverged it is empty: its replies could not be used, whoever was there.
+
+    Args:
+        summary: Summary of the run; None while the run is not over, which gives an empty text.
+    """
+    if summary is None or summary.status == DIVERGED or not summary.attendance.unavailable:
+        return ""
+    sites = summary.attendance.sites
+    return f" on {sites - len(summary.attendance.unavailable)} of {sites} sites"
+
+
+def best_round_of(outcome: Outcome, settings: Settings, metric: str) -> BestRound | None:
+    """Return the round with the best validation score; None if the run does not compare rounds.
+
+    Args:
+        outcome: How the run ended.
+        settings: Settings of the run.
+        metric: Metric that rounds are compared by.
+    """
+    if not settings.validates:
+        return None
+    best = outcome.best
+    return BestRound(
+        round=best.round or None,
+        metric=metric,
+        score=best.score if best.round else None,
+        scored_on="validation images, mean over the sites",
+        is_exported=settings.best_round and best.round > 0,
+        ended_early=outcome.status == FINISHED and outcome.rounds < settings.rounds,
+    )
+
+
+def holdings(sites: Mapping[str, Mapping[str, Dataset]], classes: Sequence[str], objective: Objective) -> Holdings:
+    """Count the images of each class, by site and split.
+
+    Args:
+        sites: Maps each site to its splits and their data.
+        classes: Names of the classes.
+        objective: Counts the images of each class.
+    """
+    return Holdings(
+        classes=tuple(classes),
+        sites={
+            site: {split: tuple(objective.counts(countable(data, objective))) for split, data in splits.items()}
+            for site, splits in sorted(sites.items())
+        },
+    )
+
+
+def _by_score(rows: Sequence[Row]) -> dict[tuple[str, str, str], dict[str, float]]:
+    """Map each (model, split, metric) to its values by site."""
+    values: dict[tuple[str, str, str], dict[str, float]] = {}
+    for row in rows:
+        values.setdefault((row.model, row.split, row.metric), {})[row.site] = row.value
+    return values
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else value

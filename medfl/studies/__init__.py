@@ -1,1 +1,0 @@
-"""Studies: a file that names data, methods and seeds, and yields a comparison table."""

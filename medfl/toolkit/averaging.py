@@ -1,0 +1,288 @@
+"""The base of most methods: sites train from the server's model and reply with updates; the server averages them.
+
+A method overrides what it changes: at a site what `medfl.toolkit.local_training` lists, such as `loss`; here `shared`
+(what is exchanged), `weight`, `weights_of`, `server_update`, for tensors beside the model `extra_down`, `extra_weights`
+and `extra_fold`, and for rounds of several steps `round_steps` and `schedule` (`medfl.toolkit.rounds`). As it stands
+this is FedAvg (McMahan et al., AISTATS 2017).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from torch import nn
+
+from medfl.contract import Filter, Findings, Model, Need, Order, PayloadKind, ReducesTo, Replies, Reply, Server, Site
+from medfl.errors import SettingsError
+from medfl.networks.norms import buffer_names, norm_names
+from medfl.privacy.policy import policy_of
+from medfl.settings import participants
+from medfl.task import Task
+from medfl.toolkit.aggregation import (
+    add_update,
+    check_updates,
+    mean_updates,
+    normalised,
+    sample,
+    subtract,
+)
+from medfl.toolkit.kept import KEPT, add_to_kept, shared_of
+from medfl.toolkit.local_training import LocalTraining, own_model
+from medfl.toolkit.robust.fold import robust_mean
+from medfl.toolkit.robust.rules import check_rule
+from medfl.toolkit.rounds import Rounds, Step
+from medfl.types import MODEL, Meta, Tensors
+from medfl.utils.tells import Tell, count
+from medfl.utils.text import names_and_more
+from medfl.utils.wire import prefixed, select
+
+Weighting = Literal["size", "uniform", "method", "none"]
+"""Weighting of the sites' models at the server: by their numbers of training images; all alike; by weights that the
+method computes itself; or not at all, since it averages no models."""
+
+FOLDING = frozenset(
+    ("sends", "sends_to_peers", "pools_data", "weight", "weights_of", "round_steps", "plan", "aggregate", "average")
+    + ("fold", "extra_weights", "extra_fold")
+)
+"""What a class overrides whose server makes something else of replies than one mean."""
+
+
+class Averaging(Rounds, LocalTraining):
+    """Averaging of the updates of participating sites, each weighted by its number of training images.
+
+    Under a privacy setting sizes stay at home and the weights are uniform.
+
+    A class that says ``supports_dp_sgd = True`` promises that all that its updates hold of a site's data comes in
+    through `loss`, in one `fit` a round: DP-SGD, which hides single images, makes these gradients private and nothing
+    else. A second `fit` in a step is refused then. A class that overrides more than `loss` and the server's side should
+    think twice. It is not inherited: a subclass that says nothing does not promise it.
+
+    A robust rule (``settings.robust``) stands in place of the mean of the updates. A class that overrides what is sent,
+    weighed or folded (`FOLDING`) is refused with one, and so are its subclasses, unless it says ``supports_robust =
+    True``: all that its server makes of replies is then one mean, weighted by sizes or uniformly.
+    """
+
+    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update"}
+    sends_meta: ClassVar[Mapping[str, Tell]] = {"size": Tell("private", count())}
+    unlike_networks: ClassVar[bool] = False
+    unlike_heads: ClassVar[bool] = False
+    sends_to_peers: ClassVar[bool] = False
+    needs_public: ClassVar[bool] = False
+    pools_data: ClassVar[bool] = False
+    needs: ClassVar[frozenset[Need]] = frozenset()
+    presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
+    preset_settings: ClassVar[Mapping[str, Meta]] = {}
+    reduces_to: ClassVar[tuple[ReducesTo, ...]] = ()
+
+    @property
+    def supports_dp_sgd(self) -> bool:
+        """Not unless a class says so itself."""
+        return False
+
+    @property
+    def supports_robust(self) -> bool:
+        """Whether a robust rule can stand in place of the mean."""
+        return True
+
+    @property
+    def active_needs(self) -> frozenset[Need]:
+        """Those of the class, unless it says otherwise."""
+        return self.needs
+
+    @property
+    def weighting(self) -> Weighting:
+        """The weighting of the sites' models with these settings, as `weight` and `weights_of` compute it."""
+        if MODEL not in self.sends:
+            return "none"
+        if type(self).weights_of is not Averaging.weights_of:
+            return "method"
+        alike = dict.fromkeys([*self.sends_meta, "size"], 1.0)
+        once = self.weight(alike)
+        if any(self.weight(alike | {key: 3.0}) != once for key in alike if key != "size"):
+            return "method"
+        return "uniform" if self.weight(alike | {"size": 3.0}) == once else "size"
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "supports_dp_sgd" not in vars(cls):
+            cls.supports_dp_sgd = Averaging.supports_dp_sgd  # type: ignore[method-assign]
+        if "supports_robust" not in vars(cls) and FOLDING & vars(cls).keys():
+            cls.supports_robust = False  # type: ignore[assignment, method-assign]
+
+    # ---- what a method overrides
+
+    def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
+        """State-dict names that are exchanged, by the policy for normalisation layers (rule G-2)."""
+        norms = norm_names(model)
+        personal = {"none": norms, "params": norms & buffer_names(model)}.get(norm_sync, set())
+        return [name for name in model.state_dict() if name not in personal]
+
+    def weight(self, meta: Meta) -> float:
+        """Weight of a reply before normalisation, >= 0; `meta` lacks what a site's policy keeps at home."""
+        return float(meta.get("size", 1.0))
+
+    def weights_of(self, server: Server, metas: Mapping[str, Meta]) -> dict[str, float]:
+        """Weights of all replies before normalisation, by site; for a method whose weights hang on each other."""
+        return {name: self.weight(meta) for name, meta in metas.items()}
+
+    def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
+        """The new shared tensors from the old ones and the mean update; plain averaging adds the two.
+
+        Args:
+            server: Its state's tensors may keep, under names that begin with `KEPT`, what a server optimiser needs; its
+                meta lists the trainable ``parameters``.
+            old: The shared tensors that the sites started from.
+            mean: Mean update, float64 for floating tensors; for integer buffers the largest update.
+        """
+        return {name: add_update(tensor, mean[name]) if name in mean else tensor for name, tensor in old.items()}
+
+    # ---- tensors beside the model
+
+    def extra_down(self, server: Server) -> Tensors:
+        """What each order brings beside what is published; a site finds it in `Fit.received`."""
+        return {}
+
+    def extra_weights(self, server: Server, metas: Mapping[str, Meta]) -> dict[str, float]:
+        """Weights of what came beside the updates, before normalisation, by site; by default those of the updates."""
+        return self.weights_of(server, metas)
+
+    def extra_fold(self, server: Server, prefix: str, mean: Tensors, replied: int) -> None:
+        """Take in what came beside the updates; by default it is added to what the server keeps under the prefix.
+
+        Args:
+            server: After `server_update`.
+            prefix: In `sends`, but not the model's.
+            mean: As in `server_update`, by names without the prefix. A site that sent none counts as zeros.
+            replied: How many sites replied.
+        """
+        add_to_kept(server, prefix, mean)
+
+    # ---- the step of a round
+
+    def round_steps(self) -> tuple[Step, ...]:
+        """One: this round's participants train, and their updates are averaged."""
+        return (Step("fit", self.orders, self.train, self.aggregate),)
+
+    def orders(self, server: Server) -> list[Order]:
+        """To this round's participants, with the server's model."""
+        chosen = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
+        tensors = self.publish(server) | self.extra_down(server)
+        return [Order(name, "fit", tensors) for name in chosen]
+
+    def train(self, site: Site, order: Order) -> Reply:
+        """Train from the received tensors, keep the personal ones, reply with the update of the shared ones."""
+        received = select(order.tensors, MODEL)
+        done, models = self.train_in_turn(site, order.tensors, self.start(site, received))
+        personal = {name: done.after[name] for name in done.after if name not in received}
+        site.state.tensors = prefixed(select(site.state.tensors, KEPT), KEPT) | personal
+        update = prefixed({name: subtract(done.after[name], old) for name, old in received.items()}, MODEL)
+        return Reply(update | done.extra, {"size": len(site.train)} | done.meta, log=done.log, trained=models)
+
+    def aggregate(self, server: Server, replies: Replies) -> None:
+        """Weighted mean of the updates, then `server_update`; then the means of what came beside them."""
+        self.average(server, replies, [prefix for prefix in self.sends if prefix != MODEL])
+
+    # ---- the contract
+
+    def filters(self) -> tuple[Filter, ...]:
+        """Updates leave as they are."""
+        return ()
+
+    def setup(self, server: Server) -> None:
+        """The common initial model.
+
+        Raises:
+            SettingsError: If noise would fall on running statistics, or a robust rule needs more replies than come.
+        """
+        if server.settings.robust is not None:
+            check_rule(server.settings.robust, participants(len(server.trainable()), server.settings.fraction))
+        tensors = server.task.initial(server.settings.seed)
+        model = server.task.load(tensors)
+        names = self.shared(model, server.settings.norm_sync)
+        if policy_of(server.settings).is_private:
+            refuse_noisy_statistics(model, names)
+        server.state.tensors = {name: tensors[name] for name in names}
+        server.state.meta["parameters"] = [name for name, _ in model.named_parameters() if name in set(names)]
+        server.state.meta["complete"] = len(names) == len(tensors)
+
+    def check_tensors(self, task: Task, order: Order, tensors: Tensors) -> None:
+        """Updates are of the order's tensors, and there are those that the step says."""
+        steps = {step.name: step.updates for step in self.round_steps()}
+        needed = steps.get(order.op, ())  # a method that plans orders of its own knows what it needs
+        check_updates(tensors, order.tensors, self.sends, self.sends if needed is None else needed)
+
+    def publish(self, server: Server) -> Tensors:
+        """The shared tensors."""
+        return prefixed(shared_of(server), MODEL)
+
+    def findings(self, server: Server) -> Findings:
+        """Nothing beside the scores."""
+        return Findings()
+
+    def models(self, holder: Server | Site) -> dict[str, Model]:
+        """The server's model where all of it is shared, otherwise each site's own; and what a site trains apart."""
+        if isinstance(holder, Server):
+            complete = holder.state.meta.get("complete", False)
+            return {"global": Model(holder.task.network, shared_of(holder))} if complete else {}
+        received = select(holder.published, MODEL)
+        tensors = self.full_state(holder, received)
+        kind = "global" if len(received) == len(tensors) else "personal"
+        models = {kind: Model(holder.network, tensors)}
+        for training in self.trainings(holder):
+            if training.apart:
+                models["personal"] = Model(holder.network, own_model(holder, training, tensors))
+        return models
+
+    def task_of(self, task: Task) -> Task:
+        """The run's networks as they are."""
+        return task
+
+    def network_config(self, model: Model, network_def: Any) -> Any:
+        """The run's network as it is."""
+        return network_def
+
+    def predictor(self, task: Task, models: list[Model]) -> nn.Module:
+        """The first model as it is."""
+        return task.load(models[0].tensors, models[0].network).eval()
+
+    # ---- pieces
+
+    def average(self, server: Server, replies: Replies, further: Sequence[str] = ()) -> None:
+        """Fold the updates of the model, and what came beside them under further prefixes, by `extra_fold`.
+
+        Under a robust rule its value stands in place of the mean, and nothing comes beside the updates.
+        """
+        if not len(replies):
+            return
+        if server.settings.robust is not None:
+            update = robust_mean(server, replies, server.settings.robust)
+            server.state.tensors |= self.server_update(server, shared_of(server), update)
+            return
+        weights = {MODEL: normalised(self.weights_of(server, replies.meta), replies.meta)}
+        if further:
+            beside = normalised(self.extra_weights(server, replies.meta), replies.meta)
+            weights |= dict.fromkeys(further, beside)
+        means = mean_updates(replies, weights)
+        server.state.tensors |= self.server_update(server, shared_of(server), means[MODEL])
+        for prefix in further:
+            if means[prefix]:
+                self.extra_fold(server, prefix, means[prefix], len(replies))
+
+
+def refuse_noisy_statistics(model: nn.Module, names: list[str]) -> None:
+    """Under privacy all that is shared carries noise, and a noisy running variance may fall below zero.
+
+    Raises:
+        SettingsError: If running statistics are shared.
+    """
+    noisy = sorted(norm_names(model) & buffer_names(model) & set(names))
+    if noisy:
+        raise SettingsError(
+            "noisy_statistics",
+            "Under a privacy setting the running statistics of normalisation layers can't be shared, got "
+            f"{names_and_more(noisy, 3)}: noise would turn variances negative. Set norm_sync to 'params' or 'none', or "
+            "use group norm.",
+            setting="norm_sync",
+            tensors=noisy,
+        )

@@ -1,0 +1,40 @@
+"""What a holder's state has beside its model, such as an optimiser's memory or a control variate."""
+
+from __future__ import annotations
+
+import torch
+
+from medfl.contract import Server, Site
+from medfl.toolkit.aggregation import add_update
+from medfl.types import Tensors
+from medfl.utils.wire import prefixed, select
+
+KEPT = "kept/"
+"""What the names of tensors begin with that a holder's state has beside its model: they go nowhere."""
+
+
+def shared_of(holder: Server | Site) -> Tensors:
+    """The tensors of a holder's model: at the server those that the sites get, at a site its personal ones."""
+    return {name: tensor for name, tensor in holder.state.tensors.items() if not name.startswith(KEPT)}
+
+
+def keep(holder: Server | Site, prefix: str, tensors: Tensors) -> None:
+    """Keep tensors under a prefix, in place of those of the same names."""
+    holder.state.tensors |= prefixed(tensors, KEPT + prefix)
+
+
+def kept(holder: Server | Site, prefix: str) -> Tensors:
+    """What is kept under a prefix, by the names that it was kept with."""
+    return select(holder.state.tensors, KEPT + prefix)
+
+
+def add_to_kept(holder: Server | Site, prefix: str, changes: Tensors) -> None:
+    """Add changes to what is kept, summed in float64; a tensor that is not there yet counts as zero."""
+    old = kept(holder, prefix)
+    new = {name: change if name not in old else add_update(old[name], wide(change)) for name, change in changes.items()}
+    keep(holder, prefix, new)
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """A floating tensor in float64; another one as it is."""
+    return tensor.double() if tensor.is_floating_point() else tensor

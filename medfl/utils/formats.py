@@ -1,0 +1,203 @@
+"""Numbers and metrics as people read them on a report."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup, escape
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MISSING = "–"
+"""Stands where there is no number."""
+
+
+def score(value: float | None) -> str:
+    """Three decimals, as ``0.875``."""
+    return MISSING if value is None else f"{value:.3f}"
+
+
+def signed(value: float | None) -> str:
+    """Three decimals with a sign, as ``+0.125``; 0 has none."""
+    if value is None:
+        return MISSING
+    text = f"{abs(value):.3f}"
+    if not float(text):
+        return text
+    return ("+" if value > 0 else "−") + text
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units, as ``26.6 MB``."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 999.95 or unit == "bytes" and count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    """As ``35 ms``, ``1.6 s``, ``3 min 20 s`` or ``2 h 5 min``."""
+    if 0 < seconds < 0.0995:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 99.95:
+        return f"{seconds:.1f} s"
+    if seconds < 3599.5:
+        return f"{round(seconds) // 60} min {round(seconds) % 60} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def plain(value: Any) -> str:
+    """A setting's value: text as it is, None as ``none``, a list with commas, anything else as JSON."""
+    if value is None:
+        return "none"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return ", ".join(plain(element) for element in value) or "none"
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words as ``a, b and c``."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def sentence(text: str) -> str:
+    """A text that begins a sentence."""
+    return text[:1].upper() + text[1:]
+
+
+def number(value: int) -> str:
+    """As ``12 345``, with narrow spaces that don't break."""
+    return f"{value:,}".replace(",", "\u202f")
+
+
+def count(value: int, word: str, plural: str = "") -> str:
+    """A number with its word, as ``1 site`` or ``2 sites``."""
+    return f"{number(value)} {word if value == 1 else plural or word + 's'}"
+
+
+def known(value: float) -> float | None:
+    """None for NaN."""
+    return None if math.isnan(value) else value
+
+
+def p_value(value: float) -> str:
+    """As it stands in a table: four decimals, ``-`` for NaN."""
+    return "-" if math.isnan(value) else f"{value:.4f}" if value >= 0.00005 else "< 0.0001"
+
+
+def plus_minus(mean: float, std: float) -> str:
+    """A mean with its standard deviation where there is one, for Markdown; ``-`` for no mean."""
+    if math.isnan(mean):
+        return "-"
+    return f"{mean:.3f}" if math.isnan(std) else f"{mean:.3f} ± {std:.3f}"
+
+
+def table_lines(lines: Sequence[Sequence[str]]) -> str:
+    """Rows of cells as a table in Markdown; the first row is its head."""
+    ruled = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in ruled)
+
+
+def csv_cell(text: str) -> str:
+    """A text for a cell of a table that people open: no program takes it for a formula.
+
+    What begins as a formula would, and is no number, gets the apostrophe by which such programs know a text.
+    """
+    return f"'{text}" if text[:1] in (*"=+-@\t\r",) and not _NUMBERS.fullmatch(text) else text
+
+
+def csv_table(table: pd.DataFrame) -> str:
+    """A table as CSV, each text of it as a `csv_cell`."""
+    return table.map(lambda value: csv_cell(value) if isinstance(value, str) else value).to_csv(index=False)
+
+
+def as_text(text: str) -> str:
+    """A text for Markdown in which nothing means more than itself."""
+    return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", text)
+
+
+_NUMBERS = re.compile(r"(?:[-+\d.,%()/±e ]|to|inf|nan)*")
+"""Numbers with signs, intervals and spreads, in which nothing is a formula."""
+
+
+def commands(text: str) -> Markup:
+    """A sentence for a page, with what stands between backticks as code."""
+    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704
+
+
+WORDS = {
+    "accuracy": ("accuracy", "share of the images that are recognised"),
+    "balanced_accuracy": ("balanced accuracy", "accuracy in which every class counts the same, however rare"),
+    "auc": ("AUC", "chance that an image of a class is ranked above one of another class; 0.5 is guessing, 1 is best"),
+    "ece": ("calibration error", "how far the model's confidence is from its accuracy (ECE); lower is better"),
+    "precision": ("precision", "of the images that are taken for a class, the share that are of it"),
+    "recall": ("recall", "of the images of a class, the share that are recognised (sensitivity)"),
+    "specificity": ("specificity", "of the images of other classes, the share that are not taken for the class"),
+    "f1": ("F1", "harmonic mean of precision and recall"),
+    "sensitivity": ("sensitivity", "of the images with the finding, the share that are recognised (recall)"),
+    "brier": (
+        "Brier score",
+        "mean squared error of the probability of the finding; lower is better, 0.25 is saying 0.5",
+    ),
+    "macro_auc": ("mean AUC", "AUC of each finding over the images where it is labelled, as a mean over the findings"),
+    "map": ("mean average precision", "average precision of each finding, as a mean over the findings"),
+    "mae": ("mean absolute error", "how far a prediction is from the truth, in its unit; lower is better"),
+    "rmse": ("root mean squared error", "the same, in which large errors count more; lower is better"),
+    "r2": ("R²", "share of the truth's variance that is explained; 0 is guessing its mean, 1 is best"),
+    "pearson": ("Pearson's correlation", "how well predictions and truth lie on a line, from -1 to 1"),
+    "c_index": (
+        "C-index",
+        "how often, of two people, the one with the higher risk has the event first; 0.5 is guessing",
+    ),
+    "dice": (
+        "Dice",
+        "overlap of prediction and reference in a case, as a mean over its classes and then over the cases",
+    ),
+    "hd95": (
+        "HD95",
+        "95th percentile of the distance between both surfaces, as a mean over the cases; lower is better",
+    ),
+    "surface_dice": ("surface Dice", "share of both surfaces that is no farther from the other than a tolerance"),
+    "lesion_f1": ("lesion-wise F1", "F1 of single lesions, each of which is hit or missed"),
+}
+"""Name of a metric to how it is called, and what it says."""
+
+PARTS = {"auc": "finding", "dice": "class"}
+"""Metric to what the number in the name of a part of it counts, as in ``dice_1``."""
+
+
+def name_or_number(number: int, names: Sequence[str]) -> str:
+    """What an output is called: its name, or its number where nobody named it."""
+    return names[number] if number < len(names) else str(number)
+
+
+def metric_words(metric: str, names: Sequence[str] = ()) -> str:
+    """How a metric is called in a sentence.
+
+    Args:
+        metric: Its name.
+        names: What each output of the networks is for (`medfl.engine.runs.records.names_of`); empty where nobody named
+            them.
+    """
+    whole, _, number = metric.rpartition("_")
+    if whole in PARTS and number.isdigit():
+        part = names[int(number)] if int(number) < len(names) else f"{PARTS[whole]} {number}"
+        return f"{WORDS[whole][0]} of {part}"
+    return WORDS[metric][0] if metric in WORDS else metric
+
+
+def metric_meaning(metric: str) -> str:
+    """What a metric says, as the rest of a sentence; empty for one that is not known here."""
+    whole, _, number = metric.rpartition("_")
+    if whole in PARTS and number.isdigit():
+        return f"the same of the {PARTS[whole]} alone"
+    return WORDS[metric][1] if metric in WORDS else ""

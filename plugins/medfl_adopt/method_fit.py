@@ -1,0 +1,156 @@
+"""Methods that a bundle's text already rules out, found by the checks that refuse them when a run begins.
+
+Nothing of the bundle is built: a small stand-in network has whatever methods ask of one, and the optimiser is one of
+torch's or MONAI's own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from monai import optimizers
+from torch import nn
+
+from medfl.contract import Server, State
+from medfl.engine.checks import check_plan
+from medfl.engine.store import Store
+from medfl.errors import MedflError
+from medfl.hooks import MethodRecord
+from medfl.objectives import Objective
+from medfl.plugins import Registry
+from medfl.settings import Settings
+from medfl.task import OptimizerFactory, Scale, Task
+from medfl.types import SERVER
+from medfl.utils.rng import pinned
+from medfl_adopt.adoption import Adoption
+from medfl_adopt.config import Config, base_name
+
+SITES = ["site-1", "site-2"]
+
+
+class StandIn(nn.Module):
+    """Network with a body, a linear head and two stages, for images of one pixel and one channel.
+
+    Args:
+        outputs: Number of outputs.
+    """
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        width = max(outputs, 4)
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(1, width), nn.ReLU(), nn.Linear(width, width))
+        self.head = nn.Linear(width, outputs)
+        self.feature_layers = [self.body[1], self.body[3]]
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return outputs of shape (B, outputs)."""
+        outputs: torch.Tensor = self.head(self.body(images))
+        return outputs
+
+
+@dataclass(frozen=True)
+class MethodFit:
+    """A method and an adopted bundle.
+
+    Attributes:
+        record: The method.
+        refusal: Why a run refuses it, whatever the network is; None if no check does.
+    """
+
+    record: MethodRecord
+    refusal: str | None
+
+
+def methods_of(adoption: Adoption, config: Config, registry: Registry) -> list[MethodFit]:
+    """Return the installed methods by name, with why a run over the bundle would refuse them.
+
+    Args:
+        adoption: What was recognised of the bundle.
+        config: The bundle's training configuration.
+        registry: The installed methods.
+    """
+    reasons = refusals(adoption, config, registry)
+    return [MethodFit(registry.methods[name], reasons.get(name)) for name in sorted(registry.methods)]
+
+
+def refusals(adoption: Adoption, config: Config, registry: Registry) -> dict[str, str]:
+    """Return why methods are refused whatever the network is: method name to the message of the check.
+
+    Args:
+        adoption: What was recognised of the bundle.
+        config: The bundle's training configuration.
+        registry: The installed methods.
+    """
+    objective, optimizer = adoption.objective.made, known_optimizer(config, adoption.parts.optimizer)
+    if objective is None:
+        return {}
+    task = _task(objective, optimizer or _sgd)
+    logger = logging.getLogger("medfl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # warnings of a run that nobody begins
+    try:
+        reasons = {name: _refusal(registry, name, task, optimizer is not None) for name in sorted(registry.methods)}
+    finally:
+        logger.setLevel(level)
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def known_optimizer(config: Config, id_: str) -> OptimizerFactory | None:
+    """Return what makes an optimiser of torch or MONAI with the options that are written as plain values.
+
+    None where the bundle has an optimiser of its own, or an expression.
+    """
+    target, written = config.target(id_), config.value(id_)
+    kinds: dict[str, Any] = {**vars(optimizers), **vars(torch.optim)}
+    kind = kinds.get(base_name(target))
+    is_known = "." not in target or target.startswith(("torch.optim", "monai.optimizers"))
+    if not (is_known and isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
+        return None
+    accepted = inspect.signature(kind.__init__).parameters
+    options = {name: config.literal(f"{config.follow(id_)}#{name}") for name in written if name in accepted}
+    plain: dict[str, Any] = {
+        name: value for name, value in options.items() if isinstance(value, bool | int | float | list)
+    }
+    plain.pop("params", None)
+
+    def build(parameters: Any) -> torch.optim.Optimizer:
+        made: torch.optim.Optimizer = kind(parameters, **plain)
+        return made
+
+    try:
+        build([nn.Parameter(torch.zeros(1))])
+    except (TypeError, ValueError):  # an option that only running tells
+        return None
+    return build
+
+
+def _task(objective: Objective, optimizer: OptimizerFactory) -> Task:
+    build: Callable[[], nn.Module] = lambda: StandIn(objective.outputs)  # noqa: E731
+    return Task({"network": build}, "network", objective.default_loss(), optimizer, objective, scale=Scale(()))
+
+
+def _sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def _refusal(registry: Registry, name: str, task: Task, knows_optimizer: bool) -> str | None:
+    """Return the message of the first check that refuses a method with its default settings, or None."""
+    settings = Settings(rounds=1)
+    try:
+        method = registry.make_method(name, {})
+        check_plan(name, method, task, settings, SITES, has_public=False)
+        if knows_optimizer:
+            own = method.task_of(task)
+            with tempfile.TemporaryDirectory() as folder, pinned(0, SERVER, 0, "global"):
+                store = Store(Path(folder))
+                method.setup(Server(SERVER, 0, State(), own, settings, store, SITES, {}, 0))
+    except MedflError as error:
+        return str(error)
+    return None

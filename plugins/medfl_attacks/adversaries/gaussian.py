@@ -1,0 +1,25 @@
+"""Noise in place of an update."""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+
+from medfl.engine.adversaries.adversary import Knowledge, ReplyPoison, gaussian_noise, root_mean_square
+from medfl.types import Tensors
+
+
+class Gaussian(ReplyPoison):
+    """Attackers reply with Gaussian noise of mean 0, which teaches nobody anything.
+
+    Attributes:
+        scale: Standard deviation over the root mean square of the attacker's update, > 0; 1 is as long as the update.
+
+    Source: Blanchard, El Mhamdi, Guerraoui, Stainer, NeurIPS 2017, section 5.
+    """
+
+    scale: float = Field(1.0, gt=0, allow_inf_nan=False)
+
+    def reply(self, update: Tensors, knowledge: Knowledge, generator: torch.Generator) -> Tensors:
+        """The noise."""
+        return gaussian_noise(update, self.scale * root_mean_square(update), generator)

@@ -1,0 +1,1 @@
+"""NVFlare backend: messages between machines, and the two ends that exchange them."""

@@ -1,0 +1,1 @@
+"""Commands ``medfl federate`` and ``medfl site``."""

@@ -1,0 +1,304 @@
+"""A participant's own copy of a bundle, opened with the values of an offered run.
+
+The configuration is read from this participant's disk after its hash was compared, and may hold ``$`` expressions, as
+any bundle does. What comes from elsewhere is JSON for listed ids (`medfl_flare.overrides`), which is never evaluated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from medfl.bundle.adopted import ADOPTED
+from medfl.bundle.federated_run import FederatedRun
+from medfl.bundle.federation import read_federation
+from medfl.bundle.files import bundle_hash
+from medfl.bundle.option_checks import check_ids
+from medfl.contract import Method
+from medfl.data.readers.quiet import drop_missing_codec
+from medfl.data.sites import SiteData
+from medfl.data.source import Arrays, Source
+from medfl.engine.carrier import MethodFactory
+from medfl.engine.plan import MethodChoice, RunPlan
+from medfl.engine.runs.device_profiles import Capability
+from medfl.engine.runs.machines import LIVE, SYNTHETIC
+from medfl.engine.runs.provenance import bundle_values, run_files
+from medfl.errors import RefusedError, SettingsError, did_you_mean
+from medfl.networks.ceiling import Ceiling, TooLargeError
+from medfl.objectives import Objective
+from medfl.plugins import Registry, load_plugins
+from medfl.records.run_file import JoinedSite
+from medfl.settings import Execution, Settings, read_settings
+from medfl.task import Scale, Task
+from medfl.training.loop import pick_device
+from medfl.types import Meta
+from medfl_flare.offer import Here, bundle_version, describe_bundle, differences
+from medfl_flare.overrides import FACTS, check_overrides
+from medfl_flare.records.offer import Offer
+from medfl_flare.sites.file import SiteBundle, SiteFile
+from medfl_flare.sites.policy import check_run, tightened, too_large
+
+logger = logging.getLogger(__name__)
+
+
+def facts_of(bundle: Meta) -> tuple[str, ...]:
+    """Those of `FACTS` that an offer of a bundle says; of a stock bundle that was adopted none.
+
+    Args:
+        bundle: What its files say (`medfl.engine.runs.provenance.bundle_values`).
+    """
+    return () if ADOPTED in bundle else tuple(name for name in FACTS if name in bundle)
+
+
+@dataclasses.dataclass(frozen=True)
+class OfferedRun:
+    """An offered run at one participant.
+
+    Attributes:
+        offer: The run.
+        folder: The participant's copy of the bundle.
+        registry: Its plugins.
+        built: The run as the bundle describes it.
+        task: The learning problem on this participant's device.
+        settings: Of the run, with this participant's own account of privacy.
+        execution: How this participant computes.
+        joined: Maps each site that joined after the run began to the facts about that (`medfl_flare.joining`).
+    """
+
+    offer: Offer
+    folder: Path
+    registry: Registry
+    built: FederatedRun
+    task: Task
+    settings: Settings
+    execution: Execution
+    joined: dict[str, JoinedSite] = dataclasses.field(default_factory=dict)
+
+    @property
+    def capability(self) -> Capability | None:
+        """How sites are put into clusters by their machines, if they are.
+
+        Raises:
+            SettingsError: If the bundle says it wrongly, or names a file.
+        """
+        stated = self.built.capability
+        if stated is None:
+            return None
+        capability = read_settings(Capability, dict(stated), "capability")
+        if capability.profiles not in (SYNTHETIC, LIVE):
+            raise SettingsError(
+                "unsupported_setting",
+                f"Between machines profiles are '{LIVE}', what each site's own file lets it tell of its machine, or "
+                f"'{SYNTHETIC}'; got a file, which the sites don't have.",
+                setting="profiles",
+                expected=(LIVE, SYNTHETIC),
+            )
+        return capability
+
+    @property
+    def make_method(self) -> MethodFactory:
+        """Makes the method anew."""
+        return lambda: self.registry.make_method(self.built.method, self.built.method_args)
+
+    def plan(self, data_digest: str = "") -> RunPlan:
+        """Return the run for its server loop or site.
+
+        Args:
+            data_digest: Identifies the data that this participant compares when the run continues.
+        """
+        return RunPlan(
+            method=MethodChoice(name=self.offer.method, make=self.make_method, args=self.built.method_args),
+            task=self.task,
+            settings=self.settings,
+            sites=self.offer.sites,
+            data_digest=data_digest,
+            joined=self.joined,
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of an image as the run's networks take it: channels, then the edges."""
+        assert self.task.scale is not None
+        return tuple(self.task.scale.shape)
+
+    def with_networks(self, networks: dict[str, str], joined: dict[str, JoinedSite] | None = None) -> OfferedRun:
+        """The same run, knowing the network of each site that has not the task's own, and who came later."""
+        settings = self.settings.model_copy(update={"networks_by_site": self.settings.networks_by_site | networks})
+        return dataclasses.replace(self, settings=settings, joined=joined or self.joined)
+
+
+def open_offer(offer: Offer, site_file: SiteFile) -> OfferedRun:
+    """Compare an offer with what this participant has, check that it is allowed, and open the bundle.
+
+    Where neither the bundle nor the offer says `min_replies`, all sites that a step asks must answer it.
+
+    Raises:
+        RefusedError: If this participant has something else, or does not allow the run.
+        SettingsError: If the run's settings are not valid for the bundle.
+        PluginError: If the method is not installed here.
+    """
+    entry, registry = site_file.bundle(offer.bundle), load_plugins()
+    for problem in registry.problems:
+        logger.warning("%s", problem)
+    folder = entry.folder
+    here: Here = describe_bundle(folder, registry, offer.overrides, offer.bundle)
+    if unlike := differences(offer, here):
+        raise RefusedError(
+            "different_setup",
+            f"'{site_file.site}' refuses the run '{offer.run}': {'. '.join(unlike.values())}.",
+            site=site_file.site,
+            run=offer.run,
+            differences=list(unlike),
+        )
+    check_overrides(offer.overrides, bundle_values(folder))
+    built = _build(folder, offer.overrides, site_file, entry.data)
+    settings = read_settings(Settings, {"min_replies": max(len(offer.sites), 1)} | built.settings, "the run")
+    settings = settings.for_sites(len(offer.sites))
+    method: Method = registry.make_method(built.method, built.method_args)
+    check_run(site_file, offer, settings, built.method, method)
+    scale = Scale(_shape(built.site_values), built.mean, built.std)
+    task = dataclasses.replace(built.task, device=pick_device(site_file.device), scale=scale)
+    return OfferedRun(offer, folder, registry, built, task, tightened(site_file, settings), site_file.execution)
+
+
+def _build(folder: Path, overrides: Meta, site_file: SiteFile, data: Path | None) -> FederatedRun:
+    """The run as this participant's own bundle describes it. `FACTS` are the offer's: nobody's data decide them."""
+    bundle = bundle_values(folder)
+    needed = facts_of(bundle)
+    lacking = sorted(set(needed) - set(overrides))
+    if lacking:
+        raise RefusedError(
+            "incomplete_offer",
+            f"Expected the offer to say {', '.join(needed)}; it lacks {', '.join(lacking)}.",
+            missing=lacking,
+        )
+    own: Meta = {"bundle_root": str(folder), "dataset_dir": str(data or folder / "no-data"), "device": site_file.device}
+    if data is None and "regions" in bundle:
+        own["regions"] = None  # they lie beside the data; only sites reckon with them
+    try:
+        with Ceiling(site_file.max_network_mb * 10**6):  # its optimiser is made of a network
+            return read_federation(folder, overrides | own)
+    except TooLargeError:
+        raise too_large(site_file, overrides.get("network_name", "")) from None
+    except RuntimeError as error:  # MONAI's, when a part can't be built
+        if TooLargeError.behind(error):
+            raise too_large(site_file, overrides.get("network_name", "")) from None
+        raise SettingsError(
+            "bundle_not_buildable", f"The bundle can't be built with the run's values: {error}", path=folder
+        ) from error
+
+
+def _shape(values: Meta) -> tuple[int, ...]:
+    """Channels and edges of an image, from the values that the bundles of all sites get; empty where nobody says."""
+    if "size" not in values:
+        return ()
+    size: Any = values["size"]
+    edges = [size] * int(values["spatial_dims"]) if isinstance(size, int) else size
+    return (int(values["in_channels"]), *map(int, edges))
+
+
+# ---- checks before anything connects
+
+
+def configuration(bundle: SiteBundle) -> str:
+    """Read the configurations; nothing is evaluated."""
+    from monai.bundle.properties import TrainProperties
+
+    properties: Any = TrainProperties
+    check_ids(_parser(bundle, bundle.folder / "no-data"), properties, f"of '{bundle.folder}'")
+    return f"version {bundle_version(bundle.folder)}, hash {bundle_hash(bundle.folder)}, in '{bundle.folder}'"
+
+
+def _parser(bundle: SiteBundle, dataset_dir: Path) -> Any:
+    from monai.bundle import ConfigParser
+
+    drop_missing_codec()
+    parser = ConfigParser()
+    parser.read_config([str(path) for path in run_files(bundle.folder)])
+    parser.update(pairs={"bundle_root": str(bundle.folder), "dataset_dir": str(dataset_dir), "device": "cpu"})
+    return parser
+
+
+def facts_in(bundle: SiteBundle, dataset_dir: Path) -> Meta:
+    """What the bundle says of its images, as it follows from the data in a folder."""
+    parser = _parser(bundle, dataset_dir)
+    return {name: parser.get_parsed_content(name) for name in facts_of(bundle_values(bundle.folder)) if name in parser}
+
+
+def source_of(bundle: SiteBundle, dataset_dir: Path) -> tuple[Source, Objective]:
+    """What reads the folders of sites, and what is learned."""
+    parser = _parser(bundle, dataset_dir)
+    objective: Objective = parser.get_parsed_content("objective")
+    return parser.get_parsed_content("source") if "source" in parser else Arrays(objective), objective
+
+
+def to_give(bundle: SiteBundle, facts: Meta) -> str:
+    """What a run must name, since the bundle's own numbers are for other data."""
+    own = facts_in(bundle, bundle.folder / "no-data")
+    words = [f"{name} {value}" for name, value in facts.items() if name != "size" and value != own[name]]
+    words += [f"size {facts['size']}"] if facts and _edges(facts) != _edges(own) else []
+    return f"; a run on these data must give {', '.join(words)}" if words else ""
+
+
+def _edges(facts: Meta) -> list[int]:
+    """Spatial edges of an image."""
+    size, dimensions = facts["size"], int(facts["spatial_dims"])
+    return [size] * dimensions if isinstance(size, int) else [int(edge) for edge in size]
+
+
+def own_shape(bundle: SiteBundle) -> tuple[int, ...]:
+    """Of a case as the bundle's own files say it, whatever data there are: channels and edges, or numbers of a table.
+
+    Raises:
+        SettingsError: If its own transforms say it (a bundle that was adopted).
+    """
+    nowhere = bundle.folder / "no-data"
+    facts, parser = facts_in(bundle, nowhere), _parser(bundle, nowhere)
+    if "size" in facts:
+        return (int(facts["in_channels"]), *_edges(facts))
+    if ADOPTED in parser or "in_features" not in parser:
+        raise SettingsError(
+            "data_not_supported",
+            "the bundle reads files of its own; what they hold can't be made up",
+            path=bundle.folder,
+        )
+    return (int(parser.get_parsed_content("in_features")),)
+
+
+def forward(bundle: SiteBundle, data: SiteData | None, dataset_dir: Path) -> str:
+    """Build what a run builds, and pass one black image through the network."""
+    parser = _parser(bundle, dataset_dir)
+    if ADOPTED in parser:  # what its network takes, its own transforms say
+        task = parser.get_parsed_content("task")
+        return f"'{task.network}' has {sum(parameter.numel() for parameter in task.build().parameters()):,} parameters"
+    networks, name = parser.get_parsed_content("networks"), bundle.network or parser.get_parsed_content("network_name")
+    if data is not None:  # without any a task may lack what it takes from them, such as an atlas
+        networks = parser.get_parsed_content("task").networks
+    if name not in networks:
+        raise SettingsError(
+            "unknown_network",
+            f"unknown network '{name}'. {did_you_mean(str(name), networks)}",
+            name=str(name),
+            known=sorted(networks),
+        )
+    facts = facts_in(bundle, dataset_dir)
+    shape = data.shape if data is not None else (int(facts["in_channels"]), *_edges(facts))
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        model = networks[name]().eval()
+        outputs = model(torch.zeros(1, *shape))
+    expected = (1, *parser.get_parsed_content("objective").output_shape(shape))
+    if tuple(outputs.shape) != expected or not bool(torch.isfinite(outputs).all()):
+        raise SettingsError(
+            "wrong_network_output",
+            f"expected finite outputs of shape {expected} of the network '{name}', got {tuple(outputs.shape)}; correct "
+            "the bundle",
+            network=name,
+            expected=expected,
+            found=tuple(outputs.shape),
+        )
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return f"'{name}' has {count:,} parameters and maps an image to {expected[1]} finite outputs"

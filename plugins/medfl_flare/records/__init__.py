@@ -1,0 +1,1 @@
+"""Typed records of submissions, offers and the federation between machines."""

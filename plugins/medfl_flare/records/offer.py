@@ -1,0 +1,105 @@
+"""Offer of a run, which goes to the server in a job and from there to the sites, and is validated where it arrives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, ConfigDict, Field
+
+from medfl.errors import RefusedError, SettingsError
+from medfl.records.record import Record
+from medfl.settings import read_settings
+from medfl.utils.text import name_problem
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+"""Names of runs and bundles."""
+
+MAX_PROBLEM = 2000
+"""Maximum number of characters of a refusal: an offer comes from elsewhere and may hold anything."""
+
+
+def _unique_and_sorted(sites: list[str]) -> list[str]:
+    if problem := name_problem(sites):
+        raise ValueError(problem)
+    if sites != sorted(set(sites)):
+        raise ValueError("expected names of sites in order, each once")
+    return sites
+
+
+Name = Annotated[str, Field(pattern=NAME)]
+Sites = Annotated[list[str], Field(max_length=10_000), AfterValidator(_unique_and_sorted)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Text = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[ -~]*$")]
+
+
+class Offer(Record):
+    """An offered run: everything in which server and sites must agree.
+
+    Attributes:
+        run: Name of the run; the same name again continues it.
+        bundle: Name of the bundle, as in each participant's own file.
+        bundle_version: ``version`` of its metadata.
+        bundle_hash: Hash of its configurations and code (`medfl.bundle.files.bundle_hash`), 64 hexadecimal digits.
+        medfl: Version of medfl.
+        method: Name of the method.
+        method_version: Version of the method (`medfl_flare.offer.method_version`).
+        overrides: Maps each id to its value where it differs from the bundle's files.
+        sites: Names, sorted; empty means that whoever submits the run fills in the connected ones.
+        answer_timeout: Seconds for which a site's work may stand still until it counts as missing, >= 1.
+        given_by: Who gave the overrides, for the record.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    run: Name
+    bundle: Name
+    bundle_version: Text
+    bundle_hash: Digest
+    medfl: Text
+    method: Text
+    method_version: Text
+    overrides: dict[str, Any] = {}
+    sites: Sites = []
+    answer_timeout: int = Field(3600, ge=1, le=10**7)
+    given_by: Text = "command line"
+
+    @classmethod
+    def from_meta(cls, meta: Any) -> Offer:
+        """Return the offer in JSON values from anybody, validated strictly.
+
+        Args:
+            meta: Values of `to_json`; nothing is taken for granted. The values of the overrides are checked against the
+                bundle afterwards, by `medfl_flare.overrides.check_overrides`.
+
+        Raises:
+            RefusedError: With all that is wrong.
+        """
+        if not isinstance(meta, dict) or not all(isinstance(key, str) for key in meta):
+            raise RefusedError(
+                "invalid_offer",
+                f"Expected an offer as an object with names, got a {type(meta).__name__}.",
+                found=type(meta).__name__,
+            )
+        try:
+            json.dumps(meta, allow_nan=False)
+            return read_settings(cls, meta, "an offered run")
+        except SettingsError as error:
+            raise RefusedError(error.code, _short(str(error)), **error.fields) from None
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RefusedError(
+                "invalid_json", f"Expected an offer that is JSON, got one that is not: {_short(str(error))}."
+            ) from None
+
+    def with_sites(self, sites: Sequence[str]) -> Offer:
+        """Return the same offer for the given sites, in any order.
+
+        Raises:
+            RefusedError: If a name is not valid or there twice.
+        """
+        return Offer.from_meta(self.to_json() | {"sites": sorted(sites)})
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_PROBLEM else text[:MAX_PROBLEM] + " ..."

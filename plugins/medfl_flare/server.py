@@ -1,0 +1,361 @@
+"""One run at the server of a federation across machines: the same loop as on one machine, over a remote carrier."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from medfl.data.cohort import load_public
+from medfl.data.partition_file import check_unchanged
+from medfl.data.sites import SiteData, load_site
+from medfl.engine.carrier import Evaluation, Note, unnoted
+from medfl.engine.checks import check_plan, check_privacy, check_shared_test, check_validation, warn_of_preset
+from medfl.engine.evaluation import Predictors, Row, completed
+from medfl.engine.journal import Outcome
+from medfl.engine.plan import ServerData
+from medfl.engine.runs.home import Home
+from medfl.engine.runs.lifecycle import JOB_PATIENCE, Participants, RunWriter, carry_out
+from medfl.engine.runs.provenance import bundle_values, setting_origins
+from medfl.engine.runs.site_bundles import export_global
+from medfl.engine.store import only_writer
+from medfl.errors import DataError, SettingsError
+from medfl.privacy.ledger import fingerprint
+from medfl.privacy.policy import policy_of
+from medfl.records.run_file import Provenance
+from medfl.records.summary import Summary
+from medfl.types import GLOBAL, PUBLIC, Dataset, Meta
+from medfl.utils.memory import keep_freed_memory
+from medfl_flare.backend.messages import Limits
+from medfl_flare.backend.remote import Expected, RemoteCarrier
+from medfl_flare.backend.remote_progress import Progress
+from medfl_flare.backend.transport import Transport
+from medfl_flare.joining import Agreed, agree
+from medfl_flare.observers import Observers
+from medfl_flare.offered_bundle import OfferedRun, open_offer
+from medfl_flare.records.offer import Offer
+from medfl_flare.sites.file import SiteFile
+from medfl_flare.sites.policy import check_networks
+
+logger = logging.getLogger(__name__)
+
+HELLO = 180.0
+"""Seconds to wait for the sites to take the offer: their processes start first, and import torch."""
+
+
+def serve(
+    offer: Offer,
+    site_file: SiteFile,
+    transport: Transport,
+    progress: Progress,
+    on_round: Callable[[int, list[Row]], None] = lambda round_, rows: None,
+) -> Path:
+    """Run a federation to its end, from wherever its folder stands.
+
+    Args:
+        offer: The run.
+        site_file: The server's own file.
+        transport: Brings messages to the sites.
+        progress: Kept up to date.
+        on_round: Called after each round.
+
+    Returns:
+        The run's folder at the server.
+
+    Raises:
+        MedflError: If the run can't begin, or the method fails.
+    """
+    keep_freed_memory()
+    torch.set_num_threads(site_file.threads)
+    opened = open_offer(offer, site_file)
+    progress.rounds = opened.settings.rounds
+    folder = site_file.state / "runs" / offer.run
+    limits = Limits(max_bytes=site_file.max_message_mb * 10**6)
+    carrier = RemoteCarrier(transport, offer.sites, folder / "replies", limits, offer.answer_timeout)
+    progress.missing = carrier.missing
+    data = _ServerFolder(opened, site_file)
+    answers = carrier.hello(offer.to_json(), HELLO)
+    with only_writer(folder, JOB_PATIENCE):  # an attempt before may not be over yet
+        agreed = agree(opened, answers, carrier, folder, data.public_now)
+    participants = _RemoteParticipants(agreed, folder, carrier, data, progress, on_round)
+    participants.check(site_file)
+    outcome = carry_out(participants.writer, participants)
+    progress.message, progress.round, progress.state = outcome.reason, outcome.rounds, outcome.status
+    return folder
+
+
+class _RemoteParticipants(Participants):
+    """The sites of a run between machines, as its server reaches them.
+
+    Args:
+        agreed: The run as the sites took it.
+        folder: The run's folder at the server.
+        carrier: Moves the messages.
+        data: The server's own data.
+        progress: Kept up to date.
+        on_round: Called after each round.
+    """
+
+    backend = "flare"
+    patience = JOB_PATIENCE
+
+    def __init__(
+        self,
+        agreed: Agreed,
+        folder: Path,
+        carrier: RemoteCarrier,
+        data: _ServerFolder,
+        progress: Progress,
+        on_round: Callable[[int, list[Row]], None],
+    ) -> None:
+        self._agreed, self._opened, self._carrier, self._data = agreed, agreed.opened, carrier, data
+        self._progress, self._on_round = progress, on_round
+        self.writer = _writer_of(self._opened, folder)
+        self._observers = Observers(self._opened.registry, folder)
+        self._about: Meta = {}
+        self._networks: list[nn.Module] = []
+
+    def check(self, site_file: SiteFile) -> None:
+        """Check everything that needs no data of the sites.
+
+        Args:
+            site_file: The server's own file.
+
+        Raises:
+            MedflError: If the run is not possible.
+        """
+        opened, offer, tests = self._opened, self._opened.offer, self._data.tests
+        named = opened.settings.networks_by_site
+        check_networks(site_file, opened.task, {named.get(site, opened.task.network) for site in offer.sites})
+        method, has_public = opened.make_method(), self._data.has_public
+        self._networks = check_plan(offer.method, method, opened.task, opened.settings, offer.sites, has_public)
+        check_shared_test(opened.settings, GLOBAL in tests)
+        warn_of_preset(offer.method, method, opened.built.method_args, opened.settings)
+        if method.pools_data:
+            raise SettingsError(
+                "method_not_supported",
+                f"Method '{offer.method}' pools the sites' data, which no site gives away.",
+                method=offer.method,
+            )
+
+    def prepare(self) -> Provenance:
+        self._provenance = _provenance(self._agreed)
+        return self._provenance
+
+    def start(self) -> None:
+        self._observers.run_started(self._provenance)
+
+    @property
+    def missing(self) -> Mapping[str, str]:
+        return self._carrier.missing
+
+    def connect(self, note: Note) -> RemoteCarrier:
+        carrier, opened, data = self._carrier, self._opened, self._data
+        self._progress.folder = self.writer.folder
+        carrier.note = note
+        carrier.begin(opened.settings.networks_by_site, _expected(opened), self._agreed.joined)
+        self._about = _same_data(carrier)
+        _same_shared_test(carrier, data.tests.get(GLOBAL))
+        data.meet(tuple(self._about.get("classes", ())))
+        carrier.set_viewers(data.viewers(self.writer))
+        facts_by_site = {site: facts["facts"] for site, facts in carrier.facts.items()}
+        check_validation(opened.settings, [site for site, facts in facts_by_site.items() if facts["validates"]])
+        training = sum(bool(facts.get("trainable", True)) for facts in facts_by_site.values())
+        check_privacy(opened.settings, opened.make_method(), self._networks, {}, training)
+        self._networks = []  # they are whole networks, and no longer needed
+        self._progress.state = "running"
+        return carrier
+
+    @property
+    def server_data(self) -> ServerData:
+        return self._data.server_data
+
+    def end_round(self, round_: int, rows: list[Row]) -> None:
+        self._progress.round, self._progress.scores = round_, _means(rows) or self._progress.scores
+        self._observers.round_ended(round_, rows)
+        self._on_round(round_, rows)
+
+    def export(self, outcome: Outcome) -> Summary:
+        """Have the sites write their bundles, write the server's, and return the summary."""
+        carrier, opened = self._carrier, self._opened
+        blamed = dict(carrier.missing) if outcome.status == "incomplete" else {}  # they may be back for the end
+        accounts = carrier.install(outcome.published, outcome.step, outcome.round)
+        names = tuple(str(name) for name in self._about.get("names", []))
+        home = Home(
+            bundle_root=opened.folder,
+            values=opened.built.site_values,
+            shape=opened.shape,
+            classes=[str(name) for name in self._about.get("classes", [])],
+            data=str(self._about.get("name", "")),
+            names=names,
+            objective=opened.task.objective,
+            stock=opened.built.source.weights,
+        )
+        method = opened.make_method()
+        export_global(self.writer.folder, home, completed(method, opened.task, outcome.models), method)
+        carrier.missing |= {site: why for site, why in blamed.items() if site not in carrier.missing}
+        missing = dict(sorted(carrier.missing.items()))
+        known_accounts = {site: account for site, account in accounts.items() if account is not None}
+        further = {"unavailable_reasons": missing, "names": names, "privacy": known_accounts}
+        return self.writer.summarise(outcome, missing).model_copy(update=further)
+
+    def end(self, outcome: Outcome) -> None:
+        self._observers.run_ended(outcome.status)
+        self._carrier.note = unnoted  # the end is noted, and what follows is no part of the run
+        self._carrier.end()
+
+
+def _writer_of(opened: OfferedRun, folder: Path) -> RunWriter:
+    """The run in its folder at the server. What the sites' data are, each of them checks."""
+    data = hashlib.sha256(repr(("held by", opened.offer.sites)).encode()).hexdigest()
+    return RunWriter(opened.plan(data), folder, opened.execution)
+
+
+def _provenance(agreed: Agreed) -> Provenance:
+    """Return where the settings, the code and the machines of the run come from."""
+    opened = agreed.opened
+    settings = setting_origins(
+        opened.task,
+        bundle_values(opened.folder),
+        opened.offer.given_by,
+        settings=opened.settings,
+        execution=opened.execution,
+        method=opened.make_method(),
+        method_args=opened.built.method_args,
+    )
+    if "min_replies" not in opened.built.settings:
+        origin = "default between machines"
+        settings["min_replies"] = settings["min_replies"].model_copy(update={"origin": origin})
+    return Provenance(
+        settings=settings,
+        plugins=dict(sorted(opened.registry.plugins.items())),
+        machines=agreed.machines,
+        offer=opened.offer.to_json(),
+        joined=agreed.joined,
+    )
+
+
+def _same_data(carrier: RemoteCarrier) -> Meta:
+    """What the sites say of their data set; one whose classes or names are others than most sites' is left out."""
+    if not carrier.facts:
+        return {}
+    data_by_site = {site: facts["data"] for site, facts in sorted(carrier.facts.items())}
+    names_by_site = {site: tuple(about["names"] or about["classes"]) for site, about in data_by_site.items()}
+    common = Counter(names_by_site.values()).most_common(1)[0][0]
+    for site, names in names_by_site.items():
+        if names != common:
+            carrier.drop(site, f"its classes are {list(names)}, those of most sites {list(common)}")
+    return next(data_by_site[site] for site, names in names_by_site.items() if names == common)
+
+
+def _same_shared_test(carrier: RemoteCarrier, test: Dataset | None) -> None:
+    """Leave out sites whose shared test set is another one than the server's."""
+    for site, facts in sorted(carrier.facts.items()):
+        site_test = facts["data"]["shared_test"]
+        if site_test is not None and (test is None or site_test != fingerprint(test)):
+            carrier.drop(site, "its shared test set has other images or labels than the server's")
+
+
+def _expected(opened: OfferedRun) -> Expected:
+    """What replies may hold."""
+    policy = policy_of(opened.settings)
+    bound = None if policy.noises_updates else opened.settings.norm_bound  # clipping bounds it, and noise is added
+    return Expected(opened.plan().make_method(), opened.task, bound, policy.is_private)
+
+
+def _means(rows: list[Row]) -> dict[str, float]:
+    """Return the mean over the sites of each validation score, of the model that each site keeps.
+
+    A site with a personal model keeps that one; its score of the global model is left out.
+    """
+    scores: dict[str, dict[str, float]] = {}
+    for row in sorted(rows, key=lambda row: row.model == "personal"):  # the personal model's score comes last and stays
+        is_own = row.split == "val" and row.moment == "aggregated" and row.model in ("global", "personal")
+        if is_own and row.value == row.value:
+            scores.setdefault(row.metric, {})[row.site] = row.value
+    return {metric: sum(values.values()) / len(values) for metric, values in sorted(scores.items())}
+
+
+class _ServerFolder:
+    """What the server itself has: a test set and public data, each if its own file names a folder with them."""
+
+    def __init__(self, opened: OfferedRun, site_file: SiteFile) -> None:
+        self._opened, self._entry = opened, site_file.bundle(opened.offer.bundle)
+        folder, built = self._entry.data, opened.built
+        self.test = None if folder is None else built.source.shared_test(folder, opened.execution)
+        self.has_public = folder is not None and (folder / PUBLIC).is_dir()
+        self.public: SiteData | None = None
+        self._check(self.test)
+
+    def meet(self, classes: tuple[str, ...]) -> None:
+        """Compare the test set with the names of the sites' classes, and load the public data with them.
+
+        Args:
+            classes: The names, from 0; empty where no site is there to tell them.
+        """
+        if self.test is not None and classes and self.test.classes != classes:
+            raise DataError(
+                "different_classes",
+                f"The server's test set has the classes {list(self.test.classes)}, the sites {list(classes)}. Write "
+                "the same 'labels' into its list.",
+                expected=classes,
+                found=self.test.classes,
+            )
+        if self._entry.data is not None and self.has_public:
+            path, scale = self._entry.data / PUBLIC, (self._opened.built.mean, self._opened.built.std)
+            objective = self._opened.task.objective
+            self.public = (
+                load_public(path, objective, classes, *scale)[0] if classes else load_site(path, objective, *scale)
+            )
+            self._check(self.public)
+
+    def public_now(self) -> Dataset | None:
+        """The public training data before any site has told the names of the classes."""
+        self.meet(())
+        return None if self.public is None else self.public.train
+
+    def _check(self, data: SiteData | None) -> None:
+        """Refuse data that are not as partitioned, or of another shape."""
+        if data is None or self._entry.data is None:
+            return
+        check_unchanged(self._entry.data, [data], self._entry.allow_changes)
+        if data.shape != self._opened.shape:
+            raise DataError(
+                "wrong_shape",
+                f"The server's data '{data.name}' have images of shape {list(data.shape)}, and the run is for "
+                f"{list(self._opened.shape)} (channels, edges).",
+                dataset=data.name,
+                expected=self._opened.shape,
+                found=data.shape,
+            )
+
+    @property
+    def tests(self) -> dict[str, Dataset]:
+        """Its test sets by their names."""
+        held = {GLOBAL: self.test, PUBLIC: self.public}
+        return {name: data.test for name, data in held.items() if data and len(data.test)}
+
+    @property
+    def server_data(self) -> ServerData:
+        """Its data for the server loop."""
+        return ServerData(public=None if self.public is None else self.public.train, tests=self.tests)
+
+    def viewers(self, writer: RunWriter) -> Callable[[Evaluation], list[Row]]:
+        """Scores the server's model on what the server has."""
+        opened = self._opened
+        hosts = [writer.viewer(name, test) for name, test in self.tests.items()]
+
+        def view(evaluation: Evaluation) -> list[Row]:
+            shared: Predictors = {}
+            rows: list[Row] = []
+            for host in hosts:
+                method = opened.make_method()
+                rows += host.evaluate(method, evaluation.published, evaluation.step, evaluation.round, shared)
+            return rows
+
+        return view

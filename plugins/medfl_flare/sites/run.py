@@ -1,0 +1,364 @@
+"""One run at one site on a machine of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from medfl.contract import Model, Order, PeerMessage
+from medfl.data.partition_file import check_unchanged
+from medfl.data.pooled import countable
+from medfl.data.sites import SiteData
+from medfl.engine.checks import check_plan, check_privacy, check_targets
+from medfl.engine.constant_predictions import find_constant_predictions
+from medfl.engine.evaluation import Row, completed, predictor_of, rows_of, score
+from medfl.engine.reply_checks import GUEST, check_parcel
+from medfl.engine.runs.home import Home
+from medfl.engine.runs.lifecycle import JOB_PATIENCE, RunWriter
+from medfl.engine.runs.progress import noted
+from medfl.engine.runs.site_bundles import export_site, write_predictions
+from medfl.engine.site import SCORED, SiteOptions, SiteRunner, Splits
+from medfl.engine.store import Inbox
+from medfl.errors import RefusedError
+from medfl.privacy.ledger import fingerprint
+from medfl.privacy.policy import policy_of
+from medfl.records.privacy_account import PrivacyAccount
+from medfl.records.progress import SiteExit
+from medfl.records.run_file import DataOrigin, Provenance
+from medfl.types import GLOBAL, MODEL, Dataset, Meta, Tensors
+from medfl.utils import wire
+from medfl_flare.backend.messages import Message, check_tensors, shapes_of
+from medfl_flare.backend.remote_messages import ORDER, PUBLISHED, UNDELIVERED, integer, names, rows_to_json, steps
+from medfl_flare.offered_bundle import OfferedRun
+from medfl_flare.sites.data_watch import DataWatch, check_same_data
+from medfl_flare.sites.file import SiteFile
+from medfl_flare.sites.policy import check_counts, check_networks, leaving_rows, tellable, told
+
+logger = logging.getLogger(__name__)
+
+Send = Callable[[PeerMessage, int, str], bool]
+"""Posts a parcel: (parcel, step, use) to whether its receiver has stored it."""
+
+METHOD, EXCHANGE = "method", "exchange"
+"""What a parcel is for: the method's own, or a model in the global test."""
+
+WAITING = 4
+"""How many of the largest messages the parcels of one sender may fill that wait here: nobody fills a disk with them."""
+
+
+class SiteRun:
+    """A run that this site takes part in. Made when the run begins; it loads the site's data.
+
+    Args:
+        opened: The run, with all sites' networks.
+        site_file: The site's own file.
+        send: Posts parcels to other sites.
+
+    Raises:
+        MedflError: If data, settings or networks don't fit.
+    """
+
+    def __init__(self, opened: OfferedRun, site_file: SiteFile, send: Send) -> None:
+        self._opened, self._file, self._send = opened, site_file, send
+        self.name, self.settings, self.task = site_file.site, opened.settings, opened.task
+        self.folder = site_file.state / "runs" / opened.offer.run
+        self._source = opened.built.source
+        entry = site_file.bundle(opened.offer.bundle)
+        if entry.data is None:
+            raise RefusedError(
+                "missing_bundle_data",
+                f"'{self.name}' names no data for the bundle '{opened.offer.bundle}' in its own file.",
+                site=self.name,
+                bundle=opened.offer.bundle,
+            )
+        self._check_network(entry.network)
+        method = opened.make_method()
+        used = {self.settings.networks_by_site.get(site, self.task.network) for site in opened.offer.sites}
+        check_networks(site_file, self.task, used)
+        networks = check_plan(opened.offer.method, method, self.task, self.settings, opened.offer.sites, True)
+        self._data = self._load(entry.data)
+        self._changes = check_unchanged(entry.data.parent, [self._data], entry.allow_changes)
+        self._watch = DataWatch(self.name, self._data.files)
+        shared = self._shared_test(entry.data, entry.allow_changes) if self.settings.shared_test else None
+        self._splits = Splits(self._data.train, self._data.val, self._data.test, self._data.digest, shared)
+        images = {self.name: len(self._data.train)} if len(self._data.train) else {}
+        check_privacy(self.settings, method, networks, images, len(opened.offer.sites))
+        check_counts(site_file, len(self._data.train))
+        task = method.task_of(self.task)
+        self._forms = {network: shapes_of(task, [network]) for network in sorted(used)}
+        self._shapes = {} if method.unlike_heads else shapes_of(task, used)
+        self._undelivered: list[str] = []
+        self._sends, self._sends_meta = method.sends, method.sends_meta
+
+    def _check_network(self, own: str | None) -> None:
+        network = self.settings.networks_by_site.get(self.name, self.task.network)
+        if own is not None and network != own:
+            raise RefusedError(
+                "wrong_network",
+                f"The run wants '{self.name}' to train network '{network}'; its own file says '{own}'.",
+                site=self.name,
+                expected=own,
+                found=network,
+            )
+        unknown = sorted({*self.settings.networks_by_site.values(), network} - set(self.task.networks))
+        if unknown:
+            raise RefusedError(
+                "unknown_network",
+                f"The run names networks {unknown}; the bundle has {sorted(self.task.networks)}.",
+                names=unknown,
+                known=sorted(self.task.networks),
+            )
+
+    def _load(self, folder: Path) -> SiteData:
+        self._source.check_leaks(folder.parent, [folder.name])
+        data = self._source.site(folder, self._opened.execution)
+        check_targets(self.task.objective, {self.name: Splits(data.train, data.val, data.test)}, {})
+        self._check_shape(data)
+        return data
+
+    def _shared_test(self, folder: Path, allow_changes: Sequence[str]) -> Dataset | None:
+        """The test set that all sites share, beside this site's data; None where its scores may not leave."""
+        data = self._source.shared_test(folder.parent, self._opened.execution)
+        if data is None or not len(data.test):
+            raise RefusedError(
+                "missing_test_set",
+                f"The run wants '{self.name}' to score its model on a test set that all sites share: expected a folder "
+                f"'{GLOBAL}' with it beside the site's data, there is none.",
+                site=self.name,
+                name=GLOBAL,
+            )
+        check_targets(self.task.objective, {}, {"The shared test set": data.test})
+        self._check_shape(data)
+        self._changes += check_unchanged(folder.parent, [data], allow_changes)
+        return data.test if tellable(self._file, {"shared": len(data.test)}) else None
+
+    def _check_shape(self, data: SiteData) -> None:
+        if data.shape != self._opened.shape:
+            raise RefusedError(
+                "wrong_shape",
+                f"'{self.name}' has images of shape {list(data.shape)} (channels, edges), and the run is for "
+                f"{list(self._opened.shape)}. Prepare them for it, or submit the run with other --in_channels, --size "
+                "and --spatial_dims.",
+                site=self.name,
+                expected=self._opened.shape,
+                found=data.shape,
+            )
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the run's folder for writing, and check that it is this run's."""
+        opened = self._opened
+        data = DataOrigin(allowed_changes=tuple(self._changes))
+        provenance = Provenance(offer=opened.offer.to_json(), data=data, joined=opened.joined)
+        writer = RunWriter(opened.plan(self._data.digest), self.folder, opened.execution)
+        with writer.held(JOB_PATIENCE):
+            check_same_data(self.folder, self.name, self._data.digest)
+            writer.claim(provenance, backend="flare")
+            self.host = self._host(writer)
+            self.host.check_account()
+            with noted(self.folder, writer.start_event([self.name], {})) as self.note:
+                yield
+                self.note(SiteExit())
+
+    def _host(self, writer: RunWriter) -> SiteRunner:
+        scored = tellable(self._file, {split: len(getattr(self._splits, split)) for split in SCORED})
+        withheld = {"size", "label_counts"} - set(self._file.describe)
+        signer = None
+        if self.settings.secure_aggregation is not None:
+            from medfl.privacy.signatures import read_signer  # needs an extra
+
+            signer = read_signer(self._file.path.parents[1])
+        options = SiteOptions(secret=self._file.secret(), scored=scored, withheld=withheld, signer=signer)
+        return writer.runner(self.name, self._splits, self._deliver, options)
+
+    def facts(self) -> Meta:
+        """What this site tells when a run begins: its data as far as it may, and how far it is."""
+        counts = self.task.objective.counts(countable(self._data.train, self.task.objective))
+        facts = told(self._file, self.host.describe(), counts)
+        about: Meta = {"classes": list(self._data.classes), "name": self._data.source, "modality": self._data.modality}
+        about["names"] = list(self._data.names)
+        about["shared_test"] = None if self._splits.shared is None else fingerprint(self._splits.shared)
+        return {"facts": facts, "newest": self.host.store.mend(), "data": about}
+
+    # ---- a step
+
+    def step(self, message: Message) -> tuple[Tensors, Meta]:
+        """Score the models of the round before, then carry out the order, as far as each is in the message."""
+        order, evaluate = message.meta.get("order"), message.meta.get("evaluate")
+        sent = wire.select(message.tensors, ORDER)
+        self._check_tensors(sent)
+        self._watch.check()
+        scores = [] if evaluate is None else self._evaluate(evaluate, message.tensors, sent)
+        meta: Meta = {"evaluation": rows_to_json(scores), "answer": None}
+        if order is None:
+            return {}, meta
+        tensors, meta["answer"] = self._carry_out(order, sent, steps(message.meta, "keep"))
+        return tensors, meta
+
+    def _evaluate(self, evaluate: Meta, tensors: Tensors, sent: Tensors) -> list[Row]:
+        same = names(evaluate, "same")
+        if not sent.keys() >= set(same):
+            raise RefusedError("unknown_tensor", "expected names of the order's tensors as 'same'")
+        published = wire.select(tensors, PUBLISHED) | {name: sent[name].clone() for name in same}
+        self._check_tensors(published)
+        step, round_ = integer(evaluate, "step"), integer(evaluate, "round")
+        return leaving_rows(self.settings, self.host.evaluate(self._opened.make_method(), published, step, round_, {}))
+
+    def _carry_out(self, order: Meta, sent: Tensors, keep: list[int]) -> tuple[Tensors, Meta]:
+        step, round_, digest = integer(order, "step", 1), integer(order, "round", 1), order.get("digest")
+        if wire.digest(sent) != digest:
+            raise RefusedError("wrong_checksum", "expected the tensors of the order's digest, got others")
+        if round_ > self.settings.rounds or not isinstance(order.get("meta"), dict):
+            raise RefusedError(
+                "invalid_request",
+                f"expected an order of one of {self.settings.rounds} rounds, with its facts by name",
+                rounds=self.settings.rounds,
+            )
+        self._undelivered = []
+        received = Order(self.name, str(order.get("op")), sent, order["meta"])
+        answer = self.host.step(self._opened.plan().make_method, received, step, round_, str(digest), keep)
+        tensors = {} if answer.refused is not None else self.host.store.read(step, "reply/")
+        facts = {"step": step, "refused": answer.refused, "meta": answer.meta, UNDELIVERED: self._undelivered}
+        return tensors, facts | {"rows": rows_to_json(leaving_rows(self.settings, answer.rows))}
+
+    def _deliver(self, step: int, parcel: PeerMessage) -> None:
+        if not self._send(parcel, step, METHOD):
+            logger.warning("The parcel for '%s' was not acknowledged.", parcel.to)
+            self._undelivered.append(parcel.to)
+
+    def _check_tensors(self, tensors: Tensors, prefixes: Collection[str] | None = None) -> None:
+        check_tensors(tensors, prefixes=prefixes, shapes=self._shapes, norm_bound=None, who="the run")
+
+    def receive(self, sender: str, message: Message) -> None:
+        """Store a parcel of another site.
+
+        Raises:
+            RefusedError: If it can't be what that site may send.
+        """
+        meta = message.meta
+        if message.kind != "parcel" or meta.keys() != {"step", "use", "meta"} or not isinstance(meta["meta"], dict):
+            raise RefusedError("invalid_message", "expected a parcel")
+        step = integer(meta, "step", 1)
+        if sender not in self._opened.offer.sites or sender == self.name:
+            raise RefusedError(
+                "unknown_sender", f"expected a parcel of another site of the run, got one of '{sender}'", sender=sender
+            )
+        guest = meta["use"] == EXCHANGE
+        if not guest and not self._opened.make_method().sends_to_peers:
+            raise RefusedError(
+                "unexpected_peer_message",
+                f"the method '{self._opened.offer.method}' posts no parcels",
+                method=self._opened.offer.method,
+            )
+        if guest:
+            self._check_exchange()
+        self._check_parcel(message.tensors, (MODEL,) if guest else tuple(self._sends))
+        check_parcel(GUEST if guest else self._sends_meta, self.task, self.settings, meta["meta"], f"site '{sender}'")
+        inbox = Inbox(self.folder / EXCHANGE if guest else self.host.store.folder)
+        if inbox.waiting_bytes(sender, step) > WAITING * self._file.max_message_mb * 10**6:
+            raise RefusedError(
+                "too_many_messages",
+                f"expected no more parcels of '{sender}': too many wait here that no order has read",
+                sender=sender,
+            )
+        inbox.post(step, sender, PeerMessage(self.name, message.tensors, meta["meta"], sender))
+
+    def _check_parcel(self, tensors: Tensors, prefixes: Collection[str]) -> None:
+        """Refuse a model that is a part of one of the run's networks only."""
+        known = tensors.keys() & self._shapes.keys()
+        if known and not any(known == forms.keys() for forms in self._forms.values()):
+            raise RefusedError(
+                "incomplete_network",
+                f"expected the tensors of one whole network out of {sorted(self._forms)}",
+                networks=sorted(self._forms),
+            )
+        self._check_tensors(tensors, prefixes)
+
+    def _check_exchange(self) -> None:
+        """Refuse to take part in a global test that the run or this site's file does not have."""
+        is_allowed = self._file.exchange and policy_of(self.settings).discloses("weights")
+        if not is_allowed or not self.settings.global_test:
+            raise RefusedError(
+                "no_cross_site_evaluation", f"'{self.name}' takes part in no global test in this run", site=self.name
+            )
+
+    # ---- the end of a run
+
+    def post_model(self, message: Message) -> tuple[Tensors, Meta]:
+        """The global test: send this site's model to the others, and score it here."""
+        self._check_exchange()
+        to = names(message.meta, "to")
+        if not set(self._opened.offer.sites) - {self.name} >= set(to):
+            raise RefusedError("unknown_recipient", "expected to send a model to other sites of the run only")
+        step, round_ = integer(message.meta, "step"), integer(message.meta, "round")
+        method = self._opened.make_method()
+        models = self.host.models(method, message.tensors, step, round_)
+        kind = "personal" if "personal" in models else "global"
+        model = models[kind]
+        meta = {"network": model.network, "meta": model.meta, "owner": kind}
+        for receiver in to:
+            self._send(PeerMessage(receiver, wire.prefixed(model.tensors, MODEL), meta), step, EXCHANGE)
+        return {}, {"rows": rows_to_json(self._score(model, f"{kind}@{self.name}", round_))}
+
+    def score_guest(self, message: Message) -> tuple[Tensors, Meta]:
+        """The global test: score the model of another site, which came as a parcel."""
+        step, owner = integer(message.meta, "step"), message.meta.get("owner")
+        inbox = Inbox(self.folder / EXCHANGE)
+        messages = [parcel for parcel in inbox.read(step, step + 1) if parcel.sender == owner]
+        if not messages:
+            raise RefusedError("missing_model", f"the model of '{owner}' has not come", owner=str(owner))
+        meta = messages[0].meta
+        if meta.get("network") not in self.task.networks or meta.get("owner") not in ("personal", "global"):
+            raise RefusedError(
+                "invalid_model",
+                f"expected a model of '{owner}' with one of the networks {sorted(self.task.networks)}",
+                owner=str(owner),
+                networks=sorted(self.task.networks),
+            )
+        model = Model(meta["network"], wire.select(messages[0].tensors, MODEL), meta["meta"])
+        rows = self._score(model, f"{meta['owner']}@{owner}", integer(message.meta, "round"))
+        inbox.drop(messages[0].sender)
+        return {}, {"rows": rows_to_json(rows)}
+
+    def _score(self, model: Model, name: str, round_: int) -> list[Row]:
+        if "test" not in tellable(self._file, {"test": len(self._splits.test)}):
+            return []
+        predictor = predictor_of(self._opened.make_method(), self.host.task, model)
+        scores = score(predictor, self._splits.test, self.host.task, self.settings)
+        return rows_of(scores, round_, self.name, name, "test", "aggregated")
+
+    def install(self, message: Message) -> tuple[Tensors, Meta]:
+        """Write this site's own bundle, with what its model says of its test images; nothing of them leaves."""
+        step, round_ = integer(message.meta, "step"), integer(message.meta, "round")
+        method, data = self._opened.make_method(), self._data
+        models = self.host.models(method, message.tensors, step, round_)
+        if models:
+            built = self._opened.built
+            home = Home(
+                bundle_root=self._opened.folder,
+                values=built.site_values,
+                shape=data.shape,
+                classes=data.classes,
+                data=data.source,
+                modality=data.modality,
+                names=data.names,
+                objective=self.task.objective,
+                stock=built.source.weights,
+            )
+            model = export_site(self.folder / "bundle", home, self.name, completed(method, self.task, models), method)
+            predictor = predictor_of(method, self.task, model)
+            splits = Splits(data.train, data.val, data.test)
+            predictions = write_predictions(
+                self.folder / "bundle", predictor, splits, self.task, self.settings, data.test_facts
+            )
+            for entry in find_constant_predictions({self.name: predictions}, self.task.objective, data.classes):
+                logger.warning("%s", entry.sentence)
+            logger.info("This site's own bundle is in '%s'.", self.folder / "bundle")
+        budget = self.budget()
+        return {}, {"privacy": None if budget is None else policy_of(self.settings).redact(budget).to_json()}
+
+    def budget(self) -> PrivacyAccount | None:
+        """Return the site's privacy account of this run, or None if the run has no privacy setting."""
+        return None if self.host.account is None else self.host.account.report()

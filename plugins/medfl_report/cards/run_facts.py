@@ -1,0 +1,181 @@
+"""Facts that a card states of the run that made a model, from the files of its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from medfl.data.datalists import SPLITS
+from medfl.engine.runs.records import RunRecord
+from medfl.types import GLOBAL, Meta
+from medfl.utils.formats import duration, number, size
+from medfl_report.cards.card_record import (
+    AttackFacts,
+    AttackTable,
+    CardSetting,
+    ImageCounts,
+    ModelKind,
+    NamedValue,
+    PrivacyFacts,
+    RunFacts,
+    ServerScore,
+    SiteImageCounts,
+)
+from medfl_report.gains import mean_known
+from medfl_report.groups import group_runs
+from medfl_report.notices import make_notices
+from medfl_report.scores import class_names, key_metrics, named_runs
+from medfl_report.section import ReportData
+from medfl_report.sections.attacks import KINDS, attacks_section
+from medfl_report.sections.costs import COSTS, costs, settings, surroundings
+from medfl_report.sections.privacy import privacy_section
+
+NONE = "none"
+"""Value of the plugins in `surroundings` if the run folder lists none."""
+
+
+def run_facts(run: RunRecord, site: str | None) -> RunFacts:
+    """Return the facts of a run.
+
+    Args:
+        run: The run.
+        site: Site of the card: the images, costs and model are those of this site alone. None for the global model.
+    """
+    groups = group_runs([run])
+    data = ReportData(tuple(named_runs(groups)), tuple(groups), {}, {})  # scores come from predictions alone
+    identity, summary, notices = run.run.identity, run.summary, make_notices(groups)
+    return RunFacts(
+        method=run.method,
+        status=None if summary is None else summary.status,
+        rounds=None if summary is None else summary.rounds,
+        planned_rounds=run.run.rounds,
+        model_round=None if summary is None else summary.models_round,
+        seed=run.seed,
+        fold=run.fold,
+        folds=run.folds,
+        objective=run.objective.name,
+        metrics=identity.task.metrics,
+        networks=tuple(sorted({*identity.task.networks, *run.run.provenance.late_networks.values()})),
+        loss=str(identity.task.loss["is"]),
+        optimizer=identity.task.optimizer.partition("{")[0],
+        sites=identity.sites,
+        model_kind=GLOBAL if site is None else _exported_kind(run, site),
+        exported_kinds=tuple(sorted({kind for name in identity.sites if (kind := _exported_kind(run, name))})),
+        image_counts=_image_counts(run, site),
+        settings=tuple(
+            CardSetting(name=fact.name, value=fact.value, origin=fact.origin)
+            for fact in sorted(settings(data.runs), key=lambda fact: (fact.name, fact.value, fact.origin))
+        ),
+        environment=tuple(
+            NamedValue(name=fact.name, value=fact.value)
+            for fact in sorted(surroundings(data.runs), key=lambda fact: (fact.name, fact.value))
+            if fact.value != NONE
+        ),
+        data_digest=run.data,
+        costs=_costs(data, site),
+        privacy=_privacy(data),
+        attacks=_attacks(data),
+        warnings=tuple(notice.text for notice in notices if notice.level == "warn"),
+        alerts=tuple(notice.text for notice in notices if notice.level == "bad"),
+        leaks=() if summary is None else summary.leaks,
+        best_round=None if summary is None else summary.best_round,
+        server_scores=() if site is not None else _server_scores(data, run),
+    )
+
+
+def outputs_of(run: RunRecord, channels: Sequence[str] = ()) -> list[str]:
+    """Return the names of the classes, or of the other outputs; empty if they have none.
+
+    Args:
+        run: A run; its summary has the names.
+        channels: Names of the outputs in the model's own bundle, for a folder without a summary.
+    """
+    if not run.objective.has_class_labels:
+        return list(run.names or channels)
+    is_named = run.holdings is not None or len(channels) != run.objective.classes
+    return class_names(run) if is_named else list(channels)
+
+
+def _exported_kind(run: RunRecord, site: str) -> ModelKind | None:
+    return cast(ModelKind | None, run.exported_kind(site))
+
+
+def _image_counts(run: RunRecord, site: str | None) -> ImageCounts | None:
+    """Return the numbers of images by site, split and class; None if the run folder lacks them."""
+    holdings = run.holdings
+    if holdings is None:
+        return None
+    sites = [
+        SiteImageCounts(site=name, **{split: splits[split] for split in SPLITS if split in splits})
+        for name, splits in holdings.sites.items()
+        if site in (None, name)
+    ]
+    return ImageCounts(classes=tuple(outputs_of(run) or holdings.classes), sites=tuple(sites))
+
+
+def _costs(data: ReportData, site: str | None) -> tuple[NamedValue, ...]:
+    """Return what the run cost a site, or all sites together."""
+    names = ("sent up", "received", "sent to other sites", "training", "evaluation")
+    for cost in costs(data.runs):
+        spent = cost.total if site is None else cost.sites.get(site)
+        if spent is not None:
+            texts = (size(spent[name]) if name.startswith("bytes") else duration(spent[name]) for name in COSTS)
+            return tuple(NamedValue(name=name, value=text) for name, text in zip(names, texts, strict=True))
+    return ()
+
+
+def _privacy(data: ReportData) -> PrivacyFacts | None:
+    """Return the guarantee and its numbers; None if the run has none."""
+    section = privacy_section(data.groups)
+    if section is None:
+        return None
+    row: Meta = dict(section["rows"][0])
+    same = {name: str(row[name]) for name in ("adjacency", "delta", "sigma", "clip", "spent")}
+    return PrivacyFacts(unit=str(row["unit_phrase"]), epsilon=str(row["stated"]), statement=str(row["words"]), **same)
+
+
+def _attacks(data: ReportData) -> AttackFacts | None:
+    """Return the tables of attacks, as in the report; None if nobody attacked the run."""
+    section = attacks_section(data.groups, None)
+    if section is None:
+        return None
+    return AttackFacts(
+        tables=tuple(_attack_table(kind, section[kind]) for kind in KINDS if section[kind]),
+        notices=tuple(section["notices"]),
+    )
+
+
+def _attack_table(kind: str, table: Meta) -> AttackTable:
+    head = ["target", "attack", *(["item"] if len(table["rows"][0]["names"]) > 3 else []), "images"]
+    rows = []
+    for row in table["rows"]:
+        pairs = zip(row["cells"], row["intervals"], strict=True)
+        cells = [cell + (" [{:.3f}, {:.3f}]".format(*ends) if ends else "") for cell, ends in pairs]
+        rows.append((*row["names"][1:], row["images"], *cells))
+    return AttackTable(
+        kind=kind, head=(*head, *(f"{name} ({note})" for name, note in table["heads"])), rows=tuple(rows)
+    )
+
+
+def _server_scores(data: ReportData, run: RunRecord) -> tuple[ServerScore, ...]:
+    """Return scores of the global model that no file of predictions holds: on the server's test set, and at sites."""
+    scored = run.scores.get("global", {}).get("test", {})
+    return tuple(
+        ServerScore(
+            metric=metric,
+            server=scored[metric].global_test,
+            sites_mean=mean_known(scored[metric].sites.values()),
+        )
+        for metric in key_metrics(data.groups)
+        if metric in scored
+    )
+
+
+def count_text(counts: ImageCounts | None, split: str) -> str:
+    """Return the number of images in a split as text.
+
+    Args:
+        counts: Numbers of images; None if they are unknown.
+        split: Name of the split.
+    """
+    return "unknown" if counts is None else number(counts.total(split))

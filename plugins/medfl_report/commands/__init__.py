@@ -1,0 +1,1 @@
+"""Commands that show results: ``report``, ``compare``, ``card``, ``verify``, ``status`` and ``watch``."""

@@ -1,0 +1,46 @@
+"""``medfl card``: a model card for every bundle of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from medfl.cli.plugin_options import Disabled, PluginFiles, load
+
+
+def command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.", show_default=False)],
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Where the sites' data lie.", show_default="where the run found them"),
+    ] = None,
+    answers: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="YAML: license, intended_use, and items of claim and tripod_ai.", show_default=False
+        ),
+    ] = None,
+    plugin: PluginFiles = None,
+    no_plugin: Disabled = None,
+) -> None:
+    """Write a model card and its evidence into every bundle of a run, and into global/.
+
+    The card is README.md with Hugging Face's front matter: intended use, data and licences, partition, settings, scores
+    with intervals, calibration, privacy, attacks, hardware, limitations, CLAIM and TRIPOD+AI. What nobody told is said
+    to be unknown. evidence.json has the SHA-256 of every file; `medfl verify` checks both.
+
+    Example: medfl card runs/fedavg --answers answers.yaml
+    """
+    import torch
+
+    from medfl.engine.runs.console import show_log
+    from medfl_report.cards.evidence import Evidence
+    from medfl_report.cards.hashes import file_hash
+    from medfl_report.cards.write import write_cards
+
+    show_log()
+    torch.set_num_threads(1)  # the tensors are small
+    for card in write_cards(run, load(plugin, no_plugin), data, answers):
+        typer.echo(f"wrote {card}; SHA-256 of {Evidence.NAME}: {file_hash(card.parent / Evidence.NAME)}")

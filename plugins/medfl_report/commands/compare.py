@@ -1,0 +1,43 @@
+"""``medfl compare``: runs side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.", show_default=False)],
+    metric: Annotated[
+        list[str] | None, typer.Option(help="May be given several times. By default the task's first.")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="METHOD", help="Compare the others to this row. By default the first.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="Which images: test or val.")] = "test",
+    out: Annotated[Path | None, typer.Option(help="Write compare.md and compare.csv into this folder.")] = None,
+) -> None:
+    """Put runs side by side: mean and spread over seeds, worst site, differences to a baseline.
+
+    Runs that differ only in their seed and fold make one row. Without --out the table is printed as Markdown.
+
+    Example: medfl compare runs/local runs/fedavg --metric accuracy --metric balanced_accuracy
+    """
+    from medfl.engine.runs.facts import without_logs
+    from medfl.engine.runs.records import names_of, read_run
+    from medfl.utils.files import write_atomic
+    from medfl.utils.formats import csv_table
+    from medfl_report.compare import compare, to_markdown
+
+    records = [read_run(folder) for folder in without_logs(runs)]
+    table = compare(records, metric, baseline, split)
+    text = to_markdown(table, names_of(records))
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    files = {out / "compare.md": text, out / "compare.csv": csv_table(table)}
+    for path, content in files.items():
+        write_atomic(path, content.encode())
+    typer.echo("\n".join(str(path) for path in files))

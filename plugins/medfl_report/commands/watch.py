@@ -1,0 +1,57 @@
+"""``medfl watch``: runs as they happen, in the terminal or on a page of this machine. Nothing is written."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from medfl.errors import SettingsError
+from medfl.hooks import RunLocation
+from medfl.plugins import load_plugins
+
+
+def command(
+    what: Annotated[
+        Path, typer.Argument(metavar="RUN|STUDY|KIT", help="A run's folder, a study's, or a kit.", show_default=False)
+    ],
+    serve: Annotated[bool, typer.Option("--serve", help="Show it on a page of this machine.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page.", show_default="a free one")] = 0,
+    once: Annotated[bool, typer.Option("--once", help="Show how it stands, and end.")] = False,
+) -> None:
+    """Watch runs as they happen: rounds, curves, who trains, who is silent, seconds, bytes, epsilon, log.
+
+    It reads what runs note down in progress.jsonl and writes nothing. Without a terminal it says what happens in plain
+    lines. It ends when the runs are over; a page stays until Ctrl-C, and so does the view of a kit.
+
+    Example: medfl watch runs/fedavg --serve
+    """
+    from rich.console import Console
+
+    from medfl_report.monitor.folders import WatchedFolder
+    from medfl_report.monitor.terminal import watch
+
+    if serve and once:
+        raise SettingsError(
+            "incompatible_settings",
+            "expected --serve or --once, not both: a page goes on until Ctrl-C.",
+            settings=["serve", "once"],
+        )
+    location = load_plugins().run_location(what) or RunLocation(what)
+    folder = WatchedFolder(location.folder, stays=location.gets_more_runs)
+    if serve:
+        from medfl_report.monitor.serve import serving
+
+        with serving(folder, str(what), port) as server:
+            typer.echo(
+                f"{server.address}\nOnly this machine can reach it, and only with the whole address. Ctrl-C ends it."
+            )
+            while True:
+                time.sleep(3600)
+    console = Console(highlight=False, markup=False, emoji=False)
+    try:
+        watch(folder, console, not once)
+    except KeyboardInterrupt:
+        typer.echo("no longer watching; the run goes on", err=True)

@@ -1,0 +1,90 @@
+"""The section about a finding that is there or not: whether its probability can be believed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from medfl.types import Meta
+from medfl.utils.formats import score
+from medfl_report.curves import compare_svg, group_looks
+from medfl_report.groups import Group
+from medfl_report.objectives.drawing import Bin, calibration_figure
+from medfl_report.objectives.site_scores import first_seed, resampled, score_sites, several_seeds, with_predictions
+from medfl_report.patient_tests import Sets
+from medfl_report.predictions import Tested
+from medfl_report.section import ReportData, TemplateSection
+from medfl_report.statistics import wilson_over_patients
+
+BINS = 10
+"""Of equal width in [0, 1]."""
+
+METRICS = ("brier", "ece")
+"""What a model's probabilities are scored by."""
+
+
+class CalibrationSection(TemplateSection):
+    """Whether probabilities can be believed."""
+
+    template = "calibration.html"
+
+    def content(self, data: ReportData) -> Meta | None:
+        """Calibration curves with their counts, Brier score and calibration error."""
+        return calibration_section(data.groups, data.of("calibration"))
+
+
+def calibration_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta | None:
+    """The section; None without predictions.
+
+    Args:
+        groups: Of the page.
+        tested: Run folder, as text, to its test sets, of runs about a finding.
+    """
+    groups = with_predictions(groups, tested)
+    pooled = first_seed(groups, tested)
+    if not pooled:
+        return None
+    curves = {label: calibration(pool) for label, pool in pooled.items()}
+    scores = {
+        group.label: {metric: score_sites(group, tested, metric) for metric in METRICS}
+        for group in groups
+        if group.label in pooled
+    }
+    means = "; ".join(
+        f"{label}: Brier score {score(mean.difference)}"
+        for label, by_metric in scores.items()
+        if (mean := by_metric["brier"].mean) is not None
+    )
+    styles = group_looks(groups)
+    return {
+        "curves": curves,
+        "scores": scores,
+        "metrics": METRICS,
+        "picture": compare_svg(
+            lambda part: calibration_figure(part, styles), curves, "calibration", f"Calibration. {means}."
+        ),
+        "over": resampled(groups, tested),
+        "seeds": several_seeds(groups),
+        "width": 1 / BINS,
+    }
+
+
+def calibration(tested: Tested) -> list[Bin]:
+    """The bins that have images.
+
+    Args:
+        tested: With probabilities of absence and presence.
+    """
+    probabilities, present = tested.judged[:, 1].contiguous(), tested.targets == 1
+    edges = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)[1:-1]
+    places = torch.bucketize(probabilities, edges, right=True)
+    bins = []
+    for place in places.unique().tolist():
+        inside = places == place
+        patients = None if tested.patients is None else tested.patients[inside]
+        low, high = wilson_over_patients(present[inside], patients)
+        mean, share = float(probabilities[inside].mean()), float(present[inside].double().mean())
+        images = int(inside.sum())
+        bins.append(Bin(place / BINS, images, mean, share, low, high, images / len(places)))
+    return bins

@@ -1,0 +1,48 @@
+"""The section about several findings in an image: which of them are recognised, and how many images tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from medfl.types import Meta
+from medfl.utils.formats import name_or_number
+from medfl_report.groups import Group, output_names
+from medfl_report.objectives.site_scores import first_seed, resampled, score_sites, sites_of, with_predictions
+from medfl_report.patient_tests import Sets
+from medfl_report.section import ReportData, TemplateSection
+
+
+class LabelAucsSection(TemplateSection):
+    """Finding by finding."""
+
+    template = "label_aucs.html"
+
+    def content(self, data: ReportData) -> Meta | None:
+        """The AUC of each finding, and in how many images it is labelled."""
+        return label_aucs_section(data.groups, data.of("label_auc"))
+
+
+def label_aucs_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta | None:
+    """The section; None without predictions. Sites are averaged, not pooled: their models are on unlike scales.
+
+    Args:
+        groups: Of the page.
+        tested: Run folder, as text, to its test sets, of runs about several findings.
+    """
+    groups = with_predictions(groups, tested)
+    pool = next(iter(first_seed(groups, tested).values()), None)
+    if pool is None:
+        return None
+    rows, names = [], output_names(groups)
+    for label in range(pool.targets.shape[1]):
+        scores = {group.label: score_sites(group, tested, f"auc_{label}") for group in groups}
+        targets = pool.targets[:, label]
+        counts = {"labelled": int((~targets.isnan()).sum()), "there": int((targets == 1).sum())}
+        rows.append({"name": name_or_number(label, names), "scores": scores, **counts})
+    return {
+        "rows": rows,
+        "labels": [group.label for group in groups],
+        "sites": sites_of(groups, tested),
+        "images": len(pool.targets),
+        "over": resampled(groups, tested),
+    }

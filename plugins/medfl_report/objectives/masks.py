@@ -1,0 +1,156 @@
+"""The section about masks: overlap and distance class by class, sizes, and the worst cases as pictures.
+
+Pictures are those that sites kept with their models (`medfl.engine.runs.worst_cases`); where a site kept none, there is
+none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from markupsafe import Markup
+
+from medfl.engine.runs.worst_cases import WorstCase, read_worst
+from medfl.objectives import Segmentation
+from medfl.types import Meta
+from medfl.utils.formats import metric_words, number, score
+from medfl_report.curves import compare_svg, group_looks
+from medfl_report.groups import Group, output_names
+from medfl_report.objectives.drawing import DRAWN, scatter_figure
+from medfl_report.objectives.site_scores import first_seed, resampled, score_sites, sites_of, with_predictions
+from medfl_report.patient_tests import Sets
+from medfl_report.predictions import Tested
+from medfl_report.rasters import grey_layer, outline_layer, shades, tile
+from medfl_report.section import ReportData, TemplateSection
+
+KINDS = ("dice", "hd95", "surface_dice", "lesion_f1")
+"""Scores of a case, of which those stand on the page that any case has."""
+
+REFERENCE, PREDICTION = "#00c2ff", "#ff7f0e"
+"""Light blue and orange, which stand out from grey, and which people with any colour vision tell apart."""
+
+
+class MasksSection(TemplateSection):
+    """Class by class, sizes, and the worst cases."""
+
+    template = "masks.html"
+    stylesheet = "masks.css"
+
+    def content(self, data: ReportData) -> Meta | None:
+        """Scores of each class, sizes against sizes, and the pictures that sites kept."""
+        return masks_section(data.groups, data.of("masks"))
+
+
+def masks_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta | None:
+    """The section; None without predictions.
+
+    Args:
+        groups: Of the page.
+        tested: Run folder, as text, to its test sets, of runs about masks.
+    """
+    groups = with_predictions(groups, tested)
+    pooled = first_seed(groups, tested)
+    if not pooled:
+        return None
+    objective = groups[0].objective
+    assert isinstance(objective, Segmentation)  # no other has this figure
+    known = output_names(groups)
+    names = {label: known[label] if known else f"class {label}" for label in objective.labels}
+    return {
+        "names": names,
+        "kinds": [
+            {"kind": kind, "rows": [_row(groups, tested, pooled, objective, kind, label) for label in objective.labels]}
+            for kind in KINDS
+            if any(not pool.judged[:, _columns(objective, kind)].isnan().all() for pool in pooled.values())
+        ],
+        "labels": [group.label for group in groups if group.label in pooled],
+        "sites": sites_of(groups, tested),
+        "distance": "voxels" if objective.spacing is None else "millimetres",
+        "unit": objective.size_unit,
+        "sizes": [_sizes(groups, pooled, objective, place, names) for place in range(len(objective.labels))],
+        "drawn": DRAWN if any(len(pool.rows) > DRAWN for pool in pooled.values()) else None,
+        "worst": _worst(groups),
+        "over": resampled(groups, tested),
+    }
+
+
+def _columns(objective: Segmentation, kind: str) -> list[int]:
+    names = objective.columns(())
+    return [names.index(f"{kind}_{label}") for label in objective.labels]
+
+
+def _row(
+    groups: Sequence[Group],
+    tested: Mapping[str, Sets],
+    pooled: Mapping[str, Tested],
+    objective: Segmentation,
+    kind: str,
+    label: int,
+) -> Meta:
+    """A class: scores by group, and in how many cases they are not defined, in words."""
+    column = objective.columns(()).index(f"{kind}_{label}")
+    score_of_class = objective.class_score(kind, label)
+    return {
+        "label": label,
+        "scores": {g.label: score_sites(g, tested, score_of_class) for g in groups if g.label in pooled},
+        "undefined": {g.label: _undefined(g, tested, column) for g in groups if g.label in pooled},
+    }
+
+
+def _undefined(group: Group, tested: Mapping[str, Sets], column: int) -> str:
+    """In how many cases of all runs a number is not defined, in words; empty for none."""
+    sets = [test_set for run in group.runs for test_set in tested[str(run.folder)].values()]
+    missing = sum(int(test_set.judged[:, column].isnan().sum()) for test_set in sets)
+    cases = sum(len(test_set.rows) for test_set in sets)
+    runs = f" of {len(group.runs)} runs" if len(group.runs) > 1 else ""
+    return f"not defined in {number(missing)} of {number(cases)} cases{runs}" if missing else ""
+
+
+def _sizes(
+    groups: Sequence[Group], pooled: Mapping[str, Tested], objective: Segmentation, place: int, names: Mapping[int, str]
+) -> Meta:
+    """Predicted against true sizes of a class."""
+    label = objective.labels[place]
+    column = objective.columns(()).index(f"predicted_{label}")
+    points = {
+        group: (np.asarray(pool.targets[:, place]), np.asarray(pool.judged[:, column]))
+        for group, pool in pooled.items()
+    }
+    styles, axes = group_looks(groups), (f"reference, {objective.size_unit}", "prediction")
+    means = "; ".join(f"{group}: {guess.mean():.4g} for {truth.mean():.4g}" for group, (truth, guess) in points.items())
+    text = f"Size of {names[label]}, predicted against true. Means: {means}."
+    return {
+        "label": label,
+        "svg": compare_svg(lambda part: scatter_figure(part, styles, axes), points, f"sizes{label}", text),
+    }
+
+
+def _worst(groups: Sequence[Group]) -> list[Meta]:
+    """The pictures of each group's first run, by site."""
+    parts = []
+    for group in groups:
+        run = group.runs[0]
+        sites = {site: read_worst(run.folder / "sites" / site) for site in run.sites}
+        pictures = [(site, _picture(group.label, site, case), case) for site, cases in sites.items() for case in cases]
+        if pictures:
+            parts.append({"label": group.label, "pictures": pictures})
+    return parts
+
+
+def _picture(label: str, site: str, case: WorstCase) -> Markup:
+    """An image with the outlines of its reference and its prediction."""
+    turned = case.slice is not None
+    planes = [_upright(np.asarray(case.image), turned)]
+    layers = [grey_layer(shades(planes[0]))]
+    for masks, colour in ((case.reference, REFERENCE), (case.prediction, PREDICTION)):
+        layers += [outline_layer(_upright(np.asarray(mask), turned), colour) for mask in masks]
+    text = (
+        f"{label}, {site}: image with outlines of reference and prediction, {metric_words('dice')} {score(case.dice)}."
+    )
+    return tile(planes[0].shape, "".join(layers), text)
+
+
+def _upright(plane: np.ndarray, turned: bool) -> np.ndarray:
+    """A slice of a volume with its second axis upwards, as in all pictures of volumes."""
+    return plane.T[::-1] if turned else plane

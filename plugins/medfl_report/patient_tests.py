@@ -1,0 +1,216 @@
+"""Tests over the test patients: do two methods differ by more than chance?
+
+An interval describes how uncertain a difference is. A claim needs the test of
+`medfl_report.statistics.exchange_models`. Runs with the same data have the same test patients, and their differences
+are averaged patient by patient. The folds of one seed test different patients, and so do the sites. Data of different
+seeds may share patients in an unknown way, so each seed has a test of its own, and their p-values are combined by
+`medfl_report.statistics.combine_p`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from medfl.engine.runs.records import RunRecord
+from medfl_report.predictions import Tested, read_tested
+from medfl_report.statistics import LEVEL, Exchange, Interval, can_decide, combine_p, exchange_models, mean_exchange
+
+Sets = Mapping[str, Tested]
+"""Maps each site to its test set in one run."""
+
+ORDER_ONLY = ("auc", "macro_auc", "map", "c_index")
+"""Metrics that depend only on the order of a model's predictions; ``auc_0``, ``auc_1``, ... do as well."""
+
+UNDEFINED = "not defined here"
+"""Stands where a metric can't be computed, such as the AUC of one class."""
+
+NO_PREDICTIONS = "no predictions"
+OTHER_IMAGES = "other test images"
+NO_NUMBERS = "a model gives no numbers"
+"""Reasons for which two models can't be compared patient by patient."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A run and the run that it is compared with, on the same data."""
+
+    alone: RunRecord
+    other: RunRecord
+
+
+@dataclass(frozen=True)
+class PatientTest:
+    """Result of a test over patients.
+
+    Attributes:
+        p: Two-sided p-value; None if there is no test.
+        patients: Number of patients of the smallest test that was made; images where patients are not known.
+        reason: Reason why there is no test; empty if there is one.
+    """
+
+    p: float | None = None
+    patients: int = 0
+    reason: str = ""
+
+    @property
+    def decides(self) -> bool:
+        """Whether the difference is claimed."""
+        return self.p is not None and self.p <= LEVEL
+
+    @property
+    def too_few(self) -> bool:
+        """Whether there are too few patients for any difference to be claimed."""
+        return self.p is not None and not can_decide(self.patients)
+
+
+def sets_reader() -> Callable[[RunRecord], Sets]:
+    """Return a function that reads a run's test sets, once for each run."""
+    sets_by_folder: dict[Path, Sets] = {}
+
+    def sets_of(run: RunRecord) -> Sets:
+        if run.folder not in sets_by_folder:
+            sets_by_folder[run.folder] = read_tested(run)
+        return sets_by_folder[run.folder]
+
+    return sets_of
+
+
+def method_test(
+    pairs: Sequence[tuple[RunRecord, RunRecord]], metric: str, sets_of: Callable[[RunRecord], Sets]
+) -> PatientTest:
+    """Test the mean over the sites of a metric of the models that sites take home.
+
+    Args:
+        pairs: Each run with the one that it is compared with, on the same data.
+        metric: Name of the metric.
+        sets_of: Returns the test sets of a run, such as `sets_reader()`.
+    """
+    if not pairs:
+        return PatientTest(reason=UNDEFINED)
+    sites = sorted({site for run, _ in pairs for site in run.sites})
+    return PatientTests(metric, [Pair(base, run) for run, base in pairs], sets_of).over(sites)
+
+
+def verdict_over_runs(interval: Interval | None, test: PatientTest, words: tuple[str, str]) -> str:
+    """Return the verdict on a difference over several runs.
+
+    Args:
+        interval: Interval of the difference over the runs, in which larger is better; None if there is none.
+        test: Test over the patients of these runs.
+        words: Verdicts on a positive and on a negative difference.
+
+    Returns:
+        One of `words` if the interval is on one side of 0 and the test claims a difference; with the addition
+        "(seeds only)" if there is no test. Else ``too few patients`` or ``n.s.``, or ``-`` without an interval.
+    """
+    if interval is None:
+        return "-"
+    if test.too_few:
+        return "too few patients"
+    if not interval.decided or not (test.p is None or test.decides):
+        return "n.s."
+    word = words[0] if interval.difference > 0 else words[1]
+    return word if test.p is not None else f"{word} (seeds only)"
+
+
+def order_only(metric: str) -> bool:
+    """Return whether a metric depends only on the order of a model's predictions."""
+    return metric in ORDER_ONLY or metric.startswith("auc_")
+
+
+def why_incomparable(before: Tested | None, after: Tested | None) -> str:
+    """Return the reason for which two models can't be compared patient by patient; empty if they can be."""
+    if before is None or after is None:
+        return NO_PREDICTIONS
+    if not before.same_images(after):
+        return OTHER_IMAGES
+    return "" if before.defined and after.defined else NO_NUMBERS
+
+
+class PatientTests:
+    """Tests of the difference between two groups of runs by one metric.
+
+    Args:
+        metric: Name of the metric.
+        pairs: Pairs of runs, at least one.
+        sets_of: Returns the test sets of a run.
+    """
+
+    def __init__(self, metric: str, pairs: Sequence[Pair], sets_of: Callable[[RunRecord], Sets]) -> None:
+        self._metric, self._sets_of = metric, sets_of
+        self._families = _families(pairs)
+        self._exchanges: dict[tuple[int, str, str], Exchange | str] = {}
+
+    def over(self, sites: Sequence[str]) -> PatientTest:
+        """Test the mean over the data sets and the sites that both models of a pair have a score for.
+
+        Args:
+            sites: Names of the sites.
+        """
+        tests = []
+        for place, by_data in enumerate(self._families):
+            parts: list[list[Exchange]] = []
+            for data, pairs in by_data.items():
+                scored = [site for site in sites if all(self._is_scored(pair, site) for pair in pairs)]
+                results = [self._exchange(place, data, site, pairs) for site in scored]
+                reasons = [part for part in results if isinstance(part, str)]
+                if reasons:
+                    return PatientTest(reason=reasons[0])
+                parts.append([part for part in results if isinstance(part, Exchange)])
+            parts = [part for part in parts if part]
+            if not parts:
+                return PatientTest(reason=UNDEFINED)
+            weighted = [(1 / len(parts) / len(part), exchange) for part in parts for exchange in part]
+            tests.append(weighted[0][1] if len(weighted) == 1 else mean_exchange(weighted))
+        return PatientTest(combine_p([test.p for test in tests]), min(test.patients for test in tests))
+
+    def _is_scored(self, pair: Pair, site: str) -> bool:
+        return all(run.score(site, self._metric) is not None for run in (pair.alone, pair.other))
+
+    def _exchange(self, family: int, data: str, site: str, pairs: Sequence[Pair]) -> Exchange | str:
+        """The exchanges of a site in one data set, or the reason why there are none."""
+        key = (family, data, site)
+        if key not in self._exchanges:
+            self._exchanges[key] = self._computed(data, site, pairs)
+        return self._exchanges[key]
+
+    def _computed(self, data: str, site: str, pairs: Sequence[Pair]) -> Exchange | str:
+        sides = []
+        for pair in pairs:
+            before, after = (self._sets_of(run).get(site) for run in (pair.alone, pair.other))
+            reason = why_incomparable(before, after)
+            if before is None or after is None or reason:
+                return reason
+            sides.append((before, after))
+        first = sides[0][0]
+        if not all(first.same_images(before) for before, _ in sides):
+            return OTHER_IMAGES
+        exchange = exchange_models(
+            partial(first.objective.weighted_score, self._metric),
+            [(after.judged, before.judged) for before, after in sides],
+            first.targets,
+            first.patients,
+            seed=[zlib.crc32(data.encode()), zlib.crc32(site.encode())],
+            order_only=order_only(self._metric),
+        )
+        return UNDEFINED if exchange is None else exchange
+
+
+def _families(pairs: Sequence[Pair]) -> list[dict[str, list[Pair]]]:
+    """Put seeds with the same data sets together: for each such family the pairs on each data set.
+
+    The data sets of a family are those of one seed, one or its folds, which have no test patient in common.
+    """
+    by_seed: dict[int, list[Pair]] = {}
+    for pair in pairs:
+        by_seed.setdefault(pair.other.seed, []).append(pair)
+    families: dict[frozenset[str], dict[str, list[Pair]]] = {}
+    for same in by_seed.values():
+        family = families.setdefault(frozenset(pair.other.data for pair in same), {})
+        for pair in same:
+            family.setdefault(pair.other.data, []).append(pair)
+    return list(families.values())

@@ -1,0 +1,74 @@
+"""The table of a study over all its rounds, in Markdown."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+
+from medfl_report.forgetting import MEASURES
+
+TABLES = {
+    "mean over the rounds": (
+        "global_mean",
+        "bwt_mean",
+        "consistency_global",
+        "local_mean",
+        "worst_mean",
+        "consistency_local",
+        "balance",
+    ),
+    "spread over the rounds, and other readings": (
+        "global_std",
+        "local_std",
+        "personal_change_mean",
+        "intervals_global",
+        "consistency_global_open",
+        "consistency_global_clipped",
+        "consistency_local_open",
+    ),
+    "last round": ("global_final", "bwt_final", "personal_change_final", "local_final"),
+}
+"""Heading to the measures that stand below it."""
+
+
+def rounds_markdown(table: pd.DataFrame) -> str:
+    """Global and local scores over all rounds, backward transfer and consistency.
+
+    Args:
+        table: From `medfl_report.forgetting.forgetting_table`.
+
+    Returns:
+        Tables and the meaning of their columns; empty if no run tells any of it.
+    """
+    if table.empty:
+        return ""
+    parts = [part for title, names in TABLES.items() if (part := _table(table, title, names))]
+    if not parts:
+        return ""
+    shown = [name for names in TABLES.values() for name in names if name in set(table["measure"])]
+    notes = [f"- {name}: {MEASURES[name]}." for name in shown]
+    over = "runs, one for each seed and fold" if any("fold" in seeds for seeds in table["seeds"]) else "seeds"
+    notes.append(f"- ± is the standard deviation over the {over} (ddof = 1), never that over the rounds.")
+    return "\n".join([*parts, *notes]) + "\n"
+
+
+def _table(table: pd.DataFrame, title: str, names: tuple[str, ...]) -> str:
+    chosen = table[table["measure"].isin(names)]
+    if chosen.empty:
+        return ""
+    shown = [name for name in names if name in set(chosen["measure"])]
+    lines = [["method", "seeds", *shown], ["---"] * (len(shown) + 2)]
+    for label, rows in chosen.groupby("label", sort=False):
+        seeds = max(rows["seeds"], key=len)
+        values = {row["measure"]: _cell(row, seeds) for row in rows.to_dict("records")}
+        lines.append([str(label), seeds, *(values.get(name, "-") for name in shown)])
+    body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return f"### {table['metric'].iloc[0]}, {title}\n\n{body}\n"
+
+
+def _cell(row: dict[Any, Any], seeds: str) -> str:
+    """Mean and spread, and which seeds they are of where that is not all."""
+    spread = "" if math.isnan(row["std"]) else f" ± {row['std']:.3f}"
+    return f"{row['mean']:.3f}{spread}" + ("" if row["seeds"] == seeds else f" (seeds {row['seeds']})")

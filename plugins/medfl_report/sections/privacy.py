@@ -1,0 +1,133 @@
+"""The section of a report about differential privacy: what runs promise and spent, and what the ledgers hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from medfl.engine.runs.records import RunRecord
+from medfl.privacy.policy import PrivacyPolicy, policy_of
+from medfl.privacy.statements import WHAT
+from medfl.records.privacy_account import PrivacyAccount
+from medfl.types import Meta
+from medfl.utils.formats import MISSING, count, listed
+from medfl_report.groups import Group
+from medfl_report.notices import Named
+from medfl_report.scores import named_runs
+from medfl_report.section import ReportData, TemplateSection
+
+Accounts = Mapping[str, PrivacyAccount]
+"""Maps each site to its account, which may be redacted."""
+
+UNBOUNDED = "no bound"
+
+
+class PrivacySection(TemplateSection):
+    """What runs with differential privacy promise and spent."""
+
+    template = "privacy.html"
+
+    def content(self, data: ReportData) -> Meta | None:
+        """A row for each private run."""
+        return {"privacy": privacy} if (privacy := privacy_section(data.groups)) else None
+
+
+def privacy_section(groups: Sequence[Group]) -> Meta | None:
+    """The section; None where no run is private."""
+    rows: list[Meta] = []
+    for group in groups:
+        named = [(name, run) for name, run in named_runs([group]) if policy_of(run.settings).is_private]
+        rows += _merged(group.label, named, len(group.runs))
+    if not rows:
+        return None
+    return {"rows": rows, "ledgers": any(row["ledger"] for row in rows), "accounts": any(row["sites"] for row in rows)}
+
+
+def _merged(label: str, named: Sequence[Named], runs: int) -> list[Meta]:
+    """A row for each run of a group; one with the group's name if all promise and spent the same."""
+    rows = [_row(run) for _, run in named]
+    if len(rows) == runs and all(row == rows[0] for row in rows):
+        return [{"name": label, **row} for row in rows[:1]]
+    return [{"name": name, **row} for (name, _), row in zip(named, rows, strict=True)]
+
+
+def _row(run: RunRecord) -> Meta:
+    policy = policy_of(run.settings)
+    privacy, other = policy.privacy, policy.other_guarantee()
+    assert privacy is not None
+    assert other is not None
+    accounts = {} if run.summary is None else run.summary.privacy
+    words = policy.statement()
+    ledger = any(account.ledger for account in accounts.values())
+    return {
+        "unit": policy.unit_noun,
+        "unit_phrase": policy.unit_phrase,
+        "adjacency": WHAT[privacy.adjacency],
+        "delta": f"{privacy.delta:g}",
+        "sigma": _sigma(policy, accounts),
+        "clip": f"{privacy.clip:g}",
+        "releases": _range([account.releases for account in accounts.values()]) if accounts else MISSING,
+        "planned": policy.planned_releases,
+        "stated": f"{privacy.epsilon:.4g}",
+        "other": f"{'at most ' if other.is_upper_bound else ''}{other.epsilon:.4g}",
+        "other_adjacency": WHAT[other.adjacency],
+        "other_delta": "" if other.delta == privacy.delta else f"{other.delta:.3g}",
+        "spent": _largest(accounts, _spent_epsilon),
+        "ledger": _largest(accounts, _composed_epsilon) if ledger else "",
+        "ledger_runs": count(max(account.runs for account in accounts.values()), "run") if ledger else "",
+        "total": _range([account.total_epsilon for account in accounts.values()]) if ledger else "",
+        "words": f"{words} {policy.describe_accounts(accounts)}" if accounts else words,
+        "sites": _sites(accounts),
+    }
+
+
+def _sigma(policy: PrivacyPolicy, accounts: Accounts) -> str:
+    """Return the noise multipliers of the sites, as far as they are known."""
+    known = [account.sigma for account in accounts.values() if account.sigma is not None]
+    if not known and (release := policy.release()) is not None:
+        known = [release.sigma]
+    return _range(known) if known else MISSING
+
+
+def _range(values: Sequence[float | None]) -> str:
+    """The smallest and the largest of some numbers, or the one that all are; empty where there are none."""
+    known = sorted({f"{value:.5g}" for value in values if value is not None}, key=float)
+    return known[0] if len(known) == 1 else f"{known[0]} to {known[-1]}" if known else ""
+
+
+def _spent_epsilon(account: PrivacyAccount) -> float | None:
+    return account.epsilon
+
+
+def _composed_epsilon(account: PrivacyAccount) -> float | None:
+    return account.composed
+
+
+def _largest(accounts: Accounts, epsilon_of: Callable[[PrivacyAccount], float | None]) -> str:
+    """Return the largest epsilon of the sites. It is missing if a site withholds its own."""
+    if not accounts or any(account.withholds_noise and epsilon_of(account) is None for account in accounts.values()):
+        return MISSING
+    value = max(_or_infinite(epsilon_of(account)) for account in accounts.values())
+    return UNBOUNDED if math.isinf(value) else f"{value:.4g}"
+
+
+def _or_infinite(value: float | None) -> float:
+    return math.inf if value is None else value
+
+
+def _sites(accounts: Accounts) -> list[Meta]:
+    """Return a line for each group of sites with the same account, or nothing if all sites have the same."""
+    sites_by_cells: dict[tuple[str, ...], list[str]] = {}
+    for site, account in sorted(accounts.items()):
+        total, own = account.total_epsilon, {site: account}
+        cells = (
+            _range([account.sigma]) or MISSING,
+            f"{account.releases} of {account.planned}",
+            _largest(own, _spent_epsilon),
+            *((_largest(own, _composed_epsilon), str(account.runs)) if account.ledger else (MISSING, MISSING)),
+            MISSING if total is None else f"{total:g}",
+        )
+        sites_by_cells.setdefault(cells, []).append(site)
+    if len(sites_by_cells) < 2:
+        return []
+    return [{"sites": listed(sites), "cells": cells} for cells, sites in sites_by_cells.items()]

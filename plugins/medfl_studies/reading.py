@@ -1,0 +1,197 @@
+"""A study file, read at a scale and checked; what is not known is an error that names the nearest known word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from medfl.errors import SettingsError, did_you_mean
+from medfl.settings import read_settings
+from medfl.utils.dotted import texts
+from medfl.utils.strict_yaml import read_yaml
+from medfl_report.claims import CLAIMABLE
+from medfl_studies.schema import FULL, Change, DataSet, Study, StudyRow, StudyScale, slug
+
+RESERVED = ("bundle_root", "dataset_dir", "output_dir", "method", "method_args", "metrics", "seed")
+"""Options of a run that the study itself gives."""
+
+
+def read_study(path: Path, scale: str = FULL, seeds: int | None = None, data: Sequence[str] = ()) -> Study:
+    """Read a study file at a scale.
+
+    Args:
+        path: The file.
+        scale: Name of one of its scales; ``full`` is the file as it stands.
+        seeds: Number of seeds that replaces those of the file, >= 1.
+        data: Names of the data sets to use; none means all.
+
+    Raises:
+        SettingsError: If the file or the scale is not as expected; all problems of a kind at once.
+    """
+    study = read_settings(Study, read_yaml(path, "study file"), f"the study '{path}'")
+    if FULL in study.scales:
+        raise SettingsError(
+            "reserved_name",
+            f"a scale of the study '{path}' is called '{FULL}', which is the file as it stands.",
+            what="scale",
+            name=FULL,
+            path=path,
+        )
+    if scale != FULL and scale not in study.scales:
+        raise SettingsError(
+            "unknown_choice",
+            f"the study '{path}' has no scale '{scale}'. {did_you_mean(scale, [FULL, *study.scales])}",
+            what="scale",
+            choice=scale,
+            path=path,
+        )
+    for name in data:
+        if name not in study.data:
+            raise SettingsError(
+                "unknown_choice",
+                f"the study '{path}' has no data set '{name}'. {did_you_mean(name, study.data)}",
+                what="data set",
+                choice=name,
+                path=path,
+            )
+    _check_names(study)
+    chosen = study.scales.get(scale, StudyScale())
+    rows = _changed(study.rows, chosen.methods)
+    seed_choice = study.seeds if chosen.seeds is None else chosen.seeds
+    study = study.model_copy(
+        update={
+            "settings": study.settings | chosen.settings,
+            "seeds": seed_choice if seeds is None else seeds,
+            "data": {name: _sized(part, chosen.size) for name, part in study.data.items() if not data or name in data},
+            "rows": rows,
+            "scales": {},
+        }
+    )
+    _check_seeds(study)
+    _check_options(study)
+    return study
+
+
+def _sized(data: DataSet, size: int | None) -> DataSet:
+    """The data set with images of a scale's size."""
+    return data if size is None else data.model_copy(update={"size": size})
+
+
+def _changed(rows: dict[str, StudyRow], changes: dict[str, Change]) -> dict[str, StudyRow]:
+    """The rows with what a scale changes for their methods."""
+    known = {row.method for row in rows.values()}
+    for method in changes:
+        if method not in known:
+            raise SettingsError(
+                "unknown_choice",
+                f"a scale changes '{method}', the method of no row. {did_you_mean(method, known)}",
+                what="method",
+                choice=method,
+                place="scales",
+            )
+    changed = {}
+    for name, row in rows.items():
+        change = changes.get(row.method, Change())
+        new = {"method_args": row.method_args | change.method_args, "settings": row.settings | change.settings}
+        changed[name] = row.model_copy(update=new)
+    return changed
+
+
+def _check_names(study: Study) -> None:
+    _check_slugs("rows", study.rows)
+    _check_slugs("data", study.data)
+    if study.baseline is not None and study.baseline not in study.rows:
+        raise SettingsError(
+            "unknown_choice",
+            f"the baseline '{study.baseline}' is no row of the study. {did_you_mean(study.baseline, study.rows)}",
+            what="baseline",
+            choice=study.baseline,
+        )
+    for name, row in study.rows.items():
+        _check_known(f"rows.{name}.baseline", [row.baseline] if row.baseline else [], study.rows, "row")
+    for claim in study.claims:
+        _check_known("claims", (claim.better, claim.than), study.rows, "row")
+        if claim.measure not in CLAIMABLE:
+            hint = did_you_mean(claim.measure, CLAIMABLE)
+            raise SettingsError(
+                "unknown_choice",
+                f"'claims' names the measure '{claim.measure}', which is no measure to claim. {hint}",
+                what="measure",
+                choice=claim.measure,
+                place="claims",
+            )
+    for kind, attack in study.attacks.items():
+        _check_known(f"attacks.{kind}", attack.rows, study.rows, "row")
+        _check_known(f"attacks.{kind}", attack.data, study.data, "data set")
+    for name, data in study.data.items():
+        _check_known(f"data.{name}", data.rows, study.rows, "row")
+    _check_known("tune.rows", study.tune.rows if study.tune else (), study.rows, "row")
+
+
+def _check_seeds(study: Study) -> None:
+    seeds = study.seed_list()
+    if not seeds or min(seeds) < 0 or len(set(seeds)) != len(seeds):
+        raise SettingsError(
+            "invalid_seeds",
+            f"expected at least one seed, all >= 0 and unlike each other, got {study.seeds!r}.",
+            seeds=study.seeds,
+        )
+
+
+def _check_known(place: str, names: Iterable[str], known: Iterable[str], what: str) -> None:
+    for name in names:
+        if name not in known:
+            raise SettingsError(
+                "unknown_choice",
+                f"'{place}' names '{name}', no {what} of the study. {did_you_mean(name, known)}",
+                what=what,
+                choice=name,
+                place=place,
+            )
+
+
+def _check_slugs(part: str, names: Iterable[str]) -> None:
+    names_by_slug: dict[str, str] = {}
+    for name in names:
+        short = slug(name)
+        if not short:
+            raise SettingsError(
+                "invalid_name",
+                f"'{part}': the name '{name}' has neither a letter nor a digit. Rename it.",
+                name=name,
+                place=part,
+            )
+        if short in names_by_slug:
+            raise SettingsError(
+                "folder_name_conflict",
+                f"'{part}': '{names_by_slug[short]}' and '{name}' would share the folder '{short}'. "
+                "Rename one of them.",
+                names=[names_by_slug[short], name],
+                folder=short,
+                place=part,
+            )
+        names_by_slug[short] = name
+
+
+def _check_options(study: Study) -> None:
+    """Refuse options that the study gives itself, and values that a bundle would take for code or references."""
+    places = {"settings": study.settings, "without_weights": study.without_weights or {}}
+    parts = ("settings", "method_args")
+    places |= {f"rows.{name}.{part}": getattr(row, part) for name, row in study.rows.items() for part in parts}
+    places |= {f"data.{name}.options": data.options for name, data in study.data.items()}
+    for place, options in places.items():
+        for key, value in options.items():
+            if not place.endswith("method_args") and key in RESERVED:
+                raise SettingsError(
+                    "reserved_setting",
+                    f"'{place}.{key}': the study gives each run its own '{key}'. Remove it there.",
+                    setting=key,
+                    place=place,
+                )
+            if any(text.startswith(("$", "@", "%")) for text in texts(value)):
+                raise SettingsError(
+                    "expression_not_supported",
+                    f"'{place}.{key}': expected a plain value, got an expression: {value!r}.",
+                    setting=key,
+                    place=place,
+                )

@@ -1,0 +1,166 @@
+"""Files that a study writes: the identity of a finished run, how a pool was prepared, and its hyperparameter search."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import JsonValue
+
+from medfl.records.record import FileRecord, Record
+
+
+class JobIdentity(FileRecord):
+    """Everything that decides the numbers of a study's run; the file in the run folder says that this run is over.
+
+    Attributes:
+        options: Options of the run by name.
+        configuration: Digest of the bundle's configuration files.
+        data: Digest of the data lists.
+        code: Digest of the bundle's folder, if the bundle was adopted, else None.
+        data_files: Digest of the names and sizes of the data set's files, if the bundle was adopted, else None.
+    """
+
+    NAME: ClassVar[str] = "study.json"
+
+    options: dict[str, JsonValue]
+    configuration: str
+    data: str
+    code: str | None = None
+    data_files: str | None = None
+
+
+class PoolPreparation(FileRecord):
+    """The data set and the options from which a pooled data set was prepared; the file is beside the pool.
+
+    Attributes:
+        dataset: Name of the data set.
+        options: Options of the data set by name.
+    """
+
+    NAME: ClassVar[str] = "prep.json"
+    REPAIR: ClassVar[str] = "Give another --out, or remove the pooled data set beside it to prepare it again."
+
+    dataset: str
+    options: dict[str, JsonValue]
+
+
+# ---- search for hyperparameters
+
+
+class Step(Record):
+    """A trial up to a number of rounds.
+
+    Attributes:
+        trial: Number of the trial in its row, from 0.
+        parameters: Maps each name to its value, as in `medfl_studies.tune.space.Axis`.
+        rounds: Number of rounds after which the trial is scored.
+    """
+
+    trial: int
+    parameters: dict[str, JsonValue]
+    rounds: int
+
+
+class Result(Record):
+    """The result of a step.
+
+    Attributes:
+        row: Name of the row.
+        step: The step.
+        run: Number of the trial that was run: the step's own, or an earlier one with the same parameters.
+        status: Status of the run at its end.
+        score: Score on validation images, or None.
+        seconds: Seconds of training and evaluation in all rounds, summed over the sites.
+    """
+
+    row: str
+    step: Step
+    run: int
+    status: Literal["finished", "diverged"]
+    score: float | None
+    seconds: float
+
+
+class Price(Record):
+    """Privacy that the trials spent together at the site that spent most, for one kind of promise.
+
+    Attributes:
+        unit: ``site`` or ``sample``.
+        adjacency: ``add_remove`` or ``replace``.
+        delta: Probability that the guarantee fails.
+        trials: Number of runs that released anything.
+        largest: Largest epsilon of one run.
+        epsilon: Epsilon of all runs together, or None if there is no bound.
+        site: Name of the site.
+    """
+
+    unit: str
+    adjacency: str
+    delta: float
+    trials: int
+    largest: float
+    epsilon: float | None
+    site: str
+
+
+class SearchDefinition(Record):
+    """Everything that decides the trials of a search and their scores.
+
+    Attributes:
+        study: The study, without its description and its bundle.
+        bundle: Name of the bundle's folder.
+        metric: Metric that is compared.
+        optuna: Version of Optuna, or None if the sampler does not use it.
+    """
+
+    study: dict[str, JsonValue]
+    bundle: str
+    metric: str
+    optuna: str | None
+
+    def changes(self, other: SearchDefinition) -> list[str]:
+        """Return the sorted names of the study's fields and of the other fields that differ between two definitions."""
+        mine, others = ({**part.study, **part.to_json(), "study": None} for part in (self, other))
+        return sorted(name for name in mine.keys() | others.keys() if mine.get(name) != others.get(name))
+
+
+class SearchOutcome(Record):
+    """The outcome of a search.
+
+    Attributes:
+        trials: Number of trials of each row.
+        rounds: Number of rounds that are computed for each row.
+        plan: Number of rounds and of trials that get that far, for each rung.
+        score: Whether the mean of the sites or the worst site is compared.
+        seed: Seed of the trials.
+        winners: Maps each row to the number of its best trial.
+        prices: Spent privacy for each kind of promise; empty without privacy.
+    """
+
+    trials: int
+    rounds: int
+    plan: tuple[tuple[int, int], ...]
+    score: Literal["mean", "worst"]
+    seed: int
+    winners: dict[str, int]
+    prices: tuple[Price, ...]
+
+
+class SearchRecord(FileRecord):
+    """The record of a search.
+
+    Attributes:
+        definition: Everything that decides the trials and their scores.
+        results: Results of all steps so far, in the order of the search.
+        outcome: The outcome, or None before the search is over.
+    """
+
+    NAME: ClassVar[str] = "search.json"
+    REPAIR: ClassVar[str] = (
+        "Remove it: finished trials are read again from their folders, except those that halving continued; for these "
+        "give another --out."
+    )
+
+    definition: SearchDefinition
+    results: tuple[Result, ...]
+    outcome: SearchOutcome | None = None

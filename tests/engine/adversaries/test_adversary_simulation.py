@@ -1,0 +1,156 @@
+"""Attackers in a simulation: what a run does with them, that runs and pages say so, and that a rule withstands."""
+
+import logging
+import shutil
+
+import pytest
+from make_runs import make_run
+from refusals import refused
+
+from medfl.engine.runs.records import read_run
+from medfl.engine.store import Store
+from medfl.errors import RefusedError, SettingsError
+from medfl.plugins import load_plugins
+from medfl.testing.cohort import Case, bits, make_task
+from medfl.utils.wire import tensors_equal
+from medfl_flare.overrides import check_overrides
+from medfl_report.page import write_report
+
+REGISTRY = load_plugins()
+
+
+def moved(folder, **settings):
+    """How far FedAvg's model goes in a round with three sites."""
+    task = make_task("plain")
+    run = Case(REGISTRY, "fedavg", {"weights": "uniform"}).run(folder, task=task, rounds=1, **settings)
+    assert run.outcome.status == "finished"
+    model = run.outcome.models["global"].tensors
+    return sum(float((model[key] - start).square().sum()) for key, start in task.initial(7).items()) ** 0.5
+
+
+def test_a_median_withstands_what_a_mean_does_not(tmp_path):
+    poison = {"attack": "sign_flip", "sites": ["site-2"], "scale": 50}
+    honest = moved(tmp_path / "honest")
+    assert moved(tmp_path / "mean", poison=poison) > 5 * honest
+    assert moved(tmp_path / "median", poison=poison, robust={"rule": "median"}) < 2 * honest
+    assert read_run(tmp_path / "mean").settings.poison == poison
+
+
+@pytest.mark.parametrize("attack", ["label_flip", "backdoor"])
+def test_attackers_train_on_wrong_data(tmp_path, attack):
+    poison = {"attack": attack, "sites": ["site-2"]}
+    result = Case(REGISTRY, "local").run(tmp_path / "bad", rounds=1, poison=poison)
+    honest = Case(REGISTRY, "local").run(tmp_path / "good", rounds=1)
+    mine, other = bits(result), bits(honest)
+    assert [name for name in other if not tensors_equal(mine[name], other[name])] == ["site-2/personal"]
+    assert result.summary.holdings == honest.summary.holdings
+
+
+def test_no_test_image_of_an_attacker_is_in_a_score(tmp_path):
+    poison = {"attack": "free_rider", "sites": ["site-2"]}
+    Case(REGISTRY, "fedprox").run(tmp_path / "one", rounds=1, poison=poison, shared_test=True, global_test=True)
+    rows = read_run(tmp_path / "one").metrics
+    tested = rows[rows["split"].isin(["test", "shared"]) & rows["metric"].eq("accuracy")]
+    assert set(tested["site"]) == {"site-1", "site-3", "global"}
+
+
+def test_a_free_rider_in_disguise_remembers_across_a_restart(tmp_path):
+    """A run that is continued has the same bits; and a rider's reply counts from the second round on."""
+    case, poison = Case(REGISTRY, "fedavg"), {"attack": "free_rider", "sites": ["site-2"], "disguise": True, "noise": 1}
+    whole = bits(case.run(tmp_path / "whole", poison=poison, rounds=3))
+    case.run(tmp_path / "parts", poison=poison, rounds=2)
+    notes = Store(tmp_path / "parts" / "state" / "server" / "attackers")
+    assert notes.steps() == [1, 2]
+    again = bits(case.run(tmp_path / "parts", poison=poison, rounds=3))
+    assert all(tensors_equal(whole[name], again[name]) for name in whole)
+    plain = bits(case.run(tmp_path / "plain", poison=poison | {"disguise": False, "noise": 0}, rounds=3))
+    assert not tensors_equal(whole["server/global"], plain["server/global"])
+
+
+def test_a_step_that_is_done_again_has_the_same_attack(tmp_path):
+    case, poison = Case(REGISTRY, "fedavg"), {"attack": "free_rider", "sites": ["site-2"], "disguise": True}
+    whole = bits(case.run(tmp_path / "run", poison=poison, rounds=3))
+    shutil.copytree(tmp_path / "run", tmp_path / "killed")
+    for name in ("server", "site-1", "site-2", "site-3"):
+        store = Store(tmp_path / "killed" / "state" / name)
+        store.drop(store.steps()[-1])
+    (tmp_path / "killed" / "summary.json").unlink()
+    again = bits(case.run(tmp_path / "killed", poison=poison, rounds=3))
+    assert all(tensors_equal(whole[name], again[name]) for name in whole)
+
+
+def test_attackers_work_under_bits_noise_and_several_processes(tmp_path):
+    """Replies are changed behind the filters of a site, whoever trained it."""
+    poison, settings = {"attack": "sign_flip", "sites": ["site-1"]}, {"rounds": 1, "compression": {"bits": 8}}
+    case = Case(REGISTRY, "fedavg")
+    here = bits(case.run(tmp_path / "here", poison=poison, **settings))
+    there = bits(case.run(tmp_path / "there", poison=poison, workers=2, **settings))
+    honest = bits(case.run(tmp_path / "honest", **settings))
+    assert all(tensors_equal(here[name], there[name]) for name in here)
+    assert not tensors_equal(here["server/global"], honest["server/global"])
+
+
+@pytest.mark.parametrize(
+    ("method", "poison", "code", "fields"),
+    [
+        (
+            "fedavg",
+            {"attack": "sign_flip", "sites": ["site-9"]},
+            "unknown_site",
+            {"setting": "poison.sites", "sites": ["site-9"]},
+        ),
+        (
+            "fedavg",
+            {"attack": "backdoor", "sites": ["site-1"], "target": 9},
+            "setting_out_of_range",
+            {"setting": "poison.target", "minimum": 0, "maximum": 2, "found": 9},
+        ),
+        (
+            "fedavg",
+            {"attack": "label_flip", "sites": ["site-1"], "source": 0, "target": 9},
+            "setting_out_of_range",
+            {"settings": ["poison.source", "poison.target"], "minimum": 0, "maximum": 2, "found": [0, 9]},
+        ),
+        (
+            "fedavg",
+            {"attack": "backdoor", "sites": ["site-1"], "patch": 9},
+            "data_not_supported",
+            {"attack": "backdoor", "minimum": 9},
+        ),
+        (
+            "local",
+            {"attack": "sign_flip", "sites": ["site-1"]},
+            "method_not_supported",
+            {"feature": "poison", "attack": "sign_flip"},
+        ),
+        (
+            "centralized",
+            {"attack": "label_flip", "sites": ["site-1"]},
+            "method_not_supported",
+            {"feature": "poison", "attack": None},
+        ),
+    ],
+)
+def test_an_attack_that_is_not_possible_is_refused(tmp_path, method, poison, code, fields):
+    with refused(SettingsError, code, **fields):
+        Case(REGISTRY, method).run(tmp_path, poison=poison)
+
+
+def test_the_chance_of_too_many_attackers_in_a_round_is_said(tmp_path, caplog):
+    poison = {"attack": "free_rider", "sites": ["site-1", "site-2"]}
+    robust = {"rule": "norm_clip"}
+    with caplog.at_level(logging.WARNING):
+        Case(REGISTRY, "fedavg").run(tmp_path / "two", poison=poison, robust=robust, rounds=1, fraction=0.7)
+    assert "more than f = 1 of the 2 sites that are drawn attack with probability 0.3333" in caplog.text
+
+
+def test_no_server_poisons_a_site():
+    with refused(RefusedError, "local_override", setting="poison"):
+        check_overrides({"poison": {"attack": "free_rider", "sites": ["site-1"]}}, {})
+
+
+def test_a_page_says_first_that_a_run_is_an_attack(tmp_path):
+    run = make_run(tmp_path / "run", settings={"poison": {"attack": "alie", "sites": ["site-1", "site-2"]}})
+    text = write_report([run]).read_text()
+    assert "is a simulated attack (alie at site-1 and site-2), no honest run." in text
+    assert "simulated attack" not in write_report([make_run(tmp_path / "other")]).read_text()

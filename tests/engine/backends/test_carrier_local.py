@@ -1,0 +1,391 @@
+"""The local carrier: results in order, nothing shared between sites, and an order that is sent again is not redone."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from refusals import refused
+from toys import SIZES, Toy, snapshot
+
+from medfl.contract import Order, Plan, Reply, Server, Site
+from medfl.engine.backends.jobs import EvaluateJob, Job, StepJob
+from medfl.engine.backends.local import LocalCarrier
+from medfl.engine.backends.pool import Pool, Result, _receive
+from medfl.engine.site import SiteRunner
+from medfl.engine.store import Store
+from medfl.errors import ContractError, MedflError, StoreError
+from medfl.settings import Settings
+from medfl.testing.cohort import make_plan, make_sites, make_task
+from medfl.toolkit.averaging import Averaging
+from medfl.types import Meta, Tensors
+from medfl.utils.files import flush_files, write_atomic
+from medfl.utils.tells import Tell, count, number
+from medfl.utils.wire import tensors_equal
+
+# ---- the pool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyJob(Job):
+    tensors: Tensors = field(default_factory=dict)
+
+    @property
+    def who(self) -> str:
+        return "site-9"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumJob(ToyJob):
+    name: ClassVar[str] = "sum"
+    index: int = 0
+    wait: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TouchJob(ToyJob):
+    name: ClassVar[str] = "touch"
+    path: str
+    after: str | None = None
+
+
+class ThreadsJob(ToyJob):
+    name: ClassVar[str] = "threads"
+
+
+class ContractJob(ToyJob):
+    name: ClassVar[str] = "contract"
+
+
+class BugJob(ToyJob):
+    name: ClassVar[str] = "bug"
+
+
+class DieJob(ToyJob):
+    name: ClassVar[str] = "die"
+
+
+TOYS = (SumJob, TouchJob, ThreadsJob, ContractJob, BugJob, DieJob)
+
+
+def work(job: Job) -> Result:
+    match job:
+        case SumJob():
+            time.sleep(job.wait)
+            return {"index": job.index, "sum": float(job.tensors["x"].sum()), "pid": os.getpid()}, {}
+        case TouchJob():
+            while job.after is not None and not Path(job.after).exists():
+                time.sleep(0.001)
+            Path(job.path).touch()
+            return {}, {}
+        case ThreadsJob():
+            return {"threads": torch.get_num_threads()}, {}
+        case ContractJob():
+            raise ContractError("test_error", "of the test", site="site-9")
+        case DieJob():
+            os._exit(3)
+    raise ZeroDivisionError("of the test")
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    pool = Pool(work, 3, 2, TOYS)
+    yield pool
+    pool.close()
+
+
+def test_results_come_in_the_order_of_the_jobs(pool: Pool) -> None:
+    """The first jobs take longest, so they end last."""
+    shared = {"x": torch.ones(1000, 300)}  # larger than a pipe holds
+    jobs = [SumJob(index=i, wait=0.06 if i < 2 else 0.0, tensors=shared) for i in range(12)]
+    jobs += [SumJob(index=12 + i, tensors={"x": torch.tensor([float(i)])}) for i in range(3)]
+    for _ in range(2):
+        results = pool.run(jobs)
+        assert [result["index"] for result, _ in results] == list(range(15))
+        assert [result["sum"] for result, _ in results] == [300000.0] * 12 + [0.0, 1.0, 2.0]
+    assert len({result["pid"] for result, _ in results}) == 3
+    assert os.getpid() not in {result["pid"] for result, _ in results}
+    assert pool.run([]) == []
+
+
+def test_workers_have_the_threads_of_the_run(pool: Pool) -> None:
+    assert pool.run([ThreadsJob()] * 3) == [({"threads": 2}, {})] * 3
+
+
+@pytest.mark.parametrize(
+    ("job", "check"),
+    [
+        (ContractJob(), partial(refused, ContractError, "test_error", site="site-9")),
+        (BugJob(), partial(pytest.raises, RuntimeError, match="^ZeroDivisionError in 'bug' of 'site-9': of the test")),
+        (DieJob(), partial(refused, MedflError, "dead_worker", job="die", who="site-9")),
+    ],
+)
+def test_an_error_is_raised_when_the_running_jobs_have_ended(
+    job: Job, check: Callable[[], Any], pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of three workers fails; the two others are at work until the error has been received."""
+    received = tmp_path / "received"
+
+    def receive(*arguments: Any) -> Meta:
+        try:
+            return _receive(*arguments)
+        except Exception:
+            received.touch()
+            raise
+
+    monkeypatch.setattr("medfl.engine.backends.pool._receive", receive)
+    running = [TouchJob(path=str(tmp_path / name), after=str(received)) for name in "ab"]
+    touch = [TouchJob(path=str(tmp_path / str(i))) for i in range(20)]
+    with check() as caught:
+        pool.run([job, *running, *touch])
+    assert {path.name for path in tmp_path.iterdir()} == {"received", "a", "b"}, (
+        "no new jobs are started after an error"
+    )
+    if isinstance(job, DieJob):
+        with refused(MedflError, "dead_worker"):  # it stays dead, and that is said again
+            pool.run(touch)
+    else:
+        assert "test_carrier_local.py" in caught.value.__notes__[0], "where it happened"
+        pool.run(touch)
+        assert len(list(tmp_path.iterdir())) == 23
+
+
+def test_a_worker_that_dies_while_it_answers() -> None:
+    here, there = multiprocessing.Pipe()
+    os.write(there.fileno(), b"\0\0\0\x10half")  # a length of 16, then less
+    there.close()
+    with refused(MedflError, "dead_worker", job="evaluate", who="a, b"):
+        _receive(here, EvaluateJob(sites=["a", "b"], step=1, round=1, known={}, tensors={}))
+    here.close()
+
+
+def test_a_copy_of_a_job_is_what_a_worker_gets() -> None:
+    meta, tensors = {"rate": 0.1, "of": (1, 2)}, {"x": torch.ones(2)}
+    orders = [{"to": "site-1", "op": "train", "meta": meta}, {"to": "site-2", "op": "train", "meta": {}}]
+    job = StepJob(orders=orders, digest="d", step=3, round=2, keep=[1], tensors=tensors)
+    copy = job.copy()
+    first, second = copy.unpacked()
+    assert first == Order("site-1", "train", copy.tensors, {"rate": 0.1, "of": [1, 2]})
+    assert second.tensors["x"].tolist() == [1.0, 1.0]
+    assert (copy.who, copy.digest, copy.step, copy.round, copy.keep) == ("site-1, site-2", "d", 3, 2, [1])
+    first.tensors["x"].zero_()
+    first.meta["rate"] = 1.0
+    assert (meta["rate"], job.tensors["x"].tolist(), second.tensors["x"].tolist()) == (0.1, [1.0, 1.0], [1.0, 1.0])
+
+
+def test_closing_ends_the_workers() -> None:
+    pool = Pool(work, 2, 1, TOYS)
+    pids = {result["pid"] for result, _ in pool.run([SumJob(tensors={"x": torch.ones(1)})] * 2)}
+    assert len(pids) == 2
+    pool.close()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+# ---- one site's step
+
+
+class Counting(Averaging):
+    """Appends a line to a file for each training; spoils what it was given."""
+
+    log: str
+
+    def work(self, site: Site, order: Order) -> Reply:
+        with open(self.log, "a") as file:
+            file.write(f"{site.name} {site.round}\n")
+        reply = super().work(site, order)
+        site.state.meta["seen"] = {name: float(t.double().sum()) for name, t in order.tensors.items()}
+        for tensor in order.tensors.values():
+            tensor.fill_(99)
+        order.meta["spoilt"] = True
+        return reply
+
+
+def lines(path: Path) -> list[str]:
+    return sorted(path.read_text().split("\n")[:-1])
+
+
+@pytest.fixture
+def carriers(tmp_path: Path) -> Iterator[Any]:
+    """Makes carriers over the same folder."""
+    made = []
+
+    def make(workers: int = 1) -> LocalCarrier:
+        plan = make_plan(Settings(rounds=2, batch_size=5), sites=list(SIZES))
+        hosts = {
+            name: SiteRunner(name, data, tmp_path / name, plan, lambda step, parcel: None)
+            for name, data in make_sites(SIZES).items()
+        }
+        made.append(LocalCarrier(hosts, lambda: Counting(log=str(tmp_path / "log")), workers=workers))
+        return made[-1]
+
+    yield make
+    for carrier in made:
+        carrier.close()
+
+
+def orders(value: float = 0.0) -> list[Order]:
+    tensors = {"model/" + name: (tensor + value).to(tensor.dtype) for name, tensor in make_task().initial(0).items()}
+    return [Order(name, "fit", tensors, {"a": 1}) for name in SIZES]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_order_that_is_sent_again_is_answered_from_disk(workers: int, carriers: Any, tmp_path: Path) -> None:
+    carrier = carriers(workers)
+    first, absent, _ = carrier.step(1, 1, orders())
+    assert absent == []
+    assert [answer.site for answer in first] == sorted(SIZES)
+    assert lines(tmp_path / "log") == [f"{name} 1" for name in sorted(SIZES)]
+    replies = dict(carrier.replies(first, []))
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")}
+    for again in (carrier, carriers(1)):  # the same process, and one that was started anew
+        answers, _, _ = again.step(1, 1, orders())
+        assert [vars(answer) for answer in answers] == [vars(answer) for answer in first]
+        assert all(tensors_equal(tensors, replies[name]) for name, tensors in again.replies(answers, []))
+    assert lines(tmp_path / "log") == [f"{name} 1" for name in sorted(SIZES)], "nobody trained twice"
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")} == files
+
+
+def test_another_order_for_a_step_that_is_done_is_refused(carriers: Any, tmp_path: Path) -> None:
+    carrier = carriers()
+    carrier.step(1, 1, orders())
+    other_op = [Order(order.to, "other", order.tensors, order.meta) for order in orders()]
+    other_meta = [Order(order.to, order.op, order.tensors, {"a": 2}) for order in orders()]
+    for changed in (orders(0.5), other_op, other_meta):
+        with refused(StoreError, "other_run", site="site-1", step=1):
+            carrier.step(1, 1, changed)
+    assert len(lines(tmp_path / "log")) == 3
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_a_site_does_to_its_order_reaches_nobody(workers: int, carriers: Any, tmp_path: Path) -> None:
+    own_orders, carrier = orders(), carriers(workers)
+    sums = {name: float(tensor.double().sum()) for name, tensor in own_orders[0].tensors.items()}
+    carrier.step(1, 1, own_orders)
+    assert {name: float(tensor.double().sum()) for name, tensor in own_orders[0].tensors.items()} == sums
+    assert all(order.meta == {"a": 1} for order in own_orders)
+    for name in SIZES:
+        assert Store(tmp_path / name).latest().state().meta["seen"] == sums  # type: ignore[union-attr]
+
+
+# ---- whole runs
+
+
+class Blobs(Averaging):
+    """Keeps a constant at each holder in round 1 and gives it back in later rounds."""
+
+    sends_meta: ClassVar[Mapping[str, Tell]] = {"size": Tell("private", count()), "sum": Tell("public", number())}
+
+    def setup(self, server: Server) -> None:
+        super().setup(server)
+        server.keep_blob("start", dict(server.state.tensors))
+
+    def plan(self, server: Server) -> Plan | None:
+        plan = super().plan(server)
+        assert set(server.blob("start")) == set(server.state.tensors)
+        if plan is not None and server.round == 3:
+            del server.state.blobs["start"]
+            server.keep_blob("start", {name: tensor + 0 for name, tensor in server.state.tensors.items()})
+        return plan
+
+    def work(self, site: Site, order: Order) -> Reply:
+        if site.round == 1:
+            site.keep_blob("own", {"c": torch.randn(5, generator=site.rng("constant"))})
+        reply = super().work(site, order)
+        reply.meta["sum"] = float(site.blob("own")["c"].sum())
+        site.state.meta.setdefault("sums", []).append(reply.meta["sum"])
+        return reply
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_blobs_last_over_steps_and_starts(workers: int, tmp_path: Path) -> None:
+    case = Toy(Blobs)
+    for rounds in (2, 3, 5):
+        case.run(tmp_path / "parts", rounds=rounds, workers=workers)
+    case.run(tmp_path / "whole", rounds=5)
+    assert snapshot(tmp_path / "parts") == snapshot(tmp_path / "whole")
+    for name in SIZES:
+        folder = tmp_path / "parts" / "state" / name
+        state = Store(folder).latest().state()  # type: ignore[union-attr]
+        assert state.meta["sums"] == [state.meta["sums"][0]] * 5
+        assert [path.stem for path in (folder / "blobs").iterdir()] == [state.blobs["own"]]
+    server = Store(tmp_path / "parts" / "state" / "server")
+    assert len(list((server.folder / "blobs").iterdir())) == 1, "the first constant is forgotten"
+    assert server.latest().state().blobs  # type: ignore[union-attr]
+
+
+class Watching(Averaging):
+    """Notes how much memory the process has at the start of each round."""
+
+    log: str
+
+    def plan(self, server: Server) -> Plan | None:
+        status = Path("/proc/self/status").read_text()
+        with open(self.log, "a") as file:
+            file.write(status.split("VmRSS:")[1].split()[0] + "\n")
+        return super().plan(server)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the process's memory from /proc")
+def test_a_hundred_sites(tmp_path: Path) -> None:
+    """Many sites work, and memory does not grow with the rounds: not by what the replies of one round take."""
+    sites = make_sites({f"site-{index:03}": 2 for index in range(100)})
+    result = Toy(Watching, log=str(tmp_path / "log")).run(tmp_path / "run", sites=sites, rounds=3, evaluate_every=3)
+    assert result.outcome.status == "finished"
+    used = [int(line) for line in (tmp_path / "log").read_text().split()]
+    assert len(used) == 4
+    assert used[-1] - used[1] < 20_000, f"resident memory at the start of each round, KiB: {used}"
+
+
+# ---- power cuts
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_steps_of_all_sites_are_on_the_disk_before_the_server_counts_on_them(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each site's file and the folder that names it; sites' steps are renamed by workers, the server's here."""
+    flushed: set[str] = set()
+    commits, replace = [], os.replace
+
+    def note_flush(descriptor: int) -> None:
+        flushed.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    def note_commit(source: Path, target: Path) -> None:
+        if target.parent.name == "server":
+            steps = {str(path) for path in (tmp_path / "run" / "state").glob(f"site-*/{target.name}")}
+            folders = {str(Path(path).parent) for path in steps}
+            commits.append(len(steps))
+            assert steps | folders <= flushed, f"{target.name} counts on what is not on the disk"
+            flushed.clear()
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_flush)
+    monkeypatch.setattr(os, "replace", note_commit)
+    Toy(Averaging).run(tmp_path / "run", workers=workers, sites=make_sites(SIZES))
+    assert max(commits) == len(SIZES)
+
+
+def test_a_disk_that_fails_while_it_is_flushed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [tmp_path / name / "file" for name in ("a", "b")]
+    for path in paths:
+        write_atomic(path, b"new", flush=False)
+    flush_files(paths)
+
+    def fail(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}") == str(paths[1]):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with refused(StoreError, "unwritable_file", path=str(paths[1]), reason="Input/output error"):
+        flush_files(paths)

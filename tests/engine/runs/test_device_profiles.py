@@ -1,0 +1,277 @@
+"""What a machine can do: shares, score, clusters, and where profiles come from."""
+
+import collections
+import csv
+import sys
+
+import pytest
+from pydantic import ValidationError
+from refusals import refused
+
+from medfl.engine.runs.device_profiles import CLUSTERS, Capability, Thresholds, clusters, place, place_late, score
+from medfl.engine.runs.machines import ARCHETYPES, Profile, find_profiles, live, read_profiles, synthetic
+from medfl.errors import SettingsError
+from medfl.settings import read_settings
+
+HALF = Profile(1500, 3000, 4, 16, 80, 50, 200)  # shares 1/2, 1/4, 4/5, 3/4
+EQUAL = (0.25, 0.25, 0.25, 0.25)
+NETWORKS = {"high": "a", "medium": "b", "low": "c"}
+
+# ---- shares and score
+
+
+def test_shares():
+    assert HALF.shares == (0.5, 0.25, 0.8, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("changes", "shares"),
+    [
+        ({"latency_ms": 500}, (0.5, 0.25, 0.8, 0)),  # the paper's would be -1.5
+        ({"cpu_mhz": 4000}, (1, 0.25, 0.8, 0.75)),
+        ({"memory_free_gb": 0, "battery_percent": 0}, (0.5, 0, 0, 0.75)),
+        ({"latency_ms": 0, "battery_percent": 120}, (0.5, 0.25, 1, 1)),
+    ],
+)
+def test_shares_are_clipped(changes, shares):
+    assert HALF._replace(**changes).shares == shares
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [(EQUAL, 2.3 / 4), ((0.3, 0.3, 0.1, 0.3), 0.15 + 0.075 + 0.08 + 0.225), ((0, 0, 1, 0), 0.8)],
+)
+def test_the_score_is_the_weighted_sum(weights, expected):
+    """The second are the paper's for machines whose battery matters less."""
+    assert score(HALF, weights) == pytest.approx(expected, abs=1e-15)
+    assert score(Profile(1, 1, 1, 1, 100, 0, 1), weights) == pytest.approx(1)
+    assert score(Profile(0, 1, 0, 1, 0, 1, 1), weights) == 0
+
+
+# ---- clusters
+
+
+def test_thresholds_belong_to_the_better_cluster():
+    scores = {"a": 0.6, "b": 0.5999, "c": 0.4, "d": 0.3999, "e": 0.0, "f": 1.0}
+    by_site = clusters(scores, Thresholds())
+    assert by_site == {"a": "high", "b": "medium", "c": "medium", "d": "low", "e": "low", "f": "high"}
+    assert set(clusters(scores, Thresholds(high=0.0, medium=0.0)).values()) == {"high"}
+    assert clusters({"a": 0.5}, Thresholds(high=0.5, medium=0.5)) == {"a": "high"}
+
+
+def test_thresholds_that_cross_are_refused():
+    settings = {"networks": dict.fromkeys(CLUSTERS, "a"), "thresholds": {"high": 0.3}}
+    with refused(SettingsError, "invalid_settings") as caught:
+        read_settings(Capability, settings, "capability")
+    assert "expected high >= medium, got 0.3 and 0.4" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sites", "sizes"),
+    [(1, (1, 0, 0)), (2, (1, 1, 0)), (3, (1, 1, 1)), (4, (2, 1, 1)), (5, (2, 2, 1)), (10, (4, 3, 3))],
+)
+def test_tertiles(sites, sizes):
+    scores = {f"site-{index:02}": ((7 * index) % 11) / 11 for index in range(sites)}
+    by_site = clusters(scores, "tertiles")
+    assert tuple(list(by_site.values()).count(name) for name in CLUSTERS) == sizes
+    ranked = sorted(scores, key=scores.get, reverse=True)
+    assert [CLUSTERS.index(by_site[site]) for site in ranked] == sorted(
+        CLUSTERS.index(by_site[site]) for site in ranked
+    )
+
+
+def test_of_equal_scores_the_first_by_name_counts_as_larger():
+    assert clusters({"c": 0.5, "a": 0.5, "b": 0.5}, "tertiles") == {"a": "high", "b": "medium", "c": "low"}
+
+
+def test_sites_are_placed(tmp_path):
+    path = write(tmp_path, [("weak", 100, 3000, 1, 16, 5, 190, 200), ("strong", 3000, 3000, 9, 10, 100, 0, 200)])
+    capability = Capability(
+        profiles=str(path), weights=(0.3, 0.3, 0.1, 0.3), thresholds=Thresholds(), networks=NETWORKS
+    )
+    placed = place(["weak", "strong"], capability, seed=0)
+    assert (placed["strong"].cluster, placed["strong"].network) == ("high", "a")
+    assert (placed["weak"].cluster, placed["weak"].network) == ("low", "c")
+    assert placed["strong"].score == pytest.approx(0.3 + 0.27 + 0.1 + 0.3)
+    assert placed["weak"].profile == Profile(100, 3000, 1, 16, 5, 190, 200)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"weights": (0.5, 0.5, 0.5, 0.5)}, "four weights >= 0 that sum to 1"),
+        ({"weights": (1.5, -0.5, 0, 0)}, "four weights >= 0 that sum to 1"),
+        ({"weights": (float("nan"), 0.5, 0.25, 0.25)}, "four weights >= 0 that sum to 1"),
+        ({"weights": (0.5, 0.5)}, "weights"),
+        ({"networks": {"high": "a", "low": "c"}}, "expected a network for each of"),
+        ({"networks": NETWORKS | {"middle": "d"}}, "middle"),
+        ({"thresholds": {"high": 2.0}}, "less than or equal to 1"),
+        ({"thresholds": "quartiles"}, "tertiles"),
+        ({"profile": "live"}, "profile"),
+    ],
+)
+def test_settings_that_are_refused(changes, words):
+    with pytest.raises(ValidationError, match=words):
+        Capability(**({"networks": NETWORKS} | changes))
+
+
+# ---- made-up profiles
+
+
+def test_made_up_profiles_depend_on_seed_and_name_alone():
+    names = [f"site-{index:02}" for index in range(40)]
+    profiles = find_profiles(names, "synthetic", 3)
+    assert find_profiles(names[::-1], "synthetic", 3) == profiles
+    assert synthetic("site-07", 3) == profiles["site-07"]
+    assert len(set(profiles.values())) == 40
+    assert find_profiles(names, "synthetic", 4) != profiles
+    assert place(names[::-1], Capability(networks=NETWORKS), 3) == place(names, Capability(networks=NETWORKS), 3)
+
+
+def test_made_up_profiles_are_of_all_kinds_and_in_their_ranges():
+    profiles = find_profiles([str(index) for index in range(300)], "synthetic", 0).values()
+    counts = collections.Counter()
+    for profile in profiles:
+        fits = [
+            name
+            for name, ranges in ARCHETYPES.items()
+            if all(low <= value <= high for value, (low, high) in zip(profile, ranges, strict=True))
+        ]
+        counts.update(fits)
+        assert len(fits) == 1
+        assert all(0 <= share <= 1 for share in profile.shares)
+    assert sorted(counts) == sorted(ARCHETYPES)
+    assert min(counts.values()) > 70
+
+
+# ---- profiles in a file
+
+COLUMNS = ("site", *Profile._fields)
+
+
+def write(folder, rows, columns=COLUMNS):
+    path = folder / "profiles.csv"
+    with path.open("w", newline="", encoding="utf-8-sig") as file:
+        csv.writer(file).writerows([columns, *rows])
+    return path
+
+
+def test_profiles_from_a_file(tmp_path):
+    path = write(tmp_path, [("b", *HALF), ("a", 1, 2, 3, 4, 5, 6, 7), ("more", *HALF)])
+    assert find_profiles(["a", "b"], str(path), 0) == {"a": Profile(1, 2, 3, 4, 5, 6, 7), "b": HALF}
+
+
+def test_columns_may_stand_in_any_order(tmp_path):
+    path = write(tmp_path, [(*HALF[::-1], "a", "note")], (*Profile._fields[::-1], "site", "remark"))
+    assert read_profiles(path) == {"a": HALF}
+
+
+@pytest.mark.parametrize(
+    ("rows", "code", "fields"),
+    [
+        ([("a", *HALF)], "missing_site", {"path": "{path}", "sites": ["b"]}),
+        ([("a", *HALF), ("b", *HALF), ("a", *HALF)], "duplicate_row", {"path": "{path}", "line": 4, "site": "a"}),
+        ([("a", *HALF), ("b", "fast", *HALF[1:])], "not_a_number", {"place": "'{path}', line 3"}),
+        ([("a", *HALF), ("b", 1, 2, 3)], "not_a_number", {"place": "'{path}', line 3"}),
+        ([("a", *HALF), ("b", "nan", *HALF[1:])], "value_out_of_range", {"place": "'{path}', line 3"}),
+        ([("a", *HALF), ("b", -1, *HALF[1:])], "value_out_of_range", {"place": "'{path}', line 3"}),
+        ([("a", *HALF), ("b", *HALF[:3], 0, *HALF[4:])], "value_out_of_range", {"place": "'{path}', line 3"}),
+    ],
+)
+def test_profiles_that_are_missing_or_impossible(tmp_path, rows, code, fields):
+    path = write(tmp_path, rows)
+    places = {name: value.format(path=path) for name, value in fields.items() if isinstance(value, str)}
+    with refused(SettingsError, code, **fields | places):
+        find_profiles(["a", "b"], str(path), 0)
+
+
+def test_a_column_that_is_missing(tmp_path):
+    path = write(tmp_path, [("a", *HALF[:-1])], COLUMNS[:-1])
+    with refused(SettingsError, "missing_column", path=str(path), columns=["latency_max_ms"]):
+        read_profiles(path)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\x00", b'site,"' + b"x" * 200_000])
+def test_a_file_that_is_none(tmp_path, content):
+    path = tmp_path / "profiles.csv"
+    if content is not None:
+        path.write_bytes(content)
+    code = "missing_column" if content == b"" else "unreadable_file"
+    with refused(SettingsError, code, path=str(path)):
+        find_profiles(["a"], str(path), 0)
+
+
+# ---- this machine
+
+
+class FakePsutil:
+    """A machine; parts that are None don't exist on its system."""
+
+    Clock = collections.namedtuple("Clock", "current min max")
+    Memory = collections.namedtuple("Memory", "total available")
+    Battery = collections.namedtuple("Battery", "percent")
+
+    def __init__(self, clock, battery):
+        if clock is not None:
+            self.cpu_freq = lambda: self.Clock(*clock) if clock else None
+        if battery is not None:
+            self.sensors_battery = lambda: None if battery == "none" else self.Battery(battery)
+
+    def virtual_memory(self):
+        return self.Memory(16e9, 4e9)
+
+
+@pytest.mark.parametrize(
+    ("clock", "battery", "shares", "assumed"),
+    [
+        ((1500, 0, 3000), 80, (0.5, 0.25, 0.8), "latency"),
+        ((1500, 0, 3000), 0, (0.5, 0.25, 0), "latency"),
+        ((1500, 0, 3000), "none", (0.5, 0.25, 1), "battery, latency"),
+        ((2000, 0.0, 0.0), "none", (1, 0.25, 1), "clock, battery, latency"),  # as virtual machines say
+        ((), None, (1, 0.25, 1), "clock, battery, latency"),
+        (None, None, (1, 0.25, 1), "clock, battery, latency"),
+    ],
+)
+def test_what_a_machine_does_not_tell_is_assumed_with_a_warning(monkeypatch, caplog, clock, battery, shares, assumed):
+    monkeypatch.setitem(sys.modules, "psutil", FakePsutil(clock, battery))
+    profile = live()
+    assert profile.shares == (*shares, 1)
+    assert caplog.messages == [f"This machine tells no {assumed}: assumed to be at its best."]
+
+
+@pytest.mark.parametrize("latency", [0.0, 50.0])
+def test_a_machine_that_tells_all_warns_of_nothing(monkeypatch, caplog, latency):
+    monkeypatch.setitem(sys.modules, "psutil", FakePsutil((1500, 0, 3000), 80))
+    assert live(latency_ms=latency) == Profile(1500, 3000, 4, 16, 80, latency, 200)
+    assert caplog.messages == []
+
+
+def test_this_machine():
+    pytest.importorskip("psutil")
+    profiles = find_profiles(["a", "b"], "live", 0)
+    assert profiles["a"] == profiles["b"]
+    assert 0 < profiles["a"].shares[1] <= 1
+    assert profiles["a"].memory_gb > 0.1
+
+
+def test_without_psutil(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    with refused(SettingsError, "missing_package", package="psutil", extra="devices") as caught:
+        live()
+    assert "`pip install 'medfl-monai[devices]'`" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("mhz", "cluster"), [(3000, "high"), (2999, "medium"), (1500, "medium"), (900, "low"), (1, "low")]
+)
+def test_who_comes_later_is_with_the_strongest_that_it_equals_and_moves_nobody(mhz, cluster):
+    capability = Capability(weights=(1.0, 0.0, 0.0, 0.0), networks=NETWORKS)
+    placed = [(1.0, "high"), (0.5, "medium"), (0.4, "medium"), (0.2, "low")]
+    spot = place_late(HALF._replace(cpu_mhz=mhz), capability, placed)
+    assert (spot.cluster, spot.network, spot.score) == (cluster, NETWORKS[cluster], mhz / 3000)
+
+
+def test_with_fixed_thresholds_who_comes_later_is_where_it_would_have_been():
+    capability = Capability(thresholds={"high": 0.7, "medium": 0.5}, networks=NETWORKS)
+    assert place_late(HALF, capability, [(0.1, "high")]) == place_late(HALF, capability, [])
+    assert place_late(HALF, capability, []).cluster == "medium"

@@ -1,0 +1,67 @@
+"""Settings under their bare names, and where they lie in a configuration."""
+
+from __future__ import annotations
+
+import pytest
+from monai.bundle import ConfigParser
+
+from medfl.engine.runs.setting_ids import bare_name, clashes, default_values, to_ids, values_in
+from medfl.settings import run_fields
+
+CONFIG = {
+    "rounds": 3,
+    "device": "cpu",
+    "settings": {"rounds": "@rounds", "device": "@device", "epochs": 5, "describe": ["size"]},
+}
+
+
+def test_a_configuration_says_what_differs_and_the_rest_is_default() -> None:
+    values = values_in(CONFIG)
+    assert set(values) == set(run_fields()) - {"rounds", "device"}
+    assert (values["epochs"], values["steps"], values["workers"]) == (5, None, 1)
+    assert values_in({"rounds": 3}) == {}
+
+
+def test_an_id_that_no_setting_is_taken_from_is_not_the_setting() -> None:
+    """As `epochs` of a stock bundle, which only its trainer uses."""
+    config = CONFIG | {"steps": 8, "epochs": 1}
+    assert clashes(config) == {"epochs", "steps"}
+    assert (values_in(config)["epochs"], values_in(config)["steps"]) == (5, None)
+    assert to_ids({"epochs": 3, "rounds": 2}, config) == {"settings#epochs": 3, "rounds": 2}
+    assert clashes({"steps": 8}) == clashes(CONFIG) == set()
+
+
+def test_defaults_are_plain_values() -> None:
+    assert set(default_values()) == set(run_fields()) - {"rounds"}
+    assert (default_values()["moments"], default_values()["privacy"]) == (["aggregated"], None)
+
+
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [
+        ("epochs", "epochs"),
+        ("settings#epochs", "epochs"),
+        ("settings::privacy::epsilon", "privacy#epsilon"),
+        ("optimizer::lr", "optimizer#lr"),
+        ("settings#optimizer", "settings#optimizer"),
+        ("settings", "settings"),
+    ],
+)
+def test_a_setting_has_one_name(option: str, name: str) -> None:
+    assert bare_name(option) == name
+
+
+def test_options_go_where_the_configuration_has_them() -> None:
+    options = {"rounds": 4, "settings#rounds": 5, "fraction": 0.5, "settings#steps": 2, "optimizer#lr": 0.1}
+    expected = {"rounds": 5, "settings#fraction": 0.5, "settings#steps": 2, "optimizer#lr": 0.1}
+    assert to_ids(options, CONFIG) == expected
+
+
+def test_parts_of_a_setting_are_put_into_the_whole() -> None:
+    options = {"networks_by_site#a": "wide", "networks_by_site#b": "deep", "describe#0": "label_counts"}
+    parser = ConfigParser(CONFIG)
+    parser.update(pairs=to_ids(options, parser.get()))
+    settings = parser.get_parsed_content("settings")
+    assert settings["networks_by_site"] == {"a": "wide", "b": "deep"}
+    assert (settings["describe"], settings["rounds"], settings["epochs"]) == (["label_counts"], 3, 5)
+    assert default_values()["networks_by_site"] == {}

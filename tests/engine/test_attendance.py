@@ -1,0 +1,38 @@
+"""Which rounds sites missed, as stretches and as a matrix."""
+
+from __future__ import annotations
+
+import hypothesis
+from hypothesis import strategies as st
+
+from medfl.engine.attendance import MISSED, NOT_ASKED, TOOK_PART, Stretches, stretches, with_missed
+
+
+@hypothesis.given(st.lists(st.sets(st.sampled_from("abc")), max_size=12))
+def test_stretches_are_the_rounds_that_were_missed(rounds: list[set[str]]) -> None:
+    missed: Stretches = {}
+    for number, sites in enumerate(rounds, 1):
+        before = {site: [list(span) for span in spans] for site, spans in missed.items()}
+        after = with_missed(missed, sites, number)
+        assert missed == before, "the commit before keeps its own"
+        missed = with_missed(after, sites, number)  # a second step of the same round
+        assert missed == after
+    for site in "abc":
+        wanted = [number for number, sites in enumerate(rounds, 1) if site in sites]
+        spans = missed.get(site, [])
+        assert [number for first, last in spans for number in range(first, last + 1)] == wanted
+        assert all(span[1] + 1 < after[0] for span, after in zip(spans, spans[1:], strict=False)), "they don't touch"
+
+
+def test_a_matrix_has_every_round_of_every_site_once() -> None:
+    rows = stretches({"b": {1: TOOK_PART, 2: TOOK_PART, 4: MISSED}, "a": {}}, 5)
+    assert list(rows) == ["a", "b"]
+    assert [(part.did, part.first, part.last) for part in rows["b"]] == [
+        (TOOK_PART, 1, 2),
+        (NOT_ASKED, 3, 3),
+        (MISSED, 4, 4),
+        (NOT_ASKED, 5, 5),
+    ]
+    assert [part.words for part in rows["b"]][::2] == ["took part in rounds 1 to 2", "missed round 4"]
+    assert [(part.did, part.rounds) for part in rows["a"]] == [(NOT_ASKED, 5)]
+    assert stretches({"a": {}}, 0) == {"a": []}

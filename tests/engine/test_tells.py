@@ -1,0 +1,338 @@
+"""What goes beside tensors: each form takes what it says and nothing else, and refusals show nothing of a value."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+from refusals import refused
+
+from medfl.contract import Order
+from medfl.engine.filters import check_method
+from medfl.engine.reply_checks import check_reply
+from medfl.errors import ContractError, RefusedError
+from medfl.records.privacy_account import PrivacyAccount
+from medfl.settings import Settings
+from medfl.testing.cohort import make_task
+from medfl.toolkit.aggregation import check_updates
+from medfl.toolkit.averaging import Averaging
+from medfl.utils.tells import (
+    LARGEST,
+    PARCEL,
+    Form,
+    Tell,
+    check_told,
+    count,
+    facts,
+    fields,
+    flag,
+    number,
+    one_of,
+    or_none,
+    text,
+)
+from medfl_flare.backend.messages import Message
+from medfl_flare.backend.remote_messages import Joining, read_account, read_facts, read_joining
+from medfl_methods.fedfed.shared_images import check_shared
+
+KNOWN = {"classes": 3, "heads": 2, "model": "site-1", "networks": ["plain", "wide"], "nobody": None}
+NO_NUMBER: list[Any] = [None, True, "3", {}, [], [1], math.nan, math.inf, -math.inf, 2**63, 10**400, -1, -0.5]
+
+FORMS: list[tuple[Form, list[Any], list[Any]]] = [
+    (count(), [0, 7, LARGEST], [*NO_NUMBER, 1.0, LARGEST + 1]),
+    (count("classes"), [[0, 0, 0], [1, 2, 3]], [*NO_NUMBER, 5, [1, 2], [1, 2, 3, 4], [1, 2, -3], [1, 2, True]]),
+    (count("heads", "heads"), [[[1, 2], [3, 4]]], [[1, 2], [[1, 2]], [[1, 2], [3]], [[1, 2], 3], 4, [1] * 10_000]),
+    (count(2, shorter=True), [[], [1], [1, 2]], [[1, 2, 3], [-1], None, 1]),
+    (number(), [0, -2.5, 1e300, 2**62], [None, True, "3", [], math.nan, math.inf, -(2**63), 10**400]),
+    (number(0, 1), [0, 1, 0.5], [*NO_NUMBER, 1.5, 2]),
+    (number(0, 1, "classes"), [[0, 1, 0.5]], [[0, 1], [0, 1, 2], 0.5]),
+    (flag(), [True, False], [0, 1, None, "true", []]),
+    (text(), ["", "a b", "x" * 200], [None, 3, True, "x" * 201, "a\nb", [], ["a"]]),
+    (text(2), [["a", "b"]], [["a"], "ab", [1, 2]]),
+    (one_of("model", none=True), ["", "site-1"], [None, "site-2", "site", 0, ["site-1"], {}]),
+    (one_of("networks", "model", "nobody"), ["plain", "wide", "site-1"], ["", "pla", None, 1, []]),
+    (fields(n=count(), of=count("heads")), [{"n": 1, "of": [1, 2]}],
+     [{}, {"n": 1}, {"n": 1, "of": [1]}, {"n": 1, "of": [1, 2], "more": 1}, None, [], [["n", 1]]]),
+    (or_none(number(0)), [None, 0.5], [*NO_NUMBER[1:]]),
+    (facts(), [{}, {"a": [{"b": [None, "c", -1.5, True]}]}], [None, [], 1, {"a": [math.nan]}, {"b": -10**400}]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("form", "right", "wrong"), FORMS, ids=lambda value: value.words() if hasattr(value, "words") else ""
+)
+def test_a_form_takes_what_it_says(form: Form, right: list[Any], wrong: list[Any]) -> None:
+    assert [value for value in right if not form.fits(json.loads(json.dumps(value)), KNOWN)] == []
+    assert [value for value in wrong if form.fits(value, KNOWN)] == []
+
+
+TELLS = {
+    "size": Tell("private", count()),
+    "score": Tell("private", number(0, 1), after=("judge",)),
+    "stamp": Tell("public", count(), after=(PARCEL,)),
+}
+
+
+@pytest.mark.parametrize(
+    ("meta", "op", "private", "code", "fields"),
+    [
+        ({"size": 3}, "fit", False, None, {}),
+        ({"size": 3, "score": 0.5}, "judge", False, None, {}),
+        ({}, "judge", True, None, {}),
+        ({"size": 3}, "judge", False, "missing_metadata", {"key": "score", "found": "none"}),
+        ({}, PARCEL, True, "missing_metadata", {"key": "stamp", "expected": "whole number >= 0 as 'stamp'"}),
+        ({"size": "Jane"}, "fit", False, "wrong_metadata", {"key": "size", "found": "a text that is something else"}),
+        ({"size": [5]}, "fit", False, "wrong_metadata", {"key": "size", "found": "a list that is something else"}),
+        ({"size": math.nan}, "fit", False, "wrong_metadata", {"key": "size", "found": "NaN or infinity"}),
+        ({"size": 10**400}, "fit", False, "wrong_metadata", {"key": "size", "found": "another number"}),
+        ({"Jane": 3}, "fit", False, "undeclared_metadata", {"found": "'Jane'"}),
+        ([1], "fit", False, "wrong_type", {"expected": "facts by name", "found": "a list that is something else"}),
+        (None, "fit", False, "wrong_type", {"expected": "facts by name", "found": "nothing"}),
+    ],
+)
+def test_what_is_told_fits_or_is_refused(
+    meta: Any, op: str, private: bool, code: str | None, fields: dict[str, str]
+) -> None:
+    if code is None:
+        check_told(meta, TELLS, op, KNOWN, "site 'site-01'", private)
+        return
+    with refused(RefusedError, code, sender="site 'site-01'", **fields) as caught:
+        check_told(meta, TELLS, op, KNOWN, "site 'site-01'", private)
+    assert "Jane" not in str(caught.value).replace("got 'Jane'", "")
+
+
+def test_a_length_that_the_order_does_not_tell_is_the_methods_own_fault() -> None:
+    with refused(ContractError, "undeclared_length", size="heads"):
+        count("heads").fits([1], {"classes": 3})
+
+
+def test_a_declaration_without_a_type_is_refused_at_the_start() -> None:
+    class Bare(Averaging):
+        sends_meta = {"size": "private"}  # type: ignore[assignment, dict-item]  # noqa: RUF012
+
+    with refused(ContractError, "invalid_schema", method="Bare", key="size"):
+        check_method(Bare, Settings(rounds=1))
+
+
+# ---- tensors
+
+BEFORE = {
+    "model/a": torch.zeros(2),
+    "model/n": torch.tensor(3),
+    "part/b": torch.zeros(1, 2),
+    "shared/x": torch.zeros(1),
+}
+SENDS: Any = {"model/": "update", "part/": "update", "shared/": "samples"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields"),
+    [
+        ({}, None),
+        ({"model/n": None}, None),  # counters stay at home under a privacy setting
+        ({"part/b": None}, None),  # a part as a whole may
+        ({"model/a": None, "model/n": None, "part/b": None}, None),
+        ({"shared/x": torch.zeros(9, 9)}, None),
+        ({"model/a": None}, {"tensor": "model/a"}),
+        ({"model/a": torch.zeros(3)}, {"expected": "torch.float32 [2]", "found": "torch.float32 [3]"}),
+        ({"model/a": torch.zeros(2).double()}, {"expected": "torch.float32 [2]", "found": "torch.float64 [2]"}),
+        ({"model/n": torch.tensor([3])}, {"expected": "torch.int64 []", "found": "torch.int64 [1]"}),
+        ({"model/c": torch.zeros(2)}, {"expected": "no such name"}),
+    ],
+)
+def test_updates_are_of_what_the_order_brought(changes: dict[str, Any], fields: dict[str, str] | None) -> None:
+    updates = {name: tensor for name, tensor in (BEFORE | changes).items() if tensor is not None}
+    if fields is None:
+        check_updates(updates, BEFORE, SENDS)
+        return
+    with refused(RefusedError, "wrong_tensor" if "expected" in fields else "missing_tensor", **fields):
+        check_updates(updates, BEFORE, SENDS)
+
+
+@pytest.mark.parametrize(
+    ("gone", "needed", "lacking"),
+    [
+        (BEFORE, (), None),
+        (BEFORE, SENDS, "model/"),
+        (BEFORE, ("part/",), "part/"),
+        (("part/b",), SENDS, "part/"),
+        (("part/b",), ("model/",), None),
+        (("model/n",), SENDS, None),
+        (("shared/x",), SENDS, None),  # samples are no updates
+    ],
+)
+def test_a_reply_without_the_updates_that_a_step_needs_is_refused(gone: Any, needed: Any, lacking: str | None) -> None:
+    updates = {name: tensor for name, tensor in BEFORE.items() if name not in gone}
+    if lacking is None:
+        check_updates(updates, BEFORE, SENDS, needed)
+        return
+    with refused(RefusedError, "missing_updates", prefix=lacking, count=1):
+        check_updates(updates, BEFORE, SENDS, needed)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"labels": None},
+        {"labels": torch.tensor([0, 3])},
+        {"labels": torch.tensor([0, -1])},
+        {"labels": torch.tensor([0.0, 1.0])},
+        {"labels": torch.tensor(0)},
+        {"images/1": None},
+        {"images/2": torch.zeros(2, 1, 4, 4).half()},
+        {"images/0": torch.zeros(2, 1, 4, 4)},
+        {"images/0": torch.zeros(3, 1, 4, 4).half()},
+        {"images/0": torch.zeros(2, 1, 4, 5).half()},
+    ],
+    ids=str,
+)
+def test_shared_images_are_of_the_tasks_shape_with_labels_of_its_classes(changes: dict[str, Any]) -> None:
+    images = torch.zeros(2, 1, 4, 4).half()
+    whole = {"labels": torch.tensor([0, 2]), "images/0": images, "images/1": images}
+    check_shared(whole, 2, (1, 4, 4), 3)
+    check_shared({name: tensor[:0] for name, tensor in whole.items()}, 2, (1, 4, 4), 3)
+    changed = {name: tensor for name, tensor in (whole | changes).items() if tensor is not None}
+    with refused(RefusedError, "unexpected_tensors", copies=2, shape=[1, 4, 4], classes=3):
+        check_shared(changed, 2, (1, 4, 4), 3)
+
+
+def test_a_reply_is_checked_by_both() -> None:
+    task, order = make_task(), Order("a", "fit", {"model/a": torch.zeros(2)})
+    check_reply(Averaging(), task, order, {"model/a": torch.ones(2)}, {"size": 3}, "a")
+    right, wrong = {"model/a": torch.ones(2)}, {"model/a": torch.ones(3)}
+    for code, tensors, meta in (("wrong_tensor", wrong, {"size": 3}), ("wrong_metadata", right, {"size": -3})):
+        with refused(RefusedError, code):
+            check_reply(Averaging(), task, order, tensors, meta, "a")
+
+
+# ---- what the core itself is told by sites
+
+
+ACCOUNT = PrivacyAccount(
+    unit="site",
+    adjacency="replace",
+    delta=1e-5,
+    sigma=2.0,
+    rate=1.0,
+    steps=1,
+    threshold=None,
+    planned=3,
+    releases=3,
+    stated_epsilon=4.0,
+    epsilon=4.0,
+    composed=None,
+    runs=2,
+    total_epsilon=None,
+    ledger=True,
+)
+
+
+def test_an_account_of_privacy_arrives_as_it_was_sent() -> None:
+    assert read_account("a", Message("install", {}, {"privacy": None})) is None
+    assert read_account("a", Message("install", {}, {"privacy": ACCOUNT.to_json()})) == ACCOUNT
+
+
+@pytest.mark.parametrize("account", [[], "x", 5, True, {}, {"unit": "site"}, {"releases": {}, "ledger": None}], ids=str)
+def test_an_account_of_privacy_of_another_form_is_refused(account: Any) -> None:
+    with refused(RefusedError, "wrong_metadata", sender="site 'a'", key="privacy"):
+        read_account("a", Message("install", {}, {"privacy": account}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"unit": "Doe"}, " in its field 'unit'"),
+        ({"epsilon": math.nan}, " in its field 'epsilon'"),
+        ({"epsilon": math.inf}, " in its field 'epsilon'"),
+        ({"epsilon": 10**400}, " in its field 'epsilon'"),
+        ({"releases": 10**400}, " in its field 'releases'"),
+        ({"releases": True}, " in its field 'releases'"),
+        ({"delta": "Doe"}, " in its field 'delta'"),
+        ({"sigma": None}, ""),
+        ({"sigma": math.inf}, ""),
+        ({"Doe": 1}, ""),
+    ],
+    ids=str,
+)
+def test_the_refusal_of_an_account_names_the_field_and_no_value(changes: dict[str, Any], place: str) -> None:
+    with refused(RefusedError, "wrong_metadata", sender="site 'a'", key="privacy") as caught:
+        read_account("a", Message("install", {}, {"privacy": ACCOUNT.to_json() | changes}))
+    assert f"of site 'a' was refused{place}: " in str(caught.value)
+    assert "Doe" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("facts", "key"),
+    [
+        ({"trainable": 1}, "trainable"),
+        ({"validates": None}, "validates"),
+        ({"size": True}, "size"),
+        ({"size": 2**63}, "size"),
+        ({"label_counts": [1, 2, -3]}, "label_counts"),
+        ({"age": 71}, None),
+    ],
+    ids=str,
+)
+def test_facts_of_data_of_another_form_are_refused(facts: dict[str, Any], key: str | None) -> None:
+    data = {"classes": ["x", "y", "z"], "names": [], "name": "cells", "modality": "", "shared_test": None}
+    right = {"trainable": True, "validates": False, "size": 6, "label_counts": [1, 2, 3]}
+    assert read_facts("a", Message("begin", {}, {"facts": right, "newest": 0, "data": data}), 3, 2)["facts"] == right
+    other = {name: value for name, value in right.items() if name not in facts} | {"age": 71}
+    for wrong, field in ((right | facts, key), (other, None)):
+        code, fields = (
+            ("undeclared_metadata", {"found": "'age'"}) if field is None else ("wrong_metadata", {"key": field})
+        )
+        with refused(RefusedError, code, sender="site 'a'", **fields):
+            read_facts("a", Message("begin", {}, {"facts": wrong, "newest": 0, "data": data}), 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("names", "code"),
+    [
+        (None, "wrong_output_count"),
+        ("ab", "wrong_output_count"),
+        (["oedema"], "wrong_output_count"),
+        (["oedema", "$1/0"], "unsafe_name"),
+        (["oedema", "a\nb"], "unsafe_name"),
+        (["oedema", 7], "unsafe_name"),
+    ],
+    ids=str,
+)
+def test_names_of_outputs_are_as_many_plain_texts(names: Any, code: str) -> None:
+    data = {
+        "classes": ["cases"],
+        "names": ["oedema", "effusion"],
+        "name": "x-rays",
+        "modality": "",
+        "shared_test": None,
+    }
+    meta = {"facts": {"trainable": True, "validates": False}, "newest": 0, "data": data}
+    assert read_facts("a", Message("begin", {}, meta), 1, 2)["data"] == data
+    with refused(RefusedError, code, site="a"):
+        read_facts("a", Message("begin", {}, meta | {"data": data | {"names": names}}), 1, 2)
+
+
+def test_what_a_site_says_when_it_takes_an_offer() -> None:
+    right = {"refused": None, "network": "wide", "profile": [1.0, 2, 3, 4, 5, 6, 7]}
+    assert read_joining("a", Message("hello", {}, right)) == Joining("wide", [1.0, 2, 3, 4, 5, 6, 7])
+    assert read_joining("a", Message("hello", {}, right | {"network": None, "profile": None})) == Joining()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "key"),
+    [
+        ({"network": 5}, "wrong_metadata", "network"),
+        ({"network": "x" * 300}, "wrong_metadata", "network"),
+        ({"profile": [1.0] * 6}, "wrong_metadata", "profile"),
+        ({"profile": [-1.0] * 7}, "wrong_metadata", "profile"),
+        ({"profile": "live"}, "wrong_metadata", "profile"),
+        ({"age": 1}, "undeclared_metadata", None),
+    ],
+    ids=str,
+)
+def test_what_a_site_says_then_in_another_form_is_refused(wrong: dict[str, Any], code: str, key: str | None) -> None:
+    with refused(RefusedError, code, sender="site 'a'", key=key):
+        read_joining("a", Message("hello", {}, {"refused": None, "network": None, "profile": None} | wrong))

@@ -1,0 +1,207 @@
+"""Deadlines count silence: a slow site whose work moves is waited for, a silent one is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from refusals import refused
+
+from medfl.errors import RefusedError
+from medfl.settings import Settings
+from medfl.utils.pulse import Beat
+from medfl_flare.backend.heartbeat import LIMITS, Silence, pack_beat, read_beat
+from medfl_flare.backend.messages import Limits, Message, pack
+from medfl_flare.sites.service import SiteService
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("beat", [Beat(), Beat("training", 0.25, True), Beat("scoring", 1.0, False)])
+def test_a_heartbeat_arrives_as_it_was_sent(beat: Beat) -> None:
+    assert read_beat(pack_beat(beat)) == beat
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {},
+        {"doing": "resting", "share": None, "moved": True},
+        {"doing": ["training"], "share": None, "moved": True},
+        {"doing": "training", "share": 1.5, "moved": True},
+        {"doing": "training", "share": "half", "moved": True},
+        {"doing": "training", "share": True, "moved": True},
+        {"doing": "training", "share": 0.5, "moved": 1},
+    ],
+)
+def test_anything_else_is_refused(meta: dict[str, Any]) -> None:
+    with refused(RefusedError, "invalid_heartbeat"):
+        read_beat(pack(Message("beat", {}, meta)))
+
+
+def test_bytes_that_are_no_heartbeat_are_refused() -> None:
+    fine = {"doing": "", "share": None, "moved": True}
+    for code, blob in (
+        ("truncated_message", b""),
+        ("header_too_large", b"beat"),
+        ("invalid_heartbeat", pack(Message("step", {}, fine))),
+        ("message_too_large", pack(Message("beat", {}, fine | {"x": "y" * 5000}))),
+    ):
+        with refused(RefusedError, code):
+            read_beat(blob)
+
+
+def test_silence_begins_with_the_question_and_anew_whenever_the_work_moves() -> None:
+    clock = Clock()
+    silence = Silence(["a", "b"], 5, clock)
+    clock.now += 5
+    assert silence.overdue() == []
+    silence.moved("a")
+    silence.moved("somebody else")
+    clock.now += 1
+    assert silence.overdue() == ["b"]
+    clock.now += 100
+    assert silence.overdue() == ["a", "b"]
+
+
+class Flare:
+    """What `FlareTransport` needs of NVFlare, on a clock of its own.
+
+    A site's script tells what it does and when, in seconds after it was asked: ``beat`` (its work moved), ``alive`` (it
+    did not), ``answer``, or nothing at all.
+    """
+
+    def __init__(self, scripts: dict[str, list[tuple[float, str]]]) -> None:
+        self.clock, self.scripts, self.tasks = Clock(), scripts, dict[str, Any]()
+        self.handlers: dict[str, Callable[..., Any]] = {}
+
+    # ---- the engine
+
+    def get_engine(self) -> Flare:
+        return self
+
+    def get_clients(self) -> list[Any]:
+        return [SimpleNamespace(name=name) for name in self.scripts]
+
+    def register_aux_message_handler(self, topic: str, handler: Callable[..., Any]) -> None:
+        self.handlers[topic] = handler
+
+    @contextmanager
+    def new_context(self) -> Iterator[None]:
+        yield
+
+    def send_aux_request(self, targets: list[str], topic: str, request: Any, timeout: float, **about: Any) -> None:
+        self.request = request
+
+    # ---- the controller
+
+    def send(self, task: Any, fl_ctx: Any, targets: list[str], send_order: Any) -> None:
+        self.tasks[targets[0]] = task
+        self.begun = self.clock.now
+
+    def cancel_task(self, task: Any, status: Any) -> None:
+        task.completion_status = status
+
+    # ---- time
+
+    def sleep(self, seconds: float) -> None:
+        before = self.clock.now
+        self.clock.now += seconds
+        for site, script in self.scripts.items():
+            for at, what in script:
+                if before - self.begun < at <= self.clock.now - self.begun:
+                    self._act(site, what)
+
+    def _act(self, site: str, what: str) -> None:
+        from nvflare.apis.fl_constant import ReturnCode
+        from nvflare.apis.shareable import Shareable, make_reply
+
+        from medfl_flare.backend.flare import BLOB, HAVE, HEARTBEAT, OFFSET, PARTS, SIZE, TOKEN, TaskCompletionStatus
+
+        peer = SimpleNamespace(get_identity_name=lambda: site)
+        about = SimpleNamespace(get_peer_context=lambda: peer)
+        if what == "answer":
+            task, result = self.tasks[site], make_reply(ReturnCode.OK)
+            result[SIZE] = len(b"an answer")
+            part = Shareable({TOKEN: task.data[TOKEN], OFFSET: 0, BLOB: b"an answer"})
+            self.handlers[PARTS](PARTS, part, about)
+            if task.completion_status is None:
+                assert self.request[HAVE] == len(b"an answer")
+                task.result_received_cb(SimpleNamespace(result=result, client=SimpleNamespace(name=site)), None)
+                task.completion_status = TaskCompletionStatus.OK
+            return
+        beat = Shareable({BLOB: pack_beat(Beat("training", 0.5, what == "beat"))})
+        self.handlers[HEARTBEAT](HEARTBEAT, beat, about)
+
+
+def test_a_slow_site_is_waited_for_as_long_as_its_work_moves_and_a_silent_one_is_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    flare = pytest.importorskip("medfl_flare.backend.flare")
+    nvflare = Flare(
+        {
+            "quick": [(1.0, "answer")],
+            "slow": [*((float(at), "beat") for at in range(4, 100, 4)), (100.0, "answer")],
+            "silent": [],
+            "stuck": [*((float(at), "alive") for at in range(4, 200, 4)), (200.0, "answer")],
+            "dies": [(4.0, "beat"), (8.0, "beat")],
+        }
+    )
+    monkeypatch.setattr(flare, "Silence", partial(Silence, clock=nvflare.clock))
+    monkeypatch.setattr(flare, "time", nvflare)
+    transport = flare.FlareTransport(nvflare, nvflare, SimpleNamespace(triggered=False))
+    beats: list[str] = []
+    transport.listen(lambda site, blob: beats.append(site) is None and read_beat(blob).moved, tmp_path, Limits())
+    answers: dict[str, float] = {}
+
+    def take(site: str, blob: bytes) -> None:
+        assert bytes(blob) == b"an answer"
+        answers[site] = nvflare.clock.now - nvflare.begun
+
+    requests = dict.fromkeys([*nvflare.scripts, "nobody"], b"work")
+    failed = transport.ask(requests, 5, take)
+    assert not list(tmp_path.iterdir())
+    assert set(answers) == {"quick", "slow"}
+    assert answers["slow"] >= 100 > 20 * 5 - 1, "twenty times as long as it may be silent"
+    assert failed.pop("nobody") == "is not connected"
+    assert failed == dict.fromkeys(
+        ["silent", "stuck", "dies"], "did not answer in time: its work has not moved for 5 s"
+    )
+    assert beats.count("stuck") > 2
+
+
+def test_a_heartbeat_is_small() -> None:
+    assert len(pack_beat(Beat("training", 0.33, True))) < LIMITS.max_bytes
+
+
+@pytest.mark.parametrize(
+    ("privacy", "described", "share"),
+    [
+        (None, ["size", "labels"], 0.5),
+        ({"epsilon": 1.0, "clip": 1.0}, ["size", "labels"], None),
+        (None, ["labels"], None),
+    ],
+)
+def test_what_share_of_its_images_a_site_has_been_through_leaves_it_only_where_their_number_may(
+    privacy: dict[str, float] | None, described: list[str], share: float | None
+) -> None:
+    sent: list[bytes] = []
+    file: Any = SimpleNamespace(max_message_mb=1, threads=torch.get_num_threads(), describe=described)
+    service = SiteService(file, lambda to, blob, patience: False, sent.append)
+    service._beat(Beat("training", 0.5, True))
+    run: Any = SimpleNamespace(settings=Settings.model_validate({"rounds": 1, "privacy": privacy}))
+    service._opened = run
+    service._beat(Beat("training", 0.5, True))
+    assert [read_beat(blob) for blob in sent] == [Beat("training", None, True), Beat("training", share, True)]

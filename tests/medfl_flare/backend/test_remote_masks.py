@@ -1,0 +1,66 @@
+"""Volumes with masks across machines: the bits of one machine, and what the offer must say of the data."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loopback import BUNDLE, SITES, Loopback, Place, digests
+from masked_cohorts import SMALL, make_volumes
+from refusals import refused
+from toys import snapshot
+
+from medfl.bundle.files import shipped
+from medfl.errors import RefusedError
+from medfl.testing.cohort import scores
+from medfl.utils import wire
+from medfl_flare.offer import make_offer
+from medfl_flare.offered_bundle import open_offer
+
+FACTS = {"channels": 3, "spacing": [1.0, 1.0, 1.0], "window": None, "in_channels": 1, "size": [12, 12, 12]}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    root = tmp_path_factory.mktemp("volumes")
+    data = make_volumes(root)
+    for scanner, site in zip("ABC", SITES, strict=True):
+        (data / scanner).rename(data / site)
+    (data / "partition.json").unlink()  # it has the other names
+    return Place(root, Path(shutil.copytree(shipped()["volume_segmentation"], root / BUNDLE)), data)
+
+
+def values(**changes: Any) -> dict[str, Any]:
+    return FACTS | {"spatial_dims": 3, "rounds": 2, "method": "fedavg"} | SMALL | changes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedbn", "fedskd"])
+def test_the_bits_are_those_of_one_machine(place: Place, tmp_path: Path, method: str) -> None:
+    widths = {"networks_by_site": {SITES[0]: "unet_narrow", SITES[2]: "unet_wide"}} if method == "fedskd" else {}
+    files = place.files(method)
+    offer = make_offer(place.bundle, values(method=method, **widths), "one", SITES, 5)
+    folder, progress = Loopback(files).serve(offer)
+    assert (progress.state, progress.missing) == ("finished", {})
+    assert json.loads((folder / "summary.json").read_text())["names"] == ["background", "front", "back"]
+    local = place.local(offer, files, tmp_path / "local")
+    expected = snapshot(tmp_path / "local")
+    assert digests(folder, files, offer.run) == {name: expected[name] for name in ("server", *SITES)}
+    assert scores(folder) == expected["rows"]
+    for site in SITES:
+        home = torch.load(files[site].state / "runs" / offer.run / "bundle" / "models" / "model.pt", weights_only=True)
+        assert wire.tensors_equal(home, local.models[site]["personal"].tensors)
+
+
+def test_an_offer_says_what_the_masks_hold(place: Place) -> None:
+    files = place.files("facts")
+    opened = open_offer(make_offer(place.bundle, values(), "one", SITES, 5), files[SITES[0]])
+    assert opened.task.objective.facts["spacing"] == [1.0, 1.0, 1.0]
+    assert opened.task.objective.outputs == 3
+    less = {name: value for name, value in values().items() if name != "spacing"}
+    with refused(RefusedError, "incomplete_offer", missing=["spacing"]):
+        open_offer(make_offer(place.bundle, less, "one", SITES, 5), files[SITES[0]])

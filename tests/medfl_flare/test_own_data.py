@@ -1,0 +1,92 @@
+"""Each participant's own data across machines: what changed after a partition, and classes of the server's data."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from loopback import Loopback, Place, make_place
+from refusals import refused
+
+from medfl.data.datalists import FILE, read_datalist, write_datalist
+from medfl.errors import DataError
+from medfl.plugins import Registry, load_plugins
+from medfl.records.run_file import DataOrigin, RunFile
+from medfl.types import GLOBAL, PUBLIC
+from medfl_flare.offered_bundle import open_offer
+from medfl_flare.server import _ServerFolder
+from medfl_flare.sites.check import check_site
+
+CHANGED = f"site-02/{FILE}"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """Site 2's list is not the partition's; the server has public data whose classes come in another order."""
+    place = make_place(tmp_path_factory.mktemp("place"), images=20)
+    path = place.data / CHANGED
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"training": content["training"][1:]}))
+    shutil.copytree(place.data / "site-01", place.data / PUBLIC)
+    public = read_datalist(place.data / PUBLIC)
+    public.labels = {str(number): public.labels[str(2 - number)] for number in range(3)}
+    write_datalist(place.data / PUBLIC, public)
+    return place
+
+
+def test_a_site_refuses_its_data_if_they_changed_unless_its_file_says_so(place: Place) -> None:
+    offer = place.offer(rounds=1)
+    files = place.files("refused")
+    _, progress = Loopback(files).serve(offer)
+    assert list(progress.missing) == ["site-02"]
+    assert FILE not in progress.missing["site-02"], "what a site has is its own affair"
+    (line,) = [line.text for line in check_site(files["site-02"].path) if not line.ok]
+    assert f"not as `medfl partition` left them in {place.data}: {CHANGED}. Partition again" in line
+    accepted = place.files("accepted", {"site-02": {"entry": {"allow_changes": [CHANGED]}}})
+    _, progress = Loopback(accepted).serve(offer)
+    assert (progress.state, progress.missing) == ("finished", {})
+    run = RunFile.read(accepted["site-02"].state / "runs" / "one" / "run.json")
+    assert run.provenance.data == DataOrigin(allowed_changes=(CHANGED,))
+    assert all(line.ok for line in check_site(accepted["site-02"].path))
+
+
+def test_the_servers_public_data_get_the_sites_classes_by_name(place: Place) -> None:
+    file = place.files("server")["server"]
+    data = _ServerFolder(open_offer(place.offer(), file), file)
+    assert data.has_public
+    classes = tuple(read_datalist(place.data / GLOBAL).labels.values())
+    data.meet(classes)
+    assert data.public is not None
+    own = [record["label"] for record in read_datalist(place.data / PUBLIC).splits["training"]]
+    np.testing.assert_array_equal(data.public.train.class_labels, 2 - np.array(own))
+    with refused(DataError, "different_classes", expected=["a", "b", "c"], found=list(classes)):
+        data.meet(("a", "b", "c"))
+
+
+def test_plugins_with_problems_are_named_in_the_participants_log(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> Registry:
+        registry = load_plugins()
+        registry.problems.append("Plugin 'extra' can't be loaded: it lacks a method.")
+        return registry
+
+    monkeypatch.setattr("medfl_flare.offered_bundle.load_plugins", broken)
+    file = place.files("server")["server"]
+    open_offer(place.offer(), file)
+    assert "Plugin 'extra' can't be loaded: it lacks a method." in caplog.messages
+
+
+def test_public_classes_of_other_names_are_refused_at_the_server(place: Place, tmp_path: Path) -> None:
+    shutil.copytree(place.data / PUBLIC, tmp_path / PUBLIC)
+    public = read_datalist(tmp_path / PUBLIC)
+    public.labels = {"0": "a", "1": "b", "2": "c"}
+    public.image_array = str(place.data / "images.npy")
+    write_datalist(tmp_path / PUBLIC, public)
+    file = place.files("other", {"server": {"entry": {"data": str(tmp_path)}}})["server"]
+    data = _ServerFolder(open_offer(place.offer(), file), file)
+    with refused(DataError, "missing_label_map", expected=["x", "y", "z"], found=["a", "b", "c"]):
+        data.meet(("x", "y", "z"))

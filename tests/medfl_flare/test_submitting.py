@@ -1,0 +1,103 @@
+"""From the command line to what is submitted: only what the sites may be told, and nothing runs here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from medfl import workflow
+from medfl.bundle.files import bundle_hash, shipped
+from medfl.cli.main import main
+from medfl.testing.phantoms import make_cohort
+from medfl_flare.session import Submission
+
+BUNDLE = "medmnist_classification"
+
+
+@pytest.fixture
+def submitted(monkeypatch: pytest.MonkeyPatch) -> list[Submission]:
+    submissions: list[Submission] = []
+    monkeypatch.setattr(workflow, "submit", submissions.append)
+    return submissions
+
+
+def run(*words: Any) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", BUNDLE, *map(str, words)])
+    return int(ended.value.code or 0)
+
+
+def test_what_is_submitted(tmp_path: Path, submitted: list[Submission]) -> None:
+    words = ("--output_dir", tmp_path / "one", "--method", "fedprox", "--method_args#mu", 0.5, "--optimizer#lr", 0.1)
+    sites = ("--sites", "['b','a']", "--answer_timeout", 60, "--num_classes", 2)
+    assert run("--carrier", "flare", "--kit", tmp_path / "kit", *words, *sites) == 0
+    (submission,) = submitted
+    offer = submission.offer
+    assert (offer.run, offer.sites, offer.answer_timeout) == ("one", ["a", "b"], 60)
+    assert (offer.bundle, offer.bundle_hash) == (BUNDLE, bundle_hash(shipped()[BUNDLE]))
+    assert (offer.method, submission.kit, submission.output_dir) == ("fedprox", tmp_path / "kit", tmp_path / "one")
+    settings = {"method": "fedprox", "method_args#mu": 0.5, "optimizer#lr": 0.1}
+    assert offer.overrides == settings | {"num_classes": 2, "in_channels": 3, "size": 28, "spatial_dims": 2}
+    assert not (tmp_path / "one").exists()
+
+
+def test_facts_come_from_data_at_hand(tmp_path: Path, submitted: list[Submission]) -> None:
+    make_cohort(tmp_path / "data", sites=1, images_per_site=9, classes=3, size=12)
+    assert run("--dataset-dir", tmp_path / "data", "--carrier", "flare", "--kit", tmp_path) == 0
+    facts = {"num_classes": 3, "in_channels": 3, "size": [12, 12], "spatial_dims": 2}
+    assert submitted[0].offer.overrides == facts
+
+
+def test_what_tracking_is_told_stays_here(tmp_path: Path, submitted: list[Submission]) -> None:
+    uri = f"sqlite:///{tmp_path}/runs.db"
+    words = ("--output_dir", tmp_path / "one", "--tracking", "mlflow", "--tracking_uri", uri)
+    assert run("--carrier", "flare", "--kit", tmp_path / "kit", *words) == 0
+    (submission,) = submitted
+    assert submission.tracking["tracking_uri"] == uri
+    assert uri not in str(submission.offer.to_json())
+    assert run("--carrier", "flare", "--kit", tmp_path / "kit", "--output_dir", tmp_path / "two") == 0
+    assert submitted[1].tracking == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ((), "needs --kit"),
+        (("--kit", "k", "--roundz", "3"), "Did you mean 'rounds'"),
+        (("--kit", "k", "--weights", "w.safetensors"), "weights"),
+        (("--kit", "k", "--device", "cuda"), "each participant's own affair"),
+        (("--kit", "k", "--plugins", "['p.py']"), "each participant's own affair"),
+        (("--kit", "k", "--network_name", "$1"), "Unknown network"),
+        (("--kit", "k", "--method_args#mu", "$import os"), "a message never holds code"),
+    ],
+)
+def test_what_sites_would_refuse_is_refused_here(
+    submitted: list[Submission], capsys: pytest.CaptureFixture[str], words: tuple[str, ...], text: str
+) -> None:
+    assert run("--carrier", "flare", *words) == 2
+    assert text.lower() in capsys.readouterr().err.lower()
+    assert submitted == []
+
+
+def test_a_run_here_needs_data(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--method", "fedavg") == 2
+    assert "--dataset-dir" in capsys.readouterr().err
+
+
+def test_an_unknown_carrier_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--carrier", "pigeon", "--dataset-dir", tmp_path) == 2
+    assert "Known: flare, local" in capsys.readouterr().err
+
+
+def test_stock_monai_does_not_run_it_here_in_silence(tmp_path: Path) -> None:
+    from monai.bundle import ConfigWorkflow
+
+    root = shipped()[BUNDLE]
+    files = [str(root / "configs" / name) for name in ("train.json", "federate.json")]
+    stock = ConfigWorkflow(files, workflow_type="train", bundle_root=str(root), carrier="flare", dataset_dir=".")
+    stock.initialize()
+    with pytest.raises(RuntimeError) as wrapped:  # by MONAI, which evaluates the call
+        stock.run()
+    assert "--workflow_name medfl.workflow.FederatedWorkflow" in str(wrapped.value.__cause__)

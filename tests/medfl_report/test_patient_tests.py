@@ -1,0 +1,198 @@
+"""Exchange tests: closed forms, invariances, and what comparisons make of them."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from make_runs import make_run
+from scipy.stats import binomtest, permutation_test
+
+from medfl.engine.runs.records import read_run
+from medfl.objectives import Multiclass
+from medfl_report.claims import check_claim
+from medfl_report.compare import compare
+from medfl_report.gains import GAINS, TOO_FEW, UNCLEAR, compare_sites, pair_up
+from medfl_report.groups import group_runs
+from medfl_report.patient_tests import PatientTest, verdict_over_runs
+from medfl_report.predictions import read_tested
+from medfl_report.statistics import Interval, can_decide, combine_p, exchange_models, mean_exchange, standardise
+
+
+def answers(right: list[int]) -> torch.Tensor:
+    """Probabilities of two classes that are right (1) or wrong (0) for images of class 0."""
+    return torch.tensor([[0.9, 0.1] if is_right else [0.1, 0.9] for is_right in right], dtype=torch.float64)
+
+
+def accuracy(a, b, patients=None, **options):
+    labels = torch.zeros(len(a), dtype=torch.int64)
+    score = partial(Multiclass(2).weighted_score, "accuracy")
+    return exchange_models(score, [(answers(a), answers(b))], labels, patients, **options)
+
+
+def random_models(classes=3, images=9, seed=0):
+    rng = np.random.default_rng(seed)
+    labels = torch.from_numpy(rng.integers(classes, size=images))
+    a, b = (torch.from_numpy(rng.normal(size=(images, classes))).softmax(dim=1) for _ in range(2))
+    return a, b, labels
+
+
+# ---- the test
+
+
+@pytest.mark.parametrize(("better", "worse"), [(6, 0), (5, 1), (7, 2), (3, 3)])
+def test_for_an_accuracy_it_is_the_sign_test_of_the_images_on_which_models_differ(better, worse):
+    """McNemar's exact test."""
+    a = [1] * better + [0] * worse + [1]
+    b = [0] * better + [1] * worse + [1]
+    assert accuracy(a, b).p == pytest.approx(binomtest(better, better + worse).pvalue)
+
+
+def test_for_a_mean_it_is_the_paired_permutation_test_of_scipy():
+    rng = np.random.default_rng(1)
+    a, b = rng.normal(0.4, 1, size=(2, 8))
+    mean = lambda judged, targets, weights: (judged * weights).sum(0) / weights.sum(0)  # noqa: E731
+    ours = exchange_models(mean, [(torch.from_numpy(a)[:, None], torch.from_numpy(b)[:, None])], torch.zeros(8))
+    theirs = permutation_test((a, b), lambda x, y: np.mean(x - y), permutation_type="samples", n_resamples=np.inf)
+    assert ours.exhaustive
+    assert ours.p == pytest.approx(theirs.pvalue)
+
+
+@pytest.mark.parametrize("metric", ["auc", "f1", "ece", "balanced_accuracy"])
+def test_values_are_those_of_swapped_predictions(metric):
+    """Each exchange by hand, of an additive score and of one that is not; the identity is among them."""
+    a, b, labels = random_models()
+    objective = Multiclass(3)
+    exchange = exchange_models(partial(objective.weighted_score, metric), [(a, b)], labels)
+    wanted = []
+    for code in range(2**9):
+        swapped = torch.tensor([code >> place & 1 for place in range(9)], dtype=torch.bool)[:, None]
+        ours, theirs = torch.where(swapped, b, a), torch.where(swapped, a, b)
+        wanted.append(objective.score(metric, ours, labels) - objective.score(metric, theirs, labels))
+    assert exchange.observed == pytest.approx(objective.score(metric, a, labels) - objective.score(metric, b, labels))
+    assert np.allclose(exchange.values, wanted)
+
+
+def test_random_exchanges_come_near_all_of_them(monkeypatch):
+    from medfl_report import statistics
+
+    a, b, labels = random_models(2, 10, seed=3)
+    score = partial(Multiclass(2).weighted_score, "auc")
+    full = exchange_models(score, [(a, b)], labels, order_only=True)
+    monkeypatch.setattr(statistics, "EXHAUSTIVE", 0)
+    drawn = exchange_models(score, [(a, b)], labels, order_only=True)
+    assert (full.exhaustive, drawn.exhaustive) == (True, False)
+    assert drawn.p == pytest.approx(full.p, abs=4 * math.sqrt(full.p * (1 - full.p) / 1999))
+
+
+def test_images_of_a_patient_are_one_unit():
+    patients = torch.arange(4).repeat_interleave(5)
+    assert accuracy([1] * 20, [0] * 20, patients).p == 2 / 2**4
+    assert accuracy([1] * 20, [0] * 20).p < 0.001
+
+
+def test_another_scale_of_one_model_changes_nothing_about_an_auc():
+    a, b, labels = random_models(2, 40)
+    score = partial(Multiclass(2).weighted_score, "auc")
+    sharper = (5 * b.log() + torch.tensor([0.0, 7.0])).softmax(dim=1)
+    plain, other = (exchange_models(score, [(a, model)], labels, order_only=True) for model in (b, sharper))
+    assert other.p == plain.p
+    assert standardise(torch.tensor([[0.0], [0.5], [1.0]])).flatten().tolist() == pytest.approx(
+        [-(1.5**0.5), 0, 1.5**0.5]
+    )
+
+
+def test_five_patients_can_decide_nothing_and_six_can():
+    assert [can_decide(n) for n in (1, 5, 6)] == [False, False, True]
+    assert [accuracy([1] * n, [0] * n).p for n in (5, 6)] == [2 / 32, 2 / 64]
+
+
+def test_sites_are_swapped_independently():
+    """Two sites of three images: 64 exchanges of the mean, of which 2 are as large as the observed one."""
+    parts = [accuracy([1] * 3, [0] * 3, seed=seed) for seed in (0, 1)]
+    mean = mean_exchange([(0.5, part) for part in parts])
+    assert (mean.observed, mean.patients, mean.p) == (1.0, 6, 2 / 64)
+
+
+def test_p_values_of_seeds_with_unknown_overlap_are_combined():
+    assert combine_p([0.03]) == 0.03
+    assert combine_p([0.01, 0.03]) == pytest.approx(0.04)
+    assert combine_p([0.9, 0.8]) == 1
+
+
+# ---- claims
+
+
+def compared(folders):
+    alone, other = group_runs([read_run(folder) for folder in folders])
+    tested = {str(run.folder): read_tested(run) for run in (*alone.runs, *other.runs)}
+    return compare_sites("accuracy", other.label, pair_up(alone, other), tested)
+
+
+def test_three_test_images_that_all_change_are_too_few(tmp_path):
+    """The difference is the same in each resample, which is no certainty."""
+    runs = [make_run(tmp_path / name, name, images=3, skill=skill) for name, skill in (("local", -50), ("fedavg", 50))]
+    comparison = compared(runs)
+    assert [(row.difference, row.verdict, row.low) for row in comparison.rows] == [(1.0, TOO_FEW, None)] * 3
+    assert (comparison.mean.verdict, comparison.mean.p) == (GAINS, 2 / 2**9)
+
+
+def test_models_that_differ_in_few_answers_are_not_told_apart_by_many_images(tmp_path):
+    runs = [make_run(tmp_path / name, "fedavg" if name == "b" else "local", images=60, skill=50) for name in "ab"]
+    path = runs[0] / "sites/site-1/predictions.csv"
+    table = read_run(runs[0]).predictions("site-1")
+    table.loc[:2, ["p0", "p1", "p2"]] = table.loc[:2, ["p2", "p0", "p1"]].to_numpy()
+    table.to_csv(path, index=False)
+    row = compared(runs).rows[0]
+    assert row.verdict == UNCLEAR
+    assert row.p == pytest.approx(0.25, abs=0.04), "three answers differ, all in one direction: 2 of 8 exchanges"
+
+
+def test_seeds_share_their_patients(tmp_path):
+    """Three seeds of four images are four patients, not twelve."""
+    runs = [
+        make_run(tmp_path / f"{name}{seed}", name, seed, images=4, sites=["a"], skill=skill)
+        for seed in range(3)
+        for name, skill in (("local", -50), ("fedavg", 50))
+    ]
+    assert compared(runs).mean.verdict == TOO_FEW
+
+
+@pytest.mark.parametrize(
+    ("skill", "verdict"), [((0.0, 3.0), "better"), ((0.3, 0.32), "n.s.")], ids=["clear", "within the patients' chance"]
+)
+def test_a_table_of_methods_needs_the_patients_too(tmp_path, skill, verdict):
+    """The seeds agree on a difference in both cases; over the patients it is a chance result in one of them."""
+    wins = (0.10, 0.11, 0.12)
+    runs = []
+    for name, level, share in (("local", skill[0], 0), ("fedavg", skill[1], 1)):
+        for seed, win in enumerate(wins):
+            scores = {"accuracy": dict.fromkeys(("a", "b"), 0.5 + share * win)}
+            options = {"scores": scores, "skill": level, "images": 40, "sites": ("a", "b"), "metrics": ("accuracy",)}
+            runs.append(read_run(make_run(tmp_path / f"{name}{seed}", name, seed, **options)))
+    table = compare(runs).set_index("label")
+    assert table.loc["fedavg", "low"] > 0
+    assert table.loc["fedavg", "verdict"] == verdict
+    assert (table.loc["fedavg", "p_patients"] <= 0.05) == (verdict == "better")
+    claim = check_claim(group_runs(runs), "local_test", "fedavg", "local")
+    assert claim.verdict == {"better": "holds"}.get(verdict, verdict)
+    assert claim.over_patients.p == table.loc["fedavg", "p_patients"]
+
+
+@pytest.mark.parametrize(
+    ("interval", "test", "verdict"),
+    [
+        (Interval(0.1, 0.05, 0.15), PatientTest(0.01, 50), "better"),
+        (Interval(-0.1, -0.15, -0.05), PatientTest(0.01, 50), "worse"),
+        (Interval(0.1, 0.05, 0.15), PatientTest(0.06, 50), "n.s."),
+        (Interval(0.1, -0.05, 0.25), PatientTest(0.01, 50), "n.s."),
+        (Interval(0.1, 0.05, 0.15), PatientTest(0.25, 3), "too few patients"),
+        (Interval(0.1, 0.05, 0.15), PatientTest(reason="no predictions"), "better (seeds only)"),
+        (None, PatientTest(0.01, 50), "-"),
+    ],
+)
+def test_seeds_and_patients_must_agree(interval, test, verdict):
+    assert verdict_over_runs(interval, test, ("better", "worse")) == verdict

@@ -1,0 +1,55 @@
+"""Study files and their data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from study_toys import SMALL, changed
+
+from medfl.testing.phantoms import make_cohort
+from medfl_studies.study import Prepared, load_study
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A partitioned cohort, a pooled one, and MedMNIST's file of another."""
+    folder = tmp_path_factory.mktemp("source")
+    make_cohort(folder / "cohort", sites=2, images_per_site=20, classes=3, size=8)
+    rng, arrays = np.random.default_rng(0), {}
+    for part, size in (("train", 60), ("val", 8), ("test", 16)):
+        arrays[f"{part}_images"] = rng.integers(0, 256, (size, 28, 28), dtype=np.uint8)
+        arrays[f"{part}_labels"] = (np.arange(size) % 2).astype(np.uint8)[:, None]
+    (folder / "medmnist").mkdir()
+    np.savez(folder / "medmnist" / "breastmnist.npz", **arrays)
+    return folder
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    """Write a study file: the small one with changes, by dotted key; None removes."""
+
+    def file(**changes: Any) -> Path:
+        target = tmp_path / "study.yaml"
+        target.write_text(yaml.safe_dump(changed(SMALL, changes), sort_keys=False))
+        return target
+
+    return file
+
+
+@pytest.fixture
+def load(write, source: Path, tmp_path: Path):
+    """Check a changed small study."""
+
+    def prepared(changes: dict[str, Any] | None = None, **options: Any) -> Prepared:
+        return load_study(write(**(changes or {})), **({"source": source, "out": tmp_path / "out"} | options))
+
+    return prepared
+
+
+@pytest.fixture(autouse=True)
+def _no_source_but_the_given_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MEDFL_DATA", raising=False)

@@ -1,0 +1,89 @@
+"""Studies without rows: the table of who is at the sites."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pandas as pd
+import pytest
+from refusals import refused
+
+from medfl.errors import SettingsError
+from medfl_datasets.abide.phantom import write_release
+from medfl_datasets.abide.tables import FILE, read_phenotypes
+from medfl_studies.people import ALL, people_table
+from medfl_studies.study import run_study
+
+CENTRES = ("LEUVEN_1", "LEUVEN_2", "UCLA_1", "NYU", "YALE")
+TABLE_ONE: dict[str, Any] = {
+    "rows": None,
+    "baseline": None,
+    "seeds": 1,
+    "data": {
+        "abide": {
+            "prep": {"dataset": "abide", "derivatives": ["reho"], "size": 8},
+            "partition": {"scheme": "by_site", "column": "site", "test": "k_fold", "folds": 2, "global_test": "none"},
+        }
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("release")
+    write_release(folder / "abide", per_centre=4, centres=CENTRES, derivatives=("reho",), size=8)
+    return folder
+
+
+def test_a_study_without_rows_tells_who_is_at_the_sites(load, tmp_path: Path, release: Path) -> None:
+    """Against the phenotypic file: counts by diagnosis, sex, centre and age, once for both folds."""
+    assert run_study(load(TABLE_ONE, source=release)).status == {}
+    results = tmp_path / "out" / "results"
+    assert sorted(path.name for path in results.iterdir()) == ["abide.csv", "abide.md"]
+    people = pd.read_csv(results / "abide.csv", keep_default_na=False, na_values={"age_std": "", "age_mean": ""})
+    assert people.pop("seed").unique().tolist() == [0]
+    table = people.set_index(["site", "centre"])
+    subjects = read_phenotypes(release / "abide" / FILE).subjects
+    places = sorted({(subject.site, centre) for subject in subjects for centre in ("", subject.centre)})
+    assert table.index.tolist() == [*places, (ALL, "")]
+    for site, centre in table.index:
+        own = [subject for subject in subjects if site in (ALL, subject.site) and centre in ("", subject.centre)]
+        row, ages = table.loc[(site, centre)], [subject.age for subject in own]
+        assert (row["images"], row["people"], row["age_known"]) == (len(own), len(own), len(own))
+        assert [row["class: control"], row["class: autism"]] == [
+            sum(subject.label == n for subject in own) for n in (0, 1)
+        ]
+        assert [row["sex: female"], row["sex: male"]] == [
+            sum(subject.sex == s for subject in own) for s in ("female", "male")
+        ]
+        if len(own) >= 5:
+            assert (row["age_mean"], row["age_std"]) == pytest.approx((fmean(ages), stdev(ages)))
+        else:
+            assert pd.isna(row["age_mean"])
+    text = (results / "abide.md").read_text()
+    assert "| site | centre | images | people | control | autism | female | male | age |" in text
+    row = table.loc[("US-East", "")]
+    cells = [
+        f"{row[name]:.0f}"
+        for name in ("images", "people", "class: control", "class: autism", "sex: female", "sex: male")
+    ]
+    assert f"| US-East |  | {' | '.join(cells)} | {row['age_mean']:.3f} ± {row['age_std']:.3f} |" in text
+    picture = text.split("](")[1].split(")")[0]
+    assert (results / picture).is_file()
+
+
+def test_a_person_with_several_images_counts_once(tmp_path: Path, source: Path) -> None:
+    """Images of nobody known count as somebody each; data that tell nothing of people have their classes."""
+    table = people_table(source / "cohort").set_index("site")
+    assert table.loc[ALL, "images"] == 40
+    assert Counter(table["centre"]) == {"": 3}
+    assert not [name for name in table.columns if name.startswith("sex")]
+    assert table.loc[ALL, [name for name in table.columns if name.startswith("class")]].sum() == 40
+
+
+def test_what_needs_rows_is_refused_without_them(load) -> None:
+    with refused(SettingsError, "unknown_choice", what="baseline", choice="alone"):
+        load({"rows": None})

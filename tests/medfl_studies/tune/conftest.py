@@ -1,0 +1,47 @@
+"""A study file to tune, and its data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from study_toys import changed
+from tune_toys import SMALL
+
+from medfl.plugins import Registry, load_plugins
+from medfl.testing.phantoms import make_cohort
+from medfl_studies.tune.search import Search, load_search
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A partitioned cohort with a test set at every site and one at the server."""
+    folder = tmp_path_factory.mktemp("source")
+    make_cohort(folder / "cohort", sites=2, images_per_site=40, classes=2, size=8)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def registry() -> Registry:
+    return load_plugins()
+
+
+@pytest.fixture
+def load(source: Path, tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch):
+    """Check a changed small study, by dotted key; None removes."""
+
+    monkeypatch.setattr("medfl_studies.study.load_plugins", lambda files, disabled: registry)
+
+    def loaded(changes: dict[str, Any] | None = None, out: str = "out", **options: Any) -> Search:
+        file = tmp_path / "study.yaml"
+        file.write_text(yaml.safe_dump(changed(SMALL, changes or {}), sort_keys=False))
+        return load_search(file, options.pop("source", source), tmp_path / out, **options)
+
+    return loaded
+
+
+@pytest.fixture(autouse=True)
+def _no_source_but_the_given_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MEDFL_DATA", raising=False)

@@ -1,0 +1,230 @@
+"""Parcels from site to site: a toy ring in which each site trains with its neighbour's model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toys import SIZES, Ring, Toy, snapshot
+
+from medfl.contract import Order, PeerMessage, Plan, Reply, Server, Site
+from medfl.engine.journal import Outcome
+from medfl.engine.store import Store
+from medfl.testing.cohort import make_sites, scores
+from medfl.utils.wire import tensors_equal
+
+
+def state_of(folder: Path, name: str) -> Any:
+    record = Store(folder / "state" / name).latest()
+    assert record is not None
+    return record.state()
+
+
+def met(folder: Path) -> dict[str, Any]:
+    """Site to [round, senders] of each of its trainings."""
+    return {name: state_of(folder, name).meta["met"] for name in SIZES}
+
+
+def test_each_site_trains_with_its_guest(tmp_path: Path) -> None:
+    result = Toy(Ring).run(tmp_path, rounds=3)
+    before = {"site-1": "site-3", "site-2": "site-1", "site-3": "site-2"}
+    assert met(tmp_path) == {name: [[r, [guest]] for r in (1, 2, 3)] for name, guest in before.items()}
+    assert result.outcome.status == "finished"
+    models = [models["personal"].tensors for models in result.models.values()]
+    assert not tensors_equal(models[0], models[1])
+    assert sorted(result.models["site-1"]) == ["personal"]
+
+
+def test_sending_changes_nothing_at_the_sender(tmp_path: Path) -> None:
+    states = []
+
+    class Watched(Ring):
+        def plan(self, server: Server) -> Plan | None:
+            if server.rounds_done == 1:
+                states.append(snapshot(tmp_path))
+            return super().plan(server)
+
+    Toy(Watched).run(tmp_path)
+    after_train, after_send = states
+    assert all(after_train[name] == after_send[name] for name in SIZES)
+
+
+def test_the_server_gets_neither_tensors_nor_meta_of_parcels(tmp_path: Path) -> None:
+    Toy(Ring).run(tmp_path)
+    server = state_of(tmp_path, "server")
+    assert server.tensors == {}
+    assert server.meta["seen"] == [], "names of tensors in replies"
+    for step in Store(tmp_path / "state" / "server").steps():
+        record = Store(tmp_path / "state" / "server").load(step)
+        assert record.tensors == {}
+        assert "letter" not in str(record.meta)
+    for index, guests in enumerate(server.meta["guests"]):
+        assert all((value is None) == (index % 2 == 0) for value in guests.values()), (
+            "meta of replies to `send` is empty"
+        )
+
+
+@pytest.mark.parametrize("who", ["site-1", "site-3"])
+def test_without_its_sender_a_site_has_an_empty_inbox(who: str, tmp_path: Path) -> None:
+    case = Toy(Ring, quorum=1)
+    case.run(tmp_path, absent=lambda site, step: site == who and step == 1)
+    follower = {"site-1": "site-2", "site-3": "site-1"}[who]
+    rounds_by_site = met(tmp_path)
+    assert rounds_by_site[follower][0] == [1, []]
+    assert rounds_by_site[who][0] == [1, [{"site-1": "site-3", "site-3": "site-2"}[who]]], (
+        "it was back for the training"
+    )
+    assert all(rounds[1][1] for rounds in rounds_by_site.values()), "in round 2 everybody has a guest"
+    assert state_of(tmp_path, "server").meta["missing"] == [who]
+
+
+def test_a_parcel_waits_for_a_site_that_was_away(tmp_path: Path) -> None:
+    """Away for `train` of round 1 and `send` of round 2: it finds both guests in the training of round 2."""
+    case = Toy(Ring, quorum=1)
+    case.run(tmp_path, absent=lambda site, step: site == "site-2" and step in (2, 3))
+    assert met(tmp_path)["site-2"] == [[2, ["site-1", "site-1"]]]
+
+
+def test_a_site_may_post_to_itself(tmp_path: Path) -> None:
+    Toy(Ring, to_self=True).run(tmp_path)
+    assert met(tmp_path) == {name: [[1, [name]], [2, [name]]] for name in SIZES}
+
+
+class Everybody(Ring):
+    """Each site posts to all others and to itself, in an order that is not sorted."""
+
+    def work(self, site: Site, order: Order) -> Reply:
+        reply = super().work(site, order)
+        if order.op == "send":
+            mine = reply.parcels[0]
+            reply.parcels = [PeerMessage(to, mine.tensors, mine.meta) for to in ("site-3", "site-1", "site-2")]
+        return reply
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_inbox_is_sorted_by_sender(workers: int, tmp_path: Path) -> None:
+    sites = dict(reversed(make_sites(SIZES).items()))
+    Toy(Everybody).run(tmp_path, workers=workers, sites=sites)
+    assert met(tmp_path) == {name: [[r, sorted(SIZES)] for r in (1, 2)] for name in SIZES}
+
+
+@pytest.mark.parametrize("options", [{"alone": False}, {"alone": True}, {"backwards": True}])
+def test_two_workers_give_the_same_bits(options: dict[str, bool], tmp_path: Path) -> None:
+    Toy(Ring, **options).run(tmp_path / "1")
+    Toy(Ring, **options).run(tmp_path / "2", workers=2)
+    assert snapshot(tmp_path / "1") == snapshot(tmp_path / "2")
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_round_is_evaluated_once(alone: bool, tmp_path: Path) -> None:
+    """Whatever its number of steps, also with one of the server alone."""
+    rounds = []
+    case = Toy(Ring, alone=alone)
+    case.run(tmp_path, rounds=3)
+    for line in scores(tmp_path):
+        if ",test,aggregated,accuracy," in line:
+            rounds.append(line.split(",")[:2])
+    assert sorted(rounds) == [[str(r), name] for r in (1, 2, 3) for name in SIZES]
+    trained = [line for line in scores(tmp_path) if ",train,trained,loss," in line]
+    assert len(trained) == 3 * len(SIZES)
+    assert len(state_of(tmp_path, "server").meta["guests"]) == 3 * (3 if alone else 2), "folds"
+
+
+class StopError(Exception):
+    """Stands for a kill."""
+
+
+class Stopped(Ring):
+    """Stops in a fold, of which a list counts the calls."""
+
+    def fold(self, server: Server, replies: Any) -> None:
+        FOLDS[0] -= 1
+        if FOLDS[0] == 0:
+            raise StopError
+        super().fold(server, replies)
+
+
+FOLDS = [0]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("where", ["work", "fold"])
+def test_it_continues_at_every_step(where: str, alone: bool, tmp_path: Path) -> None:
+    case = Toy(Ring, alone=alone)
+    case.run(tmp_path / "whole")
+    steps = 6 if alone else 4
+
+    def absent(site: str, step: int) -> bool:
+        if where == "work" and site == "site-2" and step == stop:
+            raise StopError
+        return False
+
+    for stop in range(1, steps + 1):
+        folder, FOLDS[0] = tmp_path / str(stop), stop if where == "fold" else 0
+        stopping = Toy(Stopped, alone=alone)
+        stopping.name = case.name
+        if where == "work" and alone and stop % 3 == 0:
+            continue  # nobody is asked in a step of the server alone
+        with pytest.raises(StopError):
+            stopping.run(folder, absent=absent)
+        case.run(folder)
+        assert snapshot(folder) == snapshot(tmp_path / "whole"), f"stopped in {where} of step {stop}"
+
+
+def outcomes(folder: Path, absent: Any) -> Iterator[Outcome]:
+    yield Toy(Ring).run(folder, absent=absent).outcome
+    yield Toy(Ring).run(folder, absent=absent).outcome
+    yield Toy(Ring).run(folder).outcome
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+def test_all_must_answer_where_no_quorum_is_given(step: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An absent site ends the run as incomplete; its rows are kept; the same command tries again and continues."""
+    Toy(Ring).run(tmp_path / "whole")
+    folder = tmp_path / "run"
+    endings = outcomes(folder, lambda site, now: site == "site-2" and now == step)
+    first = next(endings)
+    assert (first.status, first.rounds) == ("incomplete", (step - 1) // 2)
+    assert first.reason.startswith("2 of 3 needed replies came. Missing: site-")
+    assert "no reply from site-2" in caplog.text
+    kept = scores(folder)
+    trained = [line for line in kept if ",train,trained,bytes_to_peers," in line]
+    assert len(trained) == 3 * (step - 1) + 2, "rows of those who answered are kept"
+    second = next(endings)
+    assert second.status == "incomplete"
+    assert scores(folder) == kept, "trying in vain adds no rows"
+    assert "had ended as incomplete" in caplog.text
+    assert next(endings).status == "finished"
+    assert snapshot(folder) == snapshot(tmp_path / "whole")
+
+
+def test_parcels_do_not_pile_up(tmp_path: Path) -> None:
+    Toy(Ring).run(tmp_path, rounds=6)
+    for name in SIZES:
+        assert len(list((tmp_path / "state" / name / "inbox").iterdir())) <= 2
+        blobs = list((tmp_path / "state" / name / "blobs").iterdir())
+        assert [blob.stem for blob in blobs] == [state_of(tmp_path, name).blobs["first"]]
+
+
+def test_a_guest_is_a_copy(tmp_path: Path) -> None:
+    """What a receiver does to its guest reaches nobody else."""
+
+    class Rough(Everybody):
+        def work(self, site: Site, order: Order) -> Reply:
+            reply = super().work(site, order)
+            for guest in site.inbox:
+                for tensor in guest.tensors.values():
+                    tensor.zero_()
+            if order.op == "send":
+                for tensor in reply.parcels[0].tensors.values():
+                    assert bool(torch.isfinite(tensor).all())
+            return reply
+
+    Toy(Everybody).run(tmp_path / "fair")
+    rough = Toy(Rough)
+    rough.name = "everybody"
+    rough.run(tmp_path / "rough")
+    assert snapshot(tmp_path / "fair") == snapshot(tmp_path / "rough")
