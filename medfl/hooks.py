@@ -19,7 +19,7 @@ The hooks, with their exact signatures. A plugin has any of them::
     medfl_partition_written(folder: str, counts: dict[str, list[int]], classes: list[str]) -> None
     medfl_run_started(run_folder: str, settings: dict[str, Any], tracking: dict[str, Any]) -> None
     medfl_round_ended(run_folder: str, round: int, rows: list[dict[str, Any]]) -> None
-    medfl_run_ended(run_folder: str, status: str, registry: Registry) -> None
+    medfl_run_ended(run_folder: str, status: str, registry: Any) -> None
 
 The last four observe. They get copies and may take fewer arguments; what they return is ignored, and one that raises
 is logged by name. Nothing here decides numbers inside a step. Of a run between machines the server calls them, and

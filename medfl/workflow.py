@@ -14,7 +14,7 @@ from medfl.bundle.federation import with_own_errors
 from medfl.bundle.option_checks import apply_options, check_ids, check_options
 from medfl.data.readers.quiet import drop_missing_codec
 from medfl.engine.runs.console import ends_monai_command, show_log
-from medfl.errors import SettingsError
+from medfl.errors import SettingsError, check_choice
 from medfl.plugins import load_plugins
 from medfl.types import Meta
 
@@ -75,7 +75,7 @@ class FederatedWorkflow(ConfigWorkflow):
             for name, value in tracked.items():  # ids that MONAI adds, and that options may name
                 if name not in self.parser:
                     self.parser[name] = value
-            backend, defaults = _backend(str(overrides.get("carrier", LOCAL)), overrides)
+            backend, defaults = _backend(str(overrides.get("carrier", LOCAL)))
             for name, value in defaults.items():
                 self.parser[name] = value
             check_ids(self.parser, self.properties or {}, f"of {config_file}")
@@ -104,15 +104,17 @@ class FederatedWorkflow(ConfigWorkflow):
         return None if self._run_elsewhere else super().finalize()
 
 
-def _backend(name: str, options: Meta) -> tuple[Backend | None, Meta]:
+def _backend(name: str) -> tuple[Backend | None, Meta]:
     """Return the backend that a run names and the defaults of its options; None and no options for this machine.
 
     Raises:
-        PluginError: If no plugin has a backend of that name, or it can't be imported.
+        SettingsError: If no plugin has a backend of that name.
+        PluginError: If it can't be imported.
     """
     if name == LOCAL:
         return None, {}
-    registry = load_plugins(options.get("plugins") or (), options.get("disabled_plugins") or ())
+    registry = load_plugins()  # installed plugins only: each participant has plugin files of its own
+    check_choice("carrier", name, (LOCAL, *registry.backends))
     backend: Backend = registry.backend(name)()
     return backend, {option: default for option, (_, default) in registry.backends[name].options.items()}
 

@@ -25,7 +25,6 @@ from medfl.cli.examples import with_examples
 from medfl.cli.repeated_options import refuse_repeated_options
 from medfl.errors import FAULT, did_you_mean, explain
 from medfl.hooks import CommandRecord
-from medfl.plugins import load_plugins
 from medfl.utils.imports import quick_imports, refuse_other_distribution
 from medfl.utils.text import visible_lines
 
@@ -113,6 +112,8 @@ class Commands(typer.core.TyperGroup):
         if self._has_plugins:
             return
         self._has_plugins = True
+        from medfl.plugins import load_plugins  # after the check for another distribution, and only where needed
+
         registry = load_plugins()
         for record in registry.commands.values():
             if record.name not in self.records:

@@ -14,7 +14,7 @@ from zoo_sites import volumes
 
 from medfl.cli.main import main
 
-PAGE = Path(__file__).parents[3] / "docs" / "adopt.md"
+PAGE = Path(__file__).parents[2] / "docs" / "adopt.md"
 
 
 @pytest.fixture

@@ -146,7 +146,7 @@ def test_a_run_is_submitted_followed_and_fetched(place: SimpleNamespace, caplog:
     missing = {"site-02": "no answer in 60 s"}
     flare = Flare([{}, progress(1), progress(1, missing=missing), progress(2, missing=missing), DONE])
     flare.result = summary() | {"metrics.csv": "round\n"}
-    with caplog.at_level(logging.INFO, "medfl"):
+    with caplog.at_level(logging.INFO, "medfl_flare"):
         submit(flare, place, sites=[])
     assert flare.submitted[0]["sites"] == ["site-01", "site-02"]  # the connected ones
     assert (place.out / "metrics.csv").read_text() == "round\n"
@@ -210,7 +210,7 @@ def test_a_refused_run_says_what_the_sites_said_and_leaves_no_old_summary(place:
 def test_the_server_may_be_away_for_a_while(place: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
     flare = Flare([progress(1), progress(2), DONE])
     flare.result, flare.down = summary(), 3
-    with caplog.at_level(logging.INFO, "medfl"):
+    with caplog.at_level(logging.INFO, "medfl_flare"):
         submit(flare, place)
     assert caplog.text.count("can't be reached; trying again") == 1
     flare.down = 10**9
@@ -364,7 +364,7 @@ def test_a_server_that_lies_steers_no_terminal_and_fills_no_disk(
     ]
     flare = Flare([*lies, DONE])
     flare.result = {"error.txt": f"why {ESCAPE}"}
-    with caplog.at_level(logging.INFO, "medfl"), refused(MedflError, "run_failed") as caught:
+    with caplog.at_level(logging.INFO, "medfl_flare"), refused(MedflError, "run_failed") as caught:
         submit(flare, place)
     assert caught.value.fields["reason"].startswith("why")
     assert "owned" in caplog.text

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from medfl import workflow
 from medfl.bundle.files import bundle_hash, shipped
 from medfl.cli.main import main
 from medfl.testing.phantoms import make_cohort
+from medfl_flare import submit
 from medfl_flare.session import Submission
 
 BUNDLE = "medmnist_classification"
@@ -19,7 +19,7 @@ BUNDLE = "medmnist_classification"
 @pytest.fixture
 def submitted(monkeypatch: pytest.MonkeyPatch) -> list[Submission]:
     submissions: list[Submission] = []
-    monkeypatch.setattr(workflow, "submit", submissions.append)
+    monkeypatch.setattr(submit, "submit", submissions.append)
     return submissions
 
 

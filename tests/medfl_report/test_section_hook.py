@@ -219,7 +219,7 @@ def test_a_section_that_raises_is_named_without_its_words_and_the_rest_is_there(
 
 
 def test_the_traceback_of_a_section_that_raises_is_logged_for_those_who_debug(html, caplog):
-    with caplog.at_level(logging.DEBUG, logger="medfl"):
+    with caplog.at_level(logging.DEBUG, logger="medfl_report"):
         html(mine=PLUGIN + FAILURES["render"])
     (record,) = [record for record in caplog.records if record.levelno == logging.DEBUG]
     assert "FileNotFoundError" in str(record.exc_info)
@@ -249,7 +249,7 @@ def test_an_id_that_two_plugins_claim_is_left_out_and_a_problem(run, tmp_path):
 
 @pytest.mark.parametrize(("name", "order"), [("two words", 1), ('a"b', 1), ("", 1), ("own", "1"), ("own", None)])
 def test_a_record_that_can_stand_nowhere_is_refused(name, order):
-    with pytest.raises(ValueError, match="an id without spaces and a whole number as order"):
+    with pytest.raises(ValueError, match="a name without spaces and a whole number as order"):
         SectionRecord(name, "Own", "a:B", order)
 
 

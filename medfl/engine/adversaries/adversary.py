@@ -2,8 +2,8 @@
 
 There are two kinds. A `DataPoison` changes what attackers train on; what it wants of a model at the end follows from
 the same functions, so that `medfl attack poison` can say how often it gets that. A `ReplyPoison` changes what attackers
-reply, behind the filters of their site. Any plugin brings some by the hook ``medfl_poisons``
-(`medfl.hooks.PoisonRecord`); those of medfl itself are of the same kind, listed in `medfl.builtin`.
+reply, behind the filters of their site. Any plugin brings some by the hook ``medfl_adversaries``
+(`medfl.hooks.AdversaryRecord`); those of medfl itself are listed in `medfl_attacks`.
 
 All attackers of a run do the same, know each other and share one random stream. They exist in simulations only.
 """

@@ -44,7 +44,7 @@ class _Who(Strict):
     """The part of the setting that all attacks have.
 
     Attributes:
-        attack: Name of the attack (`medfl list poisons`).
+        attack: Name of the attack (`medfl list adversaries`).
         sites: Names of the attackers.
     """
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from rich.console import Console
@@ -17,6 +18,7 @@ from rich.table import Table
 from medfl.engine.evaluation import Row
 from medfl.engine.runs.summary import ended_on
 from medfl.errors import STOPPED_RUN, MedflError, explain
+from medfl.plugins import GROUP
 from medfl.records.summary import Summary
 from medfl.types import NO_SITES
 from medfl.utils.progress import progress_bar
@@ -57,13 +59,17 @@ class _Visible(logging.Formatter):
 
 
 def show_log() -> None:
-    """Log medfl's messages to stderr unless the program has set up logging itself; ``MEDFL_DEBUG=1`` asks for all."""
-    log = logging.getLogger("medfl")
-    if not log.handlers and not logging.getLogger().handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(_Visible("%(levelname)s %(message)s"))
-        log.addHandler(handler)
-    log.setLevel(logging.DEBUG if os.environ.get("MEDFL_DEBUG") == "1" else logging.INFO)
+    """Log messages of medfl and its plugins to stderr, unless the program has set up logging itself.
+
+    The environment variable ``MEDFL_DEBUG=1`` asks for all messages.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Visible("%(levelname)s %(message)s"))
+    for name in sorted({"medfl", *(point.module.partition(".")[0] for point in entry_points(group=GROUP))}):
+        log = logging.getLogger(name)
+        if not log.handlers and not logging.getLogger().handlers:
+            log.addHandler(handler)
+        log.setLevel(logging.DEBUG if os.environ.get("MEDFL_DEBUG") == "1" else logging.INFO)
 
 
 MONAI_COMMAND = "monai.bundle.__main__"

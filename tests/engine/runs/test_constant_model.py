@@ -21,7 +21,7 @@ from medfl.settings import Settings
 from medfl.testing.cohort import make_data, make_sites, make_task
 from medfl_report.page import write_report
 
-BUNDLE = Path(__file__).parents[2] / "bundles" / "medmnist_classification"
+BUNDLE = Path(__file__).parents[3] / "bundles" / "medmnist_classification"
 CLASSES = ("benign", "malignant", "normal")
 
 

@@ -85,7 +85,7 @@ def run_federations(folder: Path, **variables: str) -> tuple[dict, list[dict]]:
     """Run two federations in a process of its own; returns its facts, and those of each process that took a batch."""
     folder.mkdir()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")} | variables
-    helpers = Path(__file__).parents[1] / "helpers"
+    helpers = Path(__file__).parents[2] / "helpers"
     command = [sys.executable, "-c", PROGRAM, str(helpers), str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -26,7 +26,7 @@ from medfl_report.predictions import read_tested
 SEXES = ("female", None, "male")
 """Of the first test images of the second site; of all others it is not known."""
 
-BUNDLE = Path(__file__).parents[2] / "bundles" / "medmnist_classification"
+BUNDLE = Path(__file__).parents[3] / "bundles" / "medmnist_classification"
 
 
 @pytest.fixture(scope="module")

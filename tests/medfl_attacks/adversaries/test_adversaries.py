@@ -19,7 +19,7 @@ from medfl.utils.wire import tensors_equal
 from medfl_attacks.adversaries.alie import reach
 
 REGISTRY = load_plugins()
-PAGE = Path(__file__).parents[2] / "docs" / "robustness.md"
+PAGE = Path(__file__).parents[3] / "docs" / "robustness.md"
 POINTS = ((1, 0), (1.2, 0.1), (0.8, -0.2), (1.1, 0.3), (0.9, 0.1), (0.6, 0.4), (10, -10))
 """Six honest replies, and an attacker's."""
 
@@ -227,7 +227,7 @@ def test_a_setting_that_is_not_valid_is_refused(setting, code, fields):
 
 def test_an_unknown_attack_is_refused_with_the_nearest_name():
     setting = {"attack": "sign_flp", "sites": ["a"]}
-    with refused(PluginError, "unknown_choice", what="poison", choice="sign_flp") as caught:
+    with refused(PluginError, "unknown_choice", what="adversary", choice="sign_flp") as caught:
         read_attackers(setting, REGISTRY)
     assert "Did you mean 'sign_flip'" in str(caught.value)
 
@@ -237,12 +237,12 @@ def test_without_a_setting_nobody_attacks():
 
 
 def test_records_say_what_the_classes_are():
-    for name, record in REGISTRY.poisons.items():
-        kind = REGISTRY.poison(name)
+    for name, record in REGISTRY.adversaries.items():
+        kind = REGISTRY.adversary(name)
         assert issubclass(kind, DataPoison if record.on == "data" else ReplyPoison), name
         assert "Source: " in (kind.__doc__ or ""), name
         for option in kind.model_fields:
-            assert option in record.summary, f"'{option}' of {name} is not in its line of `medfl list poisons`"
+            assert option in record.summary, f"'{option}' of {name} is not in its line of `medfl list adversaries`"
 
 
 def test_anybody_adds_one(tmp_path):
@@ -250,10 +250,10 @@ def test_anybody_adds_one(tmp_path):
     (block,) = re.findall(r"```python\n# half_hearted.py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "half_hearted.py").write_text(block)
     (tmp_path / "odd.py").write_text(
-        "from medfl.plugins import PoisonRecord, hookimpl\n\n"
+        "from medfl.plugins import AdversaryRecord, hookimpl\n\n"
         "@hookimpl\n"
-        "def medfl_poisons():\n"
-        "    return [PoisonRecord('root', 'math:sqrt', '', 'reply', '')]\n"
+        "def medfl_adversaries():\n"
+        "    return [AdversaryRecord('root', 'math:sqrt', '', 'reply', '')]\n"
     )
     registry = load_plugins(files=[tmp_path / "half_hearted.py", tmp_path / "odd.py"])
     made = read_attackers({"attack": "half_hearted", "sites": ["site-7"], "share": 0.25}, registry)
@@ -265,5 +265,5 @@ def test_anybody_adds_one(tmp_path):
 
 def test_the_page_names_all_attacks_and_rules():
     text = PAGE.read_text(encoding="utf-8")
-    assert [name for name in REGISTRY.poisons if f"| `{name}` |" not in text] == []
+    assert [name for name in REGISTRY.adversaries if f"| `{name}` |" not in text] == []
     assert [rule for rule in get_args(Robust.model_fields["rule"].annotation) if f"| `{rule}` |" not in text] == []
