@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from medfl import DISTRIBUTION
+from medfl.version import DISTRIBUTION
 
 
 class MedflError(Exception):

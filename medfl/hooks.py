@@ -16,6 +16,8 @@ The hooks, with their exact signatures. A plugin has any of them::
     medfl_commands() -> list[CommandRecord]
     medfl_backends() -> list[BackendRecord]
     medfl_run_location(path: str) -> RunLocation | None
+    medfl_write_report(folders: list[str], out: str | None) -> str | None
+    medfl_compare(folders: list[str], metrics: list[str] | None, baseline: str | None, split: str) -> Any
     medfl_partition_written(folder: str, counts: dict[str, list[int]], classes: list[str]) -> None
     medfl_run_started(run_folder: str, settings: dict[str, Any], tracking: dict[str, Any]) -> None
     medfl_round_ended(run_folder: str, round: int, rows: list[dict[str, Any]]) -> None
@@ -128,7 +130,7 @@ class DatasetRecord(Record):
 
     Attributes:
         name: What users type.
-        target: ``module:Class``, a `medfl.ingest.spec.DatasetSpec`.
+        target: ``module:Class``, a `medfl.data.ingest.spec.DatasetSpec`.
         modality: What kind of images these are; empty where it is the user who knows.
         licence: Terms of use; empty where it is the user who knows.
         summary: One line.
@@ -363,6 +365,17 @@ class Hooks:
 
         ``medfl watch`` calls it. Studies and NVFlare's startup kits are found by it.
         """
+
+    @_hookspec(firstresult=True)
+    def medfl_write_report(self, folders: list[str], out: str | None) -> str | None:
+        """Write a report on run folders and return its path; `out` is None for the usual place.
+
+        `medfl.Run.report` calls it.
+        """
+
+    @_hookspec(firstresult=True)
+    def medfl_compare(self, folders: list[str], metrics: list[str] | None, baseline: str | None, split: str) -> Any:
+        """Return a table that compares run folders, a pandas DataFrame; arguments as in `medfl.compare`."""
 
     @_hookspec
     def medfl_partition_written(self, folder: str, counts: dict[str, list[int]], classes: list[str]) -> None:

@@ -203,6 +203,11 @@ class Registry:
             except (Exception, SystemExit) as error:
                 _logger.warning("Plugin '%s' failed in %s; the run goes on: %s", hook.plugin_name, event, _say(error))
 
+    @property
+    def hook(self) -> Any:
+        """The hooks as functions, which call those of all plugins (pluggy's ``PluginManager.hook``)."""
+        return self._manager.hook
+
     def run_location(self, path: Path) -> RunLocation | None:
         """Where the runs are that a plugin's file or folder stands for; None if no plugin knows it.
 

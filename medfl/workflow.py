@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from monai.bundle import ConfigParser
 from monai.bundle.utils import DEFAULT_EXP_MGMT_SETTINGS
 from monai.bundle.workflows import ConfigWorkflow
 
+from medfl.bundle.data_fit import check_fit
 from medfl.bundle.federated_run import LOCAL
 from medfl.bundle.federation import with_own_errors
+from medfl.bundle.files import shipped
 from medfl.bundle.option_checks import apply_options, check_ids, check_options
 from medfl.data.readers.quiet import drop_missing_codec
+from medfl.engine.evaluation import Row
 from medfl.engine.runs.console import ends_monai_command, show_log
+from medfl.engine.runs.provenance import run_files
 from medfl.errors import SettingsError, check_choice
 from medfl.plugins import load_plugins
 from medfl.types import Meta
@@ -87,6 +93,11 @@ class FederatedWorkflow(ConfigWorkflow):
             with ends_monai_command():
                 self._run_elsewhere = backend.prepare(self.parser, config_file, overrides)
 
+    @property
+    def runs_elsewhere(self) -> bool:
+        """Whether a plugin's backend carries out the run."""
+        return self._run_elsewhere is not None
+
     def initialize(self) -> Any:
         """MONAI's; a run on other machines has nothing to begin here."""
         return None if self._run_elsewhere else super().initialize()
@@ -117,6 +128,41 @@ def _backend(name: str) -> tuple[Backend | None, Meta]:
     check_choice("carrier", name, (LOCAL, *registry.backends))
     backend: Backend = registry.backend(name)()
     return backend, {option: default for option, (_, default) in registry.backends[name].options.items()}
+
+
+def run_bundle(
+    root: Path,
+    options: Meta,
+    on_round: Callable[[int, list[Row]], object] | None = None,
+    shows_progress: bool = True,
+) -> Path:
+    """Run the federation of a bundle to its end.
+
+    Args:
+        root: The bundle.
+        options: Maps ids of the bundle's configuration, and settings, to values.
+        on_round: Function that is called after each round on this machine.
+        shows_progress: Whether to show the rounds and the scores.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        MedflError: If settings, data, method or run folder are not as needed.
+    """
+    configs = [str(config) for config in run_files(root)]
+    if "dataset_dir" in options and options.get("carrier", LOCAL) == LOCAL:
+        check_fit(root, Path(options["dataset_dir"]), shipped())
+    logging.getLogger("monai.bundle.workflows").setLevel(logging.WARNING)  # its import sets a level of its own
+    workflow = FederatedWorkflow(configs, **({"bundle_root": str(root)} | options))
+    workflow.initialize()
+    folder = Path(str(workflow.parser.get_parsed_content("output_dir")))
+    if not workflow.runs_elsewhere:
+        federation = with_own_errors(lambda: workflow.parser.get_parsed_content("federation"))
+        federation.on_round, federation.shows_progress = on_round, shows_progress
+    workflow.run()
+    workflow.finalize()
+    return folder
 
 
 def tracking_settings(tracking: str | Meta | None) -> Meta:

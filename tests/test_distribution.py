@@ -12,6 +12,7 @@ import yaml
 
 import medfl
 from medfl.errors import pip_install
+from medfl.version import DISTRIBUTION
 
 ROOT = Path(__file__).parents[1]
 
@@ -85,20 +86,20 @@ def test_no_text_of_the_project_requires_the_taken_name():
 
 def test_the_name_is_the_same_in_metadata_messages_and_citation():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["name"] == medfl.DISTRIBUTION
+    assert project["name"] == DISTRIBUTION
     assert project["scripts"] == {"medfl": "medfl.cli.main:main"}
     extras = project["optional-dependencies"]
     required = [re.match(r"medfl[\w-]*\[(.+)\]$", need) for needs in extras.values() for need in needs]
     own = [match for match in required if match]
-    assert {match.string.partition("[")[0] for match in own} == {medfl.DISTRIBUTION}
+    assert {match.string.partition("[")[0] for match in own} == {DISTRIBUTION}
     assert {extra for match in own for extra in match[1].split(",")} <= set(extras)
-    assert pip_install("privacy") == f"pip install '{medfl.DISTRIBUTION}[privacy]'"
+    assert pip_install("privacy") == f"pip install '{DISTRIBUTION}[privacy]'"
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     bibtex = dict(re.findall(r"^  (\w+) += \{(.+)\},?$", readme, re.M))
     assert bibtex["title"] == citation["title"]
     assert bibtex["version"] == citation["version"] == medfl.__version__ == project["version"]
-    assert bibtex["note"].endswith(medfl.DISTRIBUTION)
+    assert bibtex["note"].endswith(DISTRIBUTION)
 
 
 def test_every_extra_that_code_names_is_there():

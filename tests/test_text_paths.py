@@ -13,13 +13,13 @@ from attack_runs import make_data, run_bundle
 
 from medfl.bundle.check import check_bundle
 from medfl.data.datalists import read_datalist
+from medfl.data.partition.partition import partition
+from medfl.data.partition.plan import PartitionPlan
 from medfl.data.sites import load_global, load_site, load_sites
 from medfl.engine.runs.facts import read_facts
 from medfl.engine.runs.lifecycle import RunViewer
 from medfl.engine.runs.records import PREDICTIONS, read_metrics, read_predictions, read_run
 from medfl.objectives import Multiclass
-from medfl.partition.partition import partition
-from medfl.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins
 from medfl_adopt.adopting import adopt
 from medfl_attacks.open_run import open_run
@@ -60,6 +60,9 @@ def shared_test(run: Path, as_: Convert) -> str:
     return data.digest
 
 
+API = {"run", "load_run", "compare"}
+"""Functions of the Python API, whose own tests give them text and paths."""
+
 CALLS: dict[str, Callable[[Path, Convert], Any]] = {
     "adopt": adopted,
     "partition": divided,
@@ -97,7 +100,7 @@ def test_every_function_that_takes_text_is_called_here() -> None:
     for file in (*(ROOT / "medfl").rglob("*.py"), *(ROOT / "plugins").rglob("*.py")):
         if file.name != "mammogram_reader.py":  # MONAI's interface
             takers |= set(takers_of_text(ast.parse(file.read_text(encoding="utf-8"))))
-    assert takers == set(CALLS) - {"load_sites", "load_global"}  # their types are written out
+    assert takers - API == set(CALLS) - {"load_sites", "load_global"}  # their types are written out
 
 
 def takers_of_text(module: ast.Module) -> list[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from medfl.engine.runs.console import ends_monai_command, round_progress, show_l
 from medfl.engine.runs.device_profiles import place_sites
 from medfl.engine.runs.home import Home
 from medfl.engine.runs.provenance import bundle_values, setting_origins
-from medfl.engine.runs.simulation import Callbacks, Result, Run, RunData, Simulation, simulate
+from medfl.engine.runs.simulation import Callbacks, Result, RunData, SimulatedRun, Simulation, simulate
 from medfl.engine.runs.site_bundles import export
 from medfl.engine.site import Splits
 from medfl.errors import SettingsError, check_choice
@@ -76,6 +77,10 @@ class FederatedRun:
             class runs here.
         settings: Name to value, for all that is not a default of `medfl.settings.Settings` and
             `medfl.settings.Execution`.
+
+    Attributes:
+        on_round: Function that is called after each round with its number and rows of metrics; None by default.
+        shows_progress: Whether to show the log, the rounds and the scores; True by default.
     """
 
     def __init__(
@@ -129,6 +134,8 @@ class FederatedRun:
         self.given_by, self.site_values = given_by, dict(site_values or {})
         self.carrier = carrier
         self.tracking = read_tracking(tracked_config, self.output_dir)
+        self.on_round: Callable[[int, list[Row]], object] | None = None
+        self.shows_progress = True
         values = dict(settings or {})
         self.execution = {name: values.pop(name) for name in Execution.model_fields if name in values}
         self.settings = values
@@ -140,11 +147,13 @@ class FederatedRun:
             MedflError: If settings, data, method or run folder are not as needed. On MONAI's command line the process
                 ends with the message alone (`medfl.engine.runs.console.ends_monai_command`).
         """
-        show_log()
+        if self.shows_progress:
+            show_log()
         with ends_monai_command():
             check_passed_over(sys.argv, sorted(self.bundle_root.glob("configs/*.json")))
             result = self.simulate()
-            show_scores(result.summary, self.task.metrics, self.output_dir)
+            if self.shows_progress:
+                show_scores(result.summary, self.task.metrics, self.output_dir)
 
     def simulate(self) -> Result:
         """Run the federation and write its bundles; plugins write the report.
@@ -158,10 +167,14 @@ class FederatedRun:
             logger.warning("%s", problem)
         run = self._prepare(registry)
         where = {"run_folder": str(self.output_dir)}
-        with round_progress(run.settings.rounds, self.task.metrics[0]) as show:
+        with contextlib.ExitStack() as stack:
+            metric = self.task.metrics[0]
+            show = stack.enter_context(round_progress(run.settings.rounds, metric)) if self.shows_progress else None
 
             def on_round(round_: int, rows: list[Row]) -> None:
-                show(round_, rows)
+                for function in (show, self.on_round):
+                    if function is not None:
+                        function(round_, rows)
                 registry.notify("medfl_round_ended", **where, round=round_, rows=[row._asdict() for row in rows])
 
             callbacks = dataclasses.replace(run.callbacks, on_round=on_round)
@@ -169,7 +182,7 @@ class FederatedRun:
         registry.notify("medfl_run_ended", **where, status=result.outcome.status)
         return result
 
-    def _prepare(self, registry: Registry) -> Run:
+    def _prepare(self, registry: Registry) -> SimulatedRun:
         """Everything checked and loaded, nothing written."""
         if self.carrier != LOCAL:
             check_choice("carrier", self.carrier, (LOCAL, *registry.backends))
@@ -241,7 +254,7 @@ class FederatedRun:
             objective=self.task.objective,
             stock=self.source.weights,
         )
-        return Run(
+        return SimulatedRun(
             method=MethodChoice(
                 name=self.method,
                 make=lambda: registry.make_method(self.method, self.method_args),

@@ -20,13 +20,13 @@ import typer
 import typer.core
 import typer.main
 
-import medfl
 from medfl.cli.examples import with_examples
 from medfl.cli.repeated_options import refuse_repeated_options
 from medfl.errors import FAULT, did_you_mean, explain
 from medfl.hooks import CommandRecord
 from medfl.utils.imports import quick_imports, refuse_other_distribution
 from medfl.utils.text import visible_lines
+from medfl.version import __version__
 
 SECTIONS = (
     "First steps",
@@ -197,7 +197,7 @@ def _help(function: Callable[..., Any]) -> str:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"medfl {medfl.__version__}")
+        typer.echo(f"medfl {__version__}")
         raise typer.Exit()
 
 

@@ -14,9 +14,9 @@ from typing import Annotated
 
 import typer
 
-from medfl import DISTRIBUTION
 from medfl.cli.plugin_options import load
 from medfl.errors import PluginError, SettingsError
+from medfl.version import DISTRIBUTION
 
 PIECES = ("hook", "imports", "class")
 """Templates that are common to both shapes of a plugin."""

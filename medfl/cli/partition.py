@@ -99,37 +99,37 @@ def command(
 
     Example: medfl partition data/own --out data/hospitals --scheme by_site --column site
     """
-    from medfl.partition.case_list import partition_cases
-    from medfl.partition.partition import partition
-    from medfl.partition.plan import PartitionPlan
-    from medfl.partition.writing import counts_by_class
+    from medfl import api
+    from medfl.data.partition.case_list import partition_cases
+    from medfl.data.partition.plan import PartitionPlan
 
     registry = load(plugin, no_plugin)
-    function = registry.partition(scheme)
     options = _options({"alpha": alpha, "min_size": min_size, "k": k, "share": share}, option or [])
     number = SITES if sites is None and column is None else sites
     if pool.is_file():
         _check_of_list(context)
-        _show_cases(partition_cases(pool, out, PartitionPlan(scheme, number, seed, options, column=column), function))
+        plan = PartitionPlan(scheme, number, seed, options, column=column)
+        _show_cases(partition_cases(pool, out, plan, registry.partition(scheme)))
         return
     policies = {"test": test, "global_test": global_test, "public": public}
     details: dict[str, Any] = {"test_fraction": test_fraction, "folds": folds, "fold": fold, "per_class": per_class}
     details |= {"public_test_fraction": public_test_fraction, "duplicates": duplicates}
     details |= {"allow_leaks": tuple(allow_leak) if allow_leak else None}
-    plan = PartitionPlan(
-        scheme,
-        number,
-        seed,
-        options,
+    written = api.partition(
+        pool,
+        out=out,
+        scheme=scheme,
+        force=force,
+        plugins=registry,
+        sites=number,
+        seed=seed,
         val_fraction=val_fraction,
         stratify=tuple(stratify or ()),
         column=column,
-        **policies,  # type: ignore[arg-type]  # checked by the plan
+        **policies,
         **_details(details, policies),
-    )
-    written = partition(pool, out, plan, function, force=force)
-    counts, classes = counts_by_class(written)
-    registry.notify("medfl_partition_written", folder=str(out), counts=counts, classes=classes)
+        **options,
+    ).lists
     _show(written)
     _tell(out)
     for picture in sorted(out.glob("*.svg")):
@@ -236,7 +236,7 @@ def _show(written: Mapping[str, Datalist]) -> None:
 
 def _tell(out: Path) -> None:
     """Print the exclusions, allowed leaks and warnings of a partition."""
-    from medfl.partition.overlap import images
+    from medfl.data.partition.overlap import images
     from medfl.records.partition import Partition
 
     made = Partition.read(out / Partition.NAME)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -120,24 +119,9 @@ def run_bundle(bundle: str, options: dict[str, Any]) -> None:
     check_method(root, options)
     keep_freed_memory()  # before torch allocates
     with quick_imports():
-        from medfl.bundle.data_fit import check_fit
-        from medfl.engine.runs.provenance import run_files
-
-    configs = run_files(root)
-    if "dataset_dir" in options and options.get("carrier", "local") == "local":
-        check_fit(root, Path(options["dataset_dir"]), shipped())
-    with quick_imports():
-        from medfl.workflow import FederatedWorkflow
-
-    logging.getLogger("monai.bundle.workflows").setLevel(logging.WARNING)  # its import sets a level of its own
-    workflow = FederatedWorkflow(
-        [str(config) for config in configs],
-        **({"bundle_root": str(root)} | options),
-    )
+        from medfl import workflow
     try:
-        workflow.initialize()
-        workflow.run()
-        workflow.finalize()
+        workflow.run_bundle(root, options)
     except KeyboardInterrupt as error:
         explanation = explain(error, STOPPED_RUN)
         typer.echo(explanation.message, err=True)

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from medfl import DISTRIBUTION
 from medfl.errors import SettingsError
+from medfl.version import DISTRIBUTION
 
 _METADATA = re.compile(r"medfl(-[^-]*)?\.(dist|egg)-info", re.IGNORECASE)
 """Metadata folders of distributions called `medfl`."""

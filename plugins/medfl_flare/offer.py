@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import medfl
 from medfl.bundle.files import bundle_hash
 from medfl.engine.runs.provenance import bundle_values
 from medfl.engine.runs.setting_ids import bare_name
 from medfl.errors import SettingsError
 from medfl.plugins import Registry, load_plugins
 from medfl.types import Meta
+from medfl.version import DISTRIBUTION, __version__
 from medfl_flare.overrides import check_overrides
 from medfl_flare.records.offer import Offer
 
@@ -87,7 +87,7 @@ def describe_bundle(root: Path, registry: Registry, overrides: Meta, name: str |
         bundle=name or root.resolve().name,
         bundle_version=bundle_version(root),
         bundle_hash=bundle_hash(root),
-        medfl=medfl.__version__,
+        medfl=__version__,
         method=method,
         method_version=method_version(registry, method),
     )
@@ -168,4 +168,4 @@ def method_version(registry: Registry, name: str) -> str:
     origin = registry.plugins[plugin]
     if origin.endswith(".py"):
         return hashlib.sha256(Path(origin).read_bytes()).hexdigest()
-    return medfl.__version__ if re.match(rf"{re.escape(medfl.DISTRIBUTION)} \S+$", origin) else origin
+    return __version__ if re.match(rf"{re.escape(DISTRIBUTION)} \S+$", origin) else origin

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from medfl.hooks import CommandRecord, SectionRecord, hookimpl
 from medfl.plugins import Registry
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @hookimpl
@@ -86,6 +90,23 @@ def medfl_run_ended(run_folder: str, registry: Registry) -> None:
     from medfl_report.page import write_report
 
     write_report([run_folder], registry=registry)
+
+
+@hookimpl
+def medfl_write_report(folders: list[str], out: str | None) -> str:
+    """Write the report on runs and return its path."""
+    from medfl_report.page import write_report
+
+    return str(write_report(folders, out))
+
+
+@hookimpl
+def medfl_compare(folders: list[str], metrics: list[str] | None, baseline: str | None, split: str) -> DataFrame:
+    """Return the table of `medfl_report.compare.compare`."""
+    from medfl.engine.runs.records import read_run
+    from medfl_report.compare import compare
+
+    return compare([read_run(folder) for folder in folders], metrics, baseline, split)
 
 
 @hookimpl

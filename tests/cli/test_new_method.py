@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-import medfl
 from medfl.cli.main import main
 from medfl.plugins import load_plugins
+from medfl.version import DISTRIBUTION
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +89,7 @@ def test_a_written_package_installs_and_keeps_the_contract(new_method, tmp_path)
 def test_a_written_package_requires_medfl_by_the_name_of_its_distribution(new_method, tmp_path):
     assert new_method("my_prox", "--package", "--out", tmp_path)[0] == 0
     project = tomllib.loads((tmp_path / "my_prox" / "pyproject.toml").read_text())["project"]
-    assert project["dependencies"] == [medfl.DISTRIBUTION]
+    assert project["dependencies"] == [DISTRIBUTION]
 
 
 def test_a_written_package_is_listed_without_importing_torch(new_method, tmp_path):

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-import medfl
 from medfl.errors import StoreError
 from medfl.privacy.policy import policy_of
 from medfl.records.run_file import RunFile, RunIdentity, Versions
 from medfl.records.summary import BestRound
 from medfl.types import SERVER, Meta
+from medfl.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ def _compare(before: Meta, now: Meta, folder: Path, path: str = "") -> None:
 def versions() -> Versions:
     """Return the versions of the software that runs now."""
     return Versions(
-        medfl=medfl.__version__,
+        medfl=__version__,
         torch=str(torch.__version__),
         python=platform.python_version(),
         machine=platform.machine(),

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-import medfl
 from medfl.errors import RefusedError, SettingsError
 from medfl.records.record import Record
 from medfl.settings import Privacy, read_settings
+from medfl.version import __version__
 from medfl_flare.records.offer import Name, Sites, Text
 
 KIND = "describe"
@@ -52,7 +52,7 @@ class Request(Record):
 
     describe: Name
     bundle: Name
-    medfl: Text = medfl.__version__
+    medfl: Text = __version__
     sites: Sites = []
     privacy: Wanted | None = None
     answer_timeout: int = Field(3600, ge=1, le=10**7)

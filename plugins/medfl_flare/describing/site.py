@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import medfl
 from medfl.data.partition_file import check_unchanged
 from medfl.engine.runs.provenance import bundle_values
 from medfl.errors import RefusedError, SettingsError
@@ -18,6 +17,7 @@ from medfl.privacy.ledger import Account
 from medfl.privacy.policy import mechanism_of
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.settings import Privacy, read_settings
+from medfl.version import __version__
 from medfl_flare.describing.request import Request, settings_of
 from medfl_flare.sites.file import SiteFile
 from medfl_flare.sites.policy import at_least, promise
@@ -60,13 +60,13 @@ def answer_request(request: Request, site_file: SiteFile) -> tuple[Description, 
 
 
 def _data_of(request: Request, site_file: SiteFile) -> Path:
-    if request.medfl != medfl.__version__:
+    if request.medfl != __version__:
         raise RefusedError(
             "version_mismatch",
-            f"version of medfl: the request has {request.medfl}, '{site_file.site}' has {medfl.__version__}",
+            f"version of medfl: the request has {request.medfl}, '{site_file.site}' has {__version__}",
             site=site_file.site,
             expected=request.medfl,
-            found=medfl.__version__,
+            found=__version__,
         )
     if request.sites and site_file.site not in request.sites:
         raise RefusedError(

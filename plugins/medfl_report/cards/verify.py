@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import medfl
 from medfl.engine.runs.records import RunRecord, objective_of, read_run
 from medfl.errors import MedflError, StoreError
+from medfl.version import __version__
 from medfl_report.cards.bundles import Bundle, bundles_of, prediction_files, read_predicted
 from medfl_report.cards.card_record import RunFacts
 from medfl_report.cards.evidence import Evidence
@@ -170,7 +170,7 @@ def _check_card(bundle: Path, evidence: Evidence, result: Verification) -> None:
         return  # another check names it as missing
     text, facts, scores = path.read_bytes().decode(errors="replace"), evidence.facts, evidence.scores
     lines = text.splitlines()
-    if evidence.card.medfl_version == medfl.__version__:
+    if evidence.card.medfl_version == __version__:
         expected = render_card(facts, scores).splitlines()
         unlike = [place for place, pair in enumerate(zip(lines, expected, strict=False), 1) if pair[0] != pair[1]]
         if unlike or len(lines) != len(expected):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import medfl
 from medfl.engine.runs.attack_results import FOLDER
 from medfl.engine.runs.records import TEST_CONFIG, RunRecord, read_run
 from medfl.errors import StoreError
@@ -14,6 +13,7 @@ from medfl.types import GLOBAL, Meta, PathLike
 from medfl.utils.files import write_atomic
 from medfl.utils.text import plain_name
 from medfl.utils.wire import digest
+from medfl.version import __version__
 from medfl_report.cards.answers import read_answers
 from medfl_report.cards.bundles import Bundle, bundles_of, read_config, read_predicted
 from medfl_report.cards.card_record import CardAnswers, CardFacts, DataFacts, ModelFacts, RunFacts
@@ -135,7 +135,7 @@ def _write(run: RunRecord, bundle: Bundle, facts: CardFacts, scores: CardScores)
     Evidence(
         facts=facts,
         scores=scores,
-        card=CardFile(name=path.name, medfl_version=medfl.__version__),
+        card=CardFile(name=path.name, medfl_version=__version__),
         files=hashes,
         files_digest=digest_of(hashes),
         predictions={site: file_hash(file) for site, file in bundle.predictions.items()},

@@ -21,7 +21,6 @@ from remote_cases import (
     without_last_site,
 )
 
-import medfl
 from medfl.bundle.files import bundle_hash
 from medfl.data.sites import load_site
 from medfl.errors import MedflError, StoreError
@@ -106,7 +105,7 @@ def test_another_version_of_medfl_is_refused_with_both(place: Place) -> None:
     files, offer = place.files("version"), offered(place)
     loopback = Loopback(files)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(medfl, "__version__", "0.0.1")
+        patch.setattr("medfl_flare.offer.__version__", "0.0.1")
         answer = unpack(loopback.services["site-01"].answer(pack(Message("hello", {}, offer.to_json()))), LIMITS)
     assert "0.0.1" in answer.meta["refused"]
     assert offer.medfl in answer.meta["refused"]

@@ -1,0 +1,54 @@
+"""Models of exported bundles, with their weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from monai.bundle import ConfigParser
+from torch import nn
+
+from medfl.errors import StoreError
+
+CONFIG = Path("configs") / "train.json"
+"""Configuration of a bundle that defines its network."""
+
+WEIGHTS = Path("models") / "model.pt"
+"""File of a bundle's weights, by MONAI's convention."""
+
+
+def load_exported(bundle: Path) -> nn.Module:
+    """Return the network of an exported bundle with its weights, on the CPU.
+
+    Args:
+        bundle: Folder of the bundle, such as ``sites/site-01`` of a run folder.
+
+    Raises:
+        StoreError: If there is no bundle with a network and weights, or they don't fit each other.
+    """
+    if not (bundle / WEIGHTS).is_file() or not (bundle / CONFIG).is_file():
+        raise StoreError(
+            "missing_model",
+            f"Expected an exported bundle with '{CONFIG}' and '{WEIGHTS}' in '{bundle}'. A run writes them at its end, "
+            "for each site and, if the method has a global model, in 'global'.",
+            path=bundle,
+        )
+    try:
+        network = build_network(bundle)
+        network.load_state_dict(torch.load(bundle / WEIGHTS, map_location="cpu", weights_only=True))
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise StoreError(
+            "unreadable_bundle",
+            f"Could not load the model of the bundle '{bundle}': {error}. Put the bundle back, or run again.",
+            path=bundle,
+        ) from None
+    return network
+
+
+def build_network(bundle: Path) -> nn.Module:
+    """Return a new network as a bundle builds it; its weights are not loaded."""
+    parser = ConfigParser()
+    parser.read_config(str(bundle / CONFIG))
+    parser.update(pairs={"bundle_root": str(bundle)})
+    network: nn.Module = parser.get_parsed_content("network_def")
+    return network

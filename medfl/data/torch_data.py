@@ -1,0 +1,76 @@
+"""Data sets of PyTorch as data sets of a federation."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import IterableDataset, TensorDataset, default_collate
+
+from medfl.data.pooled import TensorData, labels_in
+from medfl.errors import DataError
+from medfl.types import Dataset
+
+
+class Pairs(Protocol):
+    """A map-style data set of ``(input, target)`` pairs; PyTorch's own base class declares no length."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int) -> tuple[Any, Any]: ...
+
+
+class TorchData:
+    """A map-style data set of ``(input, target)`` pairs, addressed by rows.
+
+    All targets are read once, when the object is made. Transforms that draw random numbers should be the task's
+    `augmentation` instead: draws of the data set itself are not repeated when a run continues after a stop.
+
+    Args:
+        data: The data set. Inputs and targets are numbers, arrays or tensors of one shape.
+    """
+
+    def __init__(self, data: Pairs) -> None:
+        self._data = data
+        self._all = default_collate([torch.as_tensor(self._data[row][1]) for row in range(len(self._data))])
+        self.class_labels = labels_in(self._all)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return inputs (B, ...) and targets (B, ...) of rows (B,)."""
+        inputs = default_collate([torch.as_tensor(self._data[row][0]) for row in rows.tolist()])
+        return inputs.float(), self._all[rows]
+
+    def targets(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the targets (B, ...) of rows (B,)."""
+        return self._all[rows]
+
+
+def as_dataset(data: Any, where: str) -> Dataset:
+    """Return a data set of PyTorch, or one of medfl, as one of medfl.
+
+    Args:
+        data: A map-style data set of ``(input, target)`` pairs, or a `medfl.types.Dataset`.
+        where: Place of the data, for messages.
+
+    Raises:
+        DataError: If it is none of these.
+    """
+    if isinstance(data, Dataset):
+        return data
+    if isinstance(data, TensorDataset) and len(data.tensors) == 2:
+        return TensorData(data.tensors[0].float(), data.tensors[1])
+    sized = hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, IterableDataset)
+    if sized and len(data):
+        pair = data[0]
+        if isinstance(pair, tuple | list) and len(pair) == 2:
+            return TorchData(data)
+    raise DataError(
+        "wrong_type",
+        f"expected the {where} to be a map-style data set of (input, target) pairs, such as a TensorDataset of two "
+        f"tensors, with at least one pair; got {type(data).__name__}. Give None for no data.",
+        where=where,
+        found=type(data).__name__,
+    )
