@@ -196,7 +196,7 @@ def test_from_a_release_to_a_comparison(tmp_path: Path) -> None:
     )  # fmt: skip
     assert rounds == [(1, METRICS), (1, METRICS)]
     assert run.run.provenance.settings["optimizer.lr"].value == 0.02
-    assert run.run.provenance.settings["fedprox.mu"].value == 0.1
+    assert run.run.provenance.settings["method_args.mu"].value == 0.1
     name = run.sites[0]
     stored = torch.load(tmp_path / "run" / "sites" / name / "models" / "model.pt", weights_only=True)
     assert all(torch.equal(run.model(name).state_dict()[key], value) for key, value in stored.items())
