@@ -107,7 +107,7 @@ class AttacksSection(TemplateSection):
         """Return the tables of the section, or a sentence that says that nobody attacked the run."""
         values = self.values(data)
         if values is None:
-            return CardPart(texts=("Unknown: nobody attacked this run, as medfl attack does.",))
+            return CardPart(texts=("Unknown: this run was not attacked (medfl attack).",))
         attacks = values["attacks"]
         return CardPart(
             tables=tuple(_card_table(kind, attacks[kind]) for kind in FILES if attacks[kind]),

@@ -231,7 +231,7 @@ def test_the_card_has_the_tables_of_the_section(run):
 
 def test_the_card_of_a_run_that_nobody_attacked_says_so(run):
     text = card(run("a", bundles=True))
-    assert "\n## What attacks found\n\nUnknown: nobody attacked this run, as medfl attack does.\n\n## " in text
+    assert "\n## What attacks found\n\nUnknown: this run was not attacked (medfl attack).\n\n## " in text
 
 
 def test_the_section_stands_behind_privacy():
