@@ -12,6 +12,7 @@ The hooks, with their exact signatures. A plugin has any of them::
     medfl_partitions() -> list[PartitionRecord]
     medfl_datasets() -> list[DatasetRecord]
     medfl_adversaries() -> list[AdversaryRecord]
+    medfl_attacks() -> list[AttackRecord]
     medfl_report_sections() -> list[SectionRecord]
     medfl_commands() -> list[CommandRecord]
     medfl_backends() -> list[BackendRecord]
@@ -44,6 +45,9 @@ hookimpl = pluggy.HookimplMarker("medfl")
 """Marks a function of a plugin as a hook."""
 
 _hookspec = pluggy.HookspecMarker("medfl")
+
+ATTACKS_FOLDER = "attacks"
+"""Folder of a run folder in which attacks on the run write their results."""
 
 
 class Record:
@@ -174,6 +178,33 @@ class AdversaryRecord(Record):
 
 
 @dataclass(frozen=True)
+class AttackRecord(Record):
+    """An attack on finished runs that a study can name. The command ``medfl attack NAME RUN`` carries it out.
+
+    Attributes:
+        name: Name that users type.
+        target: ``module:Class`` of its options, a dataclass; its fields are the options of the command.
+        results: ``module:Class`` of its results, a `medfl.records.record.FileRecord` with the fields ``options`` and
+            ``results``. The command writes it to the run's `ATTACKS_FOLDER`. A study's table has a row for each
+            ``target``, ``round``, ``attack`` and ``item`` of the results, if they have these fields.
+        measures: Maps the fields of a result that the table of a study shows to their headings.
+        digits: Maps measures to their number of decimals; the others have three.
+        note: Meaning of the measures, in sentences that stand below the table.
+        has_intervals: Whether the table shows 95 % intervals over the seeds in place of standard deviations.
+    """
+
+    kind = "attack"
+    plural = "attacks"
+    name: str
+    target: str
+    results: str
+    measures: Mapping[str, str]
+    digits: Mapping[str, int] = field(default_factory=dict)
+    note: str = ""
+    has_intervals: bool = False
+
+
+@dataclass(frozen=True)
 class SectionRecord(Record):
     """A section of the report's page.
 
@@ -254,6 +285,7 @@ RECORDS: tuple[type[Record], ...] = (
     PartitionRecord,
     DatasetRecord,
     AdversaryRecord,
+    AttackRecord,
     SectionRecord,
     CommandRecord,
     BackendRecord,
@@ -346,6 +378,10 @@ class Hooks:
     @_hookspec
     def medfl_adversaries(self) -> list[AdversaryRecord]:  # type: ignore[empty-body]
         """Poisoning attacks of this plugin, for simulations."""
+
+    @_hookspec
+    def medfl_attacks(self) -> list[AttackRecord]:  # type: ignore[empty-body]
+        """Attacks on finished runs of this plugin, for studies."""
 
     @_hookspec
     def medfl_report_sections(self) -> list[SectionRecord]:  # type: ignore[empty-body]

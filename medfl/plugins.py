@@ -27,6 +27,7 @@ from medfl.errors import PluginError, SettingsError, did_you_mean
 from medfl.hooks import (
     HOOKS,
     AdversaryRecord,
+    AttackRecord,
     BackendRecord,
     CommandRecord,
     DatasetRecord,
@@ -46,6 +47,7 @@ __all__ = [
     "NetworkRecord",
     "PartitionRecord",
     "AdversaryRecord",
+    "AttackRecord",
     "Registry",
     "SectionRecord",
     "hookimpl",
@@ -75,6 +77,7 @@ class Registry:
         partitions: Name to record.
         datasets: Name to record.
         adversaries: Name to record.
+        attacks: Name to record.
         report_sections: Id to record.
         commands: Name to record.
         backends: Name to record.
@@ -88,6 +91,7 @@ class Registry:
         self.partitions: dict[str, PartitionRecord] = {}
         self.datasets: dict[str, DatasetRecord] = {}
         self.adversaries: dict[str, AdversaryRecord] = {}
+        self.attacks: dict[str, AttackRecord] = {}
         self.report_sections: dict[str, SectionRecord] = {}
         self.commands: dict[str, CommandRecord] = {}
         self.backends: dict[str, BackendRecord] = {}
@@ -155,6 +159,16 @@ class Registry:
     def adversary(self, name: str) -> Any:
         """The class of a poisoning attack. Raises as `network` does."""
         return self._resolve("adversary", name)
+
+    def attack_options(self, name: str) -> Any:
+        """Return the class of an attack's options. Raises as `network` does."""
+        return self._resolve("attack", name)
+
+    def attack_results(self, name: str) -> Any:
+        """Return the class of the file of an attack's results. Raises as `network` does."""
+        plugin, record = self._claim("attack", name)
+        assert isinstance(record, AttackRecord)
+        return self._import(f"results of attack '{name}'", plugin, record.results)
 
     def report_section(self, name: str) -> Any:
         """The class of a section, by its id. Raises as `network` does."""

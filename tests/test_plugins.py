@@ -131,6 +131,31 @@ def test_a_data_set_without_a_made_up_release_is_told(write):
         load_plugins([write("mine", plugin)]).phantom("toy")
 
 
+def test_an_attack_on_runs_has_a_class_of_options_and_one_of_results(write):
+    plugin = """
+    from medfl.plugins import AttackRecord
+
+    @hookimpl
+    def medfl_attacks():
+        return [
+            AttackRecord("guess_it", f"{__name__}:Options", f"{__name__}:Results", {}),
+            AttackRecord("without", f"{__name__}:Options", f"{__name__}:Resluts", {}),
+        ]
+
+    class Options: pass
+    class Results: pass
+    """
+    registry = load_plugins([write("mine", plugin)])
+    assert registry.attack_options("guess_it").__name__ == "Options"
+    assert registry.attack_results("guess_it").__name__ == "Results"
+    with refused(PluginError, "missing_attribute", plugin="mine", attribute="Resluts"):
+        registry.attack_results("without")
+    for look_up in (registry.attack_options, registry.attack_results):
+        with refused(PluginError, "unknown_choice", what="attack", choice="gues_it") as caught:
+            look_up("gues_it")
+        assert "Did you mean 'guess_it'" in str(caught.value)
+
+
 def test_loading_plugins_imports_nothing_heavy():
     code = (
         "import sys, medfl_methods, medfl_datasets, medfl.builtin;"

@@ -11,6 +11,7 @@ import typer
 
 from medfl.engine.runs.facts import read_facts, sites_without_bundle, without_logs
 from medfl.errors import StoreError
+from medfl.hooks import ATTACKS_FOLDER
 from medfl.records.run_file import RunFile
 from medfl.records.summary import Summary
 from medfl.utils.files import bytes_in
@@ -18,7 +19,7 @@ from medfl.utils.formats import size
 
 KNOWN = (
     *(".lock", "run.json", "metrics.csv", "progress.jsonl", "summary.json", "report.html", "state", "sites", "global"),
-    *("findings.safetensors", "attacks", "kept"),
+    *("findings.safetensors", ATTACKS_FOLDER, "kept"),
     *("mlflow.json", "mlruns", "mlruns.db*", "config_*.json"),
     "study.json",
     ".*.tmp",

@@ -21,11 +21,10 @@ from torch import nn
 from medfl.data.pooled import joined, labels_of, patients_of
 from medfl.engine.adversaries.adversary import DataPoison
 from medfl.engine.adversaries.simulation import Attackers, PoisonedData, read_attackers
-from medfl.engine.runs.attack_results import results_path
 from medfl.errors import DataError, SettingsError
-from medfl.records.attacks import Interval, PoisonFile, PoisonResult
 from medfl.training.predict import logits
 from medfl.types import GLOBAL, Dataset, Meta
+from medfl_attacks.attack_files import Interval, PoisonFile, PoisonResult, results_path
 from medfl_attacks.open_run import OpenedRun
 from medfl_report.statistics import wilson_over_patients
 

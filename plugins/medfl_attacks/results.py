@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from medfl.records.attacks import InversionResult
+from medfl_attacks.attack_files import InversionResult
 from medfl_attacks.image_metrics import Quality, quality
 
 Target = Literal["shared", "update", "model"]

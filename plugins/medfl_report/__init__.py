@@ -72,7 +72,6 @@ def medfl_report_sections() -> list[SectionRecord]:
         SectionRecord("fairness", "By sex", "medfl_report.sections.fairness:FairnessSection", 140),
         SectionRecord("clusters", "Clusters", "medfl_report.sections.clusters:ClustersSection", 150),
         SectionRecord("privacy", "Privacy", "medfl_report.sections.privacy:PrivacySection", 300),
-        SectionRecord("attacks", "What attacks found", "medfl_report.sections.attacks:AttacksSection", 310),
         SectionRecord("atlas", "Regions of the atlas", "medfl_report.sections.atlas:AtlasSection", 320),
         SectionRecord("scores", "All scores", "medfl_report.sections.standard:ScoresSection", 500),
         SectionRecord("curves", "Round by round", "medfl_report.sections.standard:CurvesSection", 510),

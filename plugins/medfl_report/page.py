@@ -77,7 +77,7 @@ def write_report(
 ) -> Path:
     """Write the report of one or more runs. The same run folders, with the same atlas in the data, give the same bytes.
 
-    Only links to the pages of attacks depend on where it is written.
+    Only links to files beside the runs depend on where it is written.
 
     Args:
         runs: Run folders, finished or not; with a run of the method ``local`` the report says who gains.

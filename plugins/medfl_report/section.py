@@ -1,7 +1,7 @@
 """A section of a report: what it gets, what it gives, and how its template becomes a part of the page.
 
 Any plugin brings sections by the hook ``medfl_report_sections`` (`medfl.hooks.SectionRecord`); those of medfl itself
-are of the same kind, listed in `medfl.builtin`.
+are of the same kind, listed in `medfl_report`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from medfl.engine.runs.records import RunRecord
 from medfl.types import Meta
 from medfl.utils import formats
 from medfl.utils import formats as words
+from medfl_report.card_parts import CardPart
 from medfl_report.groups import Group, output_names
 from medfl_report.predictions import Tested
 from medfl_report.scores import Baseline
@@ -111,6 +112,14 @@ class Section(ABC):
     def style(self) -> str:
         """CSS of its own, for the head of the page, after medfl's; by default nothing."""
         return ""
+
+    def card(self, data: ReportData) -> CardPart | None:
+        """Return the section's part of a model card, or None for no part; by default None.
+
+        Args:
+            data: A single run, without predictions and findings.
+        """
+        return None
 
 
 class TemplateSection(Section):

@@ -1,62 +1,29 @@
 """Attacks on the finished runs of a study: their command lines, and the tables of what they find.
 
-``medfl attack NAME RUN`` writes ``RUN/attacks/NAME.json``. It is given again where that file is older than the run's
-scores, or was made with other options than the study asks for.
+Plugins list the attacks (`medfl.hooks.AttackRecord`). ``medfl attack NAME RUN`` writes a file of results into
+``RUN/attacks``. The command is repeated if that file is older than the run's scores, or has other options than the
+study.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from medfl.engine.runs.attack_results import read_results, results_path
 from medfl.errors import StoreError
-from medfl.records.attacks import AttackResult, field_of
+from medfl.hooks import ATTACKS_FOLDER, AttackRecord
+from medfl.plugins import Registry
 from medfl.types import Meta
 from medfl.utils.formats import table_lines
 from medfl_report.statistics import mean_std, paired_t
 from medfl_studies.jobs import Job
 from medfl_studies.schema import Study
-
-MEASURES = {
-    "membership": {
-        "auc": "AUC",
-        "tpr_at_1_fpr": "TPR at 1 % FPR",
-        "recall_balanced": "recall, balanced",
-        "recall": "recall, own threshold",
-        "false_alarms": "false alarms, own threshold",
-    },
-    "inversion": {"mse": "MSE", "psnr": "PSNR (dB)", "ssim": "SSIM"},
-    "poison": {"accuracy": "accuracy", "worst_accuracy": "worst honest site", "success": "attack success"},
-}
-"""Attack to the numbers that its table shows, and their headings."""
-
-OVER_SEEDS = frozenset({"poison"})
-"""Attacks whose table has intervals over the seeds, in place of standard deviations."""
-
-DIGITS = {"mse": 4, "psnr": 1}
-"""Decimals of measures that don't have three."""
-
-NOTES = {
-    "membership": "Which images a model was trained on. Chance is 0.5 for the AUC and for the recall on as many "
-    "members as others, 0.01 for the true positive rate at 1 % false positives. Larger: more leaks. The plain recall "
-    "by an attack's own threshold, which papers print, says something only beside its false alarms: guessing has as "
-    "many of these.",
-    "inversion": "What an attacker reconstructs, against the images themselves, in [0, 1]. A smaller MSE, a larger "
-    "PSNR and SSIM: more leaks. The mean image of other people, which takes no attack, is what to compare with.",
-    "poison": "What attackers reached: accuracy on all test images of honest sites and of the server, at the worst "
-    "honest site, and how often a model gives the answer that attackers want, of the images where that is a wrong one. "
-    "Ordinary errors give it, too, as rows without attackers show. In brackets: 95 % interval over the seeds, by "
-    "Student's t. What a rule costs without an attack, and what an attack costs, are the differences in the tables "
-    "above.",
-}
-"""Attack to what its numbers mean."""
 
 COLUMNS = ["kind", "label", "target", "round", "attack", "item", "measure", "seeds", "mean", "std", "low", "high"]
 """Columns of ``<data>-attacks.csv``."""
@@ -70,19 +37,21 @@ class AttackJob:
     """An attack on one run of a study.
 
     Attributes:
-        kind: ``membership``, ``inversion`` or ``poison``.
+        record: The attack.
+        results_class: Class of the file of its results.
         run: The run.
         options: Options of ``medfl attack`` by name.
     """
 
-    kind: str
+    record: AttackRecord
+    results_class: Any
     run: Job
     options: Meta
 
     @property
     def title(self) -> str:
         """How to call it."""
-        return f"{self.kind} of {self.run.title}"
+        return f"{self.record.name} of {self.run.title}"
 
     @property
     def folder(self) -> Path:
@@ -92,33 +61,34 @@ class AttackJob:
     @property
     def log(self) -> Path:
         """Where its messages go, beside the run's log."""
-        return self.folder.with_name(f"{self.folder.name}-{self.kind}.log")
+        return self.folder.with_name(f"{self.folder.name}-{self.record.name}.log")
 
     @property
     def file(self) -> Path:
-        """What it writes."""
-        return results_path(self.folder, self.kind)
+        """The file of its results."""
+        path: Path = self.folder / ATTACKS_FOLDER / self.results_class.NAME
+        return path
 
     def command(self) -> list[str]:
         """The words of the command line."""
-        words = [sys.executable, "-m", "medfl", "attack", self.kind, str(self.folder)]
+        words = [sys.executable, "-m", "medfl", "attack", self.record.name, str(self.folder)]
         for name, value in self.options.items():
             words += [f"--{name.replace('_', '-')}", str(value)]
         for file in self.run.options.get("plugins", ()):
             words += ["--plugin", str(file)]
         return words
 
-    def results(self) -> Sequence[AttackResult]:
+    def results(self) -> Sequence[Any]:
         """Return the results; empty if the attack is still to do."""
         try:
-            late = self.file.stat().st_mtime_ns < (self.folder / "summary.json").stat().st_mtime_ns
-            content = None if late else read_results(self.folder, self.kind)
+            if self.file.stat().st_mtime_ns < (self.folder / "summary.json").stat().st_mtime_ns:
+                return ()
+            content = self.results_class.read(self.file)
         except (OSError, StoreError):
             return ()
-        if content is None:
-            return ()
         same = all(content.options.get(name.replace("-", "_")) == value for name, value in self.options.items())
-        return content.results if same else ()
+        results: Sequence[Any] = content.results if same else ()
+        return results
 
     def status(self) -> str:
         """``finished``, or ``not run``."""
@@ -132,17 +102,21 @@ class AttackJob:
         """Nothing more to note: its file has its options."""
 
 
-def attack_jobs(study: Study, runs: Iterable[Job]) -> list[AttackJob]:
-    """All attacks of a study, in the order of its runs.
+def attack_jobs(study: Study, runs: Iterable[Job], registry: Registry) -> list[AttackJob]:
+    """Return all attacks of a study, in the order of its runs.
 
     Args:
         study: The study.
         runs: Its runs.
+        registry: Registry with the attacks.
+
+    Raises:
+        PluginError: If the class of an attack's results can't be imported.
     """
     return [
-        AttackJob(kind, run, dict(attack.options))
+        AttackJob(registry.attacks[name], registry.attack_results(name), run, dict(attack.options))
         for run in runs
-        for kind, attack in study.attacks.items()
+        for name, attack in study.attacks.items()
         if run.row in (attack.rows or study.rows) and run.data in (attack.data or study.data)
     ]
 
@@ -161,13 +135,14 @@ def attack_table(attacks: Sequence[AttackJob]) -> pd.DataFrame:
         NaN with one run.
     """
     values: dict[tuple[str, ...], dict[str, list[float]]] = {}
-    for attack in attacks:
-        for result in attack.results():
-            for measure in MEASURES[attack.kind]:
-                key = (attack.kind, attack.run.row, *(str(field_of(result, name) or "") for name in KEY), measure)
-                value = field_of(result, measure)
+    for job in attacks:
+        for result in job.results():
+            parts = [str(getattr(result, name, None) or "") for name in KEY]
+            for measure in job.record.measures:
+                key = (job.record.name, job.run.row, *parts, measure)
+                value = getattr(result, measure)
                 if value is not None and math.isfinite(value):
-                    values.setdefault(key, {}).setdefault(attack.run.repetition, []).append(float(value))
+                    values.setdefault(key, {}).setdefault(job.run.repetition, []).append(float(value))
     rows: list[list[Any]] = []
     for key, by_run in values.items():
         each = [math.fsum(same) / len(same) for same in by_run.values()]
@@ -177,27 +152,30 @@ def attack_table(attacks: Sequence[AttackJob]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def attacks_markdown(table: pd.DataFrame) -> str:
-    """A table for each attack, and what its numbers mean.
+def attacks_markdown(table: pd.DataFrame, attacks: Mapping[str, AttackRecord]) -> str:
+    """Return a table for each attack, and the meaning of its numbers.
 
     Args:
         table: From `attack_table`.
+        attacks: The attacks by name.
 
     Returns:
         Text that ends with a line break; empty without results.
     """
     parts = []
-    for kind, results in table.groupby("kind", sort=False):
-        headings, keys = MEASURES[str(kind)], [name for name in KEY if (results[name] != "").any()]
-        lines = [["method", "seeds", *keys, *headings.values()]]
+    for name, results in table.groupby("kind", sort=False):
+        attack, keys = attacks[str(name)], [key for key in KEY if (results[key] != "").any()]
+        lines = [["method", "seeds", *keys, *attack.measures.values()]]
         for key, rows in results.groupby(["label", *keys], sort=False):
             cells = {
-                row["measure"]: _cell(row, str(kind) in OVER_SEEDS, DIGITS.get(row["measure"], 3))
+                row["measure"]: _cell(row, attack.has_intervals, attack.digits.get(row["measure"], 3))
                 for row in rows.to_dict("records")
             }
             label, *what = (str(part) or "-" for part in key)
-            lines.append([label, str(rows["seeds"].max()), *what, *(cells.get(name, "-") for name in headings)])
-        parts.append(f"### Attack: {kind}\n\n{table_lines(lines)}\n\n- {NOTES[str(kind)]}\n")
+            lines.append(
+                [label, str(rows["seeds"].max()), *what, *(cells.get(measure, "-") for measure in attack.measures)]
+            )
+        parts.append(f"### Attack: {name}\n\n{table_lines(lines)}\n\n- {attack.note}\n")
     return "\n".join(parts)
 
 

@@ -58,14 +58,15 @@ def check_rows(study: Study, registry: Registry) -> None:
             raise SettingsError(error.code, f"row '{name}': {error}", **error.fields | {"row": name}) from None
 
 
-def check_attacks(study: Study) -> None:
-    """Read the options of every attack.
+def check_attacks(study: Study, registry: Registry) -> None:
+    """Check the name and the options of every attack.
 
     Raises:
-        SettingsError: If one is unknown or out of range; naming the attack.
+        PluginError: If an attack is unknown or can't be imported.
+        SettingsError: If an option is unknown or out of range; naming the attack.
     """
     for kind, attack in study.attacks.items():
-        options = _attack_options(kind)
+        options = registry.attack_options(kind)
         known = [field.name for field in dataclasses.fields(options)] + ["device"]
         values = {name.replace("-", "_"): value for name, value in attack.options.items()}
         for name in values:
@@ -81,21 +82,6 @@ def check_attacks(study: Study) -> None:
         except MedflError as error:
             fields = error.fields | {"attack": kind}
             raise SettingsError(error.code, f"'attacks.{kind}.options': {error}", **fields) from None
-
-
-def _attack_options(kind: str) -> type:
-    """The class of the options of an attack; imported now, with all of the attack."""
-    if kind == "membership":
-        from medfl_attacks.membership.attack import MembershipOptions
-
-        return MembershipOptions
-    if kind == "poison":
-        from medfl_attacks.poisoning import PoisonOptions
-
-        return PoisonOptions
-    from medfl_attacks.inversion.attack import InversionOptions
-
-    return InversionOptions
 
 
 def check_options(bundle: Path, jobs: list[Job]) -> None:

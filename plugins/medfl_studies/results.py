@@ -40,6 +40,7 @@ def write_tables(
     outcome: Outcome[Job],
     data: str,
     out: Path,
+    registry: Registry,
     attacked: Outcome[AttackJob] | None = None,
     rows: str = "",
 ) -> None:
@@ -53,6 +54,7 @@ def write_tables(
         outcome: How its runs stand.
         data: Name of a data set.
         out: Folder of the study.
+        registry: Registry with the attacks.
         attacked: How the attacks on them stand, once they have begun.
         rows: The table of the study's rows (`rows_markdown`).
     """
@@ -62,7 +64,7 @@ def write_tables(
     try:
         if over:
             parts += _tables(study, data, over, out)
-            parts += [_releases(over), _attacks(study, data, over, out)]
+            parts += [_releases(over), _attacks(study, data, over, out, registry)]
     except MedflError as error:
         parts.append(f"No table: {error}\n")
     parts += [_failed(attacked, data), rows]
@@ -153,12 +155,12 @@ def _baselines(study: Study, labels: Collection[str]) -> dict[str, str]:
     return {name: base for name, base in named.items() if base is not None and base in labels}
 
 
-def _attacks(study: Study, data: str, jobs: list[Job], out: Path) -> str:
+def _attacks(study: Study, data: str, jobs: list[Job], out: Path, registry: Registry) -> str:
     """Write what the attacks found on the runs that are over, and say it in Markdown."""
-    table = attack_table(attack_jobs(study, jobs))
+    table = attack_table(attack_jobs(study, jobs, registry))
     if not table.empty:
         write_atomic(_path(out, data, "-attacks.csv"), csv_table(table).encode())
-    return attacks_markdown(table)
+    return attacks_markdown(table, registry.attacks)
 
 
 def _failed(attacked: Outcome[AttackJob] | None, data: str) -> str:
@@ -166,7 +168,7 @@ def _failed(attacked: Outcome[AttackJob] | None, data: str) -> str:
     tried = attacked.status.items() if attacked else ()
     failed = [(attack, status) for attack, status in tried if attack.run.data == data and status.startswith("failed")]
     lines = [
-        f"- {attack.kind} of {attack.run.row}, {attack.run.repetition}: {status}; see {attack.log}"
+        f"- {attack.record.name} of {attack.run.row}, {attack.run.repetition}: {status}; see {attack.log}"
         for attack, status in failed
     ]
     return "\n".join(["Attacks that failed:\n", *lines]) + "\n" if lines else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
@@ -154,7 +154,7 @@ class Study(Strict):
         metrics: Metrics that the runs compute and the tables show; without them, those of the bundle.
         baseline: The row that the others are compared with.
         claims: Orderings to check.
-        attacks: Attack to the rows whose runs are attacked once they are finished.
+        attacks: Maps the name of an attack to the rows whose runs are attacked once they are finished.
         settings: Options of every run. Weakest first: these, a scale's, a data set's, a row's, a scale's for a method.
             A file of ``weights`` is one of the source folder.
         without_weights: What replaces `settings` where that file is not there (`medfl_studies.weights`); None refuses.
@@ -171,7 +171,7 @@ class Study(Strict):
     metrics: list[str] = []
     baseline: str | None = None
     claims: list[Claim] = []
-    attacks: dict[Literal["membership", "inversion", "poison"], Attack] = {}
+    attacks: dict[str, Attack] = {}
     settings: dict[str, Any] = {}
     without_weights: dict[str, Any] | None = None
     scales: dict[str, StudyScale] = {}

@@ -78,12 +78,12 @@ def load_study(
     place = (out or default_out(study, scale)).absolute()
     registry = load_plugins(study.settings.get("plugins", ()), study.settings.get("disabled_plugins", ()))
     check_rows(study, registry)
-    check_attacks(study)
+    check_attacks(study, registry)
     check_data(study, source, place, registry, is_adopted(bundle))
     jobs = expand(study, bundle, source, place, workers)
     if jobs:
         check_options(bundle, jobs)
-    return Prepared(study, jobs, attack_jobs(study, jobs), registry, source, place, note)
+    return Prepared(study, jobs, attack_jobs(study, jobs, registry), registry, source, place, note)
 
 
 def default_out(study: Study, scale: str) -> Path:
@@ -119,13 +119,13 @@ def run_study(
 
         def after_run(runs: Outcome[Job], job: Job) -> None:
             show(_over(runs))
-            tables[job.data](study, runs, job.data, out, rows=rows)
+            tables[job.data](study, runs, job.data, out, prepared.registry, rows=rows)
             if clean and runs.status[job] == "finished" and all(attack.run != job for attack in prepared.attacks):
                 clean(job.folder)
 
         def after_attack(attacked: Outcome[AttackJob], attack: AttackJob) -> None:
             show(_over(runs) + _over(attacked))
-            tables[attack.run.data](study, runs, attack.run.data, out, attacked, rows)
+            tables[attack.run.data](study, runs, attack.run.data, out, prepared.registry, attacked, rows)
             if clean and all(other.run != attack.run for other in attacked.unfinished()):
                 clean(attack.run.folder)
 
@@ -136,7 +136,7 @@ def run_study(
             if not study.rows:
                 write_people(study, data, prepared.source, out)
                 continue
-            write_tables(study, runs, data, out, attacked, rows)
+            write_tables(study, runs, data, out, prepared.registry, attacked, rows)
             write_page(study, runs, data, out, say, prepared.registry)
     return Outcome({**runs.status, **attacked.status})
 

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from attack_files import INVERSION
 from attack_runs import make_data, run_bundle, undrawn
+from made_up_results import INVERSION
 
 from medfl.cli.main import main
-from medfl.engine.runs.attack_results import read_results
+from medfl_attacks.attack_files import read_results
 from medfl_report.page import write_report
 
 NUMBERS = ("auc", "tpr_at_1_fpr", "recall", "accuracy", "recall_balanced")

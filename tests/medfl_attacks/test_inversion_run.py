@@ -10,13 +10,13 @@ from torch import nn
 
 from medfl.contract import Model
 from medfl.data.pooled import Empty
-from medfl.engine.runs.attack_results import read_results
 from medfl.engine.site import Splits
 from medfl.errors import SettingsError
 from medfl.privacy.release import Release
 from medfl.privacy.released import Released
 from medfl.settings import Settings
 from medfl.testing.cohort import make_sites, make_task
+from medfl_attacks.attack_files import read_results
 from medfl_attacks.inversion.attack import InversionOptions, attack, run_inversion
 from medfl_attacks.open_run import OpenedRun
 

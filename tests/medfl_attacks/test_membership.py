@@ -15,15 +15,14 @@ from torch import nn
 from medfl.contract import Model
 from medfl.data.pooled import TensorData
 from medfl.engine.journal import Journal
-from medfl.engine.runs.attack_results import read_results
 from medfl.engine.site import Splits
 from medfl.errors import DataError, SettingsError, StoreError
-from medfl.records.attacks import AttackedRun, MembershipFile
 from medfl.settings import Settings
 from medfl.toolkit.averaging import Averaging
 from medfl.training.loop import train
 from medfl.training.predict import logits
 from medfl.types import Dataset
+from medfl_attacks.attack_files import AttackedRun, MembershipFile, read_results
 from medfl_attacks.membership.attack import MembershipOptions, _shadow_of, attack, plain_line, run_membership
 from medfl_attacks.membership.page import render
 from medfl_attacks.membership.shadow import ShadowAttack, _fit, epochs_of, highest_log_odds, matched, train_attack

@@ -15,13 +15,13 @@ from medfl.cli.main import main
 from medfl.contract import Model
 from medfl.data.pooled import Empty, TensorData
 from medfl.engine.adversaries.simulation import read_attackers
-from medfl.engine.runs.attack_results import read_results
 from medfl.engine.site import Splits
 from medfl.errors import DataError, SettingsError
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.testing.cohort import make_task
 from medfl.toolkit.averaging import Averaging
+from medfl_attacks.attack_files import read_results
 from medfl_attacks.open_run import OpenedRun
 from medfl_attacks.poisoning import PoisonOptions, judge, plain_line, run_poison
 from medfl_report.statistics import wilson

@@ -11,22 +11,31 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from attack_files import INVERSION, MEMBERSHIP, POISON, write
+import toy_attacks
 from refusals import refused
 from study_toys import SMALL, Runs, contents
+from toy_attacks import Guess, Harm, Rebuilt, write
 
 from medfl.contract import Findings
 from medfl.engine.runs.findings import write_findings
-from medfl.errors import SettingsError
+from medfl.errors import MedflError, PluginError, SettingsError
+from medfl.plugins import load_plugins
 from medfl.privacy.release import Release
 from medfl_studies.attacks import attack_table, attacks_markdown
 from medfl_studies.reading import read_study
 from medfl_studies.study import commands, run_study
 
 ATTACKS = {
-    "membership": {"options": {"images": 500}},
-    "inversion": {"rows": ["fedprox mu=0.1"], "options": {"against": "shared", "smoothness": 0.5}},
+    "guess": {"options": {"images": 500}},
+    "rebuild": {"rows": ["fedprox mu=0.1"], "options": {"against": "shared", "smoothness": 0.5}},
 }
+
+
+@pytest.fixture(autouse=True)
+def _attacks_of_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Studies know the attacks of a plugin file beside those that are installed."""
+    file = Path(toy_attacks.__file__)
+    monkeypatch.setattr("medfl_studies.study.load_plugins", lambda *_: load_plugins([file]))
 
 
 @pytest.fixture(autouse=True)
@@ -55,13 +64,11 @@ class Attacked(Runs):
             return 3
         seed = int(folder.name.partition("-")[2])
         used: dict[str, Any] = {"images": 500, "seed": 0}
-        changes = {"attack": "loss_threshold", "auc": 0.5 + seed / 4, "members": 9, "tpr_at_1_fpr": float("nan")}
-        results: list[Any] = [MEMBERSHIP.model_copy(update=changes)]
-        if kind == "inversion":
+        results: list[Any] = [Guess(auc=0.5 + seed / 4)]
+        if kind == "rebuild":
             used = {"against": "shared", "smoothness": 0.5, "steps": 9}
-            same = {"attack": "decoder", "item": "x_p", "psnr": float("inf")}
-            results = [INVERSION.model_copy(update=same | {"mse": value}) for value in (seed - 0.5, seed + 0.5)]
-        write(folder, kind, used, results)
+            results = [Rebuilt(mse=value) for value in (seed - 0.5, seed + 0.5)]
+        write(folder, kind, used, *results)
         return 0
 
 
@@ -75,12 +82,12 @@ def test_the_runs_of_the_named_rows_are_attacked_once_they_are_finished(load, tm
     assert [words[0] for words in lines] == ["run"] * 4 + ["attack"] * 6
     assert not run_study(prepared, runs).unfinished()
     assert runs.attacks == [
-        "membership / alone / seed-0 / --images / 500",
-        "membership / fedprox-mu-0.1 / seed-0 / --images / 500",
-        "inversion / fedprox-mu-0.1 / seed-0 / --against / shared / --smoothness / 0.5",
-        "membership / alone / seed-1 / --images / 500",
-        "membership / fedprox-mu-0.1 / seed-1 / --images / 500",
-        "inversion / fedprox-mu-0.1 / seed-1 / --against / shared / --smoothness / 0.5",
+        "guess / alone / seed-0 / --images / 500",
+        "guess / fedprox-mu-0.1 / seed-0 / --images / 500",
+        "rebuild / fedprox-mu-0.1 / seed-0 / --against / shared / --smoothness / 0.5",
+        "guess / alone / seed-1 / --images / 500",
+        "guess / fedprox-mu-0.1 / seed-1 / --images / 500",
+        "rebuild / fedprox-mu-0.1 / seed-1 / --against / shared / --smoothness / 0.5",
     ]
 
 
@@ -104,52 +111,49 @@ def test_a_run_may_be_cleaned_after_its_last_attack(load) -> None:
 def test_a_run_whose_attack_failed_is_not_cleaned(load, capfd) -> None:
     cleaned: set[str] = set()
     prepared = load({"attacks": ATTACKS})
-    run_study(prepared, Attacked(failing_attack="inversion"), clean=lambda folder: cleaned.add(folder.parent.name))
+    run_study(prepared, Attacked(failing_attack="rebuild"), clean=lambda folder: cleaned.add(folder.parent.name))
     assert cleaned == {"alone"}
 
 
 def test_models_of_earlier_rounds_have_rows_of_their_own(load, tmp_path: Path) -> None:
-    changes = {"settings__keep_rounds": [1], "attacks": {"membership": {"options": {"round": "kept"}}}, "seeds": 1}
+    changes = {"settings__keep_rounds": [1], "attacks": {"guess": {"options": {"round": "kept"}}}, "seeds": 1}
     prepared = load(changes)
     assert shlex.split(commands(prepared)[-1])[-2:] == ["--round", "kept"]
     for job in prepared.jobs:
         Runs()(job.command(), job.log)
-        changes = [{"attack": "loss_threshold", "auc": n / 10, "round": n} for n in (5, 6)]
-        results = [MEMBERSHIP.model_copy(update=change) for change in changes]
-        write(job.folder, "membership", {"round": "kept"}, results)
+        write(job.folder, "guess", {"round": "kept"}, *(Guess(auc=number / 10, round=number) for number in (5, 6)))
     table = attack_table(prepared.attacks)
     areas = table.loc[table["measure"] == "auc", ["label", "round", "mean"]]
     assert areas.to_numpy().tolist()[:2] == [["alone", "5", 0.5], ["alone", "6", 0.6]]
-    assert "| alone | 1 | global | 5 | loss_threshold | 0.500 |" in attacks_markdown(table)
+    assert "| alone | 1 | global | 5 | loss | 0.500 |" in attacks_markdown(table, prepared.registry.attacks)
 
 
 def test_data_may_have_rows_of_their_own_and_attacks_data(load) -> None:
     """The rows of a data set are those that it names; an attack leaves out the data that it doesn't name."""
     changes = {"data__other": SMALL["data"]["demo"] | {"rows": ["alone"]}, "seeds": 1}
-    prepared = load(changes | {"attacks": {"membership": {"data": ["demo"]}}})
+    prepared = load(changes | {"attacks": {"guess": {"data": ["demo"]}}})
     assert [(job.data, job.row) for job in prepared.jobs] == [
         ("demo", "alone"),
         ("demo", "fedprox mu=0.1"),
         ("other", "alone"),
     ]
     assert [attack.run.data for attack in prepared.attacks] == ["demo", "demo"]
-    assert load(changes | {"attacks": {"membership": {"data": ["demo"]}}}, data=["other"]).attacks == []
+    assert load(changes | {"attacks": {"guess": {"data": ["demo"]}}}, data=["other"]).attacks == []
 
 
 def test_the_tables_hold_mean_and_spread_over_the_seeds(load, tmp_path: Path) -> None:
     run_study(load({"attacks": ATTACKS}), Attacked())
     table = pd.read_csv(tmp_path / "out" / "results" / "demo-attacks.csv").set_index(["kind", "label", "measure"])
-    assert table.loc[("membership", "alone", "auc"), "mean"] == 0.625
-    assert table.loc[("membership", "alone", "auc"), "std"] == pytest.approx(0.25 / 2**0.5)
-    row = table.loc[("inversion", "fedprox mu=0.1", "mse")]
+    assert table.loc[("guess", "alone", "auc"), "mean"] == 0.625
+    assert table.loc[("guess", "alone", "auc"), "std"] == pytest.approx(0.25 / 2**0.5)
+    row = table.loc[("rebuild", "fedprox mu=0.1", "mse")]
     # both sites of a run count as one number, 0 and 1
     assert (row["mean"], row["std"], row["seeds"]) == (0.5, pytest.approx(1 / 2**0.5), 2)
     assert (row["target"], row["attack"], row["item"]) == ("shared", "decoder", "x_p")
-    assert len(table) == 2 * 4 + 2, "what is not finite has no row"
-    assert "### Attack: membership" in text(tmp_path)
-    assert "| alone | 2 | global | loss_threshold | 0.625 ± 0.177 | - | 0.570 ± 0.000 | 0.654 ± 0.000 |" in text(
-        tmp_path
-    )
+    assert len(table) == 2 * 2 + 2, "what is not finite has no row"
+    assert "### Attack: guess" in text(tmp_path)
+    assert "| alone | 2 | global | loss | 0.625 ± 0.177 | - | 0.654 ± 0.000 |\n" in text(tmp_path)
+    assert "- Chance is 0.5.\n" in text(tmp_path)
     assert "| fedprox mu=0.1 | 2 | shared | decoder | x_p | 0.5000 ± 0.7071 | - | 0.250 ± 0.000 |" in text(tmp_path)
 
 
@@ -160,10 +164,10 @@ def test_an_attack_is_made_again_only_if_its_options_or_the_run_changed(load, tm
     assert (again.commands, again.attacks) == ([], [])
     assert contents(tmp_path / "out" / "runs") == before
     other = Attacked()
-    outcome = run_study(load({"attacks": ATTACKS, "attacks__membership__options": {"images": 20}}), other)
+    outcome = run_study(load({"attacks": ATTACKS, "attacks__guess__options": {"images": 20}}), other)
     assert [attack.endswith("--images / 20") for attack in other.attacks] == [True] * 4
-    assert [work.title for work in outcome.unfinished()][0] == "membership of demo / alone / seed 0", "made with 500"
-    assert "Attack: membership" not in text(tmp_path)
+    assert [work.title for work in outcome.unfinished()][0] == "guess of demo / alone / seed 0", "made with 500"
+    assert "Attack: guess" not in text(tmp_path)
     summary = tmp_path / "out" / "runs" / "demo" / "fedprox-mu-0.1" / "seed-1" / "summary.json"
     os.utime(summary, ns=(summary.stat().st_atime_ns, summary.stat().st_mtime_ns + 10**10))
     newer = Attacked()
@@ -173,22 +177,22 @@ def test_an_attack_is_made_again_only_if_its_options_or_the_run_changed(load, tm
 
 def test_a_damaged_result_is_no_result(load, tmp_path: Path) -> None:
     run_study(load({"attacks": ATTACKS}), Attacked())
-    (tmp_path / "out" / "runs" / "demo" / "alone" / "seed-0" / "attacks" / "membership.json").write_text("{")
+    (tmp_path / "out" / "runs" / "demo" / "alone" / "seed-0" / "attacks" / "guess.json").write_text("{")
     again = Attacked()
     run_study(load({"attacks": ATTACKS}), again)
-    assert again.attacks == ["membership / alone / seed-0 / --images / 500"]
+    assert again.attacks == ["guess / alone / seed-0 / --images / 500"]
 
 
 def test_a_failed_attack_is_named_and_leaves_the_others(load, tmp_path: Path, capfd) -> None:
-    outcome = run_study(load({"attacks": ATTACKS}), Attacked(failing_attack="inversion"))
+    outcome = run_study(load({"attacks": ATTACKS}), Attacked(failing_attack="rebuild"))
     assert [work.title for work in outcome.unfinished()] == [
-        f"inversion of demo / fedprox mu=0.1 / seed {seed}" for seed in (0, 1)
+        f"rebuild of demo / fedprox mu=0.1 / seed {seed}" for seed in (0, 1)
     ]
-    log = tmp_path / "out" / "runs" / "demo" / "fedprox-mu-0.1" / "seed-0-inversion.log"
-    assert f"- inversion of fedprox mu=0.1, seed 0: failed (3); see {log}" in text(tmp_path)
+    log = tmp_path / "out" / "runs" / "demo" / "fedprox-mu-0.1" / "seed-0-rebuild.log"
+    assert f"- rebuild of fedprox mu=0.1, seed 0: failed (3); see {log}" in text(tmp_path)
     assert "no such target" in capfd.readouterr().err
-    assert "Attack: membership" in text(tmp_path)
-    assert "Attack: inversion" not in text(tmp_path)
+    assert "Attack: guess" in text(tmp_path)
+    assert "Attack: rebuild" not in text(tmp_path)
 
 
 def test_a_run_that_failed_is_not_attacked(load) -> None:
@@ -199,55 +203,64 @@ def test_a_run_that_failed_is_not_attacked(load) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "code", "fields", "hint"),
+    ("changes", "kind", "code", "fields", "hint"),
     [
-        ({"attacks": {"membrship": {}}}, "unknown_choice", {"settings": ["attacks.membrship.[key]"]}, ""),
+        ({"attacks": {"gues": {}}}, PluginError, "unknown_choice", {"what": "attack", "choice": "gues"}, "'guess'"),
         (
-            {"attacks": {"membership": {"rows": ["alon"]}}},
+            {"attacks": {"guess": {"rows": ["alon"]}}},
+            SettingsError,
             "unknown_choice",
-            {"place": "attacks.membership", "what": "row", "choice": "alon"},
+            {"place": "attacks.guess", "what": "row", "choice": "alon"},
             "'alone'",
         ),
         (
-            {"attacks": {"membership": {"data": ["demos"]}}},
+            {"attacks": {"guess": {"data": ["demos"]}}},
+            SettingsError,
             "unknown_choice",
-            {"place": "attacks.membership", "what": "data set", "choice": "demos"},
+            {"place": "attacks.guess", "what": "data set", "choice": "demos"},
             "'demo'",
         ),
         (
             {"data__demo__rows": ["alon"]},
+            SettingsError,
             "unknown_choice",
             {"place": "data.demo", "what": "row", "choice": "alon"},
             "'alone'",
         ),
         (
-            {"attacks": {"membership": {"option": {}}}},
+            {"attacks": {"guess": {"option": {}}}},
+            SettingsError,
             "unknown_setting",
-            {"settings": ["attacks.membership.option"]},
+            {"settings": ["attacks.guess.option"]},
             "",
         ),
         (
-            {"attacks": {"membership": {"options": {"imags": 5}}}},
+            {"attacks": {"guess": {"options": {"imags": 5}}}},
+            SettingsError,
             "unknown_setting",
-            {"place": "attacks.membership.options", "name": "imags"},
+            {"place": "attacks.guess.options", "name": "imags"},
             "'images'",
         ),
         (
-            {"attacks": {"membership": {"options": {"shadow-epochs": 0}}}},
+            {"attacks": {"guess": {"options": {"images": 1}}}},
+            SettingsError,
             "setting_out_of_range",
-            {"attack": "membership", "setting": "shadow_epochs", "minimum": 1, "found": 0},
+            {"attack": "guess", "setting": "images", "minimum": 2, "found": 1},
             "",
         ),
         (
             {"scales__cpu__methods": {"fedprx": {}}},
+            SettingsError,
             "unknown_choice",
             {"place": "scales", "what": "method", "choice": "fedprx"},
             "Did you mean 'fedprox'",
         ),
     ],
 )
-def test_mistakes_are_found_before_any_run(load, changes: dict, code: str, fields: dict, hint: str) -> None:
-    with refused(SettingsError, code, **fields) as caught:
+def test_mistakes_are_found_before_any_run(
+    load, changes: dict, kind: type[MedflError], code: str, fields: dict, hint: str
+) -> None:
+    with refused(kind, code, **fields) as caught:
         load(changes, scale="cpu")
     assert hint in str(caught.value)
 
@@ -293,29 +306,18 @@ def test_the_privacy_of_released_images_is_told(load, tmp_path: Path) -> None:
     assert "gaussian" not in text(tmp_path)
 
 
-def test_what_attackers_reached_has_intervals_over_the_seeds(load, tmp_path: Path) -> None:
+def test_a_table_may_have_intervals_over_the_seeds(load, tmp_path: Path) -> None:
     """By Student's t over two seeds: 12.7 times half their distance on both sides of the mean."""
-    looked_for = '{"attack": "backdoor", "sites": ["site-1"]}'
-    prepared = load({"attacks": {"poison": {"rows": ["alone"], "options": {"poison": looked_for}}}})
-    assert shlex.split(commands(prepared)[-1])[-4:] == [
-        "poison",
-        str(prepared.attacks[-1].folder),
-        "--poison",
-        looked_for,
-    ]
+    wanted = '{"attack": "backdoor", "sites": ["site-1"]}'
+    prepared = load({"attacks": {"harm": {"rows": ["alone"], "options": {"wanted": wanted}}}})
+    assert shlex.split(commands(prepared)[-1])[-4:] == ["harm", str(prepared.attacks[-1].folder), "--wanted", wanted]
     for job in prepared.attacks:
         Runs()(job.run.command(), job.run.log)
         seed = int(job.folder.name.partition("-")[2])
-        results = [POISON.model_copy(update={"accuracy": 0.8 + seed / 100, "success": 0.5})]
-        write(job.folder, "poison", {"poison": looked_for, "device": "cpu"}, results)
+        write(job.folder, "harm", {"wanted": wanted, "device": "cpu"}, Harm(accuracy=0.8 + seed / 100))
     table = attack_table(prepared.attacks).set_index("measure")
     assert table.loc["accuracy", ["low", "high"]].tolist() == pytest.approx([0.805 - 0.0635, 0.805 + 0.0635], abs=1e-4)
     assert table.loc["success", ["low", "high"]].isna().all(), "no spread, no interval"
-    text = attacks_markdown(table.reset_index())
+    text = attacks_markdown(table.reset_index(), prepared.registry.attacks)
     assert "| alone | 2 | global | backdoor | 0.805 (0.741 to 0.869) | - | 0.500 ± 0.000 |" in text
-    assert "as rows without attackers show" in text
-
-
-def test_what_is_looked_for_is_checked_before_anything_runs(load) -> None:
-    with refused(SettingsError, "invalid_json", attack="poison", setting="poison", found="backdoor"):
-        load({"attacks": {"poison": {"options": {"poison": "backdoor"}}}})
+    assert "In brackets: 95 % interval over the seeds." in text

@@ -98,7 +98,7 @@ def membership(
     Example: medfl attack membership runs/fedavg --targets sites --images 200
     """
     with quick_imports():
-        from medfl.engine.runs.attack_results import results_path
+        from medfl_attacks.attack_files import results_path
         from medfl_attacks.membership.attack import NAME, MembershipOptions, plain_line, run_membership
         from medfl_attacks.open_run import open_run
 
@@ -136,7 +136,7 @@ def inversion(
     Example: medfl attack inversion runs/fedavg --against update --images 1 --steps 100
     """
     with quick_imports():
-        from medfl.engine.runs.attack_results import results_path
+        from medfl_attacks.attack_files import results_path
         from medfl_attacks.inversion.attack import InversionOptions, run_inversion
         from medfl_attacks.open_run import open_run
 
@@ -173,7 +173,7 @@ def poison(
     Example: medfl attack poison runs/median
     """
     with quick_imports():
-        from medfl.engine.runs.attack_results import results_path
+        from medfl_attacks.attack_files import results_path
         from medfl_attacks.open_run import open_run
         from medfl_attacks.poisoning import NAME, PoisonOptions, plain_line, run_poison
 

@@ -18,12 +18,11 @@ from typing import Literal, get_args
 import torch
 
 from medfl.data.pooled import Pooled, labels_of
-from medfl.engine.runs.attack_results import results_path
 from medfl.errors import DataError, SettingsError, check_choice
-from medfl.records.attacks import InversionFile, InversionResult
 from medfl.task import Scale
 from medfl.types import Dataset
 from medfl.utils.rng import make_generator
+from medfl_attacks.attack_files import InversionFile, InversionResult, results_path
 from medfl_attacks.inversion import targets
 from medfl_attacks.inversion.decoder import STEPS
 from medfl_attacks.inversion.gradient import SMOOTHNESS

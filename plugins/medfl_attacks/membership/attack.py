@@ -18,12 +18,11 @@ import torch
 from torch import nn
 
 from medfl.data.pooled import labels_of
-from medfl.engine.runs.attack_results import results_path
 from medfl.errors import DataError, SettingsError
-from medfl.records.attacks import AttackedRun, MembershipFile, MembershipResult
 from medfl.training.predict import logits
 from medfl.types import Dataset, Meta
 from medfl.utils.rng import make_generator
+from medfl_attacks.attack_files import AttackedRun, MembershipFile, MembershipResult, results_path
 from medfl_attacks.membership.metrics import Scores, measure
 from medfl_attacks.membership.page import ATTACKS, name_of, write_page
 from medfl_attacks.membership.shadow import Chosen, ShadowAttack, epochs_of, matched, train_attack

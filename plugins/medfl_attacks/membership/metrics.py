@@ -12,7 +12,7 @@ import numpy as np
 from scipy.stats import norm, rankdata
 
 from medfl.errors import SettingsError
-from medfl.records.attacks import Histogram, MembershipMeasures
+from medfl_attacks.attack_files import Histogram, MembershipMeasures
 
 LOW_FPR = 0.01
 """The share of false alarms at which an attack that must not err is judged (Carlini et al., S&P 2022)."""

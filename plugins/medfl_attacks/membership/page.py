@@ -11,9 +11,9 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from medfl.records.attacks import MembershipFile, MembershipResult
 from medfl.utils.files import write_atomic
 from medfl.utils.formats import count, listed
+from medfl_attacks.attack_files import MembershipFile, MembershipResult
 from medfl_report.figures import INK, STYLE, WIDTH, looks, svg
 from medfl_report.section import render_template
 

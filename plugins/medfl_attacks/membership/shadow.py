@@ -14,13 +14,13 @@ import torch
 from medfl.data.pooled import labels_of, patients_of
 from medfl.data.sampling import class_rows, stratified_share
 from medfl.errors import SettingsError
-from medfl.records.attacks import ShadowNetwork
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.loop import train
 from medfl.training.predict import logits
 from medfl.types import Dataset
 from medfl.utils.rng import make_generator, pinned
+from medfl_attacks.attack_files import ShadowNetwork
 
 SMALLEST = 10
 """Fewest images of a shadow set: half of them are members of the shadow network."""

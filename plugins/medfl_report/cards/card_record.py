@@ -8,6 +8,7 @@ from typing import Literal
 from medfl.records.partition import LocatedExclusion
 from medfl.records.record import Record
 from medfl.records.summary import BestRound
+from medfl_report.card_parts import CardPart
 
 ModelKind = Literal["personal", "global"]
 """Kind of a model that a site exports."""
@@ -99,30 +100,14 @@ class PrivacyFacts(Record):
     statement: str
 
 
-class AttackTable(Record):
-    """Results of the attacks of one kind.
+class CardSection(CardPart):
+    """Section of the card that a section of the report gives.
 
     Attributes:
-        kind: Kind of the attacks, such as ``membership``.
-        head: Headings of the columns.
-        rows: Cells of each attack.
+        title: Heading.
     """
 
-    kind: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-class AttackFacts(Record):
-    """Results of attacks on the run.
-
-    Attributes:
-        tables: One table for each kind of attack.
-        notices: Sentences about results that can't be shown.
-    """
-
-    tables: tuple[AttackTable, ...]
-    notices: tuple[str, ...]
+    title: str
 
 
 class ServerScore(Record):
@@ -165,7 +150,7 @@ class RunFacts(Record):
         data_digest: Identifies the data of all sites.
         costs: Bytes and seconds; of a site's card those of the site alone.
         privacy: Differential privacy; None if the run used none.
-        attacks: Results of attacks; None if nobody attacked the run.
+        sections: Sections of the card that sections of the report give, in the order of the page.
         warnings: Warnings of the report.
         alerts: Graver sentences of the report, which the card shows at its top.
         leaks: Sentences about violations of the data's separation that the run allowed.
@@ -195,7 +180,7 @@ class RunFacts(Record):
     data_digest: str
     costs: tuple[NamedValue, ...]
     privacy: PrivacyFacts | None
-    attacks: AttackFacts | None
+    sections: tuple[CardSection, ...]
     warnings: tuple[str, ...]
     alerts: tuple[str, ...]
     leaks: tuple[str, ...]

@@ -7,11 +7,11 @@ from typing import cast
 
 from medfl.data.datalists import SPLITS
 from medfl.engine.runs.records import RunRecord
+from medfl.plugins import Registry
 from medfl.types import GLOBAL, Meta
 from medfl.utils.formats import duration, number, size
 from medfl_report.cards.card_record import (
-    AttackFacts,
-    AttackTable,
+    CardSection,
     CardSetting,
     ImageCounts,
     ModelKind,
@@ -26,7 +26,6 @@ from medfl_report.groups import group_runs
 from medfl_report.notices import make_notices
 from medfl_report.scores import class_names, key_metrics, named_runs
 from medfl_report.section import ReportData
-from medfl_report.sections.attacks import KINDS, attacks_section
 from medfl_report.sections.costs import COSTS, costs, settings, surroundings
 from medfl_report.sections.privacy import privacy_section
 
@@ -34,12 +33,13 @@ NONE = "none"
 """Value of the plugins in `surroundings` if the run folder lists none."""
 
 
-def run_facts(run: RunRecord, site: str | None) -> RunFacts:
+def run_facts(run: RunRecord, site: str | None, registry: Registry) -> RunFacts:
     """Return the facts of a run.
 
     Args:
         run: The run.
         site: Site of the card: the images, costs and model are those of this site alone. None for the global model.
+        registry: Registry with the sections of the report.
     """
     groups = group_runs([run])
     data = ReportData(tuple(named_runs(groups)), tuple(groups), {}, {})  # scores come from predictions alone
@@ -74,7 +74,7 @@ def run_facts(run: RunRecord, site: str | None) -> RunFacts:
         data_digest=run.data,
         costs=_costs(data, site),
         privacy=_privacy(data),
-        attacks=_attacks(data),
+        sections=_sections(data, registry),
         warnings=tuple(notice.text for notice in notices if notice.level == "warn"),
         alerts=tuple(notice.text for notice in notices if notice.level == "bad"),
         leaks=() if summary is None else summary.leaks,
@@ -134,27 +134,11 @@ def _privacy(data: ReportData) -> PrivacyFacts | None:
     return PrivacyFacts(unit=str(row["unit_phrase"]), epsilon=str(row["stated"]), statement=str(row["words"]), **same)
 
 
-def _attacks(data: ReportData) -> AttackFacts | None:
-    """Return the tables of attacks, as in the report; None if nobody attacked the run."""
-    section = attacks_section(data.groups, None)
-    if section is None:
-        return None
-    return AttackFacts(
-        tables=tuple(_attack_table(kind, section[kind]) for kind in KINDS if section[kind]),
-        notices=tuple(section["notices"]),
-    )
-
-
-def _attack_table(kind: str, table: Meta) -> AttackTable:
-    head = ["target", "attack", *(["item"] if len(table["rows"][0]["names"]) > 3 else []), "images"]
-    rows = []
-    for row in table["rows"]:
-        pairs = zip(row["cells"], row["intervals"], strict=True)
-        cells = [cell + (" [{:.3f}, {:.3f}]".format(*ends) if ends else "") for cell, ends in pairs]
-        rows.append((*row["names"][1:], row["images"], *cells))
-    return AttackTable(
-        kind=kind, head=(*head, *(f"{name} ({note})" for name, note in table["heads"])), rows=tuple(rows)
-    )
+def _sections(data: ReportData, registry: Registry) -> tuple[CardSection, ...]:
+    """Return the sections that sections of the report give, in the order of the page."""
+    records = sorted(registry.report_sections.values(), key=lambda record: (record.order, record.name))
+    parts = [(record.title, registry.report_section(record.name)().card(data)) for record in records]
+    return tuple(CardSection(title=title, **dict(part)) for title, part in parts if part is not None)
 
 
 def _server_scores(data: ReportData, run: RunRecord) -> tuple[ServerScore, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from medfl.engine.runs.records import RunRecord, objective_of, read_run
 from medfl.errors import MedflError, StoreError
+from medfl.plugins import Registry, load_plugins
 from medfl.version import __version__
 from medfl_report.cards.bundles import Bundle, bundles_of, prediction_files, read_predicted
 from medfl_report.cards.card_record import RunFacts
@@ -43,18 +44,20 @@ class Verification:
     sha256: str = ""
 
 
-def verify(place: Path) -> list[Verification]:
+def verify(place: Path, registry: Registry | None = None) -> list[Verification]:
     """Check a bundle, or all bundles of a run.
 
     Args:
         place: Folder of the bundle or the run.
+        registry: Registry with the sections of the report; None loads the installed plugins.
 
     Raises:
         StoreError: If the folder holds neither a run nor a bundle with a card.
     """
     if (place / "run.json").is_file():
         run = read_run(place)
-        return [_verify_in_run(bundle, run) for bundle in bundles_of(run)]
+        registry = registry or load_plugins()
+        return [_verify_in_run(bundle, run, registry) for bundle in bundles_of(run)]
     if (place / Evidence.NAME).is_file():
         return [verify_bundle(place)]
     raise StoreError(
@@ -65,9 +68,9 @@ def verify(place: Path) -> list[Verification]:
     )
 
 
-def _verify_in_run(bundle: Bundle, run: RunRecord) -> Verification:
+def _verify_in_run(bundle: Bundle, run: RunRecord, registry: Registry) -> Verification:
     """Check a bundle, and compare its card with the run folder."""
-    name, facts = bundle.folder.relative_to(run.folder).as_posix(), run_facts(run, bundle.site)
+    name, facts = bundle.folder.relative_to(run.folder).as_posix(), run_facts(run, bundle.site, registry)
     if not (bundle.folder / Evidence.NAME).is_file():
         return Verification(name, [f"there is no {Evidence.NAME}: `medfl card` was not given since the run ended"])
     result = verify_bundle(bundle.folder, name)

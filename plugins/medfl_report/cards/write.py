@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from medfl.engine.runs.attack_results import FOLDER
 from medfl.engine.runs.records import TEST_CONFIG, RunRecord, read_run
 from medfl.errors import StoreError
-from medfl.hooks import MethodRecord
+from medfl.hooks import ATTACKS_FOLDER
 from medfl.plugins import Registry
 from medfl.types import GLOBAL, Meta, PathLike
 from medfl.utils.files import write_atomic
@@ -39,7 +38,7 @@ def write_cards(
 
     Args:
         folder: The run folder.
-        registry: Registry with the run's method.
+        registry: Registry with the run's method and the sections of the report.
         data: Folder of the partitioned data; None for the folder that the run names.
         answers: File of answers (`medfl_report.cards.answers.read_answers`); None for no answers.
 
@@ -52,21 +51,18 @@ def write_cards(
     """
     run, people = read_run(folder), read_answers(None if answers is None else Path(answers))
     data_folder = run.data_folder if data is None else Path(data)
-    method = registry.methods.get(run.method)
     written = []
     for bundle in bundles_of(run):
         digests = run.run.provenance.data.sites
         data_of = data_facts(data_folder, digests, [bundle.site] if bundle.site else run.sites)
-        facts = card_facts(run, bundle, data_of, people, method)
+        facts = card_facts(run, bundle, data_of, people, registry)
         tested = read_predicted(bundle.predictions, run.objective)
         scores = card_scores(tested, facts.output_names, run.task_metrics)
         written.append(_write(run, bundle, facts, scores))
     return written
 
 
-def card_facts(
-    run: RunRecord, bundle: Bundle, data: DataFacts, answers: CardAnswers, method: MethodRecord | None
-) -> CardFacts:
+def card_facts(run: RunRecord, bundle: Bundle, data: DataFacts, answers: CardAnswers, registry: Registry) -> CardFacts:
     """Return the facts of a bundle's card.
 
     Args:
@@ -74,9 +70,9 @@ def card_facts(
         bundle: The bundle.
         data: Facts of the data.
         answers: Answers of people.
-        method: The run's method; None if it is not installed.
+        registry: Registry with the run's method and the sections of the report.
     """
-    of_run = run_facts(run, bundle.site)
+    method, of_run = registry.methods.get(run.method), run_facts(run, bundle.site, registry)
     model = _model(bundle.folder, of_run.networks)
     data_name = run.run.provenance.data.name
     homes = [bundle.folder] if bundle.site is not None else (bundle.folder.parent / "sites").glob("*")
@@ -118,7 +114,7 @@ def run_hashes(run: RunRecord) -> dict[str, str]:
     """Return the SHA-256 of each file of a run folder that cards are made from; ``run.json`` without `medfl clean`."""
     folder, kept = run.folder, {key: value for key, value in run.run.to_json().items() if key != "cleaned"}
     hashes = {"run.json": digest({}, kept)}
-    paths = [*(folder / name for name in RUN_FILES), *sorted((folder / FOLDER).glob("*.json"))]
+    paths = [*(folder / name for name in RUN_FILES), *sorted((folder / ATTACKS_FOLDER).glob("*.json"))]
     return hashes | {path.relative_to(folder).as_posix(): file_hash(path) for path in paths if path.is_file()}
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from attack_files import MEMBERSHIP, write
 from make_runs import CLASSES, SITES, make_run
 from objective_runs import run_objective
 from refusals import refused
@@ -191,7 +190,6 @@ def test_the_same_run_gives_the_same_bytes(run, registry):
 def test_what_nobody_told_is_unknown(run):
     text = (run / "sites" / "site-1" / "README.md").read_text()
     assert "licence: unknown" in text
-    assert "Unknown: nobody attacked this run" in text
     assert "Unknown: nobody stated it." in text
     items = tables(text)
     assert items["CLAIM 2024"].keys() == CLAIM.keys()
@@ -321,7 +319,7 @@ def test_lists_that_are_not_those_of_the_run_tell_nothing(with_data):
     assert "the data that lie there now are not those of the run (at site-1)" in card
 
 
-# ---- subgroups, promises, attacks, kinds of tasks
+# ---- subgroups, promises, parts of sections, kinds of tasks
 
 
 def test_a_subgroup_of_few_is_not_scored_and_not_counted(tmp_path, registry):
@@ -347,7 +345,7 @@ def test_personal_models_leave_the_global_one_without_predictions(tmp_path, regi
     assert all(not checked.problems for checked in verify(folder))
 
 
-def test_a_promise_and_what_attacks_found_stand_in_the_card(tmp_path, registry):
+def test_a_promise_stands_in_the_card(tmp_path, registry):
     privacy = {
         "unit": "site",
         "adjacency": "replace",
@@ -357,12 +355,42 @@ def test_a_promise_and_what_attacks_found_stand_in_the_card(tmp_path, registry):
         "accountant": "gaussian",
     }
     folder = make_run(tmp_path / "run", images=10, metrics=("accuracy",), settings={"privacy": privacy})
-    changes = {"attack": "loss_threshold", "members": 12, "non_members": 9, "tpr_at_1_fpr": 0.02}
-    write(folder, "membership", {}, [MEMBERSHIP.model_copy(update=changes)])
     write_cards(folder, registry)
     text = (folder / "global" / "README.md").read_text()
     assert "epsilon 5 with delta 1e-05 for a site that is replaced by any other" in text
-    assert "| global model | loss threshold | 12 and 9 | 0.610 \\[0.580, 0.640\\] | 0.020 | 0.570 |" in text
+
+
+SECTION = """
+from medfl.plugins import SectionRecord, hookimpl
+from medfl_report.card_parts import CardPart, PartTable
+from medfl_report.section import Section
+
+@hookimpl
+def medfl_report_sections():
+    return [SectionRecord("own", "Mine & <yours>", f"{__name__}:Own")]
+
+class Own(Section):
+    def render(self, data):
+        return ""
+
+    def card(self, data):
+        ((name, run),) = data.runs
+        table = PartTable(title="counts", head=("run", "sites"), rows=((name, str(len(run.sites))),))
+        return CardPart(tables=(table,), texts=("It `says` this.",))
+"""
+
+
+def test_a_section_of_a_plugin_has_a_part_in_the_card(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(SECTION)
+    registry, folder = load_plugins([file]), make_run(tmp_path / "run", images=10, metrics=("accuracy",))
+    write_cards(folder, registry)
+    text = (folder / "global" / "README.md").read_text()
+    rows = "| run | sites |\n| :-- | --: |\n| fedavg | 3 |"
+    assert f"## Mine & \\<yours\\>\n\nCounts:\n\n{rows}\n\nIt \\`says\\` this.\n\n## " in text
+    assert all(not checked.problems for checked in verify(folder, registry))
+    problems = ["the run folder does not say what the card says of: sections"]
+    assert all(checked.problems == problems for checked in verify(folder))
 
 
 KINDS = [

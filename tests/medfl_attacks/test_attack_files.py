@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attack_files import INVERSION, MEMBERSHIP, POISON, write
+from made_up_results import INVERSION, MEMBERSHIP, POISON, write
 from refusals import refused
 
-from medfl.engine.runs.attack_results import FILES, read_results, results_path
 from medfl.errors import StoreError
+from medfl_attacks.attack_files import FILES, read_results, results_path
 
 FULL = {
     "membership": [MEMBERSHIP, MEMBERSHIP.model_copy(update={"target": "sites", "site": "a", "round": 3})],

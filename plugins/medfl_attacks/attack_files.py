@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import ClassVar, Literal
 
 from pydantic import JsonValue
 
+from medfl.hooks import ATTACKS_FOLDER
 from medfl.records.record import FileRecord, Record
 
 Interval = tuple[float, float]
@@ -151,11 +153,6 @@ AttackResult = MembershipResult | InversionResult | PoisonResult
 """The result of an attack of any kind."""
 
 
-def field_of(result: AttackResult, name: str) -> Any:
-    """Return the value of a field, or None if results of this kind do not have it."""
-    return getattr(result, name, None)
-
-
 class AttackedRun(Record):
     """The run that was attacked.
 
@@ -250,3 +247,36 @@ class PoisonFile(AttackFile):
 
     attack: Literal["poison"] = "poison"
     results: tuple[PoisonResult, ...]
+
+
+FILES: dict[str, type[MembershipFile] | type[InversionFile] | type[PoisonFile]] = {
+    "membership": MembershipFile,
+    "inversion": InversionFile,
+    "poison": PoisonFile,
+}
+"""Maps each kind of attack to the class of its file."""
+
+
+def results_path(run: Path, attack: str, out: Path | None = None) -> Path:
+    """Return the path of an attack's JSON file; its page has the same name and ends with ``.html``.
+
+    Args:
+        run: The run folder.
+        attack: Kind of the attack, a key of `FILES`.
+        out: The folder to write to; None means `ATTACKS_FOLDER` in the run folder.
+    """
+    return (run / ATTACKS_FOLDER if out is None else out) / FILES[attack].NAME
+
+
+def read_results(run: Path, attack: str) -> MembershipFile | InversionFile | PoisonFile | None:
+    """Return the results of an attack on a run, or None if there are none.
+
+    Args:
+        run: The run folder.
+        attack: Kind of the attack, a key of `FILES`.
+
+    Raises:
+        StoreError: If the file is damaged, or of another version.
+    """
+    path = results_path(run, attack)
+    return FILES[attack].read(path) if path.is_file() else None

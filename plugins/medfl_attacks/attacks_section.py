@@ -13,12 +13,13 @@ from urllib.parse import quote
 import pandas as pd
 from markupsafe import Markup
 
-from medfl.engine.runs.attack_results import FOLDER, read_results, results_path
 from medfl.engine.runs.records import RunRecord
 from medfl.errors import StoreError
-from medfl.records.attacks import AttackResult, Interval, MembershipResult, field_of
+from medfl.hooks import ATTACKS_FOLDER
 from medfl.types import Meta
 from medfl.utils.formats import MISSING, listed, number
+from medfl_attacks.attack_files import FILES, AttackResult, Interval, MembershipResult, read_results, results_path
+from medfl_report.card_parts import CardPart, PartTable
 from medfl_report.curves import curves_svg, ends
 from medfl_report.figures import Curve, Look, looks
 from medfl_report.gains import mean_known
@@ -26,8 +27,6 @@ from medfl_report.groups import Group
 from medfl_report.notices import Named
 from medfl_report.scores import named_runs, value_over
 from medfl_report.section import ReportData, TemplateSection
-
-KINDS = ("membership", "inversion", "poison")
 
 WORDS = {
     "global": "global model",
@@ -104,6 +103,17 @@ class AttacksSection(TemplateSection):
         """Tables and pictures, where a run was attacked."""
         return {"attacks": attacks} if (attacks := attacks_section(data.groups, data.folder)) else None
 
+    def card(self, data: ReportData) -> CardPart:
+        """Return the tables of the section, or a sentence that says that nobody attacked the run."""
+        values = self.values(data)
+        if values is None:
+            return CardPart(texts=("Unknown: this run was not attacked (medfl attack).",))
+        attacks = values["attacks"]
+        return CardPart(
+            tables=tuple(_card_table(kind, attacks[kind]) for kind in FILES if attacks[kind]),
+            texts=(*attacks["notices"], "An attack that fails proves nothing."),
+        )
+
 
 def attacks_section(groups: Sequence[Group], folder: Path | None) -> Meta | None:
     """The section; None where no run was attacked.
@@ -117,7 +127,7 @@ def attacks_section(groups: Sequence[Group], folder: Path | None) -> Meta | None
     within = os.path.commonpath([run.folder.absolute().parent for _, (_, run) in runs])
     start = folder if folder is not None and _near(folder, Path(within)) else None
     notices: list[str] = []
-    by_kind = {kind: _read_all(runs, kind, start, notices) for kind in KINDS}
+    by_kind = {kind: _read_all(runs, kind, start, notices) for kind in FILES}
     if not notices and not any(by_kind.values()):
         return None
     return {
@@ -127,7 +137,7 @@ def attacks_section(groups: Sequence[Group], folder: Path | None) -> Meta | None
         "inversion": _table("inversion", by_kind["inversion"]),
         "poison": _table("poison", by_kind["poison"]),
         "links": [
-            (f"{attacked.name}, {kind}", attacked.page) for kind in KINDS for attacked in by_kind[kind] if attacked.page
+            (f"{attacked.name}, {kind}", attacked.page) for kind in FILES for attacked in by_kind[kind] if attacked.page
         ],
     }
 
@@ -148,8 +158,8 @@ def _read_all(runs: Sequence[tuple[str, Named]], kind: str, start: Path | None, 
             content = read_results(run.folder, kind)
         except StoreError:  # its message has the whole path
             notices.append(
-                f"What the {kind} attack on {name} found is left out: {FOLDER}/{kind}.json in its run folder is "
-                f"damaged or of another version. `medfl attack {kind}` writes it anew."
+                f"What the {kind} attack on {name} found is left out: {ATTACKS_FOLDER}/{kind}.json in its run folder "
+                f"is damaged or of another version. `medfl attack {kind}` writes it anew."
             )
             continue
         if content is not None:
@@ -167,6 +177,17 @@ def _page(run: RunRecord, kind: str, start: Path | None) -> str:
 # ---- tables
 
 
+def _card_table(kind: str, table: Meta) -> PartTable:
+    """Return a table of the section without the column of runs, with each interval behind its number."""
+    head = ["target", "attack", *(["item"] if len(table["rows"][0]["names"]) > 3 else []), "images"]
+    rows = []
+    for row in table["rows"]:
+        pairs = zip(row["cells"], row["intervals"], strict=True)
+        cells = [cell + (" [{:.3f}, {:.3f}]".format(*ends) if ends else "") for cell, ends in pairs]
+        rows.append((*row["names"][1:], row["images"], *cells))
+    return PartTable(title=kind, head=(*head, *(f"{name} ({note})" for name, note in table["heads"])), rows=tuple(rows))
+
+
 def _table(kind: str, attacked: Sequence[Attacked]) -> Meta | None:
     """A row for each group, target, attack and item, as mean over the group's runs; None without results.
 
@@ -176,8 +197,8 @@ def _table(kind: str, attacked: Sequence[Attacked]) -> Meta | None:
     every = [result for run in attacked for result in run.results]
     for run in attacked:
         for result in run.results:
-            target, *rest = (_text(field_of(result, name)) for name in KEYS[kind])
-            round_ = field_of(result, "round")
+            target, *rest = (_text(getattr(result, name, None)) for name in KEYS[kind])
+            round_ = getattr(result, "round", None)
             key = (run.group, target + (f", round {round_}" if round_ else ""), *rest)
             rows.setdefault(key, {}).setdefault(run.name, []).append(result)
     if not rows:
@@ -185,7 +206,9 @@ def _table(kind: str, attacked: Sequence[Attacked]) -> Meta | None:
     return {
         "heads": [(head, note) for head, note, _ in COLUMNS[kind].values()],
         "several": any(len(runs) > 1 for runs in rows.values()),
-        "over": listed(sorted({over for result in every if (over := field_of(result, "interval_over")) is not None})),
+        "over": listed(
+            sorted({over for result in every if (over := getattr(result, "interval_over", None)) is not None})
+        ),
         "rows": [_row(kind, names, list(runs.values())) for names, runs in rows.items()],
     }
 
@@ -225,7 +248,7 @@ def _row(kind: str, names: tuple[str, ...], runs: Sequence[Sequence[AttackResult
         "names": names,
         "images": " and ".join(_counts(every, key) for key in IMAGES[kind]),
         "cells": [
-            _cell([mean_known(_number(field_of(result, key)) for result in results) for results in runs], form)
+            _cell([mean_known(_number(getattr(result, key, None)) for result in results) for results in runs], form)
             for key, (_, _, form) in COLUMNS[kind].items()
         ],
         "intervals": [_interval(every[0], key) if len(every) == 1 else None for key in COLUMNS[kind]],
@@ -247,7 +270,7 @@ def _number(value: Any) -> float | None:
 
 
 def _counts(results: Sequence[AttackResult], key: str) -> str:
-    known = sorted({int(value) for result in results if (value := field_of(result, key)) is not None})
+    known = sorted({int(value) for result in results if (value := getattr(result, key, None)) is not None})
     if not known:
         return MISSING
     return number(known[0]) if len(known) == 1 else f"{number(known[0])} to {number(known[-1])}"
@@ -255,5 +278,5 @@ def _counts(results: Sequence[AttackResult], key: str) -> str:
 
 def _interval(result: AttackResult, key: str) -> Interval | None:
     """Return a number's 95 % interval, or None if there is none."""
-    interval: Interval | None = field_of(result, f"{key}_interval")
+    interval: Interval | None = getattr(result, f"{key}_interval", None)
     return None if interval is None or not all(map(math.isfinite, interval)) else interval

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from medfl.engine.runs.attack_results import results_path
-from medfl.records.attacks import (
+from medfl_attacks.attack_files import (
     AttackedRun,
     Histogram,
     InversionFile,
@@ -16,6 +15,7 @@ from medfl.records.attacks import (
     MembershipResult,
     PoisonFile,
     PoisonResult,
+    results_path,
 )
 
 MEMBERSHIP = MembershipResult(

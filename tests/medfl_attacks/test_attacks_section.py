@@ -1,18 +1,21 @@
-"""Attacks on the page: their numbers, means over seeds, links to their pages, and files that can't be used."""
+"""Attacks in reports and cards: numbers, means over seeds, links to their pages, and files that can't be used."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-from attack_files import INVERSION, MEMBERSHIP, POISON, write
+from made_up_results import INVERSION, MEMBERSHIP, POISON, write
 from make_runs import make_run
 from read_page import Page, section, words
 
 from medfl.engine.runs.records import read_run
+from medfl.plugins import load_plugins
+from medfl_attacks.attacks_section import attacks_section
+from medfl_report.cards.verify import verify
+from medfl_report.cards.write import write_cards
 from medfl_report.groups import group_runs
 from medfl_report.page import write_report
-from medfl_report.sections.attacks import attacks_section
 
 
 def like(result, **changes):
@@ -202,3 +205,35 @@ def test_the_report_beside_its_run_has_section_and_link(run):
     html = write_report([folder]).read_text()
     assert "<h2>What attacks found</h2>" in html
     assert links(Page(html)) == ["attacks/membership.html"]
+
+
+# ---- cards
+
+
+def card(folder):
+    write_cards(folder, load_plugins())
+    assert all(not checked.problems for checked in verify(folder))
+    return (folder / "global" / "README.md").read_text()
+
+
+def test_the_card_has_the_tables_of_the_section(run):
+    row = like(MEMBERSHIP, attack="loss_threshold", members=12, non_members=9, tpr_at_1_fpr=0.02)
+    folder = run("a", [row], bundles=True)
+    text = card(folder)
+    assert "\n## What attacks found\n\nMembership:\n\n| target | attack | images | AUC (0.5 is guessing) |" in text
+    assert "| global model | loss threshold | 12 and 9 | 0.610 \\[0.580, 0.640\\] | 0.020 | 0.570 |" in text
+    assert "\n\nAn attack that fails proves nothing.\n\n## " in text
+    write(folder, "membership", {}, [like(row, auc=0.5)])
+    problems = [problem for checked in verify(folder) for problem in checked.problems]
+    assert "attacks/membership.json of the run folder: changed" in problems
+    assert "the run folder does not say what the card says of: sections" in problems
+
+
+def test_the_card_of_a_run_that_nobody_attacked_says_so(run):
+    text = card(run("a", bundles=True))
+    assert "\n## What attacks found\n\nUnknown: this run was not attacked (medfl attack).\n\n## " in text
+
+
+def test_the_section_stands_behind_privacy():
+    sections = load_plugins().report_sections
+    assert sections["privacy"].order < sections["attacks"].order < sections["atlas"].order
