@@ -24,7 +24,6 @@ import numpy as np
 from pydantic import model_validator
 
 from medfl.data.datalists import Datalist
-from medfl.data.readers.atlas import Placed, place_atlas, write_atlas
 from medfl.data.readers.volumes import Grid, common_grid
 from medfl.data.table import row_list
 from medfl.errors import DataError
@@ -36,6 +35,7 @@ from medfl.ingest.spec import ImageSpec, folder_with
 from medfl.records.datalist import CaseRecord
 from medfl.utils.text import Say
 from medfl_datasets.abide import RECORDS
+from medfl_datasets.abide.atlas import Placed, place_atlas, write_atlas
 from medfl_datasets.abide.download import URL, fetch_maps, fetch_phenotypes
 from medfl_datasets.abide.files import DEFAULT_DERIVATIVES, Maps, find_maps, nothing_found
 from medfl_datasets.abide.images import NO_MAP, Failures, described, read_one, too_many
