@@ -1,4 +1,7 @@
-"""Prepared releases of medical images, a folder each: ``RECORDS`` lists its data set, ``SECTIONS`` its report sections."""
+"""Prepared releases of medical images, with a folder for each.
+
+A folder's ``RECORDS`` lists its data set. If it has sections of the report, ``SECTIONS`` lists them.
+"""
 
 import importlib
 import pkgutil

@@ -8,7 +8,11 @@ import pytest
 from pydantic import ValidationError
 from refusals import refused
 
+from medfl.bundle.federation import read_federation
+from medfl.bundle.files import shipped
+from medfl.engine.runs.network_assignment import read_assignment
 from medfl.errors import SettingsError
+from medfl.plugins import load_plugins
 from medfl.records.run_file import AssignedNetwork
 from medfl.settings import read_settings
 from medfl_methods.pfedcdp.device_profiles import (
@@ -273,6 +277,20 @@ def test_without_psutil(monkeypatch):
     with refused(SettingsError, "missing_package", package="psutil", extra="devices") as caught:
         live()
     assert "`pip install 'medfl-monai[devices]'`" in str(caught.value)
+
+
+# ---- by name
+
+
+def test_the_bundle_for_mammograms_has_clusters_if_profiles_are_named(tmp_path):
+    registry = load_plugins()
+    for profiles, assigned in ((None, set()), ("synthetic", {"a", "b", "c"})):
+        values = {"dataset_dir": str(tmp_path), "network_assignment#profiles": profiles}
+        run = read_federation(shipped()["mammography_classification"], values)
+        rule = read_assignment(run.network_assignment, registry)
+        assert isinstance(rule, MachineClusters)
+        assert set(rule.assign(["a", "b", "c"], seed=0)) == assigned
+    assert set(rule.networks.values()) == {"cluster_a", "cluster_b", "cluster_c"}
 
 
 # ---- what sites report
