@@ -53,7 +53,7 @@ def medfl_commands() -> list[CommandRecord]:
 
 @hookimpl
 def medfl_report_sections() -> list[SectionRecord]:
-    """Return the sections of the report; orders 200 to 299 are left to methods."""
+    """Return the general sections of the report. Methods and data sets bring sections of their own."""
     return [
         SectionRecord("gains", "Who gains", "medfl_report.sections.gains:GainsSection", 0),
         SectionRecord("masks", "Masks", "medfl_report.objectives.masks:MasksSection", 10),
