@@ -13,7 +13,7 @@ from refusals import refused
 from medfl import hooks
 from medfl.contract import Method
 from medfl.errors import PluginError, SettingsError
-from medfl.ingest.spec import DatasetSpec, ImageSpec
+from medfl.data.ingest.spec import DatasetSpec, ImageSpec
 from medfl.plugins import load_plugins
 
 HEAD = """

@@ -21,7 +21,7 @@ from medfl.data.readers.images import kind_of
 from medfl.data.readers.mammogram_image import mirrored, open_mammogram, row_of
 from medfl.data.readers.pictures import open_picture
 from medfl.errors import DataError
-from medfl.ingest.workers import LoadedItem
+from medfl.data.ingest.workers import LoadedItem
 from medfl_datasets.cbis_ddsm.files import only_one
 
 _NEAR = 1 / 16  # JPEG blurs a mask's edges

@@ -21,7 +21,7 @@ from typing import Any
 
 from medfl.data.readers.volumes import SUFFIXES
 from medfl.errors import DataError
-from medfl.ingest.volumes import IMAGE, LABEL, Case
+from medfl.data.ingest.volumes import IMAGE, LABEL, Case
 from medfl.utils.text import first_names
 
 LIST = "dataset.json"

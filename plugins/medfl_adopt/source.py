@@ -23,7 +23,7 @@ from medfl.data.transforms.cases import case_digest
 from medfl.data.transforms.dataset import TransformDataset
 from medfl.errors import DataError, SettingsError, did_you_mean
 from medfl.objectives import Objective
-from medfl.partition.case_list import SUBJECTS
+from medfl.data.partition.case_list import SUBJECTS
 from medfl.settings import Execution
 from medfl.types import GLOBAL, Dataset, Meta
 from medfl_adopt.bundle import EVALUATE, TRAIN, AdoptedBundle

@@ -18,7 +18,7 @@ from medfl.data.datalists import read_datalist
 from medfl.data.partition_file import drawn_fold
 from medfl.data.sites import site_names
 from medfl.errors import DataError, SettingsError, StoreError
-from medfl.partition.plan import PartitionPlan
+from medfl.data.partition.plan import PartitionPlan
 from medfl.records.partition import Fold, Partition
 from medfl.records.run_file import RunFile
 from medfl_studies.study import commands, run_study

@@ -11,7 +11,7 @@ from abide_maker import TWO, changed, copied, make_release, map_of, prepare, rew
 from refusals import refused
 
 from medfl.errors import DataError, SettingsError
-from medfl.ingest import array_file as new_array
+from medfl.data.ingest import array_file as new_array
 from medfl.records.datalist import Exclusion
 from medfl_datasets.abide import images as abide_images
 from medfl_datasets.abide.files import Maps

@@ -21,7 +21,7 @@ from medfl.data.datalists import Datalist, write_datalist
 from medfl.data.sites import load_site
 from medfl.errors import SettingsError, StoreError
 from medfl.objectives import Multiclass
-from medfl.partition.plan import PartitionPlan
+from medfl.data.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins
 from medfl.records.partition import LocatedExclusion, Partition
 from medfl.records.site_card import SiteCard
