@@ -67,7 +67,7 @@ def medfl(options: argparse.Namespace) -> None:
     from medfl.data.arrays import ArrayDataset
     from medfl.data.pooled import Empty
     from medfl.engine.plan import MethodChoice
-    from medfl.engine.runs.simulation import Callbacks, SimulatedRun, RunData, Simulation, simulate
+    from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, Simulation, simulate
     from medfl.engine.site import Splits
     from medfl.networks.cnn import CNN4
     from medfl.objectives import Multiclass

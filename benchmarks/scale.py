@@ -25,7 +25,7 @@ from torch import nn
 from medfl.data.arrays import ArrayDataset
 from medfl.engine.evaluation import Row
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import Callbacks, SimulatedRun, RunData, Simulation, simulate
+from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, Simulation, simulate
 from medfl.engine.site import Splits
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins

@@ -25,7 +25,7 @@ from torch import nn
 from medfl.data.arrays import ArrayDataset
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.progress import PROGRESS, ProgressFile
-from medfl.engine.runs.simulation import SimulatedRun, RunData, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.engine.site import Splits
 from medfl.networks.cnn import CNN4
 from medfl.objectives import Multiclass

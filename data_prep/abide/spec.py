@@ -24,14 +24,14 @@ import numpy as np
 from pydantic import model_validator
 
 from medfl.data.datalists import Datalist
-from medfl.data.readers.volumes import Grid, common_grid
-from medfl.data.table import row_list
-from medfl.errors import DataError
 from medfl.data.ingest.array_file import stack_rows
 from medfl.data.ingest.choice import Choice, Outcome, exclusions
 from medfl.data.ingest.options import Words, check_mirror
 from medfl.data.ingest.pipeline import QUARANTINE
 from medfl.data.ingest.spec import ImageSpec, folder_with
+from medfl.data.readers.volumes import Grid, common_grid
+from medfl.data.table import row_list
+from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord
 from medfl.utils.text import Say
 from medfl_datasets.abide import RECORDS

@@ -23,12 +23,12 @@ from pathlib import Path
 
 import numpy as np
 
+from medfl.data.ingest.masks import masked_picture
+from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.pictures import read_picture
 from medfl.data.readers.rgb import read_rgb, resize
 from medfl.data.readers.segmentations import SUFFIX, read_mask
 from medfl.errors import DataError
-from medfl.data.ingest.masks import masked_picture
-from medfl.data.ingest.workers import LoadedItem
 
 TABLE = "HAM10000_metadata"
 """Name of the table, without its ending."""

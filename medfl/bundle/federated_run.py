@@ -23,7 +23,7 @@ from medfl.engine.runs.console import ends_monai_command, round_progress, show_l
 from medfl.engine.runs.home import Home
 from medfl.engine.runs.network_assignment import read_assignment
 from medfl.engine.runs.provenance import bundle_values, setting_origins
-from medfl.engine.runs.simulation import Callbacks, Result, SimulatedRun, RunData, Simulation, simulate
+from medfl.engine.runs.simulation import Callbacks, Result, RunData, SimulatedRun, Simulation, simulate
 from medfl.engine.runs.site_bundles import export
 from medfl.engine.site import Splits
 from medfl.errors import SettingsError, check_choice

@@ -17,7 +17,7 @@ from medfl.contract import Method
 from medfl.data.pooled import TensorData
 from medfl.engine.adversaries.simulation import read_attackers
 from medfl.engine.plan import MethodChoice, RunPlan
-from medfl.engine.runs.simulation import Callbacks, Result, SimulatedRun, RunData, Simulation, simulate
+from medfl.engine.runs.simulation import Callbacks, Result, RunData, SimulatedRun, Simulation, simulate
 from medfl.engine.site import Splits
 from medfl.engine.store import Store
 from medfl.objectives import Multiclass

@@ -22,7 +22,7 @@ from medfl.bundle.watched import AbortedError
 from medfl.data.sites import load_sites
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.records import read_metrics
-from medfl.engine.runs.simulation import Result, SimulatedRun, RunData, simulate
+from medfl.engine.runs.simulation import Result, RunData, SimulatedRun, simulate
 from medfl.engine.site import Splits
 from medfl.errors import RefusedError, SettingsError
 from medfl.plugins import load_plugins

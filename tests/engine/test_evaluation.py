@@ -12,7 +12,7 @@ from torch import nn
 
 from medfl.engine.evaluation import Row, csv_lines, rows_of, score
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import SimulatedRun, RunData, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.errors import SettingsError
 from medfl.metrics import METRICS
 from medfl.objectives import Multiclass

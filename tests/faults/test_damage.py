@@ -16,7 +16,7 @@ from toys import Ring, Toy, builtin, snapshot
 
 from medfl.contract import Plan, Server
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import SimulatedRun, RunData, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.engine.store import Store
 from medfl.errors import DamagedError, StoreError
 from medfl.settings import Settings

@@ -13,7 +13,7 @@ from typing import Any
 from medfl.bundle.files import shipped
 from medfl.data.sites import load_global, load_site, load_sites
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import Result, SimulatedRun, RunData, Simulation, simulate
+from medfl.engine.runs.simulation import Result, RunData, SimulatedRun, Simulation, simulate
 from medfl.engine.site import Splits
 from medfl.testing.phantoms import make_cohort
 from medfl.types import PUBLIC

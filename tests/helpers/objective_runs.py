@@ -11,7 +11,7 @@ import torch
 
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.home import Home
-from medfl.engine.runs.simulation import Callbacks, SimulatedRun, RunData, simulate
+from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, simulate
 from medfl.engine.runs.site_bundles import export
 from medfl.engine.site import Splits
 from medfl.objectives import Objective

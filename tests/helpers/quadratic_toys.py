@@ -7,7 +7,7 @@ from torch import nn
 
 from medfl.data.pooled import Empty, TensorData
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import SimulatedRun, RunData, Simulation, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, Simulation, simulate
 from medfl.engine.site import Splits
 from medfl.objectives import Multiclass
 from medfl.settings import Settings

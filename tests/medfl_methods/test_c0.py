@@ -9,7 +9,7 @@ from torch import nn
 from medfl.contract import Holder, Server, State
 from medfl.data.pooled import Empty
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import SimulatedRun, RunData, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.engine.site import Splits
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins

@@ -9,7 +9,7 @@ from quadratic_toys import QUADRATIC, quadratic_sites
 from refusals import refused
 
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import SimulatedRun, RunData, Simulation, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, Simulation, simulate
 from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
 from medfl.settings import Settings

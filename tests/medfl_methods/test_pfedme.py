@@ -8,7 +8,7 @@ from quadratic_toys import QUADRATIC, quadratic_sites
 from torch.nn import functional as F
 
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import SimulatedRun, RunData, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.engine.store import Store
 from medfl.plugins import load_plugins
 from medfl.settings import Settings

@@ -9,8 +9,8 @@ from prepare_specs import study_release
 from refusals import refused
 
 from medfl.data.datalists import read_datalist
-from medfl.errors import DataError, SettingsError
 from medfl.data.ingest.prepare import prepare
+from medfl.errors import DataError, SettingsError
 from medfl_datasets.bloodcells.labels import SHIPPED
 from medfl_datasets.bloodcells.phantom import ACEVEDO, BODZAS, write_acevedo, write_bodzas, write_matek
 

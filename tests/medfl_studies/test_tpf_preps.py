@@ -8,8 +8,8 @@ from prepare_specs import study_release
 from refusals import refused
 
 from medfl.data.datalists import read_datalist
-from medfl.errors import DataError, SettingsError
 from medfl.data.ingest.prepare import prepare
+from medfl.errors import DataError, SettingsError
 from medfl.plugins import load_plugins
 
 

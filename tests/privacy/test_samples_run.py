@@ -13,7 +13,7 @@ from refusals import refused
 from torch import nn
 
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import SimulatedRun, RunData, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.engine.store import Store
 from medfl.errors import SettingsError
 from medfl.plugins import load_plugins

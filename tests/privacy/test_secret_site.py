@@ -14,7 +14,7 @@ from torch import nn
 
 from medfl.contract import Order, Reply, Site
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import SimulatedRun, RunData, Simulation, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, Simulation, simulate
 from medfl.engine.site import SiteRunner, Splits
 from medfl.engine.store import Store
 from medfl.errors import ContractError, StoreError

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from medfl.data.table import row_list
 from medfl.data.ingest.pipeline import QUARANTINE, Ingested
 from medfl.data.ingest.workers import LoadedItem
+from medfl.data.table import row_list
 from medfl.records.datalist import Exclusion
 
 

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from medfl.data.datalists import Datalist
-from medfl.data.readers.rgb import resize
-from medfl.data.targets import IN_MASK, STRUCTURES
-from medfl.errors import DataError
 from medfl.data.ingest.array_file import new_array
 from medfl.data.ingest.checkpoint import ARRAY
 from medfl.data.ingest.workers import LoadedItem
+from medfl.data.readers.rgb import resize
+from medfl.data.targets import IN_MASK, STRUCTURES
+from medfl.errors import DataError
 
 MASKS = "masks.npy"
 """The array of masks in the folder of a pooled data set."""

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
+from medfl.data.ingest.pipeline import core_count
+from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.images import ImageKind, look_at, read_image
 from medfl.data.readers.mammogram_image import read_mammogram
 from medfl.data.readers.quiet import quiet_decoders
 from medfl.data.table import row_list
 from medfl.errors import DataError, SettingsError
-from medfl.data.ingest.pipeline import core_count
-from medfl.data.ingest.workers import LoadedItem
 from medfl.utils.progress import progress
 from medfl.utils.text import Say
 

@@ -20,18 +20,18 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, PlainSerializer
 
 from medfl.data.datalists import Datalist
-from medfl.data.readers.dicom_identity import CHECKS
-from medfl.data.readers.dicom_intent import intent_records, tell_intents
-from medfl.data.readers.images import ImageKind
-from medfl.data.readers.mammogram_image import about_reading
-from medfl.data.table import read_table
-from medfl.errors import DataError
 from medfl.data.ingest.choice import Choice, Outcome, exclusions, rows_to_mend
 from medfl.data.ingest.image_folder import ImageFolder
 from medfl.data.ingest.labels import Columns, Rows, read_rows
 from medfl.data.ingest.options import Choose, Positional, read_edges, size_text
 from medfl.data.ingest.own_form import form_of, look_at_all, read_row
 from medfl.data.ingest.spec import ImageSpec
+from medfl.data.readers.dicom_identity import CHECKS
+from medfl.data.readers.dicom_intent import intent_records, tell_intents
+from medfl.data.readers.images import ImageKind
+from medfl.data.readers.mammogram_image import about_reading
+from medfl.data.table import read_table
+from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say
 

@@ -34,10 +34,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike
 
-from medfl.errors import DataError, SettingsError
 from medfl.data.ingest.array_file import keep_rows, tell_need
 from medfl.data.ingest.checkpoint import ARRAY, Checkpoint, stamp_of
 from medfl.data.ingest.workers import LoadedItem, read_all
+from medfl.errors import DataError, SettingsError
 from medfl.utils.locks import LOCK, held
 from medfl.utils.progress import progress
 from medfl.utils.text import Say

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from medfl.data.datalists import Datalist, write_datalist
 from medfl.data.folders import check_free, written_whole
-from medfl.errors import DataError
 from medfl.data.ingest.array_file import keep_rows
 from medfl.data.ingest.checkpoint import ARRAY
 from medfl.data.ingest.choice import as_outcome
 from medfl.data.ingest.pipeline import QUARANTINE, ingest, work_folder, write_quarantine
 from medfl.data.ingest.spec import DatasetSpec, ImageSpec, WholeSpec
+from medfl.errors import DataError
 from medfl.utils.text import Say
 
 

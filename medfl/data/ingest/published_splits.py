@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from medfl.data.ingest.labels import SPLIT_WORDS
 from medfl.data.table import Table, read_table, row_list
 from medfl.errors import DataError
-from medfl.data.ingest.labels import SPLIT_WORDS
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 The command ``medfl prep NAME``, the keys of a study file (``prep: {dataset: NAME, ...}``) and the Python call
 ``prepare(HAM10000(source=...), out)`` all come from the fields of a `DatasetSpec`. A field is an option: its type, its
-default and its bounds are those of the option, and the docstring below it is the help. `medfl.data.ingest.prepare` does what
-is the same for all data sets.
+default and its bounds are those of the option, and the docstring below it is the help. `medfl.data.ingest.prepare` does
+what is the same for all data sets.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
 from medfl.data.datalists import SPLITS, Datalist
-from medfl.errors import DataError
 from medfl.data.ingest.checkpoint import ARRAY
 from medfl.data.ingest.choice import Choice, Outcome
 from medfl.data.ingest.pipeline import QUARANTINE
+from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord, Exclusion, make_record
 from medfl.utils.text import Say, describe_counts
 

@@ -15,7 +15,6 @@ import numpy as np
 from pydantic import BeforeValidator
 
 from medfl.data.datalists import Datalist
-from medfl.errors import DataError, SettingsError
 from medfl.data.ingest.choice import Choice, Outcome, exclusions
 from medfl.data.ingest.labels import number_subjects
 from medfl.data.ingest.masks import STRATA, about_empty, take_apart, with_masks
@@ -23,6 +22,7 @@ from medfl.data.ingest.options import Commas, Positional, read_edges
 from medfl.data.ingest.pipeline import QUARANTINE
 from medfl.data.ingest.spec import ImageSpec
 from medfl.data.ingest.volumes import NEAR, Case, Grid, grid_of, read_case
+from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say, first_names
 

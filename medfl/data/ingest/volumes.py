@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from medfl.data.ingest.masks import masked_row
+from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.dicom_header import decoding
 from medfl.data.readers.volumes import MOST_VOXELS, SUFFIXES
 from medfl.errors import DataError
-from medfl.data.ingest.masks import masked_row
-from medfl.data.ingest.workers import LoadedItem
 
 if TYPE_CHECKING:
     from medfl.data.transforms.frame import Frame

@@ -6,8 +6,8 @@ A partition is a plain function::
 
 It gets the label of each unit and a number of sites, and says which units each site gets: positions in `labels`,
 ascending, no position at two sites. A unit is what stays together: one image, or all images of a patient and all
-identical images; `medfl.data.partition.units` makes them, and gives a unit the label that most of its images have. What a
-scheme puts nowhere is counted and reported, and may become the server's test set. Options are keyword parameters with
+identical images; `medfl.data.partition.units` makes them, and gives a unit the label that most of its images have. What
+a scheme puts nowhere is counted and reported, and may become the server's test set. Options are keyword parameters with
 a type and a default; ``--option NAME=VALUE`` gives them, checked against the type; of a list NAME=A,B. The same
 arguments and the same state of `rng` must always give the same result.
 

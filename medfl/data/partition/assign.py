@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from medfl.data.datalists import Datalist, subjects_of
-from medfl.errors import DataError, SettingsError
 from medfl.data.partition.holdouts import local_splits, official_tests, per_class
 from medfl.data.partition.overlap import (
     OF_PUBLIC,
@@ -24,6 +23,7 @@ from medfl.data.partition.overlap import (
 from medfl.data.partition.schemes import Scheme, check_column, deal
 from medfl.data.partition.units import any_of, column_of, find_units, label_sets, majority, strata_of
 from medfl.data.partition.writing import Notes, not_distributed
+from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import CaseRecord, Exclusion
 from medfl.types import GLOBAL, PUBLIC, LeakKind
 from medfl.utils.seeds import seed_of

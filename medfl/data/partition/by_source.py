@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from medfl.errors import SettingsError
 from medfl.data.partition.by_site import by_site
+from medfl.errors import SettingsError
 
 
 def by_source(

@@ -12,10 +12,10 @@ import numpy as np
 
 from medfl.data.datalists import entry_text
 from medfl.data.folders import check_free, written_whole
-from medfl.errors import DataError, SettingsError
 from medfl.data.partition.plan import PartitionPlan
 from medfl.data.partition.schemes import Scheme, check_column, deal, needs_column
 from medfl.data.partition.units import column_of, find_units, majority
+from medfl.errors import DataError, SettingsError
 from medfl.records.partition import CasePartition
 from medfl.utils.files import write_json
 

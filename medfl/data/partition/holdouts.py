@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from medfl.data.datalists import subjects_of
-from medfl.errors import DataError, SettingsError
 from medfl.data.partition.iid import iid
 from medfl.data.partition.schemes import Scheme, deal
 from medfl.data.partition.shares import holdout
 from medfl.data.partition.units import any_of, column_of, find_units, majority
+from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import CaseRecord
 from medfl.utils.seeds import seed_of
 from medfl.utils.text import names_and_more
@@ -43,7 +43,8 @@ def fold_of(
         fold: Which one, from 0.
         rng: Source of randomness.
         strata: What else to stratify by, a number >= 0 for each unit, shape (n,); None means nothing.
-        sets: As in `medfl.data.partition.shares.holdout`; then sizes of folds differ by at most 1, those of labels mostly.
+        sets: As in `medfl.data.partition.shares.holdout`; then sizes of folds differ by at most 1, those of labels
+            mostly.
 
     Returns:
         Mask of the chosen units, shape (n,), bool.
@@ -142,9 +143,10 @@ def local_splits(
         name: The site's name.
         units: What stays together: a number for each record, shape (n,); None means the records of a subject.
         strata: What to stratify by besides labels: a number >= 0 for each record, shape (n,); None means nothing.
-        labels: What to keep in proportion (`Datalist.strata`), shape (n,); None means the labels of the records.
-        sets: Which of several labels each record has (`medfl.data.partition.units.label_sets`), shape (n, C), bool; None if
-            each has one.
+        labels: What to keep in proportion (`Datalist.strata`), shape (n,); None means the labels of the
+            records.
+        sets: Which of several labels each record has (`medfl.data.partition.units.label_sets`), shape (n, C), bool;
+            None if each has one.
 
     Raises:
         SettingsError: If a site has fewer units than folds.

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from medfl.errors import SettingsError
 from medfl.data.partition.shares import check_labels, deal_evenly
+from medfl.errors import SettingsError
 
 
 def label_k(labels: np.ndarray, sites: int, *, k: int = 2, rng: np.random.Generator) -> list[np.ndarray]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from medfl.errors import SettingsError
 from medfl.data.partition.iid import iid
 from medfl.data.partition.plan import numbered
 from medfl.data.partition.shares import check_share, deal_evenly
+from medfl.errors import SettingsError
 
 
 def limited_classes(

@@ -9,12 +9,12 @@ from medfl.data.arrays import array_digest, check_finite, open_array
 from medfl.data.datalists import FILE, Datalist, read_datalist
 from medfl.data.folders import check_free, written_whole
 from medfl.data.leaks import check_rows, row_digests
-from medfl.errors import DataError, SettingsError
 from medfl.data.partition.assign import distribute
 from medfl.data.partition.overlap import PublicPool
 from medfl.data.partition.plan import NO_PUBLIC, VALIDATION, PartitionPlan
 from medfl.data.partition.schemes import Scheme
 from medfl.data.partition.writing import Pool, write_sites
+from medfl.errors import DataError, SettingsError
 from medfl.types import PathLike
 
 

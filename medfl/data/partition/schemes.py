@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from medfl.errors import DataError, PluginError, SettingsError, did_you_mean
 from medfl.data.partition.plan import numbered
+from medfl.errors import DataError, PluginError, SettingsError, did_you_mean
 from medfl.utils.seeds import seed_of
 from medfl.utils.text import name_problem
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from medfl.errors import SettingsError
 from medfl.data.partition.iterative import iterative
+from medfl.errors import SettingsError
 
 
 def deal_evenly(

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from medfl.errors import SettingsError
 from medfl.data.partition.shares import check_labels, check_share, deal_evenly
+from medfl.errors import SettingsError
 
 
 def subset(labels: np.ndarray, sites: int, *, share: float = 0.95, rng: np.random.Generator) -> list[np.ndarray]:

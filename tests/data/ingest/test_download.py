@@ -11,8 +11,8 @@ import pytest
 from refusals import refused
 from web import Web, serving
 
-from medfl.errors import DataError, SettingsError
 from medfl.data.ingest.download import download
+from medfl.errors import DataError, SettingsError
 from medfl.utils.locks import held
 
 CONTENT = bytes(range(256)) * 4000

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 from refusals import refused
 
-from medfl.errors import DataError, SettingsError
 from medfl.data.ingest.pipeline import core_count, ingest, work_folder, write_quarantine
 from medfl.data.ingest.workers import CRASHED, LoadedItem
+from medfl.errors import DataError, SettingsError
 from medfl.utils.locks import LOCK, held
 from medfl.utils.text import describe_counts
 

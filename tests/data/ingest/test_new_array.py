@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from refusals import refused
 
-from medfl.errors import DataError
 from medfl.data.ingest import array_file as module
 from medfl.data.ingest.array_file import ArrayFile, keep_rows, new_array, stack_rows, tell_need
+from medfl.errors import DataError
 
 ROWS = np.random.default_rng(0).integers(0, 65536, (8, 3, 5), dtype=np.uint16)
 

@@ -8,9 +8,9 @@ from dicom_maker import make_dicom, without_preamble
 from own_cohort import prepare
 from refusals import refused
 
-from medfl.errors import DataError, SettingsError
 from medfl.data.ingest.labels import Columns
 from medfl.data.ingest.own_phantom import write_table
+from medfl.errors import DataError, SettingsError
 
 PIXELS = np.linspace(0, 4095, 48 * 40).astype(np.uint16).reshape(48, 40)
 COLUMNS = Columns("file", "diagnosis")

@@ -12,10 +12,10 @@ from own_cohort import ALL, SOME, make_own, prepare, prepared
 from refusals import refused
 
 from medfl.data.datalists import SPLITS
-from medfl.data.readers.images import read_image
-from medfl.errors import DataError, SettingsError
 from medfl.data.ingest.labels import Columns
 from medfl.data.ingest.own_phantom import HEAD, ROWS, write_table
+from medfl.data.readers.images import read_image
+from medfl.errors import DataError, SettingsError
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from refusals import refused
 
-from medfl.errors import DataError
 from medfl.data.ingest.labels import number_subjects, order_classes
+from medfl.errors import DataError
 
 
 def test_running_numbers_come_by_first_appearance():

@@ -14,15 +14,15 @@ from pydicom.data import get_testdata_file
 from refusals import refused
 
 from medfl.cli.main import main
-from medfl.data.mammogram_files import how_read, load_mammograms
-from medfl.data.readers.mammogram_image import check_reading, read_mammogram
-from medfl.data.readers.mammograms import to_row
-from medfl.errors import DataError, SettingsError
 from medfl.data.ingest.labels import Columns
 from medfl.data.ingest.own_form import Form, read_row
 from medfl.data.ingest.own_phantom import write_table
-from medfl.objectives import Multiclass
+from medfl.data.mammogram_files import how_read, load_mammograms
 from medfl.data.partition.writing import presentation_intents
+from medfl.data.readers.mammogram_image import check_reading, read_mammogram
+from medfl.data.readers.mammograms import to_row
+from medfl.errors import DataError, SettingsError
+from medfl.objectives import Multiclass
 
 COLUMNS = Columns("file", "finding")
 SIZE = (24, 20)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from refusals import refused
 
-from medfl.errors import DataError
 from medfl.data.ingest.published_splits import find_table, read_splits, unlike_published
+from medfl.errors import DataError
 
 TABLE = "case,centre,fold\nsecret-a,0,train\nsecret-b,1,test\nsecret-c,1,train\n"
 

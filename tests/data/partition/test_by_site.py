@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from refusals import refused
 
-from medfl.errors import DataError, SettingsError
 from medfl.data.partition.by_site import by_site, folder_name
+from medfl.errors import DataError, SettingsError
 
 
 def test_each_value_becomes_a_site():

@@ -11,12 +11,12 @@ from damage import put
 from refusals import refused
 
 from medfl.cli.main import main
-from medfl.errors import DataError, SettingsError
 from medfl.data.partition.by_site import by_site
 from medfl.data.partition.case_list import partition_cases
 from medfl.data.partition.dirichlet_class import dirichlet_class
 from medfl.data.partition.iid import iid
 from medfl.data.partition.plan import PartitionPlan
+from medfl.errors import DataError, SettingsError
 from medfl.records.partition import CasePartition
 from medfl_adopt.adopting import adopt
 from medfl_adopt.bundle import AdoptedBundle

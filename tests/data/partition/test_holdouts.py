@@ -7,10 +7,10 @@ import pytest
 from refusals import refused
 
 from medfl.data.datalists import make_records
-from medfl.errors import SettingsError
 from medfl.data.partition.holdouts import class_balanced, fold_of, local_splits, per_class
 from medfl.data.partition.plan import PartitionPlan
 from medfl.data.partition.shares import holdout
+from medfl.errors import SettingsError
 from medfl.records.datalist import CaseRecord
 
 

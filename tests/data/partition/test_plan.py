@@ -11,14 +11,14 @@ from refusals import refused
 
 from medfl.data.datalists import read_datalist
 from medfl.data.leaks import find_leaks
-from medfl.data.sites import load_global, load_sites, site_names
-from medfl.errors import DataError, PluginError, SettingsError
-from medfl.objectives import Multiclass
 from medfl.data.partition.by_site import by_site
 from medfl.data.partition.iid import iid
 from medfl.data.partition.label_k import label_k
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
+from medfl.data.sites import load_global, load_sites, site_names
+from medfl.errors import DataError, PluginError, SettingsError
+from medfl.objectives import Multiclass
 from medfl.records.datalist import Exclusion
 from medfl.records.partition import LocatedExclusion
 from medfl_report.sections.holdings import draw_partition

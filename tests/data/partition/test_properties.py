@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 
 from medfl.data.datalists import Datalist
-from medfl.errors import SettingsError
 from medfl.data.partition.assign import distribute
 from medfl.data.partition.by_site import by_site
 from medfl.data.partition.dirichlet_class import dirichlet_class
 from medfl.data.partition.iid import iid
 from medfl.data.partition.label_k import label_k
 from medfl.data.partition.plan import PartitionPlan
+from medfl.errors import SettingsError
 
 SCHEMES = {scheme.__name__: scheme for scheme in (iid, dirichlet_class, label_k, by_site)}
 CLASSES = 3

@@ -14,11 +14,11 @@ from refusals import refused
 from medfl.cli.main import main
 from medfl.data.datalists import FILE, read_datalist
 from medfl.data.leaks import find_leaks
-from medfl.data.sites import site_names
-from medfl.errors import DataError, SettingsError
 from medfl.data.partition.iid import iid
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
+from medfl.data.sites import site_names
+from medfl.errors import DataError, SettingsError
 from medfl.records.partition import LocatedExclusion
 from medfl.types import PUBLIC
 

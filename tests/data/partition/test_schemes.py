@@ -13,13 +13,13 @@ from refusals import refused
 import medfl.data.partition
 import medfl.data.partition.by_site
 import medfl.data.partition.units
-from medfl.errors import SettingsError
 from medfl.data.partition.dirichlet_class import dirichlet_class, dirichlet_class_balanced
 from medfl.data.partition.iid import iid
 from medfl.data.partition.label_k import label_k
 from medfl.data.partition.limited_classes import limited_classes
 from medfl.data.partition.shares import class_shares
 from medfl.data.partition.subset import subset
+from medfl.errors import SettingsError
 
 SIZES = (852, 2181, 1085, 2026, 849, 993, 2330, 1643)  # BloodMNIST's training split
 LIMITED = partial(limited_classes, classes=[0, 3, 4], at=["site-01", "site-04"])

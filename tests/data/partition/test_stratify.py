@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from medfl.cli.main import app
 from medfl.data.datalists import read_datalist
-from medfl.errors import DataError, SettingsError
 from medfl.data.partition.by_site import by_site
 from medfl.data.partition.holdouts import local_splits
 from medfl.data.partition.iid import iid
@@ -25,6 +24,7 @@ from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
 from medfl.data.partition.shares import holdout
 from medfl.data.partition.units import strata_of
+from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import CaseRecord
 from medfl_datasets.abide.tables import FILE, read_phenotypes
 from medfl_studies.checks import difference

@@ -7,8 +7,8 @@ import pytest
 from refusals import refused
 
 from medfl.data.datalists import subjects_of
-from medfl.errors import DataError
 from medfl.data.partition.units import column_of, find_units, majority
+from medfl.errors import DataError
 
 
 def test_without_groups_each_image_is_its_own_unit_in_order():

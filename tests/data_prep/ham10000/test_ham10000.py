@@ -14,11 +14,11 @@ from prepare_specs import study_release
 from refusals import refused
 
 from medfl.data.datalists import read_datalist
-from medfl.errors import DataError
 from medfl.data.ingest.prepare import prepare as prepare_dataset
 from medfl.data.partition.assign import distribute
 from medfl.data.partition.dirichlet_class import dirichlet_class
 from medfl.data.partition.plan import PartitionPlan
+from medfl.errors import DataError
 from medfl.records.partition import Partition
 from medfl_datasets.ham10000.files import crop_box
 from medfl_datasets.ham10000.phantom import (

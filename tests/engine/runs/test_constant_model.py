@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from medfl.cli.main import app
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.home import Home
-from medfl.engine.runs.simulation import Callbacks, SimulatedRun, RunData, simulate
+from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, simulate
 from medfl.engine.runs.site_bundles import export
 from medfl.plugins import load_plugins
 from medfl.records.summary import Summary

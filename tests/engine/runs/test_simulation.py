@@ -14,7 +14,7 @@ from medfl.data.pooled import Empty, Pooled
 from medfl.engine.evaluation import score
 from medfl.engine.journal import Journal
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import Callbacks, SimulatedRun, RunData, simulate
+from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, simulate
 from medfl.engine.runs.summary import summarise
 from medfl.engine.site import Splits
 from medfl.errors import DataError, PluginError, SettingsError, StoreError

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import SimulatedRun, RunData, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.engine.site import Splits
 from medfl.engine.store import Store
 from medfl.networks.resnet import ResNet

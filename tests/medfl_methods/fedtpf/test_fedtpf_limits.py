@@ -23,7 +23,7 @@ from torch import nn
 from medfl.contract import Order
 from medfl.data.pooled import TensorData
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import SimulatedRun, RunData, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.engine.site import Splits
 from medfl.errors import RefusedError, SettingsError
 from medfl.objectives import Multiclass

@@ -11,7 +11,7 @@ from torch import nn
 
 from medfl.data.pooled import TensorData
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import SimulatedRun, RunData, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.errors import MedflError, SettingsError
 from medfl.settings import Settings
 from medfl.testing.cohort import SmallNet, make_data, make_sites, make_task

@@ -11,7 +11,7 @@ from medfl.contract import Server, State
 from medfl.data.pooled import Empty, TensorData
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.findings import read_findings
-from medfl.engine.runs.simulation import SimulatedRun, RunData, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.engine.site import Splits
 from medfl.networks.heads import TwoLayerHead
 from medfl.networks.parts import Split, mlp
