@@ -9,6 +9,7 @@ The hooks, with their exact signatures. A plugin has any of them::
 
     medfl_methods() -> list[MethodRecord]
     medfl_networks() -> list[NetworkRecord]
+    medfl_networks_by_site() -> list[NetworkAssignmentRecord]
     medfl_partitions() -> list[PartitionRecord]
     medfl_datasets() -> list[DatasetRecord]
     medfl_adversaries() -> list[AdversaryRecord]
@@ -78,6 +79,23 @@ class NetworkRecord(Record):
 
     kind = "network"
     plural = "networks"
+    name: str
+    target: str
+    summary: str = ""
+
+
+@dataclass(frozen=True)
+class NetworkAssignmentRecord(Record):
+    """A rule that decides before the first round which network each site trains.
+
+    Attributes:
+        name: Name that a bundle or a user gives in ``network_assignment``.
+        target: ``module:Class``, a `medfl.engine.runs.network_assignment.NetworkAssignment`.
+        summary: One line.
+    """
+
+    kind = "network_assignment"
+    plural = "networks_by_site"
     name: str
     target: str
     summary: str = ""
@@ -282,6 +300,7 @@ class RunLocation:
 RECORDS: tuple[type[Record], ...] = (
     MethodRecord,
     NetworkRecord,
+    NetworkAssignmentRecord,
     PartitionRecord,
     DatasetRecord,
     AdversaryRecord,
@@ -366,6 +385,10 @@ class Hooks:
     @_hookspec
     def medfl_networks(self) -> list[NetworkRecord]:  # type: ignore[empty-body]
         """Networks of this plugin."""
+
+    @_hookspec
+    def medfl_networks_by_site(self) -> list[NetworkAssignmentRecord]:  # type: ignore[empty-body]
+        """Return the network assignments of this plugin: rules for which site trains which network."""
 
     @_hookspec
     def medfl_partitions(self) -> list[PartitionRecord]:  # type: ignore[empty-body]

@@ -32,6 +32,7 @@ from medfl.hooks import (
     CommandRecord,
     DatasetRecord,
     MethodRecord,
+    NetworkAssignmentRecord,
     NetworkRecord,
     PartitionRecord,
     Record,
@@ -44,6 +45,7 @@ from medfl.utils.dotted import merged
 __all__ = [
     "DatasetRecord",
     "MethodRecord",
+    "NetworkAssignmentRecord",
     "NetworkRecord",
     "PartitionRecord",
     "AdversaryRecord",
@@ -74,6 +76,7 @@ class Registry:
         problems: What is wrong with plugins, one sentence or two for each; show them as warnings.
         methods: Name to record. Names that two plugins claim are left out here and below.
         networks: Name to record.
+        networks_by_site: Name of each network assignment to its record.
         partitions: Name to record.
         datasets: Name to record.
         adversaries: Name to record.
@@ -88,6 +91,7 @@ class Registry:
         self.problems: list[str] = []
         self.methods: dict[str, MethodRecord] = {}
         self.networks: dict[str, NetworkRecord] = {}
+        self.networks_by_site: dict[str, NetworkAssignmentRecord] = {}
         self.partitions: dict[str, PartitionRecord] = {}
         self.datasets: dict[str, DatasetRecord] = {}
         self.adversaries: dict[str, AdversaryRecord] = {}
@@ -130,6 +134,10 @@ class Registry:
             PluginError: If the name is unknown or ambiguous, or its target can't be imported.
         """
         return self._resolve("network", name)
+
+    def network_assignment(self, name: str) -> Any:
+        """Return the class of a network assignment. Raises as `network` does."""
+        return self._resolve("network_assignment", name)
 
     def partition(self, name: str) -> Any:
         """The function of a partition. Raises as `network` does."""
@@ -251,7 +259,7 @@ class Registry:
             problems = "".join(f"\n  Plugin problem: {text}" for text in self.problems)
             raise PluginError(
                 "unknown_choice",
-                f"Unknown {kind} '{name}'. {did_you_mean(name, known)}{problems}",
+                f"Unknown {kind.replace('_', ' ')} '{name}'. {did_you_mean(name, known)}{problems}",
                 what=kind,
                 choice=name,
                 problems=self.problems,

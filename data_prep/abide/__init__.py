@@ -1,6 +1,6 @@
 """ABIDE I: functional MRI."""
 
-from medfl.hooks import DatasetRecord
+from medfl.hooks import DatasetRecord, SectionRecord
 
 RECORDS = [
     DatasetRecord(
@@ -15,3 +15,6 @@ RECORDS = [
     ),
 ]
 """What this folder brings."""
+
+SECTIONS = [SectionRecord("atlas", "Regions of the atlas", "medfl_datasets.abide.report:AtlasSection", 320)]
+"""Sections of the report about this data set."""

@@ -29,13 +29,13 @@ from medfl.data.ingest.choice import Choice, Outcome, exclusions
 from medfl.data.ingest.options import Words, check_mirror
 from medfl.data.ingest.pipeline import QUARANTINE
 from medfl.data.ingest.spec import ImageSpec, folder_with
-from medfl.data.readers.atlas import Placed, place_atlas, write_atlas
 from medfl.data.readers.volumes import Grid, common_grid
 from medfl.data.table import row_list
 from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord
 from medfl.utils.text import Say
 from medfl_datasets.abide import RECORDS
+from medfl_datasets.abide.atlas import Placed, place_atlas, write_atlas
 from medfl_datasets.abide.download import URL, fetch_maps, fetch_phenotypes
 from medfl_datasets.abide.files import DEFAULT_DERIVATIVES, Maps, find_maps, nothing_found
 from medfl_datasets.abide.images import NO_MAP, Failures, described, read_one, too_many

@@ -21,8 +21,8 @@ from medfl.engine.adversaries.simulation import read_attackers
 from medfl.engine.evaluation import Row
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.console import ends_monai_command, round_progress, show_log, show_scores
-from medfl.engine.runs.device_profiles import place_sites
 from medfl.engine.runs.home import Home
+from medfl.engine.runs.network_assignment import read_assignment
 from medfl.engine.runs.provenance import bundle_values, setting_origins
 from medfl.engine.runs.simulation import Callbacks, Result, RunData, SimulatedRun, Simulation, simulate
 from medfl.engine.runs.site_bundles import export
@@ -58,9 +58,9 @@ class FederatedRun:
         std: Per-channel standard deviation.
         plugins: Plugin files to load.
         disabled_plugins: Plugins to switch off, by name.
-        capability: How sites are put into clusters by what their machines can do, and the network of each cluster
-            (`medfl.engine.runs.device_profiles.Capability`); None leaves that to the setting `networks_by_site`, which
-            wins in any case.
+        network_assignment: Rule that decides which network each site trains: its ``name``, and its options
+            (`medfl.engine.runs.network_assignment`). None leaves that to the setting `networks_by_site`, which takes
+            precedence in any case.
         public: Folder with public data, for methods that need them: the server trains on its training images, and its
             test images score the server's model. It may be prepared data elsewhere; a relative path begins at
             `dataset_dir`. None means the folder `medfl.types.PUBLIC` there, if there is one.
@@ -96,7 +96,7 @@ class FederatedRun:
         std: Sequence[float] = (0.5,),
         plugins: Sequence[str] = (),
         disabled_plugins: Sequence[str] = (),
-        capability: Mapping[str, Any] | None = None,
+        network_assignment: Mapping[str, Any] | None = None,
         public: str | None = None,
         label_map: LabelMap | None = None,
         allow_leaks: Sequence[str] = (),
@@ -129,7 +129,7 @@ class FederatedRun:
         self.source = source or Arrays(task.objective, self.mean, self.std)
         self.plugins, self.disabled = list(plugins), list(disabled_plugins)
         self.public = public or (PUBLIC if (self.dataset_dir / PUBLIC).is_dir() else None)
-        self.label_map, self.capability = label_map, capability
+        self.label_map, self.network_assignment = label_map, network_assignment
         self.allow_leaks, self.allow_changes = list(allow_leaks), list(allow_changes)
         self.given_by, self.site_values = given_by, dict(site_values or {})
         self.carrier = carrier
@@ -212,9 +212,10 @@ class FederatedRun:
             )
             execution = execution.model_copy(update={"workers": most})
         changes = check_unchanged(self.dataset_dir, data.parts, self.allow_changes, every_site=self.sites is None)
-        placed = place_sites(list(data.sites), self.capability, settings.seed)
-        by_machine = {name: spot.network for name, spot in placed.items()}
-        settings = settings.model_copy(update={"networks_by_site": by_machine | settings.networks_by_site})
+        assignment = read_assignment(self.network_assignment, registry)
+        assigned = {} if assignment is None else assignment.assign(list(data.sites), settings.seed)
+        by_rule = {name: entry.network for name, entry in assigned.items()}
+        settings = settings.model_copy(update={"networks_by_site": by_rule | settings.networks_by_site})
         names, opened = list(data.sites), execution.open_test
         leaks = self.source.check_leaks(self.dataset_dir, names, self.public, self.allow_leaks, opened)
         settings_by_origin = setting_origins(
@@ -239,7 +240,7 @@ class FederatedRun:
             settings=settings_by_origin,
             data=origin,
             plugins=dict(sorted(registry.plugins.items())),
-            machines={name: spot.machine for name, spot in placed.items()},
+            assigned_networks=assigned,
         )
         first = data.first
         home = Home(

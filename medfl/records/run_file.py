@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
@@ -14,9 +14,6 @@ from medfl.records.partition import Fold
 from medfl.records.record import FileRecord, Record
 from medfl.records.summary import BestRound
 from medfl.settings import Execution, Settings, read_settings
-
-Cluster = Literal["high", "medium", "low"]
-"""Clusters of sites by the capability of their machines, strongest first."""
 
 RENAMED = {"networks_by_site": "networks"}
 """Maps settings to their names in `RunIdentity`, where they differ: noise streams depend on the names there."""
@@ -122,20 +119,16 @@ class SettingOrigin(Record):
     origin: str
 
 
-class Machine(Record):
-    """Cluster of a site by the capability of its machine.
+class AssignedNetwork(Record):
+    """Network that a rule gave a site (`medfl.engine.runs.network_assignment`).
 
     Attributes:
-        profile: Maps each measured quantity to its value (`medfl.engine.runs.machines.Profile`).
-        score: Weighted sum of the capability shares, 0 to 1.
-        cluster: Cluster of the site.
-        network: Name of the network of the cluster.
+        network: Name of the network. The setting ``networks_by_site`` and the site's own file take precedence.
+        facts: Maps the name of each fact about the site that the rule used to its value.
     """
 
-    profile: dict[str, float]
-    score: float
-    cluster: Cluster
     network: str
+    facts: dict[str, float | str] = {}
 
 
 class JoinedSite(Record):
@@ -184,7 +177,7 @@ class Provenance(Record):
         settings: Maps the name of each setting to its value and origin; empty in a site's own folder.
         data: The data.
         plugins: Maps the name of each loaded plugin to its distribution and version, or its file.
-        machines: Maps each site to its cluster, if sites have networks by capability.
+        assigned_networks: Maps each site to the network that a network assignment gave it.
         offer: Offer of a run between machines, as it was submitted; None for a run on one machine.
         joined: Maps each site that joined after the run began to the facts about that.
     """
@@ -192,7 +185,7 @@ class Provenance(Record):
     settings: dict[str, SettingOrigin] = {}
     data: DataOrigin = DataOrigin()
     plugins: dict[str, str] = {}
-    machines: dict[str, Machine] = {}
+    assigned_networks: dict[str, AssignedNetwork] = {}
     offer: dict[str, Any] | None = None
     joined: dict[str, JoinedSite] = {}
 

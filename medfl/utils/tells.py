@@ -103,6 +103,11 @@ def fields(**forms: Form) -> Form:
     return _Fields(forms)
 
 
+def numbers_by_name(low: float, high: float, most: int) -> Form:
+    """A dict of at most `most` finite numbers in [low, high], by names of at most `LETTERS` characters."""
+    return _NumbersByName(_Number(low, high, False), most)
+
+
 def or_none(form: Form) -> Form:
     """What `form` says, or nothing."""
     return _OrNone(form)
@@ -256,6 +261,20 @@ class _Fields:
 
     def words(self) -> str:
         return "; ".join(f"{name}: {form.words()}" for name, form in self.forms.items())
+
+
+@dataclass(frozen=True)
+class _NumbersByName:
+    number: _Number
+    most: int
+
+    def fits(self, value: Any, known: Mapping[str, Any]) -> bool:
+        if not isinstance(value, dict) or len(value) > self.most:
+            return False
+        return all(_Text().fits(name, known) and self.number.fits(entry, known) for name, entry in value.items())
+
+    def words(self) -> str:
+        return f"at most {self.most} entries by name, each a {self.number.words()}"
 
 
 @dataclass(frozen=True)

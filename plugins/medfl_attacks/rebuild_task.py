@@ -14,7 +14,6 @@ import torch
 from monai.bundle import ConfigParser
 from torch import nn
 
-from medfl.data.regions import load_regions
 from medfl.engine.plan import identify_task
 from medfl.engine.runs.records import RunRecord
 from medfl.errors import StoreError
@@ -103,9 +102,8 @@ def rebuild_task(parser: ConfigParser, record: RunRecord, settings: Settings, da
     before = record.run.identity.task
     if before.weights is not None:
         logger.warning("The run's networks began with weights from a file; those that an attacker trains don't.")
-    regions = load_regions(data_folder) if before.regions is not None else None
     optimizer = _optimizer(task, record.run.provenance.settings)
-    task = dataclasses.replace(task, optimizer=optimizer, weights=None, regions=regions)
+    task = dataclasses.replace(task, optimizer=optimizer, weights=None)
     if before.augmentation is None:
         task = dataclasses.replace(task, augmentation=None)
     elif task.augmentation is None or _plain(task.augmentation.facts) != before.augmentation:

@@ -1,9 +1,9 @@
 """Who trains which network in a run between machines, and from which round on a site takes part that came later.
 
 It is settled before the first round and stays. A site's network is, in this order: what the run names for it, what its
-own file names, what its machine is good for (`medfl.engine.runs.device_profiles`), the bundle's choice. A site that was
-away then may bring a network by the same ways when it comes. It takes part from the next round that begins, and
-``run.json`` says so. What makes the run this run, and so its noise, does not hang on who came later.
+own file names, what the run's network assignment gives it (`medfl.engine.runs.network_assignment`), the bundle's
+choice. A site that was away then may bring a network by the same ways when it comes. It takes part from the next round
+that begins, and ``run.json`` says so. What makes the run this run, and so its noise, does not hang on who came later.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from pathlib import Path
 from medfl.contract import Server, State
 from medfl.engine.checks import check_plan
 from medfl.engine.journal import Commit, Journal
-from medfl.engine.runs.device_profiles import Placed, place, place_late, place_profiles
 from medfl.engine.runs.folder import begun_run
-from medfl.engine.runs.machines import LIVE, Profile, check_profile
+from medfl.engine.runs.network_assignment import NetworkAssignment
 from medfl.engine.status import DIVERGED, INCOMPLETE
 from medfl.engine.store import Store
 from medfl.errors import MedflError, SettingsError
-from medfl.records.run_file import JoinedSite, Machine, RunFile, networks_brought
+from medfl.records.run_file import AssignedNetwork, JoinedSite, RunFile, networks_brought
 from medfl.types import SERVER, Dataset
 from medfl.utils.rng import pinned
 from medfl_flare.backend.remote import RemoteCarrier
@@ -37,12 +36,12 @@ class Agreed:
     Attributes:
         opened: The run with the networks of all sites.
         joined: Maps each site that joined later to its first round and the network that it brought.
-        machines: Maps each site to its machine and cluster.
+        assigned: Maps each site to the network that the run's network assignment gave it.
     """
 
     opened: OfferedRun
     joined: dict[str, JoinedSite] = field(default_factory=dict)
-    machines: dict[str, Machine] = field(default_factory=dict)
+    assigned: dict[str, AssignedNetwork] = field(default_factory=dict)
 
 
 def agree(
@@ -62,7 +61,7 @@ def agree(
         public: Loads the server's public training data, if it has any.
 
     Raises:
-        SettingsError: If sites can't be put into clusters as the run asks.
+        SettingsError: If the run's network assignment can't be applied.
         StoreError: If the folder can't be read.
     """
     unknown = {
@@ -80,40 +79,38 @@ def agree(
 def _first(opened: OfferedRun, answers: Mapping[str, Joining], carrier: RemoteCarrier) -> Agreed:
     """The networks of a run that begins."""
     named = opened.settings.networks_by_site
-    placed, by_machine = _placed(opened, answers, carrier)
-    networks = dict(by_machine)
+    assigned = _assigned(opened, answers, carrier)
+    networks = {site: entry.network for site, entry in assigned.items()}
     for site, answer in answers.items():
         if answer.network is not None and _fits(site, answer.network, named.get(site, answer.network), carrier):
             networks[site] = answer.network
-    return Agreed(opened.with_networks(networks | named), {}, _machines(placed))
+    return Agreed(opened.with_networks(networks | named), {}, assigned)
 
 
-def _placed(
-    opened: OfferedRun, answers: Mapping[str, Joining], carrier: RemoteCarrier
-) -> tuple[dict[str, Placed], dict[str, str]]:
-    """Sites with their clusters, and each site's network by that. A site that tells nothing of its machine gets the
-    weakest cluster's network, which any machine can train."""
-    capability = opened.capability
-    if capability is None:
-        return {}, {}
-    if capability.profiles != LIVE:
-        placed = place(opened.offer.sites, capability, opened.settings.seed)
-        return placed, {site: spot.network for site, spot in placed.items()}
-    profiles = {site: profile for site, answer in answers.items() if (profile := _profile(site, answer, carrier))}
-    placed = place_profiles(profiles, capability)
-    weakest = dict.fromkeys(answers, capability.networks["low"])
-    return placed, weakest | {site: spot.network for site, spot in placed.items()}
+def _assigned(opened: OfferedRun, answers: Mapping[str, Joining], carrier: RemoteCarrier) -> dict[str, AssignedNetwork]:
+    """Return the network of each site by the run's network assignment; empty without one."""
+    assignment = opened.assignment
+    if assignment is None:
+        return {}
+    if not assignment.asks_sites:
+        return assignment.assign(opened.offer.sites, opened.settings.seed)
+    return assignment.assign_reported(
+        {site: _profile(site, answer, assignment, carrier) for site, answer in answers.items()}
+    )
 
 
-def _profile(site: str, answer: Joining, carrier: RemoteCarrier) -> Profile | None:
-    """What a site tells of its machine."""
+def _profile(
+    site: str, answer: Joining, assignment: NetworkAssignment, carrier: RemoteCarrier
+) -> dict[str, float] | None:
+    """Return the facts that a site reports about its machine, if any. A site with impossible facts is left out."""
     if answer.profile is None:
         return None
     try:
-        return check_profile(Profile(*answer.profile), f"site '{site}'")
+        assignment.check_facts(answer.profile, f"site '{site}'")
     except SettingsError as error:
         carrier.drop(site, str(error))
         return None
+    return answer.profile
 
 
 def _later(
@@ -125,11 +122,11 @@ def _later(
     public: Callable[[], Dataset | None],
 ) -> Agreed:
     """The networks of a run that goes on, with those of sites that come for the first time."""
-    at_start, machines = begun.settings.networks_by_site, begun.provenance.machines
+    at_start, assigned = begun.settings.networks_by_site, begun.provenance.assigned_networks
     been = {site for site, facts in last.facts.items() if facts} | set(last.answers)
     joined = {site: entry for site, entry in begun.provenance.joined.items() if site in been}
     known = at_start | networks_brought(joined)
-    agreed = Agreed(opened.with_networks(known | opened.settings.networks_by_site, joined), joined, machines)
+    agreed = Agreed(opened.with_networks(known | opened.settings.networks_by_site, joined), joined, assigned)
     for site, answer in sorted(answers.items()):
         settled = site in known or site in been
         expected, own = known.get(site, opened.task.network), answer.network
@@ -150,9 +147,9 @@ def _with(
     public: Callable[[], Dataset | None],
 ) -> Agreed:
     """The same with a site that comes for the first time; without it where the method can't take its network."""
-    opened, machines, network = agreed.opened, agreed.machines, None
+    opened, assigned, network = agreed.opened, agreed.assigned, None
     if answer is not None:
-        network, machines = _brought(agreed, site, answer, carrier)
+        network, assigned = _brought(agreed, site, answer, carrier)
     joined = agreed.joined | {site: JoinedSite(round=_next_round(last), network=network)}
     wider = opened if network is None else opened.with_networks({site: network}, joined)
     try:
@@ -161,21 +158,18 @@ def _with(
     except MedflError as error:
         carrier.drop(site, f"the run can't take the network '{network}' that it brings: {error}")
         return agreed
-    return Agreed(replace(wider, joined=joined), joined, machines)
+    return Agreed(replace(wider, joined=joined), joined, assigned)
 
 
 def _brought(
     agreed: Agreed, site: str, answer: Joining, carrier: RemoteCarrier
-) -> tuple[str | None, dict[str, Machine]]:
-    """The network of a site that comes later, and the machines with its own."""
-    capability, machines = agreed.opened.capability, agreed.machines
-    if capability is None or capability.profiles != LIVE:
-        return answer.network, machines
-    profile = _profile(site, answer, carrier)
-    if profile is None:
-        return answer.network or capability.networks["low"], machines
-    spot = place_late(profile, capability, [(machine.score, machine.cluster) for machine in machines.values()])
-    return answer.network or spot.network, machines | _machines({site: spot})
+) -> tuple[str | None, dict[str, AssignedNetwork]]:
+    """Return the network of a site that comes later, and the assigned networks with that of the site."""
+    assignment, assigned = agreed.opened.assignment, agreed.assigned
+    if assignment is None or not assignment.asks_sites:
+        return answer.network, assigned
+    entry = assignment.assign_late(_profile(site, answer, assignment, carrier), assigned)
+    return answer.network or entry.network, assigned | {site: entry}
 
 
 def _try_set_up(opened: OfferedRun, last: Commit, public: Dataset | None) -> None:
@@ -209,7 +203,3 @@ def _last(folder: Path) -> Commit:
 def _next_round(last: Commit) -> int:
     """The first round that is whole yet."""
     return max(last.round, last.rounds_done) + 1
-
-
-def _machines(placed: Mapping[str, Placed]) -> dict[str, Machine]:
-    return {site: spot.machine for site, spot in placed.items()}

@@ -24,8 +24,7 @@ from medfl.data.sites import SiteData
 from medfl.data.source import Arrays, Source
 from medfl.engine.carrier import MethodFactory
 from medfl.engine.plan import MethodChoice, RunPlan
-from medfl.engine.runs.device_profiles import Capability
-from medfl.engine.runs.machines import LIVE, SYNTHETIC
+from medfl.engine.runs.network_assignment import NetworkAssignment, read_assignment
 from medfl.engine.runs.provenance import bundle_values, run_files
 from medfl.errors import RefusedError, SettingsError, did_you_mean
 from medfl.networks.ceiling import Ceiling, TooLargeError
@@ -79,25 +78,16 @@ class OfferedRun:
     joined: dict[str, JoinedSite] = dataclasses.field(default_factory=dict)
 
     @property
-    def capability(self) -> Capability | None:
-        """How sites are put into clusters by their machines, if they are.
+    def assignment(self) -> NetworkAssignment | None:
+        """Rule that decides which network each site trains, or None without one.
 
         Raises:
-            SettingsError: If the bundle says it wrongly, or names a file.
+            SettingsError: If its options are invalid, or not possible between machines.
         """
-        stated = self.built.capability
-        if stated is None:
-            return None
-        capability = read_settings(Capability, dict(stated), "capability")
-        if capability.profiles not in (SYNTHETIC, LIVE):
-            raise SettingsError(
-                "unsupported_setting",
-                f"Between machines profiles are '{LIVE}', what each site's own file lets it tell of its machine, or "
-                f"'{SYNTHETIC}'; got a file, which the sites don't have.",
-                setting="profiles",
-                expected=(LIVE, SYNTHETIC),
-            )
-        return capability
+        assignment = read_assignment(self.built.network_assignment, self.registry)
+        if assignment is not None:
+            assignment.check_between_machines()
+        return assignment
 
     @property
     def make_method(self) -> MethodFactory:

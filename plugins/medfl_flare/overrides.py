@@ -24,17 +24,14 @@ from medfl.utils.field_words import model_of
 LOCAL = local_fields(run_fields())
 """Settings that no server sets at a site."""
 
-RUN = frozenset({"method", "method_args", *run_fields()}) - LOCAL
-"""A run's method, and its settings that `medfl.settings.Remote` marks."""
+RUN = frozenset({"method", "method_args", "network_assignment", *run_fields()}) - LOCAL
+"""A run's method, its network assignment, and its settings that `medfl.settings.Remote` marks."""
 
 FACTS = ("num_classes", "in_channels", "size", "spatial_dims", "channels", "spacing", "window")
 """Ids that a bundle, if it has them, reads from a data set at hand; across machines the offer says them."""
 
 TASK = frozenset({*FACTS, "mean", "std", "metrics", "network_name", "schedule"})
 """Ids of what is learned."""
-
-MACHINES = frozenset({"profiles", "thresholds", "clusters"})
-"""Ids of a bundle that puts sites into clusters by their machines (`medfl.engine.runs.device_profiles`)."""
 
 PARTS = ("optimizer", "networks", "loss")
 """Components of which single numbers may be changed, as ``optimizer#lr``."""
@@ -77,7 +74,7 @@ def check_overrides(overrides: Meta, bundle: Meta) -> None:
     for name, value in overrides.items():
         top, *rest = _parts_of(name)
         plain = _is_plain_number(name, value, bundle)
-        if top not in RUN | TASK | MACHINES | set(PARTS) and not plain:
+        if top not in RUN | TASK | set(PARTS) and not plain:
             raise _unlisted(name, top)
         for place, leaf in _leaves(value, name):
             _check_leaf(place, leaf)
@@ -259,7 +256,7 @@ def _unlisted(name: str, top: str) -> RefusedError:
             name=name,
             setting=top,
         )
-    listed = RUN | TASK | MACHINES | {f"{part}#..." for part in PARTS}
+    listed = RUN | TASK | {f"{part}#..." for part in PARTS}
     return RefusedError(
         "unlisted_override", f"The override '{name}' is not allowed. {did_you_mean(top, listed)}", name=name
     )

@@ -217,7 +217,7 @@ def _writer_of(opened: OfferedRun, folder: Path) -> RunWriter:
 
 
 def _provenance(agreed: Agreed) -> Provenance:
-    """Return where the settings, the code and the machines of the run come from."""
+    """Return the origin of the settings, the code and the networks of the run."""
     opened = agreed.opened
     settings = setting_origins(
         opened.task,
@@ -234,7 +234,7 @@ def _provenance(agreed: Agreed) -> Provenance:
     return Provenance(
         settings=settings,
         plugins=dict(sorted(opened.registry.plugins.items())),
-        machines=agreed.machines,
+        assigned_networks=agreed.assigned,
         offer=opened.offer.to_json(),
         joined=agreed.joined,
     )

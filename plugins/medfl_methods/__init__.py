@@ -5,7 +5,7 @@ One file for each method. This one only lists them, and what they show in the re
 
 from __future__ import annotations
 
-from medfl.plugins import MethodRecord, SectionRecord, hookimpl
+from medfl.plugins import MethodRecord, NetworkAssignmentRecord, SectionRecord, hookimpl
 
 UPDATES = {"model/": "update"}
 DIVIDED = {"distiller/": "update", "shared/": "samples"}
@@ -499,9 +499,22 @@ def medfl_methods() -> list[MethodRecord]:
 
 
 @hookimpl
+def medfl_networks_by_site() -> list[NetworkAssignmentRecord]:
+    """Return the rules of single methods for which site trains which network."""
+    return [
+        NetworkAssignmentRecord(
+            "machine_clusters",
+            "medfl_methods.pfedcdp.machine_clusters:MachineClusters",
+            "clusters of sites by the capability of their machines, each with a network of its own",
+        ),
+    ]
+
+
+@hookimpl
 def medfl_report_sections() -> list[SectionRecord]:
     """What single methods show in the report."""
     return [
+        SectionRecord("clusters", "Clusters", "medfl_methods.pfedcdp.report_clusters:ClustersSection", 150),
         SectionRecord("teachers", "Teachers of the student", "medfl_methods.pfedcdp.report:TeachersSection", 200),
         SectionRecord("heads", "Who held which head", "medfl_methods.fedsdc.report:HeadsSection", 210),
         SectionRecord(

@@ -57,7 +57,7 @@ def medfl_commands() -> list[CommandRecord]:
 
 @hookimpl
 def medfl_report_sections() -> list[SectionRecord]:
-    """Return the sections of the report; orders 200 to 299 are left to methods."""
+    """Return the general sections of the report. Methods and data sets bring sections of their own."""
     return [
         SectionRecord("gains", "Who gains", "medfl_report.sections.gains:GainsSection", 0),
         SectionRecord("masks", "Masks", "medfl_report.objectives.masks:MasksSection", 10),
@@ -70,9 +70,7 @@ def medfl_report_sections() -> list[SectionRecord]:
         SectionRecord("classes", "Which classes gain", "medfl_report.sections.classes:ClassesSection", 120),
         SectionRecord("matrix", "Every model at every site", "medfl_report.sections.matrix:MatrixSection", 130),
         SectionRecord("fairness", "By sex", "medfl_report.sections.fairness:FairnessSection", 140),
-        SectionRecord("clusters", "Clusters", "medfl_report.sections.clusters:ClustersSection", 150),
         SectionRecord("privacy", "Privacy", "medfl_report.sections.privacy:PrivacySection", 300),
-        SectionRecord("atlas", "Regions of the atlas", "medfl_report.sections.atlas:AtlasSection", 320),
         SectionRecord("scores", "All scores", "medfl_report.sections.standard:ScoresSection", 500),
         SectionRecord("curves", "Round by round", "medfl_report.sections.standard:CurvesSection", 510),
         SectionRecord("forgetting", "What is forgotten", "medfl_report.sections.forgetting:ForgettingSection", 520),

@@ -13,7 +13,7 @@ import pandas as pd
 
 from medfl.engine.runs.records import RunRecord
 from medfl.metrics import LOWER_IS_BETTER, UNBOUNDED
-from medfl.metrics.forgetting import Mode, backward_transfer, consistency
+from medfl_report.forgetting_scores import Mode, backward_transfer, consistency
 from medfl_report.groups import Group, repetitions
 from medfl_report.scores import key_metrics
 from medfl_report.trajectory import Trajectory, read_trajectory

@@ -244,7 +244,7 @@ def _seeds(runs: Sequence[RunRecord]) -> str:
 
 
 def _keys(runs: Sequence[RunRecord]) -> list[str]:
-    """What the runs of a group share. Networks by machines that were made up for a seed tell only those of it apart."""
+    """Return the facts that the runs of a group share. Assigned networks count only among runs of the same seed."""
     loose = [json.dumps(_facts(run, drawn=False), sort_keys=True) for run in runs]
     counts = Counter((key, run.seed, run.fold) for key, run in zip(loose, runs, strict=True))
     clashing = {key for (key, *_), times in counts.items() if times > 1}
@@ -255,11 +255,11 @@ def _keys(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def _facts(run: RunRecord, drawn: bool = True) -> Meta:
-    """All that tells two groups apart, by dotted name; networks that sites have by their machine only with `drawn`."""
-    identity, machines = run.run.identity, run.run.provenance.machines
+    """Return all that distinguishes two groups, by dotted name; networks that a rule assigned only with `drawn`."""
+    identity, assigned = run.run.identity, run.run.provenance.assigned_networks
     settings = identity.settings
-    by_machine = {} if drawn else {site: machine.network for site, machine in machines.items()}
-    kept = {site: name for site, name in run.settings.networks_by_site.items() if name != by_machine.get(site)}
+    by_rule = {} if drawn else {site: entry.network for site, entry in assigned.items()}
+    kept = {site: name for site, name in run.settings.networks_by_site.items() if name != by_rule.get(site)}
     optimizer, brace, defaults = identity.task.optimizer.partition("{")
     return _flat(
         {

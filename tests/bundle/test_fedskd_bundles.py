@@ -19,10 +19,10 @@ from refusals import refused
 
 from medfl.cli.main import main
 from medfl.data.datalists import SPLITS, read_datalist
-from medfl.data.regions import load_regions
 from medfl.errors import DataError
 from medfl.workflow import FederatedWorkflow
 from medfl_datasets.abide.phantom import ATLAS_FILE, REGION, write_release
+from medfl_datasets.abide.regions import load_regions
 from medfl_datasets.derm7pt import phantom as derm7pt
 
 BUNDLES = Path(__file__).parents[2] / "bundles"

@@ -184,7 +184,7 @@ def test_it_differs_from_the_first_bundle_only_where_it_must() -> None:
     allowed = {
         *{"num_classes", "in_channels", "size", "networks", "network_name", "norm", "metrics", "optimizer"},
         *{"epochs", "imports", "federation", "reading", "dataset", "views"},
-        *{"profiles", "thresholds", "clusters", "capability"},
+        "network_assignment",
     }
     for config in ("train.json", "federate.json", "evaluate.json", "inference.json"):
         first, other = (

@@ -49,7 +49,15 @@ def test_every_setting_and_part_of_a_setting_is_listed_with_its_default():
 def test_every_other_option_of_a_run_is_listed():
     """Those of the run object, of runs on other machines, and of MONAI's workflow."""
     arguments = set(inspect.signature(FederatedRun.__init__).parameters) - {"self"}
-    inner = {"task", "mean", "std", "capability", "tracked_config", "site_values", "source"}  # built by the bundle
+    inner = {
+        "task",
+        "mean",
+        "std",
+        "network_assignment",
+        "tracked_config",
+        "site_values",
+        "source",
+    }  # built by the bundle
     of_backends = {name for record in load_plugins().backends.values() for name in record.options}
     names = {*(arguments - inner - NO_OPTIONS), *of_backends, *STOCK_OPTIONS}
     assert names <= set(options_of())

@@ -30,6 +30,7 @@ from medfl.utils.tells import (
     fields,
     flag,
     number,
+    numbers_by_name,
     one_of,
     or_none,
     text,
@@ -56,6 +57,9 @@ FORMS: list[tuple[Form, list[Any], list[Any]]] = [
     (one_of("networks", "model", "nobody"), ["plain", "wide", "site-1"], ["", "pla", None, 1, []]),
     (fields(n=count(), of=count("heads")), [{"n": 1, "of": [1, 2]}],
      [{}, {"n": 1}, {"n": 1, "of": [1]}, {"n": 1, "of": [1, 2], "more": 1}, None, [], [["n", 1]]]),
+    (numbers_by_name(0, 9, 2), [{}, {"a": 0, "b": 9.0}],
+     [None, [], [1], {"a": -1}, {"a": 10}, {"a": "1"}, {"a": {}}, {"a": 1, "b": 2, "c": 3},
+      {"x" * 201: 1}, {"a\n": 1}]),
     (or_none(number(0)), [None, 0.5], [*NO_NUMBER[1:]]),
     (facts(), [{}, {"a": [{"b": [None, "c", -1.5, True]}]}], [None, [], 1, {"a": [math.nan]}, {"b": -10**400}]),
 ]  # fmt: skip
@@ -316,8 +320,8 @@ def test_names_of_outputs_are_as_many_plain_texts(names: Any, code: str) -> None
 
 
 def test_what_a_site_says_when_it_takes_an_offer() -> None:
-    right = {"refused": None, "network": "wide", "profile": [1.0, 2, 3, 4, 5, 6, 7]}
-    assert read_joining("a", Message("hello", {}, right)) == Joining("wide", [1.0, 2, 3, 4, 5, 6, 7])
+    right = {"refused": None, "network": "wide", "profile": {"cpu_mhz": 1.0, "memory_gb": 2}}
+    assert read_joining("a", Message("hello", {}, right)) == Joining("wide", {"cpu_mhz": 1.0, "memory_gb": 2})
     assert read_joining("a", Message("hello", {}, right | {"network": None, "profile": None})) == Joining()
 
 
@@ -326,8 +330,8 @@ def test_what_a_site_says_when_it_takes_an_offer() -> None:
     [
         ({"network": 5}, "wrong_metadata", "network"),
         ({"network": "x" * 300}, "wrong_metadata", "network"),
-        ({"profile": [1.0] * 6}, "wrong_metadata", "profile"),
-        ({"profile": [-1.0] * 7}, "wrong_metadata", "profile"),
+        ({"profile": [1.0] * 7}, "wrong_metadata", "profile"),
+        ({"profile": {"cpu_mhz": -1.0}}, "wrong_metadata", "profile"),
         ({"profile": "live"}, "wrong_metadata", "profile"),
         ({"age": 1}, "undeclared_metadata", None),
     ],

@@ -23,7 +23,7 @@ from medfl.engine.status import FINISHED, RUNNING
 from medfl.metrics import METRICS, worst
 from medfl.records.partition import Fold
 from medfl.records.progress import RunEnd, RunStart
-from medfl.records.run_file import DataOrigin, Machine, Provenance, RunFile, SettingOrigin
+from medfl.records.run_file import AssignedNetwork, DataOrigin, Provenance, RunFile, SettingOrigin
 from medfl.records.summary import Holdings, MetricScores, SiteCosts, Summary
 from medfl.utils.locks import LOCK
 
@@ -89,7 +89,7 @@ class MadeUpRun:
         leaks: Sentences about allowed violations.
         bundles: Whether there are site bundles and predictions.
         state: Whether there is a state folder, with a journal.
-        capability: Site to its machine, score, cluster and network.
+        assigned: Maps each site to the network that a network assignment gave it, and the facts of that.
         findings: What the method found out.
         accounts: Site to the facts of its privacy account.
         plain: Bytes that a site would send up in a round without quantisation; None for a run that does not note it.
@@ -128,7 +128,7 @@ class MadeUpRun:
     leaks: Sequence[str] = ()
     bundles: bool = True
     state: bool = True
-    capability: Mapping[str, Any] = field(default_factory=dict)
+    assigned: Mapping[str, AssignedNetwork] = field(default_factory=dict)
     findings: Findings = field(default_factory=Findings)
     accounts: Mapping[str, Any] = field(default_factory=dict)
     plain: float | None = None
@@ -194,7 +194,7 @@ class MadeUpRun:
                 fold=None if self.fold is None else Fold(fold=self.fold, folds=self.folds),
             ),
             plugins={"medfl_builtin": "medfl", "medfl_methods": "medfl"},
-            machines={site: Machine.model_validate(card) for site, card in self.capability.items()},
+            assigned_networks=dict(self.assigned),
         )
         task = task_of(self.metrics, len(self.classes), regions="0123456789abcdef" if self.regions else None)
         every = settings | {"rounds": self.rounds}

@@ -19,9 +19,7 @@ from medfl_flare.overrides import OWN, PARTS, RUN, TASK, check_overrides
 
 BUNDLE: dict[str, Any] = bundle_values(shipped()["medmnist_classification"]) | {
     "networks": {"wide": {"_target_": "a.B", "width": 64, "half": "$@width // 2", "deep": [1, 2], "bias": None}},
-    "profiles": None,
-    "thresholds": {"high": 0.6},
-    "clusters": {"high": "a", "medium": "a", "low": "a"},
+    "network_assignment": {"name": "b", "profiles": None, "thresholds": {"high": 0.6}, "networks": {"high": "a"}},
     "loss": {"_target_": "torch.nn.CrossEntropyLoss", "weight": "@class_weights", "label_smoothing": 0.0},
 }
 
@@ -36,7 +34,8 @@ BUNDLE: dict[str, Any] = bundle_values(shipped()["medmnist_classification"]) | {
         {"networks_by_site": {"site-01": "cnn4"}, "privacy": {"epsilon": 5, "clip": 1.0}, "compression": {"bits": 8}},
         {"optimizer#lr": 0.1, "optimizer#nesterov": True, "loss#label_smoothing": 0.1},
         {"networks#wide#width": 32, "networks#wide#deep#1": 4, "networks#wide#bias": False},
-        {"profiles": "live", "thresholds#high": 0.7, "clusters": {"high": "a", "medium": "a", "low": "b"}},
+        {"network_assignment#profiles": "live", "network_assignment#thresholds#high": 0.7},
+        {"network_assignment": {"name": "c", "networks": {"high": "a", "low": "b"}}},
         {"method": "a price of 5$ at home@hospital, 5 %"},
     ],
 )
@@ -155,7 +154,7 @@ def test_what_a_server_may_set_is_what_was_reviewed() -> None:
         "norm_bound", "networks_by_site", "describe", "privacy", "compression", "precision",
         "robust", "secure_aggregation",
     }  # fmt: skip
-    assert set(Settings.model_fields) - {"poison"} == RUN - {"method", "method_args"} == reviewed
+    assert set(Settings.model_fields) - {"poison"} == RUN - {"method", "method_args", "network_assignment"} == reviewed
     assert set(Execution.model_fields) <= OWN
     assert local_fields(Privacy.model_fields) == {"ledger", "total_epsilon"}
     assert not local_fields(Compression.model_fields)

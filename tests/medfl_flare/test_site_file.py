@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from refusals import refused
 
 from medfl.bundle.files import shipped
-from medfl.engine.runs.machines import Profile
+from medfl.engine.runs.network_assignment import NetworkAssignment, SiteFacts
 from medfl.errors import RefusedError, SettingsError, StoreError
+from medfl.records.run_file import AssignedNetwork
 from medfl.settings import Execution
 from medfl_flare.sites.file import SiteFile, read_site_file
 from medfl_flare.sites.policy import told_profile
@@ -258,20 +260,31 @@ def test_a_state_folder_that_can_not_be_made_is_told(site: SiteFile) -> None:
         site.secret()
 
 
+class AsksForMemory(NetworkAssignment):
+    """A rule that asks for the memory of each site's machine."""
+
+    def assign(self, sites: Sequence[str], seed: int) -> dict[str, AssignedNetwork]:
+        return {}
+
+    def measure(self) -> dict[str, float]:
+        return {"memory_gb": 16.0}
+
+    def check_facts(self, facts: SiteFacts, where: str) -> None:
+        if facts.keys() != {"memory_gb"}:
+            raise SettingsError("wrong_names", f"{where}: expected memory_gb", place=where)
+
+
 def test_what_may_be_told_of_the_machine(tmp_path: Path) -> None:
     def read(text: str) -> SiteFile:
         (tmp_path / "medfl-site.toml").write_text('site = "site-01"\nstate = "state"\n' + text)
         return read_site_file(tmp_path / "medfl-site.toml")
 
-    numbers = dict(zip(Profile._fields, (1500.0, 3000.0, 4.0, 16.0, 80.0, 50.0, 200.0), strict=True))
-    table = "[profile]\n" + "\n".join(f"{name} = {value}" for name, value in numbers.items())
-    assert told_profile(read("")) is None
-    assert told_profile(read(table)) == Profile(**numbers)
-    with refused(SettingsError, "value_out_of_range", place="the table [profile]"):
-        told_profile(read(table.replace("3000.0", "0.0")))
-    with refused(SettingsError, "invalid_settings") as caught:
-        read(table.replace("cpu_mhz = 1500.0\n", ""))
-    assert caught.value.fields["codes"]["profile.Profile.cpu_mhz"] == "missing_setting"
-    live = pytest.importorskip("psutil") and told_profile(read('profile = "live"'))
-    assert live is not None
-    assert live.memory_gb > 0
+    rule = AsksForMemory()
+    assert told_profile(read(""), rule) is None
+    assert told_profile(read("[profile]\nmemory_gb = 4.0\n"), rule) == {"memory_gb": 4.0}
+    assert told_profile(read('profile = "live"'), rule) == {"memory_gb": 16.0}
+    with refused(SettingsError, "wrong_names", place="the table [profile]"):
+        told_profile(read("[profile]\ncpu_mhz = 1500.0\n"), rule)
+    for value in ("-1.0", "nan", '"much"'):
+        with refused(SettingsError, "invalid_settings"):
+            read(f"[profile]\nmemory_gb = {value}\n")

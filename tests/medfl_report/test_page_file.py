@@ -12,18 +12,18 @@ from read_page import Page
 from refusals import refused
 
 from medfl.contract import Findings
-from medfl.engine.runs.device_profiles import CLUSTERS
-from medfl.engine.runs.machines import Profile
 from medfl.errors import SettingsError, StoreError
+from medfl.records.run_file import AssignedNetwork
 from medfl_report.page import write_report
 
 ODD = ("a & b", "<i>c", "$d$ \\frac")
 ALWAYS = {"#gains", "#scores", "#curves", "#forgetting", "#holdings", "#costs", "#settings"}
 PRIVACY = {"epsilon": 5.0, "clip": 1.0}
-PROFILE = Profile(1000, 2000, 4, 8, 50, 20, 200)
-MACHINES = {
-    site: {"profile": PROFILE._asdict(), "score": 0.6, "cluster": cluster, "network": f"cnn <{cluster}>"}
-    for site, cluster in zip(SITES, CLUSTERS, strict=True)
+MACHINE = {"cpu_mhz": 1000, "cpu_max_mhz": 2000, "memory_free_gb": 4, "memory_gb": 8, "battery_percent": 50}
+MACHINE |= {"latency_ms": 20, "latency_max_ms": 200, "score": 0.6}
+ASSIGNED = {
+    site: AssignedNetwork(network=f"cnn <{cluster}>", facts=MACHINE | {"cluster": cluster})
+    for site, cluster in zip(SITES, ("high", "medium", "low"), strict=True)
 }
 TAUGHT = {
     "teachers": {"<i>cnn": {"value": 0.1, "weight": 1.0}},
@@ -48,7 +48,7 @@ def rich(tmp_path):
     """Runs with odd names of classes, and with all that a page can show."""
     options = {"classes": ODD, "metrics": ("accuracy", "balanced_accuracy", "auc", "ece"), "splits": ("val", "test")}
     more = options | {"global_test": {"accuracy": 0.5}, "reason": "<script>alert(1)</script>", "status": "incomplete"}
-    more |= {"settings": {"privacy": PRIVACY, "compression": {"bits": 8}}, "plain": 16000.0, "capability": MACHINES}
+    more |= {"settings": {"privacy": PRIVACY, "compression": {"bits": 8}}, "plain": 16000.0, "assigned": ASSIGNED}
     more |= {"findings": Findings(TAUGHT, explained())}
     return [make_run(tmp_path / "local", "local", **options), make_run(tmp_path / "fedavg", "fedavg", **more)]
 

@@ -21,7 +21,7 @@ from medfl.errors import RefusedError
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
-from medfl.utils.tells import Tell, check_told, count, flag, number, or_none, text
+from medfl.utils.tells import Tell, check_told, count, flag, numbers_by_name, or_none, text
 from medfl_flare.backend.messages import Message
 
 WORD = re.compile(r"[A-Za-z0-9_@.-]{1,80}(/[A-Za-z0-9_@.-]{1,80}){0,2}")
@@ -219,21 +219,26 @@ def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:
     return wire.tensors_equal({"": left}, {"": right})
 
 
+MAX_FACTS = 32
+"""Largest number of facts about a site's machine."""
+
+
 class Joining(NamedTuple):
-    """What a site says of itself when it takes an offer.
+    """Answer of a site that takes an offer.
 
     Attributes:
-        network: That its own file names, or None.
-        profile: Seven numbers about its machine (`medfl.engine.runs.device_profiles.Profile`), or None.
+        network: Name of the network that the site's own file names, or None.
+        profile: Facts about the site's machine, if the run's network assignment asks for them and the site's own file
+            allows it; otherwise None.
     """
 
     network: str | None = None
-    profile: list[float] | None = None
+    profile: dict[str, float] | None = None
 
 
 JOINING = {
     "network": Tell("public", or_none(text()), after=("hello",)),
-    "profile": Tell("public", or_none(number(0, 1e9, 7)), after=("hello",)),
+    "profile": Tell("public", or_none(numbers_by_name(0, 1e9, MAX_FACTS)), after=("hello",)),
 }
 """The form of `Joining`."""
 

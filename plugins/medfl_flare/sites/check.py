@@ -29,7 +29,7 @@ from medfl_flare.kit_check import check_kit
 from medfl_flare.offer import method_version
 from medfl_flare.offered_bundle import configuration, facts_in, forward, source_of, to_give
 from medfl_flare.sites.file import SECRET, SiteBundle, SiteFile, read_site_file
-from medfl_flare.sites.policy import check_counts, promise, told_profile
+from medfl_flare.sites.policy import check_counts, promise
 from medfl_flare.sites.preflight import Caution, images, machine
 from medfl_flare.sites.preflight.locks import kit_locks, run_locks
 from medfl_flare.sites.preflight.server import check_server
@@ -161,7 +161,7 @@ def _device(file: SiteFile) -> str:
 
 def _limits(file: SiteFile) -> str:
     tells = " and ".join(file.describe) or "nothing"
-    can_do = "nothing" if told_profile(file) is None else "what it can do"
+    can_do = "nothing" if file.profile is None else "what it can do"
     least = file.least_threshold
     alone = "one by one" if least is None else f"in a sum of {least} sites or more only"
     return (

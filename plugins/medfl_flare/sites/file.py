@@ -17,7 +17,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from medfl.bundle.files import shipped
-from medfl.engine.runs.machines import Profile
 from medfl.errors import RefusedError, SettingsError, StoreError, did_you_mean
 from medfl.settings import Device, Execution, Strict, read_settings
 from medfl.types import SERVER
@@ -40,6 +39,7 @@ PATIENCE = 30.0
 """Seconds to wait for another process that makes the secret at this moment."""
 
 Name = Annotated[str, Field(pattern=NAME)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Floor(Strict):
@@ -116,7 +116,8 @@ class SiteFile(Strict):
         max_network_mb: Size of a network in MB, at most; none beyond it is built.
         min_count: Fewest images of which numbers may leave, >= 1.
         describe: Facts that may be told about the training data.
-        profile: What may be told of this machine: ``live`` measures it, a table has the numbers, None tells nothing.
+        profile: Facts that may be reported about this machine, for runs that assign networks by them: ``live`` measures
+            them, a table has numbers by name, None reports nothing.
         exchange: Whether models of other sites may be scored here, and this site's elsewhere.
         shared_test: Whether this site's own model may be scored on a test set that all sites share, the folder
             ``global`` beside its data; the scores leave.
@@ -139,7 +140,7 @@ class SiteFile(Strict):
     max_network_mb: int = Field(1024, ge=1, le=100_000)
     min_count: int = Field(10, ge=1)
     describe: tuple[Fact, ...] = ("size",)
-    profile: Literal["live"] | Profile | None = None
+    profile: Literal["live"] | dict[str, Amount] | None = None
     exchange: bool = False
     shared_test: bool = False
     threads: int = Field(1, ge=1)

@@ -11,7 +11,7 @@ from typing import Any
 
 from medfl.engine.evaluation import Row
 from medfl.engine.filters import check_method
-from medfl.engine.runs.machines import LIVE, Profile, check_profile, live
+from medfl.engine.runs.network_assignment import NetworkAssignment
 from medfl.engine.runs.summary import COSTS
 from medfl.errors import RefusedError, SettingsError
 from medfl.networks.ceiling import TooLargeError, bytes_of
@@ -103,16 +103,23 @@ def told(site_file: SiteFile, facts: Meta, counts: Sequence[int]) -> Meta:
     return {name: value for name, value in facts.items() if name in kept}
 
 
-def told_profile(site_file: SiteFile) -> Profile | None:
-    """What may be told of a participant's machine, measured where its file says so; None tells nothing.
+def told_profile(site_file: SiteFile, assignment: NetworkAssignment) -> dict[str, float] | None:
+    """Return the facts that a participant reports about its machine, or None if its file allows none.
+
+    Args:
+        site_file: The participant's own file.
+        assignment: Rule that asks for the facts.
 
     Raises:
-        SettingsError: If it can't be measured, or a number in the file is not possible.
+        SettingsError: If a fact can't be measured, or the file lacks one or has one that is not possible.
     """
     profile = site_file.profile
-    if profile == LIVE:
-        return live()
-    return check_profile(profile, "the table [profile]") if isinstance(profile, Profile) else None
+    if profile == "live":
+        return assignment.measure()
+    if profile is None:
+        return None
+    assignment.check_facts(profile, "the table [profile]")
+    return profile
 
 
 def leaving_rows(settings: Settings, rows: list[Row]) -> list[Row]:

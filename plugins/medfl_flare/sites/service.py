@@ -18,7 +18,6 @@ import torch
 from pydantic import ValidationError
 
 from medfl.contract import PeerMessage
-from medfl.engine.runs.machines import LIVE
 from medfl.engine.runs.progress import step_metrics
 from medfl.errors import MedflError, RefusedError
 from medfl.privacy.policy import policy_of
@@ -223,10 +222,10 @@ class SiteService:
             from medfl_flare.backend.sealed import Seal  # it needs what comes with NVFlare
 
             self._seal = Seal(self._signer, offer.to_json())
-        capability = self._opened.capability
-        profile = told_profile(self._file) if capability is not None and capability.profiles == LIVE else None
+        assignment = self._opened.assignment
+        profile = told_profile(self._file, assignment) if assignment is not None and assignment.asks_sites else None
         network = self._file.bundle(offer.bundle).network
-        return Message("hello", {}, {"refused": None, "network": network, "profile": profile and list(profile)})
+        return Message("hello", {}, {"refused": None, "network": network, "profile": profile})
 
     def _describe(self, request: Request) -> Message:
         self._audit.described(request.describe, request.bundle)

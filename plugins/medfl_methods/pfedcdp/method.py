@@ -41,14 +41,15 @@ HEAD = "head"
 class PFedCDP(Averaging):
     """Clusters of sites with one network each average their bodies; classifiers stay at home; one student of all.
 
-    Sites of one network are a cluster (`medfl.engine.runs.device_profiles` puts machines into clusters). In each round
-    a site gets its cluster's body and the server's classifier for it. It keeps, of its own body, the share of
-    coordinates with the largest Fisher information on its images, and takes the others from the cluster; the first time
-    it takes all. Then it trains: first all of its model, then its classifier alone. Both minimise (1 - lam) CE + lam
-    tau^2 KL(teacher || model), where the teacher is the cluster's body with the server's classifier. The body's change,
-    from what was received, goes to the server, which adds each cluster's mean. After the last round the clusters'
-    models teach one student on public data (`medfl_methods.pfedcdp.refinement`), which is the run's global model. Its
-    contrastive loss compares two random views of each image: the task's ``views``, or its ``augmentation``.
+    Sites of one network are a cluster; the network assignment ``machine_clusters`` forms clusters by the sites'
+    machines. In each round a site gets its cluster's body and the server's classifier for it. It keeps, of its own
+    body, the share of coordinates with the largest Fisher information on its images, and takes the others from the
+    cluster; the first time it takes all. Then it trains: first all of its model, then its classifier alone. Both
+    minimise (1 - lam) CE + lam tau^2 KL(teacher || model), where the teacher is the cluster's body with the server's
+    classifier. The body's change, from what was received, goes to the server, which adds each cluster's mean. After the
+    last round the clusters' models teach one student on public data (`medfl_methods.pfedcdp.refinement`), which is the
+    run's global model. Its contrastive loss compares two random views of each image: the task's ``views``, or its
+    ``augmentation``.
 
     The server's classifier is trained on public data, before the first round and after each, with the cluster's body as
     it is; the paper doesn't say how it comes about. Public data are the server's: no site sees them.

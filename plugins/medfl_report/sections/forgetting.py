@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from medfl.engine.runs.records import RunRecord, repetition
-from medfl.metrics.forgetting import recovery_intervals
 from medfl.types import Meta
 from medfl.utils.formats import count, listed, metric_words, score, signed
 from medfl_report.curves import curves_svg, ends, group_looks, trained_curve, work_curve
 from medfl_report.figures import Curve, Fall, Look, recovery_figure, svg
 from medfl_report.forgetting import forgetting_metric, measures_of, missing_of
+from medfl_report.forgetting_scores import recovery_intervals
 from medfl_report.groups import Group, output_names, several
 from medfl_report.scores import named_runs
 from medfl_report.section import ReportData, TemplateSection

@@ -24,14 +24,11 @@ from remote_cases import (
 
 from medfl.engine.journal import Journal
 from medfl.engine.runs.lifecycle import RunViewer
-from medfl.engine.runs.machines import Profile
-from medfl.engine.runs.records import read_run
 from medfl.records.run_file import JoinedSite, RunFile
 from medfl.records.summary import Summary
 from medfl.testing.phantoms import make_cohort
 from medfl_flare.records.offer import Offer
 from medfl_report.page import write_report
-from medfl_report.sections.clusters import clusters_of
 
 pytestmark = pytest.mark.usefixtures("once")
 
@@ -87,7 +84,8 @@ def test_it_takes_part_from_the_next_round_on_with_the_bits_of_one_machine(place
     page = write_report([folder]).read_text()
     assert f"{LATE} missed round 1, took part in round 2" in page
     assert f"{LATE} came later: it takes part from round 2 on, with the network {MINIS[LATE]}" in page
-    assert {spot.site: spot.network for cluster in clusters_of(read_run(folder)) for spot in cluster.spots} == MINIS
+    run = RunFile.read(folder / "run.json")
+    assert run.settings.networks_by_site | run.provenance.late_networks == MINIS
     bundle = json.loads((files[LATE].state / "runs" / "one" / "bundle" / "configs" / "train.json").read_text())
     assert bundle["network_name"] == MINIS[LATE]
 
@@ -162,12 +160,14 @@ def test_who_has_taken_part_keeps_its_network(place: Place) -> None:
 def test_by_its_machine_it_joins_a_cluster_that_is_settled(place: Place) -> None:
     path = place.bundle / "configs" / "federate.json"
     content = json.loads(path.read_text())
-    content["capability"] = {"profiles": "live", "networks": {"high": "mini8", "medium": "mini6", "low": "mini4"}}
-    content["federation"]["capability"] = "@capability"
+    networks = {"high": "mini8", "medium": "mini6", "low": "mini4"}
+    content["network_assignment"] = {"name": "machine_clusters", "profiles": "live", "networks": networks}
+    content["federation"]["network_assignment"] = "@network_assignment"
     path.write_text(json.dumps(content))
-    machine = Profile(3000, 3000, 16, 16, 100, 0, 200)
+    machine = {"cpu_max_mhz": 3000, "memory_free_gb": 16, "memory_gb": 16, "battery_percent": 100}
+    machine |= {"latency_ms": 0, "latency_max_ms": 200}
     clocks = dict(zip(SITES, (3000, 1500, 2000), strict=True))
-    own = {site: {"profile": machine._replace(cpu_mhz=mhz)._asdict()} for site, mhz in clocks.items()}
+    own = {site: {"profile": machine | {"cpu_mhz": mhz}} for site, mhz in clocks.items()}
     files = place.files("machines", own)
     begin(place, files, method="local")
     folder, progress, _ = serve(files, offer(place, method="local"))
@@ -176,4 +176,4 @@ def test_by_its_machine_it_joins_a_cluster_that_is_settled(place: Place) -> None
     provenance = run.provenance
     assert run.settings.networks_by_site == {"site-01": "mini8", "site-02": "mini6"}
     assert provenance.joined == {LATE: JoinedSite(round=2, network="mini6")}
-    assert provenance.machines[LATE].cluster == "medium"
+    assert provenance.assigned_networks[LATE].facts["cluster"] == "medium"

@@ -1,4 +1,4 @@
-"""Between machines sites are put into clusters by what they tell of their machines, as far as they do."""
+"""Between machines a network assignment gets the facts that sites report about their machines, as far as they do."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ from remote_cases import (
 )
 
 from medfl.bundle.federation import read_federation
-from medfl.engine.runs.machines import Profile
-from medfl.engine.runs.records import read_run
 from medfl.errors import SettingsError
 from medfl.records.run_file import RunFile
 from medfl.testing.phantoms import make_cohort
-from medfl_report.sections.clusters import clusters_of
 
 NETWORKS = {"high": "mini8", "medium": "mini6", "low": "mini4"}
 MACHINES = {
-    "site-01": Profile(1000, 3000, 4, 16, 50, 50, 200),
-    "site-02": Profile(3000, 3000, 60, 64, 100, 5, 200),
-    "site-03": Profile(2000, 3000, 8, 16, 100, 20, 200),
+    "site-01": (1000, 3000, 4, 16, 50, 50, 200),
+    "site-02": (3000, 3000, 60, 64, 100, 5, 200),
+    "site-03": (2000, 3000, 8, 16, 100, 20, 200),
 }
+NAMES = ("cpu_mhz", "cpu_max_mhz", "memory_free_gb", "memory_gb", "battery_percent", "latency_ms", "latency_max_ms")
+LIVE = {"network_assignment#profiles": "live"}
 CLUSTERED = {"site-01": "mini4", "site-02": "mini8", "site-03": "mini6"}
 PFEDCDP = {"method": "pfedcdp", "method_args": {"fisher_samples": 4, "server_epochs": 1, "refine": None}}
 
@@ -45,58 +44,68 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     (place.root / "more" / "site-01").rename(place.data / "public")
     path = place.bundle / "configs" / "federate.json"
     content = json.loads(path.read_text())
-    content |= {"profiles": None, "thresholds": "tertiles", "clusters": NETWORKS}
-    capability = "{'profiles': @profiles, 'thresholds': @thresholds, 'networks': @clusters}"
-    content["capability"] = f"$None if @profiles is None else {capability}"
-    content["federation"]["capability"] = "@capability"
+    content["network_assignment"] = {"name": "machine_clusters", "profiles": None, "networks": NETWORKS}
+    content["federation"]["network_assignment"] = "@network_assignment"
     path.write_text(json.dumps(content, indent=4))
     return place
 
 
 def telling(*sites: str) -> dict[str, Any]:
     """Own files in which these sites tell of their machines."""
-    return {site: {"profile": MACHINES[site]._asdict()} for site in sites}
+    return {site: {"profile": profile_of(site)} for site in sites}
+
+
+def profile_of(site: str) -> dict[str, float]:
+    return dict(zip(NAMES, MACHINES[site], strict=True))
 
 
 def test_clusters_of_what_sites_tell_have_the_bits_of_one_machine_with_the_same_profiles(
     place: Place, tmp_path: Path
 ) -> None:
-    files, offer = place.files("told", telling(*SITES)), offered(place, profiles="live", rounds=1, **PFEDCDP)
+    files, offer = place.files("told", telling(*SITES)), offered(place, rounds=1, **LIVE, **PFEDCDP)
     folder, progress, _ = serve(files, offer)
     assert (progress.state, progress.missing) == ("finished", {})
     rows = [",".join(map(str, (site, *profile))) for site, profile in MACHINES.items()]
-    (tmp_path / "machines.csv").write_text("\n".join([",".join(("site", *Profile._fields)), *rows]) + "\n")
+    (tmp_path / "machines.csv").write_text("\n".join([",".join(("site", *NAMES)), *rows]) + "\n")
     here = {"dataset_dir": str(place.data), "device": "cpu", "output_dir": str(tmp_path / "local")}
-    here |= {"profiles": str(tmp_path / "machines.csv"), "allow_leaks": ["subjects", "pixels"]}
+    here |= {"network_assignment#profiles": str(tmp_path / "machines.csv"), "allow_leaks": ["subjects", "pixels"]}
     read_federation(place.bundle, offer.overrides | here).simulate()
     assert outcome(folder, files) == local_outcome(tmp_path / "local")
     records = [RunFile.read(run / "run.json") for run in (folder, tmp_path / "local")]
-    assert records[0].provenance.machines == records[1].provenance.machines
+    assert records[0].provenance.assigned_networks == records[1].provenance.assigned_networks
+    assert set(records[0].provenance.assigned_networks) == set(SITES)
     assert records[0].settings.networks_by_site == CLUSTERED
-    assert [[(spot.site, spot.score) for spot in cluster.spots] for cluster in clusters_of(read_run(folder))] == [
-        [(spot.site, spot.score) for spot in cluster.spots] for cluster in clusters_of(read_run(tmp_path / "local"))
-    ]
 
 
 def test_a_site_that_tells_nothing_of_its_machine_gets_what_any_machine_can_train(place: Place) -> None:
-    own = telling("site-01", "site-02") | {
-        "site-02": {"profile": MACHINES["site-02"]._asdict(), "entry": {"network": "mini6"}}
-    }
+    own = telling("site-01", "site-02") | {"site-02": {"profile": profile_of("site-02"), "entry": {"network": "mini6"}}}
     files = place.files("some", own)
-    folder, progress, _ = serve(files, offered(place, method="local", profiles="live", rounds=1, steps=1))
+    folder, progress, _ = serve(files, offered(place, method="local", rounds=1, steps=1, **LIVE))
     assert (progress.state, progress.missing) == ("finished", {})
     record = RunFile.read(folder / "run.json")
-    assert set(record.provenance.machines) == {"site-01", "site-02"}
-    assert record.provenance.machines["site-02"].network == "mini8"
+    assigned = record.provenance.assigned_networks
+    assert {site for site, entry in assigned.items() if entry.facts} == {"site-01", "site-02"}
+    assert (assigned["site-02"].network, assigned["site-03"].network) == ("mini8", "mini4")
     assert record.settings.networks_by_site == {"site-01": "mini6", "site-02": "mini6", "site-03": "mini4"}
 
 
 def test_a_file_of_profiles_is_refused_and_an_impossible_machine_left_out(place: Place) -> None:
     files = place.files("impossible", telling(*SITES))
     with refused(SettingsError, "unsupported_setting", setting="profiles", expected=["live", "synthetic"]):
-        serve(files, offered(place, method="local", profiles="machines.csv"))
-    offer = offered(place, run="impossible", method="local", profiles="live", rounds=1, steps=1, min_replies=2)
-    impossible = on("site-02", "hello", set_meta(profile=[1.0, 0.0, 4.0, 16.0, 50.0, 5.0, 200.0]))
+        serve(files, offered(place, method="local", **{"network_assignment#profiles": "machines.csv"}))
+    offer = offered(place, run="impossible", method="local", rounds=1, steps=1, min_replies=2, **LIVE)
+    impossible = on("site-02", "hello", set_meta(profile=profile_of("site-02") | {"cpu_max_mhz": 0.0}))
     _, progress, _ = serve(files, offer, tamper_answer=impossible)
     assert (progress.state, list(progress.missing)) == ("finished", ["site-02"])
     assert "cpu_max_mhz, memory_gb and latency_max_ms > 0" in progress.missing["site-02"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [[1.0] * 7, {"cpu_mhz": "fast"}, {"cpu_mhz": -1.0}, {f"n{n}": 1.0 for n in range(33)}]
+)
+def test_facts_of_another_form_are_refused_before_the_rule_sees_them(place: Place, wrong: Any) -> None:
+    files = place.files("malformed", telling(*SITES))
+    offer = offered(place, run="malformed", method="local", rounds=1, steps=1, min_replies=2, **LIVE)
+    _, progress, _ = serve(files, offer, tamper_answer=on("site-02", "hello", set_meta(profile=wrong)))
+    assert (progress.state, list(progress.missing)) == ("finished", ["site-02"])
+    assert "profile" in progress.missing["site-02"]

@@ -24,7 +24,6 @@ from toys import snapshot
 
 from medfl.bundle.federation import read_federation
 from medfl.bundle.files import bundle_hash
-from medfl.engine.runs.machines import Profile
 from medfl.errors import MedflError
 from medfl.records.ledger import Ledger
 from medfl.testing.cohort import scores
@@ -241,12 +240,13 @@ def test_sites_are_clustered_by_what_they_tell_of_their_machines(running: Federa
     shutil.copytree(running.place.root / "small", bundle)
     content = json.loads((bundle / "configs" / "federate.json").read_text())
     networks = {"high": "resnet8", "medium": "resnet6", "low": "resnet4"}
-    content["capability"] = {"profiles": "live", "networks": networks}
-    content["federation"]["capability"] = "@capability"
+    content["network_assignment"] = {"name": "machine_clusters", "profiles": "live", "networks": networks}
+    content["federation"]["network_assignment"] = "@network_assignment"
     (bundle / "configs" / "federate.json").write_text(json.dumps(content))
     own: dict[str, Any] = {"server": {"bundles.machines": {"folder": str(bundle), "data": str(running.place.data)}}}
     for site, (clock, charge) in MACHINES.items():
-        profile = Profile(clock, 3000, 8, 16, charge, 20, 200)._asdict()
+        profile = {"cpu_mhz": clock, "cpu_max_mhz": 3000, "memory_free_gb": 8, "memory_gb": 16}
+        profile |= {"battery_percent": charge, "latency_ms": 20, "latency_max_ms": 200}
         own[site] = {"bundles.machines": {"folder": str(bundle), "data": str(running.place.data / site)}}
         own[site] |= {"profile": profile}
     running.write_files(**{site.replace("-", "_"): changes for site, changes in own.items()})
@@ -254,7 +254,7 @@ def test_sites_are_clustered_by_what_they_tell_of_their_machines(running: Federa
     summary, wrong = running.end(out)
     assert (wrong, summary["status"], summary["unavailable_reasons"]) == ("", "finished", {})
     record = json.loads((out / "run.json").read_text())
-    assert {site: card["network"] for site, card in record["provenance"]["machines"].items()} == CLUSTERED
+    assert {site: card["network"] for site, card in record["provenance"]["assigned_networks"].items()} == CLUSTERED
     running.equals_local(running.offer("machines", method="fedskd", networks_by_site=CLUSTERED), out)
     observed = [json.loads(line) for line in (out / OBSERVED).read_text().splitlines()]
     assert [call["hook"].removeprefix("medfl_") for call in observed] == [

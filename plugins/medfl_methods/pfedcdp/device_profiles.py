@@ -1,4 +1,4 @@
-"""What a site's machine can do, in seven numbers: made up, measured, or from a file."""
+"""Profiles of the sites' machines, seven numbers each: synthetic, measured, or from a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from medfl.utils.rng import make_generator
 logger = logging.getLogger(__name__)
 
 SYNTHETIC, LIVE = "synthetic", "live"
-"""Where profiles come from, if not from a file."""
+"""Sources of profiles that are no file."""
 
 
 class Profile(NamedTuple):
@@ -52,17 +52,27 @@ class Profile(NamedTuple):
         )
         return tuple(min(max(share, 0.0), 1.0) for share in raw)  # type: ignore[return-value]
 
+    @property
+    def facts(self) -> dict[str, float]:
+        """Maps the name of each number to the number, as it is reported and recorded."""
+        return {name: float(value) for name, value in self._asdict().items()}
+
 
 ARCHETYPES: Mapping[str, tuple[tuple[float, float], ...]] = {
     "workstation": ((3000, 3600), (3600, 3600), (24, 56), (64, 64), (100, 100), (1, 20), (200, 200)),
     "laptop": ((1600, 3000), (3200, 3200), (4, 10), (16, 16), (40, 100), (10, 80), (200, 200)),
     "phone": ((800, 1800), (2400, 2400), (0.5, 2.5), (6, 6), (10, 80), (40, 180), (200, 200)),
 }
-"""Kinds of machine of made-up profiles: the range of each number of `Profile`."""
+"""Kinds of machine of synthetic profiles: the range of each number of `Profile`."""
 
 
 def find_profiles(sites: Sequence[str], where: str, seed: int) -> dict[str, Profile]:
-    """The profile of each site; `where` as in `Capability.profiles`.
+    """Return the profile of each site.
+
+    Args:
+        sites: Names of the sites.
+        where: Source of the profiles, as `medfl_methods.pfedcdp.machine_clusters.MachineClusters.profiles`.
+        seed: Seed of synthetic profiles.
 
     Raises:
         SettingsError: If there is none for a site, or one is impossible.
@@ -85,7 +95,7 @@ def find_profiles(sites: Sequence[str], where: str, seed: int) -> dict[str, Prof
 
 
 def synthetic(site: str, seed: int) -> Profile:
-    """A made-up profile: a kind of machine, drawn with equal chances, and numbers uniform in its ranges."""
+    """Draw a profile: a kind of machine, each with the same probability, and numbers uniform in its ranges."""
     rng = make_generator(seed, site, "device profile")
     which, *draws = torch.rand(1 + len(Profile._fields), generator=rng, dtype=torch.float64).tolist()
     kind = ARCHETYPES[sorted(ARCHETYPES)[int(which * len(ARCHETYPES))]]
@@ -93,10 +103,10 @@ def synthetic(site: str, seed: int) -> Profile:
 
 
 def live(latency_ms: float | None = None, latency_max_ms: float = 200.0) -> Profile:
-    """The profile of this machine, measured with psutil.
+    """Measure the profile of this machine with psutil.
 
-    A clock or battery that the system doesn't tell counts as full, and a latency that nobody measured as none, each
-    with a warning.
+    A clock or battery that the system doesn't report counts as full, and a latency that is not given as 0, each with a
+    warning.
 
     Raises:
         SettingsError: If psutil is not installed.
@@ -128,7 +138,7 @@ def live(latency_ms: float | None = None, latency_max_ms: float = 200.0) -> Prof
 
 
 def _quietly(ask: Callable[[], Any]) -> Any:
-    """What psutil says, or None where this system has no such thing."""
+    """Return psutil's answer, or None if this system can't give it."""
     try:
         return ask()
     except (AttributeError, NotImplementedError, OSError, RuntimeError):
@@ -136,7 +146,7 @@ def _quietly(ask: Callable[[], Any]) -> Any:
 
 
 def read_profiles(path: Path) -> dict[str, Profile]:
-    """Profiles by site, from a CSV file with a column ``site`` and those of `Profile`.
+    """Read the profile of each site from a CSV file with a column ``site`` and those of `Profile`.
 
     Raises:
         SettingsError: If the file can't be read, lacks a column, names a site twice, or holds an impossible number.
@@ -175,7 +185,7 @@ def read_profiles(path: Path) -> dict[str, Profile]:
 
 def _checked(row: Mapping[str, str], where: str) -> Profile:
     try:
-        profile = Profile(*(float(row[name]) for name in Profile._fields))
+        numbers = {name: float(row[name]) for name in Profile._fields}
     except (TypeError, ValueError):
         raise SettingsError(
             "not_a_number",
@@ -183,19 +193,27 @@ def _checked(row: Mapping[str, str], where: str) -> Profile:
             place=where,
             columns=Profile._fields,
         ) from None
-    return check_profile(profile, where)
+    return read_profile(numbers, where)
 
 
-def check_profile(profile: Profile, where: str) -> Profile:
-    """The profile itself, if it is possible.
+def read_profile(numbers: Mapping[str, float], where: str) -> Profile:
+    """Return the profile with these numbers, if it is possible.
 
     Args:
-        profile: The numbers.
-        where: Where they come from, for the message.
+        numbers: Maps the name of each field of `Profile` to its value.
+        where: Source of the numbers, for the message.
 
     Raises:
-        SettingsError: If one is not finite, below 0, or a whole of 0.
+        SettingsError: If a number is missing or unknown, is not finite or below 0, or if a maximum or total is 0.
     """
+    if numbers.keys() != set(Profile._fields):
+        raise SettingsError(
+            "wrong_names",
+            f"{where}: expected exactly the numbers {', '.join(Profile._fields)}.",
+            place=where,
+            expected=Profile._fields,
+        )
+    profile = Profile(**numbers)
     whole = (profile.cpu_max_mhz, profile.memory_gb, profile.latency_max_ms)
     if not (all(math.isfinite(value) and value >= 0 for value in profile) and min(whole) > 0):
         raise SettingsError(

@@ -8,10 +8,23 @@ import pytest
 from pydantic import ValidationError
 from refusals import refused
 
-from medfl.engine.runs.device_profiles import CLUSTERS, Capability, Thresholds, clusters, place, place_late, score
-from medfl.engine.runs.machines import ARCHETYPES, Profile, find_profiles, live, read_profiles, synthetic
+from medfl.bundle.federation import read_federation
+from medfl.bundle.files import shipped
+from medfl.engine.runs.network_assignment import read_assignment
 from medfl.errors import SettingsError
+from medfl.plugins import load_plugins
+from medfl.records.run_file import AssignedNetwork
 from medfl.settings import read_settings
+from medfl_methods.pfedcdp.device_profiles import (
+    ARCHETYPES,
+    Profile,
+    find_profiles,
+    live,
+    read_profile,
+    read_profiles,
+    synthetic,
+)
+from medfl_methods.pfedcdp.machine_clusters import CLUSTERS, MachineClusters, Thresholds, clusters, score
 
 HALF = Profile(1500, 3000, 4, 16, 80, 50, 200)  # shares 1/2, 1/4, 4/5, 3/4
 EQUAL = (0.25, 0.25, 0.25, 0.25)
@@ -62,7 +75,7 @@ def test_thresholds_belong_to_the_better_cluster():
 def test_thresholds_that_cross_are_refused():
     settings = {"networks": dict.fromkeys(CLUSTERS, "a"), "thresholds": {"high": 0.3}}
     with refused(SettingsError, "invalid_settings") as caught:
-        read_settings(Capability, settings, "capability")
+        read_settings(MachineClusters, settings, "the network assignment")
     assert "expected high >= medium, got 0.3 and 0.4" in str(caught.value)
 
 
@@ -86,14 +99,18 @@ def test_of_equal_scores_the_first_by_name_counts_as_larger():
 
 def test_sites_are_placed(tmp_path):
     path = write(tmp_path, [("weak", 100, 3000, 1, 16, 5, 190, 200), ("strong", 3000, 3000, 9, 10, 100, 0, 200)])
-    capability = Capability(
-        profiles=str(path), weights=(0.3, 0.3, 0.1, 0.3), thresholds=Thresholds(), networks=NETWORKS
-    )
-    placed = place(["weak", "strong"], capability, seed=0)
-    assert (placed["strong"].cluster, placed["strong"].network) == ("high", "a")
-    assert (placed["weak"].cluster, placed["weak"].network) == ("low", "c")
-    assert placed["strong"].score == pytest.approx(0.3 + 0.27 + 0.1 + 0.3)
-    assert placed["weak"].profile == Profile(100, 3000, 1, 16, 5, 190, 200)
+    rule = MachineClusters(profiles=str(path), weights=(0.3, 0.3, 0.1, 0.3), thresholds=Thresholds(), networks=NETWORKS)
+    assigned = rule.assign(["weak", "strong"], seed=0)
+    assert (assigned["strong"].facts["cluster"], assigned["strong"].network) == ("high", "a")
+    assert (assigned["weak"].facts["cluster"], assigned["weak"].network) == ("low", "c")
+    assert assigned["strong"].facts["score"] == pytest.approx(0.3 + 0.27 + 0.1 + 0.3)
+    assert assigned["weak"].facts.items() >= Profile(100, 3000, 1, 16, 5, 190, 200)._asdict().items()
+
+
+def test_without_profiles_no_site_is_assigned_a_network():
+    rule = MachineClusters(profiles=None, networks=NETWORKS)
+    assert rule.assign(["a", "b"], seed=0) == {}
+    assert not rule.asks_sites
 
 
 @pytest.mark.parametrize(
@@ -112,7 +129,7 @@ def test_sites_are_placed(tmp_path):
 )
 def test_settings_that_are_refused(changes, words):
     with pytest.raises(ValidationError, match=words):
-        Capability(**({"networks": NETWORKS} | changes))
+        MachineClusters(**({"networks": NETWORKS} | changes))
 
 
 # ---- made-up profiles
@@ -125,7 +142,8 @@ def test_made_up_profiles_depend_on_seed_and_name_alone():
     assert synthetic("site-07", 3) == profiles["site-07"]
     assert len(set(profiles.values())) == 40
     assert find_profiles(names, "synthetic", 4) != profiles
-    assert place(names[::-1], Capability(networks=NETWORKS), 3) == place(names, Capability(networks=NETWORKS), 3)
+    rule = MachineClusters(networks=NETWORKS)
+    assert rule.assign(names[::-1], 3) == rule.assign(names, 3)
 
 
 def test_made_up_profiles_are_of_all_kinds_and_in_their_ranges():
@@ -261,17 +279,68 @@ def test_without_psutil(monkeypatch):
     assert "`pip install 'medfl-monai[devices]'`" in str(caught.value)
 
 
+# ---- by name
+
+
+def test_the_bundle_for_mammograms_has_clusters_if_profiles_are_named(tmp_path):
+    registry = load_plugins()
+    for profiles, assigned in ((None, set()), ("synthetic", {"a", "b", "c"})):
+        values = {"dataset_dir": str(tmp_path), "network_assignment#profiles": profiles}
+        run = read_federation(shipped()["mammography_classification"], values)
+        rule = read_assignment(run.network_assignment, registry)
+        assert isinstance(rule, MachineClusters)
+        assert set(rule.assign(["a", "b", "c"], seed=0)) == assigned
+    assert set(rule.networks.values()) == {"cluster_a", "cluster_b", "cluster_c"}
+
+
+# ---- what sites report
+
+
+def test_a_profile_of_other_numbers_is_refused():
+    facts = HALF.facts
+    assert read_profile(facts, "site 'a'") == HALF
+    for wrong in ({}, facts | {"more": 1.0}, {name: value for name, value in facts.items() if name != "memory_gb"}):
+        with refused(SettingsError, "wrong_names", place="site 'a'", expected=list(Profile._fields)):
+            MachineClusters(networks=NETWORKS).check_facts(wrong, "site 'a'")
+
+
+@pytest.mark.parametrize(("profiles", "asks"), [("live", True), ("synthetic", False), ("machines.csv", False)])
+def test_only_live_profiles_are_asked_for_and_no_file_is_read_between_machines(profiles, asks):
+    rule = MachineClusters(profiles=profiles, networks=NETWORKS)
+    assert rule.asks_sites == asks
+    if profiles == "machines.csv":
+        with refused(SettingsError, "unsupported_setting", setting="profiles", expected=["live", "synthetic"]):
+            rule.check_between_machines()
+    else:
+        rule.check_between_machines()
+
+
+def test_a_site_that_reports_nothing_gets_the_weakest_clusters_network():
+    rule = MachineClusters(profiles="live", networks=NETWORKS)
+    assigned = rule.assign_reported({"silent": None, "only": HALF.facts})
+    assert assigned["silent"] == AssignedNetwork(network="c") == rule.assign_late(None, assigned)
+    assert (assigned["only"].network, assigned["only"].facts["cluster"]) == ("a", "high")
+
+
 @pytest.mark.parametrize(
     ("mhz", "cluster"), [(3000, "high"), (2999, "medium"), (1500, "medium"), (900, "low"), (1, "low")]
 )
 def test_who_comes_later_is_with_the_strongest_that_it_equals_and_moves_nobody(mhz, cluster):
-    capability = Capability(weights=(1.0, 0.0, 0.0, 0.0), networks=NETWORKS)
+    rule = MachineClusters(weights=(1.0, 0.0, 0.0, 0.0), networks=NETWORKS)
     placed = [(1.0, "high"), (0.5, "medium"), (0.4, "medium"), (0.2, "low")]
-    spot = place_late(HALF._replace(cpu_mhz=mhz), capability, placed)
-    assert (spot.cluster, spot.network, spot.score) == (cluster, NETWORKS[cluster], mhz / 3000)
+    entry = rule.assign_late(HALF._replace(cpu_mhz=mhz).facts, earlier(placed))
+    assert (entry.facts["cluster"], entry.network, entry.facts["score"]) == (cluster, NETWORKS[cluster], mhz / 3000)
 
 
 def test_with_fixed_thresholds_who_comes_later_is_where_it_would_have_been():
-    capability = Capability(thresholds={"high": 0.7, "medium": 0.5}, networks=NETWORKS)
-    assert place_late(HALF, capability, [(0.1, "high")]) == place_late(HALF, capability, [])
-    assert place_late(HALF, capability, []).cluster == "medium"
+    rule = MachineClusters(thresholds={"high": 0.7, "medium": 0.5}, networks=NETWORKS)
+    assert rule.assign_late(HALF.facts, earlier([(0.1, "high")])) == rule.assign_late(HALF.facts, {})
+    assert rule.assign_late(HALF.facts, {}).facts["cluster"] == "medium"
+
+
+def earlier(placed):
+    """Networks that were assigned at the start; the last site reported nothing."""
+    entries = [
+        AssignedNetwork(network=NETWORKS[name], facts={"score": value, "cluster": name}) for value, name in placed
+    ]
+    return dict(zip("abcdefg", [*entries, AssignedNetwork(network="c")]))

@@ -1,6 +1,6 @@
-"""The atlas of the data: its regions in three slices.
+"""Section of the report about the atlas of the data: its regions in three slices.
 
-They lie over the mean of training images where no single one shows.
+The regions lie over a mean of training images that shows no single image.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from matplotlib.figure import Figure
 
 from medfl.data.arrays import channels_of, open_array
 from medfl.data.datalists import Datalist, entry_text, read_datalist
-from medfl.data.regions import load_regions
 from medfl.errors import MedflError
 from medfl.privacy.policy import policy_of
 from medfl.types import Meta
 from medfl.utils.formats import count
+from medfl_datasets.abide.regions import load_regions
 from medfl_report.figures import COLOURS, INK, STYLE, svg
 from medfl_report.groups import Group
 from medfl_report.section import ReportData, TemplateSection

@@ -9,14 +9,19 @@ import pytest
 from make_runs import make_run
 from read_page import section, words
 
-from medfl.engine.runs.device_profiles import Capability, place
-from medfl.engine.runs.machines import Profile
 from medfl.engine.runs.records import read_run
+from medfl.records.run_file import AssignedNetwork
+from medfl_methods.pfedcdp.device_profiles import Profile
+from medfl_methods.pfedcdp.machine_clusters import MachineClusters
+from medfl_methods.pfedcdp.report_clusters import _curves, clusters_of, clusters_section, scores_by_cluster
 from medfl_report.groups import group_runs
-from medfl_report.sections.clusters import _curves, clusters_of, clusters_section, scores_by_cluster
 
 OWN = "Scores by cluster on the sites' own test images"
 NETWORKS = {"high": "cnn_a", "medium": "cnn_b", "low": "cnn_c"}
+
+
+def profile_of(entry):
+    return Profile(*(entry.facts[name] for name in Profile._fields))
 
 
 def names(count):
@@ -24,13 +29,12 @@ def names(count):
 
 
 def machines(sites, seed=0):
-    """Cards and networks of sites, as a run writes them."""
-    placed = place(sites, Capability(networks=NETWORKS), seed)
-    cards = {site: spot.machine.to_json() for site, spot in placed.items()}
-    return placed, {
+    """Assigned networks of sites, with the options of a run that has them."""
+    assigned = MachineClusters(networks=NETWORKS).assign(sites, seed)
+    return assigned, {
         "sites": sites,
-        "capability": cards,
-        "settings": {"networks_by_site": {site: spot.network for site, spot in placed.items()}},
+        "assigned": assigned,
+        "settings": {"networks_by_site": {site: entry.network for site, entry in assigned.items()}},
         "model": "personal",
         "state": False,
         "images": 12,
@@ -54,15 +58,15 @@ def test_each_site_stands_in_its_cluster_with_its_machine(page):
     shown = {row[0]: row[1:] for row in rows if len(row) > 1}
     assert set(shown) == set(placed)
     for site, spot in placed.items():
-        profile = spot.profile
+        profile = profile_of(spot)
         assert shown[site] == [
             f"{profile.cpu_mhz:.0f} of {profile.cpu_max_mhz:.0f} MHz",
             f"{profile.memory_free_gb:.1f} of {profile.memory_gb:.0f} GB",
             f"{profile.battery_percent:.0f} %",
             f"{profile.latency_ms:.0f} of {profile.latency_max_ms:.0f} ms",
-            f"{spot.score:.3f}",
+            f"{spot.facts['score']:.3f}",
         ]
-    order = [placed[site].score for site in shown]
+    order = [placed[site].facts["score"] for site in shown]
     assert order == sorted(order, reverse=True), "thirds by score"
     assert f"scores {order[1]:.3f} to {order[0]:.3f}" in heads[0]
 
@@ -73,10 +77,10 @@ def test_of_many_sites_the_medians_are_shown(page, tmp_path):
     head, *rows = document.tables["Clusters"]
     assert [row[:2] for row in rows] == [["high (cnn_a)", "5"], ["medium (cnn_b)", "5"], ["low (cnn_c)", "4"]]
     for row, cluster in zip(rows, clusters_of(read_run(tmp_path / "pfedcdp")), strict=True):
-        median = Profile(*np.median([placed[spot.site].profile for spot in cluster.spots], axis=0))
+        median = Profile(*np.median([profile_of(placed[spot.site]) for spot in cluster.spots], axis=0))
         assert row[2] == f"{median.cpu_mhz:.0f} of {median.cpu_max_mhz:.0f} MHz"
         assert row[3] == f"{median.memory_free_gb:.1f} of {median.memory_gb:.0f} GB"
-        scores = [placed[spot.site].score for spot in cluster.spots]
+        scores = [placed[spot.site].facts["score"] for spot in cluster.spots]
         assert row[6] == f"{min(scores):.3f} to {max(scores):.3f}"
         assert ", ".join(spot.site for spot in cluster.spots) in document.sections["clusters"]
 
@@ -136,7 +140,7 @@ def test_bands_are_one_standard_deviation(tmp_path):
 
 def test_a_network_of_the_settings_wins_over_that_of_the_cluster(tmp_path):
     _, options = machines(names(3))
-    site = next(name for name, card in options["capability"].items() if card["cluster"] == "low")
+    site = next(name for name, entry in options["assigned"].items() if entry.facts["cluster"] == "low")
     options["settings"] = {"networks_by_site": options["settings"]["networks_by_site"] | {site: "cnn_a"}}
     run = read_run(make_run(tmp_path / "run", "pfedcdp", **options))
     assert [cluster.name for cluster in clusters_of(run)] == ["high (cnn_a)", "medium (cnn_b)", "low (cnn_a)"]
@@ -173,3 +177,10 @@ def test_seeds_with_machines_of_their_own_are_one_group(tmp_path):
     labels = [group.label for group in group_runs([first, other])]
     assert len(set(labels)) == 2
     assert all(label.startswith("pfedcdp (networks.site-0") for label in labels)
+
+
+def test_facts_of_another_rule_are_no_machine(tmp_path):
+    """A third party's rule records facts of its own."""
+    assigned = {site: AssignedNetwork(network="cnn_a", facts={"score": 1.0, "floor": "second"}) for site in names(2)}
+    options = {"sites": names(2), "assigned": assigned, "images": 12}
+    assert clusters_of(read_run(make_run(tmp_path / "run", "fedavg", **options))) == ()

@@ -15,7 +15,9 @@ from abide_maker import save
 from refusals import refused
 
 from medfl.data.readers import volumes as atlas_volumes
-from medfl.data.readers.atlas import (
+from medfl.data.readers.volumes import common_grid, read_volume
+from medfl.errors import DataError
+from medfl_datasets.abide.atlas import (
     codes_of,
     known_atlas,
     onto_grid,
@@ -24,8 +26,6 @@ from medfl.data.readers.atlas import (
     region_names,
     write_atlas,
 )
-from medfl.data.readers.volumes import common_grid, read_volume
-from medfl.errors import DataError
 
 MNI = np.diag([8.0, 8, 8, 1])
 MNI[:3, 3] = (-92, -110, -84)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as some
 
-from medfl.metrics.forgetting import backward_transfer, consistency, recovery_intervals
+from medfl_report.forgetting_scores import backward_transfer, consistency, recovery_intervals
 
 MODES = ("literal", "open", "clipped")
 QUICK = settings(max_examples=150, deadline=None, derandomize=True)

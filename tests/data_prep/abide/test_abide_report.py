@@ -11,11 +11,11 @@ from make_runs import make_run
 from read_page import Page, render_section, words
 
 from medfl.data.datalists import Datalist, write_datalist
-from medfl.data.readers.atlas import ATLAS
 from medfl.engine.runs.records import read_run
+from medfl_datasets.abide.atlas import ATLAS
+from medfl_datasets.abide.report import FEWEST, MOST, atlas_section, read_atlas
 from medfl_report.groups import group_runs
 from medfl_report.page import write_report
-from medfl_report.sections.atlas import FEWEST, MOST, atlas_section, read_atlas
 
 SHAPE = (8, 10, 6)
 SITES = ("site-1", "site-2")

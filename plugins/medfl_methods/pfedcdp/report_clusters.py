@@ -1,4 +1,4 @@
-"""Which cluster each site of a run is in, by what its machine can do, or by the network that it has."""
+"""Section of the report about clusters: the cluster of each site by its machine, or by its network."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from medfl.engine.runs.device_profiles import CLUSTERS
-from medfl.engine.runs.machines import Profile
 from medfl.engine.runs.records import RunRecord
 from medfl.metrics import UNBOUNDED
-from medfl.records.run_file import Machine
+from medfl.records.run_file import AssignedNetwork
 from medfl.types import NO_SITES, Meta
 from medfl.utils.formats import count, listed, metric_words, score
+from medfl_methods.pfedcdp.device_profiles import Profile
+from medfl_methods.pfedcdp.machine_clusters import CLUSTER, CLUSTERS, SCORE
 from medfl_report.curves import ends
 from medfl_report.figures import Curve, Look, curves_figure, looks, svg
 from medfl_report.groups import Group, output_names, several
@@ -86,7 +86,10 @@ def clusters_of(run: RunRecord) -> tuple[Cluster, ...]:
 
     A network that the settings give a site counts, not that of its cluster.
     """
-    machines = run.run.provenance.machines
+    assigned = run.run.provenance.assigned_networks
+    machines = {
+        site: entry for site, entry in assigned.items() if {SCORE, CLUSTER, *Profile._fields} <= entry.facts.keys()
+    }
     networks, usual = run.settings.networks_by_site | run.run.provenance.late_networks, _default(run)
     spots = [_spot(site, networks.get(site, usual), machines.get(site)) for site in run.sites]
     if not machines and len({spot.network for spot in spots}) < 2:
@@ -97,10 +100,11 @@ def clusters_of(run: RunRecord) -> tuple[Cluster, ...]:
     return tuple(Cluster(name, tuple(members)) for name, members in spots_by_cluster.items())
 
 
-def _spot(site: str, network: str, machine: Machine | None) -> Spot:
+def _spot(site: str, network: str, machine: AssignedNetwork | None) -> Spot:
     if machine is None:
         return Spot(site, "", network)
-    return Spot(site, machine.cluster, network, Profile(**machine.profile), machine.score)
+    profile = Profile(*(float(machine.facts[name]) for name in Profile._fields))
+    return Spot(site, str(machine.facts[CLUSTER]), network, profile, float(machine.facts[SCORE]))
 
 
 def _default(run: RunRecord) -> str:

@@ -9,9 +9,9 @@ import torch
 
 from medfl.data.arrays import open_array
 from medfl.data.datalists import FILE, read_datalist
-from medfl.data.readers.atlas import ATLAS, codes_of, read_labels
 from medfl.data.sites import image_shape, site_names
 from medfl.errors import DataError
+from medfl_datasets.abide.atlas import ATLAS, codes_of, read_labels
 
 
 def load_regions(dataset_dir: str | Path) -> torch.Tensor | None:

@@ -1,0 +1,120 @@
+"""Network assignments: rules that decide before the first round which network each site trains.
+
+A plugin lists its rules by the hook ``medfl_networks_by_site``. A bundle names a rule, with the rule's options, in the
+argument ``network_assignment`` of `medfl.bundle.federated_run.FederatedRun`. The setting ``networks_by_site`` of a run
+takes precedence over every rule.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from medfl.errors import PluginError, SettingsError
+from medfl.plugins import Registry
+from medfl.records.run_file import AssignedNetwork
+from medfl.settings import Strict, read_settings
+
+SiteFacts = Mapping[str, float]
+"""Maps the name of each number that a site reports about its machine to the number."""
+
+
+class NetworkAssignment(Strict):
+    """Rule that decides which network each site trains. Its fields are the user's options.
+
+    In a run between machines, a rule may ask the sites for facts (`asks_sites`). Then it also has the methods
+    `measure`, `check_facts`, `assign_reported` and `assign_late`. No other rule needs them.
+    """
+
+    @property
+    def asks_sites(self) -> bool:
+        """Whether each site of a run between machines reports facts about its machine to the server."""
+        return False
+
+    @abstractmethod
+    def assign(self, sites: Sequence[str], seed: int) -> dict[str, AssignedNetwork]:
+        """Return the network of each site. A site that is left out trains the bundle's network.
+
+        Args:
+            sites: Names of all sites.
+            seed: Seed of the run, for rules that draw.
+
+        Raises:
+            SettingsError: If the options don't fit the sites.
+        """
+
+    def check_between_machines(self) -> None:
+        """Raise an error if a run between machines can't use these options. By default it can.
+
+        Raises:
+            SettingsError: Naming the option.
+        """
+
+    def measure(self) -> dict[str, float]:
+        """Return the facts about the machine that this process runs on."""
+        raise NotImplementedError
+
+    def check_facts(self, facts: SiteFacts, where: str) -> None:
+        """Raise an error if facts are missing, unknown or impossible.
+
+        Args:
+            facts: Facts that a site reported, or that its administrator wrote down.
+            where: Source of the facts, for the message.
+
+        Raises:
+            SettingsError: Without repeating a value.
+        """
+        raise NotImplementedError
+
+    def assign_reported(self, facts_by_site: Mapping[str, SiteFacts | None]) -> dict[str, AssignedNetwork]:
+        """Return the network of each site, given the facts that the sites reported.
+
+        Args:
+            facts_by_site: Facts of each site that is there at the start; None if a site reports nothing.
+        """
+        raise NotImplementedError
+
+    def assign_late(self, facts: SiteFacts | None, assigned: Mapping[str, AssignedNetwork]) -> AssignedNetwork:
+        """Return the network of a site that joins after the start. The networks of the others don't change.
+
+        Args:
+            facts: Facts of the site, or None if it reports nothing.
+            assigned: Networks that were assigned before.
+        """
+        raise NotImplementedError
+
+
+def read_assignment(options: Mapping[str, Any] | None, registry: Registry) -> NetworkAssignment | None:
+    """Return the network assignment that a bundle or a user names, or None without one.
+
+    Args:
+        options: ``name``, and the options of the rule; None assigns nothing.
+        registry: The rules of all plugins.
+
+    Raises:
+        PluginError: If the rule is unknown, or is no `NetworkAssignment`.
+        SettingsError: If there is no name, or an option is unknown or invalid.
+    """
+    if options is None:
+        return None
+    own = dict(options)
+    name = own.pop("name", None)
+    if not isinstance(name, str):
+        raise SettingsError(
+            "missing_setting",
+            f"expected the name of a network assignment in 'network_assignment', got {name!r}. Known: "
+            f"{sorted(registry.networks_by_site)}.",
+            setting="network_assignment.name",
+            known=sorted(registry.networks_by_site),
+        )
+    kind = registry.network_assignment(name)
+    if not (isinstance(kind, type) and issubclass(kind, NetworkAssignment)):
+        raise PluginError(
+            "wrong_type",
+            f"expected the network assignment '{name}' to be a class that inherits from "
+            f"medfl.engine.runs.network_assignment.NetworkAssignment; got {kind!r}.",
+            name=name,
+            found=repr(kind),
+        )
+    return read_settings(kind, own, f"the network assignment '{name}'", also=["name"])
