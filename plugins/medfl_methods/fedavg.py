@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from medfl.contract import Capability
 from medfl.toolkit.averaging import Averaging
 from medfl.types import Meta
 
@@ -25,8 +26,11 @@ class FedAvg(Averaging):
     Source: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, AISTATS 2017, Algorithm 1.
     """
 
-    supports_dp_sgd: ClassVar[bool] = True
-    supports_robust: ClassVar[bool] = True
+    name: ClassVar[str] = "fedavg"
+    family: ClassVar[str] = "averaging"
+    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    summary: ClassVar[str] = "the mean of the sites' models, weighted by their numbers of images"
+    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DP_SGD, Capability.ROBUST})
 
     weights: Literal["size", "uniform"] = "size"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from medfl.contract import Model, Order, Reply, Server, Site
+from medfl.contract import Capability, Model, Order, Reply, Server, Site
 from medfl.toolkit.personal import Personal
 
 
@@ -23,7 +23,11 @@ class Local(Personal):
             methods whose sites keep theirs, such as `fedskd`.
     """
 
-    supports_dp_sgd: ClassVar[bool] = True
+    name: ClassVar[str] = "local"
+    family: ClassVar[str] = "reference"
+    paper: ClassVar[str] = ""
+    summary: ClassVar[str] = "every site trains alone"
+    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DIFFERENT_NETWORKS, Capability.DP_SGD})
 
     init: Literal["shared", "own"] = "shared"
     optimizer_state: Literal["reset", "persistent"] = "reset"

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from medfl.contract import Need, Order, ReducesTo, Replies, Reply, Server, Site
+from medfl.contract import Capability, Need, Order, ReducesTo, Replies, Reply, Server, Site
 from medfl.data.pooled import count_patients
 from medfl.errors import SettingsError
 from medfl.networks.parts import features_of
@@ -76,6 +76,14 @@ class FedTPF(FeatureSharing):
     equations 1 to 9 and algorithm 1. Where they contradict each other, see `medfl_methods.fedtpf.early_stop`. In round
     t the decay looks at the accuracies after the rounds t - 1 and t - 2, the last that are known.
     """
+
+    name: ClassVar[str] = "fedtpf"
+    family: ClassVar[str] = "shared images"
+    paper: ClassVar[str] = "FedTPF (authors and venue not known to us)"
+    summary: ClassVar[str] = (
+        "FedFed with a VAE-WGAN-GP, pulled to class prototypes, that sites stop to train when it is good"
+    )
+    supports: ClassVar[frozenset[Capability]] = frozenset()
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "images_of_one_shape", "linear_head"})
     sends_meta: ClassVar[Mapping[str, Tell]] = {
