@@ -163,7 +163,7 @@ class MethodRecord(Record):
             raise PluginError(
                 "missing_members",
                 f"Expected {method.__module__}.{method.__qualname__} to declare name, family, paper and summary as "
-                f'class attributes, for example `name: ClassVar[str] = "my_method"`; it lacks {", ".join(missing)} '
+                f'class attributes, for example `name = "my_method"`; it lacks {", ".join(missing)} '
                 "(a parent's do not count).",
                 method=method.__qualname__,
                 members=missing,
@@ -360,7 +360,7 @@ def method_problem(name: str, kind: Any) -> PluginError | None:
         missing.append("supports")
     if not missing:
         return None
-    hints = {"supports": "supports (declared by the class itself: `supports: ClassVar = frozenset()` promises nothing)"}
+    hints = {"supports": "supports (declared by the class itself: `supports = frozenset()` promises nothing)"}
     return PluginError(
         "missing_members",
         f"Expected method '{name}' to have all that medfl.contract.Method names; {kind!r} lacks "

@@ -71,6 +71,15 @@ class Averaging(Rounds, LocalTraining):
       `weights_of`, `round_steps`, `plan`, `aggregate`, `average`, `fold`, `extra_weights` or `extra_fold`.
     """
 
+    name: ClassVar[str]
+    """Name that users type. Each method declares its own name, family, paper and summary."""
+    family: ClassVar[str]
+    """Heading under which similar methods are listed, for example ``averaging`` or ``personal``."""
+    paper: ClassVar[str]
+    """Publication, for example ``McMahan et al., AISTATS 2017``; may be empty."""
+    summary: ClassVar[str]
+    """One line for lists of methods."""
+
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update"}
     sends_meta: ClassVar[Mapping[str, Tell]] = {"size": Tell("private", count())}
     supports: ClassVar[frozenset[Capability]] = frozenset({Capability.ROBUST})

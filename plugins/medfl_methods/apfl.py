@@ -47,11 +47,11 @@ class APFL(FedAvg):
     Source: Deng, Kamani, Mahdavi, arXiv 2003.13461, 2020, Algorithm 1 and equation 10.
     """
 
-    name: ClassVar[str] = "apfl"
-    family: ClassVar[str] = "personal"
-    paper: ClassVar[str] = "Deng, Kamani, Mahdavi, 2020"
-    summary: ClassVar[str] = "FedAvg, and at each site a mixture of the common model and its own, whose share it learns"
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.ROBUST})
+    name = "apfl"
+    family = "personal"
+    paper = "Deng, Kamani, Mahdavi, 2020"
+    summary = "FedAvg, and at each site a mixture of the common model and its own, whose share it learns"
+    supports = frozenset({Capability.ROBUST})
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
 

@@ -39,11 +39,11 @@ class Centralized(FedAvg):
             fairer yardstick there.
     """
 
-    name: ClassVar[str] = "centralized"
-    family: ClassVar[str] = "reference"
-    paper: ClassVar[str] = ""
-    summary: ClassVar[str] = "one model on the raw data of all sites, pooled: an oracle, in a simulation only"
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DIFFERENT_NETWORKS})
+    name = "centralized"
+    family = "reference"
+    paper = ""
+    summary = "one model on the raw data of all sites, pooled: an oracle, in a simulation only"
+    supports = frozenset({Capability.DIFFERENT_NETWORKS})
     needs: ClassVar[frozenset[Need]] = frozenset({"pooled_data"})
 
     optimizer_state: Literal["reset", "persistent"] = "reset"

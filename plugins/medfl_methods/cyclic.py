@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 
-from medfl.contract import Capability, Order, Server
+from medfl.contract import Order, Server
 from medfl.toolkit.aggregation import sample
 from medfl.toolkit.averaging import Averaging, Weighting
 from medfl.toolkit.rounds import Due, Step
@@ -29,11 +29,11 @@ class Cyclic(Averaging):
     Source: Chang, Balachandar, Lam, Yi, Brown, Beers, Rosen, Rubin, Kalpathy-Cramer, JAMIA 2018, 25(8).
     """
 
-    name: ClassVar[str] = "cyclic"
-    family: ClassVar[str] = "averaging"
-    paper: ClassVar[str] = "Chang et al., JAMIA 2018"
-    summary: ClassVar[str] = "one model goes from site to site, each trains it where the one before left off"
-    supports: ClassVar[frozenset[Capability]] = frozenset()
+    name = "cyclic"
+    family = "averaging"
+    paper = "Chang et al., JAMIA 2018"
+    summary = "one model goes from site to site, each trains it where the one before left off"
+    supports = frozenset()
 
     order: Literal["random", "fixed"] = "random"
 

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from medfl.contract import Capability, Model, Need, Order, PayloadKind, ReducesTo, Replies, Reply, Server, Site
+from medfl.contract import Model, Need, Order, PayloadKind, ReducesTo, Replies, Reply, Server, Site
 from medfl.errors import RefusedError
 from medfl.networks.parts import body_and_head, features_and_logits, features_of, head_path, with_head
 from medfl.task import Task
@@ -81,11 +81,11 @@ class DBE(FedAvg):
     Source: Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan, NeurIPS 2023, equations 4 to 7 and Algorithm 1.
     """
 
-    name: ClassVar[str] = "dbe"
-    family: ClassVar[str] = "personal"
-    paper: ClassVar[str] = "Zhang et al., NeurIPS 2023"
-    summary: ClassVar[str] = "a common model whose features each site shifts by a vector of its own"
-    supports: ClassVar[frozenset[Capability]] = frozenset()
+    name = "dbe"
+    family = "personal"
+    paper = "Zhang et al., NeurIPS 2023"
+    summary = "a common model whose features each site shifts by a vector of its own"
+    supports = frozenset()
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", MEAN: "statistic"}
     needs: ClassVar[frozenset[Need]] = frozenset({"linear_head"})

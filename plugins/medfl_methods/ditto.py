@@ -38,11 +38,11 @@ class Ditto(FedAvg):
     Source: Li, Hu, Beirami, Smith, ICML 2021, Algorithm 1.
     """
 
-    name: ClassVar[str] = "ditto"
-    family: ClassVar[str] = "personal"
-    paper: ClassVar[str] = "Li et al., ICML 2021"
-    summary: ClassVar[str] = "FedAvg, and at each site a model of its own that is held near the common one"
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.ROBUST})
+    name = "ditto"
+    family = "personal"
+    paper = "Li et al., ICML 2021"
+    summary = "FedAvg, and at each site a model of its own that is held near the common one"
+    supports = frozenset({Capability.ROBUST})
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"weights": "uniform"}, "medfl": {}}
 

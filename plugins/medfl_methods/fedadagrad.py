@@ -34,11 +34,11 @@ class FedAdagrad(AdaptiveServer):
     ``eta`` was chosen on validation images (studies/fedsdc_optimizers.yaml).
     """
 
-    name: ClassVar[str] = "fedadagrad"
-    family: ClassVar[str] = "averaging"
-    paper: ClassVar[str] = "Reddi et al., ICLR 2021"
-    summary: ClassVar[str] = "Adagrad at the server, on the mean update of the sites"
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DP_SGD, Capability.ROBUST})
+    name = "fedadagrad"
+    family = "averaging"
+    paper = "Reddi et al., ICLR 2021"
+    summary = "Adagrad at the server, on the mean update of the sites"
+    supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
 
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {"eta": 0.1, "tau": 1e-3},

@@ -37,11 +37,11 @@ class FedAdam(AdaptiveServer):
     ``medfl`` has what `fedsdc_optimizers.yaml` chose on the validation images of unlike sites.
     """
 
-    name: ClassVar[str] = "fedadam"
-    family: ClassVar[str] = "averaging"
-    paper: ClassVar[str] = "Reddi et al., ICLR 2021"
-    summary: ClassVar[str] = "Adam at the server, on the mean update of the sites"
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DP_SGD, Capability.ROBUST})
+    name = "fedadam"
+    family = "averaging"
+    paper = "Reddi et al., ICLR 2021"
+    summary = "Adam at the server, on the mean update of the sites"
+    supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
 
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {"eta": 0.1, "tau": 1e-3},

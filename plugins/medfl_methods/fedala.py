@@ -51,13 +51,11 @@ class FedALA(FedAvg):
     Source: Zhang, Hua, Wang, Song, Xue, Ma, Guan, AAAI 2023, equations 3 and 4 and Algorithm 1, and its released code.
     """
 
-    name: ClassVar[str] = "fedala"
-    family: ClassVar[str] = "personal"
-    paper: ClassVar[str] = "Zhang et al., AAAI 2023"
-    summary: ClassVar[str] = (
-        "each site begins with a mixture of the common model and its own, learned coordinate by coordinate"
-    )
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.ROBUST})
+    name = "fedala"
+    family = "personal"
+    paper = "Zhang et al., AAAI 2023"
+    summary = "each site begins with a mixture of the common model and its own, learned coordinate by coordinate"
+    supports = frozenset({Capability.ROBUST})
 
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (
         ReducesTo("fedavg", {"eta": 0.0}),

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from medfl.contract import Capability, Findings, Order, ReducesTo, Replies, Server
+from medfl.contract import Findings, Order, ReducesTo, Replies, Server
 from medfl.errors import SettingsError
 from medfl.toolkit.aggregation import add_update, sample
 from medfl.toolkit.averaging import Weighting
@@ -55,11 +55,11 @@ class FedAMP(HeldNear):
     function A(x) = 1 - exp(-x / sigma).
     """
 
-    name: ClassVar[str] = "fedamp"
-    family: ClassVar[str] = "personal"
-    paper: ClassVar[str] = "Huang et al., AAAI 2021"
-    summary: ClassVar[str] = "own models, each held near a mixture of all in which similar ones weigh more"
-    supports: ClassVar[frozenset[Capability]] = frozenset()
+    name = "fedamp"
+    family = "personal"
+    paper = "Huang et al., AAAI 2021"
+    summary = "own models, each held near a mixture of all in which similar ones weigh more"
+    supports = frozenset()
 
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("local", {"lam": 0.0}),)
 

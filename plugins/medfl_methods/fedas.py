@@ -59,13 +59,11 @@ class FedAS(MeanHead):
     Source: Yang, Huang, Ye, CVPR 2024, and its released code.
     """
 
-    name: ClassVar[str] = "fedas"
-    family: ClassVar[str] = "personal"
-    paper: ClassVar[str] = "Yang, Huang, Ye, CVPR 2024"
-    summary: ClassVar[str] = (
-        "FedPer whose sites align the received body with their last one, and weigh by Fisher information"
-    )
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DIFFERENT_HEADS})
+    name = "fedas"
+    family = "personal"
+    paper = "Yang, Huang, Ye, CVPR 2024"
+    summary = "FedPer whose sites align the received body with their last one, and weigh by Fisher information"
+    supports = frozenset({Capability.DIFFERENT_HEADS})
 
     sends_meta: ClassVar[Mapping[str, Tell]] = {
         "size": Tell("private", count()),

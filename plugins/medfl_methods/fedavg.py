@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from medfl.contract import Capability
 from medfl.toolkit.averaging import Averaging
@@ -26,11 +26,11 @@ class FedAvg(Averaging):
     Source: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, AISTATS 2017, Algorithm 1.
     """
 
-    name: ClassVar[str] = "fedavg"
-    family: ClassVar[str] = "averaging"
-    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
-    summary: ClassVar[str] = "the mean of the sites' models, weighted by their numbers of images"
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DP_SGD, Capability.ROBUST})
+    name = "fedavg"
+    family = "averaging"
+    paper = "McMahan et al., AISTATS 2017"
+    summary = "the mean of the sites' models, weighted by their numbers of images"
+    supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
 
     weights: Literal["size", "uniform"] = "size"
 

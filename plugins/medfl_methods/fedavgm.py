@@ -36,11 +36,11 @@ class FedAvgM(Averaging):
     Classification, arXiv 1909.06335, 2019.
     """
 
-    name: ClassVar[str] = "fedavgm"
-    family: ClassVar[str] = "averaging"
-    paper: ClassVar[str] = "Hsu, Qi, Brown, 2019"
-    summary: ClassVar[str] = "FedAvg with momentum at the server"
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DP_SGD, Capability.ROBUST})
+    name = "fedavgm"
+    family = "averaging"
+    paper = "Hsu, Qi, Brown, 2019"
+    summary = "FedAvg with momentum at the server"
+    supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"beta": 0.9}, "flower": {"beta": 0.0}, "medfl": {"beta": 0.9}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"beta": 0.0, "server_lr": 1.0}),)

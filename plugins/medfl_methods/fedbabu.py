@@ -51,13 +51,11 @@ class FedBABU(LastStep, BodySharing):
     Source: Oh, Kim, Yun, ICLR 2022, Algorithm 1.
     """
 
-    name: ClassVar[str] = "fedbabu"
-    family: ClassVar[str] = "personal"
-    paper: ClassVar[str] = "Oh, Kim, Yun, ICLR 2022"
-    summary: ClassVar[str] = (
-        "a common body trained under a head that nobody changes; each site fine-tunes it in the end"
-    )
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DIFFERENT_HEADS, Capability.ROBUST})
+    name = "fedbabu"
+    family = "personal"
+    paper = "Oh, Kim, Yun, ICLR 2022"
+    summary = "a common body trained under a head that nobody changes; each site fine-tunes it in the end"
+    supports = frozenset({Capability.DIFFERENT_HEADS, Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"head"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"weights": "uniform"}, "medfl": {}}

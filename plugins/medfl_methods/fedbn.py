@@ -30,11 +30,11 @@ class FedBN(FedAvg):
     Source: Li, Jiang, Zhang, Kamp, Dou, ICLR 2021, Algorithm 1.
     """
 
-    name: ClassVar[str] = "fedbn"
-    family: ClassVar[str] = "personal"
-    paper: ClassVar[str] = "Li et al., ICLR 2021"
-    summary: ClassVar[str] = "FedAvg in which each site keeps its own normalisation layers"
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DP_SGD, Capability.ROBUST})
+    name = "fedbn"
+    family = "personal"
+    paper = "Li et al., ICLR 2021"
+    summary = "FedAvg in which each site keeps its own normalisation layers"
+    supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"weights": "uniform"}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (

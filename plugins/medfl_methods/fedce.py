@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal
 
-from medfl.contract import Capability, Findings, Order, Replies, Reply, Server, Site
+from medfl.contract import Findings, Order, Replies, Reply, Server, Site
 from medfl.metrics import LOWER_IS_BETTER
 from medfl.toolkit.aggregation import check_validation, mean_update, normalised
 from medfl.toolkit.averaging import Averaging
@@ -54,11 +54,11 @@ class FedCE(Averaging):
     Source: Jiang, Roth, Li, Yang, Zhao, Nath, Xu, Dou, Xu, CVPR 2023, and its code in NVIDIA FLARE.
     """
 
-    name: ClassVar[str] = "fedce"
-    family: ClassVar[str] = "averaging"
-    paper: ClassVar[str] = "Jiang et al., CVPR 2023"
-    summary: ClassVar[str] = "sites weigh by what they contribute: unlike updates, and how bad the mean is without them"
-    supports: ClassVar[frozenset[Capability]] = frozenset()
+    name = "fedce"
+    family = "averaging"
+    paper = "Jiang et al., CVPR 2023"
+    summary = "sites weigh by what they contribute: unlike updates, and how bad the mean is without them"
+    supports = frozenset()
 
     sends_meta: ClassVar[Mapping[str, Tell]] = {
         "size": Tell("private", count()),

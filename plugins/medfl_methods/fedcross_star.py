@@ -33,11 +33,11 @@ class FedCrossStar(Circulating):
     models.
     """
 
-    name: ClassVar[str] = "fedcross_star"
-    family: ClassVar[str] = "peer to peer"
-    paper: ClassVar[str] = "Weng et al., 2025"
-    summary: ClassVar[str] = "each site's own model is trained at another site in every round and comes home"
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DIFFERENT_NETWORKS, Capability.PEER_MESSAGES})
+    name = "fedcross_star"
+    family = "peer to peer"
+    paper = "Weng et al., 2025"
+    summary = "each site's own model is trained at another site in every round and comes home"
+    supports = frozenset({Capability.DIFFERENT_NETWORKS, Capability.PEER_MESSAGES})
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (

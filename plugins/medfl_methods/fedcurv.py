@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from pydantic import Field
 
-from medfl.contract import Capability, Need, Order, PayloadKind, ReducesTo, Replies, Reply, Server, Site
+from medfl.contract import Need, Order, PayloadKind, ReducesTo, Replies, Reply, Server, Site
 from medfl.errors import RefusedError
 from medfl.task import Task
 from medfl.toolkit.aggregation import check_updates
@@ -52,11 +52,11 @@ class FedCurv(FedAvg):
     Source: Shoham, Avidor, Keren, Israel, Benditkis, Mor-Yosef, Zeitak, arXiv 1910.07796, 2019, equations 3 and 4.
     """
 
-    name: ClassVar[str] = "fedcurv"
-    family: ClassVar[str] = "averaging"
-    paper: ClassVar[str] = "Shoham et al., 2019"
-    summary: ClassVar[str] = "FedAvg that holds parameters near those of the sites whose predictions hang on them"
-    supports: ClassVar[frozenset[Capability]] = frozenset()
+    name = "fedcurv"
+    family = "averaging"
+    paper = "Shoham et al., 2019"
+    summary = "FedAvg that holds parameters near those of the sites whose predictions hang on them"
+    supports = frozenset()
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", FISHER: "statistic", PULL: "statistic"}
     needs: ClassVar[frozenset[Need]] = frozenset({"class_logits"})

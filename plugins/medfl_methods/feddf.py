@@ -73,13 +73,11 @@ class FedDF(FedAvg):
     Source: Lin, Kong, Stich, Jaggi, NeurIPS 2020, Algorithms 1 and 3, and its released code.
     """
 
-    name: ClassVar[str] = "feddf"
-    family: ClassVar[str] = "averaging"
-    paper: ClassVar[str] = "Lin et al., NeurIPS 2020"
-    summary: ClassVar[str] = (
-        "FedAvg whose server trains the mean to say of public images what the sites' models together say"
-    )
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DIFFERENT_NETWORKS, Capability.DP_SGD})
+    name = "feddf"
+    family = "averaging"
+    paper = "Lin et al., NeurIPS 2020"
+    summary = "FedAvg whose server trains the mean to say of public images what the sites' models together say"
+    supports = frozenset({Capability.DIFFERENT_NETWORKS, Capability.DP_SGD})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"public_data", "soft_targets"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"distil_steps": 10_000, "patience": 1000}, "medfl": {}}

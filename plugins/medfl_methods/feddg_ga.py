@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from medfl.contract import Capability, Findings, Order, Replies, Server
+from medfl.contract import Findings, Order, Replies, Server
 from medfl.errors import SettingsError
 from medfl.toolkit.aggregation import check_validation
 from medfl.toolkit.averaging import Averaging
@@ -48,11 +48,11 @@ class FedDGGA(Averaging):
     Source: Zhang, Xu, Yao, Zhang, Tian, Wang, CVPR 2023, equations 7 to 9 and Algorithm 1.
     """
 
-    name: ClassVar[str] = "feddg_ga"
-    family: ClassVar[str] = "averaging"
-    paper: ClassVar[str] = "Zhang et al., CVPR 2023"
-    summary: ClassVar[str] = "sites weigh more, the more their validation loss loses by the mean"
-    supports: ClassVar[frozenset[Capability]] = frozenset()
+    name = "feddg_ga"
+    family = "averaging"
+    paper = "Zhang et al., CVPR 2023"
+    summary = "sites weigh more, the more their validation loss loses by the mean"
+    supports = frozenset()
 
     sends_meta: ClassVar[Mapping[str, Tell]] = {
         "size": Tell("private", count()),

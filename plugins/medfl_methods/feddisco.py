@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from medfl.contract import Capability, Need, ReducesTo, Server
+from medfl.contract import Need, ReducesTo, Server
 from medfl.data.pooled import labels_of
 from medfl.toolkit.averaging import Averaging
 from medfl.toolkit.fit import Fit
@@ -47,11 +47,11 @@ class FedDisco(Averaging):
     Source: Ye, Xu, Wang, Xu, Chen, Wang, ICML 2023, and its released code.
     """
 
-    name: ClassVar[str] = "feddisco"
-    family: ClassVar[str] = "averaging"
-    paper: ClassVar[str] = "Ye et al., ICML 2023"
-    summary: ClassVar[str] = "sites weigh less, the further their shares of classes are from a target's"
-    supports: ClassVar[frozenset[Capability]] = frozenset()
+    name = "feddisco"
+    family = "averaging"
+    paper = "Ye et al., ICML 2023"
+    summary = "sites weigh less, the further their shares of classes are from a target's"
+    supports = frozenset()
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels"})
     sends_meta: ClassVar[Mapping[str, Tell]] = {

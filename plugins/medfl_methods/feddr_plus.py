@@ -51,11 +51,11 @@ class FedDrPlus(FedAvg):
     Federated Learning, arXiv 2406.02355, 2024.
     """
 
-    name: ClassVar[str] = "feddr_plus"
-    family: ClassVar[str] = "averaging"
-    paper: ClassVar[str] = "Kim et al., 2024"
-    summary: ClassVar[str] = "a common body under a head that never changes, whose features stay near the received ones"
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.ROBUST})
+    name = "feddr_plus"
+    family = "averaging"
+    paper = "Kim et al., 2024"
+    summary = "a common body under a head that never changes, whose features stay near the received ones"
+    supports = frozenset({Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}

@@ -56,11 +56,11 @@ class FedDyn(Averaging):
     Source: Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, ICLR 2021, Algorithm 1.
     """
 
-    name: ClassVar[str] = "feddyn"
-    family: ClassVar[str] = "averaging"
-    paper: ClassVar[str] = "Acar et al., ICLR 2021"
-    summary: ClassVar[str] = "each site's loss is bent by the sum of its updates, until all agree on one optimum"
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DP_SGD, Capability.ROBUST})
+    name = "feddyn"
+    family = "averaging"
+    paper = "Acar et al., ICLR 2021"
+    summary = "each site's loss is bent by the sum of its updates, until all agree on one optimum"
+    supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
 
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {"alpha": 0.01, "by_size": True, "gradient_clip": 10.0},

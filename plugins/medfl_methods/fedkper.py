@@ -56,11 +56,11 @@ class FedKPer(Averaging):
     Source: Fowler and AlRegib, ICIP 2026, equations 3 to 6; where the paper is silent, its released code.
     """
 
-    name: ClassVar[str] = "fedkper"
-    family: ClassVar[str] = "averaging"
-    paper: ClassVar[str] = "Fowler and AlRegib, ICIP 2026"
-    summary: ClassVar[str] = "the server's model teaches where it is right; sites weigh by reliability and diversity"
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DP_SGD})
+    name = "fedkper"
+    family = "averaging"
+    paper = "Fowler and AlRegib, ICIP 2026"
+    summary = "the server's model teaches where it is right; sites weigh by reliability and diversity"
+    supports = frozenset({Capability.DP_SGD})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "soft_targets"})
     sends_meta: ClassVar[Mapping[str, Tell]] = {"size": Tell("private", count()), "score": Tell("private", number(0))}

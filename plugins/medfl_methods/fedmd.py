@@ -68,11 +68,11 @@ class FedMD(Personal):
     Source: Li, Wang, NeurIPS workshop on federated learning 2019, Algorithm 1, and its released code.
     """
 
-    name: ClassVar[str] = "fedmd"
-    family: ClassVar[str] = "personal"
-    paper: ClassVar[str] = "Li, Wang, 2019"
-    summary: ClassVar[str] = "own models, held together by what all say of public images, which is all that is sent"
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DIFFERENT_NETWORKS})
+    name = "fedmd"
+    family = "personal"
+    paper = "Li, Wang, 2019"
+    summary = "own models, held together by what all say of public images, which is all that is sent"
+    supports = frozenset({Capability.DIFFERENT_NETWORKS})
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {"scores/": "statistic"}
     needs: ClassVar[frozenset[Need]] = frozenset({"public_data", "soft_targets"})

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from medfl.contract import Capability, ReducesTo, Replies, Server
+from medfl.contract import ReducesTo, Replies, Server
 from medfl.toolkit.aggregation import normalised
 from medfl.toolkit.averaging import Weighting
 from medfl.toolkit.fit import Fit
@@ -49,11 +49,11 @@ class FedNova(FedProx):
     Source: Wang, Liu, Liang, Joshi, Poor, NeurIPS 2020, equations 5 and 8.
     """
 
-    name: ClassVar[str] = "fednova"
-    family: ClassVar[str] = "averaging"
-    paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
-    summary: ClassVar[str] = "FedAvg whose updates are divided by how far each site's optimiser went"
-    supports: ClassVar[frozenset[Capability]] = frozenset()
+    name = "fednova"
+    family = "averaging"
+    paper = "Wang et al., NeurIPS 2020"
+    summary = "FedAvg whose updates are divided by how far each site's optimiser went"
+    supports = frozenset()
 
     sends_meta: ClassVar[Mapping[str, Tell]] = {
         "size": Tell("private", count()),

@@ -40,11 +40,11 @@ class FedNTD(FedAvg):
     Source: Lee, Jeong, Shin, Bae, Yun, NeurIPS 2022, equations 3 to 5.
     """
 
-    name: ClassVar[str] = "fedntd"
-    family: ClassVar[str] = "averaging"
-    paper: ClassVar[str] = "Lee et al., NeurIPS 2022"
-    summary: ClassVar[str] = "the received model teaches a site about the classes that an image is not of"
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DP_SGD, Capability.ROBUST})
+    name = "fedntd"
+    family = "averaging"
+    paper = "Lee et al., NeurIPS 2022"
+    summary = "the received model teaches a site about the classes that an image is not of"
+    supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"soft_targets"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"beta": 1.0, "tau": 1.0}, "medfl": {}}

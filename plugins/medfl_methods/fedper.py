@@ -31,12 +31,10 @@ class FedPer(MeanHead):
     Source: Arivazhagan, Aggarwal, Singh, Choudhary, arXiv 1912.00818, Algorithms 1 and 2, with one layer personal.
     """
 
-    name: ClassVar[str] = "fedper"
-    family: ClassVar[str] = "personal"
-    paper: ClassVar[str] = "Arivazhagan et al., 2019"
-    summary: ClassVar[str] = "a common body, and at each site a head of its own; both are trained together"
-    supports: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.DIFFERENT_HEADS, Capability.DP_SGD, Capability.ROBUST}
-    )
+    name = "fedper"
+    family = "personal"
+    paper = "Arivazhagan et al., 2019"
+    summary = "a common body, and at each site a head of its own; both are trained together"
+    supports = frozenset({Capability.DIFFERENT_HEADS, Capability.DP_SGD, Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"head"})

@@ -41,11 +41,11 @@ class FedProto(PrototypeSharing):
     Source: Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, AAAI 2022, equations 4 to 7, and its released code.
     """
 
-    name: ClassVar[str] = "fedproto"
-    family: ClassVar[str] = "personal"
-    paper: ClassVar[str] = "Tan et al., AAAI 2022"
-    summary: ClassVar[str] = "own models, held together by the mean features of each class, which are all that is sent"
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DIFFERENT_NETWORKS})
+    name = "fedproto"
+    family = "personal"
+    paper = "Tan et al., AAAI 2022"
+    summary = "own models, held together by the mean features of each class, which are all that is sent"
+    supports = frozenset({Capability.DIFFERENT_NETWORKS})
 
     sends_meta: ClassVar[Mapping[str, Tell]] = {"label_counts": Tell("private", count("classes"))}
     presets: ClassVar[Mapping[str, Meta]] = {

@@ -29,11 +29,11 @@ class FedProx(FedAvg):
     Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, MLSys 2020, equation 2.
     """
 
-    name: ClassVar[str] = "fedprox"
-    family: ClassVar[str] = "averaging"
-    paper: ClassVar[str] = "Li et al., MLSys 2020"
-    summary: ClassVar[str] = "FedAvg with a proximal term that keeps sites near the server's model"
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DP_SGD, Capability.ROBUST})
+    name = "fedprox"
+    family = "averaging"
+    paper = "Li et al., MLSys 2020"
+    summary = "FedAvg with a proximal term that keeps sites near the server's model"
+    supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"mu": 1.0}, "medfl": {"mu": 0.01}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"mu": 0.0}),)

@@ -40,13 +40,11 @@ class FedRep(MeanHead):
     Source: Collins, Hassani, Mokhtari, Shakkottai, ICML 2021, Algorithm 1.
     """
 
-    name: ClassVar[str] = "fedrep"
-    family: ClassVar[str] = "personal"
-    paper: ClassVar[str] = "Collins et al., ICML 2021"
-    summary: ClassVar[str] = (
-        "a common body, and at each site a head of its own; first the head is trained, then the body"
-    )
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DIFFERENT_HEADS, Capability.ROBUST})
+    name = "fedrep"
+    family = "personal"
+    paper = "Collins et al., ICML 2021"
+    summary = "a common body, and at each site a head of its own; first the head is trained, then the body"
+    supports = frozenset({Capability.DIFFERENT_HEADS, Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"head"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"head_share": 10 / 11}, "medfl": {}}

@@ -45,13 +45,11 @@ class FedRoD(FedAvg):
     Source: Chen, Chao, ICLR 2022, equations 6 to 8 and Algorithm 1, with the balanced softmax and a linear second head.
     """
 
-    name: ClassVar[str] = "fedrod"
-    family: ClassVar[str] = "personal"
-    paper: ClassVar[str] = "Chen, Chao, ICLR 2022"
-    summary: ClassVar[str] = (
-        "a common model trained as if classes were equally frequent, and a second head at each site"
-    )
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.ROBUST})
+    name = "fedrod"
+    family = "personal"
+    paper = "Chen, Chao, ICLR 2022"
+    summary = "a common model trained as if classes were equally frequent, and a second head at each site"
+    supports = frozenset({Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head"})
 

@@ -52,11 +52,11 @@ class FedTGP(PrototypeSharing):
     Source: Zhang, Liu, Hua, Cao, AAAI 2024, equations 6 to 9, and its released code.
     """
 
-    name: ClassVar[str] = "fedtgp"
-    family: ClassVar[str] = "personal"
-    paper: ClassVar[str] = "Zhang et al., AAAI 2024"
-    summary: ClassVar[str] = "FedProto whose server trains the prototypes of all classes to keep apart"
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DIFFERENT_NETWORKS})
+    name = "fedtgp"
+    family = "personal"
+    paper = "Zhang et al., AAAI 2024"
+    summary = "FedProto whose server trains the prototypes of all classes to keep apart"
+    supports = frozenset({Capability.DIFFERENT_NETWORKS})
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"lam": 0.1, "inference": "prototype"}, "medfl": {}}
 

@@ -31,11 +31,11 @@ class FedYogi(AdaptiveServer):
     ``medfl`` has what `fedsdc_optimizers.yaml` chose on the validation images of unlike sites.
     """
 
-    name: ClassVar[str] = "fedyogi"
-    family: ClassVar[str] = "averaging"
-    paper: ClassVar[str] = "Reddi et al., ICLR 2021"
-    summary: ClassVar[str] = "Yogi at the server: FedAdam whose second moment falls slowly"
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DP_SGD, Capability.ROBUST})
+    name = "fedyogi"
+    family = "averaging"
+    paper = "Reddi et al., ICLR 2021"
+    summary = "Yogi at the server: FedAdam whose second moment falls slowly"
+    supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
 
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {"eta": 0.1, "tau": 1e-3},

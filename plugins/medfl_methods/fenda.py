@@ -72,13 +72,11 @@ class Fenda(BodySharing):
     Source: Tavakoli, Emerson, Ayromlou, Jewell, Krishnan, Zhang, Verma, Razak, arXiv 2309.16825, section 3.
     """
 
-    name: ClassVar[str] = "fenda"
-    family: ClassVar[str] = "personal"
-    paper: ClassVar[str] = "Tavakoli et al., 2023"
-    summary: ClassVar[str] = "two bodies at each site, an own and a common one, under a head of its own"
-    supports: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.DIFFERENT_HEADS, Capability.DP_SGD, Capability.ROBUST}
-    )
+    name = "fenda"
+    family = "personal"
+    paper = "Tavakoli et al., 2023"
+    summary = "two bodies at each site, an own and a common one, under a head of its own"
+    supports = frozenset({Capability.DIFFERENT_HEADS, Capability.DP_SGD, Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"linear_head"})
 

@@ -39,11 +39,11 @@ class Flash(Averaging):
     Source: Panchal, Choudhary, Mitra, Mukherjee, Sarkhel, Mitra, Guan, ICML 2023, Algorithm 1.
     """
 
-    name: ClassVar[str] = "flash"
-    family: ClassVar[str] = "averaging"
-    paper: ClassVar[str] = "Panchal et al., ICML 2023"
-    summary: ClassVar[str] = "Adam at the server, which takes longer steps where the updates change suddenly"
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DP_SGD, Capability.ROBUST})
+    name = "flash"
+    family = "averaging"
+    paper = "Panchal et al., ICML 2023"
+    summary = "Adam at the server, which takes longer steps where the updates change suddenly"
+    supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"guard": False}, "medfl": {}}
 

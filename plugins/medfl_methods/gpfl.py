@@ -85,13 +85,11 @@ class GPFL(BodySharing):
     Source: Zhang, Hua, Wang, Song, Xue, Ma, Cao, Guan, ICCV 2023, and its released code.
     """
 
-    name: ClassVar[str] = "gpfl"
-    family: ClassVar[str] = "personal"
-    paper: ClassVar[str] = "Zhang et al., ICCV 2023"
-    summary: ClassVar[str] = (
-        "a common body whose features a shared layer bends to what all need and to what a site does"
-    )
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DIFFERENT_HEADS, Capability.ROBUST})
+    name = "gpfl"
+    family = "personal"
+    paper = "Zhang et al., ICCV 2023"
+    summary = "a common body whose features a shared layer bends to what all need and to what a site does"
+    supports = frozenset({Capability.DIFFERENT_HEADS, Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "linear_head"})
 

@@ -34,11 +34,11 @@ class LGFedAvg(FedAvg):
     Source: Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, arXiv 2001.01523, Algorithm 1.
     """
 
-    name: ClassVar[str] = "lg_fedavg"
-    family: ClassVar[str] = "personal"
-    paper: ClassVar[str] = "Liang et al., 2020"
-    summary: ClassVar[str] = "a common head, and at each site a body of its own; both are trained together"
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DP_SGD, Capability.ROBUST})
+    name = "lg_fedavg"
+    family = "personal"
+    paper = "Liang et al., 2020"
+    summary = "a common head, and at each site a body of its own; both are trained together"
+    supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"head"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"weights": "uniform"}, "medfl": {}}

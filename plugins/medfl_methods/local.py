@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from medfl.contract import Capability, Model, Order, Reply, Server, Site
 from medfl.toolkit.personal import Personal
@@ -23,11 +23,11 @@ class Local(Personal):
             methods whose sites keep theirs, such as `fedskd`.
     """
 
-    name: ClassVar[str] = "local"
-    family: ClassVar[str] = "reference"
-    paper: ClassVar[str] = ""
-    summary: ClassVar[str] = "every site trains alone"
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DIFFERENT_NETWORKS, Capability.DP_SGD})
+    name = "local"
+    family = "reference"
+    paper = ""
+    summary = "every site trains alone"
+    supports = frozenset({Capability.DIFFERENT_NETWORKS, Capability.DP_SGD})
 
     init: Literal["shared", "own"] = "shared"
     optimizer_state: Literal["reset", "persistent"] = "reset"

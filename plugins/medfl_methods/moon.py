@@ -75,13 +75,11 @@ class Moon(FedAvg):
     Source: Li, He, Song, CVPR 2021, equation 3 and Algorithm 1; the projection head of its released code.
     """
 
-    name: ClassVar[str] = "moon"
-    family: ClassVar[str] = "averaging"
-    paper: ClassVar[str] = "Li, He, Song, CVPR 2021"
-    summary: ClassVar[str] = (
-        "FedAvg whose sites' features are drawn to the received model's, away from those of their last one"
-    )
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.ROBUST})
+    name = "moon"
+    family = "averaging"
+    paper = "Li, He, Song, CVPR 2021"
+    summary = "FedAvg whose sites' features are drawn to the received model's, away from those of their last one"
+    supports = frozenset({Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"linear_head"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"mu": 5.0}, "medfl": {}}

@@ -33,11 +33,11 @@ class MRMTL(HeldNear):
     Source: Liu, Hu, Wu, Smith, NeurIPS 2022, equation 1 and Algorithm A1.
     """
 
-    name: ClassVar[str] = "mr_mtl"
-    family: ClassVar[str] = "personal"
-    paper: ClassVar[str] = "Liu, Hu, Wu, Smith, NeurIPS 2022"
-    summary: ClassVar[str] = "each site trains a model of its own, held near the mean of all sites' models"
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DP_SGD, Capability.ROBUST})
+    name = "mr_mtl"
+    family = "personal"
+    paper = "Liu, Hu, Wu, Smith, NeurIPS 2022"
+    summary = "each site trains a model of its own, held near the mean of all sites' models"
+    supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("local", {"lam": 0.0}),)

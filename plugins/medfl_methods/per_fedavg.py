@@ -48,11 +48,11 @@ class PerFedAvg(LastStep):
     Source: Fallah, Mokhtari, Ozdaglar, NeurIPS 2020, Algorithm 1 and section 4.
     """
 
-    name: ClassVar[str] = "per_fedavg"
-    family: ClassVar[str] = "personal"
-    paper: ClassVar[str] = "Fallah, Mokhtari, Ozdaglar, NeurIPS 2020"
-    summary: ClassVar[str] = "a common model that is good after one step at a site; each site takes it in the end"
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.ROBUST})
+    name = "per_fedavg"
+    family = "personal"
+    paper = "Fallah, Mokhtari, Ozdaglar, NeurIPS 2020"
+    summary = "a common model that is good after one step at a site; each site takes it in the end"
+    supports = frozenset({Capability.ROBUST})
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"alpha": 0.01, "beta": 0.001}, "medfl": {}}
 

@@ -40,11 +40,11 @@ class PerFCL(Fenda):
     Source: Zhang, Xu, Wei, Wang, Li, Shang, Pattern Recognition 2023.
     """
 
-    name: ClassVar[str] = "perfcl"
-    family: ClassVar[str] = "personal"
-    paper: ClassVar[str] = "Zhang et al., Pattern Recognition 2023"
-    summary: ClassVar[str] = "FENDA-FL whose common and own bodies are told apart by contrasts"
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DIFFERENT_HEADS, Capability.ROBUST})
+    name = "perfcl"
+    family = "personal"
+    paper = "Zhang et al., Pattern Recognition 2023"
+    summary = "FENDA-FL whose common and own bodies are told apart by contrasts"
+    supports = frozenset({Capability.DIFFERENT_HEADS, Capability.ROBUST})
 
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fenda", {"mu": 0.0, "gamma": 0.0}),)
 

@@ -53,13 +53,11 @@ class PFedMe(FedAvg):
     Source: Dinh, Tran, Nguyen, NeurIPS 2020, Algorithm 1, equations 2, 5 and 7.
     """
 
-    name: ClassVar[str] = "pfedme"
-    family: ClassVar[str] = "personal"
-    paper: ClassVar[str] = "Dinh, Tran, Nguyen, NeurIPS 2020"
-    summary: ClassVar[str] = (
-        "own models by Moreau envelopes: each is tied to the one that its site sends, which follows it"
-    )
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.ROBUST})
+    name = "pfedme"
+    family = "personal"
+    paper = "Dinh, Tran, Nguyen, NeurIPS 2020"
+    summary = "own models by Moreau envelopes: each is tied to the one that its site sends, which follows it"
+    supports = frozenset({Capability.ROBUST})
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"inner_lr": 0.09}, "medfl": {}}
 

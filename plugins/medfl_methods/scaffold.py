@@ -52,11 +52,11 @@ class Scaffold(Averaging):
     Source: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, ICML 2020, Algorithm 1, option II.
     """
 
-    name: ClassVar[str] = "scaffold"
-    family: ClassVar[str] = "averaging"
-    paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
-    summary: ClassVar[str] = "FedAvg whose sites correct each step for how unlike their gradients are to those of all"
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.ROBUST})
+    name = "scaffold"
+    family = "averaging"
+    paper = "Karimireddy et al., ICML 2020"
+    summary = "FedAvg whose sites correct each step for how unlike their gradients are to those of all"
+    supports = frozenset({Capability.ROBUST})
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", CONTROL: "update"}
 

@@ -49,11 +49,11 @@ class FedCross(Relay):
     Segmentation, MIDL 2023; the single model is the FedCross of Weng, Cai, Zhou, FedSKD, arXiv 2503.18981, 2025.
     """
 
-    name: ClassVar[str] = "fedcross"
-    family: ClassVar[str] = "peer to peer"
-    paper: ClassVar[str] = "Xu et al., MIDL 2023"
-    summary: ClassVar[str] = "models go from site to site and are trained where they are, nothing is averaged"
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.PEER_MESSAGES})
+    name = "fedcross"
+    family = "peer to peer"
+    paper = "Xu et al., MIDL 2023"
+    summary = "models go from site to site and are trained where they are, nothing is averaged"
+    supports = frozenset({Capability.PEER_MESSAGES})
 
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {"init": "own", "optimizer_state": "travel"},

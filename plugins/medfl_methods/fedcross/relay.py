@@ -54,7 +54,7 @@ class Relay(Personal):
         **TELLS,
         "trained": Tell("public", one_of("model", none=True), after=("train",)),
     }
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.PEER_MESSAGES})
+    supports = frozenset({Capability.PEER_MESSAGES})
 
     circulating: Literal["K", "one"] = "K"
     route: Literal["random_permutation", "derangement", "ring"] = "random_permutation"

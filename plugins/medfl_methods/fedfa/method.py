@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch.nn import functional as F
 
-from medfl.contract import Capability, Need, Order, PayloadKind, ReducesTo, Replies, Server
+from medfl.contract import Need, Order, PayloadKind, ReducesTo, Replies, Server
 from medfl.errors import RefusedError, SettingsError
 from medfl.networks.parts import body_and_head, features_and_logits, features_of
 from medfl.task import Task
@@ -56,11 +56,11 @@ class FedFA(FedAvg):
     2023, and its released code, which divides an epoch's features by the number of all batches.
     """
 
-    name: ClassVar[str] = "fedfa"
-    family: ClassVar[str] = "averaging"
-    paper: ClassVar[str] = "Zhou, Zhang, Tsang, IEEE TMC 2023"
-    summary: ClassVar[str] = "features are pulled to an anchor for each class, on which heads are calibrated"
-    supports: ClassVar[frozenset[Capability]] = frozenset()
+    name = "fedfa"
+    family = "averaging"
+    paper = "Zhou, Zhang, Tsang, IEEE TMC 2023"
+    summary = "features are pulled to an anchor for each class, on which heads are calibrated"
+    supports = frozenset()
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", ANCHORS: "statistic"}
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "linear_head"})

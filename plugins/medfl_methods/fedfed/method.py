@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field, field_validator
 
-from medfl.contract import Capability, Need, Order, ReducesTo, Reply, Server, Site
+from medfl.contract import Need, Order, ReducesTo, Reply, Server, Site
 from medfl.data.pooled import labels_of
 from medfl.privacy.release import Release
 from medfl.training.loop import Batch
@@ -64,13 +64,11 @@ class FedFed(FeatureSharing):
     federated learning, NeurIPS 2023, and its released code.
     """
 
-    name: ClassVar[str] = "fedfed"
-    family: ClassVar[str] = "shared images"
-    paper: ClassVar[str] = "Yang et al., NeurIPS 2023"
-    summary: ClassVar[str] = (
-        "sites share the part of their images that tells the class, under noise, and train on all of them"
-    )
-    supports: ClassVar[frozenset[Capability]] = frozenset()
+    name = "fedfed"
+    family = "shared images"
+    paper = "Yang et al., NeurIPS 2023"
+    summary = "sites share the part of their images that tells the class, under noise, and train on all of them"
+    supports = frozenset()
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "images_of_one_shape"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"latent": 2048}, "medfl": {}}

@@ -63,13 +63,11 @@ class FedKD(Averaging):
     channels, and the rank is chosen by the squares, which the released codes do otherwise.
     """
 
-    name: ClassVar[str] = "fedkd"
-    family: ClassVar[str] = "personal"
-    paper: ClassVar[str] = "Wu et al., Nature Communications 2022"
-    summary: ClassVar[str] = (
-        "a mentor at each site and a shared mentee teach each other; updates go as factors of low rank"
-    )
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DIFFERENT_NETWORKS, Capability.ROBUST})
+    name = "fedkd"
+    family = "personal"
+    paper = "Wu et al., Nature Communications 2022"
+    summary = "a mentor at each site and a shared mentee teach each other; updates go as factors of low rank"
+    supports = frozenset({Capability.DIFFERENT_NETWORKS, Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"linear_head", "soft_targets"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}

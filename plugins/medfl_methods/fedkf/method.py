@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch.nn import functional as F
 
-from medfl.contract import Capability, Need, ReducesTo, Replies, Server
+from medfl.contract import Need, ReducesTo, Replies, Server
 from medfl.networks.norms import evaluating
 from medfl.networks.parts import features_and_logits
 from medfl.toolkit.aggregation import mean_update, normalised
@@ -66,11 +66,11 @@ class FedKF(FedAvg):
     generator is that of Chen et al., Data-Free Learning of Student Networks, ICCV 2019.
     """
 
-    name: ClassVar[str] = "fedkf"
-    family: ClassVar[str] = "averaging"
-    paper: ClassVar[str] = "Zhou et al., IEEE Internet of Things Journal 2023"
-    summary: ClassVar[str] = "the mean of all sites' last models teaches on images that generators make of noise"
-    supports: ClassVar[frozenset[Capability]] = frozenset()
+    name = "fedkf"
+    family = "averaging"
+    paper = "Zhou et al., IEEE Internet of Things Journal 2023"
+    summary = "the mean of all sites' last models teaches on images that generators make of noise"
+    supports = frozenset()
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "images_of_one_shape", "linear_head"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"noise_dim": 1000}, "medfl": {}}

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from medfl.contract import Capability, Findings, Holder, Model, Need, Order, PayloadKind, Replies, Reply, Server, Site
+from medfl.contract import Findings, Holder, Model, Need, Order, PayloadKind, Replies, Reply, Server, Site
 from medfl.data.pooled import labels_of
 from medfl.errors import RefusedError, SettingsError
 from medfl.networks.heads import Activation, HeadKind, kind_of, make_head, unlike_widths, xavier
@@ -67,11 +67,11 @@ class FedSDC(WithHeads):
     Analysis, MICCAI 2025, algorithm 1 and equations 3 to 7; its released code for widths and dropout.
     """
 
-    name: ClassVar[str] = "fedsdc"
-    family: ClassVar[str] = "averaging"
-    paper: ClassVar[str] = "Gao et al., MICCAI 2025"
-    summary: ClassVar[str] = "one shared body, many unlike heads dealt anew to the sites in each round, which vote"
-    supports: ClassVar[frozenset[Capability]] = frozenset()
+    name = "fedsdc"
+    family = "averaging"
+    paper = "Gao et al., MICCAI 2025"
+    summary = "one shared body, many unlike heads dealt anew to the sites in each round, which vote"
+    supports = frozenset()
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head"})
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", HEAD: "update"}

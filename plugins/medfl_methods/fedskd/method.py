@@ -75,13 +75,11 @@ class FedSKD(Circulating):
     similarity knowledge distillation, arXiv 2503.18981, 2025, equations 1 to 14.
     """
 
-    name: ClassVar[str] = "fedskd"
-    family: ClassVar[str] = "peer to peer"
-    paper: ClassVar[str] = "Weng et al., 2025"
-    summary: ClassVar[str] = (
-        "each site's model learns beside a copy of another one's, by the similarity of their features"
-    )
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DIFFERENT_NETWORKS, Capability.PEER_MESSAGES})
+    name = "fedskd"
+    family = "peer to peer"
+    paper = "Weng et al., 2025"
+    summary = "each site's model learns beside a copy of another one's, by the similarity of their features"
+    supports = frozenset({Capability.DIFFERENT_NETWORKS, Capability.PEER_MESSAGES})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"features", "head"})
     presets: ClassVar[Mapping[str, Meta]] = {

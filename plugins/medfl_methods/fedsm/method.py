@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional as F
 
-from medfl.contract import Capability, Model, Order, PayloadKind, Replies, Reply, Server, Site
+from medfl.contract import Model, Order, PayloadKind, Replies, Reply, Server, Site
 from medfl.errors import RefusedError, SettingsError
 from medfl.task import Task
 from medfl.toolkit.aggregation import check_updates, mean_update, subtract
@@ -66,13 +66,11 @@ class FedSM(Averaging):
     Source: Xu, Li, Guo, Yang, Roth, Hatamizadeh, Zhao, Xu, Huang, Xu, CVPR 2022, and its code for NVIDIA FLARE.
     """
 
-    name: ClassVar[str] = "fedsm"
-    family: ClassVar[str] = "personal"
-    paper: ClassVar[str] = "Xu et al., CVPR 2022"
-    summary: ClassVar[str] = (
-        "a common model, one of each site's own, and a network that selects among them, image by image"
-    )
-    supports: ClassVar[frozenset[Capability]] = frozenset()
+    name = "fedsm"
+    family = "personal"
+    paper = "Xu et al., CVPR 2022"
+    summary = "a common model, one of each site's own, and a network that selects among them, image by image"
+    supports = frozenset()
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {
         MODEL: "update",

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from medfl.contract import Capability, Need, Order, ReducesTo, Replies, Reply, Server, Site
+from medfl.contract import Need, Order, ReducesTo, Replies, Reply, Server, Site
 from medfl.data.pooled import count_patients
 from medfl.errors import SettingsError
 from medfl.networks.parts import features_of
@@ -77,13 +77,11 @@ class FedTPF(FeatureSharing):
     t the decay looks at the accuracies after the rounds t - 1 and t - 2, the last that are known.
     """
 
-    name: ClassVar[str] = "fedtpf"
-    family: ClassVar[str] = "shared images"
-    paper: ClassVar[str] = "FedTPF (authors and venue not known to us)"
-    summary: ClassVar[str] = (
-        "FedFed with a VAE-WGAN-GP, pulled to class prototypes, that sites stop to train when it is good"
-    )
-    supports: ClassVar[frozenset[Capability]] = frozenset()
+    name = "fedtpf"
+    family = "shared images"
+    paper = "FedTPF (authors and venue not known to us)"
+    summary = "FedFed with a VAE-WGAN-GP, pulled to class prototypes, that sites stop to train when it is good"
+    supports = frozenset()
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "images_of_one_shape", "linear_head"})
     sends_meta: ClassVar[Mapping[str, Tell]] = {

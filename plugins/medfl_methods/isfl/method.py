@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from medfl.contract import Capability, Need, Order, Replies, Reply, Server, Site
+from medfl.contract import Need, Order, Replies, Reply, Server, Site
 from medfl.data.pooled import labels_of
 from medfl.errors import SettingsError
 from medfl.privacy.policy import policy_of
@@ -62,13 +62,11 @@ class ISFL(FedAvg):
     Source: Zhu, Shi, Fan, Peng, Letaief, IEEE Internet of Things Journal 2024; the formula as in their released code.
     """
 
-    name: ClassVar[str] = "isfl"
-    family: ClassVar[str] = "averaging"
-    paper: ClassVar[str] = "Zhu et al., IEEE Internet of Things Journal 2024"
-    summary: ClassVar[str] = (
-        "FedAvg in which sites draw images as often as their classes deserve, by how gradients change"
-    )
-    supports: ClassVar[frozenset[Capability]] = frozenset()
+    name = "isfl"
+    family = "averaging"
+    paper = "Zhu et al., IEEE Internet of Things Journal 2024"
+    summary = "FedAvg in which sites draw images as often as their classes deserve, by how gradients change"
+    supports = frozenset()
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels"})
     sends_meta: ClassVar[Mapping[str, Tell]] = {

@@ -95,11 +95,11 @@ class PFedCDP(Averaging):
     via contrastive distillation, algorithms 1 and 2, equations 3 to 19; clip, noise and bits are settings of the run.
     """
 
-    name: ClassVar[str] = "pfedcdp"
-    family: ClassVar[str] = "averaging"
-    paper: ClassVar[str] = "Shadin, Zhang, Wang, Pan"
-    summary: ClassVar[str] = "clusters of unlike networks share Fisher-masked bodies; their models teach one student"
-    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DIFFERENT_NETWORKS})
+    name = "pfedcdp"
+    family = "averaging"
+    paper = "Shadin, Zhang, Wang, Pan"
+    summary = "clusters of unlike networks share Fisher-masked bodies; their models teach one student"
+    supports = frozenset({Capability.DIFFERENT_NETWORKS})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head", "public_data", "soft_targets"})
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", TEACHER: "update"}
