@@ -249,7 +249,7 @@ BROKEN = {
     ),
     "a record that hides what is sent": (
         "metadata_is_complete",
-        "record sends {'model/': 'update'}, class {'model/': 'update', 'images/': 'samples'}",
+        "the record's sends is {'model/': 'update'}, the class's {'model/': 'update', 'images/': 'samples'}",
         """sends: ClassVar = {"model/": "update", "images/": "samples"}""",
     ),
     "a preset that is not valid": (
