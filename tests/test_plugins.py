@@ -13,8 +13,8 @@ from refusals import refused
 
 from medfl import hooks
 from medfl.contract import Method
+from medfl.data.ingest.spec import DatasetSpec, ImageSpec
 from medfl.errors import PluginError, SettingsError
-from medfl.ingest.spec import DatasetSpec, ImageSpec
 from medfl.plugins import MethodRecord, load_plugins
 
 HEAD = """

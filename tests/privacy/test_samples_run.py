@@ -14,7 +14,7 @@ from torch import nn
 
 from medfl.contract import Capability
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import Run, RunData, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.engine.store import Store
 from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
@@ -126,7 +126,7 @@ def test_what_a_parent_promises_does_not_hold_for_a_child(tmp_path: Path) -> Non
     assert promised == [False, True, False, True]
     settings = Settings(rounds=1, batch_size=25, privacy=PRIVACY)
     for kind in (Parent, Child):
-        run_ = Run(
+        run_ = SimulatedRun(
             method=MethodChoice(name=kind.__name__, make=kind),
             task=make_task("plain"),
             settings=settings,
