@@ -102,7 +102,7 @@ class Bench:
                     settings=Settings(rounds=ROUNDS, epochs=5, batch_size=50, seed=seed, evaluate_every=ROUNDS),
                     data=RunData(
                         sites=self.sites,
-                        public=self.public if self.registry.make_method(name, settings).needs_public else None,
+                        public=self.public if "public_data" in self.registry.method_class(name).needs else None,
                     ),
                     folder=Path(folder) / "run",
                     callbacks=Callbacks(on_round=lambda round_, rows: written.extend(rows)),

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 import torch
 from torch import nn
 
+from medfl.hooks import Capability
 from medfl.types import Dataset, Meta, Tensors
 from medfl.utils.rng import SecretStream, make_generator
 from medfl.utils.tells import Tell
@@ -40,8 +41,18 @@ PayloadKind = Literal["update", "weights", "statistic", "samples"]
 """What a tensor that leaves a site is. Clipping, noise and compression apply to ``update`` only."""
 
 
-Need = Literal["class_labels", "class_logits", "soft_targets", "features", "head", "linear_head", "images_of_one_shape"]
-"""What a method may need of a task; `medfl.engine.needs` says when a task has it."""
+Need = Literal[
+    "class_labels",
+    "class_logits",
+    "soft_targets",
+    "features",
+    "head",
+    "linear_head",
+    "images_of_one_shape",
+    "public_data",
+    "pooled_data",
+]
+"""Requirement of a method; `medfl.engine.needs` describes when a task or a run meets it."""
 
 
 @dataclass
@@ -346,26 +357,14 @@ class Method(Protocol):
     sends_meta: ClassVar[Mapping[str, Tell]]
     """Meta keys that a reply or a parcel may carry: of which type, shape and range, and whether they may leave."""
 
-    unlike_networks: ClassVar[bool]
-    """Whether sites may have different networks."""
-
-    unlike_heads: ClassVar[bool]
-    """Whether sites may have networks with different heads on bodies that are alike."""
-
-    sends_to_peers: ClassVar[bool]
-    """Whether sites send parcels to each other."""
-
-    needs_public: ClassVar[bool]
-    """Whether the server needs a public data set."""
+    supports: ClassVar[frozenset[Capability]]
+    """Capabilities. Some may depend on the settings: see `active_supports`. Each class declares its own set."""
 
     needs: ClassVar[frozenset[Need]]
-    """What it needs of a task with its default settings. Other settings may need more or less: see `active_needs`."""
+    """Requirements with its default settings. Other settings may need more or less: see `active_needs`."""
 
     reduces_to: ClassVar[tuple[ReducesTo, ...]]
     """Declared limit cases."""
-
-    pools_data: ClassVar[bool]
-    """Whether the method trains on all sites' raw data at once (`centralized`): possible in a simulation only."""
 
     presets: ClassVar[Mapping[str, Meta]]
     """Name to settings of the method that are given together, for example those of its paper."""
@@ -374,20 +373,8 @@ class Method(Protocol):
     """Preset to the settings of runs that it belongs to. A method can't set them, so a run with others is warned."""
 
     @property
-    def supports_dp_sgd(self) -> bool:
-        """Whether all that updates hold of a site's data comes in through the losses of single images, in one training.
-
-        DP-SGD makes the gradients of these private and nothing else, so runs that hide single images refuse a method
-        that does not promise this. Each class says it itself: what holds of a parent may not hold of its child.
-        """
-        ...
-
-    @property
-    def supports_robust(self) -> bool:
-        """Whether all that the server makes of replies is a mean of their updates, weighted by sizes or not at all.
-
-        Then, and only then, a robust rule (``settings.robust``) can stand in place of that mean.
-        """
+    def active_supports(self) -> frozenset[Capability]:
+        """Capabilities with the method's settings, a subset of `supports`."""
         ...
 
     @property

@@ -32,9 +32,11 @@ whoever submitted it once its results have come (`medfl_flare.observers`).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -118,20 +120,48 @@ class PartitionRecord(Record):
     summary: str = ""
 
 
+class Capability(StrEnum):
+    """A capability of a method, for `medfl.contract.Method.supports`."""
+
+    DIFFERENT_NETWORKS = "different_networks"
+    """Sites may have different networks."""
+
+    DIFFERENT_HEADS = "different_heads"
+    """Sites may have networks with different heads if the names and shapes of their bodies agree."""
+
+    PEER_MESSAGES = "peer_messages"
+    """Sites send messages to each other."""
+
+    DP_SGD = "dp_sgd"
+    """DP-SGD protects single images: a site's data enter its updates only through the loss of each image, in a single
+    training. DP-SGD makes these gradients private and nothing else."""
+
+    ROBUST = "robust"
+    """A robust rule can replace the server's aggregation: the server computes one mean of the updates, weighted by the
+    sizes of the sites or uniformly, and nothing else."""
+
+
+PROMISES = frozenset({Capability.DP_SGD, Capability.ROBUST})
+"""Capabilities that depend on all code of a class, so that a subclass does not inherit them."""
+
+
+METHOD_FACTS = ("name", "family", "paper", "summary")
+"""Class attributes from which `MethodRecord.of` makes a record."""
+
+
 @dataclass(frozen=True)
 class MethodRecord(Record):
     """A method.
 
     Attributes:
-        name: What users type.
+        name: Name that users type.
         target: ``module:Class``, a frozen pydantic model that fulfils `medfl.contract.Method`.
-        family: Methods of a kind are listed together, for example ``averaging`` or ``personal``.
-        paper: Where it was published, for example ``McMahan et al., AISTATS 2017``; may be empty.
-        sends: What leaves a site, the same as `medfl.contract.Method.sends`; updates of the model where it is not said,
-            empty: nothing does.
-        unlike_networks: Whether sites may have different networks.
+        family: Heading under which similar methods are listed, for example ``averaging`` or ``personal``.
+        paper: Publication, for example ``McMahan et al., AISTATS 2017``; may be empty.
+        sends: Tensors that leave a site, the same as `medfl.contract.Method.sends`.
+        supports: Capabilities, the same as `medfl.contract.Method.supports`.
         summary: One line.
-        needs: What it needs of a task, the same as `medfl.contract.Method.needs`.
+        needs: Requirements, the same as `medfl.contract.Method.needs`.
     """
 
     kind = "method"
@@ -141,9 +171,32 @@ class MethodRecord(Record):
     family: str
     paper: str
     sends: Mapping[str, str] = field(default_factory=lambda: {"model/": "update"})
-    unlike_networks: bool = False
+    supports: frozenset[Capability] = frozenset()
     summary: str = ""
     needs: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, method: Any) -> MethodRecord:
+        """Return the record of a method's class, from the attributes of the class.
+
+        Raises:
+            PluginError: If the class itself does not declare its name, family, paper and summary.
+        """
+        missing = [fact for fact in METHOD_FACTS if fact not in vars(method)]
+        if missing:
+            raise PluginError(
+                "missing_members",
+                f"Expected {method.__module__}.{method.__qualname__} to declare name, family, paper and summary as "
+                f'class attributes, for example `name = "my_method"`; it lacks {", ".join(missing)} '
+                "(a parent's do not count).",
+                method=method.__qualname__,
+                members=missing,
+            )
+        facts = {fact: vars(method)[fact] for fact in METHOD_FACTS}
+        target = f"{method.__module__}:{method.__qualname__}"
+        return cls(
+            target=target, sends=dict(method.sends), supports=method.supports, needs=frozenset(method.needs), **facts
+        )
 
 
 @dataclass(frozen=True)
@@ -313,23 +366,11 @@ RECORDS: tuple[type[Record], ...] = (
 
 
 METHOD_MEMBERS = (
+    *("sends", "sends_meta", "supports", "active_supports", "needs", "active_needs"),
     *(
-        "sends",
-        "sends_meta",
-        "unlike_networks",
-        "unlike_heads",
-        "sends_to_peers",
-        "needs_public",
-        "pools_data",
-        "needs",
-    ),
-    *(
-        "active_needs",
         "reduces_to",
         "presets",
         "preset_settings",
-        "supports_dp_sgd",
-        "supports_robust",
         "gradient_clip",
         "model_dump",
         "setup",
@@ -348,28 +389,36 @@ METHOD_MEMBERS = (
         "predictor",
     ),
 )
-"""What `medfl.contract.Method` names, here without torch."""
+"""Members of `medfl.contract.Method`, listed here without an import of torch."""
+
+
+def read_method_index(path: Path) -> list[MethodRecord]:
+    """Read the records of a package's methods from the file that ``python -m medfl.testing.method_index`` writes."""
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    for row in rows:
+        row |= {"supports": frozenset(map(Capability, row["supports"])), "needs": frozenset(row["needs"])}
+    return [MethodRecord(**row) for row in rows]
 
 
 def method_problem(name: str, kind: Any) -> PluginError | None:
     """Return the error for a class that is no method; None for a method.
 
-    `supports_dp_sgd` is a promise of privacy that each class has to make or refuse itself.
+    Each class has to declare `supports` itself, because its code decides whether the capabilities of a parent hold.
     """
     if not hasattr(kind, "model_validate"):
         text = f"Expected method '{name}' to be a frozen pydantic model such as Averaging; got {kind!r}."
         return PluginError("wrong_type", text, method=name, found=repr(kind))
     missing = [member for member in METHOD_MEMBERS if not hasattr(kind, member) and member not in kind.model_fields]
-    listed = ", ".join(missing)
-    if "supports_dp_sgd" not in {*missing, *vars(kind)}:
-        listed = ", ".join([*missing, "supports_dp_sgd (a parent's does not count)"])
-        missing.append("supports_dp_sgd")
+    if "supports" not in {*missing, *vars(kind)}:
+        missing.append("supports")
     if not missing:
         return None
+    hints = {"supports": "supports (declared by the class itself: `supports = frozenset()` promises nothing)"}
     return PluginError(
         "missing_members",
-        f"Expected method '{name}' to have all that medfl.contract.Method names; {kind!r} lacks {listed}. "
-        "Add it, or inherit from medfl.toolkit.averaging.Averaging, where the rest has defaults.",
+        f"Expected method '{name}' to have all that medfl.contract.Method names; {kind!r} lacks "
+        f"{', '.join(hints.get(member, member) for member in missing)}. "
+        "Add it, or inherit from medfl.toolkit.averaging.Averaging, which has defaults of all but `supports`.",
         method=name,
         members=missing,
     )

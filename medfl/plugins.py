@@ -39,6 +39,7 @@ from medfl.hooks import (
     RunLocation,
     SectionRecord,
     hookimpl,
+    read_method_index,
 )
 from medfl.utils.dotted import merged
 
@@ -54,6 +55,7 @@ __all__ = [
     "SectionRecord",
     "hookimpl",
     "load_plugins",
+    "read_method_index",
 ]
 
 _logger = logging.getLogger(__name__)

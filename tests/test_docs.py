@@ -16,7 +16,7 @@ from refusals import refused
 from medfl.cli.docs import method_page, write_pages
 from medfl.cli.main import main
 from medfl.cli.run import settings_page
-from medfl.contract import ReducesTo
+from medfl.contract import Capability, ReducesTo
 from medfl.errors import PluginError
 from medfl.hooks import MethodRecord
 from medfl.plugins import load_plugins
@@ -70,9 +70,8 @@ class Talkative(Averaging):
 
     sends: ClassVar = {"proto/": "statistic", "images/": "samples"}
     sends_meta: ClassVar = {"count": Tell("public", number(0, 1, "classes")), "size": Tell("private", count())}
-    unlike_networks: ClassVar = True
-    sends_to_peers: ClassVar = True
-    needs_public: ClassVar = True
+    supports: ClassVar = frozenset({Capability.DIFFERENT_NETWORKS, Capability.PEER_MESSAGES})
+    needs: ClassVar = frozenset({"public_data"})
     presets: ClassVar = {"paper": {"rate": 2.0}, "medfl": {}}
     reduces_to: ClassVar = (ReducesTo("fedavg", {"rate": 0.0}, {"weights": "uniform"}, {"norm_sync": "none"}),)
 
@@ -102,7 +101,7 @@ class Talkative(Averaging):
     ],
 )
 def test_a_page_tells_all_that_a_class_declares(line):
-    record = MethodRecord("talkative", "a:B", "averaging", "", Talkative.sends, True, "it talks")
+    record = MethodRecord("talkative", "a:B", "averaging", "", summary="it talks")
     lines = method_page(record, Talkative).splitlines()
     assert line in lines
     # inherited settings come after the class's own, with the description that the parent has

@@ -1,5 +1,6 @@
 """Plugins: every way in which one can be broken is named, and never stops the others."""
 
+import dataclasses
 import importlib.metadata
 import inspect
 import logging
@@ -14,7 +15,7 @@ from medfl import hooks
 from medfl.contract import Method
 from medfl.data.ingest.spec import DatasetSpec, ImageSpec
 from medfl.errors import PluginError, SettingsError
-from medfl.plugins import load_plugins
+from medfl.plugins import MethodRecord, load_plugins
 
 HEAD = """
 from typing import ClassVar
@@ -25,6 +26,7 @@ METHOD = """
 from medfl.toolkit.averaging import Averaging
 
 class Toy(Averaging):
+    supports = frozenset()
     presets: ClassVar[dict] = {"paper": {"mu": 0.5, "tau": 2.0}}
     mu: float = 0.1
     tau: float = 1.0
@@ -101,9 +103,8 @@ def test_the_list_of_methods_says_what_their_classes_do():
     registry = load_plugins()
     for name, record in registry.methods.items():
         kind = registry.method_class(name)
-        assert dict(record.sends) == dict(kind.sends), name
-        assert record.unlike_networks == kind.unlike_networks, name
-        assert kind.pools_data == ("pooled" in record.summary), name
+        assert dataclasses.replace(record, target="") == dataclasses.replace(MethodRecord.of(kind), target=""), name
+        assert ("pooled_data" in kind.needs) == ("pooled" in record.summary), name
 
 
 def test_the_list_of_data_sets_says_what_their_classes_do():
@@ -427,12 +428,13 @@ def test_a_method_without_the_toolkit_is_told_all_that_it_lacks(write):
     assert set(caught.value.fields["members"]) == set(hooks.METHOD_MEMBERS) - {"gradient_clip", "plan", "model_dump"}
 
 
-def test_a_method_says_itself_whether_it_supports_dp_sgd(write):
+def test_a_method_declares_itself_what_it_supports(write):
     rest = "".join(f"setattr(Own, {name!r}, None)\n" for name in hooks.METHOD_MEMBERS)
     registry = load_plugins([write("mine", OWN, rest)])
-    assert registry.method_class("own").supports_dp_sgd is None
-    with refused(PluginError, "missing_members", method="heir", members=["supports_dp_sgd"]):
+    assert registry.method_class("own").supports is None
+    with refused(PluginError, "missing_members", method="heir", members=["supports"]) as caught:
         registry.method_class("heir")
+    assert "supports = frozenset()" in str(caught.value)
 
 
 def test_what_is_asked_of_methods_is_what_the_contract_names():

@@ -74,7 +74,7 @@ def test_the_wheel_holds_bundles_templates_and_plugins(wheel):
     templates = [*(ROOT / "medfl/cli/templates").iterdir(), *(ROOT / "plugins/medfl_report/templates").glob("*")]
     modules = [*(ROOT / "medfl").rglob("*.py"), *(ROOT / "plugins").rglob("*.py"), ROOT / "medfl/py.typed"]
     wanted = {path.relative_to(ROOT).as_posix().removeprefix("plugins/") for path in [*templates, *modules]}
-    files = [path for ending in ("html", "css") for path in (ROOT / "plugins").rglob(f"*.{ending}")]
+    files = [path for ending in ("html", "css", "json") for path in (ROOT / "plugins").rglob(f"*.{ending}")]
     wanted |= {path.relative_to(ROOT / "plugins").as_posix() for path in files}
     prep = ROOT / "data_prep"
     parts = [*prep.rglob("*.py"), *prep.rglob("*.yaml")]

@@ -17,10 +17,11 @@ from typing import Annotated, Any
 import typer
 
 from medfl.cli.plugin_options import Disabled, PluginFiles, load
-from medfl.contract import ReducesTo
-from medfl.engine.needs import MEANING
+from medfl.contract import Capability, ReducesTo
+from medfl.engine.needs import MEANING, OF_RUN
 from medfl.hooks import MethodRecord
 from medfl.plugins import Registry
+from medfl.privacy.policy import payloads_beside_updates
 from medfl.utils.field_words import default_of, flow, type_of, value_of
 
 KINDS = {
@@ -148,30 +149,33 @@ def _attributes(text: str) -> dict[str, str]:
 
 def _leaves(kind: Any) -> list[str]:
     """Tensors, meta keys and parcels, or that there are none."""
-    parts = []
+    parts, sends_to_peers = [], Capability.PEER_MESSAGES in kind.supports
     if kind.sends:
         rows = [[f"`{prefix}...`", sort, KINDS[sort]] for prefix, sort in sorted(kind.sends.items())]
-        receiver = "To the server, or in parcels past it to other sites," if kind.sends_to_peers else "To the server"
+        receiver = (
+            "To the server, or in parcels past it to other sites,"
+            if Capability.PEER_MESSAGES in kind.supports
+            else "To the server"
+        )
         parts += [f"{receiver} go tensors of these names, and no others:", _table(["name", "kind", "what it is"], rows)]
     if kind.sends_meta:
         notes = {"public": "", "private": " (not in a run with a privacy setting)", "needed": ""}
         facts = [[f"`{key}`", tell.form.words() + notes[tell.kind]] for key, tell in sorted(kind.sends_meta.items())]
         parts += ["Facts that go beside them, and nothing else:", _table(["name", "what it is"], facts)]
-    if kind.sends_to_peers:
+    if sends_to_peers:
         parts.append("Sites also send parcels to each other, past the server; a run with a privacy setting refuses it.")
-    if kind.pools_data:
+    if "pooled_data" in kind.needs:
         parts.append("**The training reads the raw images of all sites together.** It runs in a simulation only.")
     return [*(parts or ["The method sends nothing."]), ALWAYS]
 
 
 def _needs(kind: Any) -> list[str]:
-    private = not kind.pools_data and not kind.sends_to_peers and set(kind.sends.values()) <= {"update"}
-    private = private and all(tell.kind != "needed" for tell in kind.sends_meta.values())
-    needs = "; ".join(f"`{need}`, {MEANING[need]}" for need in sorted(kind.needs))
+    private = not payloads_beside_updates(kind)
+    needs = "; ".join(f"`{need}`, {MEANING[need]}" for need in sorted(kind.needs - OF_RUN))
     return [
         f"Task: {needs or 'any'}.",
         f"Networks: {_networks(kind)}",
-        "Public data: " + ("needed (`--public FOLDER`)." if kind.needs_public else "none."),
+        "Public data: " + ("needed (`--public FOLDER`)." if "public_data" in kind.needs else "none."),
         "Privacy setting (`--privacy`): " + ("possible." if private else "refused."),
     ]
 
@@ -186,9 +190,11 @@ def _weighting(kind: Any) -> str:
 
 
 def _networks(kind: Any) -> str:
-    if kind.unlike_networks:
+    if Capability.DIFFERENT_NETWORKS in kind.supports:
         return "sites may have unlike ones."
-    return "the same one at every site" + (", but for the head." if kind.unlike_heads else ".")
+    return "the same one at every site" + (
+        ", but for the head." if Capability.DIFFERENT_HEADS in kind.supports else "."
+    )
 
 
 def _settings(kind: Any) -> list[str]:

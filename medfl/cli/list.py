@@ -13,7 +13,8 @@ from rich.table import Table
 
 from medfl.bundle.files import shipped
 from medfl.cli.plugin_options import Disabled, PluginFiles, load
-from medfl.plugins import MethodRecord, Registry
+from medfl.hooks import Capability, MethodRecord
+from medfl.plugins import Registry
 
 MIN_WIDTH = 80
 """Columns below which a table is not squeezed."""
@@ -65,7 +66,7 @@ def method_table(registry: Registry) -> Table:
     """Methods, family by family in the order of their names, the references first."""
     table = _table("Methods", "name", "sends", "unlike\nnetworks", "what it does; family, paper and needs")
     for record in sorted(registry.methods.values(), key=_by_family):
-        unlike = "yes" if record.unlike_networks else "no"
+        unlike = "yes" if Capability.DIFFERENT_NETWORKS in record.supports else "no"
         needs = f"needs {', '.join(sorted(record.needs))}" if record.needs else ""
         origin = "; ".join(filter(None, [record.family, record.paper, needs]))
         table.add_row(record.name, sent(record), unlike, f"{record.summary}\n{origin}")

@@ -18,7 +18,7 @@ from medfl.cli.plugin_options import load
 from medfl.errors import PluginError, SettingsError
 from medfl.version import DISTRIBUTION
 
-PIECES = ("hook", "imports", "class")
+PIECES = ("imports", "class")
 """Templates that are common to both shapes of a plugin."""
 
 
@@ -84,7 +84,7 @@ def check_name(name: str, kind: str) -> None:
 def plugin_files(name: str) -> dict[str, str]:
     """Relative path to text of a plugin of one file, and its test."""
     return {
-        f"{name}.py": render("plugin_file", name, PIECES, submodule=""),
+        f"{name}.py": render("plugin_file", name, PIECES),
         f"test_{name}.py": render("test_plugin_file", name),
     }
 
@@ -94,8 +94,9 @@ def package_files(name: str) -> dict[str, str]:
     module = f"{name}/medfl_{name}"
     return {
         f"{name}/pyproject.toml": render("pyproject", name),
-        f"{module}/__init__.py": render("package_init", name, PIECES, submodule=".method"),
-        f"{module}/method.py": render("package_method", name, PIECES, submodule=""),
+        f"{module}/__init__.py": render("package_init", name),
+        f"{module}/index.json": render("index", name),
+        f"{module}/method.py": render("package_method", name, PIECES),
         f"{name}/tests/test_{name}.py": render("test_package", name),
     }
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import torch
 from torch import nn
 
-from medfl.contract import Method, ReducesTo
+from medfl.contract import Capability, Method, ReducesTo
 from medfl.data.pooled import countable
 from medfl.engine.encoding import check_filters
 from medfl.engine.filters import check_method
@@ -76,7 +76,7 @@ def check_plan(
             known=names,
         )
     used = sorted({settings.networks_by_site.get(site, task.network) for site in names})
-    if used != [task.network] and not method.unlike_networks and not method.unlike_heads:
+    if used != [task.network] and not method.supports & {Capability.DIFFERENT_NETWORKS, Capability.DIFFERENT_HEADS}:
         raise SettingsError(
             "unlike_networks",
             f"Method '{name}' needs one architecture at all sites; got {used}. Give all sites the "
@@ -87,7 +87,7 @@ def check_plan(
         )
     if settings.precision == "bf16" and task.device == "cpu" and not cpu_has_bf16():
         logger.warning("This CPU computes bf16 in software, many times slower than fp32; use --precision fp32 here.")
-    if method.needs_public and not has_public:
+    if "public_data" in method.needs and not has_public:
         raise SettingsError(
             "missing_public_data", f"Method '{name}' needs public data; name their folder with --public.", method=name
         )
@@ -112,7 +112,7 @@ def check_robust(name: str, method: Method, settings: Settings) -> None:
     Raises:
         SettingsError: If a rule is set and the method has no place for it.
     """
-    if settings.robust is not None and method.supports_robust is not True:
+    if settings.robust is not None and Capability.ROBUST not in method.active_supports:
         cause, beside = _beside_the_mean(method)
         raise SettingsError(
             "method_not_supported",
@@ -129,9 +129,9 @@ def check_robust(name: str, method: Method, settings: Settings) -> None:
 
 def _beside_the_mean(method: Method) -> tuple[str, str]:
     """Return what the server makes of replies, where that is no mean of updates: a code and a sentence."""
-    if method.pools_data:
+    if "pooled_data" in method.needs:
         return "pooled_data", "it has the data themselves"
-    if method.sends_to_peers:
+    if Capability.PEER_MESSAGES in method.supports:
         return "no_mean", "sites send their models to each other, and there is no mean"
     updates = [prefix for prefix, kind in method.sends.items() if kind == "update"]
     others = [f"'{prefix}' ({kind})" for prefix, kind in method.sends.items() if kind != "update"]

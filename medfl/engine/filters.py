@@ -235,11 +235,11 @@ def plain_bytes(tensors: Tensors, meta: Meta) -> int:
     return wire.payload_bytes(kept) + sum(sizes)
 
 
-def check_method(method: Method | type[Method], settings: Settings, name: str | None = None) -> None:
+def check_method(method: Method, settings: Settings, name: str | None = None) -> None:
     """Refuse at the start what the filters would have to refuse later.
 
     Args:
-        method: A method, as object, or as class where no setting of it changes what is asked here.
+        method: The method.
         settings: The settings of the run.
         name: What the user calls the method; by default the name of its class.
 
@@ -248,7 +248,7 @@ def check_method(method: Method | type[Method], settings: Settings, name: str | 
             data, or needs facts that stay at home; or if the run asks for compression and the method sends things of
             which none is an update.
     """
-    name = name or (method if isinstance(method, type) else type(method)).__name__
+    name = name or type(method).__name__
     check_tells(method.sends_meta, name)
     policy_of(settings).check_method(method, name)
     sends: Mapping[str, PayloadKind] = method.sends
@@ -269,7 +269,7 @@ def check_parcels(parcels: Sequence[PeerMessage], allowed: bool, site: str, peer
 
     Args:
         parcels: What a site would post.
-        allowed: Whether the method says `sends_to_peers`.
+        allowed: Whether the method supports `Capability.PEER_MESSAGES`.
         site: Who posts, for the message.
         peers: Sites that parcels can be sent to; None checks no names.
 
@@ -282,7 +282,7 @@ def check_parcels(parcels: Sequence[PeerMessage], allowed: bool, site: str, peer
         raise ContractError(
             "wrong_receivers",
             f"Site '{site}' posts parcels to {receivers}: expected one at most for each site of the run, and none "
-            f"unless the method says `sends_to_peers` (it says {allowed}).",
+            "unless the method's `supports` contains `Capability.PEER_MESSAGES`.",
             site=site,
             receivers=receivers,
             is_allowed=allowed,

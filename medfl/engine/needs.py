@@ -20,12 +20,17 @@ MEANING: dict[Need, str] = {
     "features": "a network lists its stages in `feature_layers`",
     "head": "a network has a classifier `head` of its own",
     "linear_head": "a network is `head(body(images))`, with a linear layer in its head",
+    "public_data": "the run has public data (`--public FOLDER`)",
+    "pooled_data": "the run is a simulation, where the raw data of all sites are at one place",
 }
-"""Need to when a task has what is needed."""
+"""Maps each need to the condition that meets it."""
 
 
 OF_OBJECTIVE = frozenset({"class_labels", "class_logits", "soft_targets"})
 """Needs that the objective alone decides."""
+
+OF_RUN = frozenset({"public_data", "pooled_data"})
+"""Needs that a run meets and no task; `medfl.engine.checks` and the backends check them."""
 
 UNLIKE = "the transforms of a stock bundle say what shape and scale its images have"
 """Why cases of an adopted bundle do not count as images of one shape."""
@@ -42,13 +47,15 @@ def objective_lacks(need: str, objective: Objective) -> str | None:
 
 
 def lacks(need: Need, task: Task, networks: Mapping[str, nn.Module]) -> str | None:
-    """What a task lacks, in words; None if it has what is needed.
+    """What a task lacks, in words; None if it has what is needed, or if the need is one of `OF_RUN`.
 
     Args:
         need: The need.
         task: The learning problem.
         networks: Those in use, by name.
     """
+    if need in OF_RUN:
+        return None
     if need in OF_OBJECTIVE:
         return objective_lacks(need, task.objective)
     if need == "images_of_one_shape":

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from medfl.contract import Method, Model, Order, PeerMessage, Reply, Site, State
+from medfl.contract import Capability, Method, Model, Order, PeerMessage, Reply, Site, State
 from medfl.data.pooled import countable
 from medfl.engine.carrier import Answer, MethodFactory
 from medfl.engine.encoding import Encoder
@@ -208,7 +208,7 @@ class SiteRunner:
                 sent, meta = filters.outgoing(reply.tensors, reply.meta, site=self.name, stream_factory=noise)
             meta = {key: value for key, value in meta.items() if key not in self._withheld}
             tensors |= wire.prefixed(sent, "reply/")
-            check_parcels(reply.parcels, method.sends_to_peers, self.name, self._peers)
+            check_parcels(reply.parcels, Capability.PEER_MESSAGES in method.supports, self.name, self._peers)
             parcels = []
             for index, parcel in enumerate(reply.parcels):
                 posted, parcel_meta = filters.outgoing_parcel(parcel.tensors, parcel.meta, site=self.name)

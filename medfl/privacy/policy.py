@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from medfl.errors import RefusedError
+from medfl.hooks import Capability
 from medfl.privacy.composition import Part
 from medfl.records.ledger import Adjacency, LedgerEntry, PrivacyUnit
 from medfl.records.privacy_account import PrivacyAccount
@@ -196,11 +197,11 @@ class PrivacyPolicy(ABC):
 
     # ---- compatibility
 
-    def check_method(self, method: Method | type[Method], name: str) -> None:
+    def check_method(self, method: Method, name: str) -> None:
         """Check that a method can run under this policy.
 
         Args:
-            method: The method, or its class.
+            method: The method.
             name: Name of the method.
 
         Raises:
@@ -343,9 +344,9 @@ def policy_of(settings: Settings) -> PrivacyPolicy:
 def payloads_beside_updates(method: Method | type[Method]) -> list[str]:
     """Return descriptions of all that a method's sites send beside updates."""
     other = [f"'{prefix}' ({kind})" for prefix, kind in sorted(method.sends.items()) if kind != "update"]
-    if method.sends_to_peers:
+    if Capability.PEER_MESSAGES in method.supports:
         other.append("parcels from site to site")
-    if method.pools_data:
+    if "pooled_data" in method.needs:
         other.append("the sites' raw data")
     needed = [fact for fact, tell in method.sends_meta.items() if tell.kind == "needed"]
     return other + [f"'{fact}' (a fact that it can't do without)" for fact in needed]

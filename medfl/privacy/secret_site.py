@@ -52,7 +52,7 @@ class SecretSite(Site):
             raise ContractError(
                 "several_trainings",
                 f"Expected one training in a step of site '{self.name}', got a second one: with the privacy unit "
-                "'sample' the account reckons with one, so the method may not say `supports_dp_sgd`.",
+                "'sample' the account reckons with one, so the method may not support `Capability.DP_SGD`.",
                 site=self.name,
             )
 

@@ -14,6 +14,7 @@ from medfl.engine.needs import MEANING
 from medfl.engine.site import Splits
 from medfl.engine.store import Store
 from medfl.errors import MedflError, SettingsError
+from medfl.hooks import METHOD_FACTS, Capability
 from medfl.networks.parts import without_head
 from medfl.testing.cohort import (
     Case,
@@ -38,10 +39,13 @@ from medfl.utils.wire import tensors_equal
 def metadata_is_complete(case: Case) -> None:
     """The record of `medfl list` says what the class does; it is documented, frozen, and its presets are valid."""
     record, kind = case.registry.methods[case.name], case.kind
-    expect(dict(record.sends) == dict(kind.sends), f"record sends {record.sends}, class {dict(kind.sends)}")
-    expect(record.unlike_networks == kind.unlike_networks, "record and class differ in unlike_networks")
-    expect(record.needs == kind.needs, f"record needs {sorted(record.needs)}, class {sorted(kind.needs)}")
-    expect(set(kind.needs) <= set(MEANING), f"unknown needs {sorted(set(kind.needs) - set(MEANING))}")
+    declared = [fact for fact in METHOD_FACTS if fact in vars(kind)]
+    for fact in (*declared, "sends", "supports", "needs"):
+        ours, theirs = getattr(record, fact), getattr(kind, fact)
+        expect(ours == theirs, f"the record's {fact} is {ours!r}, the class's {theirs!r}")
+    for fact, known in (("needs", set(MEANING)), ("supports", set(Capability))):
+        unknown = sorted(set(getattr(kind, fact)) - known)
+        expect(not unknown, f"unknown words in {fact}: {unknown}, there are {sorted(known)}")
     expect(
         bool(kind.__doc__) and bool(record.summary) and bool(record.family), "docstring, summary or family is missing"
     )
@@ -118,7 +122,7 @@ def _run_until(case: Case, folder: Path, stop: int, where: str) -> None:
     class Stopped(case.kind):  # type: ignore[name-defined]
         """The method, stopping in the fold of a step."""
 
-        supports_robust: ClassVar[Any] = case.kind.supports_robust
+        supports: ClassVar[Any] = case.kind.supports
 
         def fold(self, server: Any, replies: Any) -> None:
             nonlocal folds
@@ -198,7 +202,7 @@ def a_site_with_nan_stops_nobody(case: Case) -> None:
     """A site whose training is not finite is refused or keeps that to itself; the others go on."""
     with folders(1) as (folder,):
         sites = make_sites()
-        if not case.kind.pools_data:
+        if "pooled_data" not in case.kind.needs:
             broken = make_data(13, "site-2")
             broken.images[:] = float("nan")
             sites["site-2"] = Splits(broken, sites["site-2"].val, sites["site-2"].test)
@@ -232,8 +236,7 @@ def frozen_parameters_stay_home(case: Case) -> None:
     class Observed(case.kind):  # type: ignore[name-defined]
         """The method; keeps what each site receives and returns."""
 
-        supports_robust: ClassVar[Any] = case.kind.supports_robust
-        supports_dp_sgd: ClassVar[Any] = case.kind.supports_dp_sgd
+        supports: ClassVar[Any] = case.kind.supports
 
         def work(self, site: Any, order: Any) -> Any:
             messages.append(dict(order.tensors))
@@ -292,7 +295,7 @@ def equal_models_average_to_themselves(case: Case) -> None:
         body = without_head(task.build(), list(start))
         result = case.run(still, epochs=0)
         for holder, models in {"server": result.outcome.models, **result.models}.items():
-            if "global" in models and not case.kind.needs_public:
+            if "global" in models and "public_data" not in case.kind.needs:
                 model, key = models["global"], f"{holder}/global"
                 names = start if method.network_config(model, {}) == {} else body
                 begun = {name: start[name] for name in names}
@@ -314,13 +317,14 @@ def states_survive_the_disk(case: Case) -> None:
 @promise
 def unlike_networks_are_refused_or_work(case: Case) -> None:
     """A method refuses unlike networks before step 0, or trains them as it says: all, or those of as many features."""
+    allowed = Capability.DIFFERENT_NETWORKS in case.kind.supports
     with folders(2) as (wide, coarse):
         try:
             result = case.run(wide, networks_by_site={"site-1": "wide"})
         except MedflError as error:
             expect(isinstance(error, SettingsError), f"refused: {error}")
-            if not case.kind.unlike_networks:
+            if not allowed:
                 return
             result = case.run(coarse, networks_by_site={"site-1": "coarse"})
-        expect(case.kind.unlike_networks, "unlike networks are accepted though the method says it can't")
+        expect(allowed, "unlike networks are accepted though the method says it can't")
         finite(bits(result), "unlike networks")

@@ -208,7 +208,7 @@ class Case:
     ) -> Result:
         """Run the federation in `folder`."""
         data, run_settings = sites or make_sites(), self.settings_of(**settings)
-        if public is None and self.kind.needs_public:
+        if public is None and "public_data" in self.kind.needs:
             public = make_data(12, "public")
         return simulate(
             SimulatedRun(

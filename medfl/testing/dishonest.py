@@ -35,7 +35,7 @@ def a_dishonest_site_stops_nobody(case: Case) -> None:
     class Lied(case.kind):  # type: ignore[name-defined]
         """The method, with a site-2 that lies; before each fold it is tried with lies of the last site."""
 
-        supports_robust: ClassVar[Any] = case.kind.supports_robust
+        supports: ClassVar[Any] = case.kind.supports
 
         def plan(self, server: Server) -> Plan | None:
             plan: Plan | None = super().plan(server)

@@ -63,7 +63,7 @@ def _run(case: Case, objective: Objective, folder: Path, rounds: int) -> Result:
         folder,
         sites=make_sites_of(objective, SIZES),
         task=make_task_of(objective),
-        public=told_as(make_data(12, "public"), objective) if case.kind.needs_public else None,
+        public=told_as(make_data(12, "public"), objective) if "public_data" in case.kind.needs else None,
         server_test=told_as(make_data(8, "global"), objective),
         rounds=rounds,
     )

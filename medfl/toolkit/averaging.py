@@ -13,8 +13,22 @@ from typing import Any, ClassVar, Literal
 
 from torch import nn
 
-from medfl.contract import Filter, Findings, Model, Need, Order, PayloadKind, ReducesTo, Replies, Reply, Server, Site
+from medfl.contract import (
+    Capability,
+    Filter,
+    Findings,
+    Model,
+    Need,
+    Order,
+    PayloadKind,
+    ReducesTo,
+    Replies,
+    Reply,
+    Server,
+    Site,
+)
 from medfl.errors import SettingsError
+from medfl.hooks import PROMISES
 from medfl.networks.norms import buffer_names, norm_names
 from medfl.privacy.policy import policy_of
 from medfl.settings import participants
@@ -41,49 +55,43 @@ Weighting = Literal["size", "uniform", "method", "none"]
 """Weighting of the sites' models at the server: by their numbers of training images; all alike; by weights that the
 method computes itself; or not at all, since it averages no models."""
 
-FOLDING = frozenset(
-    ("sends", "sends_to_peers", "pools_data", "weight", "weights_of", "round_steps", "plan", "aggregate", "average")
-    + ("fold", "extra_weights", "extra_fold")
-)
-"""What a class overrides whose server makes something else of replies than one mean."""
-
 
 class Averaging(Rounds, LocalTraining):
     """Averaging of the updates of participating sites, each weighted by its number of training images.
 
     Under a privacy setting sizes stay at home and the weights are uniform.
 
-    A class that says ``supports_dp_sgd = True`` promises that all that its updates hold of a site's data comes in
-    through `loss`, in one `fit` a round: DP-SGD, which hides single images, makes these gradients private and nothing
-    else. A second `fit` in a step is refused then. A class that overrides more than `loss` and the server's side should
-    think twice. It is not inherited: a subclass that says nothing does not promise it.
+    A class declares its capabilities in `supports`. Two of them are promises, and a subclass does not inherit them.
 
-    A robust rule (``settings.robust``) stands in place of the mean of the updates. A class that overrides what is sent,
-    weighed or folded (`FOLDING`) is refused with one, and so are its subclasses, unless it says ``supports_robust =
-    True``: all that its server makes of replies is then one mean, weighted by sizes or uniformly.
+    * `Capability.DP_SGD`: a site's data enter the updates only through `loss`, in one `fit` a round. DP-SGD makes these
+      gradients private and nothing else. A second `fit` in a step is refused then. Check this promise carefully in a
+      class that overrides more than `loss` and the server's part.
+    * `Capability.ROBUST`: the server computes one mean of the updates, weighted by sizes or uniformly, and a robust
+      rule (``settings.robust``) can replace it. Check this promise in a class that overrides `sends`, `weight`,
+      `weights_of`, `round_steps`, `plan`, `aggregate`, `average`, `fold`, `extra_weights` or `extra_fold`.
     """
+
+    name: ClassVar[str]
+    """Name that users type. Each method declares its own name, family, paper and summary."""
+    family: ClassVar[str]
+    """Heading under which similar methods are listed, for example ``averaging`` or ``personal``."""
+    paper: ClassVar[str]
+    """Publication, for example ``McMahan et al., AISTATS 2017``; may be empty."""
+    summary: ClassVar[str]
+    """One line for lists of methods."""
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update"}
     sends_meta: ClassVar[Mapping[str, Tell]] = {"size": Tell("private", count())}
-    unlike_networks: ClassVar[bool] = False
-    unlike_heads: ClassVar[bool] = False
-    sends_to_peers: ClassVar[bool] = False
-    needs_public: ClassVar[bool] = False
-    pools_data: ClassVar[bool] = False
+    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.ROBUST})
     needs: ClassVar[frozenset[Need]] = frozenset()
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
     preset_settings: ClassVar[Mapping[str, Meta]] = {}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = ()
 
     @property
-    def supports_dp_sgd(self) -> bool:
-        """Not unless a class says so itself."""
-        return False
-
-    @property
-    def supports_robust(self) -> bool:
-        """Whether a robust rule can stand in place of the mean."""
-        return True
+    def active_supports(self) -> frozenset[Capability]:
+        """Capabilities of the class, without `PROMISES` unless the class declares `supports` itself."""
+        return self.supports if "supports" in vars(type(self)) else self.supports - PROMISES
 
     @property
     def active_needs(self) -> frozenset[Need]:
@@ -102,13 +110,6 @@ class Averaging(Rounds, LocalTraining):
         if any(self.weight(alike | {key: 3.0}) != once for key in alike if key != "size"):
             return "method"
         return "uniform" if self.weight(alike | {"size": 3.0}) == once else "size"
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "supports_dp_sgd" not in vars(cls):
-            cls.supports_dp_sgd = Averaging.supports_dp_sgd  # type: ignore[method-assign]
-        if "supports_robust" not in vars(cls) and FOLDING & vars(cls).keys():
-            cls.supports_robust = False  # type: ignore[assignment, method-assign]
 
     # ---- what a method overrides
 

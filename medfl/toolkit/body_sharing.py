@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from medfl.contract import Model, Order, PayloadKind, Reply, Server, Site
+from medfl.contract import Capability, Model, Order, PayloadKind, Reply, Server, Site
 from medfl.errors import SettingsError
 from medfl.networks.parts import head_names, without_head
 from medfl.privacy.policy import policy_of
@@ -30,7 +30,7 @@ class BodySharing(Averaging):
     and shapes of their bodies agree.
     """
 
-    unlike_heads: ClassVar[bool] = True
+    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DIFFERENT_HEADS})
 
     def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
         """The body's tensors."""
@@ -86,9 +86,9 @@ class MeanHead(BodySharing):
     global_head: Literal["none", "average"] = "none"
 
     @property
-    def supports_robust(self) -> bool:
-        """Unless heads are averaged beside the bodies."""
-        return self.global_head == "none"
+    def active_supports(self) -> frozenset[Capability]:
+        """Capabilities of the class; no robust rules if heads are averaged beside the bodies."""
+        return super().active_supports - (set() if self.global_head == "none" else {Capability.ROBUST})
 
     def setup(self, server: Server) -> None:
         """The common initial body and, if heads are averaged, the common initial head.

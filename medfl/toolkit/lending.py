@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 from pydantic import field_validator
 
-from medfl.contract import Model, Order, PayloadKind, Reply, Server, Site
+from medfl.contract import Capability, Model, Order, PayloadKind, Reply, Server, Site
 from medfl.toolkit.aggregation import sample
 from medfl.toolkit.personal import Personal
 from medfl.toolkit.rounds import Due, Step
@@ -36,7 +36,7 @@ class Circulating(Personal):
 
     sends: ClassVar[Mapping[str, PayloadKind]] = SENDS
     sends_meta: ClassVar[Mapping[str, Tell]] = {**TELLS, "guest": Tell("public", one_of("owner", none=True))}
-    sends_to_peers: ClassVar[bool] = True
+    supports: ClassVar[frozenset[Capability]] = Personal.supports | {Capability.PEER_MESSAGES}
 
     route: Literal["random_permutation", "derangement", "identity"] = "random_permutation"
     p2p_scale: Literal["N"] | int = "N"

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from medfl.contract import Model, Order, PayloadKind, Replies, Reply, Server, Site
+from medfl.contract import Capability, Model, Order, PayloadKind, Replies, Reply, Server, Site
 from medfl.networks.norms import buffer_names
 from medfl.toolkit.averaging import Averaging, Weighting
 from medfl.toolkit.fit import Fit, FitResult
@@ -42,7 +42,7 @@ class Personal(Averaging):
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {}
     sends_meta: ClassVar[Mapping[str, Tell]] = {}
-    unlike_networks: ClassVar[bool] = True
+    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DIFFERENT_NETWORKS})
 
     init: Literal["shared", "own"] = "shared"
 
@@ -103,8 +103,6 @@ class LastStep(Averaging):
     Nothing is sent. What comes out is the site's personal model; before, and where it was away, the common model stands
     in. A run that is continued with more rounds adapts anew in its last one, from the common model.
     """
-
-    supports_robust: ClassVar[bool] = True
 
     @property
     def adapts(self) -> bool:

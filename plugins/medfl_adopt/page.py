@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from medfl.bundle.check.report import Report
-from medfl.engine.needs import MEANING, OF_OBJECTIVE
+from medfl.engine.needs import MEANING, OF_OBJECTIVE, OF_RUN
 from medfl.utils.text import visible
 from medfl_adopt.adoption import Adoption
 from medfl_adopt.cases import Cases
@@ -155,8 +155,8 @@ def _methods(adoption: Adoption, methods: Sequence[MethodFit]) -> Iterator[str]:
     yield _list(f"`{name}`: {visible(text)}" for name, text in refused.items())
 
 
-DECIDED = OF_OBJECTIVE | {"images_of_one_shape"}
-"""Needs of methods that the text of a bundle decides."""
+DECIDED = OF_OBJECTIVE | OF_RUN | {"images_of_one_shape"}
+"""Needs of methods that the network does not decide."""
 
 
 def _meanings(needs: Iterable[str]) -> str:

@@ -136,7 +136,7 @@ class _RemoteParticipants(Participants):
         self._networks = check_plan(offer.method, method, opened.task, opened.settings, offer.sites, has_public)
         check_shared_test(opened.settings, GLOBAL in tests)
         warn_of_preset(offer.method, method, opened.built.method_args, opened.settings)
-        if method.pools_data:
+        if "pooled_data" in method.needs:
             raise SettingsError(
                 "method_not_supported",
                 f"Method '{offer.method}' pools the sites' data, which no site gives away.",

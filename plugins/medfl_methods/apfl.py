@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from medfl.contract import Model, Order, Reply, Server, Site
+from medfl.contract import Capability, Model, Order, Reply, Server, Site
 from medfl.toolkit.co_training import CompanionModel
 from medfl.toolkit.fit import Fit
 from medfl.toolkit.kept import keep, kept
@@ -46,6 +46,12 @@ class APFL(FedAvg):
 
     Source: Deng, Kamani, Mahdavi, arXiv 2003.13461, 2020, Algorithm 1 and equation 10.
     """
+
+    name = "apfl"
+    family = "personal"
+    paper = "Deng, Kamani, Mahdavi, 2020"
+    summary = "FedAvg, and at each site a mixture of the common model and its own, whose share it learns"
+    supports = frozenset({Capability.ROBUST})
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
 

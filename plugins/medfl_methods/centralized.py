@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from medfl.contract import Holder, Model, Order, Reply, Server, Site
+from medfl.contract import Capability, Holder, Model, Need, Order, Reply, Server, Site
 from medfl.toolkit.aggregation import subtract
 from medfl.toolkit.fit import FitResult
 from medfl.toolkit.kept import keep, kept
@@ -39,8 +39,12 @@ class Centralized(FedAvg):
             fairer yardstick there.
     """
 
-    pools_data: ClassVar[bool] = True
-    unlike_networks: ClassVar[bool] = True
+    name = "centralized"
+    family = "reference"
+    paper = ""
+    summary = "one model on the raw data of all sites, pooled: an oracle, in a simulation only"
+    supports = frozenset({Capability.DIFFERENT_NETWORKS})
+    needs: ClassVar[frozenset[Need]] = frozenset({"pooled_data"})
 
     optimizer_state: Literal["reset", "persistent"] = "reset"
 

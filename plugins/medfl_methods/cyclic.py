@@ -29,6 +29,12 @@ class Cyclic(Averaging):
     Source: Chang, Balachandar, Lam, Yi, Brown, Beers, Rosen, Rubin, Kalpathy-Cramer, JAMIA 2018, 25(8).
     """
 
+    name = "cyclic"
+    family = "averaging"
+    paper = "Chang et al., JAMIA 2018"
+    summary = "one model goes from site to site, each trains it where the one before left off"
+    supports = frozenset()
+
     order: Literal["random", "fixed"] = "random"
 
     @property

@@ -81,6 +81,12 @@ class DBE(FedAvg):
     Source: Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan, NeurIPS 2023, equations 4 to 7 and Algorithm 1.
     """
 
+    name = "dbe"
+    family = "personal"
+    paper = "Zhang et al., NeurIPS 2023"
+    summary = "a common model whose features each site shifts by a vector of its own"
+    supports = frozenset()
+
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", MEAN: "statistic"}
     needs: ClassVar[frozenset[Need]] = frozenset({"linear_head"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"kappa": 50.0, "mu": 1.0}, "medfl": {}}

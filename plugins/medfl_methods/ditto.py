@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from medfl.contract import Site
+from medfl.contract import Capability, Site
 from medfl.toolkit.fit import Fit
 from medfl.toolkit.trainings import Budget, Training
 from medfl.training.loop import Batch
@@ -37,6 +37,12 @@ class Ditto(FedAvg):
 
     Source: Li, Hu, Beirami, Smith, ICML 2021, Algorithm 1.
     """
+
+    name = "ditto"
+    family = "personal"
+    paper = "Li et al., ICML 2021"
+    summary = "FedAvg, and at each site a model of its own that is held near the common one"
+    supports = frozenset({Capability.ROBUST})
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"weights": "uniform"}, "medfl": {}}
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
+from medfl.contract import Capability
 from medfl.toolkit.server_optimizer import AdaptiveServer
 from medfl.types import Meta
 
@@ -33,13 +34,17 @@ class FedAdagrad(AdaptiveServer):
     ``eta`` was chosen on validation images (studies/fedsdc_optimizers.yaml).
     """
 
+    name = "fedadagrad"
+    family = "averaging"
+    paper = "Reddi et al., ICLR 2021"
+    summary = "Adagrad at the server, on the mean update of the sites"
+    supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
+
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {"eta": 0.1, "tau": 1e-3},
         "flower": {"eta": 0.1, "tau": 1e-9, "v0": "zero"},
         "medfl": {"eta": 0.01, "tau": 1e-3},
     }
-
-    supports_dp_sgd: ClassVar[bool] = True
 
     beta1: float = Field(0.0, ge=0, lt=1)
 

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from medfl.contract import Model, ReducesTo, Server, Site
+from medfl.contract import Capability, Model, ReducesTo, Server, Site
 from medfl.toolkit.fit import Fit
 from medfl.toolkit.kept import keep, kept
 from medfl.toolkit.local_training import on_cpu
@@ -50,6 +50,12 @@ class FedALA(FedAvg):
 
     Source: Zhang, Hua, Wang, Song, Xue, Ma, Guan, AAAI 2023, equations 3 and 4 and Algorithm 1, and its released code.
     """
+
+    name = "fedala"
+    family = "personal"
+    paper = "Zhang et al., AAAI 2023"
+    summary = "each site begins with a mixture of the common model and its own, learned coordinate by coordinate"
+    supports = frozenset({Capability.ROBUST})
 
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (
         ReducesTo("fedavg", {"eta": 0.0}),

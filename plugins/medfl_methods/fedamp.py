@@ -55,6 +55,12 @@ class FedAMP(HeldNear):
     function A(x) = 1 - exp(-x / sigma).
     """
 
+    name = "fedamp"
+    family = "personal"
+    paper = "Huang et al., AAAI 2021"
+    summary = "own models, each held near a mixture of all in which similar ones weigh more"
+    supports = frozenset()
+
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("local", {"lam": 0.0}),)
 
     lam: float = Field(1.0, ge=0, allow_inf_nan=False)

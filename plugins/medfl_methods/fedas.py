@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from pydantic import Field
 
-from medfl.contract import Need, Site
+from medfl.contract import Capability, Need, Site
 from medfl.networks.parts import body_and_head
 from medfl.toolkit.body_sharing import MeanHead
 from medfl.toolkit.fisher import Estimator, fisher_at
@@ -58,6 +58,12 @@ class FedAS(MeanHead):
 
     Source: Yang, Huang, Ye, CVPR 2024, and its released code.
     """
+
+    name = "fedas"
+    family = "personal"
+    paper = "Yang, Huang, Ye, CVPR 2024"
+    summary = "FedPer whose sites align the received body with their last one, and weigh by Fisher information"
+    supports = frozenset({Capability.DIFFERENT_HEADS})
 
     sends_meta: ClassVar[Mapping[str, Tell]] = {
         "size": Tell("private", count()),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
+from medfl.contract import Capability
 from medfl.toolkit.averaging import Averaging
 from medfl.types import Meta
 
@@ -25,8 +26,11 @@ class FedAvg(Averaging):
     Source: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, AISTATS 2017, Algorithm 1.
     """
 
-    supports_dp_sgd: ClassVar[bool] = True
-    supports_robust: ClassVar[bool] = True
+    name = "fedavg"
+    family = "averaging"
+    paper = "McMahan et al., AISTATS 2017"
+    summary = "the mean of the sites' models, weighted by their numbers of images"
+    supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
 
     weights: Literal["size", "uniform"] = "size"
 

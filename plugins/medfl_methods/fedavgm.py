@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from medfl.contract import ReducesTo, Server
+from medfl.contract import Capability, ReducesTo, Server
 from medfl.toolkit.averaging import Averaging
 from medfl.toolkit.server_optimizer import momentum_step
 from medfl.types import Meta, Tensors
@@ -36,10 +36,14 @@ class FedAvgM(Averaging):
     Classification, arXiv 1909.06335, 2019.
     """
 
+    name = "fedavgm"
+    family = "averaging"
+    paper = "Hsu, Qi, Brown, 2019"
+    summary = "FedAvg with momentum at the server"
+    supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
+
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"beta": 0.9}, "flower": {"beta": 0.0}, "medfl": {"beta": 0.9}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"beta": 0.0, "server_lr": 1.0}),)
-
-    supports_dp_sgd: ClassVar[bool] = True
 
     beta: float = Field(0.9, ge=0, lt=1)
     server_lr: float = Field(1.0, gt=0, allow_inf_nan=False)

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from medfl.contract import Model, Need, Server, Site
+from medfl.contract import Capability, Model, Need, Server, Site
 from medfl.networks.parts import without_head
 from medfl.task import Task
 from medfl.toolkit.body_sharing import BodySharing
@@ -51,10 +51,14 @@ class FedBABU(LastStep, BodySharing):
     Source: Oh, Kim, Yun, ICLR 2022, Algorithm 1.
     """
 
+    name = "fedbabu"
+    family = "personal"
+    paper = "Oh, Kim, Yun, ICLR 2022"
+    summary = "a common body trained under a head that nobody changes; each site fine-tunes it in the end"
+    supports = frozenset({Capability.DIFFERENT_HEADS, Capability.ROBUST})
+
     needs: ClassVar[frozenset[Need]] = frozenset({"head"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"weights": "uniform"}, "medfl": {}}
-
-    supports_robust: ClassVar[bool] = True
 
     weights: Literal["size", "uniform"] = "size"
     finetune: Part = "all"

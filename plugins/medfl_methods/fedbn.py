@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from medfl.contract import ReducesTo
+from medfl.contract import Capability, ReducesTo
 from medfl.networks.norms import norm_names
 from medfl.types import Meta
 from medfl_methods.fedavg import FedAvg
@@ -30,6 +30,12 @@ class FedBN(FedAvg):
     Source: Li, Jiang, Zhang, Kamp, Dou, ICLR 2021, Algorithm 1.
     """
 
+    name = "fedbn"
+    family = "personal"
+    paper = "Li et al., ICLR 2021"
+    summary = "FedAvg in which each site keeps its own normalisation layers"
+    supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
+
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"weights": "uniform"}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (
         ReducesTo(
@@ -37,8 +43,6 @@ class FedBN(FedAvg):
         ),
         ReducesTo("fedavg", {"norm_types": ("batch",)}, {"weights": "uniform"}, {"norm_sync": "none"}),
     )
-
-    supports_dp_sgd: ClassVar[bool] = True
 
     norm_types: tuple[Literal["batch", "group", "layer", "instance"], ...] = ("batch",)
     weights: Literal["size", "uniform"] = "uniform"

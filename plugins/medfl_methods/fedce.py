@@ -54,6 +54,12 @@ class FedCE(Averaging):
     Source: Jiang, Roth, Li, Yang, Zhao, Nath, Xu, Dou, Xu, CVPR 2023, and its code in NVIDIA FLARE.
     """
 
+    name = "fedce"
+    family = "averaging"
+    paper = "Jiang et al., CVPR 2023"
+    summary = "sites weigh by what they contribute: unlike updates, and how bad the mean is without them"
+    supports = frozenset()
+
     sends_meta: ClassVar[Mapping[str, Tell]] = {
         "size": Tell("private", count()),
         "error": Tell("needed", number(0, LARGEST), after=("fit",)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from medfl.contract import ReducesTo
+from medfl.contract import Capability, ReducesTo
 from medfl.toolkit.lending import Circulating
 from medfl.types import Meta
 
@@ -32,6 +32,12 @@ class FedCrossStar(Circulating):
     Source: Weng, Cai, Zhou, FedSKD, arXiv 2503.18981, 2025, where it is the variant of FedCross for heterogeneous
     models.
     """
+
+    name = "fedcross_star"
+    family = "peer to peer"
+    paper = "Weng et al., 2025"
+    summary = "each site's own model is trained at another site in every round and comes home"
+    supports = frozenset({Capability.DIFFERENT_NETWORKS, Capability.PEER_MESSAGES})
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (

@@ -52,6 +52,12 @@ class FedCurv(FedAvg):
     Source: Shoham, Avidor, Keren, Israel, Benditkis, Mor-Yosef, Zeitak, arXiv 1910.07796, 2019, equations 3 and 4.
     """
 
+    name = "fedcurv"
+    family = "averaging"
+    paper = "Shoham et al., 2019"
+    summary = "FedAvg that holds parameters near those of the sites whose predictions hang on them"
+    supports = frozenset()
+
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", FISHER: "statistic", PULL: "statistic"}
     needs: ClassVar[frozenset[Need]] = frozenset({"class_logits"})
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"lam": 0.0}),)

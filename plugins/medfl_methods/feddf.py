@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from medfl.contract import Holder, Model, Need, Order, ReducesTo, Replies, Server, Site
+from medfl.contract import Capability, Holder, Model, Need, Order, ReducesTo, Replies, Server, Site
 from medfl.errors import SettingsError
 from medfl.networks.norms import evaluating, freeze_norms
 from medfl.privacy.policy import policy_of
@@ -73,10 +73,13 @@ class FedDF(FedAvg):
     Source: Lin, Kong, Stich, Jaggi, NeurIPS 2020, Algorithms 1 and 3, and its released code.
     """
 
-    needs: ClassVar[frozenset[Need]] = frozenset({"soft_targets"})
-    unlike_networks: ClassVar[bool] = True
-    needs_public: ClassVar[bool] = True
-    supports_dp_sgd: ClassVar[bool] = True
+    name = "feddf"
+    family = "averaging"
+    paper = "Lin et al., NeurIPS 2020"
+    summary = "FedAvg whose server trains the mean to say of public images what the sites' models together say"
+    supports = frozenset({Capability.DIFFERENT_NETWORKS, Capability.DP_SGD})
+
+    needs: ClassVar[frozenset[Need]] = frozenset({"public_data", "soft_targets"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"distil_steps": 10_000, "patience": 1000}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"distil_steps": 0}),)
 

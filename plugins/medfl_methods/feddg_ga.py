@@ -48,6 +48,12 @@ class FedDGGA(Averaging):
     Source: Zhang, Xu, Yao, Zhang, Tian, Wang, CVPR 2023, equations 7 to 9 and Algorithm 1.
     """
 
+    name = "feddg_ga"
+    family = "averaging"
+    paper = "Zhang et al., CVPR 2023"
+    summary = "sites weigh more, the more their validation loss loses by the mean"
+    supports = frozenset()
+
     sends_meta: ClassVar[Mapping[str, Tell]] = {
         "size": Tell("private", count()),
         "gap": Tell("needed", or_none(number()), after=("fit",)),

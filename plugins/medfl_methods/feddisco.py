@@ -47,6 +47,12 @@ class FedDisco(Averaging):
     Source: Ye, Xu, Wang, Xu, Chen, Wang, ICML 2023, and its released code.
     """
 
+    name = "feddisco"
+    family = "averaging"
+    paper = "Ye et al., ICML 2023"
+    summary = "sites weigh less, the further their shares of classes are from a target's"
+    supports = frozenset()
+
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels"})
     sends_meta: ClassVar[Mapping[str, Tell]] = {
         "size": Tell("private", count()),

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional as F
 
-from medfl.contract import Need, Server, Site
+from medfl.contract import Capability, Need, Server, Site
 from medfl.errors import SettingsError
 from medfl.networks.parts import body_and_head, features_and_logits, head_names, single_linear
 from medfl.task import Task
@@ -50,6 +50,12 @@ class FedDrPlus(FedAvg):
     Source: Kim, Lee, Jung, Yun et al., FedDr+: Stabilizing Dot-regression with Global Feature Distillation for
     Federated Learning, arXiv 2406.02355, 2024.
     """
+
+    name = "feddr_plus"
+    family = "averaging"
+    paper = "Kim et al., 2024"
+    summary = "a common body under a head that never changes, whose features stay near the received ones"
+    supports = frozenset({Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}

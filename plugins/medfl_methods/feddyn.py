@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from medfl.contract import Model, Order, Replies, Reply, Server, Site
+from medfl.contract import Capability, Model, Order, Replies, Reply, Server, Site
 from medfl.errors import SettingsError
 from medfl.privacy.policy import policy_of
 from medfl.toolkit.aggregation import add_update
@@ -56,12 +56,16 @@ class FedDyn(Averaging):
     Source: Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, ICLR 2021, Algorithm 1.
     """
 
+    name = "feddyn"
+    family = "averaging"
+    paper = "Acar et al., ICLR 2021"
+    summary = "each site's loss is bent by the sum of its updates, until all agree on one optimum"
+    supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
+
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {"alpha": 0.01, "by_size": True, "gradient_clip": 10.0},
         "medfl": {},
     }
-    supports_dp_sgd: ClassVar[bool] = True
-    supports_robust: ClassVar[bool] = True
 
     alpha: float = Field(0.1, gt=0, allow_inf_nan=False)
     by_size: bool = False

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from medfl.contract import Need, ReducesTo
+from medfl.contract import Capability, Need, ReducesTo
 from medfl.data.pooled import all_targets
 from medfl.objectives import Objective
 from medfl.toolkit.averaging import Averaging
@@ -56,6 +56,12 @@ class FedKPer(Averaging):
     Source: Fowler and AlRegib, ICIP 2026, equations 3 to 6; where the paper is silent, its released code.
     """
 
+    name = "fedkper"
+    family = "averaging"
+    paper = "Fowler and AlRegib, ICIP 2026"
+    summary = "the server's model teaches where it is right; sites weigh by reliability and diversity"
+    supports = frozenset({Capability.DP_SGD})
+
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "soft_targets"})
     sends_meta: ClassVar[Mapping[str, Tell]] = {"size": Tell("private", count()), "score": Tell("private", number(0))}
     presets: ClassVar[Mapping[str, Meta]] = {
@@ -88,9 +94,10 @@ class FedKPer(Averaging):
         return frozenset(needs)
 
     @property
-    def supports_dp_sgd(self) -> bool:
-        """Where lambda looks at one image alone, if at any."""
-        return not self.distill or self.lambda_mode == "const" or self.lambda_scope == "sample"
+    def active_supports(self) -> frozenset[Capability]:
+        """Capabilities of the class; DP-SGD only if lambda depends on a single image or on none."""
+        separate = not self.distill or self.lambda_mode == "const" or self.lambda_scope == "sample"
+        return super().active_supports - (set() if separate else {Capability.DP_SGD})
 
     def before_fit(self, fit: Fit) -> None:
         """The received model becomes the teacher."""

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch.nn import functional as F
 
-from medfl.contract import Model, Need, Order, PayloadKind, ReducesTo, Replies, Reply, Server, Site
+from medfl.contract import Capability, Model, Need, Order, PayloadKind, ReducesTo, Replies, Reply, Server, Site
 from medfl.data.pooled import TensorData, all_targets
 from medfl.errors import RefusedError, SettingsError
 from medfl.task import Task
@@ -68,9 +68,14 @@ class FedMD(Personal):
     Source: Li, Wang, NeurIPS workshop on federated learning 2019, Algorithm 1, and its released code.
     """
 
+    name = "fedmd"
+    family = "personal"
+    paper = "Li, Wang, 2019"
+    summary = "own models, held together by what all say of public images, which is all that is sent"
+    supports = frozenset({Capability.DIFFERENT_NETWORKS})
+
     sends: ClassVar[Mapping[str, PayloadKind]] = {"scores/": "statistic"}
-    needs: ClassVar[frozenset[Need]] = frozenset({"soft_targets"})
-    needs_public: ClassVar[bool] = True
+    needs: ClassVar[frozenset[Need]] = frozenset({"public_data", "soft_targets"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"public_epochs": 20, "private_epochs": 25}, "medfl": {}}
     preset_settings: ClassVar[Mapping[str, Meta]] = {"paper": {"rounds": 20, "epochs": 4, "batch_size": 5}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (

@@ -49,6 +49,12 @@ class FedNova(FedProx):
     Source: Wang, Liu, Liang, Joshi, Poor, NeurIPS 2020, equations 5 and 8.
     """
 
+    name = "fednova"
+    family = "averaging"
+    paper = "Wang et al., NeurIPS 2020"
+    summary = "FedAvg whose updates are divided by how far each site's optimiser went"
+    supports = frozenset()
+
     sends_meta: ClassVar[Mapping[str, Tell]] = {
         "size": Tell("private", count()),
         "effort": Tell("needed", number(0, LARGEST), after=("fit",)),

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from medfl.contract import Need, ReducesTo, Server
+from medfl.contract import Capability, Need, ReducesTo, Server
 from medfl.toolkit.fit import Fit
 from medfl.toolkit.losses import distillation
 from medfl.toolkit.teacher import Teacher
@@ -40,11 +40,15 @@ class FedNTD(FedAvg):
     Source: Lee, Jeong, Shin, Bae, Yun, NeurIPS 2022, equations 3 to 5.
     """
 
+    name = "fedntd"
+    family = "averaging"
+    paper = "Lee et al., NeurIPS 2022"
+    summary = "the received model teaches a site about the classes that an image is not of"
+    supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
+
     needs: ClassVar[frozenset[Need]] = frozenset({"soft_targets"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"beta": 1.0, "tau": 1.0}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"beta": 0.0}),)
-
-    supports_dp_sgd: ClassVar[bool] = True
 
     beta: float = Field(1.0, ge=0, allow_inf_nan=False)
     tau: float = Field(1.0, gt=0, allow_inf_nan=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from medfl.contract import Need
+from medfl.contract import Capability, Need
 from medfl.toolkit.body_sharing import MeanHead
 
 
@@ -31,5 +31,10 @@ class FedPer(MeanHead):
     Source: Arivazhagan, Aggarwal, Singh, Choudhary, arXiv 1912.00818, Algorithms 1 and 2, with one layer personal.
     """
 
+    name = "fedper"
+    family = "personal"
+    paper = "Arivazhagan et al., 2019"
+    summary = "a common body, and at each site a head of its own; both are trained together"
+    supports = frozenset({Capability.DIFFERENT_HEADS, Capability.DP_SGD, Capability.ROBUST})
+
     needs: ClassVar[frozenset[Need]] = frozenset({"head"})
-    supports_dp_sgd: ClassVar[bool] = True

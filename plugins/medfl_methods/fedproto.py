@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from medfl.contract import Server, Site
+from medfl.contract import Capability, Server, Site
 from medfl.data.pooled import labels_of
 from medfl.toolkit.kept import keep
 from medfl.toolkit.prototypes import PROTO, PrototypeSharing, mean_prototypes
@@ -40,6 +40,12 @@ class FedProto(PrototypeSharing):
 
     Source: Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, AAAI 2022, equations 4 to 7, and its released code.
     """
+
+    name = "fedproto"
+    family = "personal"
+    paper = "Tan et al., AAAI 2022"
+    summary = "own models, held together by the mean features of each class, which are all that is sent"
+    supports = frozenset({Capability.DIFFERENT_NETWORKS})
 
     sends_meta: ClassVar[Mapping[str, Tell]] = {"label_counts": Tell("private", count("classes"))}
     presets: ClassVar[Mapping[str, Meta]] = {

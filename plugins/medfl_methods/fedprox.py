@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from medfl.contract import ReducesTo
+from medfl.contract import Capability, ReducesTo
 from medfl.toolkit.fit import Fit
 from medfl.training.loop import Batch
 from medfl.types import Meta
@@ -29,10 +29,14 @@ class FedProx(FedAvg):
     Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, MLSys 2020, equation 2.
     """
 
+    name = "fedprox"
+    family = "averaging"
+    paper = "Li et al., MLSys 2020"
+    summary = "FedAvg with a proximal term that keeps sites near the server's model"
+    supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
+
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"mu": 1.0}, "medfl": {"mu": 0.01}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"mu": 0.0}),)
-
-    supports_dp_sgd: ClassVar[bool] = True
 
     mu: float = Field(0.01, ge=0, allow_inf_nan=False)
 

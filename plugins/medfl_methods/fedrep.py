@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from medfl.contract import Need, Site
+from medfl.contract import Capability, Need, Site
 from medfl.toolkit.body_sharing import MeanHead
 from medfl.toolkit.trainings import Budget, Training
 from medfl.types import Meta
@@ -39,6 +39,12 @@ class FedRep(MeanHead):
 
     Source: Collins, Hassani, Mokhtari, Shakkottai, ICML 2021, Algorithm 1.
     """
+
+    name = "fedrep"
+    family = "personal"
+    paper = "Collins et al., ICML 2021"
+    summary = "a common body, and at each site a head of its own; first the head is trained, then the body"
+    supports = frozenset({Capability.DIFFERENT_HEADS, Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"head"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"head_share": 10 / 11}, "medfl": {}}

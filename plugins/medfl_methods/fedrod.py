@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from medfl.contract import Model, Need, Order, Reply, Server, Site
+from medfl.contract import Capability, Model, Need, Order, Reply, Server, Site
 from medfl.data.pooled import labels_of
 from medfl.errors import SettingsError
 from medfl.networks.parts import body_and_head, features_and_logits, head_path, single_linear
@@ -44,6 +44,12 @@ class FedRoD(FedAvg):
 
     Source: Chen, Chao, ICLR 2022, equations 6 to 8 and Algorithm 1, with the balanced softmax and a linear second head.
     """
+
+    name = "fedrod"
+    family = "personal"
+    paper = "Chen, Chao, ICLR 2022"
+    summary = "a common model trained as if classes were equally frequent, and a second head at each site"
+    supports = frozenset({Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head"})
 

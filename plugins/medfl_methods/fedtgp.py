@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional as F
 
-from medfl.contract import Server
+from medfl.contract import Capability, Server
 from medfl.toolkit.kept import keep, kept
 from medfl.toolkit.local_training import on_cpu
 from medfl.toolkit.prototypes import PROTO, PrototypeSharing
@@ -51,6 +51,12 @@ class FedTGP(PrototypeSharing):
 
     Source: Zhang, Liu, Hua, Cao, AAAI 2024, equations 6 to 9, and its released code.
     """
+
+    name = "fedtgp"
+    family = "personal"
+    paper = "Zhang et al., AAAI 2024"
+    summary = "FedProto whose server trains the prototypes of all classes to keep apart"
+    supports = frozenset({Capability.DIFFERENT_NETWORKS})
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"lam": 0.1, "inference": "prototype"}, "medfl": {}}
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
+from medfl.contract import Capability
 from medfl.toolkit.server_optimizer import AdaptiveServer
 from medfl.types import Meta
 
@@ -30,13 +31,17 @@ class FedYogi(AdaptiveServer):
     ``medfl`` has what `fedsdc_optimizers.yaml` chose on the validation images of unlike sites.
     """
 
+    name = "fedyogi"
+    family = "averaging"
+    paper = "Reddi et al., ICLR 2021"
+    summary = "Yogi at the server: FedAdam whose second moment falls slowly"
+    supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
+
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {"eta": 0.1, "tau": 1e-3},
         "flower": {"eta": 0.01, "tau": 1e-3, "v0": "zero"},
         "medfl": {"eta": 0.03, "tau": 1e-3},
     }
-
-    supports_dp_sgd: ClassVar[bool] = True
 
     eta: float = Field(0.03, gt=0, allow_inf_nan=False)
     beta2: float = Field(0.99, ge=0, lt=1)

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional as F
 
-from medfl.contract import Model, Need
+from medfl.contract import Capability, Model, Need
 from medfl.networks.parts import body_and_head, features_of
 from medfl.networks.pretrained import Pretrained
 from medfl.task import Task
@@ -72,8 +72,13 @@ class Fenda(BodySharing):
     Source: Tavakoli, Emerson, Ayromlou, Jewell, Krishnan, Zhang, Verma, Razak, arXiv 2309.16825, section 3.
     """
 
+    name = "fenda"
+    family = "personal"
+    paper = "Tavakoli et al., 2023"
+    summary = "two bodies at each site, an own and a common one, under a head of its own"
+    supports = frozenset({Capability.DIFFERENT_HEADS, Capability.DP_SGD, Capability.ROBUST})
+
     needs: ClassVar[frozenset[Need]] = frozenset({"linear_head"})
-    supports_dp_sgd: ClassVar[bool] = True
 
     join: Join = "concat"
     cosine: float = Field(0.0, ge=0, allow_inf_nan=False)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from medfl.contract import Server
+from medfl.contract import Capability, Server
 from medfl.toolkit.averaging import Averaging
 from medfl.toolkit.server_optimizer import remember, remembered, stepped
 from medfl.types import Meta, Tensors
@@ -39,9 +39,13 @@ class Flash(Averaging):
     Source: Panchal, Choudhary, Mitra, Mukherjee, Sarkhel, Mitra, Guan, ICML 2023, Algorithm 1.
     """
 
+    name = "flash"
+    family = "averaging"
+    paper = "Panchal et al., ICML 2023"
+    summary = "Adam at the server, which takes longer steps where the updates change suddenly"
+    supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
+
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"guard": False}, "medfl": {}}
-    supports_dp_sgd: ClassVar[bool] = True
-    supports_robust: ClassVar[bool] = True
 
     eta: float = Field(0.01, gt=0, allow_inf_nan=False)
     beta1: float = Field(0.9, ge=0, lt=1)

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional as F
 
-from medfl.contract import Model, Need
+from medfl.contract import Capability, Model, Need
 from medfl.data.pooled import labels_of
 from medfl.networks.parts import body_and_head, features_of, head_path, with_head
 from medfl.task import Task
@@ -84,6 +84,12 @@ class GPFL(BodySharing):
 
     Source: Zhang, Hua, Wang, Song, Xue, Ma, Cao, Guan, ICCV 2023, and its released code.
     """
+
+    name = "gpfl"
+    family = "personal"
+    paper = "Zhang et al., ICCV 2023"
+    summary = "a common body whose features a shared layer bends to what all need and to what a site does"
+    supports = frozenset({Capability.DIFFERENT_HEADS, Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "linear_head"})
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from medfl.contract import Need
+from medfl.contract import Capability, Need
 from medfl.networks.parts import head_names
 from medfl.types import Meta
 from medfl_methods.fedavg import FedAvg
@@ -34,10 +34,14 @@ class LGFedAvg(FedAvg):
     Source: Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, arXiv 2001.01523, Algorithm 1.
     """
 
+    name = "lg_fedavg"
+    family = "personal"
+    paper = "Liang et al., 2020"
+    summary = "a common head, and at each site a body of its own; both are trained together"
+    supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
+
     needs: ClassVar[frozenset[Need]] = frozenset({"head"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"weights": "uniform"}, "medfl": {}}
-
-    supports_dp_sgd: ClassVar[bool] = True
 
     def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
         """The head's tensors."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
-from medfl.contract import Model, Order, Reply, Server, Site
+from medfl.contract import Capability, Model, Order, Reply, Server, Site
 from medfl.toolkit.personal import Personal
 
 
@@ -23,7 +23,11 @@ class Local(Personal):
             methods whose sites keep theirs, such as `fedskd`.
     """
 
-    supports_dp_sgd: ClassVar[bool] = True
+    name = "local"
+    family = "reference"
+    paper = ""
+    summary = "every site trains alone"
+    supports = frozenset({Capability.DIFFERENT_NETWORKS, Capability.DP_SGD})
 
     init: Literal["shared", "own"] = "shared"
     optimizer_state: Literal["reset", "persistent"] = "reset"

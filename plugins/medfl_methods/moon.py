@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from medfl.contract import Model, Need, ReducesTo
+from medfl.contract import Capability, Model, Need, ReducesTo
 from medfl.networks.parts import body_and_head, features_of, with_head
 from medfl.task import Task
 from medfl.toolkit.fit import Fit
@@ -74,6 +74,12 @@ class Moon(FedAvg):
 
     Source: Li, He, Song, CVPR 2021, equation 3 and Algorithm 1; the projection head of its released code.
     """
+
+    name = "moon"
+    family = "averaging"
+    paper = "Li, He, Song, CVPR 2021"
+    summary = "FedAvg whose sites' features are drawn to the received model's, away from those of their last one"
+    supports = frozenset({Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"linear_head"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"mu": 5.0}, "medfl": {}}

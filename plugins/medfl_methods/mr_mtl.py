@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from medfl.contract import ReducesTo
+from medfl.contract import Capability, ReducesTo
 from medfl.toolkit.personal import HeldNear
 from medfl.types import Meta
 
@@ -33,11 +33,14 @@ class MRMTL(HeldNear):
     Source: Liu, Hu, Wu, Smith, NeurIPS 2022, equation 1 and Algorithm A1.
     """
 
+    name = "mr_mtl"
+    family = "personal"
+    paper = "Liu, Hu, Wu, Smith, NeurIPS 2022"
+    summary = "each site trains a model of its own, held near the mean of all sites' models"
+    supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
+
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("local", {"lam": 0.0}),)
-
-    supports_dp_sgd: ClassVar[bool] = True
-    supports_robust: ClassVar[bool] = True
 
     lam: float = Field(0.1, ge=0, allow_inf_nan=False)
     weights: Literal["size", "uniform"] = "uniform"

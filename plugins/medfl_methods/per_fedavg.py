@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch.func import functional_call
 
-from medfl.contract import Site
+from medfl.contract import Capability, Site
 from medfl.networks.norms import evaluating
 from medfl.toolkit.fit import Fit, FitResult
 from medfl.toolkit.local_training import cpu_state
@@ -48,8 +48,13 @@ class PerFedAvg(LastStep):
     Source: Fallah, Mokhtari, Ozdaglar, NeurIPS 2020, Algorithm 1 and section 4.
     """
 
+    name = "per_fedavg"
+    family = "personal"
+    paper = "Fallah, Mokhtari, Ozdaglar, NeurIPS 2020"
+    summary = "a common model that is good after one step at a site; each site takes it in the end"
+    supports = frozenset({Capability.ROBUST})
+
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"alpha": 0.01, "beta": 0.001}, "medfl": {}}
-    supports_robust: ClassVar[bool] = True
 
     alpha: float = Field(0.01, ge=0, allow_inf_nan=False)
     beta: float | None = Field(None, gt=0, allow_inf_nan=False)

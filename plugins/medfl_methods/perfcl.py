@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from medfl.contract import ReducesTo
+from medfl.contract import Capability, ReducesTo
 from medfl.toolkit.fit import Fit
 from medfl.toolkit.kept import keep, kept
 from medfl.toolkit.local_training import cpu_state
@@ -39,6 +39,12 @@ class PerFCL(Fenda):
 
     Source: Zhang, Xu, Wei, Wang, Li, Shang, Pattern Recognition 2023.
     """
+
+    name = "perfcl"
+    family = "personal"
+    paper = "Zhang et al., Pattern Recognition 2023"
+    summary = "FENDA-FL whose common and own bodies are told apart by contrasts"
+    supports = frozenset({Capability.DIFFERENT_HEADS, Capability.ROBUST})
 
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fenda", {"mu": 0.0, "gamma": 0.0}),)
 

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch.func import functional_call
 
-from medfl.contract import Model, Order, Reply, Server, Site
+from medfl.contract import Capability, Model, Order, Reply, Server, Site
 from medfl.toolkit.fit import Fit
 from medfl.toolkit.kept import keep, kept
 from medfl.toolkit.local_training import on_cpu
@@ -52,6 +52,12 @@ class PFedMe(FedAvg):
 
     Source: Dinh, Tran, Nguyen, NeurIPS 2020, Algorithm 1, equations 2, 5 and 7.
     """
+
+    name = "pfedme"
+    family = "personal"
+    paper = "Dinh, Tran, Nguyen, NeurIPS 2020"
+    summary = "own models by Moreau envelopes: each is tied to the one that its site sends, which follows it"
+    supports = frozenset({Capability.ROBUST})
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"inner_lr": 0.09}, "medfl": {}}
 

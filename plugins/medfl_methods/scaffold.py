@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from medfl.contract import PayloadKind, Replies, Server
+from medfl.contract import Capability, PayloadKind, Replies, Server
 from medfl.errors import SettingsError
 from medfl.toolkit.averaging import Averaging
 from medfl.toolkit.fit import Fit
@@ -52,8 +52,13 @@ class Scaffold(Averaging):
     Source: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, ICML 2020, Algorithm 1, option II.
     """
 
+    name = "scaffold"
+    family = "averaging"
+    paper = "Karimireddy et al., ICML 2020"
+    summary = "FedAvg whose sites correct each step for how unlike their gradients are to those of all"
+    supports = frozenset({Capability.ROBUST})
+
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", CONTROL: "update"}
-    supports_robust: ClassVar[bool] = True
 
     server_lr: float = Field(1.0, gt=0, allow_inf_nan=False)
 

@@ -18,7 +18,7 @@ from medfl.plugins import MethodRecord, hookimpl
 
 @hookimpl
 def medfl_methods():
-    return [MethodRecord("{name}", "a:B", "personal", "Doe, 2030", {sends}, True, "[bold]not markup[/bold]")]
+    return [MethodRecord("{name}", "a:B", "personal", "Doe, 2030", {sends}, summary="[bold]not markup[/bold]")]
 """
 
 

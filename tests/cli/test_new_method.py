@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from medfl.cli.main import main
-from medfl.plugins import load_plugins
+from medfl.plugins import MethodRecord, load_plugins
+from medfl.testing.method_index import check_index
 from medfl.version import DISTRIBUTION
 
 
@@ -38,7 +39,7 @@ def pytest_passes(test: Path, **environment: str) -> None:
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     done = subprocess.run(command, cwd=test.parent, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed" in done.stdout
+    assert "2 passed" in done.stdout
 
 
 def written_tests(path: Path) -> list[Callable[[], None]]:
@@ -58,7 +59,7 @@ def test_a_plugin_file_and_its_test_are_written(new_method, tmp_path):
     assert registry.problems == []
     method = registry.make_method("my_prox2", {"mu": 0.5})
     assert type(method).__name__ == "MyProx2"
-    assert dict(registry.methods["my_prox2"].sends) == dict(method.sends)
+    assert registry.methods["my_prox2"] == MethodRecord.of(type(method))
 
 
 @pytest.mark.slow  # README's commands do the same
@@ -97,6 +98,16 @@ def test_a_written_package_is_listed_without_importing_torch(new_method, tmp_pat
     code = "import sys, medfl_my_prox as p; print(p.medfl_methods()[0].target, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "my_prox", capture_output=True, text=True)
     assert done.stdout.strip() == "medfl_my_prox.method:MyProx False", done.stderr
+
+
+def test_the_index_of_a_written_package_is_up_to_date(new_method, tmp_path, monkeypatch):
+    assert new_method("my_prox", "--package", "--out", tmp_path)[0] == 0
+    monkeypatch.syspath_prepend(tmp_path / "my_prox")
+    try:
+        check_index("medfl_my_prox")
+    finally:
+        for name in ("medfl_my_prox", "medfl_my_prox.method"):
+            sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize("options", [[], ["--package"]])

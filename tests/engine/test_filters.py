@@ -6,6 +6,7 @@ import pytest
 import torch
 from refusals import refused
 
+from medfl.contract import Capability
 from medfl.engine.filters import CODEC, Filters, check_method, decode
 from medfl.engine.quantization import dequantise, quantise
 from medfl.errors import ContractError, RefusedError, SettingsError
@@ -335,7 +336,8 @@ class Updates:
 
     sends = {"model/": "update"}
     sends_meta: dict[str, Tell] = {}
-    sends_to_peers = pools_data = supports_dp_sgd = False
+    supports: frozenset[Capability] = frozenset()
+    needs: frozenset[str] = frozenset()
 
 
 class Weights(Updates):
@@ -351,11 +353,11 @@ class Prototypes(Updates):
 
 
 class Circulating(Updates):
-    sends_to_peers = True
+    supports = frozenset({Capability.PEER_MESSAGES})
 
 
 class Pooled(Updates):
-    pools_data = True
+    needs = frozenset({"pooled_data"})
 
 
 class Silent(Updates):
@@ -368,28 +370,28 @@ class Silent(Updates):
         (Weights, "Weights", ["'head/' (weights)"]),
         (Samples, "Samples", ["'shared/' (samples)"]),
         (Prototypes, "Prototypes", ["'proto/' (statistic)"]),
-        (Circulating(), "Circulating", ["parcels from site to site"]),
-        (Pooled(), "Pooled", ["the sites' raw data"]),
+        (Circulating, "Circulating", ["parcels from site to site"]),
+        (Pooled, "Pooled", ["the sites' raw data"]),
     ],
 )
 def test_privacy_is_refused_for_methods_that_send_more_than_updates(method, name, sends):
     with refused(SettingsError, "method_not_supported", feature="privacy", method=name, sends=sends):
-        check_method(method, run(privacy=PRIVATE))
-    check_method(method, run())
+        check_method(method(), run(privacy=PRIVATE))
+    check_method(method(), run())
 
 
 def test_the_users_name_of_the_method_is_used():
     with refused(SettingsError, "method_not_supported", feature="privacy", method="fedtpf"):
-        check_method(Samples, run(privacy=PRIVATE), "fedtpf")
+        check_method(Samples(), run(privacy=PRIVATE), "fedtpf")
 
 
 def test_compression_is_refused_where_it_would_do_nothing():
     for method in (Samples, Prototypes):
         with refused(SettingsError, "method_not_supported", feature="compression", method=method.__name__):
-            check_method(method, run(compression=Compression(bits=8)))
-    check_method(Weights, run(compression=Compression(bits=8)))
+            check_method(method(), run(compression=Compression(bits=8)))
+    check_method(Weights(), run(compression=Compression(bits=8)))
 
 
 @pytest.mark.parametrize("method", [Updates, Silent])
 def test_updates_and_silence_run_under_anything(method):
-    check_method(method, run(privacy=PRIVATE, compression=Compression(bits=4)))
+    check_method(method(), run(privacy=PRIVATE, compression=Compression(bits=4)))

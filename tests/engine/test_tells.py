@@ -118,7 +118,7 @@ def test_a_declaration_without_a_type_is_refused_at_the_start() -> None:
         sends_meta = {"size": "private"}  # type: ignore[assignment, dict-item]  # noqa: RUF012
 
     with refused(ContractError, "invalid_schema", method="Bare", key="size"):
-        check_method(Bare, Settings(rounds=1))
+        check_method(Bare(), Settings(rounds=1))
 
 
 # ---- tensors

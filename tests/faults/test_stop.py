@@ -13,7 +13,7 @@ from fault_harness import Child
 from refusals import refused
 from toys import Ring, Toy, snapshot
 
-from medfl.contract import Order, Reply, Site
+from medfl.contract import Capability, Order, Reply, Site
 from medfl.engine.store import Store, only_writer
 from medfl.errors import ContractError, MedflError, StoreError
 from medfl.toolkit.averaging import Averaging
@@ -169,7 +169,7 @@ class Posts(Ring):
 class Undeclared(Ring):
     """A ring that does not say that it posts parcels."""
 
-    sends_to_peers: ClassVar[bool] = False
+    supports: ClassVar[frozenset[Capability]] = frozenset()
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from markupsafe import Markup
 from PIL import Image
 from pydantic import Field
 
+from medfl.contract import Capability
 from medfl.data.datalists import Datalist
 from medfl.data.ingest.spec import Choice, ImageSpec
 from medfl.data.ingest.workers import LoadedItem
@@ -79,7 +79,11 @@ class Outside(Averaging):
         own_epochs: Epochs of the site's own model, which begins as the shared one did.
     """
 
-    sends: ClassVar = {"model/": "update"}
+    name = "outside"
+    family = "averaging"
+    paper = ""
+    summary = "half of FedAvg, and a model of one's own"
+    supports = frozenset({Capability.ROBUST})
 
     share: float = Field(0.5, gt=0, le=1)
     own_epochs: int = Field(1, ge=0)
@@ -96,8 +100,7 @@ class Outside(Averaging):
 @hookimpl
 def medfl_methods():
     """The method."""
-    target = f"{__name__}:Outside"
-    return [MethodRecord("outside", target, "averaging", "", summary="half of FedAvg, and a model of one's own")]
+    return [MethodRecord.of(Outside)]
 
 
 class Savings(Section):

@@ -6,7 +6,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from medfl.contract import Method, Model, Order, PayloadKind, PeerMessage, Plan, Replies, Reply, Server, Site
+from medfl.contract import (
+    Capability,
+    Method,
+    Model,
+    Order,
+    PayloadKind,
+    PeerMessage,
+    Plan,
+    Replies,
+    Reply,
+    Server,
+    Site,
+)
 from medfl.engine.runs.simulation import Result
 from medfl.engine.store import Store
 from medfl.plugins import Registry, load_plugins
@@ -36,7 +48,7 @@ class Ring(Averaging):
         "first": Tell("public", count()),
         "letter": Tell("public", text(), after=(PARCEL,)),
     }
-    sends_to_peers: ClassVar[bool] = True
+    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.PEER_MESSAGES})
 
     alone: bool = False
     to_self: bool = False

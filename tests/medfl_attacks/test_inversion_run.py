@@ -39,7 +39,7 @@ class Shares:
 
     sends = {"model/": "update"}
     sends_meta = {}
-    pools_data = False
+    needs = frozenset()
 
     def __init__(self, *releases, back=0.5):
         self.releases, self.back = releases, back

@@ -21,7 +21,7 @@ from medfl_flare.records.offer import Offer
 from medfl_flare.sites.file import Floor, SiteFile
 from medfl_flare.sites.policy import at_least, check_counts, check_networks, check_run, tellable, tightened, told
 
-FEDAVG = load_plugins().method_class("fedavg")
+FEDAVG = load_plugins().make_method("fedavg", {})
 OFFER = Offer(
     run="first",
     bundle="medmnist_classification",
@@ -128,7 +128,7 @@ def test_all_that_is_not_allowed_comes_in_one_message() -> None:
 
 
 def test_a_method_that_privacy_can_not_cover_is_refused() -> None:
-    method = load_plugins().method_class("fedskd")
+    method = load_plugins().make_method("fedskd", {})
     with refused(RefusedError, "run_not_allowed", site="site-01", problems=["method_not_supported"]):
         check_run(
             site_file(methods=["fedskd"]),

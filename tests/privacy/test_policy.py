@@ -11,7 +11,7 @@ import pytest
 import torch
 from refusals import refused
 
-from medfl.contract import PayloadKind, Site, State
+from medfl.contract import Capability, PayloadKind, Site, State
 from medfl.errors import ContractError, RefusedError, SettingsError
 from medfl.objectives import Survival
 from medfl.privacy import composition, gaussian
@@ -169,36 +169,36 @@ def test_a_payload_that_no_noise_covers_stays(name: str) -> None:
 class Promising(Averaging):
     """A method whose updates contain nothing but the training."""
 
-    supports_dp_sgd: ClassVar[bool] = True
+    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DP_SGD})
 
 
 class Sharing(Promising):
     """A method that also sends numbers about its data."""
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {"model/": "update", "extra/": "statistic"}
-    sends_to_peers: ClassVar[bool] = True
+    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DP_SGD, Capability.PEER_MESSAGES})
 
 
 class Plain(Averaging):
     """A method that says nothing about DP-SGD."""
 
-    supports_dp_sgd: ClassVar[bool] = False
+    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.ROBUST})
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_methods_that_go_with_a_mechanism(name: str) -> None:
-    policy(name).check_method(Promising, "promising")
+    policy(name).check_method(Promising(), "promising")
     if name in PRIVATE:
         sends = ["'extra/' (statistic)", "parcels from site to site"]
         with refused(SettingsError, "method_not_supported", feature="privacy", method="sharing", sends=sends):
-            policy(name).check_method(Sharing, "sharing")
+            policy(name).check_method(Sharing(), "sharing")
     else:
-        policy(name).check_method(Sharing, "sharing")
+        policy(name).check_method(Sharing(), "sharing")
     if name == "sample":
         with refused(SettingsError, "method_not_supported", feature="dp_sgd", method="plain"):
-            policy(name).check_method(Plain, "plain")
+            policy(name).check_method(Plain(), "plain")
     else:
-        policy(name).check_method(Plain, "plain")
+        policy(name).check_method(Plain(), "plain")
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -12,6 +12,7 @@ import torch
 from refusals import refused
 from torch import nn
 
+from medfl.contract import Capability
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.engine.store import Store
@@ -111,7 +112,7 @@ def test_what_a_parent_promises_does_not_hold_for_a_child(tmp_path: Path) -> Non
     class Parent(Averaging):
         """It says so."""
 
-        supports_dp_sgd: ClassVar[bool] = True
+        supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DP_SGD})
 
     class Child(Parent):
         """It doesn't."""
@@ -119,9 +120,10 @@ def test_what_a_parent_promises_does_not_hold_for_a_child(tmp_path: Path) -> Non
     class Grandchild(Child):
         """It does again."""
 
-        supports_dp_sgd: ClassVar[bool] = True
+        supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DP_SGD})
 
-    assert [kind().supports_dp_sgd for kind in (Averaging, Parent, Child, Grandchild)] == [False, True, False, True]
+    promised = [Capability.DP_SGD in kind().active_supports for kind in (Averaging, Parent, Child, Grandchild)]
+    assert promised == [False, True, False, True]
     settings = Settings(rounds=1, batch_size=25, privacy=PRIVACY)
     for kind in (Parent, Child):
         run_ = SimulatedRun(

@@ -12,7 +12,7 @@ from monai.transforms import Compose, RandGaussianNoised
 from refusals import refused
 from torch import nn
 
-from medfl.contract import Order, Reply, Site
+from medfl.contract import Capability, Order, Reply, Site
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.simulation import RunData, SimulatedRun, Simulation, simulate
 from medfl.engine.site import SiteRunner, Splits
@@ -33,7 +33,7 @@ PRIVACY = {"unit": "sample", "epsilon": 8.0, "clip": 0.5, "adjacency": "add_remo
 class Fit(Averaging):
     """Federated averaging."""
 
-    supports_dp_sgd: ClassVar[bool] = True
+    supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DP_SGD})
 
 
 class Draws(Fit):

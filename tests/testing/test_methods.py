@@ -77,7 +77,7 @@ from typing import ClassVar
 import torch
 from pydantic import PrivateAttr
 from medfl.toolkit.averaging import Averaging
-from medfl.contract import ReducesTo, Reply
+from medfl.contract import Capability, ReducesTo, Reply
 from medfl.plugins import MethodRecord, hookimpl
 
 KNOWN = {}
@@ -95,6 +95,8 @@ def moved(reply, by):
 
 class Toy(Averaging):
     '''A method for tests.'''
+
+    supports: ClassVar = frozenset()
 """
 
 SOUND = "weights: str = 'size'"
@@ -247,7 +249,7 @@ BROKEN = {
     ),
     "a record that hides what is sent": (
         "metadata_is_complete",
-        "record sends {'model/': 'update'}, class {'model/': 'update', 'images/': 'samples'}",
+        "the record's sends is {'model/': 'update'}, the class's {'model/': 'update', 'images/': 'samples'}",
         """sends: ClassVar = {"model/": "update", "images/": "samples"}""",
     ),
     "a preset that is not valid": (
@@ -283,7 +285,7 @@ BROKEN = {
     "a claim to train unlike networks": (
         "unlike_networks_are_refused_or_work",
         "unlike_networks_are_refused_or_work: ",
-        "unlike_networks: ClassVar = True",
+        "supports: ClassVar = frozenset({Capability.DIFFERENT_NETWORKS})",
     ),
 }
 

@@ -9,7 +9,7 @@ import torch
 from monai.bundle import ConfigParser
 from refusals import refused
 
-from medfl.contract import Model
+from medfl.contract import Capability, Model
 from medfl.engine.checks import check_plan
 from medfl.engine.evaluation import predictor_of
 from medfl.engine.runs.home import Home
@@ -240,7 +240,7 @@ def test_where_single_images_are_hidden_there_is_one_training(tmp_path):
     class Careless(Apart):
         """Says what it may not say."""
 
-        supports_dp_sgd: ClassVar[bool] = True
+        supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DP_SGD})
 
     privacy = {"unit": "sample", "epsilon": 5.0, "delta": 1e-3, "clip": 1.0}
     with refused(ContractError, "several_trainings", site="site-1", expected=1, found=2):

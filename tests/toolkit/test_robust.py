@@ -7,13 +7,14 @@ import pytest
 import torch
 from refusals import refused
 
-from medfl.contract import Server, State
+from medfl.contract import Capability, Server, State
 from medfl.engine.checks import check_robust
 from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
 from medfl.settings import Robust, Settings
 from medfl.testing.cohort import Case, bits, make_task
 from medfl.toolkit.averaging import Averaging
+from medfl.toolkit.personal import Personal
 from medfl.toolkit.robust.fold import _stacks, robust_mean, squared_distances
 from medfl.toolkit.robust.rules import bulyan_choice, chance_of_more, check_rule, krum_scores, least_replies
 from medfl.utils.wire import tensors_equal
@@ -274,8 +275,8 @@ REASONS = {
 
 def test_what_makes_something_else_of_replies_is_refused_by_name():
     methods = {name: REGISTRY.make_method(name, {}) for name in REGISTRY.methods}
-    assert {name for name, method in methods.items() if method.supports_robust} == SAFE
-    assert not REGISTRY.make_method("fedper", {"global_head": "average"}).supports_robust
+    assert {name for name, method in methods.items() if Capability.ROBUST in method.active_supports} == SAFE
+    assert Capability.ROBUST not in REGISTRY.make_method("fedper", {"global_head": "average"}).active_supports
     for name, (cause, sends) in REASONS.items():
         fields = {"feature": "robust", "rule": "median", "method": name, "cause": cause}
         with refused(SettingsError, "method_not_supported", **fields) as caught:
@@ -283,24 +284,22 @@ def test_what_makes_something_else_of_replies_is_refused_by_name():
         assert sends <= set(caught.value.fields["sends"].items())
 
 
-def test_who_changes_what_is_folded_has_to_say_that_it_is_safe():
-    class Weighs(Averaging):
-        def weight(self, meta):
-            return 2.0
-
-    class Heir(Weighs):
+def test_each_class_declares_itself_that_a_robust_rule_can_replace_its_mean():
+    class Inherits(Averaging):
         pass
 
-    class Says(Weighs):
-        supports_robust: ClassVar[bool] = True
+    class Declares(Inherits):
+        supports: ClassVar[frozenset[Capability]] = frozenset({Capability.ROBUST})
 
-    class Optimises(Averaging):
-        def server_update(self, server, old, mean):
-            return old
+    kinds = (Averaging, Inherits, Declares)
+    assert [Capability.ROBUST in kind().active_supports for kind in kinds] == [True, False, True]
 
-    assert [kind().supports_robust for kind in (Averaging, Weighs, Heir, Says, Optimises)] == [
-        *(True, False, False, True, True)
-    ]
+
+def test_a_subclass_keeps_capabilities_that_are_no_promises():
+    class Child(Personal):
+        pass
+
+    assert Child().active_supports == {Capability.DIFFERENT_NETWORKS}
 
 
 @pytest.mark.parametrize(("room", "reads"), [(1, 3), (7 * 8, 3), (2 * 7 * 8, 2), (3 * 7 * 8 - 1, 2), (3 * 7 * 8, 1)])

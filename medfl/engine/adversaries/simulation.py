@@ -112,7 +112,7 @@ def check_attackers(
             sites=unknown,
             setting="poison.sites",
         )
-    if method.pools_data:
+    if "pooled_data" in method.needs:
         raise SettingsError(
             "method_not_supported",
             "'poison' needs sites that train themselves, and this method pools their data.",

@@ -47,7 +47,7 @@ def _problem(
     name: str, method: Method, settings: Settings, task: Task, networks: Sequence[nn.Module]
 ) -> SettingsError | None:
     """Return the error that names the obstacle; None if there is no obstacle."""
-    if not isinstance(method, Averaging) or method.pools_data:
+    if not isinstance(method, Averaging) or "pooled_data" in method.needs:
         why = f"the method '{name}' is no averaging of what sites train"
         return _unsupported("method_not_supported", why, method=name)
     own = [part for part in WHOLE if getattr(type(method), part) is not getattr(Averaging, part)]

@@ -309,7 +309,7 @@ def _hosts(run: SimulatedRun, writer: RunWriter) -> tuple[dict[str, SiteRunner],
         sites = {name: replace(data, shared=run.data.global_test) for name, data in sites.items()}
     if run.simulation.attackers is not None:
         sites = poisoned_sites(sites, run.simulation.attackers, run.task, run.settings.seed)
-    if not run.method.make().pools_data or len(sites) == 1:
+    if "pooled_data" not in run.method.make().needs or len(sites) == 1:
         return {name: site(name, data) for name, data in sites.items()}, viewers
     parts = [data.train for data in sites.values() if len(data.train)]
     pooled = Splits(pool(parts), Empty(), Empty())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from medfl.contract import Method
+from medfl.contract import Capability, Method
 from medfl.engine.secure.keys import primitives
 from medfl.errors import SettingsError
 from medfl.privacy.policy import policy_of
@@ -27,7 +27,7 @@ def check_secure(name: str, method: Method, settings: Settings, sites: Sequence[
     secure = settings.secure_aggregation
     if secure is None:
         return
-    if method.supports_robust is not True or {*method.sends.values()} != {"update"}:
+    if Capability.ROBUST not in method.active_supports or {*method.sends.values()} != {"update"}:
         cause, beside = server
         raise SettingsError(
             "method_not_supported",

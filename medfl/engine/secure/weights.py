@@ -19,7 +19,7 @@ def weight_of(inner: Method, meta: Meta, settings: Settings) -> int:
     """The weight of a site's update: a whole number, for it is summed as well.
 
     Args:
-        inner: The method. `medfl.contract.Method.supports_robust` promises that it weighs by sizes or not at all.
+        inner: The method. `Capability.ROBUST` promises that it weighs by sizes or uniformly.
         meta: Of its reply, as it is at the site.
         settings: Of the run; under privacy all weigh alike.
 
@@ -31,7 +31,7 @@ def weight_of(inner: Method, meta: Meta, settings: Settings) -> int:
     if weight < 0 or weight != int(weight):
         raise ContractError(
             "wrong_weight",
-            f"expected a weight by size, or 1, of a method that says `supports_robust`; got {weight:g}",
+            f"expected a weight by size, or 1, of a method that supports `Capability.ROBUST`; got {weight:g}",
             found=weight,
         )
     return int(weight)

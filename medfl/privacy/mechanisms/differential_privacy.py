@@ -83,7 +83,7 @@ class DifferentialPrivacy(PrivacyPolicy):
 
     # ---- compatibility
 
-    def check_method(self, method: Method | type[Method], name: str) -> None:
+    def check_method(self, method: Method, name: str) -> None:
         """Check that a method sends updates alone.
 
         Raises:

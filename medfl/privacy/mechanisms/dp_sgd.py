@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from medfl.contract import Method, Site
+from medfl.contract import Capability, Method, Site
 from medfl.errors import ContractError, SettingsError
 from medfl.objectives import Objective
 from medfl.privacy.composition import Part
@@ -45,19 +45,20 @@ class DPSGD(DifferentialPrivacy):
 
     # ---- compatibility
 
-    def check_method(self, method: Method | type[Method], name: str) -> None:
+    def check_method(self, method: Method, name: str) -> None:
         """Check that a method sends updates alone, and that these hold nothing but the training by single images.
 
         Raises:
             SettingsError: If it is not so.
         """
         super().check_method(method, name)
-        if method.supports_dp_sgd is not True:
+        if Capability.DP_SGD not in method.active_supports:
             raise SettingsError(
                 "method_not_supported",
                 f"Privacy with the unit 'sample' covers what a site learns by the loss of each image alone, and method "
-                f"'{name}' does not say, by `supports_dp_sgd`, that its updates hold nothing else of the site's data. "
-                "Choose another method or setting of it, or the unit 'site', which covers any update.",
+                f"'{name}' does not promise, by `Capability.DP_SGD` in `supports`, that its updates contain nothing "
+                "else of the site's data. Choose another method or setting of it, or the unit 'site', which covers "
+                "any update.",
                 feature="dp_sgd",
                 method=name,
             )
@@ -111,7 +112,7 @@ class DPSGD(DifferentialPrivacy):
             raise ContractError(
                 "several_trainings",
                 f"Expected one training in a step of site '{site}', got {count}: with the privacy unit 'sample' the "
-                "account reckons with one, so the method may not say `supports_dp_sgd`.",
+                "account reckons with one, so the method may not support `Capability.DP_SGD`.",
                 site=site,
                 expected=1,
                 found=count,

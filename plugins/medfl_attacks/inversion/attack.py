@@ -168,7 +168,7 @@ def refusal(opened: OpenedRun, target: Target) -> SettingsError | None:
             **fields,
         )
     kinds = set(method.sends.values())
-    if target == "update" and (method.pools_data or not kinds & {"update", "weights"}):
+    if target == "update" and ("pooled_data" in method.needs or not kinds & {"update", "weights"}):
         return SettingsError(
             "no_site_updates",
             f"The sites of this run send no updates: method '{opened.name}' needs none. Choose another target.",

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from medfl.contract import Method
+from medfl.contract import Capability, Method
 from medfl.errors import RefusedError
 from medfl.plugins import Registry, load_plugins
 from medfl.types import Meta
@@ -116,5 +116,9 @@ def make_drill_offer(site_file: SiteFile, site: str, bundle: str, methods: list[
 def _choose(registry: Registry, names: list[str]) -> str | None:
     """The first method that one site can run alone, one that sends something if there is any."""
     kinds: dict[str, type[Method]] = {name: registry.method_class(name) for name in names}
-    alone = [name for name, kind in kinds.items() if not kind.sends_to_peers and not kind.pools_data]
+    alone = [
+        name
+        for name, kind in kinds.items()
+        if Capability.PEER_MESSAGES not in kind.supports and "pooled_data" not in kind.needs
+    ]
     return next((name for name in alone if kinds[name].sends), next(iter(alone), None))

@@ -31,7 +31,7 @@ def check_run(site_file: SiteFile, offer: Offer, settings: Settings, method_name
         offer: The run.
         settings: The run's settings, of this participant's bundle and the offer's overrides.
         method_name: Name of the method that would run.
-        method: The method, as class or object.
+        method: The method.
 
     Raises:
         RefusedError: With every wish that is not allowed, beside what is.

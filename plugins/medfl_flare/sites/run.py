@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from medfl.contract import Model, Order, PeerMessage
+from medfl.contract import Capability, Model, Order, PeerMessage
 from medfl.data.partition_file import check_unchanged
 from medfl.data.pooled import countable
 from medfl.data.sites import SiteData
@@ -88,7 +88,7 @@ class SiteRun:
         check_counts(site_file, len(self._data.train))
         task = method.task_of(self.task)
         self._forms = {network: shapes_of(task, [network]) for network in sorted(used)}
-        self._shapes = {} if method.unlike_heads else shapes_of(task, used)
+        self._shapes = {} if Capability.DIFFERENT_HEADS in method.supports else shapes_of(task, used)
         self._undelivered: list[str] = []
         self._sends, self._sends_meta = method.sends, method.sends_meta
 
@@ -246,7 +246,7 @@ class SiteRun:
                 "unknown_sender", f"expected a parcel of another site of the run, got one of '{sender}'", sender=sender
             )
         guest = meta["use"] == EXCHANGE
-        if not guest and not self._opened.make_method().sends_to_peers:
+        if not guest and Capability.PEER_MESSAGES not in self._opened.make_method().supports:
             raise RefusedError(
                 "unexpected_peer_message",
                 f"the method '{self._opened.offer.method}' posts no parcels",

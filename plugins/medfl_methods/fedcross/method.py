@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import nn
 
-from medfl.contract import Model, Order, PeerMessage, ReducesTo, Reply, Server, Site
+from medfl.contract import Capability, Model, Order, PeerMessage, ReducesTo, Reply, Server, Site
 from medfl.task import Task
 from medfl.toolkit.rounds import Step
 from medfl.toolkit.transfer import MODEL
@@ -48,6 +48,12 @@ class FedCross(Relay):
     Source: Xu, Deng, Chen, Kuang, Barber, Kim, Gateno, Xia, Yan, Federated Cross Learning for Medical Image
     Segmentation, MIDL 2023; the single model is the FedCross of Weng, Cai, Zhou, FedSKD, arXiv 2503.18981, 2025.
     """
+
+    name = "fedcross"
+    family = "peer to peer"
+    paper = "Xu et al., MIDL 2023"
+    summary = "models go from site to site and are trained where they are, nothing is averaged"
+    supports = frozenset({Capability.PEER_MESSAGES})
 
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {"init": "own", "optimizer_state": "travel"},

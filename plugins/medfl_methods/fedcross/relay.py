@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from medfl.contract import Model, Order, PayloadKind, PeerMessage, Replies, Reply, Server, Site
+from medfl.contract import Capability, Model, Order, PayloadKind, PeerMessage, Replies, Reply, Server, Site
 from medfl.errors import RefusedError
 from medfl.toolkit.aggregation import sample
 from medfl.toolkit.personal import Personal
@@ -54,8 +54,7 @@ class Relay(Personal):
         **TELLS,
         "trained": Tell("public", one_of("model", none=True), after=("train",)),
     }
-    unlike_networks: ClassVar[bool] = False
-    sends_to_peers: ClassVar[bool] = True
+    supports = frozenset({Capability.PEER_MESSAGES})
 
     circulating: Literal["K", "one"] = "K"
     route: Literal["random_permutation", "derangement", "ring"] = "random_permutation"

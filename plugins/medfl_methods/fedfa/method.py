@@ -56,6 +56,12 @@ class FedFA(FedAvg):
     2023, and its released code, which divides an epoch's features by the number of all batches.
     """
 
+    name = "fedfa"
+    family = "averaging"
+    paper = "Zhou, Zhang, Tsang, IEEE TMC 2023"
+    summary = "features are pulled to an anchor for each class, on which heads are calibrated"
+    supports = frozenset()
+
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", ANCHORS: "statistic"}
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "linear_head"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}

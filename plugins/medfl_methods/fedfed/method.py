@@ -64,6 +64,12 @@ class FedFed(FeatureSharing):
     federated learning, NeurIPS 2023, and its released code.
     """
 
+    name = "fedfed"
+    family = "shared images"
+    paper = "Yang et al., NeurIPS 2023"
+    summary = "sites share the part of their images that tells the class, under noise, and train on all of them"
+    supports = frozenset()
+
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "images_of_one_shape"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"latent": 2048}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = ()

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from torch import nn
 from torch.nn import functional as F
 
-from medfl.contract import Filter, Model, Need, Order, Reply, Server, Site
+from medfl.contract import Capability, Filter, Model, Need, Order, Reply, Server, Site
 from medfl.networks.parts import features_and_logits, features_of
 from medfl.toolkit.averaging import Averaging
 from medfl.toolkit.co_training import CompanionModel
@@ -63,10 +63,14 @@ class FedKD(Averaging):
     channels, and the rank is chosen by the squares, which the released codes do otherwise.
     """
 
-    unlike_networks: ClassVar[bool] = True
+    name = "fedkd"
+    family = "personal"
+    paper = "Wu et al., Nature Communications 2022"
+    summary = "a mentor at each site and a shared mentee teach each other; updates go as factors of low rank"
+    supports = frozenset({Capability.DIFFERENT_NETWORKS, Capability.ROBUST})
+
     needs: ClassVar[frozenset[Need]] = frozenset({"linear_head", "soft_targets"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
-    supports_robust: ClassVar[bool] = True
 
     hidden_loss: bool = True
     energy_start: float = Field(0.95, gt=0, le=1)

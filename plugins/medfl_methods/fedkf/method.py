@@ -66,6 +66,12 @@ class FedKF(FedAvg):
     generator is that of Chen et al., Data-Free Learning of Student Networks, ICCV 2019.
     """
 
+    name = "fedkf"
+    family = "averaging"
+    paper = "Zhou et al., IEEE Internet of Things Journal 2023"
+    summary = "the mean of all sites' last models teaches on images that generators make of noise"
+    supports = frozenset()
+
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "images_of_one_shape", "linear_head"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"noise_dim": 1000}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"gamma": 0.0}),)

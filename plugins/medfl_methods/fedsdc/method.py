@@ -67,6 +67,12 @@ class FedSDC(WithHeads):
     Analysis, MICCAI 2025, algorithm 1 and equations 3 to 7; its released code for widths and dropout.
     """
 
+    name = "fedsdc"
+    family = "averaging"
+    paper = "Gao et al., MICCAI 2025"
+    summary = "one shared body, many unlike heads dealt anew to the sites in each round, which vote"
+    supports = frozenset()
+
     needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head"})
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", HEAD: "update"}
     sends_meta: ClassVar[Mapping[str, Tell]] = {

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import nn
 
-from medfl.contract import Model, Need, Order, ReducesTo, Reply, Server, Site
+from medfl.contract import Capability, Model, Need, Order, ReducesTo, Reply, Server, Site
 from medfl.errors import SettingsError
 from medfl.toolkit.co_training import CompanionModel, ModelPair
 from medfl.toolkit.feature_hooks import check_alike, stages
@@ -74,6 +74,12 @@ class FedSKD(Circulating):
     Source: Weng, Cai, Zhou, FedSKD: Aggregation-free model-heterogeneous federated learning using multi-dimensional
     similarity knowledge distillation, arXiv 2503.18981, 2025, equations 1 to 14.
     """
+
+    name = "fedskd"
+    family = "peer to peer"
+    paper = "Weng et al., 2025"
+    summary = "each site's model learns beside a copy of another one's, by the similarity of their features"
+    supports = frozenset({Capability.DIFFERENT_NETWORKS, Capability.PEER_MESSAGES})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"features", "head"})
     presets: ClassVar[Mapping[str, Meta]] = {

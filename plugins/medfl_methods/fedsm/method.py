@@ -66,6 +66,12 @@ class FedSM(Averaging):
     Source: Xu, Li, Guo, Yang, Roth, Hatamizadeh, Zhao, Xu, Huang, Xu, CVPR 2022, and its code for NVIDIA FLARE.
     """
 
+    name = "fedsm"
+    family = "personal"
+    paper = "Xu et al., CVPR 2022"
+    summary = "a common model, one of each site's own, and a network that selects among them, image by image"
+    supports = frozenset()
+
     sends: ClassVar[Mapping[str, PayloadKind]] = {
         MODEL: "update",
         OWN: "weights",

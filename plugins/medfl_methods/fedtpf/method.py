@@ -77,6 +77,12 @@ class FedTPF(FeatureSharing):
     t the decay looks at the accuracies after the rounds t - 1 and t - 2, the last that are known.
     """
 
+    name = "fedtpf"
+    family = "shared images"
+    paper = "FedTPF (authors and venue not known to us)"
+    summary = "FedFed with a VAE-WGAN-GP, pulled to class prototypes, that sites stop to train when it is good"
+    supports = frozenset()
+
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "images_of_one_shape", "linear_head"})
     sends_meta: ClassVar[Mapping[str, Tell]] = {
         **FeatureSharing.sends_meta,

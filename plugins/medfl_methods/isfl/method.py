@@ -62,6 +62,12 @@ class ISFL(FedAvg):
     Source: Zhu, Shi, Fan, Peng, Letaief, IEEE Internet of Things Journal 2024; the formula as in their released code.
     """
 
+    name = "isfl"
+    family = "averaging"
+    paper = "Zhu et al., IEEE Internet of Things Journal 2024"
+    summary = "FedAvg in which sites draw images as often as their classes deserve, by how gradients change"
+    supports = frozenset()
+
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels"})
     sends_meta: ClassVar[Mapping[str, Tell]] = {
         "size": Tell("private", count()),

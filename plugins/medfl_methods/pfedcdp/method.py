@@ -9,7 +9,19 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from medfl.contract import Findings, Model, Need, Order, PayloadKind, ReducesTo, Replies, Reply, Server, Site
+from medfl.contract import (
+    Capability,
+    Findings,
+    Model,
+    Need,
+    Order,
+    PayloadKind,
+    ReducesTo,
+    Replies,
+    Reply,
+    Server,
+    Site,
+)
 from medfl.errors import SettingsError
 from medfl.networks.parts import Split, body_and_head, features_of, head_path, without_head
 from medfl.privacy.policy import policy_of
@@ -84,10 +96,14 @@ class PFedCDP(Averaging):
     via contrastive distillation, algorithms 1 and 2, equations 3 to 19; clip, noise and bits are settings of the run.
     """
 
-    needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head", "soft_targets"})
+    name = "pfedcdp"
+    family = "averaging"
+    paper = "Shadin, Zhang, Wang, Pan"
+    summary = "clusters of unlike networks share Fisher-masked bodies; their models teach one student"
+    supports = frozenset({Capability.DIFFERENT_NETWORKS})
+
+    needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head", "public_data", "soft_targets"})
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", TEACHER: "update"}
-    unlike_networks: ClassVar[bool] = True
-    needs_public: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {"refine": {"teachers": "literal"}},
         "medfl": {},

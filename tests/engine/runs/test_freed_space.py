@@ -67,7 +67,7 @@ def test_a_reply_that_was_deleted_is_not_made_again(tmp_path: Path) -> None:
     case = Case(load_plugins(), "fedavg")
 
     class Stopped(case.kind):  # type: ignore[name-defined]
-        supports_robust = case.kind.supports_robust
+        supports = case.kind.supports
 
         def fold(self, server: Server, replies: object) -> None:
             if server.round == 2:

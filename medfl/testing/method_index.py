@@ -1,0 +1,81 @@
+"""The index of a package's methods: a file from which ``medfl list`` reads records without importing the methods.
+
+``python -m medfl.testing.method_index PACKAGE`` writes it. Each record comes from the attributes of the method's class.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated
+
+import typer
+
+from medfl.hooks import MethodRecord
+from medfl.testing.suite import expect
+
+INDEX = "index.json"
+"""Name of the file in the folder of the package."""
+
+
+def index_text(package: str) -> str:
+    """Return the index of a package: JSON with one line for each class that declares its own ``family``.
+
+    Args:
+        package: Name of the package. All its modules are imported.
+
+    Raises:
+        PluginError: If such a class does not declare its name, paper and summary.
+    """
+    records = sorted(_records(_modules(package)), key=lambda record: record.name)
+    lines = [json.dumps(asdict(record), default=sorted, ensure_ascii=False) for record in records]
+    return "[\n" + ",\n".join(lines) + "\n]\n"
+
+
+def check_index(package: str) -> None:
+    """Check that the index of a package agrees with the classes of its methods.
+
+    Raises:
+        AssertionError: If the file is missing or differs; the message names the command that updates it.
+    """
+    path = _path(package)
+    expect(
+        path.is_file() and path.read_text(encoding="utf-8") == index_text(package),
+        f"{path} differs from the classes of {package}; run `python -m medfl.testing.method_index {package}`",
+    )
+
+
+def _modules(package: str) -> list[ModuleType]:
+    top = importlib.import_module(package)
+    names = [info.name for info in pkgutil.walk_packages(top.__path__, f"{package}.")]
+    return [importlib.import_module(name) for name in names]
+
+
+def _records(modules: list[ModuleType]) -> list[MethodRecord]:
+    kinds = [kind for module in modules for kind in vars(module).values() if _is_method_of(module, kind)]
+    return [MethodRecord.of(kind) for kind in kinds]
+
+
+def _is_method_of(module: ModuleType, kind: object) -> bool:
+    return isinstance(kind, type) and kind.__module__ == module.__name__ and "family" in vars(kind)
+
+
+def _path(package: str) -> Path:
+    file = importlib.import_module(package).__file__
+    assert file is not None
+    return Path(file).with_name(INDEX)
+
+
+def main(package: Annotated[str, typer.Argument(help="Importable name, for example medfl_methods.")]) -> None:
+    """Write the index of a package's methods beside its __init__.py."""
+    path = _path(package)
+    path.write_text(index_text(package), encoding="utf-8")
+    typer.echo(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
