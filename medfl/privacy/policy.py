@@ -341,7 +341,11 @@ def mechanism_of(unit: str) -> type[PrivacyPolicy]:
     Raises:
         PluginError: If no plugin, or more than one, has a mechanism for that unit, or if it can't be imported.
     """
-    kind: type[PrivacyPolicy] = look_up("privacy_mechanism", unit, PrivacyPolicy)
+    return _checked(look_up("privacy_mechanism", unit, PrivacyPolicy), unit)
+
+
+def _checked(kind: type[PrivacyPolicy], unit: str) -> type[PrivacyPolicy]:
+    """Return the class of a mechanism if it says that it is for a unit."""
     if kind.unit != unit:
         raise PluginError(
             "wrong_name",
@@ -362,8 +366,9 @@ def policy_of(settings: Settings) -> PrivacyPolicy:
     """
     if settings.privacy is None:
         return NoPrivacy(settings)
-    kind = mechanism_of(settings.privacy.unit)
-    return (kind if settings.secure_aggregation is None else kind.for_sums())(settings)
+    unit = settings.privacy.unit
+    kind = mechanism_of(unit)
+    return (kind if settings.secure_aggregation is None else _checked(kind.for_sums(), unit))(settings)
 
 
 def payloads_beside_updates(method: Method | type[Method]) -> list[str]:

@@ -324,7 +324,7 @@ def read_account(site: str, message: Message) -> PrivacyAccount | None:
         checked = PrivacyAccount.model_validate(account, strict=True)
         mechanism_of(checked.unit)
         return checked
-    except PluginError as error:
+    except PluginError:
         raise RefusedError(
             "wrong_metadata",
             f"The privacy account of site '{site}' was refused in its field 'unit': no plugin here has such a unit. "
@@ -332,7 +332,7 @@ def read_account(site: str, message: Message) -> PrivacyAccount | None:
             sender=f"site '{site}'",
             key="privacy",
             expected="a known privacy unit",
-        ) from error
+        ) from None
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         name = str(first["loc"][0]) if first["loc"] else ""

@@ -269,7 +269,10 @@ def read_site_file(path: str | Path) -> SiteFile:
             mechanism_of(site_file.privacy.unit)
         except PluginError as error:
             raise SettingsError(
-                error.code, f"'privacy.unit' of the site's file '{file}' is not valid: {error}", **error.fields
+                error.code,
+                f"'privacy.unit' of the site's file '{file}' is not valid: {error}",
+                settings=["privacy.unit"],
+                **error.fields,
             ) from None
     site_file = _anchored(site_file, file.parent)
     site_file._path = file
