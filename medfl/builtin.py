@@ -1,8 +1,16 @@
-"""Networks, partitions and the data set ``folder`` of the core, listed as any plugin lists its own."""
+"""What the core offers by name, listed as any plugin lists its own."""
 
 from __future__ import annotations
 
-from medfl.plugins import DatasetRecord, NetworkRecord, PartitionRecord, hookimpl
+from medfl.plugins import (
+    DatasetRecord,
+    NetworkRecord,
+    ObjectiveRecord,
+    PartitionRecord,
+    PrivacyMechanismRecord,
+    RobustRuleRecord,
+    hookimpl,
+)
 
 
 @hookimpl
@@ -74,4 +82,81 @@ def medfl_datasets() -> list[DatasetRecord]:
             },
             order=900,
         )
+    ]
+
+
+@hookimpl
+def medfl_objectives() -> list[ObjectiveRecord]:
+    """Objectives of `medfl.objectives`."""
+    return [
+        ObjectiveRecord(
+            "multiclass", "medfl.objectives.multiclass:Multiclass", "each case is of one of several classes"
+        ),
+        ObjectiveRecord("binary", "medfl.objectives.binary:Binary", "a finding is there or not"),
+        ObjectiveRecord("multilabel", "medfl.objectives.multilabel:Multilabel", "several findings, each there or not"),
+        ObjectiveRecord("regression", "medfl.objectives.regression:Regression", "numbers"),
+        ObjectiveRecord("survival", "medfl.objectives.survival:Survival", "the time until an event, or to censoring"),
+        ObjectiveRecord("segmentation", "medfl.objectives.segmentation:Segmentation", "masks, in 2-D and 3-D"),
+    ]
+
+
+@hookimpl
+def medfl_robust_rules() -> list[RobustRuleRecord]:
+    """Robust rules of `medfl.toolkit.robust`."""
+    return [
+        RobustRuleRecord(
+            "median", "medfl.toolkit.robust.median:Median", "the median of each number; Yin et al., ICML 2018"
+        ),
+        RobustRuleRecord(
+            "trimmed_mean",
+            "medfl.toolkit.robust.median:TrimmedMean",
+            "the mean of each number without its f largest and f smallest values; Yin et al., ICML 2018",
+        ),
+        RobustRuleRecord(
+            "krum",
+            "medfl.toolkit.robust.krum:Krum",
+            "the update that is nearest to the n - f - 2 nearest others; Blanchard et al., NeurIPS 2017",
+        ),
+        RobustRuleRecord(
+            "multi_krum",
+            "medfl.toolkit.robust.krum:MultiKrum",
+            "the mean of the n - f - 2 updates that are best by Krum",
+        ),
+        RobustRuleRecord(
+            "bulyan",
+            "medfl.toolkit.robust.krum:Bulyan",
+            "n - 2f updates by Krum, then the mean of each number near its median; El Mhamdi et al., ICML 2018",
+        ),
+        RobustRuleRecord(
+            "geometric_median",
+            "medfl.toolkit.robust.geometric_median:GeometricMedian",
+            "the point with the least sum of distances to all updates (iterations); Pillutla et al., IEEE TSP 2022",
+        ),
+        RobustRuleRecord(
+            "norm_clip",
+            "medfl.toolkit.robust.clipping:NormClip",
+            "the mean of updates that are cut to a length (radius); Sun et al., 2019",
+        ),
+        RobustRuleRecord(
+            "centred_clip",
+            "medfl.toolkit.robust.clipping:CentredClip",
+            "the last value plus the mean of clipped changes of it (radius, iterations); Karimireddy et al., ICML 2021",
+        ),
+    ]
+
+
+@hookimpl
+def medfl_privacy_mechanisms() -> list[PrivacyMechanismRecord]:
+    """Privacy mechanisms of `medfl.privacy.mechanisms`."""
+    return [
+        PrivacyMechanismRecord(
+            "site",
+            "medfl.privacy.mechanisms.site_updates:SiteUpdates",
+            "all data of a site: each update is clipped and noised as it leaves",
+        ),
+        PrivacyMechanismRecord(
+            "sample",
+            "medfl.privacy.mechanisms.dp_sgd:DPSGD",
+            "each image of a site: training by DP-SGD; Abadi et al., CCS 2016",
+        ),
     ]

@@ -12,6 +12,9 @@ The hooks, with their exact signatures. A plugin has any of them::
     medfl_networks_by_site() -> list[NetworkAssignmentRecord]
     medfl_partitions() -> list[PartitionRecord]
     medfl_datasets() -> list[DatasetRecord]
+    medfl_objectives() -> list[ObjectiveRecord]
+    medfl_robust_rules() -> list[RobustRuleRecord]
+    medfl_privacy_mechanisms() -> list[PrivacyMechanismRecord]
     medfl_adversaries() -> list[AdversaryRecord]
     medfl_attacks() -> list[AttackRecord]
     medfl_report_sections() -> list[SectionRecord]
@@ -228,6 +231,57 @@ class DatasetRecord(Record):
 
 
 @dataclass(frozen=True)
+class ObjectiveRecord(Record):
+    """An objective: a kind of task, such as classification.
+
+    Attributes:
+        name: Name that data lists and bundles have; the same as the `name` of the class.
+        target: ``module:Class``, a `medfl.objectives.Objective`.
+        summary: One line.
+    """
+
+    kind = "objective"
+    plural = "objectives"
+    name: str
+    target: str
+    summary: str = ""
+
+
+@dataclass(frozen=True)
+class RobustRuleRecord(Record):
+    """A robust rule, for the setting ``robust.rule``.
+
+    Attributes:
+        name: Name that users type.
+        target: ``module:Class``, a `medfl.toolkit.robust.rule.RobustRule`.
+        summary: One line.
+    """
+
+    kind = "robust_rule"
+    plural = "robust_rules"
+    name: str
+    target: str
+    summary: str = ""
+
+
+@dataclass(frozen=True)
+class PrivacyMechanismRecord(Record):
+    """A mechanism of differential privacy, for the setting ``privacy.unit``.
+
+    Attributes:
+        name: Privacy unit that users type: a site, or a part of one site's data. It is the `unit` of the class, too.
+        target: ``module:Class``, a `medfl.privacy.policy.PrivacyPolicy`.
+        summary: One line.
+    """
+
+    kind = "privacy_mechanism"
+    plural = "privacy_mechanisms"
+    name: str
+    target: str
+    summary: str = ""
+
+
+@dataclass(frozen=True)
 class AdversaryRecord(Record):
     """A poisoning attack, for the setting ``poison`` of simulations.
 
@@ -356,6 +410,9 @@ RECORDS: tuple[type[Record], ...] = (
     NetworkAssignmentRecord,
     PartitionRecord,
     DatasetRecord,
+    ObjectiveRecord,
+    RobustRuleRecord,
+    PrivacyMechanismRecord,
     AdversaryRecord,
     AttackRecord,
     SectionRecord,
@@ -446,6 +503,18 @@ class Hooks:
     @_hookspec
     def medfl_datasets(self) -> list[DatasetRecord]:  # type: ignore[empty-body]
         """Data sets of this plugin."""
+
+    @_hookspec
+    def medfl_objectives(self) -> list[ObjectiveRecord]:  # type: ignore[empty-body]
+        """Objectives of this plugin."""
+
+    @_hookspec
+    def medfl_robust_rules(self) -> list[RobustRuleRecord]:  # type: ignore[empty-body]
+        """Robust rules of this plugin."""
+
+    @_hookspec
+    def medfl_privacy_mechanisms(self) -> list[PrivacyMechanismRecord]:  # type: ignore[empty-body]
+        """Privacy mechanisms of this plugin."""
 
     @_hookspec
     def medfl_adversaries(self) -> list[AdversaryRecord]:  # type: ignore[empty-body]

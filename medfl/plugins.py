@@ -34,8 +34,11 @@ from medfl.hooks import (
     MethodRecord,
     NetworkAssignmentRecord,
     NetworkRecord,
+    ObjectiveRecord,
     PartitionRecord,
+    PrivacyMechanismRecord,
     Record,
+    RobustRuleRecord,
     RunLocation,
     SectionRecord,
     hookimpl,
@@ -48,14 +51,19 @@ __all__ = [
     "MethodRecord",
     "NetworkAssignmentRecord",
     "NetworkRecord",
+    "ObjectiveRecord",
     "PartitionRecord",
+    "PrivacyMechanismRecord",
+    "RobustRuleRecord",
     "AdversaryRecord",
     "AttackRecord",
     "Registry",
     "SectionRecord",
     "hookimpl",
+    "known_names",
     "load_plugins",
     "read_method_index",
+    "look_up",
 ]
 
 _logger = logging.getLogger(__name__)
@@ -76,16 +84,8 @@ class Registry:
     Attributes:
         plugins: Name of each loaded plugin, and where it comes from.
         problems: What is wrong with plugins, one sentence or two for each; show them as warnings.
-        methods: Name to record. Names that two plugins claim are left out here and below.
-        networks: Name to record.
-        networks_by_site: Name of each network assignment to its record.
-        partitions: Name to record.
-        datasets: Name to record.
-        adversaries: Name to record.
-        attacks: Name to record.
-        report_sections: Id to record.
-        commands: Name to record.
-        backends: Name to record.
+
+    Each further attribute maps the names of one kind to their records. Names that two plugins claim are left out.
     """
 
     def __init__(self) -> None:
@@ -96,6 +96,9 @@ class Registry:
         self.networks_by_site: dict[str, NetworkAssignmentRecord] = {}
         self.partitions: dict[str, PartitionRecord] = {}
         self.datasets: dict[str, DatasetRecord] = {}
+        self.objectives: dict[str, ObjectiveRecord] = {}
+        self.robust_rules: dict[str, RobustRuleRecord] = {}
+        self.privacy_mechanisms: dict[str, PrivacyMechanismRecord] = {}
         self.adversaries: dict[str, AdversaryRecord] = {}
         self.attacks: dict[str, AttackRecord] = {}
         self.report_sections: dict[str, SectionRecord] = {}
@@ -251,7 +254,7 @@ class Registry:
 
     def _resolve(self, kind: str, name: str) -> Any:
         plugin, record = self._claim(kind, name)
-        return self._import(f"{kind} '{name}'", plugin, record.target)
+        return self._import(f"{kind.replace('_', ' ')} '{name}'", plugin, record.target)
 
     def _claim(self, kind: str, name: str) -> tuple[str, Record]:
         """The plugin that lists a name, and its record."""
@@ -387,7 +390,47 @@ def load_plugins(files: Iterable[str | Path] = (), disabled: Iterable[str] = ())
         else:
             registry._add(name, origin, plugin)
     registry._settle()
+    _latest.update(dict.fromkeys(registry._claims, registry))
     return registry
+
+
+_latest: dict[tuple[str, str], Registry] = {}
+"""Maps the kind and name of each record to the registry that had it last, of those that this process loaded."""
+
+
+def look_up(kind: str, name: str, base: type) -> Any:
+    """Return the class that a name stands for in the plugins that this process has loaded.
+
+    For names of objectives, robust rules and privacy mechanisms: they are in data lists, settings and files of runs,
+    which are read where no registry is at hand. Where a run is prepared, `Registry.check_name` checks its names.
+    Loads the installed plugins if no loaded one has the name.
+
+    Args:
+        kind: Kind of a record, for example ``objective``.
+        name: Name of the record.
+        base: Class from which it has to inherit.
+
+    Raises:
+        PluginError: If the name is unknown or ambiguous, or its target can't be imported or is no subclass of `base`.
+    """
+    registry = _latest.get((kind, name)) or load_plugins()
+    resolved = registry._resolve(kind, name)
+    if isinstance(resolved, type) and issubclass(resolved, base):
+        return resolved
+    raise PluginError(
+        "wrong_type",
+        f"Expected the {kind.replace('_', ' ')} '{name}' to be a subclass of {base.__module__}.{base.__name__}; got "
+        f"{resolved!r}. Its author can mend it.",
+        what=kind,
+        name=name,
+        found=repr(resolved),
+    )
+
+
+def known_names(kind: str) -> list[str]:
+    """Return the names of a kind in the plugins that this process has loaded and in the installed ones, sorted."""
+    load_plugins()
+    return sorted(name for known_kind, name in _latest if known_kind == kind)
 
 
 def _ambiguous(kind: str, name: str, plugins: Sequence[str]) -> str:

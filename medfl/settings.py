@@ -23,7 +23,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from medfl.errors import SettingsError
-from medfl.utils.field_words import Device, explain
+from medfl.utils.field_words import Device, PluginName, explain
 
 
 class Remote:
@@ -39,9 +39,10 @@ class Strict(BaseModel):
 class Privacy(Strict):
     """Differential privacy of what leaves a site, applied by the site itself."""
 
-    unit: Annotated[Literal["site", "sample"], Remote] = "site"
+    unit: Annotated[PluginName, Remote] = "site"
     """Whose data are hidden. ``site``: each update is clipped and noised as it leaves. ``sample``: each image of a
-    site, by DP-SGD in its training (Abadi et al., CCS 2016); a patient with several images is hidden less."""
+    site, by DP-SGD in its training (Abadi et al., CCS 2016); a patient with several images is hidden less. Plugins
+    may have further units (``medfl list privacy-mechanisms``)."""
 
     adjacency: Annotated[Literal["add_remove", "replace"], Remote] = "replace"
     """Neighbouring data: one unit added or removed, or replaced (twice the sensitivity)."""
@@ -55,9 +56,10 @@ class Privacy(Strict):
     clip: Annotated[float, Remote] = Field(gt=0, allow_inf_nan=False)
     """L2 bound, over all tensors together: of an update, or of the gradient of one image."""
 
-    accountant: Annotated[Literal["gaussian", "prv"], Remote] = "gaussian"
-    """``gaussian`` composes Gaussian releases exactly, for the unit ``site``; ``prv`` composes numerically what is
-    drawn at random and noised (Gopi, Lee, Wutschitz, NeurIPS 2021), for ``sample``."""
+    accountant: Annotated[PluginName | None, Remote] = None
+    """How releases are composed; None is the accountant of the unit, and no unit has another. ``site`` has
+    ``gaussian``, which composes Gaussian releases exactly; ``sample`` has ``prv``, which composes numerically what is
+    drawn at random and noised (Gopi, Lee, Wutschitz, NeurIPS 2021)."""
 
     ledger: Path | None = Field(None, exclude=True)
     """Folder in which each site keeps account of what was released of its data, over all runs. The run's folder always
@@ -66,12 +68,6 @@ class Privacy(Strict):
     total_epsilon: float | None = Field(None, gt=0, allow_inf_nan=False, exclude=True)
     """Budget over all runs in the ledger, at least ``epsilon``; None only keeps account."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _accountant_of_unit(cls, values: Any) -> Any:
-        samples = isinstance(values, dict) and values.get("unit") == "sample"
-        return {"accountant": "prv"} | values if samples else values
-
     @field_validator("ledger")
     @classmethod
     def _absolute(cls, folder: Path | None) -> Path | None:
@@ -79,9 +75,6 @@ class Privacy(Strict):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        fitting = {"site": "gaussian", "sample": "prv"}[self.unit]
-        if self.accountant != fitting:
-            raise ValueError(f"unit '{self.unit}' is accounted by '{fitting}', got accountant '{self.accountant}'")
         if self.total_epsilon is not None and self.ledger is None:
             raise ValueError("total_epsilon is a budget over several runs and needs 'ledger', a folder that they share")
         if self.total_epsilon is not None and self.total_epsilon < self.epsilon:
@@ -96,25 +89,22 @@ class Compression(Strict):
     """Bits of a number."""
 
 
-_Rule = Literal[
-    "median", "trimmed_mean", "krum", "multi_krum", "bulyan", "geometric_median", "norm_clip", "centred_clip"
-]
-
-
 class Robust(Strict):
     """What stands in place of the mean of the updates, where some of the sites may be wrong or not honest."""
 
-    rule: Annotated[_Rule, Remote]
-    """The rule. All replies of a round count alike, whatever size a site says that it has."""
+    rule: Annotated[PluginName, Remote]
+    """The rule, for example ``median``; ``medfl list robust-rules`` has all. All replies of a round count alike,
+    whatever size a site says that it has."""
 
     f: Annotated[int, Remote] = Field(1, ge=0)
-    """How many replies may be anything, of 2f + 1 at least (``krum``, ``multi_krum``: 2f + 3; ``bulyan``: 4f + 3)."""
+    """How many replies may be anything. A rule says how many replies it needs then, for example 2f + 1."""
 
     iterations: Annotated[int | None, Remote] = Field(None, ge=0)
-    """Of ``geometric_median`` (None is 4) and ``centred_clip`` (None is 1)."""
+    """Iterations of a rule that has them: of ``geometric_median`` (None is 4) and ``centred_clip`` (None is 1)."""
 
     radius: Annotated[float | None, Remote] = Field(None, gt=0)
-    """Of ``norm_clip`` and ``centred_clip``: longest update, or distance from the last mean; None is the median one."""
+    """Longest update, or distance from the last value, of a rule that cuts them: of ``norm_clip`` and
+    ``centred_clip``. None is the median one."""
 
 
 class SecureAggregation(Strict):

@@ -18,6 +18,7 @@ from medfl.data.label_map import LabelMap
 from medfl.data.partition_file import check_unchanged, drawn_fold
 from medfl.data.source import Arrays, Source
 from medfl.engine.adversaries.simulation import read_attackers
+from medfl.engine.checks import check_names
 from medfl.engine.evaluation import Row
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.console import ends_monai_command, round_progress, show_log, show_scores
@@ -195,6 +196,7 @@ class FederatedRun:
         method = registry.make_method(self.method, self.method_args)
         execution = read_settings(Execution, self.execution, "the execution")
         settings = read_settings(Settings, self.settings, "the run", also=Execution.model_fields)
+        check_names(settings, registry)
         if policy_of(settings).is_private and not execution.open_test and self.source.weights is not None:
             raise SettingsError(
                 "incompatible_settings",

@@ -26,6 +26,9 @@ class ListedKind(StrEnum):
     methods = "methods"
     networks = "networks"
     partitions = "partitions"
+    objectives = "objectives"
+    robust_rules = "robust-rules"
+    privacy_mechanisms = "privacy-mechanisms"
     datasets = "datasets"
     adversaries = "adversaries"
     sections = "sections"
@@ -37,7 +40,7 @@ def command(
     plugin: PluginFiles = None,
     no_plugin: Disabled = None,
 ) -> None:
-    """List methods, networks, partitions, data sets, poisoning attacks, sections of the report and bundles.
+    """List what plugins and medfl itself offer by name, for example methods, networks and robust rules.
 
     For a method the table says what leaves a site, whether sites may have unlike networks, and what the method needs of
     a task.
@@ -59,7 +62,7 @@ def command(
         elif wanted is ListedKind.sections:
             console.print(section_table(registry))
         else:
-            console.print(plain_table(registry, wanted))
+            console.print(plain_table(registry, wanted.value))
 
 
 def method_table(registry: Registry) -> Table:
@@ -73,15 +76,16 @@ def method_table(registry: Registry) -> Table:
     return table
 
 
-def plain_table(registry: Registry, kind: ListedKind) -> Table:
-    """Networks or partitions, by name."""
-    table = _table(kind.value.capitalize(), "name", "plugin", "what it is")
-    if kind is ListedKind.networks:
-        rows = [(name, registry.givers("network", name)[0], r.summary) for name, r in registry.networks.items()]
-    else:
-        rows = [(name, registry.givers("partition", name)[0], r.summary) for name, r in registry.partitions.items()]
-    for row in sorted(rows):
-        table.add_row(*row)
+def plain_table(registry: Registry, kind: str) -> Table:
+    """Return the records of a kind by name, each with its plugin and its summary.
+
+    Args:
+        registry: The plugins.
+        kind: Kind in the plural as users type it, for example ``robust-rules``.
+    """
+    table = _table(kind.capitalize().replace("-", " "), "name", "plugin", "what it is")
+    for name, record in sorted(getattr(registry, kind.replace("-", "_")).items()):
+        table.add_row(name, registry.givers(record.kind, name)[0], record.summary)
     return table
 
 

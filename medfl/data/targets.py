@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from medfl.errors import DataError, SettingsError
+from medfl.errors import DataError, PluginError, SettingsError
 from medfl.records.datalist import CaseRecord
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def list_objective(values: dict[str, Any], path: Path) -> Objective:
 
     try:
         return read_objective(values["objective"])
-    except (SettingsError, TypeError, ValueError) as error:
+    except (PluginError, SettingsError, TypeError, ValueError) as error:
         raise DataError(
             "invalid_objective", f"the entry 'objective' of {path} can't be read: {error} Correct the list.", path=path
         ) from None

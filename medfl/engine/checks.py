@@ -18,6 +18,7 @@ from medfl.engine.site import Splits
 from medfl.errors import DataError, SettingsError
 from medfl.networks.norms import has_batch_norm
 from medfl.objectives import Objective
+from medfl.plugins import Registry
 from medfl.privacy.policy import policy_of
 from medfl.privacy.statements import describe_secure
 from medfl.settings import Settings
@@ -99,6 +100,18 @@ def check_plan(
     trained = list(networks.values()) if own is task else [own.build(network) for network in used]
     _warn_of_limits(name, method, trained)
     return trained
+
+
+def check_names(settings: Settings, registry: Registry) -> None:
+    """Check that exactly one plugin has the privacy mechanism and the robust rule that the settings name.
+
+    Raises:
+        PluginError: If a name is unknown or ambiguous.
+    """
+    if settings.privacy is not None:
+        registry.check_name("privacy_mechanism", settings.privacy.unit)
+    if settings.robust is not None:
+        registry.check_name("robust_rule", settings.robust.rule)
 
 
 def check_robust(name: str, method: Method, settings: Settings) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from medfl.engine.carrier import MethodFactory
 from medfl.engine.secure.method import secured
+from medfl.privacy.policy import policy_of
 from medfl.records.run_file import RENAMED, JoinedSite, RunIdentity, TaskIdentity, networks_brought
 from medfl.settings import Settings
 from medfl.task import Task
@@ -73,6 +74,8 @@ class RunPlan:
         at_start = {site: name for site, name in self.settings.networks_by_site.items() if site not in late}
         settings = self.settings.model_copy(update={"networks_by_site": at_start})
         values = settings.model_dump(mode="json", exclude={"rounds", "keep_rounds"})
+        if settings.privacy is not None:
+            values["privacy"]["accountant"] = policy_of(settings).accountant
         return RunIdentity(
             method=self.method.name,
             method_args=json.loads(json.dumps(self.method.args)),

@@ -1,7 +1,7 @@
-"""What is learned: a file for each kind of task, and nothing else in medfl asks which kind it is."""
+"""Objectives: one file for each kind of task. No other file asks which kind a task is."""
 
 from medfl.objectives.binary import Binary
-from medfl.objectives.known import OBJECTIVES, check_metrics, read_objective
+from medfl.objectives.known import check_metrics, objective_class, read_objective
 from medfl.objectives.multiclass import Multiclass
 from medfl.objectives.multilabel import Multilabel
 from medfl.objectives.objective import Objective
@@ -10,7 +10,6 @@ from medfl.objectives.segmentation import Segmentation
 from medfl.objectives.survival import Survival
 
 __all__ = [
-    "OBJECTIVES",
     "Binary",
     "Multiclass",
     "Multilabel",
@@ -19,5 +18,6 @@ __all__ = [
     "Segmentation",
     "Survival",
     "check_metrics",
+    "objective_class",
     "read_objective",
 ]

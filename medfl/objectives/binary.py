@@ -37,6 +37,7 @@ class Binary(Multiclass):
     name: ClassVar[str] = "binary"
     metrics: ClassVar[tuple[str, ...]] = ("auc", "balanced_accuracy", "sensitivity", "specificity", "brier", "ece")
     figures: ClassVar[tuple[str, ...]] = (*Multiclass.figures, "calibration")
+    outputs_field: ClassVar[str | None] = "logits"
 
     num_classes: int = field(default=2, init=False)
     logits: Literal[1, 2] = 1

@@ -1,4 +1,4 @@
-"""The objectives by name, and how one is read from JSON."""
+"""Objectives by name: plugins list them, and JSON names them."""
 
 from __future__ import annotations
 
@@ -6,41 +6,43 @@ import dataclasses
 import re
 from collections.abc import Iterable
 
-from medfl.errors import SettingsError, did_you_mean
-from medfl.objectives.binary import Binary
-from medfl.objectives.multiclass import Multiclass
-from medfl.objectives.multilabel import Multilabel
+from medfl.errors import PluginError, SettingsError, did_you_mean
 from medfl.objectives.objective import Objective
-from medfl.objectives.regression import Regression
-from medfl.objectives.segmentation import Segmentation
-from medfl.objectives.survival import Survival
+from medfl.plugins import known_names, look_up
 from medfl.types import Meta
 
-OBJECTIVES: dict[str, type[Objective]] = {
-    kind.name: kind for kind in (Multiclass, Binary, Multilabel, Regression, Survival, Segmentation)
-}
-"""Name to objective."""
+
+def objective_class(name: str) -> type[Objective]:
+    """Return the class of an objective.
+
+    Raises:
+        PluginError: If no plugin, or more than one, has an objective of that name, or if it can't be imported.
+    """
+    kind: type[Objective] = look_up("objective", name, Objective)
+    if kind.name != name:
+        raise PluginError(
+            "wrong_name",
+            f"Expected the objective '{name}' to have this name as its `name`, got '{kind.name}'. Its author can mend "
+            "it.",
+            expected=name,
+            found=kind.name,
+        )
+    return kind
 
 
 def read_objective(facts: Meta) -> Objective:
-    """The objective that `Objective.facts` describes.
+    """Return the objective that `Objective.facts` describes.
 
     Args:
-        facts: Its name under ``name``, and its own fields. JSON.
+        facts: Name of the objective under ``name``, and its fields. JSON.
 
     Raises:
-        SettingsError: If there is no such objective, or a field is unknown, missing or not possible.
+        PluginError: As `objective_class` does.
+        SettingsError: If a field is unknown, missing or not possible.
     """
     values = dict(facts)
-    name = values.pop("name", None)
-    if name not in OBJECTIVES:
-        raise SettingsError(
-            "unknown_choice",
-            f"unknown objective {name!r}. {did_you_mean(str(name), OBJECTIVES)}",
-            what="objective",
-            choice=str(name),
-        )
-    kind = OBJECTIVES[name]
+    name = str(values.pop("name", None))
+    kind = objective_class(name)
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
     needed = {key for key, field in fields.items() if field.default is dataclasses.MISSING}
     if not needed <= values.keys() <= fields.keys():
@@ -59,10 +61,11 @@ def check_metrics(names: Iterable[str]) -> None:
     """Refuse a metric that no objective has; the number of a class or finding in it may be any.
 
     Raises:
+        PluginError: As `objective_class` does, for any objective.
         SettingsError: Naming the nearest known one.
     """
-    kinds = (Multiclass(2), Binary(), Multilabel(1), Regression(), Survival(), Segmentation())
-    known = [name for kind in kinds for name in kind.scores]
+    examples = [objective_class(name).example() for name in known_names("objective")]
+    known = [metric for example in examples for metric in example.scores]
     forms = {re.sub(r"_\d+$", "_N", name) for name in known}
     for name in names:
         if re.sub(r"_\d+$", "_N", name) not in forms:

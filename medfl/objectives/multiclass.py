@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import nn
@@ -33,6 +33,8 @@ class Multiclass(Objective):
     name: ClassVar[str] = "multiclass"
     metrics: ClassVar[tuple[str, ...]] = ("auc", "balanced_accuracy", "accuracy")
     headline: ClassVar[tuple[str, ...]] = ("balanced_accuracy", "auc", "accuracy")
+    pipeline: ClassVar[str] = "classification"
+    outputs_field: ClassVar[str | None] = "num_classes"
     figures: ClassVar[tuple[str, ...]] = ("confusion", "reliability", "class_auc")
     target_type: ClassVar[torch.dtype] = torch.int64
     has_class_labels: ClassVar[bool] = True
@@ -49,6 +51,11 @@ class Multiclass(Objective):
                 minimum=2,
                 found=self.num_classes,
             )
+
+    @classmethod
+    def example(cls) -> Self:
+        """Return the objective with two outputs."""
+        return cls(2)
 
     @property
     def outputs(self) -> int:

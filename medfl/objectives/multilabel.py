@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import nn
@@ -35,6 +35,8 @@ class Multilabel(Objective):
     name: ClassVar[str] = "multilabel"
     metrics: ClassVar[tuple[str, ...]] = ("macro_auc", "map")
     headline: ClassVar[tuple[str, ...]] = metrics
+    pipeline: ClassVar[str] = "classification"
+    outputs_field: ClassVar[str | None] = "num_labels"
     figures: ClassVar[tuple[str, ...]] = ("label_auc",)
     target_type: ClassVar[torch.dtype] = torch.float32
     has_soft_targets: ClassVar[bool] = True
@@ -50,6 +52,11 @@ class Multilabel(Objective):
                 minimum=1,
                 found=self.num_labels,
             )
+
+    @classmethod
+    def example(cls) -> Self:
+        """Return the objective with one finding."""
+        return cls(1)
 
     @property
     def outputs(self) -> int:

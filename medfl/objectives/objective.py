@@ -7,7 +7,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
@@ -27,7 +27,7 @@ class Objective(Shown):
     """
 
     name: ClassVar[str]
-    """As `medfl.objectives.OBJECTIVES` has it."""
+    """Name of its `medfl.hooks.ObjectiveRecord`."""
 
     metrics: ClassVar[tuple[str, ...]]
     """The metrics of a task that names none; the first one is the key metric."""
@@ -50,6 +50,14 @@ class Objective(Shown):
 
     smallest_batch: ClassVar[int] = 1
     """Cases that a batch needs to teach anything."""
+
+    outputs_field: ClassVar[str | None] = None
+    """Name of the field that holds the number of a network's output channels; None if no field does."""
+
+    @classmethod
+    def example(cls) -> Self:
+        """Return an objective of this kind with as few outputs as possible, to ask it for its metrics."""
+        return cls()
 
     # ---- what a task of this kind is
 

@@ -34,6 +34,8 @@ class Regression(Objective):
     name: ClassVar[str] = "regression"
     metrics: ClassVar[tuple[str, ...]] = ("mae", "rmse", "r2", "pearson")
     headline: ClassVar[tuple[str, ...]] = ("mae", "r2")
+    pipeline: ClassVar[str] = "regression"
+    outputs_field: ClassVar[str | None] = "dimensions"
     figures: ClassVar[tuple[str, ...]] = ("agreement",)
     target_type: ClassVar[torch.dtype] = torch.float32
 

@@ -52,6 +52,8 @@ class Segmentation(Objective):
     name: ClassVar[str] = "segmentation"
     metrics: ClassVar[tuple[str, ...]] = ("dice",)
     headline: ClassVar[tuple[str, ...]] = ("dice", "hd95")
+    pipeline: ClassVar[str] = "segmentation"
+    outputs_field: ClassVar[str | None] = "channels"
     figures: ClassVar[tuple[str, ...]] = ("masks",)
     target_type: ClassVar[torch.dtype] = torch.int64
     has_soft_targets: ClassVar[bool] = True

@@ -37,6 +37,9 @@ class Shown(ABC):
     headline: ClassVar[tuple[str, ...]]
     """Metrics that a report sets side by side, after the first one of the task, where a run has them."""
 
+    pipeline: ClassVar[str] = "other"
+    """End of the pipeline tag of Hugging Face for such models, for example ``classification``."""
+
     figures: ClassVar[tuple[str, ...]] = ()
     """What a report draws from predictions: sections look for their own word."""
 

@@ -1,21 +1,21 @@
 """The privacy policy of a run: one object that answers every question about its differential privacy.
 
-`policy_of` returns the policy of a run's settings. Each mechanism is one subclass of `PrivacyPolicy` in a file of
-`medfl.privacy.mechanisms` and one entry of `MECHANISMS`. All other code asks the policy and compares no setting.
+`policy_of` returns the policy of a run's settings. Each mechanism is one subclass of `PrivacyPolicy`, which a plugin
+lists by its unit in the hook `medfl_privacy_mechanisms`. All other code asks the policy and compares no setting.
 """
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
-from medfl.errors import RefusedError
+from medfl.errors import PluginError, RefusedError
 from medfl.hooks import Capability
+from medfl.plugins import look_up
 from medfl.privacy.composition import Part
-from medfl.records.ledger import Adjacency, LedgerEntry, PrivacyUnit
+from medfl.records.ledger import Adjacency, LedgerEntry
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.settings import Privacy, Settings
 
@@ -27,21 +27,6 @@ if TYPE_CHECKING:
     from medfl.objectives import Objective
     from medfl.training.loop import Steps
     from medfl.utils.tells import Visibility
-
-_PACKAGE = "medfl.privacy.mechanisms"
-
-MECHANISMS: Mapping[tuple[PrivacyUnit | None, bool], str] = {
-    (None, False): f"{_PACKAGE}.no_privacy:NoPrivacy",
-    (None, True): f"{_PACKAGE}.no_privacy:NoPrivacy",
-    ("site", False): f"{_PACKAGE}.site_updates:SiteUpdates",
-    ("site", True): f"{_PACKAGE}.distributed_noise:DistributedNoise",
-    ("sample", False): f"{_PACKAGE}.dp_sgd:DPSGD",
-    ("sample", True): f"{_PACKAGE}.dp_sgd:DPSGD",
-}
-"""Maps the privacy unit, and whether the run has secure aggregation, to the class of the policy.
-
-The classes are loaded on first use, as some need packages that take seconds to import.
-"""
 
 
 @dataclass(frozen=True)
@@ -68,7 +53,8 @@ class PrivacyPolicy(ABC):
         settings: Settings of the run.
 
     Attributes:
-        unit: Whose data are hidden, or None if nothing is promised.
+        unit: Whose data are hidden: a site, or a part of one site's data. None if nothing is promised.
+        accountant: Name of the accountant that composes releases; empty if nothing is promised.
         is_private: Whether the run promises differential privacy.
         hides_sites: Whether the promise covers all data of a site together.
         noises_training: Whether the noise is in a site's training: gradients of single images, drawn at random. Then
@@ -80,7 +66,8 @@ class PrivacyPolicy(ABC):
         unit_phrase: The unit with an article, for sentences.
     """
 
-    unit: ClassVar[PrivacyUnit | None] = None
+    unit: ClassVar[str | None] = None
+    accountant: ClassVar[str] = ""
     is_private: ClassVar[bool]
     hides_sites: ClassVar[bool] = False
     noises_training: ClassVar[bool] = False
@@ -92,6 +79,11 @@ class PrivacyPolicy(ABC):
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+
+    @classmethod
+    def for_sums(cls) -> type[PrivacyPolicy]:
+        """Return the class of the policy for runs with secure aggregation, whose updates leave in sums only."""
+        return cls
 
     @property
     def privacy(self) -> Privacy | None:
@@ -291,7 +283,7 @@ class PrivacyPolicy(ABC):
         return None
 
     @classmethod
-    def covers(cls, adjacency: Adjacency, unit: PrivacyUnit, wanted: Adjacency) -> bool:
+    def covers(cls, adjacency: Adjacency, unit: str, wanted: Adjacency) -> bool:
         """Whether a promise of this mechanism implies the promise for a unit and adjacency, with the same numbers.
 
         Args:
@@ -324,21 +316,60 @@ class PrivacyPolicy(ABC):
         return ""
 
 
-def mechanism_of(unit: PrivacyUnit | None, is_summed: bool = False) -> type[PrivacyPolicy]:
+class NoPrivacy(PrivacyPolicy):
+    """No promise: nothing is clipped or noised, and all that the method declares may leave a site."""
+
+    is_private: ClassVar[bool] = False
+    discloses_integers: ClassVar[bool] = True
+    discloses_training_scores: ClassVar[bool] = True
+
+    def discloses(self, kind: PayloadKind) -> bool:
+        """Whether tensors of a kind may leave a site: always."""
+        return True
+
+    def discloses_metadata(self, visibility: Visibility) -> bool:
+        """Whether metadata may leave a site: always."""
+        return True
+
+    def discloses_peer_messages(self) -> bool:
+        """Whether a site may send messages to other sites: always."""
+        return True
+
+
+def mechanism_of(unit: str) -> type[PrivacyPolicy]:
     """Return the class of the policy for a privacy unit.
 
-    Args:
-        unit: Privacy unit, or None for a run without privacy.
-        is_summed: Whether updates leave in sums only.
+    Raises:
+        PluginError: If no plugin, or more than one, has a mechanism for that unit, or if it can't be imported.
     """
-    module, _, name = MECHANISMS[unit, is_summed].partition(":")
-    return cast("type[PrivacyPolicy]", getattr(importlib.import_module(module), name))
+    return _checked(look_up("privacy_mechanism", unit, PrivacyPolicy), unit)
+
+
+def _checked(kind: type[PrivacyPolicy], unit: str) -> type[PrivacyPolicy]:
+    """Return the class of a mechanism if it says that it is for a unit."""
+    if kind.unit != unit:
+        raise PluginError(
+            "wrong_name",
+            f"Expected the privacy mechanism '{unit}' to have this name as its `unit`, got '{kind.unit}'. Its author "
+            "can mend it.",
+            expected=unit,
+            found=kind.unit,
+        )
+    return kind
 
 
 def policy_of(settings: Settings) -> PrivacyPolicy:
-    """Return the privacy policy of a run."""
-    unit = None if settings.privacy is None else settings.privacy.unit
-    return mechanism_of(unit, settings.secure_aggregation is not None)(settings)
+    """Return the privacy policy of a run.
+
+    Raises:
+        PluginError: As `mechanism_of` does.
+        SettingsError: If the settings are not possible for the mechanism.
+    """
+    if settings.privacy is None:
+        return NoPrivacy(settings)
+    unit = settings.privacy.unit
+    kind = mechanism_of(unit)
+    return (kind if settings.secure_aggregation is None else _checked(kind.for_sums(), unit))(settings)
 
 
 def payloads_beside_updates(method: Method | type[Method]) -> list[str]:

@@ -10,9 +10,7 @@ from pydantic import Field, model_validator
 
 from medfl.errors import StoreError
 from medfl.records.record import FileRecord, Record
-
-PrivacyUnit = Literal["site", "sample"]
-"""Whose data are hidden: those of a whole site, or a single image."""
+from medfl.utils.field_words import PluginName
 
 Adjacency = Literal["add_remove", "replace"]
 """Neighbouring data sets: one unit is added or removed, or replaced by any other."""
@@ -25,7 +23,7 @@ class LedgerEntry(Record):
     """The releases that one run made of a data set.
 
     Attributes:
-        unit: Whose data are hidden.
+        unit: Whose data are hidden, for example ``site``.
         mechanism: Kind of noise.
         adjacency: Neighbouring data sets of the run's promise.
         sigma: Noise multiplier of each step: standard deviation of the noise over the clipping bound. It is infinite if
@@ -40,7 +38,7 @@ class LedgerEntry(Record):
         threshold: Number of sites whose shares add up to the noise, or None if the noise is the site's own.
     """
 
-    unit: PrivacyUnit
+    unit: PluginName
     mechanism: Mechanism
     adjacency: Adjacency
     sigma: float = Field(ge=0)

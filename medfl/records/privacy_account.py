@@ -7,8 +7,9 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from medfl.records.ledger import Adjacency, PrivacyUnit
+from medfl.records.ledger import Adjacency
 from medfl.records.record import Record
+from medfl.utils.field_words import PluginName
 from medfl.utils.tells import LARGEST
 
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
@@ -42,7 +43,7 @@ class PrivacyAccount(Record):
         ledger: Whether the site keeps a ledger over several runs.
     """
 
-    unit: PrivacyUnit
+    unit: PluginName
     adjacency: Adjacency
     delta: float = Field(gt=0, lt=1)
     sigma: Annotated[float, Field(ge=0)] | None

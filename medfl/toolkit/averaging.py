@@ -43,8 +43,7 @@ from medfl.toolkit.aggregation import (
 )
 from medfl.toolkit.kept import KEPT, add_to_kept, shared_of
 from medfl.toolkit.local_training import LocalTraining, own_model
-from medfl.toolkit.robust.fold import robust_mean
-from medfl.toolkit.robust.rules import check_rule
+from medfl.toolkit.robust.rule import check_rule, robust_mean
 from medfl.toolkit.rounds import Rounds, Step
 from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.tells import Tell, count

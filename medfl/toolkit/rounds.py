@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass
 
 from medfl.contract import Order, Plan, Replies, Reply, Server, Site
 from medfl.errors import ContractError
-from medfl.toolkit.robust.rules import least_replies
+from medfl.toolkit.robust.rule import least_replies
 
 DONE = "done"
 """In the server's meta, while a round is under way: its steps that are committed, each as [name, turn]."""

@@ -15,6 +15,7 @@ from torch import nn
 from medfl.errors import ContractError, SettingsError
 from medfl.networks.norms import freeze_norms, has_batch_norm
 from medfl.objectives.balance import sampling_weights
+from medfl.plugins import look_up
 from medfl.settings import Settings
 from medfl.training.batches import load, on_device
 from medfl.training.precision import autocast
@@ -211,13 +212,14 @@ def train(
     Raises:
         ContractError: If the run hides single images and the steps are the plain ones, which would not.
     """
-    # the import layers put training below privacy, so no policy can be asked here
-    if steps is None and settings.privacy is not None and settings.privacy.unit == "sample":
-        raise ContractError(
-            "missing_private_steps",
-            "Expected private steps in a run with the privacy unit 'sample', got none: a plain training would break "
-            "the run's promise. Train by `Averaging.fit`, or give `train` the `steps`.",
-        )
+    if steps is None and settings.privacy is not None:
+        mechanism = look_up("privacy_mechanism", settings.privacy.unit, object)  # no policy: privacy is above
+        if mechanism.noises_training:
+            raise ContractError(
+                "missing_private_steps",
+                f"Expected private steps in a run with the privacy unit '{settings.privacy.unit}', got none: a plain "
+                "training would break the run's promise. Train by `Averaging.fit`, or give `train` the `steps`.",
+            )
     start = time.perf_counter()
     model.train()
     if settings.norm_sync == "frozen":

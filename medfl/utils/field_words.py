@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel
+from pydantic import AfterValidator, BaseModel, Field
 from pydantic.fields import FieldInfo
 
 from medfl.errors import did_you_mean
@@ -128,6 +128,10 @@ def known_device(name: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
         raise ValueError(f"expected auto, cpu, cuda, or cuda:N for one of several GPUs, as cuda:0; got '{name}'")
     return name
+
+
+PluginName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,62}$")]
+"""Name of something that a plugin lists, such as a robust rule. Only its form is checked here."""
 
 
 Device = Annotated[str, AfterValidator(known_device)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from medfl.bundle.adopted import Used
-from medfl.objectives import OBJECTIVES
+from medfl.objectives import objective_class
 from medfl.objectives.segmentation import OF_CASES
 from medfl_adopt.cases import Cases
 from medfl_adopt.ignored import Ignored
@@ -98,7 +98,7 @@ class Adoption:
         settings = {"rounds": "@rounds", "seed": "@seed", "device": "@device"}
         settings |= {"batch_size": f"@{self.batch_size}"} if self.batch_size else {}
         settings |= {"precision": "amp"} if self.amp else {}
-        metrics = list(OBJECTIVES[objective.name].metrics)
+        metrics = list(objective_class(objective.name).metrics)
         content = {"adopted": adopted, **_RUN, "metrics": metrics, "settings": settings, **_FEDERATION}
         content |= {} if self.own_seed else {"seed": 0}
         names = (("loss", self.parts.loss), ("optimizer", self.parts.optimizer))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from medfl.errors import SettingsError, check_choice
-from medfl.objectives import Objective, read_objective
+from medfl.objectives import Objective, objective_class, read_objective
 from medfl_adopt.config import LOAD_IMAGE, Config, base_name
 from medfl_adopt.parts import Parts
 
@@ -119,30 +119,21 @@ class Recognition:
         return make_objective(self.name, self.overlapping, self.outputs)
 
 
-CHANNELS = {
-    "multiclass": "num_classes",
-    "binary": "logits",
-    "multilabel": "num_labels",
-    "regression": "dimensions",
-    "segmentation": "channels",
-}
-"""Objective to its field for the channels of a network's output."""
-
-
 def make_objective(
     name: str, overlapping: bool, outputs: int | None, spacing: str | Sequence[float] | None = None
 ) -> Objective | None:
     """An objective of its name and the channels of a network's output; None where it needs these and has none.
 
     Args:
-        name: One of `medfl.objectives.OBJECTIVES`.
+        name: Name of the objective.
         overlapping: For segmentation, whether labels may overlap.
         outputs: The channels.
         spacing: For segmentation, as `medfl.objectives.Segmentation` has it.
     """
-    if name in CHANNELS and outputs is None:
+    field = objective_class(name).outputs_field
+    if field is not None and outputs is None:
         return None
-    values: dict[str, Any] = {CHANNELS[name]: outputs} if name in CHANNELS else {}
+    values: dict[str, Any] = {} if field is None else {field: outputs}
     values |= {"overlapping": True} if overlapping else {}
     return read_objective({"name": name} | values | ({} if spacing is None else {"spacing": spacing}))
 

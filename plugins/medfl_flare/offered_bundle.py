@@ -23,6 +23,7 @@ from medfl.data.readers.quiet import drop_missing_codec
 from medfl.data.sites import SiteData
 from medfl.data.source import Arrays, Source
 from medfl.engine.carrier import MethodFactory
+from medfl.engine.checks import check_names
 from medfl.engine.plan import MethodChoice, RunPlan
 from medfl.engine.runs.network_assignment import NetworkAssignment, read_assignment
 from medfl.engine.runs.provenance import bundle_values, run_files
@@ -129,7 +130,7 @@ def open_offer(offer: Offer, site_file: SiteFile) -> OfferedRun:
     Raises:
         RefusedError: If this participant has something else, or does not allow the run.
         SettingsError: If the run's settings are not valid for the bundle.
-        PluginError: If the method is not installed here.
+        PluginError: If the method, the privacy mechanism or the robust rule is not installed here.
     """
     entry, registry = site_file.bundle(offer.bundle), load_plugins()
     for problem in registry.problems:
@@ -148,6 +149,7 @@ def open_offer(offer: Offer, site_file: SiteFile) -> OfferedRun:
     built = _build(folder, offer.overrides, site_file, entry.data)
     settings = read_settings(Settings, {"min_replies": max(len(offer.sites), 1)} | built.settings, "the run")
     settings = settings.for_sites(len(offer.sites))
+    check_names(settings, registry)
     method: Method = registry.make_method(built.method, built.method_args)
     check_run(site_file, offer, settings, built.method, method)
     scale = Scale(_shape(built.site_values), built.mean, built.std)

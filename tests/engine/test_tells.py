@@ -249,6 +249,7 @@ def test_an_account_of_privacy_of_another_form_is_refused(account: Any) -> None:
     ("changes", "place"),
     [
         ({"unit": "Doe"}, " in its field 'unit'"),
+        ({"unit": "Doe, Jane"}, " in its field 'unit'"),
         ({"epsilon": math.nan}, " in its field 'epsilon'"),
         ({"epsilon": math.inf}, " in its field 'epsilon'"),
         ({"epsilon": 10**400}, " in its field 'epsilon'"),

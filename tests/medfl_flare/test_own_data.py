@@ -12,7 +12,7 @@ from loopback import Loopback, Place, make_place
 from refusals import refused
 
 from medfl.data.datalists import FILE, read_datalist, write_datalist
-from medfl.errors import DataError
+from medfl.errors import DataError, PluginError
 from medfl.plugins import Registry, load_plugins
 from medfl.records.run_file import DataOrigin, RunFile
 from medfl.types import GLOBAL, PUBLIC
@@ -78,6 +78,22 @@ def test_plugins_with_problems_are_named_in_the_participants_log(
     file = place.files("server")["server"]
     open_offer(place.offer(), file)
     assert "Plugin 'extra' can't be loaded: it lacks a method." in caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("overrides", "what", "choice"),
+    [
+        ({"robust": {"rule": "medain"}}, "robust_rule", "medain"),
+        ({"privacy": {"unit": "ward", "epsilon": 5.0, "clip": 1.0}}, "privacy_mechanism", "ward"),
+    ],
+    ids=["rule", "unit"],
+)
+def test_a_site_refuses_a_rule_or_a_privacy_unit_that_its_plugins_do_not_have(
+    place: Place, overrides: dict[str, object], what: str, choice: str
+) -> None:
+    file = place.files("plain")["site-01"]
+    with refused(PluginError, "unknown_choice", what=what, choice=choice):
+        open_offer(place.offer(**overrides), file)
 
 
 def test_public_classes_of_other_names_are_refused_at_the_server(place: Place, tmp_path: Path) -> None:

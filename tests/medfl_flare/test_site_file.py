@@ -113,6 +113,7 @@ def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch) -> None:
         (LEAST + "loaders = -1", "setting_out_of_range", "loaders"),
         (LEAST + "[privacy]\nepsilon = 1", "missing_setting", "privacy.unit"),
         (LEAST + '[privacy]\nunit = "site"\nepsilon = inf', "setting_out_of_range", "privacy.epsilon"),
+        (LEAST + '[privacy]\nunit = "patient"\nepsilon = 1', "unknown_choice", "privacy.unit"),
         (LEAST + '[bundles."a/b"]\ndata = "d"', "invalid_setting", "bundles.a/b.[key]"),
     ],
 )

@@ -11,10 +11,9 @@ import torch
 from refusals import refused
 from torch.nn import functional as F
 
-from medfl.errors import ContractError, DataError, SettingsError
+from medfl.errors import ContractError, DataError, PluginError, SettingsError
 from medfl.metrics import METRICS
 from medfl.objectives import (
-    OBJECTIVES,
     Binary,
     Multiclass,
     Multilabel,
@@ -23,9 +22,11 @@ from medfl.objectives import (
     Segmentation,
     Survival,
     check_metrics,
+    objective_class,
     read_objective,
 )
 from medfl.objectives.segmentation import OF_CASES
+from medfl.plugins import load_plugins
 
 NAN = math.nan
 EACH = (
@@ -276,7 +277,7 @@ def test_objectives_that_cannot_be_are_named() -> None:
             wrong()
     with refused(SettingsError, "setting_out_of_range", setting="channels", minimum=2):
         Segmentation(1)
-    with refused(SettingsError, "unknown_choice", what="objective", choice="regresion"):
+    with refused(PluginError, "unknown_choice", what="objective", choice="regresion"):
         read_objective({"name": "regresion"})
     with refused(SettingsError, "invalid_settings", required=["num_classes"], found=[]):
         read_objective({"name": "multiclass"})
@@ -289,9 +290,11 @@ def test_objectives_that_cannot_be_are_named() -> None:
 
 
 def test_the_list_of_objectives_is_whole() -> None:
-    assert {type(objective) for objective in EACH} == set(OBJECTIVES.values())
-    for name, kind in OBJECTIVES.items():
-        assert kind.name == name
+    names = load_plugins().objectives
+    assert {type(objective) for objective in EACH} == {objective_class(name) for name in names}
+    for name in names:
+        kind = objective_class(name)
+        assert kind.example().scores
         assert dataclasses.is_dataclass(kind)
         assert kind.__doc__ is not None
 

@@ -12,16 +12,19 @@ import torch
 from refusals import refused
 
 from medfl.contract import Capability, PayloadKind, Site, State
-from medfl.errors import ContractError, RefusedError, SettingsError
+from medfl.errors import ContractError, PluginError, RefusedError, SettingsError
 from medfl.objectives import Survival
+from medfl.plugins import load_plugins
 from medfl.privacy import composition, gaussian
 from medfl.privacy.composition import Part
-from medfl.privacy.policy import MECHANISMS, PrivacyPolicy, mechanism_of, policy_of
+from medfl.privacy.mechanisms.dp_sgd import DPSGD
+from medfl.privacy.mechanisms.site_updates import DistributedNoise, SiteUpdates
+from medfl.privacy.policy import NoPrivacy, PrivacyPolicy, mechanism_of, policy_of
 from medfl.privacy.samples import PrivateSteps, releases, schedule
 from medfl.records.ledger import LedgerEntry
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.settings import Settings
-from medfl.testing.cohort import SmallNet, make_data, make_task
+from medfl.testing.cohort import SmallNet, make_data, make_plan, make_task
 from medfl.toolkit.averaging import Averaging
 
 PRIVACY = {"epsilon": 5.0, "delta": 1e-5, "clip": 2.5, "adjacency": "add_remove"}
@@ -64,14 +67,38 @@ def account(**fields: Any) -> PrivacyAccount:
 # ---- which policy
 
 
-def test_every_combination_of_settings_has_a_mechanism() -> None:
-    units = [unit for unit, is_summed in MECHANISMS if is_summed]
-    assert sorted(map(str, units)) == ["None", "sample", "site"]
-    for (unit, is_summed), name in MECHANISMS.items():
-        mechanism = mechanism_of(unit, is_summed)
-        assert f"{mechanism.__module__}:{mechanism.__name__}" == name
-        assert mechanism.unit == unit
-        assert mechanism.is_private == (unit is not None)
+def test_every_unit_has_a_mechanism_with_and_without_sums() -> None:
+    for unit in load_plugins().privacy_mechanisms:
+        kind = mechanism_of(unit)
+        assert kind.unit == kind.for_sums().unit == unit
+        assert kind.is_private
+        assert kind.accountant == kind.for_sums().accountant != ""
+    assert {name: type(policy(name)) for name in RUNS} == {
+        "none": NoPrivacy,
+        "masked": NoPrivacy,
+        "site": SiteUpdates,
+        "sample": DPSGD,
+        "distributed": DistributedNoise,
+    }
+
+
+def test_a_unit_that_no_plugin_has_is_refused_with_the_nearest() -> None:
+    run = Settings.model_validate({"rounds": 1, "privacy": PRIVACY | {"unit": "smaple"}})
+    with refused(PluginError, "unknown_choice", what="privacy_mechanism", choice="smaple") as caught:
+        policy_of(run)
+    assert "Did you mean 'sample'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "accountant", "expected"),
+    [("site", "prv", "gaussian"), ("distributed", "prv", "gaussian"), ("sample", "gaussian", "prv")],
+)
+def test_each_unit_has_one_accountant_which_is_part_of_the_run(name: str, accountant: str, expected: str) -> None:
+    with refused(SettingsError, "unsupported_setting", setting="privacy.accountant", expected=expected):
+        policy(name, {"accountant": accountant})
+    plans = [make_plan(settings(name, privacy)) for privacy in ({}, {"accountant": expected})]
+    assert {plan.identity.settings["privacy"]["accountant"] for plan in plans} == {expected}
+    assert len({plan.run_id for plan in plans}) == 1
 
 
 def test_the_policy_has_the_settings_of_the_run() -> None:
@@ -278,7 +305,7 @@ def test_entries_of_another_unit_count_as_far_as_a_bound_is_known(adjacency: str
     site, sample = mechanism_of("site"), mechanism_of("sample")
     update, training = entry("site"), entry("sample", "poisson-subsampled gaussian", rate=0.25, steps=4)
     assert site.part_of(update, adjacency) == Part(4.0, 3)
-    assert mechanism_of("site", True).part_of(update, adjacency) == Part(4.0, 3)
+    assert mechanism_of("site").for_sums().part_of(update, adjacency) == Part(4.0, 3)
     assert sample.part_of(training, adjacency) == Part(4.0, 12, 0.25)
     assert site.part_of(training, adjacency) is None
     unused = training.model_copy(update={"releases": ()})
@@ -286,7 +313,7 @@ def test_entries_of_another_unit_count_as_far_as_a_bound_is_known(adjacency: str
     assert sample.part_of(update, adjacency) == Part(2.0 if adjacency == "add_remove" else 4.0, 3)
     shares = entry("site", "distributed discrete gaussian", threshold=3)
     assert site.part_of(shares, adjacency) == Part(4.0, 3, concentrated=True)
-    assert mechanism_of(None).part_of(update, adjacency) is None
+    assert NoPrivacy.part_of(update, adjacency) is None
 
 
 def test_which_promise_implies_which() -> None:
@@ -301,7 +328,7 @@ def test_which_promise_implies_which() -> None:
         ("sample", "replace"): {("sample", "replace"), ("sample", "add_remove")},
         ("sample", "add_remove"): {("sample", "add_remove")},
     }
-    assert not any(mechanism_of(None).covers("replace", *pair) for pair in pairs)  # type: ignore[arg-type]
+    assert not any(NoPrivacy.covers("replace", *pair) for pair in pairs)  # type: ignore[arg-type]
 
 
 def test_accounts_that_leave_a_site() -> None:

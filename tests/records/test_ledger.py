@@ -70,7 +70,7 @@ def test_a_file_that_can_not_be_read_is_not_taken_for_an_empty_ledger(tmp_path: 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"unit": "patient"},
+        {"unit": "no name"},
         {"mechanism": "laplace"},
         {"sigma": -1.0},
         {"sigma": math.nan},

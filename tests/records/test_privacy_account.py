@@ -42,7 +42,7 @@ def test_an_account_stays_the_same_in_json(changes: dict) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"unit": "patient"},
+        {"unit": "no name"},
         {"delta": 0.0},
         {"sigma": None},
         {"rate": None, "steps": None},

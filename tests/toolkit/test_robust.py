@@ -15,8 +15,9 @@ from medfl.settings import Robust, Settings
 from medfl.testing.cohort import Case, bits, make_task
 from medfl.toolkit.averaging import Averaging
 from medfl.toolkit.personal import Personal
-from medfl.toolkit.robust.fold import _stacks, robust_mean, squared_distances
-from medfl.toolkit.robust.rules import bulyan_choice, chance_of_more, check_rule, krum_scores, least_replies
+from medfl.toolkit.robust.krum import bulyan_choice, krum_scores
+from medfl.toolkit.robust.rule import chance_of_more, check_rule, least_replies, robust_mean
+from medfl.toolkit.robust.updates import squared_distances, stacked
 from medfl.utils.wire import tensors_equal
 
 REGISTRY = load_plugins()
@@ -150,7 +151,7 @@ def test_without_a_radius_it_is_the_median_norm():
 
 def test_what_is_read_in_pieces_is_what_is_read_at_once(monkeypatch):
     whole = {name: value_of(Robust(**{"rule": name} | EXPECTED[name][0])) for name in ("median", "krum", "bulyan")}
-    monkeypatch.setattr("medfl.toolkit.robust.fold.AT_A_TIME", 1)
+    monkeypatch.setattr("medfl.toolkit.robust.updates.AT_A_TIME", 1)
     for name, value in whole.items():
         assert value_of(Robust(**{"rule": name} | EXPECTED[name][0])) == value
 
@@ -305,12 +306,12 @@ def test_a_subclass_keeps_capabilities_that_are_no_promises():
 @pytest.mark.parametrize(("room", "reads"), [(1, 3), (7 * 8, 3), (2 * 7 * 8, 2), (3 * 7 * 8 - 1, 2), (3 * 7 * 8, 1)])
 def test_no_more_than_the_limit_is_held_at_a_time(monkeypatch, room, reads):
     """Three one-element tensors of seven sites take 56 bytes each in float64. Count how often the replies are read."""
-    monkeypatch.setattr("medfl.toolkit.robust.fold.AT_A_TIME", room)
+    monkeypatch.setattr("medfl.toolkit.robust.updates.AT_A_TIME", room)
     replies = sent()
     floats = {name: make_server().state.tensors[name] for name in ("a", "b", "mean")}
     read = []
     monkeypatch.setattr(Sent, "__iter__", lambda self: read.append(1) or iter(self.replies.items()))
-    stacks = dict(_stacks(replies, sorted(replies.meta), floats))
+    stacks = dict(stacked(replies, sorted(replies.meta), floats))
     assert len(read) == reads
     assert {name: rows.shape for name, rows in stacks.items()} == dict.fromkeys(floats, (7, 1))
 

@@ -29,7 +29,7 @@ from medfl.errors import PluginError, SettingsError
 from medfl.plugins import Registry
 from medfl.settings import Settings, Strict, participants, read_settings
 from medfl.task import Scale, Task
-from medfl.toolkit.robust.rules import chance_of_more
+from medfl.toolkit.robust.rule import chance_of_more
 from medfl.types import MODEL, Dataset, Tensors, Visited
 from medfl.utils.rng import make_generator
 from medfl.utils.wire import prefixed, select

@@ -14,7 +14,7 @@ from medfl.errors import SettingsError
 from medfl.privacy.composition import Part, epsilon
 from medfl.privacy.gaussian import SENSITIVITY
 from medfl.privacy.policy import Guarantee, PrivacyPolicy, payloads_beside_updates, unprotected
-from medfl.records.ledger import Adjacency, LedgerEntry, PrivacyUnit
+from medfl.records.ledger import Adjacency, LedgerEntry
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.settings import Privacy, Settings
 from medfl.utils.tells import Visibility
@@ -26,13 +26,18 @@ class DifferentialPrivacy(PrivacyPolicy):
     Args:
         settings: Settings of the run, with a privacy setting.
 
+    Raises:
+        SettingsError: If the settings name an accountant of another unit.
+
     Attributes:
         unit: Whose data are hidden.
+        accountant: Name of the accountant that composes releases.
         units: The unit in the plural, for messages.
         releases: Releases of a site in the plural, for sentences.
     """
 
-    unit: ClassVar[PrivacyUnit]
+    unit: ClassVar[str]
+    accountant: ClassVar[str]
     is_private: ClassVar[bool] = True
     discloses_integers: ClassVar[bool] = False
     discloses_training_scores: ClassVar[bool] = False
@@ -43,6 +48,16 @@ class DifferentialPrivacy(PrivacyPolicy):
         assert settings.privacy is not None
         super().__init__(settings)
         self._privacy = settings.privacy
+        if self._privacy.accountant not in (None, self.accountant):
+            raise SettingsError(
+                "unsupported_setting",
+                f"The privacy unit '{self.unit}' is accounted by '{self.accountant}', got the accountant "
+                f"'{self._privacy.accountant}' in 'privacy.accountant'. Leave it out.",
+                setting="privacy.accountant",
+                unit=self.unit,
+                expected=self.accountant,
+                found=self._privacy.accountant,
+            )
 
     @property
     def privacy(self) -> Privacy:
@@ -154,15 +169,15 @@ class DifferentialPrivacy(PrivacyPolicy):
     def part_of(cls, entry: LedgerEntry, adjacency: Adjacency) -> Part | None:
         """Return the releases of a ledger's entry, as they count for this unit, or None if no bound is known."""
         part = Part.from_entry(entry)
-        return part if entry.unit == cls.unit or not part.count else cls.foreign_part(part, adjacency)
+        return part if entry.unit == cls.unit or not part.count else cls.foreign_part(entry.unit, part, adjacency)
 
     @classmethod
     @abstractmethod
-    def foreign_part(cls, part: Part, adjacency: Adjacency) -> Part | None:
+    def foreign_part(cls, unit: str, part: Part, adjacency: Adjacency) -> Part | None:
         """Return releases that were made for another unit, as they count for this one; None without a known bound."""
 
     @classmethod
-    def covers(cls, adjacency: Adjacency, unit: PrivacyUnit, wanted: Adjacency) -> bool:
+    def covers(cls, adjacency: Adjacency, unit: str, wanted: Adjacency) -> bool:
         """Whether a promise of this mechanism implies another one with the same numbers.
 
         ``replace`` is the stronger adjacency, as its noise is made for twice the bound. A mechanism that hides a whole

@@ -15,17 +15,18 @@ from medfl.errors import ContractError, SettingsError
 from medfl.objectives import Objective
 from medfl.privacy.composition import Part
 from medfl.privacy.mechanisms.differential_privacy import DifferentialPrivacy
-from medfl.privacy.policy import Guarantee
+from medfl.privacy.policy import Guarantee, mechanism_of
 from medfl.privacy.samples import PrivateSteps, check_samples, releases, schedule
 from medfl.privacy.statements import WHAT
-from medfl.records.ledger import Adjacency, PrivacyUnit
+from medfl.records.ledger import Adjacency
 from medfl.records.privacy_account import PrivacyAccount
 
 
 class DPSGD(DifferentialPrivacy):
     """Each training of a round is one release of its site: as many noised steps as the training has batches."""
 
-    unit: ClassVar[PrivacyUnit] = "sample"
+    unit: ClassVar[str] = "sample"
+    accountant: ClassVar[str] = "prv"
     noises_training: ClassVar[bool] = True
     unit_noun: ClassVar[str] = "image"
     unit_phrase: ClassVar[str] = "an image"
@@ -128,12 +129,14 @@ class DPSGD(DifferentialPrivacy):
         return Part(releases(self.settings, images).sigma, count, rate)
 
     @classmethod
-    def foreign_part(cls, part: Part, adjacency: Adjacency) -> Part | None:
-        """Return releases of whole sites as they count for an image.
+    def foreign_part(cls, unit: str, part: Part, adjacency: Adjacency) -> Part | None:
+        """Return releases of whole sites as they count for an image, or None for any other unit.
 
         A noised update of a whole site hides an image, too: another image changes the update by twice the bound at
         most. ``replace`` reckons with twice the bound already.
         """
+        if not mechanism_of(unit).hides_sites:
+            return None
         return replace(part, sigma=part.sigma / 2) if adjacency == "add_remove" else part
 
     def redact(self, account: PrivacyAccount) -> PrivacyAccount:
@@ -177,7 +180,7 @@ class DPSGD(DifferentialPrivacy):
             f"{privacy.delta:g} and epsilon at most {privacy.epsilon:.4g} for an image that is {WHAT[chosen]} "
             f"('{chosen}', the adjacency of this run), or at most epsilon {other.epsilon:.4g} with delta "
             f"{other.delta:.3g} for one that is {WHAT[other.adjacency]} ('{other.adjacency}'), by numerical "
-            f"composition (accountant '{privacy.accountant}'); a patient with m images is protected like m images at "
+            f"composition (accountant '{self.accountant}'); a patient with m images is protected like m images at "
             "once, and how many images a site has is not hidden; this covers the trained models, not the scores, "
             "training losses and numbers of images in this report."
         )

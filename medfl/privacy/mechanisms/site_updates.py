@@ -1,4 +1,7 @@
-"""Privacy of whole sites: each site clips its update and adds Gaussian noise before the update leaves it."""
+"""Privacy of whole sites: each site clips its update and adds Gaussian noise before the update leaves it.
+
+Under secure aggregation the shares of noise of all sites add up in the sum of the updates.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,30 @@ from dataclasses import replace
 from typing import ClassVar
 
 from medfl.privacy.composition import Part
+from medfl.privacy.concentrated import calibrated
 from medfl.privacy.gaussian import SENSITIVITY, epsilon, noise_multiplier
 from medfl.privacy.mechanisms.differential_privacy import DifferentialPrivacy
-from medfl.privacy.policy import Guarantee
+from medfl.privacy.policy import Guarantee, PrivacyPolicy
 from medfl.privacy.statements import WHAT
-from medfl.records.ledger import Adjacency, PrivacyUnit
+from medfl.records.ledger import Adjacency
 
 
 class SiteUpdates(DifferentialPrivacy):
     """Each update is one Gaussian release of its site; all releases of the run compose exactly."""
 
-    unit: ClassVar[PrivacyUnit] = "site"
+    unit: ClassVar[str] = "site"
+    accountant: ClassVar[str] = "gaussian"
     hides_sites: ClassVar[bool] = True
     noises_updates: ClassVar[bool] = True
     unit_noun: ClassVar[str] = "site"
     unit_phrase: ClassVar[str] = "a site"
     units: ClassVar[str] = "sites"
     releases: ClassVar[str] = "updates"
+
+    @classmethod
+    def for_sums(cls) -> type[PrivacyPolicy]:
+        """Return `DistributedNoise`."""
+        return DistributedNoise
 
     def update_noise(self, releases: int) -> float:
         """Return the noise multiplier that keeps the budget over all updates of the site."""
@@ -37,8 +47,8 @@ class SiteUpdates(DifferentialPrivacy):
         return replace(self.release(), count=replies)
 
     @classmethod
-    def foreign_part(cls, part: Part, adjacency: Adjacency) -> Part | None:
-        """Return None: noise for single images gives no known bound for a whole site."""
+    def foreign_part(cls, unit: str, part: Part, adjacency: Adjacency) -> Part | None:
+        """Return None: noise for a part of a site's data gives no known bound for a whole site."""
         return None
 
     def other_guarantee(self) -> Guarantee:
@@ -58,6 +68,48 @@ class SiteUpdates(DifferentialPrivacy):
             f"together are (epsilon, delta)-private with delta {privacy.delta:g} and epsilon {budgets[chosen]:.4g} for "
             f"a {self.unit} that is {WHAT[chosen]} ('{chosen}', the adjacency of this run), or epsilon "
             f"{budgets[other]:.4g} for one that is {WHAT[other]} ('{other}'), by exact Gaussian composition "
-            f"(accountant '{privacy.accountant}'); this covers the updates, not the scores, training losses and "
+            f"(accountant '{self.accountant}'); this covers the updates, not the scores, training losses and "
             "numbers of images in this report, nor whether a site replies."
+        )
+
+
+class DistributedNoise(SiteUpdates):
+    """Each sum of updates is one release of all its sites, accounted by concentrated differential privacy.
+
+    An update that left a site by itself would carry the whole noise of `SiteUpdates`.
+    """
+
+    def sum_noise(self) -> float:
+        """Return the noise multiplier of the sum that keeps the budget over all rounds."""
+        return calibrated(self.privacy, self.settings.rounds)
+
+    def sum_clip(self) -> float:
+        """Return the L2 bound that the noise is made for."""
+        return self.privacy.clip
+
+    def release(self, images: int | None = None) -> Part:
+        """Return one release: the sum of the updates of a round."""
+        return Part(self.sum_noise(), 1, concentrated=True)
+
+    def releases_of_replies(self, replies: int) -> Part | None:
+        """Return None: a round has several replies for one sum."""
+        return None
+
+    def statement(self) -> str:
+        """Return what the sums promise, by concentrated differential privacy, and who has to follow the protocol."""
+        privacy, releases, release = self.privacy, self.settings.rounds, self.release()
+        together, threshold = replace(release, count=releases), self.threshold
+        budgets = {name: self.epsilon_of([together], name) for name in SENSITIVITY}
+        chosen, other = privacy.adjacency, self.other_adjacency
+        return (
+            f"Unit {self.unit}, noise of all sites together: each update is clipped to L2 norm {privacy.clip:g}, each "
+            f"site adds a share of discrete Gaussian noise, and {threshold} shares make up a standard deviation of "
+            f"{release.sigma * privacy.clip:.4g} ({release.sigma:.4g} times the bound) in the sum, so that {releases} "
+            f"sums together are (epsilon, delta)-private with delta {privacy.delta:g} and epsilon "
+            f"{budgets[chosen]:.4g} for a {self.unit} that is {WHAT[chosen]} ('{chosen}', the adjacency of this run), "
+            f"or epsilon {budgets[other]:.4g} for one that is {WHAT[other]} ('{other}'), by concentrated differential "
+            f"privacy. This holds while at least {threshold} of a round's participants follow the protocol: they add "
+            "their share of noise and keep it to themselves, and the server sees the sum only. A site that is alone "
+            "among others that do not has no noise of its own to rely on; this covers the updates, not the scores, "
+            "training losses and numbers of images in this report, nor whether a site replies."
         )

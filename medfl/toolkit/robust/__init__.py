@@ -1,1 +1,1 @@
-"""Robust rules in place of the mean of updates."""
+"""Robust rules in place of the mean of updates: one file for each family of rules."""

@@ -17,7 +17,8 @@ from medfl.contract import Order
 from medfl.engine.carrier import Evaluation
 from medfl.engine.evaluation import Row
 from medfl.engine.store import Steps
-from medfl.errors import RefusedError
+from medfl.errors import PluginError, RefusedError
+from medfl.privacy.policy import mechanism_of
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
@@ -318,13 +319,25 @@ def read_account(site: str, message: Message) -> PrivacyAccount | None:
         message: Its answer.
 
     Raises:
-        RefusedError: If the account does not validate. The message names the field and shows nothing of its value.
+        RefusedError: If the account does not validate, or no mechanism has its unit. The message names the field and
+            shows nothing of its value.
     """
     account = message.meta.get("privacy")
     if account is None:
         return None
     try:
-        return PrivacyAccount.model_validate(account, strict=True)
+        checked = PrivacyAccount.model_validate(account, strict=True)
+        mechanism_of(checked.unit)
+        return checked
+    except PluginError:
+        raise RefusedError(
+            "wrong_metadata",
+            f"The privacy account of site '{site}' was refused in its field 'unit': no plugin here has such a unit. "
+            "Server and site need the same plugins; if they have them, the site is not honest.",
+            sender=f"site '{site}'",
+            key="privacy",
+            expected="a known privacy unit",
+        ) from None
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         name = str(first["loc"][0]) if first["loc"] else ""

@@ -17,9 +17,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from medfl.bundle.files import shipped
-from medfl.errors import RefusedError, SettingsError, StoreError, did_you_mean
+from medfl.errors import PluginError, RefusedError, SettingsError, StoreError, did_you_mean
+from medfl.privacy.policy import mechanism_of
 from medfl.settings import Device, Execution, Strict, read_settings
 from medfl.types import SERVER
+from medfl.utils.field_words import PluginName
 from medfl.utils.files import flush_folder
 from medfl.utils.locks import held
 from medfl.utils.text import name_problem
@@ -46,7 +48,7 @@ class Floor(Strict):
     """The privacy that a run must promise at least, over all its releases (`medfl.settings.Privacy`).
 
     Attributes:
-        unit: ``site`` is stronger than ``sample``.
+        unit: A privacy mechanism's, for example ``site``, which is stronger than ``sample``.
         adjacency: ``replace`` is stronger than ``add_remove``.
         epsilon: A run's may not be above it, > 0.
         delta: A run's may not be above it, in (0, 1).
@@ -54,7 +56,7 @@ class Floor(Strict):
         total_epsilon: Budget over all runs in the ledger, >= `epsilon`; None only keeps account.
     """
 
-    unit: Literal["site", "sample"]
+    unit: PluginName
     adjacency: Literal["add_remove", "replace"] = "replace"
     epsilon: float = Field(gt=0, allow_inf_nan=False)
     delta: float = Field(1e-5, gt=0, lt=1)
@@ -263,6 +265,16 @@ def read_site_file(path: str | Path) -> SiteFile:
             "invalid_toml", f"The site's file '{file}' is no valid TOML: {error}. Correct it there.", path=file
         ) from None
     site_file = read_settings(SiteFile, values, f"the site's file '{file}'")
+    if site_file.privacy is not None:
+        try:
+            mechanism_of(site_file.privacy.unit)
+        except PluginError as error:
+            raise SettingsError(
+                error.code,
+                f"'privacy.unit' of the site's file '{file}' is not valid: {error}",
+                settings=["privacy.unit"],
+                **error.fields,
+            ) from None
     site_file = _anchored(site_file, file.parent)
     site_file._path = file
     return site_file

@@ -9,6 +9,7 @@ from functools import cache, partial
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from medfl.objectives import objective_class
 from medfl.types import Meta
 from medfl.utils.formats import MISSING, count, listed, metric_meaning, metric_words, number, sentence
 from medfl.utils.formats import score as score_text
@@ -32,10 +33,6 @@ MODELS = {"personal": "the site's own model", "global": "the model that all site
 
 PARTS = {"all": "", "site": "By site", "sex": "By sex", "centre": "By centre", "class": "By class"}
 """Maps a part of the scores to its heading."""
-
-TASKS = {"multiclass": "classification", "binary": "classification", "multilabel": "classification"}
-TASKS |= {"segmentation": "segmentation", "regression": "regression"}
-"""Maps an objective to the end of a pipeline's tag."""
 
 PIPELINES = {"image-classification", "image-segmentation", "tabular-classification", "tabular-regression"}
 """Tags of Hugging Face that a card may have."""
@@ -111,7 +108,7 @@ def _numeric(cells: Sequence[str]) -> bool:
 def front_matter(facts: CardFacts, scores: CardScores) -> str:
     """Return the metadata at the head of the card as YAML, with keys of Hugging Face and known values only."""
     run, model = facts.run, facts.model
-    tag = f"{'image' if model.takes_images else 'tabular'}-{TASKS.get(run.objective, 'other')}"
+    tag = f"{'image' if model.takes_images else 'tabular'}-{objective_class(run.objective).pipeline}"
     values: Meta = {"license": facts.answers.license or "unknown", "library_name": "monai"}
     values |= {"pipeline_tag": tag} if tag in PIPELINES else {}
     values["tags"] = ["monai", "medical", "federated-learning", "medfl", run.method]

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from medfl.metrics.auc import weighted_binary_auc
-from medfl.objectives import Multiclass, Objective
+from medfl.objectives import Objective
 from medfl.utils.formats import PARTS, name_or_number
 from medfl_report.cards.card_scores import CalibrationBin, CardRow, CardScores, CardTable, ScoreEstimate
 from medfl_report.gains import mean_interval
@@ -145,7 +145,7 @@ def _subgroups(pool: Tested, texts: Sequence[str], metrics: Sequence[str]) -> tu
 def _classes(pool: Tested, names: Sequence[str]) -> list[CardTable]:
     """Return a table of the classes, findings or structures; none if the objective has no parts."""
     objective = pool.objective
-    if isinstance(objective, Multiclass):
+    if objective.has_class_labels:
         rows = [_one_class(pool, label, name) for label, name in enumerate(names)]
         return [CardTable(part="class", metrics=OF_A_CLASS, rows=tuple(rows))]
     parts: dict[int, dict[str, str]] = {}
@@ -188,7 +188,7 @@ def _one_against_others(label: int, judged: torch.Tensor, targets: torch.Tensor,
 
 def _bins(pool: Tested) -> tuple[CalibrationBin, ...]:
     """Return the bins of the calibration that have enough images; none if the objective has no classes."""
-    if not isinstance(pool.objective, Multiclass):
+    if not pool.objective.has_class_labels:
         return ()
     if "calibration" in pool.objective.figures:
         bins = [(each.images, each.mean, each.share) for each in calibration(pool)]

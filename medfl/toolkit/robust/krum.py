@@ -1,0 +1,97 @@
+"""Rules that choose replies which are near to others: Krum, Multi-Krum and Bulyan.
+
+Sources: Blanchard, El Mhamdi, Guerraoui, Stainer, NeurIPS 2017, section 4; for Bulyan El Mhamdi, Guerraoui, Rouault,
+ICML 2018, section 4.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from medfl.contract import Replies, Server
+from medfl.toolkit.robust.median import median
+from medfl.toolkit.robust.rule import RobustRule
+from medfl.toolkit.robust.updates import by_coordinate, floats_of, parameters_of, squared_distances
+from medfl.toolkit.robust.weighing import WeighingRule
+from medfl.types import Tensors
+
+
+class Krum(WeighingRule):
+    """The reply with the best score."""
+
+    @property
+    def least_replies(self) -> int:
+        """2f + 3."""
+        return 2 * self.robust.f + 3
+
+    def count(self, replies: int) -> int:
+        """Return the number of replies to choose."""
+        return 1
+
+    def weights(self, squares: torch.Tensor) -> torch.Tensor:
+        """Return equal weights for the replies with the best scores."""
+        n = len(squares) - 1
+        among, best = squares[:n, :n], self.count(n)
+        weights = torch.zeros(n + 1, dtype=torch.float64)
+        chosen = krum_scores(among, self.robust.f).sort(stable=True).indices[:best]
+        weights[chosen] = 1 / best
+        return weights
+
+
+class MultiKrum(Krum):
+    """The mean of the n - f - 2 replies with the best scores."""
+
+    def count(self, replies: int) -> int:
+        """Return n - f - 2."""
+        return replies - self.robust.f - 2
+
+
+class Bulyan(RobustRule):
+    """The mean of the n - 4f values of each number that are nearest to its median, of n - 2f replies."""
+
+    @property
+    def least_replies(self) -> int:
+        """4f + 3."""
+        return 4 * self.robust.f + 3
+
+    def aggregate(self, server: Server, replies: Replies) -> Tensors:
+        """Return the means."""
+        f, sites = self.robust.f, sorted(replies.meta)
+        squares = squared_distances(replies, sites, parameters_of(server), {})
+        chosen = sorted(bulyan_choice(squares[:-1, :-1], f))
+        return by_coordinate(
+            replies, floats_of(server), lambda rows: mean_near_median(rows[chosen], len(sites) - 4 * f)
+        )
+
+
+def krum_scores(squares: torch.Tensor, f: int, least: int = 0) -> torch.Tensor:
+    """Return Krum's score of each of n replies: the sum of the squared distances to the n - f - 2 nearest others.
+
+    Args:
+        squares: (n, n), squared distances.
+        f: As in the setting.
+        least: Minimum number of nearest replies to sum over.
+    """
+    nearest = max(len(squares) - f - 2, least)
+    others = squares.clone().fill_diagonal_(torch.inf).sort(dim=1).values
+    return others[:, :nearest].sum(dim=1)
+
+
+def bulyan_choice(squares: torch.Tensor, f: int) -> list[int]:
+    """Return the n - 2f replies that Bulyan chooses, in turn the best by Krum of those that are left.
+
+    Args:
+        squares: (n, n), squared distances; n is at least 4f + 3.
+        f: As in the setting.
+    """
+    left, chosen = list(range(len(squares))), list[int]()
+    while len(chosen) < len(squares) - 2 * f:
+        scores = krum_scores(squares[left][:, left], f, least=1)
+        chosen.append(left.pop(int(scores.sort(stable=True).indices[0])))
+    return chosen
+
+
+def mean_near_median(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the mean of the `count` values of each column that are nearest to its median."""
+    nearest = (rows - median(rows)).abs().sort(dim=0, stable=True).indices[:count]
+    return rows.gather(0, nearest).mean(dim=0)
