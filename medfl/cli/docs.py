@@ -155,7 +155,7 @@ def _leaves(kind: Any) -> list[str]:
         parts += [f"{receiver} go tensors of these names, and no others:", _table(["name", "kind", "what it is"], rows)]
     if kind.sends_meta:
         notes = {"public": "", "private": " (not in a run with a privacy setting)", "needed": ""}
-        facts = [[f"`{key}`", tell.form.words() + notes[tell.kind]] for key, tell in sorted(kind.sends_meta.items())]
+        facts = [[f"`{key}`", field.words + notes[field.visibility]] for key, field in sorted(kind.sends_meta.items())]
         parts += ["Facts that go beside them, and nothing else:", _table(["name", "what it is"], facts)]
     if kind.sends_to_peers:
         parts.append("Sites also send parcels to each other, past the server; a run with a privacy setting refuses it.")
@@ -166,7 +166,7 @@ def _leaves(kind: Any) -> list[str]:
 
 def _needs(kind: Any) -> list[str]:
     private = not kind.pools_data and not kind.sends_to_peers and set(kind.sends.values()) <= {"update"}
-    private = private and all(tell.kind != "needed" for tell in kind.sends_meta.values())
+    private = private and all(field.visibility != "needed" for field in kind.sends_meta.values())
     needs = "; ".join(f"`{need}`, {MEANING[need]}" for need in sorted(kind.needs))
     return [
         f"Task: {needs or 'any'}.",

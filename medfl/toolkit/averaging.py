@@ -33,7 +33,7 @@ from medfl.toolkit.robust.fold import robust_mean
 from medfl.toolkit.robust.rules import check_rule
 from medfl.toolkit.rounds import Rounds, Step
 from medfl.types import MODEL, Meta, Tensors
-from medfl.utils.tells import Tell, count
+from medfl.utils.metadata import Count, MetaField
 from medfl.utils.text import names_and_more
 from medfl.utils.wire import prefixed, select
 
@@ -64,7 +64,7 @@ class Averaging(Rounds, LocalTraining):
     """
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update"}
-    sends_meta: ClassVar[Mapping[str, Tell]] = {"size": Tell("private", count())}
+    sends_meta: ClassVar[Mapping[str, MetaField]] = {"size": MetaField("private", Count)}
     unlike_networks: ClassVar[bool] = False
     unlike_heads: ClassVar[bool] = False
     sends_to_peers: ClassVar[bool] = False

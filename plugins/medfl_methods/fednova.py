@@ -16,7 +16,7 @@ from medfl.toolkit.fit import Fit
 from medfl.toolkit.server_optimizer import lengthened
 from medfl.training.sgd import check_sgd, way
 from medfl.types import Meta, Tensors
-from medfl.utils.tells import LARGEST, Tell, count, number
+from medfl.utils.metadata import LARGEST, Count, MetaField, number
 from medfl_methods.fedprox import FedProx
 
 STRETCH = "stretch"
@@ -49,10 +49,10 @@ class FedNova(FedProx):
     Source: Wang, Liu, Liang, Joshi, Poor, NeurIPS 2020, equations 5 and 8.
     """
 
-    sends_meta: ClassVar[Mapping[str, Tell]] = {
-        "size": Tell("private", count()),
-        "effort": Tell("needed", number(0, LARGEST), after=("fit",)),
-        "steps": Tell("needed", count(), after=("fit",)),
+    sends_meta: ClassVar[Mapping[str, MetaField]] = {
+        "size": MetaField("private", Count),
+        "effort": MetaField("needed", number(0, LARGEST), after=("fit",)),
+        "steps": MetaField("needed", Count, after=("fit",)),
     }
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = ()

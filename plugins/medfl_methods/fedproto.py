@@ -12,7 +12,7 @@ from medfl.data.pooled import labels_of
 from medfl.toolkit.kept import keep
 from medfl.toolkit.prototypes import PROTO, PrototypeSharing, mean_prototypes
 from medfl.types import Meta, Tensors
-from medfl.utils.tells import Tell, count
+from medfl.utils.metadata import Count, MetaField, list_of
 
 
 class FedProto(PrototypeSharing):
@@ -41,7 +41,7 @@ class FedProto(PrototypeSharing):
     Source: Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, AAAI 2022, equations 4 to 7, and its released code.
     """
 
-    sends_meta: ClassVar[Mapping[str, Tell]] = {"label_counts": Tell("private", count("classes"))}
+    sends_meta: ClassVar[Mapping[str, MetaField]] = {"label_counts": MetaField("private", list_of(Count, "classes"))}
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {"distance": "l2", "weights": "counts", "inference": "prototype"},
         "medfl": {},

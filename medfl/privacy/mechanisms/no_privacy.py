@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from medfl.contract import PayloadKind
 from medfl.privacy.policy import PrivacyPolicy
-from medfl.utils.tells import Visibility
+from medfl.utils.metadata import Visibility
 
 
 class NoPrivacy(PrivacyPolicy):

@@ -21,7 +21,7 @@ from medfl.errors import RefusedError
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
-from medfl.utils.tells import Tell, check_told, count, flag, number, or_none, text
+from medfl.utils.metadata import Count, MetaField, Text, check_metadata, list_of, number
 from medfl_flare.backend.messages import Message
 
 WORD = re.compile(r"[A-Za-z0-9_@.-]{1,80}(/[A-Za-z0-9_@.-]{1,80}){0,2}")
@@ -122,11 +122,11 @@ AFTER, EVENTS, START = "after", "events", "start"
 
 
 FACTS = {
-    "trainable": Tell("public", flag(), after=("begin",)),
-    "validates": Tell("public", flag(), after=("begin",)),
-    "frozen": Tell("public", text()),
-    "size": Tell("private", count()),
-    "label_counts": Tell("private", count("classes")),
+    "trainable": MetaField("public", bool, after=("begin",)),
+    "validates": MetaField("public", bool, after=("begin",)),
+    "frozen": MetaField("public", Text),
+    "size": MetaField("private", Count),
+    "label_counts": MetaField("private", list_of(Count, "classes")),
 }
 """What a site tells of its data at the start (`medfl.engine.site.SiteRunner.describe`)."""
 
@@ -232,10 +232,13 @@ class Joining(NamedTuple):
 
 
 JOINING = {
-    "network": Tell("public", or_none(text()), after=("hello",)),
-    "profile": Tell("public", or_none(number(0, 1e9, 7)), after=("hello",)),
+    "network": MetaField("public", Text | None, after=("hello",)),
+    "profile": MetaField("public", list_of(number(0, 1e9), 7) | None, after=("hello",)),
 }
 """The form of `Joining`."""
+
+NAME = MetaField("public", Text)
+"""Name of a class, an output or a data set."""
 
 
 def read_joining(site: str, message: Message) -> Joining:
@@ -245,7 +248,7 @@ def read_joining(site: str, message: Message) -> Joining:
         RefusedError: If it has another form.
     """
     facts = {name: value for name, value in message.meta.items() if name != "refused"}
-    check_told(facts, JOINING, "hello", {}, f"site '{site}'")
+    check_metadata(facts, JOINING, "hello", {}, f"site '{site}'")
     return Joining(**facts)
 
 
@@ -266,7 +269,7 @@ def read_facts(site: str, message: Message, classes: int, outputs: int, frozen: 
     facts, data = message.meta.get("facts"), message.meta.get("data")
     if not isinstance(facts, dict) or not isinstance(data, dict) or data.keys() != DATA_FACTS:
         raise RefusedError("missing_site_facts", "expected what the site tells of its data", site=site)
-    check_told(facts, FACTS, "begin", {"classes": classes}, f"site '{site}'")
+    check_metadata(facts, FACTS, "begin", {"classes": classes}, f"site '{site}'")
     facts = dict(facts)
     if (theirs := facts.pop("frozen", None)) != frozen:
         raise RefusedError(
@@ -284,7 +287,7 @@ def read_facts(site: str, message: Message, classes: int, outputs: int, frozen: 
             "wrong_output_count", f"expected the names of {outputs} outputs, or none", site=site, expected=outputs
         )
     for name in (*data["classes"], *data["names"], data["name"], data["modality"]):
-        if not text().fits(name, {}) or name.lstrip()[:1] in (*"$@%",):
+        if NAME.problem_of(name, {}) or name.lstrip()[:1] in (*"$@%",):
             raise RefusedError(
                 "unsafe_name",
                 "expected plain names of classes and data, which begin with none of '$', '@' and '%'",

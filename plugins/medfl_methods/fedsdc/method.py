@@ -23,11 +23,11 @@ from medfl.toolkit.kept import shared_of
 from medfl.toolkit.rounds import Due, Step
 from medfl.toolkit.server_optimizer import momentum_step
 from medfl.types import MODEL, Meta, Tensors
+from medfl.utils.metadata import Count, MetaField
 from medfl.utils.rng import pinned
-from medfl.utils.tells import Tell, count
 from medfl.utils.wire import prefixed, select
 from medfl_methods.fedsdc.heads import HEADS, grouped, headed, pool, published, several, single, slot_name, width_of
-from medfl_methods.fedsdc.judgement import judge, judgement, kept_count, opinions, rank, total
+from medfl_methods.fedsdc.judgement import Judgement, judge, kept_count, opinions, rank, total
 from medfl_methods.fedsdc.with_heads import WithHeads
 
 HEAD = "head/"
@@ -69,9 +69,9 @@ class FedSDC(WithHeads):
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head"})
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", HEAD: "update"}
-    sends_meta: ClassVar[Mapping[str, Tell]] = {
-        "size": Tell("private", count()),
-        "judged": Tell("private", judgement("heads"), after=("judge",)),
+    sends_meta: ClassVar[Mapping[str, MetaField]] = {
+        "size": MetaField("private", Count),
+        "judged": MetaField("private", Judgement, after=("judge",)),
     }
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {},

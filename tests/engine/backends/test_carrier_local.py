@@ -29,7 +29,7 @@ from medfl.testing.cohort import make_plan, make_sites, make_task
 from medfl.toolkit.averaging import Averaging
 from medfl.types import Meta, Tensors
 from medfl.utils.files import flush_files, write_atomic
-from medfl.utils.tells import Tell, count, number
+from medfl.utils.metadata import Count, MetaField, Number
 from medfl.utils.wire import tensors_equal
 
 # ---- the pool
@@ -283,7 +283,10 @@ def test_what_a_site_does_to_its_order_reaches_nobody(workers: int, carriers: An
 class Blobs(Averaging):
     """Keeps a constant at each holder in round 1 and gives it back in later rounds."""
 
-    sends_meta: ClassVar[Mapping[str, Tell]] = {"size": Tell("private", count()), "sum": Tell("public", number())}
+    sends_meta: ClassVar[Mapping[str, MetaField]] = {
+        "size": MetaField("private", Count),
+        "sum": MetaField("public", Number),
+    }
 
     def setup(self, server: Server) -> None:
         super().setup(server)
