@@ -12,11 +12,9 @@ from torch import nn
 from medfl.errors import SettingsError
 from medfl.metrics import METRICS
 from medfl.metrics.metric import Metric
-from medfl.objectives.constant import ConstantAnswer
-from medfl.objectives.mixing import mean_of_classes
-from medfl.objectives.objective import Objective
+from medfl.objectives.objective import Objective, as_cell, output_name
+from medfl.objectives.outputs import ConstantAnswer, mean_of_classes
 from medfl.objectives.rows import check_rows
-from medfl.objectives.shown import as_cell, output_name
 from medfl.types import Meta
 
 

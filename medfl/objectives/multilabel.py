@@ -13,12 +13,10 @@ from torch import nn
 from medfl.errors import SettingsError
 from medfl.metrics.metric import WeightedScore
 from medfl.metrics.multilabel import label_auc, macro_auc, mean_average_precision
-from medfl.objectives.constant import ConstantAnswer
 from medfl.objectives.losses import LabelledBCELoss
-from medfl.objectives.mixing import mean_of_findings
-from medfl.objectives.objective import Objective
+from medfl.objectives.objective import THRESHOLD, Objective, as_cell, output_name
+from medfl.objectives.outputs import ConstantAnswer, mean_of_findings
 from medfl.objectives.rows import check_rows, in_rows
-from medfl.objectives.shown import THRESHOLD, as_cell, output_name
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from medfl.data.sites import fact, load_sites
 from medfl.errors import DataError
 from medfl.networks.vectors import MLP
 from medfl.objectives import Binary, Multiclass, Multilabel, Objective, Regression, Survival
-from medfl.partition.by_site import by_site
+from medfl.partition.by_column import by_site
 from medfl.partition.iid import iid
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan

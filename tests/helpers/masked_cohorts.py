@@ -9,7 +9,7 @@ from medfl.bundle.federation import read_federation
 from medfl.bundle.files import shipped
 from medfl.engine.runs.simulation import Result
 from medfl.ingest.prepare import prepare
-from medfl.partition.by_site import by_site
+from medfl.partition.by_column import by_site
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
 from medfl_datasets.breast_ultrasound import phantom as ultrasound

@@ -18,7 +18,7 @@ from medfl.engine.runs.records import read_run
 from medfl.engine.runs.site_bundles import _csv
 from medfl.ingest.prepare import prepare
 from medfl.objectives import Multiclass
-from medfl.partition.by_site import by_site
+from medfl.partition.by_column import by_site
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
 from medfl.testing.cohort import make_task

@@ -7,7 +7,7 @@ import pytest
 from refusals import refused
 
 from medfl.errors import DataError, SettingsError
-from medfl.partition.by_site import by_site, folder_name
+from medfl.partition.by_column import by_site, folder_name
 
 
 def test_each_value_becomes_a_site():

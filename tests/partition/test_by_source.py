@@ -11,7 +11,7 @@ from refusals import refused
 
 from medfl.data.datalists import read_datalist
 from medfl.errors import DataError, SettingsError
-from medfl.partition.by_source import by_source
+from medfl.partition.by_column import by_source
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins

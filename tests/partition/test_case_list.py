@@ -12,9 +12,9 @@ from refusals import refused
 
 from medfl.cli.main import main
 from medfl.errors import DataError, SettingsError
-from medfl.partition.by_site import by_site
+from medfl.partition.by_column import by_site
 from medfl.partition.case_list import partition_cases
-from medfl.partition.dirichlet_class import dirichlet_class
+from medfl.partition.class_skew import dirichlet_class
 from medfl.partition.iid import iid
 from medfl.partition.plan import PartitionPlan
 from medfl.records.partition import CasePartition

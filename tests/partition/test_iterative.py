@@ -9,9 +9,8 @@ from medfl.data.datalists import Datalist
 from medfl.partition.assign import distribute
 from medfl.partition.holdouts import fold_of, local_splits
 from medfl.partition.iid import iid
-from medfl.partition.iterative import iterative
 from medfl.partition.plan import PartitionPlan
-from medfl.partition.shares import holdout
+from medfl.partition.shares import holdout, iterative
 from medfl.records.datalist import CaseRecord
 
 SHARES = (0.5, 0.2, 0.08, 0.03)

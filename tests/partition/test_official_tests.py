@@ -9,7 +9,7 @@ from refusals import refused
 
 from medfl.data.datalists import read_datalist
 from medfl.errors import DataError, SettingsError
-from medfl.partition.by_site import by_site
+from medfl.partition.by_column import by_site
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
 

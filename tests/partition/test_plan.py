@@ -14,9 +14,9 @@ from medfl.data.leaks import find_leaks
 from medfl.data.sites import load_global, load_sites, site_names
 from medfl.errors import DataError, PluginError, SettingsError
 from medfl.objectives import Multiclass
-from medfl.partition.by_site import by_site
+from medfl.partition.by_column import by_site
+from medfl.partition.class_skew import label_k
 from medfl.partition.iid import iid
-from medfl.partition.label_k import label_k
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
 from medfl.records.datalist import Exclusion

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from medfl.data.datalists import Datalist
 from medfl.errors import SettingsError
 from medfl.partition.assign import distribute
-from medfl.partition.by_site import by_site
-from medfl.partition.dirichlet_class import dirichlet_class
+from medfl.partition.by_column import by_site
+from medfl.partition.class_skew import dirichlet_class, label_k
 from medfl.partition.iid import iid
-from medfl.partition.label_k import label_k
 from medfl.partition.plan import PartitionPlan
 
 SCHEMES = {scheme.__name__: scheme for scheme in (iid, dirichlet_class, label_k, by_site)}

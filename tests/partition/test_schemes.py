@@ -11,15 +11,12 @@ import pytest
 from refusals import refused
 
 import medfl.partition
-import medfl.partition.by_site
+import medfl.partition.by_column
 import medfl.partition.units
 from medfl.errors import SettingsError
-from medfl.partition.dirichlet_class import dirichlet_class, dirichlet_class_balanced
+from medfl.partition.class_skew import dirichlet_class, dirichlet_class_balanced, label_k, limited_classes, subset
 from medfl.partition.iid import iid
-from medfl.partition.label_k import label_k
-from medfl.partition.limited_classes import limited_classes
 from medfl.partition.shares import class_shares
-from medfl.partition.subset import subset
 
 SIZES = (852, 2181, 1085, 2026, 849, 993, 2330, 1643)  # BloodMNIST's training split
 LIMITED = partial(limited_classes, classes=[0, 3, 4], at=["site-01", "site-04"])
@@ -82,7 +79,7 @@ def test_impossible_numbers_of_sites_are_refused(scheme):
 
 
 def test_the_documented_examples_run():
-    for module in (medfl.partition, medfl.partition.units, medfl.partition.by_site):
+    for module in (medfl.partition, medfl.partition.units, medfl.partition.by_column):
         result = doctest.testmod(module)
         assert result.attempted > 0
         assert result.failed == 0, module.__name__

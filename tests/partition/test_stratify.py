@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from medfl.cli.main import app
 from medfl.data.datalists import read_datalist
 from medfl.errors import DataError, SettingsError
-from medfl.partition.by_site import by_site
+from medfl.partition.by_column import by_site
 from medfl.partition.holdouts import local_splits
 from medfl.partition.iid import iid
 from medfl.partition.partition import partition

@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 
 from medfl.ingest.prepare import prepare
-from medfl.partition.by_site import by_site
+from medfl.partition.by_column import by_site
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins

@@ -38,7 +38,7 @@ from PIL import Image
 from rich.console import Console
 
 from medfl.ingest.prepare import prepare
-from medfl.partition.by_site import by_site
+from medfl.partition.by_column import by_site
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins

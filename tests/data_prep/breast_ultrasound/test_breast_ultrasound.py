@@ -22,7 +22,7 @@ from medfl.data.datalists import SPLITS, Datalist
 from medfl.data.sites import load_sites
 from medfl.errors import DataError
 from medfl.objectives import Segmentation
-from medfl.partition.by_site import by_site
+from medfl.partition.by_column import by_site
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
 from medfl_datasets.breast_ultrasound.files import NORMAL, read_release

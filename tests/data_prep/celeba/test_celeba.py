@@ -15,7 +15,7 @@ from medfl.cli.main import main
 from medfl.data.datalists import read_datalist
 from medfl.errors import DataError, SettingsError
 from medfl.partition.assign import distribute
-from medfl.partition.by_site import by_site
+from medfl.partition.by_column import by_site
 from medfl.partition.plan import PartitionPlan
 from medfl.records.datalist import Exclusion
 from medfl_datasets.celeba.phantom import (

@@ -22,7 +22,7 @@ from medfl.data.datalists import Datalist, read_datalist
 from medfl.data.sites import fact, load_site, load_sites
 from medfl.errors import DataError, SettingsError
 from medfl.objectives import Segmentation
-from medfl.partition.by_site import by_site
+from medfl.partition.by_column import by_site
 from medfl.partition.iid import iid
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan

@@ -13,7 +13,7 @@ from refusals import refused
 
 from medfl.data.datalists import Datalist, read_datalist
 from medfl.errors import DataError
-from medfl.partition.by_site import by_site
+from medfl.partition.by_column import by_site
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
 from medfl_datasets.flamby_isic2019.phantom import write_release

@@ -16,7 +16,7 @@ from medfl.data.sites import load_sites
 from medfl.errors import DataError
 from medfl.ingest.prepare import prepare
 from medfl.objectives import Survival
-from medfl.partition.by_site import by_site
+from medfl.partition.by_column import by_site
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
 from medfl.records.datalist import Exclusion

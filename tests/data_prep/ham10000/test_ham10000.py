@@ -17,7 +17,7 @@ from medfl.data.datalists import read_datalist
 from medfl.errors import DataError
 from medfl.ingest.prepare import prepare as prepare_dataset
 from medfl.partition.assign import distribute
-from medfl.partition.dirichlet_class import dirichlet_class
+from medfl.partition.class_skew import dirichlet_class
 from medfl.partition.plan import PartitionPlan
 from medfl.records.partition import Partition
 from medfl_datasets.ham10000.files import crop_box

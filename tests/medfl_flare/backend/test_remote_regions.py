@@ -13,7 +13,7 @@ import torch
 from medfl.bundle.files import shipped
 from medfl.data.regions import load_regions
 from medfl.ingest.prepare import prepare
-from medfl.partition.by_site import by_site
+from medfl.partition.by_column import by_site
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
 from medfl.testing.phantoms import make_cohort

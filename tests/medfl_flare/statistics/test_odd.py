@@ -15,7 +15,7 @@ from described import write_classes, write_site
 from prepare_specs import prepare_spec
 
 from medfl.cli.main import main
-from medfl.partition.by_site import by_site
+from medfl.partition.by_column import by_site
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
 from medfl.settings import Privacy
