@@ -30,11 +30,6 @@ def as_cell(value: float) -> str:
     return f"{value:.9g}"
 
 
-def output_name(names: Sequence[str], number: int) -> str:
-    """Return the name of a class or output; its number if it has no name."""
-    return names[number] if number < len(names) else str(number)
-
-
 class Shown(ABC):
     """How the cases of an objective stand in a file of predictions, and what a report makes of them."""
 

@@ -6,7 +6,6 @@ they are those of the server.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from medfl.engine.runs.setting_ids import bare_name
 from medfl.errors import SettingsError
 from medfl.plugins import Registry, load_plugins
 from medfl.types import Meta
+from medfl.utils.files import sha256_of
 from medfl_flare.overrides import check_overrides
 from medfl_flare.records.offer import Offer
 
@@ -167,5 +167,5 @@ def method_version(registry: Registry, name: str) -> str:
     (plugin,) = registry.givers("method", name)
     origin = registry.plugins[plugin]
     if origin.endswith(".py"):
-        return hashlib.sha256(Path(origin).read_bytes()).hexdigest()
+        return sha256_of(Path(origin))
     return medfl.__version__ if re.match(rf"{re.escape(medfl.DISTRIBUTION)} \S+$", origin) else origin
