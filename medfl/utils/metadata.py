@@ -246,13 +246,13 @@ def check_schema(schema: Mapping[str, Any], name: str) -> None:
             )
 
 
-def _refusal(code: str, expected: str, found: str, who: str, reason: str = "", **fields: str) -> RefusedError:
+def _refusal(code: str, expected: str, actual: str, who: str, reason: str = "", **fields: str) -> RefusedError:
     return RefusedError(
         code,
-        f"The metadata of {who} were refused: expected {expected}, found {found}{reason and f' ({reason})'}. Sender "
+        f"The metadata of {who} were refused: expected {expected}, found {actual}{reason and f' ({reason})'}. Sender "
         "and receiver need the same method and version of medfl; if they have it, the sender is not honest.",
         sender=who,
         expected=expected,
-        found=found,
+        found=actual,
         **fields,
     )
