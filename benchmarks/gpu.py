@@ -8,9 +8,6 @@ voxels, against the bare networks: as many forward, backward and optimiser passe
 run itself was seen to make, on data that lie on the device already. Rounds and bare passes alternate; the first of each
 warms up. What is above 1 is medfl's: loading, messages, state on disk, losses between networks, scores.
 
-Many small sites: rounds of 20 sites with the four-layer CNN, 20 at once beside one at a time (aim: at least 5 times as
-fast), and the memory that 500 of them take, 20 at once (aim: at most 5 GB on the device).
-
     python benchmarks/gpu.py --page gpu.md
     python benchmarks/gpu.py --device cpu --quick
 """
@@ -27,14 +24,13 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
-from many_sites import Size, measure
 from torch import nn
 
 from medfl.data.arrays import ArrayDataset
@@ -272,16 +268,6 @@ def speed(name: str, work: Work, device: str, rounds: int, folder: Path, precisi
     return {f"{name}, {precision}: {what}": value for what, value in figures.items()}
 
 
-def many(device: str, quick: bool) -> dict[str, float]:
-    """Small sites, several at once."""
-    few, most = (4, 6) if quick else (20, 500)
-    size = Size(images=8) if quick else Size(images=256)
-    speeds = measure(replace(size, sites=few), few, device, 1 if quick else 3)
-    memory = measure(replace(size, sites=most, images=8, rounds=2), few, device, 1, alone=False)
-    figures = {f"{few} sites of the four-layer CNN: {what}": value for what, value in speeds.items()}
-    return figures | {f"{most} sites, {few} at once: {what}": v for what, v in memory.items() if "memory" in what}
-
-
 def machine(device: str) -> str:
     """What it ran on."""
     if not device.startswith("cuda"):
@@ -320,7 +306,6 @@ def main() -> None:
         for name, work in works(options.quick).items():
             for precision in ("fp32", "bf16") if options.device.startswith("cuda") else ("fp32",):
                 figures |= speed(name, work, options.device, options.rounds, Path(place), precision)
-    figures |= many(options.device, options.quick)
     text = page(machine(options.device), outcomes, figures)
     print(text)
     if options.page:

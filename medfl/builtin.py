@@ -32,29 +32,29 @@ def medfl_partitions() -> list[PartitionRecord]:
         PartitionRecord("iid", "medfl.data.partition.iid:iid", "every site gets a random share of the same kind"),
         PartitionRecord(
             "dirichlet_class",
-            "medfl.data.partition.dirichlet_class:dirichlet_class",
+            "medfl.data.partition.class_skew:dirichlet_class",
             "unlike shares of the classes, drawn from a Dirichlet distribution (alpha, min_size)",
         ),
         PartitionRecord(
             "dirichlet_class_balanced",
-            "medfl.data.partition.dirichlet_class:dirichlet_class_balanced",
+            "medfl.data.partition.class_skew:dirichlet_class_balanced",
             "the same, but sites that are full get no more (alpha, min_size)",
         ),
-        PartitionRecord("label_k", "medfl.data.partition.label_k:label_k", "every site has k classes (k)"),
+        PartitionRecord("label_k", "medfl.data.partition.class_skew:label_k", "every site has k classes (k)"),
         PartitionRecord(
-            "subset", "medfl.data.partition.subset:subset", "nearly all of a site's images are of one class (share)"
+            "subset", "medfl.data.partition.class_skew:subset", "nearly all of a site's images are of one class (share)"
         ),
         PartitionRecord(
             "limited_classes",
-            "medfl.data.partition.limited_classes:limited_classes",
+            "medfl.data.partition.class_skew:limited_classes",
             "some classes are rare at some sites (classes, at, share)",
         ),
         PartitionRecord(
-            "by_site", "medfl.data.partition.by_site:by_site", "a site for each value of a column (--column)"
+            "by_site", "medfl.data.partition.by_column:by_site", "a site for each value of a column (--column)"
         ),
         PartitionRecord(
             "by_source",
-            "medfl.data.partition.by_source:by_source",
+            "medfl.data.partition.by_column:by_source",
             "small sites from each value of a column, with a few classes (--column, sites_per_source, min_classes)",
         ),
     ]

@@ -29,8 +29,8 @@ from torch import nn
 
 from medfl.hooks import Capability
 from medfl.types import Dataset, Meta, Tensors
+from medfl.utils.metadata import MetaField
 from medfl.utils.rng import SecretStream, make_generator
-from medfl.utils.tells import Tell
 
 if TYPE_CHECKING:
     from medfl.settings import Settings
@@ -354,7 +354,7 @@ class Method(Protocol):
     sends: ClassVar[Mapping[str, PayloadKind]]
     """Name prefix to kind. A tensor that leaves a site under any other name is refused there."""
 
-    sends_meta: ClassVar[Mapping[str, Tell]]
+    sends_meta: ClassVar[Mapping[str, MetaField]]
     """Meta keys that a reply or a parcel may carry: of which type, shape and range, and whether they may leave."""
 
     supports: ClassVar[frozenset[Capability]]

@@ -260,11 +260,6 @@ class Execution(Strict):
     threads: int = Field(1, ge=1)
     """Threads of each process."""
 
-    together: int = Field(1, ge=1)
-    """Sites that take the steps of their training at once, as one stack of models; 1 trains each for itself. More are
-    the same but for rounding, and for methods that change no more of a site's work than its loss and what is shared. It
-    pays where networks are small, as ``benchmarks/many_sites.py`` shows."""
-
     device: Device = "auto"
     """``auto`` (a GPU if there is one and one worker, or else the CPU), ``cpu``, ``cuda`` or ``cuda:N``."""
 

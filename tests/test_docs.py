@@ -22,7 +22,7 @@ from medfl.hooks import MethodRecord
 from medfl.plugins import load_plugins
 from medfl.settings import Execution, Privacy, Settings
 from medfl.toolkit.averaging import Averaging
-from medfl.utils.tells import Tell, count, number
+from medfl.utils.metadata import Count, MetaField, list_of, number
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -69,7 +69,10 @@ class Talkative(Averaging):
     """
 
     sends: ClassVar = {"proto/": "statistic", "images/": "samples"}
-    sends_meta: ClassVar = {"count": Tell("public", number(0, 1, "classes")), "size": Tell("private", count())}
+    sends_meta: ClassVar = {
+        "count": MetaField("public", list_of(number(0, 1), "classes")),
+        "size": MetaField("private", Count),
+    }
     supports: ClassVar = frozenset({Capability.DIFFERENT_NETWORKS, Capability.PEER_MESSAGES})
     needs: ClassVar = frozenset({"public_data"})
     presets: ClassVar = {"paper": {"rate": 2.0}, "medfl": {}}
@@ -86,8 +89,8 @@ class Talkative(Averaging):
         "It does something.",
         "Source: A. Body, 2030.",
         "| `proto/...` | statistic | numbers computed over the site's data; a run with a privacy setting refuses it |",
-        "| `count` | list of classes, each a finite number in [0, 1] |",
-        "| `size` | whole number >= 0 (not in a run with a privacy setting) |",
+        "| `count` | list of number, >= 0, <= 1, 'classes' entries |",
+        "| `size` | whole number, >= 0 (not in a run with a privacy setting) |",
         "Sites also send parcels to each other, past the server; a run with a privacy setting refuses it.",
         "- Networks: sites may have unlike ones.",
         "- Public data: needed (`--public FOLDER`).",

@@ -5,7 +5,6 @@ No release says which patient a cell is of. To list cells nothing is opened: nam
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from pathlib import Path
 from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.rgb import read_rgb, resize
 from medfl.errors import DataError, did_you_mean
+from medfl.utils.files import sha256_of
 
 SUFFIXES = (".bmp", ".jpg", ".jpeg", ".png", ".tif", ".tiff")
 """Ends of the names of images, in small letters."""
@@ -207,9 +207,7 @@ def read_cell(path: Path, size: int) -> LoadedItem:
         DataError: If it can't be read, or is of another kind.
     """
     pixels = resize(read_rgb(path), (size, size))
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return LoadedItem(pixels, {"digest": digest})
+    return LoadedItem(pixels, {"digest": sha256_of(path)})
 
 
 def _subfolders(folder: Path) -> list[Path]:

@@ -156,14 +156,6 @@ def open_side(bundle_root: Path, dataset_dir: Path, site: str, overrides: Meta) 
     settings = read_settings(Settings, run.settings, "the run")
     execution = read_settings(Execution, run.execution, "the execution")
     _check_possible(run, settings)
-    if execution.together > 1:
-        raise SettingsError(
-            "unsupported_setting",
-            f"The setting 'together' trains several sites in one process, got {execution.together}, and MONAI's client "
-            "interface is one site. Leave it out, or run the federation with `medfl run`.",
-            setting="together",
-            found=execution.together,
-        )
     method = load_plugins(files=run.plugins, disabled=run.disabled).make_method(METHOD, run.method_args)
     run.task.objective.check_metrics(run.task.metrics)
     data = run.source.cohort(run.dataset_dir, execution, [site]).sites[site]

@@ -160,7 +160,7 @@ def _leaves(kind: Any) -> list[str]:
         parts += [f"{receiver} go tensors of these names, and no others:", _table(["name", "kind", "what it is"], rows)]
     if kind.sends_meta:
         notes = {"public": "", "private": " (not in a run with a privacy setting)", "needed": ""}
-        facts = [[f"`{key}`", tell.form.words() + notes[tell.kind]] for key, tell in sorted(kind.sends_meta.items())]
+        facts = [[f"`{key}`", field.words + notes[field.visibility]] for key, field in sorted(kind.sends_meta.items())]
         parts += ["Facts that go beside them, and nothing else:", _table(["name", "what it is"], facts)]
     if sends_to_peers:
         parts.append("Sites also send parcels to each other, past the server; a run with a privacy setting refuses it.")

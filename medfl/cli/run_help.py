@@ -102,7 +102,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "poison",
         "compression",
     ),
-    "Computing": ("threads", "together", "cache", "cache_dir", "loaders"),
+    "Computing": ("threads", "cache", "cache_dir", "loaders"),
     "Plugins": ("plugins", "disabled_plugins"),
     "Backend": ("carrier",),
     "Records, and MONAI's own options": (

@@ -8,7 +8,6 @@ are gathered once into one block of memory, and a batch is one indexing operatio
 from __future__ import annotations
 
 import functools
-import hashlib
 import stat
 import zipfile
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ import torch
 
 from medfl.data.pooled import labels_in
 from medfl.errors import DataError
+from medfl.utils.files import sha256_of
 
 FEATURE_MEAN, FEATURE_STD = "feature_mean", "feature_std"
 """Keys of a data list of vectors: mean and standard deviation of each number, over the training rows of all sites."""
@@ -334,5 +334,4 @@ def _open(path: Path, mtime: int, size: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=32)
 def _digest(path: Path, mtime: int, size: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256_of(path)

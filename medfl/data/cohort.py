@@ -11,7 +11,6 @@ from pathlib import Path
 
 from medfl.data.datalists import FILE, parse_datalist, read_bytes
 from medfl.data.label_map import LabelMap, choose_map, class_names, relabelled
-from medfl.data.list_targets import without_test
 from medfl.data.sites import SiteData, load_global, load_sites, site_data, site_names
 from medfl.errors import DataError, SettingsError
 from medfl.objectives import Objective
@@ -158,7 +157,7 @@ def load_public(
     datalist = parse_datalist(content, folder / FILE)
     chosen = choose_map(datalist, classes, label_map, str(folder))
     mapped = relabelled(datalist, classes, chosen, f"site '{folder.name}'")
-    data = site_data(folder, content, mapped if open_test else without_test(mapped), objective, mean, std)
+    data = site_data(folder, content, mapped if open_test else mapped.without_test(), objective, mean, std)
     own = class_names(datalist)
     if own != list(classes) or any(name != target for name, target in chosen.items()):
         parts = [f"'{name}' is {'left out' if (to := chosen[name]) is None else repr(to)}" for name in own]

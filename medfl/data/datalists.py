@@ -27,7 +27,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -142,6 +142,10 @@ class Datalist:
         if self.mask_array:  # nobody reads masks for that
             return np.array([int(bool(record.get(IN_MASK, True))) for record in records], dtype=np.int64)
         return np.asarray(self.goal.strata(record_targets(records, self.goal, place)))
+
+    def without_test(self) -> Datalist:
+        """Return the list without test images, for runs that may not open them (the setting ``open_test``)."""
+        return replace(self, splits=self.splits | {"test": []})
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Split to class to number of images; every class of the list is there."""

@@ -17,7 +17,6 @@ import numpy as np
 
 from medfl.data.arrays import array_digest, open_array
 from medfl.data.datalists import Datalist, read_datalist, subjects_of
-from medfl.data.list_targets import without_test
 from medfl.errors import DataError, SettingsError, did_you_mean
 from medfl.types import GLOBAL, LeakKind
 
@@ -104,7 +103,7 @@ def find_leaks(
         if name == GLOBAL and not open_test:
             continue
         datalist = read_datalist(dataset_dir / name)
-        datalist = datalist if open_test else without_test(datalist)
+        datalist = datalist if open_test else datalist.without_test()
         array = (dataset_dir / name / datalist.image_array).resolve()
         holdings |= {f"{name}/{split}": holding for split, holding in _contents(datalist, array, name)}
     return leaks_between(holdings)

@@ -213,7 +213,7 @@ def check_privacy(
     policy.check_run(networks, images, sites)
     if statement := policy.statement():
         logger.info("%s", statement)
-    private = sorted(key for key, tell in method.sends_meta.items() if tell.kind == "private")
+    private = sorted(key for key, field in method.sends_meta.items() if field.visibility == "private")
     if private and not policy.discloses_metadata("private"):
         logger.warning("Privacy: %s stay at the sites; replies weigh alike where they would.", ", ".join(private))
 

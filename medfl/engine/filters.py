@@ -31,8 +31,8 @@ from medfl.privacy.policy import payloads_beside_updates, policy_of
 from medfl.settings import Settings
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
+from medfl.utils.metadata import MetaField, check_schema
 from medfl.utils.rng import SecretStream
-from medfl.utils.tells import Tell, check_tells
 
 CODEC = "_codec"
 """Meta key beside quantised tensors: bits, and for each tensor its minimum, maximum, dtype and shape."""
@@ -60,7 +60,7 @@ class Filters:
     def __init__(
         self,
         sends: Mapping[str, PayloadKind],
-        sends_meta: Mapping[str, Tell],
+        sends_meta: Mapping[str, MetaField],
         settings: Settings,
         releases: int,
         encoder: Encoder | None = None,
@@ -144,9 +144,8 @@ class Filters:
                     declared=list(self._sends_meta),
                 )
         self._check_numbers(tensors, site)
-        return kinds, {
-            key: value for key, value in meta.items() if self._policy.discloses_metadata(self._sends_meta[key].kind)
-        }
+        schema, policy = self._sends_meta, self._policy
+        return kinds, {key: value for key, value in meta.items() if policy.discloses_metadata(schema[key].visibility)}
 
     def _check_numbers(self, tensors: Tensors, site: str) -> None:
         for name in sorted(tensors):
@@ -249,7 +248,7 @@ def check_method(method: Method, settings: Settings, name: str | None = None) ->
             which none is an update.
     """
     name = name or type(method).__name__
-    check_tells(method.sends_meta, name)
+    check_schema(method.sends_meta, name)
     policy_of(settings).check_method(method, name)
     sends: Mapping[str, PayloadKind] = method.sends
     if settings.compression is not None and sends and "update" not in sends.values():

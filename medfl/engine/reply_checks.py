@@ -10,14 +10,14 @@ from medfl.privacy.policy import policy_of
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.types import Meta, Tensors
-from medfl.utils.tells import PARCEL, Tell, check_told, facts, one_of, text
+from medfl.utils.metadata import PARCEL, AnyMetadata, MetaField, Text, check_metadata, one_of
 
 GUEST = {
-    "owner": Tell("public", text(), after=(PARCEL,)),
-    "network": Tell("public", one_of("networks"), after=(PARCEL,)),
-    "meta": Tell("public", facts(), after=(PARCEL,)),
+    "owner": MetaField("public", Text, after=(PARCEL,)),
+    "network": MetaField("public", one_of("networks"), after=(PARCEL,)),
+    "meta": MetaField("public", AnyMetadata, after=(PARCEL,)),
 }
-"""What stands on a model in the global test, where models are parcels, too."""
+"""Metadata schema of a model that is sent to another site for cross-site evaluation."""
 
 
 def check_reply(
@@ -37,15 +37,16 @@ def check_reply(
     Raises:
         RefusedError: If it is not what the method declares.
     """
-    check_told(meta, method.sends_meta, order.op, {"classes": len(task.objective.titles)} | order.meta, who, private)
+    known = {"classes": len(task.objective.titles)} | order.meta
+    check_metadata(meta, method.sends_meta, order.op, known, who, private)
     method.check_tensors(method.task_of(task), order, tensors)
 
 
-def check_parcel(tells: Mapping[str, Tell], task: Task, settings: Settings, meta: Any, who: str) -> None:
-    """Refuse what stands on a parcel if it is not as declared.
+def check_parcel(schema: Mapping[str, MetaField], task: Task, settings: Settings, meta: Any, who: str) -> None:
+    """Refuse the metadata of a peer message that do not fit their schema.
 
     Args:
-        tells: The method's declarations, or `GUEST`.
+        schema: `medfl.contract.Method.sends_meta`, or `GUEST`.
         task: The learning problem.
         settings: The run's.
         meta: Of the parcel.
@@ -58,7 +59,7 @@ def check_parcel(tells: Mapping[str, Tell], task: Task, settings: Settings, meta
         "classes": len(task.objective.titles),
         "networks": sorted({task.network, *settings.networks_by_site.values()}),
     }
-    check_told(meta, tells, PARCEL, known, who, policy_of(settings).is_private)
+    check_metadata(meta, schema, PARCEL, known, who, policy_of(settings).is_private)
 
 
 def check_sent(method: Method, task: Task, settings: Settings, order: Order, reply: Reply, who: str) -> None:

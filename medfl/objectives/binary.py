@@ -14,9 +14,9 @@ from medfl.metrics import METRICS
 from medfl.metrics.binary import brier
 from medfl.metrics.metric import Metric
 from medfl.objectives.losses import OneLogitCrossEntropy
-from medfl.objectives.mixing import mean_of_findings
 from medfl.objectives.multiclass import Multiclass
-from medfl.objectives.shown import THRESHOLD
+from medfl.objectives.objective import THRESHOLD
+from medfl.objectives.outputs import mean_of_findings
 from medfl.types import Meta
 
 SCORES = {**METRICS, "sensitivity": METRICS["recall"], "brier": Metric(brier)}

@@ -12,12 +12,11 @@ from torch import nn
 from medfl.errors import SettingsError
 from medfl.metrics import METRICS
 from medfl.metrics.metric import Metric
-from medfl.objectives.constant import ConstantAnswer
-from medfl.objectives.mixing import mean_of_classes
-from medfl.objectives.objective import Objective
+from medfl.objectives.objective import Objective, as_cell
+from medfl.objectives.outputs import ConstantAnswer, mean_of_classes
 from medfl.objectives.rows import check_rows
-from medfl.objectives.shown import as_cell, output_name
 from medfl.types import Meta
+from medfl.utils.formats import name_or_number
 
 
 @dataclass(frozen=True)
@@ -124,12 +123,12 @@ class Multiclass(Objective):
 
     def prediction_columns(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return predicted_class, decision_rule, probability_NAME, ..."""
-        each = (f"probability_{output_name(names, number)}" for number in range(self.num_classes))
+        each = (f"probability_{name_or_number(number, names)}" for number in range(self.num_classes))
         return ("predicted_class", "decision_rule", *each)
 
     def prediction_cells(self, predictions: torch.Tensor, names: Sequence[str]) -> list[str]:
         """Return the most probable class, the rule, and the probability of each class."""
-        predicted = output_name(names, int(predictions.argmax()))
+        predicted = name_or_number(int(predictions.argmax()), names)
         return [predicted, self.decision_rule, *map(as_cell, predictions.tolist())]
 
     def weighted_score(
@@ -148,7 +147,7 @@ class Multiclass(Objective):
         if bool((predicted != predicted[0]).any()) or not bool((targets != targets[0]).any()):
             return None
         number = int(predicted[0])
-        return ConstantAnswer(f"the class '{output_name(names, number)}'", int((targets != number).sum()))
+        return ConstantAnswer(f"the class '{name_or_number(number, names)}'", int((targets != number).sum()))
 
     def together(self, outputs: torch.Tensor) -> torch.Tensor:
         """Logits whose softmax is the mean of the members' probabilities."""

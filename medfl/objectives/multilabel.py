@@ -13,12 +13,11 @@ from torch import nn
 from medfl.errors import SettingsError
 from medfl.metrics.metric import WeightedScore
 from medfl.metrics.multilabel import label_auc, macro_auc, mean_average_precision
-from medfl.objectives.constant import ConstantAnswer
 from medfl.objectives.losses import LabelledBCELoss
-from medfl.objectives.mixing import mean_of_findings
-from medfl.objectives.objective import Objective
+from medfl.objectives.objective import THRESHOLD, Objective, as_cell
+from medfl.objectives.outputs import ConstantAnswer, mean_of_findings
 from medfl.objectives.rows import check_rows, in_rows
-from medfl.objectives.shown import THRESHOLD, as_cell, output_name
+from medfl.utils.formats import name_or_number
 
 
 @dataclass(frozen=True)
@@ -115,12 +114,12 @@ class Multilabel(Objective):
 
     def prediction_columns(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return predicted_findings, decision_rule, probability_NAME, ..."""
-        each = (f"probability_{output_name(names, number)}" for number in range(self.num_labels))
+        each = (f"probability_{name_or_number(number, names)}" for number in range(self.num_labels))
         return ("predicted_findings", "decision_rule", *each)
 
     def prediction_cells(self, predictions: torch.Tensor, names: Sequence[str]) -> list[str]:
         """Return the findings from the threshold on, separated by semicolons, the rule, and each probability."""
-        present = [output_name(names, number) for number, value in enumerate(predictions) if value >= THRESHOLD]
+        present = [name_or_number(number, names) for number, value in enumerate(predictions) if value >= THRESHOLD]
         rule = f"probability >= {THRESHOLD:g}"
         return ["; ".join(present) or "none", rule, *map(as_cell, predictions.tolist())]
 

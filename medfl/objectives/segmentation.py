@@ -22,10 +22,9 @@ from medfl.metrics.segmentation import (
     mean_over_cases,
     surface_dice,
 )
-from medfl.objectives.constant import ConstantAnswer
 from medfl.objectives.losses import DiceBCELoss
-from medfl.objectives.mixing import mean_of_classes, mean_of_findings
 from medfl.objectives.objective import Objective
+from medfl.objectives.outputs import ConstantAnswer, mean_of_classes, mean_of_findings
 from medfl.objectives.rows import check_rows, in_rows
 
 OF_CASES = "of each case"

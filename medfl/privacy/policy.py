@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from medfl.contract import Method, PayloadKind, Site
     from medfl.objectives import Objective
     from medfl.training.loop import Steps
-    from medfl.utils.tells import Visibility
+    from medfl.utils.metadata import Visibility
 
 
 @dataclass(frozen=True)
@@ -379,7 +379,7 @@ def payloads_beside_updates(method: Method | type[Method]) -> list[str]:
         other.append("parcels from site to site")
     if "pooled_data" in method.needs:
         other.append("the sites' raw data")
-    needed = [fact for fact, tell in method.sends_meta.items() if tell.kind == "needed"]
+    needed = [fact for fact, field in method.sends_meta.items() if field.visibility == "needed"]
     return other + [f"'{fact}' (a fact that it can't do without)" for fact in needed]
 
 

@@ -10,10 +10,7 @@ from pydantic import Field, model_validator
 from medfl.records.ledger import Adjacency
 from medfl.records.record import Record
 from medfl.utils.field_words import PluginName
-from medfl.utils.tells import LARGEST
-
-Count = Annotated[int, Field(ge=0, le=LARGEST)]
-"""A number of things. It is bounded, because accounts also arrive from other machines."""
+from medfl.utils.metadata import LARGEST, Count
 
 Epsilon = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 

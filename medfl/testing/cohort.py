@@ -198,7 +198,6 @@ class Case:
         sites: Mapping[str, Splits] | None = None,
         task: Task | None = None,
         workers: int = 1,
-        together: int = 1,
         absent: Callable[[str, int], bool] = lambda site, step: False,
         make_method: Callable[[], Method] | None = None,
         public: TensorData | None = None,
@@ -222,7 +221,7 @@ class Case:
                 settings=run_settings,
                 data=RunData(sites=data, global_test=server_test or make_data(10, "global"), public=public),
                 folder=folder,
-                execution=Execution(workers=workers, together=together),
+                execution=Execution(workers=workers),
                 simulation=Simulation(absent=absent, attackers=read_attackers(run_settings.poison, self.registry)),
                 callbacks=Callbacks(frees_space=frees_space),
             )

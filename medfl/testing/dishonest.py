@@ -18,7 +18,7 @@ from medfl.testing.cohort import CLASSES, Case, bits, folders
 from medfl.testing.suite import expect, finite, promise
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
-from medfl.utils.tells import LARGEST, LETTERS
+from medfl.utils.metadata import LARGEST, LETTERS
 
 LIES: tuple[Any, ...] = (
     None, True, "x", "x" * (LETTERS + 1), [], [0], [[]], {}, {"size": {"size": [None]}}, -1, 0, 0.5, 1, 1e300, LARGEST,

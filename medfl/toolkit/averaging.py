@@ -46,7 +46,7 @@ from medfl.toolkit.local_training import LocalTraining, own_model
 from medfl.toolkit.robust.rule import check_rule, robust_mean
 from medfl.toolkit.rounds import Rounds, Step
 from medfl.types import MODEL, Meta, Tensors
-from medfl.utils.tells import Tell, count
+from medfl.utils.metadata import Count, MetaField
 from medfl.utils.text import names_and_more
 from medfl.utils.wire import prefixed, select
 
@@ -80,7 +80,7 @@ class Averaging(Rounds, LocalTraining):
     """One line for lists of methods."""
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update"}
-    sends_meta: ClassVar[Mapping[str, Tell]] = {"size": Tell("private", count())}
+    sends_meta: ClassVar[Mapping[str, MetaField]] = {"size": MetaField("private", Count)}
     supports: ClassVar[frozenset[Capability]] = frozenset({Capability.ROBUST})
     needs: ClassVar[frozenset[Need]] = frozenset()
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
 from medfl.contract import Site
-from medfl.errors import SettingsError
 from medfl.toolkit.trainings import Training
 from medfl.training.loop import Batch
-from medfl.training.stacked import ALONE, CommonLoss
 from medfl.types import Meta, Tensors
 
 
@@ -70,61 +68,6 @@ class Fit:
         """The optimiser has taken a step: what the model said before no longer holds."""
         self.steps += 1
         self._logits = None
-
-
-def common_loss(loss: Callable[[Fit, Batch], torch.Tensor], fit: Fit) -> CommonLoss:
-    """A method's loss for sites that are trained together (`medfl.training.together`): it sees what they share.
-
-    Args:
-        loss: The method's.
-        fit: A training of one of them.
-    """
-    return lambda start, batch: loss(CommonFit(fit, start), batch)
-
-
-class CommonFit(Fit):
-    """A training as several sites have it at once; a loss that looks at what each has for itself is refused.
-
-    Args:
-        fit: Of one of them.
-        start: Of all.
-    """
-
-    OWN = frozenset({"extra", "log", "meta", "steps", "optimizer"})
-
-    def __init__(self, fit: Fit, start: Tensors) -> None:
-        super().__init__(cast(Site, CommonSite(fit.site)), fit.model, start, training=fit.training)
-        self._fit = fit
-
-    @cached_property
-    def received(self) -> Tensors:
-        """Sites that are trained together had the same order."""
-        return self._fit.received
-
-    def __getattribute__(self, name: str) -> Any:
-        return _refuse(name) if name in CommonFit.OWN else super().__getattribute__(name)
-
-
-class CommonSite:
-    """What several sites that are trained together have in common.
-
-    Args:
-        site: One of them.
-    """
-
-    def __init__(self, site: Site) -> None:
-        self.task, self.settings, self.round, self.network = site.task, site.settings, site.round, site.network
-
-    def __getattr__(self, name: str) -> Any:
-        return _refuse(f"site.{name}")
-
-
-def _refuse(name: str) -> None:
-    raise SettingsError(
-        "site_specific_loss",
-        f"The loss of this method looks at '{name}', which each site has for itself. {ALONE}",
-        name=name,
-    )
 
 
 @dataclass(frozen=True)

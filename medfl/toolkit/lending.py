@@ -20,7 +20,7 @@ from medfl.toolkit.personal import Personal
 from medfl.toolkit.rounds import Due, Step
 from medfl.toolkit.transfer import SENDS, TELLS, ModelInTransit, arrived, as_host, is_finite, pack, route, unpack
 from medfl.types import Meta, Tensors
-from medfl.utils.tells import Tell, one_of
+from medfl.utils.metadata import MetaField, one_of
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Circulating(Personal):
     """
 
     sends: ClassVar[Mapping[str, PayloadKind]] = SENDS
-    sends_meta: ClassVar[Mapping[str, Tell]] = {**TELLS, "guest": Tell("public", one_of("owner", none=True))}
+    sends_meta: ClassVar[Mapping[str, MetaField]] = {**TELLS, "guest": MetaField("public", one_of("owner", empty=True))}
     supports: ClassVar[frozenset[Capability]] = Personal.supports | {Capability.PEER_MESSAGES}
 
     route: Literal["random_permutation", "derangement", "identity"] = "random_permutation"

@@ -12,12 +12,11 @@ from torch import nn
 
 from medfl.contract import Model, Site
 from medfl.privacy.policy import policy_of
-from medfl.toolkit.fit import Fit, FitResult, common_loss
+from medfl.toolkit.fit import Fit, FitResult
 from medfl.toolkit.kept import keep, kept, shared_of
 from medfl.toolkit.trainings import Training, freeze_rest
 from medfl.training.loop import Batch, train
 from medfl.training.optimizer_state import read_state, write_state
-from medfl.training.together import plain_steps
 from medfl.types import Tensors
 from medfl.utils.wire import digest
 
@@ -185,7 +184,6 @@ class LocalTraining(BaseModel):
             ),
             smallest=site.task.objective.smallest_batch,
             before_epoch=site.task.epoch_rates,
-            plain=plain_steps(common_loss(self.loss, fit), site.task.loss, start),
         )
         self.after_fit(fit)
         after, log = cpu_state(model), fit.log | {"loss": trained.loss, "seconds": trained.seconds}

@@ -20,7 +20,7 @@ from medfl.training.loop import Batch
 from medfl.training.optimizer_state import PREFIX as OPTIMIZER
 from medfl.training.optimizer_state import split
 from medfl.types import MODEL, Tensors
-from medfl.utils.tells import Tell
+from medfl.utils.metadata import MetaField
 from medfl.utils.wire import prefixed, select
 
 ADAPT = "adapt"
@@ -41,7 +41,7 @@ class Personal(Averaging):
     """
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {}
-    sends_meta: ClassVar[Mapping[str, Tell]] = {}
+    sends_meta: ClassVar[Mapping[str, MetaField]] = {}
     supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DIFFERENT_NETWORKS})
 
     init: Literal["shared", "own"] = "shared"

@@ -14,7 +14,7 @@ import torch
 from medfl.contract import PayloadKind, PeerMessage, Site
 from medfl.training.optimizer_state import PREFIX as OPTIMIZER
 from medfl.types import Meta, Tensors
-from medfl.utils.tells import PARCEL, Tell, count, one_of, text
+from medfl.utils.metadata import PARCEL, Count, MetaField, Text, list_of, one_of
 from medfl.utils.wire import prefixed, select
 
 MODEL = "model/"
@@ -24,10 +24,10 @@ SENDS: Mapping[str, PayloadKind] = {MODEL: "weights", OPTIMIZER: "statistic"}
 """What a parcel with a model holds; for a method's `sends`."""
 
 
-TELLS: Mapping[str, Tell] = {
-    "owner": Tell("public", text(), after=(PARCEL,)),
-    "network": Tell("public", one_of("networks"), after=(PARCEL,)),
-    "stamp": Tell("public", count(2, shorter=True), after=(PARCEL,)),
+TELLS: Mapping[str, MetaField] = {
+    "owner": MetaField("public", Text, after=(PARCEL,)),
+    "network": MetaField("public", one_of("networks"), after=(PARCEL,)),
+    "stamp": MetaField("public", list_of(Count, 2, shorter=True), after=(PARCEL,)),
 }
 """What stands on it; for a method's `sends_meta`."""
 

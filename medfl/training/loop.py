@@ -184,7 +184,6 @@ def train(
     steps: Steps | None = None,
     smallest: int = 1,
     before_epoch: Callable[[int], None] | None = None,
-    plain: Callable[..., Steps] = PlainSteps,
 ) -> TrainResult:
     """Train `model` in place for the epochs (or steps) of the settings.
 
@@ -204,7 +203,6 @@ def train(
         smallest: For `PlainSteps`: cases that a batch needs (`Objective.smallest_batch`).
         before_epoch: Called with the number of each epoch, from 1, before its first batch; an epoch is as many batches
             as the data set fills, also where `settings.steps` counts batches.
-        plain: Makes what takes plain steps, from the arguments of `PlainSteps`.
 
     Returns:
         Counts, mean loss and seconds.
@@ -226,7 +224,7 @@ def train(
         freeze_norms(model)
     if weights is None and settings.balance == "sampling":
         weights = balanced_sampling(data)
-    steps = steps or plain(model, optimizer, settings, generator, weights, gradient_clip, smallest)
+    steps = steps or PlainSteps(model, optimizer, settings, generator, weights, gradient_clip, smallest)
 
     def priced(batch: Batch) -> torch.Tensor:
         with autocast(settings, device):

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from medfl.utils.files import sha256_of
+
 LIBRARIES = ("monai", "torch", "numpy", "scipy", "skimage", "builtins", "nibabel", "pydicom", "PIL", "itk")
 """Packages whose code changes with their version only; of other classes the file counts as well."""
 
@@ -116,7 +118,7 @@ def _source(thing: Any) -> list[str]:
     if module in LIBRARIES:
         return [_name(thing)]
     try:
-        return [_name(thing), hashlib.sha256(Path(inspect.getfile(thing)).read_bytes()).hexdigest()]
+        return [_name(thing), sha256_of(Path(inspect.getfile(thing)))]
     except (TypeError, OSError):  # typed in, or made by `eval`: a function's code is described, too
         return [_name(thing)]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, Field
 from pydantic.fields import FieldInfo
+from typing_extensions import is_typeddict
 
 from medfl.errors import did_you_mean
 
@@ -37,13 +38,20 @@ def type_of(info: FieldInfo) -> str:
         for key, sign in signs.items()
         if hasattr(mark, key)
     ]
-    return ", ".join([_annotation(info.annotation), *bounds])
+    lengths = [f"at most {mark.max_length} characters" for mark in info.metadata if hasattr(mark, "max_length")]
+    words = [mark.words for mark in info.metadata if hasattr(mark, "words")]
+    return ", ".join([_annotation(info.annotation), *bounds, *lengths, *words])
+
+
+def words_of(kind: Any) -> str:
+    """Return a type in words, with its bounds and the ``words`` of its annotations."""
+    return type_of(FieldInfo.from_annotation(kind))
 
 
 def _annotation(annotation: Any) -> str:
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return type_of(FieldInfo.from_annotation(annotation))
+        return words_of(annotation)
     if origin is Literal:
         return " or ".join(f"`{value_of(part)}`" for part in parts)
     if origin in (Union, UnionType):
@@ -52,6 +60,10 @@ def _annotation(annotation: Any) -> str:
         return f"list of {_annotation(parts[0])}" if parts else "list"
     if origin is dict:
         return f"{_annotation(parts[0])} to {_annotation(parts[1])}"
+    if is_typeddict(annotation):
+        return "; ".join(
+            f"{name}: {words_of(kind)}" for name, kind in get_type_hints(annotation, None, None, True).items()
+        )
     names = {float: "number", int: "whole number", str: "text", bool: "`True` or `False`", NoneType: "`None`"}
     return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
 

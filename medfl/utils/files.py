@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import mmap
 import os
@@ -125,6 +126,12 @@ def _not_written(path: Path, error: OSError) -> StoreError:
         path=path,
         reason=error.strerror,
     )
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file's content, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def json_bytes(value: Any) -> bytes:

@@ -84,9 +84,9 @@ def count(value: int, word: str, plural: str = "") -> str:
     return f"{number(value)} {word if value == 1 else plural or word + 's'}"
 
 
-def known(value: float) -> float | None:
-    """None for NaN."""
-    return None if math.isnan(value) else value
+def known(value: float | None) -> float | None:
+    """Return the value, or None for NaN and None."""
+    return None if value is None or math.isnan(value) else value
 
 
 def p_value(value: float) -> str:

@@ -13,8 +13,6 @@ import hmac
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Self
 
 import numpy as np
 import torch
@@ -61,37 +59,6 @@ def _seed_torch(seed: int, gpu: bool = True) -> None:
     torch.default_generator.manual_seed(seed)
     if gpu and torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
-
-
-@dataclass(frozen=True)
-class GlobalStreams:
-    """How far python's, numpy's and torch's global generators are, for work that others are done in between.
-
-    Attributes:
-        python: Of `random`.
-        numpy: Of `numpy.random`.
-        cpu: Of torch on the CPU.
-        gpus: Of torch on each GPU, where one is in use.
-    """
-
-    python: Any
-    numpy: Any
-    cpu: torch.Tensor
-    gpus: list[torch.Tensor]
-
-    @classmethod
-    def now(cls) -> Self:
-        """As they are."""
-        gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-        return cls(random.getstate(), np.random.get_state(), torch.get_rng_state(), gpus)
-
-    def restore(self) -> None:
-        """Put them back."""
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)
-        torch.set_rng_state(self.cpu)
-        if self.gpus:
-            torch.cuda.set_rng_state_all(self.gpus)
 
 
 class SecretStream:

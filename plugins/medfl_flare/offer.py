@@ -6,7 +6,6 @@ they are those of the server.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from medfl.engine.runs.setting_ids import bare_name
 from medfl.errors import SettingsError
 from medfl.plugins import Registry, load_plugins
 from medfl.types import Meta
+from medfl.utils.files import sha256_of
 from medfl.version import DISTRIBUTION, __version__
 from medfl_flare.overrides import check_overrides
 from medfl_flare.records.offer import Offer
@@ -167,5 +167,5 @@ def method_version(registry: Registry, name: str) -> str:
     (plugin,) = registry.givers("method", name)
     origin = registry.plugins[plugin]
     if origin.endswith(".py"):
-        return hashlib.sha256(Path(origin).read_bytes()).hexdigest()
+        return sha256_of(Path(origin))
     return __version__ if re.match(rf"{re.escape(DISTRIBUTION)} \S+$", origin) else origin

@@ -20,7 +20,7 @@ from medfl.toolkit.prototypes import prototypes
 from medfl.toolkit.trainings import Budget, Training
 from medfl.training.loop import Batch
 from medfl.types import MODEL, Meta, Tensors
-from medfl.utils.tells import Tell, count, number
+from medfl.utils.metadata import Count, MetaField, number
 from medfl.utils.wire import select
 
 ALIGN = "align"
@@ -65,9 +65,9 @@ class FedAS(MeanHead):
     summary = "FedPer whose sites align the received body with their last one, and weigh by Fisher information"
     supports = frozenset({Capability.DIFFERENT_HEADS})
 
-    sends_meta: ClassVar[Mapping[str, Tell]] = {
-        "size": Tell("private", count()),
-        "trace": Tell("private", number(0), after=("fit",)),
+    sends_meta: ClassVar[Mapping[str, MetaField]] = {
+        "size": MetaField("private", Count),
+        "trace": MetaField("private", number(0), after=("fit",)),
     }
     needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head"})
 

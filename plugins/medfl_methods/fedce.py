@@ -14,7 +14,7 @@ from medfl.toolkit.averaging import Averaging
 from medfl.toolkit.kept import keep, kept
 from medfl.training.predict import predict
 from medfl.types import MODEL, Meta, Tensors
-from medfl.utils.tells import LARGEST, Tell, count, number
+from medfl.utils.metadata import LARGEST, Count, MetaField, number
 from medfl.utils.wire import select
 
 LAST = "last/"
@@ -60,9 +60,9 @@ class FedCE(Averaging):
     summary = "sites weigh by what they contribute: unlike updates, and how bad the mean is without them"
     supports = frozenset()
 
-    sends_meta: ClassVar[Mapping[str, Tell]] = {
-        "size": Tell("private", count()),
-        "error": Tell("needed", number(0, LARGEST), after=("fit",)),
+    sends_meta: ClassVar[Mapping[str, MetaField]] = {
+        "size": MetaField("private", Count),
+        "error": MetaField("needed", number(0, LARGEST), after=("fit",)),
     }
 
     mode: Mode = "plus"

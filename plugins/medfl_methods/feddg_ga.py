@@ -15,7 +15,7 @@ from medfl.toolkit.averaging import Averaging
 from medfl.toolkit.fit import Fit
 from medfl.training.predict import mean_loss
 from medfl.types import Meta
-from medfl.utils.tells import Tell, count, number, or_none
+from medfl.utils.metadata import Count, MetaField, Number
 
 LEAST = 1e-9
 """Gaps whose deviations are smaller than this share of the largest gap count as equal."""
@@ -54,9 +54,9 @@ class FedDGGA(Averaging):
     summary = "sites weigh more, the more their validation loss loses by the mean"
     supports = frozenset()
 
-    sends_meta: ClassVar[Mapping[str, Tell]] = {
-        "size": Tell("private", count()),
-        "gap": Tell("needed", or_none(number()), after=("fit",)),
+    sends_meta: ClassVar[Mapping[str, MetaField]] = {
+        "size": MetaField("private", Count),
+        "gap": MetaField("needed", Number | None, after=("fit",)),
     }
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "code": {"gaps": "raw", "step": 0.2 / 3}, "medfl": {}}

@@ -14,7 +14,7 @@ from medfl.data.pooled import labels_of
 from medfl.toolkit.averaging import Averaging
 from medfl.toolkit.fit import Fit
 from medfl.types import Meta
-from medfl.utils.tells import Tell, count
+from medfl.utils.metadata import Count, MetaField, list_of
 
 Metric = Literal["kl", "l2"]
 Target = Literal["uniform", "global"]
@@ -54,9 +54,9 @@ class FedDisco(Averaging):
     supports = frozenset()
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels"})
-    sends_meta: ClassVar[Mapping[str, Tell]] = {
-        "size": Tell("private", count()),
-        "label_counts": Tell("needed", count("classes"), after=("fit",)),
+    sends_meta: ClassVar[Mapping[str, MetaField]] = {
+        "size": MetaField("private", Count),
+        "label_counts": MetaField("needed", list_of(Count, "classes"), after=("fit",)),
     }
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"a": 0.0, "b": 0.0}),)
 

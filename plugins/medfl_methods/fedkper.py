@@ -19,7 +19,7 @@ from medfl.toolkit.teacher import Teacher
 from medfl.training.loop import Batch
 from medfl.training.predict import evaluation_batch, logits
 from medfl.types import Meta
-from medfl.utils.tells import Tell, count, number
+from medfl.utils.metadata import Count, MetaField, number
 
 
 class FedKPer(Averaging):
@@ -63,7 +63,10 @@ class FedKPer(Averaging):
     supports = frozenset({Capability.DP_SGD})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "soft_targets"})
-    sends_meta: ClassVar[Mapping[str, Tell]] = {"size": Tell("private", count()), "score": Tell("private", number(0))}
+    sends_meta: ClassVar[Mapping[str, MetaField]] = {
+        "size": MetaField("private", Count),
+        "score": MetaField("private", number(0)),
+    }
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {},
         "code": {"gradient_clip": None, "score_eps": 1e-6},

@@ -16,7 +16,7 @@ from medfl.toolkit.fit import Fit
 from medfl.toolkit.server_optimizer import lengthened
 from medfl.training.sgd import check_sgd, way
 from medfl.types import Meta, Tensors
-from medfl.utils.tells import LARGEST, Tell, count, number
+from medfl.utils.metadata import LARGEST, Count, MetaField, number
 from medfl_methods.fedprox import FedProx
 
 STRETCH = "stretch"
@@ -55,10 +55,10 @@ class FedNova(FedProx):
     summary = "FedAvg whose updates are divided by how far each site's optimiser went"
     supports = frozenset()
 
-    sends_meta: ClassVar[Mapping[str, Tell]] = {
-        "size": Tell("private", count()),
-        "effort": Tell("needed", number(0, LARGEST), after=("fit",)),
-        "steps": Tell("needed", count(), after=("fit",)),
+    sends_meta: ClassVar[Mapping[str, MetaField]] = {
+        "size": MetaField("private", Count),
+        "effort": MetaField("needed", number(0, LARGEST), after=("fit",)),
+        "steps": MetaField("needed", Count, after=("fit",)),
     }
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = ()

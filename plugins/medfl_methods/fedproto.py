@@ -12,7 +12,7 @@ from medfl.data.pooled import labels_of
 from medfl.toolkit.kept import keep
 from medfl.toolkit.prototypes import PROTO, PrototypeSharing, mean_prototypes
 from medfl.types import Meta, Tensors
-from medfl.utils.tells import Tell, count
+from medfl.utils.metadata import Count, MetaField, list_of
 
 
 class FedProto(PrototypeSharing):
@@ -47,7 +47,7 @@ class FedProto(PrototypeSharing):
     summary = "own models, held together by the mean features of each class, which are all that is sent"
     supports = frozenset({Capability.DIFFERENT_NETWORKS})
 
-    sends_meta: ClassVar[Mapping[str, Tell]] = {"label_counts": Tell("private", count("classes"))}
+    sends_meta: ClassVar[Mapping[str, MetaField]] = {"label_counts": MetaField("private", list_of(Count, "classes"))}
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {"distance": "l2", "weights": "counts", "inference": "prototype"},
         "medfl": {},

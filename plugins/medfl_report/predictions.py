@@ -15,7 +15,7 @@ from medfl.data.sites import PATIENT
 from medfl.engine.runs.records import PREDICTIONS, RunRecord
 from medfl.errors import StoreError
 from medfl.objectives import Objective
-from medfl.objectives.shown import GROUP
+from medfl.objectives.objective import GROUP
 from medfl.types import FACTS
 from medfl_report.statistics import Interval, Score, bootstrap, paired_bootstrap
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pandas as pd
 
+from medfl.utils.formats import plus_minus
 from medfl_report.forgetting import MEASURES
 
 TABLES = {
@@ -70,5 +70,4 @@ def _table(table: pd.DataFrame, title: str, names: tuple[str, ...]) -> str:
 
 def _cell(row: dict[Any, Any], seeds: str) -> str:
     """Mean and spread, and which seeds they are of where that is not all."""
-    spread = "" if math.isnan(row["std"]) else f" ± {row['std']:.3f}"
-    return f"{row['mean']:.3f}{spread}" + ("" if row["seeds"] == seeds else f" (seeds {row['seeds']})")
+    return plus_minus(row["mean"], row["std"]) + ("" if row["seeds"] == seeds else f" (seeds {row['seeds']})")

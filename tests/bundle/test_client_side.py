@@ -126,7 +126,6 @@ def test_a_site_without_training_images_only_scores(files: Files, tmp_path: Path
         ({"method": "fedprox"}, "method_not_supported", {"method": "fedprox", "expected": "fedavg"}),
         ({"privacy": {"epsilon": 1.0, "clip": 1.0}}, "unsupported_setting", {"setting": "privacy"}),
         ({"compression": {"bits": 8}}, "unsupported_setting", {"setting": "compression"}),
-        ({"together": 4}, "unsupported_setting", {"setting": "together", "found": 4}),
         ({"optimizer#lrr": 0.1}, "unknown_option", {"option": "optimizer#lrr", "part": "lrr"}),
         ({"epochs": -1}, "setting_out_of_range", {"settings": ["epochs"]}),
         ({"metrics": ["acuracy"]}, "unknown_choice", {"what": "metric", "choice": "acuracy"}),

@@ -20,7 +20,7 @@ from refusals import refused
 
 from medfl.data.datalists import Datalist, write_datalist
 from medfl.data.inference import load_rows
-from medfl.data.partition.by_site import by_site
+from medfl.data.partition.by_column import by_site
 from medfl.data.partition.iid import iid
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan

@@ -79,21 +79,6 @@ def test_a_mirror_without_a_download_is_refused(medfl, tmp_path):
     assert "give --download as well" in err
 
 
-def test_the_same_command_as_a_script(source, tmp_path, monkeypatch, capsys):
-    import runpy
-    import sys
-    from pathlib import Path
-
-    out = tmp_path / "P"
-    script = Path(__file__).parents[2] / "data_prep" / "medmnist"
-    monkeypatch.setattr(sys, "argv", [str(script), "--source", str(source), "--flag", "bloodmnist", "--out", str(out)])
-    with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(script), run_name="__main__")
-    assert end.value.code == 0
-    assert "200 training" in capsys.readouterr().out
-    assert str(script) not in sys.path
-
-
 @pytest.fixture
 def source(tmp_path):
     rng, arrays = np.random.default_rng(0), {}
@@ -123,13 +108,13 @@ def test_a_download_becomes_a_pooled_data_set(medfl, source, tmp_path):
     assert "--force" in err
 
 
-def test_every_data_set_has_a_command_and_a_script(medfl):
+def test_every_data_set_has_a_command(medfl):
     import re
     from pathlib import Path
 
     status, out, _ = medfl("prep", "--help")
     assert status == 0
     listed = re.findall(r"^  (\w+)  ", out.split("Commands:")[1], flags=re.MULTILINE)
-    scripts = {path.parent.name for path in (Path(__file__).parents[2] / "data_prep").glob("*/__main__.py")}
-    assert set(listed) == scripts | {"acevedo", "bodzas", "matek", "folder"}
+    folders = {path.parent.name for path in (Path(__file__).parents[2] / "data_prep").glob("*/__init__.py")}
+    assert set(listed) == folders | {"acevedo", "bodzas", "matek", "folder"}
     assert (listed[0], listed[-1]) == ("medmnist", "folder"), "the ready-made one first, one's own last"

@@ -133,7 +133,7 @@ def test_a_broken_bundle_is_named(tmp_path, medfl):
 
 def test_a_setting_without_a_group_is_listed_as_another_one(monkeypatch):
     monkeypatch.setitem(run_help.GROUPS, "Computing", ())
-    assert [option.name for option in option_groups()["Other settings"]][:2] == ["threads", "together"]
+    assert [option.name for option in option_groups()["Other settings"]][:2] == ["threads", "cache"]
 
 
 def test_the_first_sentence_ends_at_its_full_stop():

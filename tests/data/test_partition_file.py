@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -13,7 +14,6 @@ import pytest
 from refusals import refused
 
 from medfl.cli.main import main
-from medfl.data import arrays
 from medfl.data.cohort import load_cohort
 from medfl.data.datalists import FILE
 from medfl.data.partition_file import check_unchanged
@@ -132,8 +132,8 @@ def test_a_damaged_record_is_named(cohort: Path, content: bytes) -> None:
 def test_the_array_is_read_for_its_digest_once(cohort: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading has taken it already; comparing costs nothing more."""
     read = []
-    take = arrays.hashlib.file_digest
-    monkeypatch.setattr(arrays.hashlib, "file_digest", lambda file, kind: read.append(file.name) or take(file, kind))
+    take = hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda file, kind: read.append(file.name) or take(file, kind))
     assert changes(cohort) == []
     assert [os.path.basename(name) for name in read] == [ARRAY]
 

@@ -18,8 +18,8 @@ from medfl.settings import Compression, Privacy, Settings
 from medfl.testing.cohort import Case, bits, make_task, scores
 from medfl.toolkit.averaging import Averaging
 from medfl.utils import wire
+from medfl.utils.metadata import MetaField, Number
 from medfl.utils.rng import SecretStream, make_generator
-from medfl.utils.tells import Tell, number
 from medfl.utils.wire import tensors_equal
 from medfl_flare.backend.answers import Expected, Step, read_answer
 from medfl_flare.backend.messages import Limits, Message
@@ -123,7 +123,7 @@ def rng(label):
 def leave(method, tensors, meta=None, **settings):
     settings = Settings(rounds=20, **settings)
     encoder = Encoder(method.filters(), method.sends, rng)
-    filters = Filters(method.sends, {"top": Tell("public", number())}, settings, 20, encoder)
+    filters = Filters(method.sends, {"top": MetaField("public", Number)}, settings, 20, encoder)
     return filters.outgoing(tensors, meta or {}, site="a", stream_factory=stream)
 
 

@@ -13,12 +13,12 @@ from medfl.errors import ContractError, RefusedError, SettingsError
 from medfl.privacy.gaussian import calibrate, clip_by_norm, l2_norm
 from medfl.settings import Compression, Privacy, Settings
 from medfl.utils import wire
+from medfl.utils.metadata import Count, MetaField, Number
 from medfl.utils.rng import SecretStream
-from medfl.utils.tells import Tell, count, number
 
 SENDS = {"model/": "update", "model/head/": "weights", "proto/": "statistic"}
 UPDATES = {"model/": "update"}
-TELLS = {"loss": Tell("public", number()), "size": Tell("private", count())}
+TELLS = {"loss": MetaField("public", Number), "size": MetaField("private", Count)}
 PRIVATE = Privacy(epsilon=5.0, clip=2.5)
 
 
@@ -64,7 +64,7 @@ def test_an_undeclared_meta_key_is_named(key):
 
 
 def test_codec_is_never_a_methods_own_key():
-    filters = Filters(UPDATES, {CODEC: Tell("public", number())}, run(), 1)
+    filters = Filters(UPDATES, {CODEC: MetaField("public", Number)}, run(), 1)
     with refused(ContractError, "undeclared_metadata", key=CODEC):
         filters.outgoing(update(), {CODEC: {}}, site="a", stream_factory=stream)
 
@@ -335,7 +335,7 @@ class Updates:
     """As far as the filters look at a method."""
 
     sends = {"model/": "update"}
-    sends_meta: dict[str, Tell] = {}
+    sends_meta: dict[str, MetaField] = {}
     supports: frozenset[Capability] = frozenset()
     needs: frozenset[str] = frozenset()
 

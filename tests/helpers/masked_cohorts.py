@@ -8,7 +8,7 @@ from typing import Any
 from medfl.bundle.federation import read_federation
 from medfl.bundle.files import shipped
 from medfl.data.ingest.prepare import prepare
-from medfl.data.partition.by_site import by_site
+from medfl.data.partition.by_column import by_site
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
 from medfl.engine.runs.simulation import Result

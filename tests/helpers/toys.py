@@ -27,7 +27,7 @@ from medfl.testing.cohort import Case, bits, make_sites, scores
 from medfl.toolkit.averaging import Averaging
 from medfl.types import Tensors
 from medfl.utils import wire
-from medfl.utils.tells import PARCEL, Tell, count, text
+from medfl.utils.metadata import PARCEL, Count, MetaField, Text, list_of
 
 SIZES = {"site-1": 7, "site-2": 5, "site-3": 6}
 """Three sites that train in a millisecond."""
@@ -43,10 +43,10 @@ class Ring(Averaging):
     """
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {"model/": "weights"}
-    sends_meta: ClassVar[Mapping[str, Tell]] = {
-        "guests": Tell("public", text(8, shorter=True)),
-        "first": Tell("public", count()),
-        "letter": Tell("public", text(), after=(PARCEL,)),
+    sends_meta: ClassVar[Mapping[str, MetaField]] = {
+        "guests": MetaField("public", list_of(Text, 8, shorter=True)),
+        "first": MetaField("public", Count),
+        "letter": MetaField("public", Text, after=(PARCEL,)),
     }
     supports: ClassVar[frozenset[Capability]] = frozenset({Capability.PEER_MESSAGES})
 

@@ -14,7 +14,7 @@ from medfl.testing.cohort import Case, make_site, make_sites, make_task
 from medfl.toolkit.prototypes import mean_prototypes
 from medfl.types import SERVER
 from medfl.utils.rng import make_generator
-from medfl_methods.fedfa.anchors import OwnAnchors, anchor_loss
+from medfl_methods.fedfa.method import OwnAnchors, anchor_loss
 
 REGISTRY = load_plugins()
 

@@ -14,9 +14,8 @@ from medfl.plugins import load_plugins
 from medfl.testing.cohort import Case, SmallNet, make_site, make_sites, make_task, states
 from medfl.types import SERVER
 from medfl.utils.wire import select, tensors_equal
-from medfl_methods.fedsm.method import FedSM
+from medfl_methods.fedsm.method import FedSM, check_moments, pulled
 from medfl_methods.fedsm.networks import SuperModel, selector_beside
-from medfl_methods.fedsm.replies import check_moments, pulled
 
 REGISTRY = load_plugins()
 NARROW = {"selector_width": 2}

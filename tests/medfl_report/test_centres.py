@@ -13,7 +13,7 @@ from read_page import Page, words
 from sklearn.metrics import roc_auc_score
 
 from medfl.data.ingest.prepare import prepare
-from medfl.data.partition.by_site import by_site
+from medfl.data.partition.by_column import by_site
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
 from medfl.data.pooled import all_targets

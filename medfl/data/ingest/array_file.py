@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from medfl.errors import DataError
+from medfl.utils.formats import size
 from medfl.utils.text import Say
 
 MAIN_BYTES, READER_BYTES = 250_000_000, 100_000_000
@@ -163,9 +164,9 @@ def tell_need(path: Path, shape: Sequence[int], dtype: DTypeLike, processes: int
         DataError: If the disk has no room for it.
     """
     needed, free = _check_room(path, shape, np.dtype(dtype))
-    memory = _told(MAIN_BYTES + (processes if processes > 1 else 0) * READER_BYTES)
+    memory = size(MAIN_BYTES + (processes if processes > 1 else 0) * READER_BYTES)
     say(
-        f"note: needs {_told(needed)} on the disk of --out, which has {_told(free)} left, and about {memory} of memory "
+        f"note: needs {size(needed)} on the disk of --out, which has {size(free)} left, and about {memory} of memory "
         f"for {processes} process{'es' * (processes > 1)}, however many images there are"
     )
 
@@ -226,16 +227,12 @@ def _check_room(path: Path, shape: Sequence[int], dtype: np.dtype) -> tuple[int,
     if needed > free:
         raise DataError(
             "disk_full",
-            f"the array of images needs {_told(needed)}, the disk of --out has {_told(free)} left. Make room, give an "
+            f"the array of images needs {size(needed)}, the disk of --out has {size(free)} left. Make room, give an "
             "--out on another disk, or choose a smaller size.",
             needed=needed,
             free=free,
         )
     return needed, free
-
-
-def _told(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
 def _bytes(shape: Sequence[int], dtype: np.dtype) -> int:

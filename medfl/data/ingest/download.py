@@ -4,6 +4,9 @@ The content goes to ``<name>.part``. Beside it ``<name>.part.tag`` keeps the ser
 date), so that a continued file is never put together from two versions. The file gets its name when it is whole and
 its checksum is right. Of several processes that want the same file, one downloads it.
 
+The library pooch does not replace this module: it begins a file again when the connection was cut, and some releases
+are files of many gigabytes.
+
 Source: RFC 9110, sections 13.1.5 (If-Range) and 14 (range requests).
 """
 

@@ -1,4 +1,4 @@
-"""Partitions: one way to split a pooled data set among sites in each file.
+"""Partitions: ways to split a pooled data set among sites; a file for each family.
 
 A partition is a plain function::
 

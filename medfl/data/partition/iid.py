@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from medfl.data.partition.iterative import iterative
-from medfl.data.partition.shares import check_labels
+from medfl.data.partition.shares import check_labels, iterative
 
 
 def iid(
@@ -20,7 +19,7 @@ def iid(
 
     Sizes differ by at most 1. Stratified, each class is dealt on its own, one class going on where the last one ended,
     so that each class's counts differ by at most 1 as well. Units with sets of labels are stratified iteratively
-    (`medfl.data.partition.iterative`).
+    (`medfl.data.partition.shares.iterative`).
 
     Args:
         labels: Label of each unit, shape (n,).

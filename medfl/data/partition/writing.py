@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 from collections import Counter
@@ -19,6 +18,7 @@ from medfl.records.datalist import CaseRecord, Exclusion
 from medfl.records.partition import LocatedExclusion, Partition
 from medfl.records.site_card import SiteCard
 from medfl.types import NO_SITES, PUBLIC
+from medfl.utils.files import sha256_of
 from medfl.version import __version__
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def write_sites(
             written[name].extra = written[name].extra | scale
         write_datalist(place, written[name])
         digests |= {
-            f"{name}/{FILE}": hashlib.sha256((place / FILE).read_bytes()).hexdigest(),
+            f"{name}/{FILE}": sha256_of(place / FILE),
             os.path.normpath(f"{name}/{origin.way}"): origin.digest,
         }
         if origin.mask_way:

@@ -13,6 +13,7 @@ from typing import Any
 from medfl.data.readers.itk_files import lacks_reader
 from medfl.errors import DataError
 from medfl.utils.configuration import described
+from medfl.utils.files import sha256_of
 
 Case = Mapping[str, Any]
 """One case: keys of the transforms to files, folders (a DICOM series), lists of files, numbers, text or arrays."""
@@ -126,7 +127,7 @@ def _file_digest(path: Path) -> list[str]:
         facts = path.stat()
         return [
             path.name[-7:] if path.suffix == ".gz" else path.suffix,
-            _digest(str(path), facts.st_mtime_ns, facts.st_size, facts.st_ino),
+            _digest(path, facts.st_mtime_ns, facts.st_size, facts.st_ino),
         ]
     except OSError as error:
         raise DataError(
@@ -135,6 +136,5 @@ def _file_digest(path: Path) -> list[str]:
 
 
 @functools.lru_cache(maxsize=1 << 17)
-def _digest(path: str, mtime: int, size: int, inode: int) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _digest(path: Path, mtime: int, size: int, inode: int) -> str:
+    return sha256_of(path)

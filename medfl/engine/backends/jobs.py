@@ -45,18 +45,18 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class StepJob(Job):
-    """Carry out an order, or those of several sites that are trained together and got the same tensors.
+    """Carry out one site's order.
 
     Attributes:
-        orders: ``to``, ``op`` and ``meta`` of each, at least one.
-        digest: `medfl.utils.wire.digest` of their tensors.
+        order: ``to``, ``op`` and ``meta`` of the order.
+        digest: `medfl.utils.wire.digest` of its tensors.
         step: The step's number.
         round: Its round.
         keep: Earlier steps after which the site's state is still needed.
     """
 
     name: ClassVar[str] = "step"
-    orders: list[Meta]
+    order: Meta
     digest: str
     step: int
     round: int
@@ -64,13 +64,12 @@ class StepJob(Job):
 
     @property
     def whose(self) -> list[str]:
-        """The sites."""
-        return [order["to"] for order in self.orders]
+        """The site."""
+        return [self.order["to"]]
 
-    def unpacked(self) -> list[Order]:
-        """The orders, each with tensors that no other one has; the first takes those of the job."""
-        copies = [{name: tensor.clone() for name, tensor in self.tensors.items()} for _ in self.orders[1:]]
-        return [Order(**order, tensors=own) for order, own in zip(self.orders, [self.tensors, *copies], strict=True)]
+    def unpacked(self) -> Order:
+        """Return the order with the job's tensors."""
+        return Order(**self.order, tensors=self.tensors)
 
 
 @dataclass(frozen=True, kw_only=True)

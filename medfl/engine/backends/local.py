@@ -9,7 +9,6 @@ test sets, by case. Nothing depends on who finishes first: replies are folded in
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import pairwise
 
 import torch
@@ -27,7 +26,6 @@ from medfl.privacy.policy import policy_of
 from medfl.records.progress import Heartbeat, JobEnd, JobStart
 from medfl.training.batches import SCORING, TRAINING
 from medfl.training.predict import evaluation_batch
-from medfl.training.together import Together
 from medfl.types import NO_SITES, Judged, Meta, Tensors
 from medfl.utils import wire
 from medfl.utils.files import flush_files
@@ -56,7 +54,6 @@ class LocalCarrier:
         threads: Threads of each process, >= 1.
         absent: Tells whether a site is absent in a step; for tests and simulations of drop-outs.
         note: Receives progress events.
-        together: Sites that take the steps of their training at once, >= 1 (`medfl.training.together`).
     """
 
     def __init__(
@@ -68,11 +65,9 @@ class LocalCarrier:
         threads: int = 1,
         absent: Callable[[str, int], bool] = lambda site, step: False,
         note: Note = unnoted,
-        together: int = 1,
     ) -> None:
         self.hosts, self.viewers = hosts, viewers or {}
         self._make_method, self._absent, self._note = make_method, absent, note
-        self._at_once, self._together = together, Together()
         self._hides_counts = any(policy_of(host.settings).is_private for host in hosts.values())
         for host in hosts.values():
             host.store.flushes = False  # `step` does it for all sites at once, before the server counts on it
@@ -110,7 +105,7 @@ class LocalCarrier:
         jobs = self._step_jobs(step, round_, [order for order in orders if order.to not in absent], keep)
         scoring = self._evaluation_jobs(evaluation) if evaluation else []
         results = self._do([*jobs, *scoring])
-        answers = [_answer(facts) for result, _ in results[: len(jobs)] for facts in result["answers"]]
+        answers = [_answer(result) for result, _ in results[: len(jobs)]]
         flush_files([self.hosts[answer.site].store.path(answer.step) for answer in answers])
         rows = self._scores(scoring, results[len(jobs) :])
         return sorted(answers, key=lambda answer: answer.site), absent, sorted(rows, key=lambda row: row.site)
@@ -142,28 +137,23 @@ class LocalCarrier:
     # ---- jobs
 
     def _step_jobs(self, step: int, round_: int, orders: list[Order], keep: Steps) -> list[StepJob]:
-        digests: dict[int, str] = {}
-        chunks: list[list[Order]] = []
-        filling: dict[str, list[Order]] = {}
+        """Return the jobs of the orders, those of the largest sites first."""
+        digests: dict[int, str] = {}  # most orders of a step share their tensors
+        jobs = []
         for order in sorted(orders, key=lambda order: (-len(self.hosts[order.to].data.train), order.to)):
-            if id(order.tensors) not in digests:  # most orders of a step share their tensors
+            if id(order.tensors) not in digests:
                 digests[id(order.tensors)] = wire.digest(order.tensors)
-            chunk = filling.get(digests[id(order.tensors)], [])
-            if len(chunk) in (0, self._at_once):
-                chunks.append(chunk := [])
-                filling[digests[id(order.tensors)]] = chunk
-            chunk.append(order)
-        return [
-            StepJob(
-                orders=[{"to": order.to, "op": order.op, "meta": order.meta} for order in chunk],
-                digest=digests[id(chunk[0].tensors)],
-                step=step,
-                round=round_,
-                keep=list(keep),
-                tensors=chunk[0].tensors,
+            jobs.append(
+                StepJob(
+                    order={"to": order.to, "op": order.op, "meta": order.meta},
+                    digest=digests[id(order.tensors)],
+                    step=step,
+                    round=round_,
+                    keep=list(keep),
+                    tensors=order.tensors,
+                )
             )
-            for chunk in chunks
-        ]
+        return jobs
 
     def _evaluation_jobs(self, evaluation: Evaluation) -> list[EvaluateJob | PredictJob]:
         """Jobs of about equal numbers of images, the largest first, so that they fill the gaps between workers.
@@ -243,8 +233,7 @@ class LocalCarrier:
         match job:
             case StepJob():
                 at = (job.step, job.round, job.digest, job.keep)
-                works = [partial(self.hosts[to.to].step, self._make_method, to, *at) for to in job.unpacked()]
-                return {"answers": [vars(answer) for answer in self._together.run(works)]}, {}
+                return vars(self.hosts[job.order["to"]].step(self._make_method, job.unpacked(), *at)), {}
             case EvaluateJob():
                 rows = self._evaluate(job)
                 return {"rows": rows, "known": {name: self._holder(name).scorer.known for name in job.sites}}, {}

@@ -21,6 +21,7 @@ from medfl.errors import STOPPED_RUN, MedflError, explain
 from medfl.plugins import GROUP
 from medfl.records.summary import Summary
 from medfl.types import NO_SITES
+from medfl.utils.formats import score
 from medfl.utils.progress import progress_bar
 from medfl.utils.text import visible, visible_lines
 
@@ -41,7 +42,7 @@ def show_scores(summary: Summary, metrics: Sequence[str], folder: Path) -> None:
             for metric in metrics[:MAX_METRICS]:
                 shown = scores[metric]
                 values = (shown.mean, shown.worst, shown.global_test)
-                numbers = ("-" if value is None else f"{value:.3f}" for value in values)
+                numbers = map(score, values)
                 table.add_row(*map(visible, (model, split, metric)), *numbers)
     console.print(table if table.row_count else f"{table.title}; no scores, for nobody has test or validation images")
     if summary.reason:

@@ -14,7 +14,6 @@ from medfl.contract import Method, Model, PeerMessage
 from medfl.data.pooled import Empty, pool
 from medfl.engine.adversaries.simulation import Attackers, PoisonedCarrier, check_attackers, poisoned_sites
 from medfl.engine.backends.local import LocalCarrier
-from medfl.engine.backends.together import check_together
 from medfl.engine.carrier import Carrier, Note
 from medfl.engine.checks import (
     check_plan,
@@ -259,8 +258,6 @@ def check(run: SimulatedRun, method: Method) -> None:
     check_targets(task.objective, data.sites, public)
     images = {site: len(splits.train) for site, splits in data.sites.items() if len(splits.train)}
     check_privacy(settings, method, networks, images, len(images), simulated=True)
-    if run.execution.together > 1:
-        check_together(run.method.name, method, run.settings, run.task, networks)
     if bool(run.settings.poison) != (run.simulation.attackers is not None):
         raise SettingsError(
             "attackers_mismatch",
@@ -290,7 +287,6 @@ def _carrier(
         threads=run.execution.threads,
         absent=run.simulation.absent,
         note=note,
-        together=run.execution.together,
     )
 
 

@@ -26,7 +26,7 @@ from medfl.engine.runs.records import PREDICTIONS, TEST_CONFIG
 from medfl.engine.runs.simulation import Result, SimulatedRun
 from medfl.engine.runs.worst_cases import keep_worst
 from medfl.engine.site import Splits
-from medfl.objectives.shown import GROUP
+from medfl.objectives.objective import GROUP
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.predict import predict

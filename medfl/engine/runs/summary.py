@@ -16,6 +16,7 @@ from medfl.objectives import Objective
 from medfl.records.summary import Attendance, BestRound, Holdings, MetricScores, SiteCosts, Summary
 from medfl.settings import Settings
 from medfl.types import GLOBAL, PUBLIC, Dataset
+from medfl.utils.formats import known
 
 COSTS = {
     "bytes_up": "bytes_up",
@@ -67,9 +68,9 @@ def summarise(
         results.setdefault(model, {}).setdefault(split, {})[name] = MetricScores(
             mean=sum(defined) / len(defined) if defined else None,
             worst=worst(name, defined) if defined else None,
-            sites={site: _number(value) for site, value in values.items()},
-            global_test=_number(pooled),
-            public_test=_number(public),
+            sites={site: known(value) for site, value in values.items()},
+            global_test=known(pooled),
+            public_test=known(public),
         )
     return Summary(
         method=method,
@@ -152,7 +153,3 @@ def _by_score(rows: Sequence[Row]) -> dict[tuple[str, str, str], dict[str, float
     for row in rows:
         values.setdefault((row.model, row.split, row.metric), {})[row.site] = row.value
     return values
-
-
-def _number(value: float | None) -> float | None:
-    return None if value is None or math.isnan(value) else value

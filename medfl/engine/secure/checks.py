@@ -48,7 +48,7 @@ def check_secure(name: str, method: Method, settings: Settings, sites: Sequence[
             method=name,
             cause="filters",
         )
-    if needed := sorted(fact for fact, tell in method.sends_meta.items() if tell.kind == "needed"):
+    if needed := sorted(fact for fact, field in method.sends_meta.items() if field.visibility == "needed"):
         raise SettingsError(
             "method_not_supported",
             f"Method '{name}' needs each site's {', '.join(needed)}, and under secure aggregation the server learns "

@@ -23,7 +23,7 @@ from medfl.errors import RefusedError
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.types import Tensors
-from medfl.utils.tells import Tell
+from medfl.utils.metadata import MetaField
 
 if TYPE_CHECKING:
     from medfl.privacy.signatures import Signer
@@ -68,9 +68,13 @@ class Secured:
         return {PREFIX: "statistic"}
 
     @cached_property
-    def sends_meta(self) -> dict[str, Tell]:
+    def sends_meta(self) -> dict[str, MetaField]:
         """The method's public facts; none has to be there, as orders have other names here."""
-        return {key: replace(tell, after=()) for key, tell in self.inner.sends_meta.items() if tell.kind == "public"}
+        return {
+            key: replace(field, after=())
+            for key, field in self.inner.sends_meta.items()
+            if field.visibility == "public"
+        }
 
     def filters(self) -> tuple[Filter, ...]:
         """None: bytes that look like noise can't be made fewer."""

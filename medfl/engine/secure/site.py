@@ -368,11 +368,11 @@ class SiteEnd:
             raise RefusedError(
                 "unexpected_parcels", "secure aggregation covers updates only, and the method posts parcels"
             )
-        tells = inner.sends_meta
-        update, meta = Filters(inner.sends, tells, site.settings, site.settings.rounds).checked(
+        schema = inner.sends_meta
+        update, meta = Filters(inner.sends, schema, site.settings, site.settings.rounds).checked(
             reply.tensors, reply.meta, site.name
         )
-        public = {name: value for name, value in meta.items() if tells[name].kind == "public"}
+        public = {name: value for name, value in meta.items() if schema[name].visibility == "public"}
         return reply, {name: tensor for name, tensor in update.items() if tensor.is_floating_point()}, public
 
     def _encoded(self, layout: Layout, update: Tensors, weight: int) -> tuple[Words, FixedPoint]:

@@ -17,7 +17,7 @@ from medfl.privacy.policy import Guarantee, PrivacyPolicy, payloads_beside_updat
 from medfl.records.ledger import Adjacency, LedgerEntry
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.settings import Privacy, Settings
-from medfl.utils.tells import Visibility
+from medfl.utils.metadata import Visibility
 
 
 class DifferentialPrivacy(PrivacyPolicy):

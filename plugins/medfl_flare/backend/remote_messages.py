@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from medfl.contract import Order
 from medfl.engine.carrier import Evaluation
@@ -22,7 +22,7 @@ from medfl.privacy.policy import mechanism_of
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
-from medfl.utils.tells import Tell, check_told, count, flag, numbers_by_name, or_none, text
+from medfl.utils.metadata import Count, MetaField, Text, check_metadata, list_of, number
 from medfl_flare.backend.messages import Message
 
 WORD = re.compile(r"[A-Za-z0-9_@.-]{1,80}(/[A-Za-z0-9_@.-]{1,80}){0,2}")
@@ -123,11 +123,11 @@ AFTER, EVENTS, START = "after", "events", "start"
 
 
 FACTS = {
-    "trainable": Tell("public", flag(), after=("begin",)),
-    "validates": Tell("public", flag(), after=("begin",)),
-    "frozen": Tell("public", text()),
-    "size": Tell("private", count()),
-    "label_counts": Tell("private", count("classes")),
+    "trainable": MetaField("public", bool, after=("begin",)),
+    "validates": MetaField("public", bool, after=("begin",)),
+    "frozen": MetaField("public", Text),
+    "size": MetaField("private", Count),
+    "label_counts": MetaField("private", list_of(Count, "classes")),
 }
 """What a site tells of its data at the start (`medfl.engine.site.SiteRunner.describe`)."""
 
@@ -223,6 +223,9 @@ def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:
 MAX_FACTS = 32
 """Largest number of facts about a site's machine."""
 
+NumbersByName: Any = Annotated[dict[Text, number(0, 1e9)], Field(max_length=MAX_FACTS)]
+"""Facts about a site's machine: numbers in [0, 1e9] by name."""
+
 
 class Joining(NamedTuple):
     """Answer of a site that takes an offer.
@@ -238,10 +241,13 @@ class Joining(NamedTuple):
 
 
 JOINING = {
-    "network": Tell("public", or_none(text()), after=("hello",)),
-    "profile": Tell("public", or_none(numbers_by_name(0, 1e9, MAX_FACTS)), after=("hello",)),
+    "network": MetaField("public", Text | None, after=("hello",)),
+    "profile": MetaField("public", NumbersByName | None, after=("hello",)),
 }
 """The form of `Joining`."""
+
+NAME = MetaField("public", Text)
+"""Name of a class, an output or a data set."""
 
 
 def read_joining(site: str, message: Message) -> Joining:
@@ -251,7 +257,7 @@ def read_joining(site: str, message: Message) -> Joining:
         RefusedError: If it has another form.
     """
     facts = {name: value for name, value in message.meta.items() if name != "refused"}
-    check_told(facts, JOINING, "hello", {}, f"site '{site}'")
+    check_metadata(facts, JOINING, "hello", {}, f"site '{site}'")
     return Joining(**facts)
 
 
@@ -272,7 +278,7 @@ def read_facts(site: str, message: Message, classes: int, outputs: int, frozen: 
     facts, data = message.meta.get("facts"), message.meta.get("data")
     if not isinstance(facts, dict) or not isinstance(data, dict) or data.keys() != DATA_FACTS:
         raise RefusedError("missing_site_facts", "expected what the site tells of its data", site=site)
-    check_told(facts, FACTS, "begin", {"classes": classes}, f"site '{site}'")
+    check_metadata(facts, FACTS, "begin", {"classes": classes}, f"site '{site}'")
     facts = dict(facts)
     if (theirs := facts.pop("frozen", None)) != frozen:
         raise RefusedError(
@@ -290,7 +296,7 @@ def read_facts(site: str, message: Message, classes: int, outputs: int, frozen: 
             "wrong_output_count", f"expected the names of {outputs} outputs, or none", site=site, expected=outputs
         )
     for name in (*data["classes"], *data["names"], data["name"], data["modality"]):
-        if not text().fits(name, {}) or name.lstrip()[:1] in (*"$@%",):
+        if NAME.problem_of(name, {}) or name.lstrip()[:1] in (*"$@%",):
             raise RefusedError(
                 "unsafe_name",
                 "expected plain names of classes and data, which begin with none of '$', '@' and '%'",

@@ -6,12 +6,12 @@ without a word. A file whose time or size differs is read again; the same conten
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
 from medfl.errors import RefusedError, StoreError
 from medfl.records.run_file import RunFile
+from medfl.utils.files import sha256_of
 
 Marks = tuple[int, int, int]
 """Of a file: its number, size and time of change."""
@@ -91,7 +91,6 @@ def _marks(path: Path) -> Marks | None:
 
 def _digest(path: Path) -> str | None:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256_of(path)
     except OSError:
         return None

@@ -249,7 +249,7 @@ def _shared_test(site_file: SiteFile, settings: Settings) -> dict[str, str]:
 
 def _needed(site_file: SiteFile, method: Any) -> dict[str, str]:
     """Facts that the method can't do without and this site does not tell."""
-    needed = [fact for fact, tell in method.sends_meta.items() if tell.kind == "needed"]
+    needed = [fact for fact, field in method.sends_meta.items() if field.visibility == "needed"]
     facts = [fact for fact in needed if fact not in site_file.describe]
     if site_file.is_server or not facts:
         return {}

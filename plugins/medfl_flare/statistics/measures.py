@@ -16,8 +16,7 @@ import torch
 
 from medfl.data.arrays import CHUNK_BYTES, FEATURES, channels_of, open_array
 from medfl.data.datalists import FILE, Datalist, parse_datalist, read_bytes, subjects_of
-from medfl.data.list_targets import output_names, without_test
-from medfl.data.sites import SiteData, site_data
+from medfl.data.sites import SiteData, output_names, site_data
 from medfl.data.targets import integers
 from medfl.objectives import Objective, Survival
 from medfl.types import Dataset
@@ -104,7 +103,7 @@ def measure_site(folder: Path) -> Measured:
         DataError: If the list or an array is missing or wrong.
     """
     content = read_bytes(folder)
-    datalist = without_test(parse_datalist(content, folder / FILE))
+    datalist = parse_datalist(content, folder / FILE).without_test()
     objective = datalist.goal
     data = site_data(folder, content, datalist, objective, (0.0,), (1.0,))
     records = datalist.splits.get("training", [])

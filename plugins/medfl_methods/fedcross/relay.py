@@ -21,7 +21,7 @@ from medfl.toolkit.personal import Personal
 from medfl.toolkit.rounds import Due, Step
 from medfl.toolkit.transfer import SENDS, TELLS, ModelInTransit, arrived, is_finite, pack, route
 from medfl.types import Meta, Tensors
-from medfl.utils.tells import Tell, one_of
+from medfl.utils.metadata import MetaField, one_of
 from medfl.utils.wire import prefixed, select
 
 logger = logging.getLogger(__name__)
@@ -50,9 +50,9 @@ class Relay(Personal):
     """
 
     sends: ClassVar[Mapping[str, PayloadKind]] = SENDS
-    sends_meta: ClassVar[Mapping[str, Tell]] = {
+    sends_meta: ClassVar[Mapping[str, MetaField]] = {
         **TELLS,
-        "trained": Tell("public", one_of("model", none=True), after=("train",)),
+        "trained": MetaField("public", one_of("model", empty=True), after=("train",)),
     }
     supports = frozenset({Capability.PEER_MESSAGES})
 

@@ -27,7 +27,7 @@ from medfl.toolkit.rounds import Due, Step
 from medfl.training.loop import Batch
 from medfl.types import MODEL, Tensors
 from medfl.utils import wire
-from medfl.utils.tells import Tell, count, number
+from medfl.utils.metadata import Count, MetaField, number
 from medfl.utils.wire import prefixed, select
 from medfl_methods.fedfed.distillation import rebuilding, scale_of
 from medfl_methods.fedfed.distiller import SharedPart
@@ -64,9 +64,9 @@ class FeatureSharing(Dividing):
     """
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", PART: "update", SHARED: "samples"}
-    sends_meta: ClassVar[Mapping[str, Tell]] = {
-        "size": Tell("private", count()),
-        **{key: Tell("private", number(0)) for key in ERRORS},
+    sends_meta: ClassVar[Mapping[str, MetaField]] = {
+        "size": MetaField("private", Count),
+        **{key: MetaField("private", number(0)) for key in ERRORS},
     }
 
     distil_rounds: int = Field(15, ge=1)

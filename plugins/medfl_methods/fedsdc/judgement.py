@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import with_config
 from torch import nn
+from typing_extensions import TypedDict  # before Python 3.12 pydantic refuses that of `typing`
 
 from medfl.contract import Site
 from medfl.networks.parts import body_and_head
 from medfl.training.precision import autocast
 from medfl.training.predict import logits
 from medfl.types import Dataset, Meta
-from medfl.utils.tells import Form, count, fields
+from medfl.utils.metadata import Count, Length
 from medfl_methods.fedsdc.voting import elected
+
+PerHead = Annotated[list[Count], Length("heads")]
+"""Count for each head; the order's metadata have their number, ``heads``."""
+
+
+@with_config(extra="forbid")
+class Judgement(TypedDict):
+    """Counts that `judge` returns."""
+
+    images: Count
+    right: PerHead
+    agree: Annotated[list[PerHead], Length("heads")]
+    votes: PerHead
 
 
 def opinions(model: nn.Module, data: Dataset, site: Site) -> torch.Tensor:
@@ -55,15 +70,6 @@ def judge(probabilities: torch.Tensor, labels: torch.Tensor, ranking: Sequence[i
         "agree": (chosen[:, None] == chosen[None]).sum(dim=2).tolist(),
         "votes": [int((together(probabilities[order[: count + 1]]) == labels).sum()) for count in range(len(order))],
     }
-
-
-def judgement(heads: str) -> Form:
-    """What `judge` tells: the form of a fact.
-
-    Args:
-        heads: Under which name the order tells how many heads there are.
-    """
-    return fields(images=count(), right=count(heads), agree=count(heads, heads), votes=count(heads))
 
 
 def _likeliest(probabilities: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -19,22 +19,22 @@ from medfl.privacy.policy import policy_of
 from medfl.settings import participants
 from medfl.task import Task
 from medfl.toolkit.aggregation import add_update, check_updates, sample
+from medfl.toolkit.averaging import Averaging
 from medfl.toolkit.kept import shared_of
 from medfl.toolkit.rounds import Due, Step
 from medfl.toolkit.server_optimizer import momentum_step
 from medfl.types import MODEL, Meta, Tensors
+from medfl.utils.metadata import Count, MetaField
 from medfl.utils.rng import pinned
-from medfl.utils.tells import Tell, count
 from medfl.utils.wire import prefixed, select
 from medfl_methods.fedsdc.heads import HEADS, grouped, headed, pool, published, several, single, slot_name, width_of
-from medfl_methods.fedsdc.judgement import judge, judgement, kept_count, opinions, rank, total
-from medfl_methods.fedsdc.with_heads import WithHeads
+from medfl_methods.fedsdc.judgement import Judgement, judge, kept_count, opinions, rank, total
 
 HEAD = "head/"
 """The head that a site trained, in its reply."""
 
 
-class FedSDC(WithHeads):
+class FedSDC(Averaging):
     """One body that all sites share, and many unlike heads that are dealt anew to the sites in each round.
 
     There are as many heads as participants in a round. A site trains the body with the head that it gets, by the task's
@@ -75,9 +75,9 @@ class FedSDC(WithHeads):
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head"})
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", HEAD: "update"}
-    sends_meta: ClassVar[Mapping[str, Tell]] = {
-        "size": Tell("private", count()),
-        "judged": Tell("private", judgement("heads"), after=("judge",)),
+    sends_meta: ClassVar[Mapping[str, MetaField]] = {
+        "size": MetaField("private", Count),
+        "judged": MetaField("private", Judgement, after=("judge",)),
     }
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {},
@@ -321,3 +321,12 @@ class FedSDC(WithHeads):
     def whole(self, holder: Holder, model: nn.Module) -> bool:
         """Whether all of the body is shared, in a network like `model`."""
         return self.shared(model, holder.settings.norm_sync) == self.shared(model, "all")
+
+    def network_config(self, model: Model, network_def: Any) -> Any:
+        """Return the configuration of the network with the model's heads in place of its own."""
+        head = model.meta["head"]
+        return {"_target_": "medfl.networks.parts.with_head", "network": network_def, "head": head}
+
+    def predictor(self, task: Task, models: list[Model]) -> nn.Module:
+        """Return the network with the model's heads in place of its own."""
+        return super().predictor(headed(task, models[0].network, models[0].meta["head"]), models)

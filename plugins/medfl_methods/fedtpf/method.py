@@ -18,7 +18,7 @@ from medfl.toolkit.kept import KEPT, shared_of
 from medfl.toolkit.prototypes import distance, prototypes, scaled
 from medfl.toolkit.rounds import Due, Step
 from medfl.types import Meta
-from medfl.utils.tells import Tell, count, flag, number
+from medfl.utils.metadata import Count, MetaField, number
 from medfl.utils.wire import prefixed, select
 from medfl_methods.fedfed.base import LOUDEST, FeatureSharing
 from medfl_methods.fedfed.distillation import Distilling, Divided, judge, scale_of
@@ -84,11 +84,11 @@ class FedTPF(FeatureSharing):
     supports = frozenset()
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "images_of_one_shape", "linear_head"})
-    sends_meta: ClassVar[Mapping[str, Tell]] = {
+    sends_meta: ClassVar[Mapping[str, MetaField]] = {
         **FeatureSharing.sends_meta,
-        "frozen": Tell("private", flag()),
-        "accuracy": Tell("private", number(0, 1), after=("assess",)),
-        "judged": Tell("private", count(), after=("assess",)),
+        "frozen": MetaField("private", bool),
+        "accuracy": MetaField("private", number(0, 1), after=("assess",)),
+        "judged": MetaField("private", Count, after=("assess",)),
     }
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"clip": None, "decay": "literal"}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"share_fraction": 0.0}),)

@@ -15,7 +15,7 @@ from medfl.errors import SettingsError
 from medfl.privacy.policy import policy_of
 from medfl.toolkit.fit import Fit
 from medfl.types import Meta
-from medfl.utils.tells import Tell, count
+from medfl.utils.metadata import Count, MetaField, list_of
 from medfl_methods.fedavg import FedAvg
 from medfl_methods.isfl.importance_sampling import class_lipschitz, probe_rows, sampling_distribution
 
@@ -69,9 +69,9 @@ class ISFL(FedAvg):
     supports = frozenset()
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels"})
-    sends_meta: ClassVar[Mapping[str, Tell]] = {
-        "size": Tell("private", count()),
-        COUNTS: Tell("private", count("classes")),
+    sends_meta: ClassVar[Mapping[str, MetaField]] = {
+        "size": MetaField("private", Count),
+        COUNTS: MetaField("private", list_of(Count, "classes")),
     }
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"weights": "uniform", "target": "counts"}, "medfl": {}}
 

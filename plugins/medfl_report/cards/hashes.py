@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
 import medfl
 from medfl.utils import wire
+from medfl.utils.files import sha256_of
 from medfl_report.cards.evidence import Evidence
 
 
@@ -23,14 +23,8 @@ def file_hashes(bundle: Path) -> dict[str, str]:
         if path.is_symlink():
             hashes[inside] = f"link to {path.readlink()}"
         elif path.is_file() and inside != Evidence.NAME:
-            hashes[inside] = file_hash(path)
+            hashes[inside] = sha256_of(path)
     return hashes
-
-
-def file_hash(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_of(hashes: Mapping[str, str]) -> str:
@@ -41,4 +35,4 @@ def digest_of(hashes: Mapping[str, str]) -> str:
 def source_hash() -> str:
     """Return one SHA-256 over the Python files of medfl, as they are installed."""
     root = Path(medfl.__file__).parent
-    return digest_of({path.relative_to(root).as_posix(): file_hash(path) for path in sorted(root.rglob("*.py"))})
+    return digest_of({path.relative_to(root).as_posix(): sha256_of(path) for path in sorted(root.rglob("*.py"))})

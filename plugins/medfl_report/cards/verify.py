@@ -9,11 +9,12 @@ from pathlib import Path
 from medfl.engine.runs.records import RunRecord, objective_of, read_run
 from medfl.errors import MedflError, StoreError
 from medfl.plugins import Registry, load_plugins
+from medfl.utils.files import sha256_of
 from medfl.version import __version__
 from medfl_report.cards.bundles import Bundle, bundles_of, prediction_files, read_predicted
 from medfl_report.cards.card_record import RunFacts
 from medfl_report.cards.evidence import Evidence
-from medfl_report.cards.hashes import digest_of, file_hash, file_hashes
+from medfl_report.cards.hashes import digest_of, file_hashes
 from medfl_report.cards.page import render_card, score_lines
 from medfl_report.cards.run_facts import run_facts
 from medfl_report.cards.scores import card_scores, count_numbers, score_differences
@@ -103,7 +104,7 @@ def verify_bundle(bundle: Path, name: str = "") -> Verification:
         evidence = Evidence.read(bundle / Evidence.NAME)
     except StoreError:
         return result
-    result.files, result.sha256 = len(evidence.files), file_hash(bundle / Evidence.NAME)
+    result.files, result.sha256 = len(evidence.files), sha256_of(bundle / Evidence.NAME)
     _check_numbers(bundle, evidence, result)
     _check_card(bundle, evidence, result)
     return result
@@ -152,7 +153,7 @@ def _check_numbers(bundle: Path, evidence: Evidence, result: Verification) -> No
             result.notes.append(f"its scores were not computed again: {where}")
         return
     if facts.site is None:  # those of a site are among its files
-        hashes = {site: file_hash(path) for site, path in files.items()}
+        hashes = {site: sha256_of(path) for site, path in files.items()}
         result.problems += _differences(predictions, hashes, "(predictions)")
     try:
         tested = read_predicted(files, objective_of(evidence.identity.task))

@@ -9,7 +9,7 @@ from medfl.errors import StoreError
 from medfl.hooks import ATTACKS_FOLDER
 from medfl.plugins import Registry
 from medfl.types import GLOBAL, Meta, PathLike
-from medfl.utils.files import write_atomic
+from medfl.utils.files import sha256_of, write_atomic
 from medfl.utils.text import plain_name
 from medfl.utils.wire import digest
 from medfl.version import __version__
@@ -19,7 +19,7 @@ from medfl_report.cards.card_record import CardAnswers, CardFacts, DataFacts, Mo
 from medfl_report.cards.card_scores import CardScores
 from medfl_report.cards.data_facts import data_facts
 from medfl_report.cards.evidence import CardFile, CodeVersions, Evidence
-from medfl_report.cards.hashes import digest_of, file_hash, file_hashes, source_hash
+from medfl_report.cards.hashes import digest_of, file_hashes, source_hash
 from medfl_report.cards.page import MARK, render_card
 from medfl_report.cards.run_facts import outputs_of, run_facts
 from medfl_report.cards.scores import card_scores
@@ -115,7 +115,7 @@ def run_hashes(run: RunRecord) -> dict[str, str]:
     folder, kept = run.folder, {key: value for key, value in run.run.to_json().items() if key != "cleaned"}
     hashes = {"run.json": digest({}, kept)}
     paths = [*(folder / name for name in RUN_FILES), *sorted((folder / ATTACKS_FOLDER).glob("*.json"))]
-    return hashes | {path.relative_to(folder).as_posix(): file_hash(path) for path in paths if path.is_file()}
+    return hashes | {path.relative_to(folder).as_posix(): sha256_of(path) for path in paths if path.is_file()}
 
 
 def _write(run: RunRecord, bundle: Bundle, facts: CardFacts, scores: CardScores) -> Path:
@@ -134,7 +134,7 @@ def _write(run: RunRecord, bundle: Bundle, facts: CardFacts, scores: CardScores)
         card=CardFile(name=path.name, medfl_version=__version__),
         files=hashes,
         files_digest=digest_of(hashes),
-        predictions={site: file_hash(file) for site, file in bundle.predictions.items()},
+        predictions={site: sha256_of(file) for site, file in bundle.predictions.items()},
         data_digests=provenance.data.sites,
         code=CodeVersions(
             versions=run.run.versions,

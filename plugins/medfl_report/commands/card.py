@@ -36,11 +36,11 @@ def command(
     import torch
 
     from medfl.engine.runs.console import show_log
+    from medfl.utils.files import sha256_of
     from medfl_report.cards.evidence import Evidence
-    from medfl_report.cards.hashes import file_hash
     from medfl_report.cards.write import write_cards
 
     show_log()
     torch.set_num_threads(1)  # the tensors are small
     for card in write_cards(run, load(plugin, no_plugin), data, answers):
-        typer.echo(f"wrote {card}; SHA-256 of {Evidence.NAME}: {file_hash(card.parent / Evidence.NAME)}")
+        typer.echo(f"wrote {card}; SHA-256 of {Evidence.NAME}: {sha256_of(card.parent / Evidence.NAME)}")

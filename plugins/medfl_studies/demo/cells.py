@@ -38,7 +38,7 @@ from PIL import Image
 from rich.console import Console
 
 from medfl.data.ingest.prepare import prepare
-from medfl.data.partition.by_site import by_site
+from medfl.data.partition.by_column import by_site
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins

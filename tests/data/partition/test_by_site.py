@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from refusals import refused
 
-from medfl.data.partition.by_site import by_site, folder_name
+from medfl.data.partition.by_column import by_site, folder_name
 from medfl.errors import DataError, SettingsError
 
 

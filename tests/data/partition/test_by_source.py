@@ -10,7 +10,7 @@ from pools import partition_of, rows_of, write_pool
 from refusals import refused
 
 from medfl.data.datalists import read_datalist
-from medfl.data.partition.by_source import by_source
+from medfl.data.partition.by_column import by_source
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
 from medfl.errors import DataError, SettingsError

@@ -11,9 +11,9 @@ from damage import put
 from refusals import refused
 
 from medfl.cli.main import main
-from medfl.data.partition.by_site import by_site
+from medfl.data.partition.by_column import by_site
 from medfl.data.partition.case_list import partition_cases
-from medfl.data.partition.dirichlet_class import dirichlet_class
+from medfl.data.partition.class_skew import dirichlet_class
 from medfl.data.partition.iid import iid
 from medfl.data.partition.plan import PartitionPlan
 from medfl.errors import DataError, SettingsError

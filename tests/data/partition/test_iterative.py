@@ -9,9 +9,8 @@ from medfl.data.datalists import Datalist
 from medfl.data.partition.assign import distribute
 from medfl.data.partition.holdouts import fold_of, local_splits
 from medfl.data.partition.iid import iid
-from medfl.data.partition.iterative import iterative
 from medfl.data.partition.plan import PartitionPlan
-from medfl.data.partition.shares import holdout
+from medfl.data.partition.shares import holdout, iterative
 from medfl.records.datalist import CaseRecord
 
 SHARES = (0.5, 0.2, 0.08, 0.03)

@@ -8,7 +8,7 @@ from pools import partition_of, rows_of, write_pool
 from refusals import refused
 
 from medfl.data.datalists import read_datalist
-from medfl.data.partition.by_site import by_site
+from medfl.data.partition.by_column import by_site
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
 from medfl.errors import DataError, SettingsError

@@ -11,9 +11,9 @@ from refusals import refused
 
 from medfl.data.datalists import read_datalist
 from medfl.data.leaks import find_leaks
-from medfl.data.partition.by_site import by_site
+from medfl.data.partition.by_column import by_site
+from medfl.data.partition.class_skew import label_k
 from medfl.data.partition.iid import iid
-from medfl.data.partition.label_k import label_k
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
 from medfl.data.sites import load_global, load_sites, site_names

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from medfl.data.datalists import Datalist
 from medfl.data.partition.assign import distribute
-from medfl.data.partition.by_site import by_site
-from medfl.data.partition.dirichlet_class import dirichlet_class
+from medfl.data.partition.by_column import by_site
+from medfl.data.partition.class_skew import dirichlet_class, label_k
 from medfl.data.partition.iid import iid
-from medfl.data.partition.label_k import label_k
 from medfl.data.partition.plan import PartitionPlan
 from medfl.errors import SettingsError
 

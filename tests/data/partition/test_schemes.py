@@ -11,14 +11,11 @@ import pytest
 from refusals import refused
 
 import medfl.data.partition
-import medfl.data.partition.by_site
+import medfl.data.partition.by_column
 import medfl.data.partition.units
-from medfl.data.partition.dirichlet_class import dirichlet_class, dirichlet_class_balanced
+from medfl.data.partition.class_skew import dirichlet_class, dirichlet_class_balanced, label_k, limited_classes, subset
 from medfl.data.partition.iid import iid
-from medfl.data.partition.label_k import label_k
-from medfl.data.partition.limited_classes import limited_classes
 from medfl.data.partition.shares import class_shares
-from medfl.data.partition.subset import subset
 from medfl.errors import SettingsError
 
 SIZES = (852, 2181, 1085, 2026, 849, 993, 2330, 1643)  # BloodMNIST's training split
@@ -82,7 +79,7 @@ def test_impossible_numbers_of_sites_are_refused(scheme):
 
 
 def test_the_documented_examples_run():
-    for module in (medfl.data.partition, medfl.data.partition.units, medfl.data.partition.by_site):
+    for module in (medfl.data.partition, medfl.data.partition.units, medfl.data.partition.by_column):
         result = doctest.testmod(module)
         assert result.attempted > 0
         assert result.failed == 0, module.__name__

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from medfl.cli.main import app
 from medfl.data.datalists import read_datalist
-from medfl.data.partition.by_site import by_site
+from medfl.data.partition.by_column import by_site
 from medfl.data.partition.holdouts import local_splits
 from medfl.data.partition.iid import iid
 from medfl.data.partition.partition import partition

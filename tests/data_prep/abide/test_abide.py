@@ -125,19 +125,6 @@ def test_the_command_and_the_partition_by_site(made, tmp_path, capsys):
     assert "give --download as well" in capsys.readouterr().err
 
 
-def test_the_same_command_as_a_script(made, tmp_path, monkeypatch, capsys):
-    import runpy
-    import sys
-
-    script = Path(__file__).parents[3] / "data_prep" / "abide"
-    options = ("--source", made, "--out", tmp_path / "P", "--derivatives", "lfcd", "--size", "4")
-    monkeypatch.setattr(sys, "argv", [str(script), *map(str, options)])
-    with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(script), run_name="__main__")
-    assert end.value.code == 0
-    assert "20 training" in capsys.readouterr().out
-
-
 @pytest.mark.slow
 def test_progress_and_the_number_of_processes_change_nothing(made, tmp_path, monkeypatch):
     monkeypatch.setattr("medfl.utils.progress.EVERY_SECONDS", 0.0)

@@ -19,7 +19,7 @@ from refusals import refused
 from segmentation_maker import segmentation, source_image
 
 from medfl.data.datalists import SPLITS, Datalist
-from medfl.data.partition.by_site import by_site
+from medfl.data.partition.by_column import by_site
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
 from medfl.data.sites import load_sites

@@ -14,7 +14,7 @@ from refusals import refused
 from sklearn.model_selection import train_test_split
 
 from medfl.data.ingest.prepare import prepare
-from medfl.data.partition.by_site import by_site
+from medfl.data.partition.by_column import by_site
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
 from medfl.data.sites import load_sites

@@ -12,7 +12,7 @@ from prepare_specs import prepare_spec, study_release
 from refusals import refused
 
 from medfl.data.datalists import Datalist, read_datalist
-from medfl.data.partition.by_site import by_site
+from medfl.data.partition.by_column import by_site
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
 from medfl.errors import DataError

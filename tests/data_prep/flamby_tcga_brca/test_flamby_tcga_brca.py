@@ -13,7 +13,7 @@ from refusals import refused
 
 from medfl.data.datalists import read_datalist
 from medfl.data.ingest.prepare import prepare
-from medfl.data.partition.by_site import by_site
+from medfl.data.partition.by_column import by_site
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
 from medfl.data.sites import load_sites

@@ -16,7 +16,7 @@ from refusals import refused
 from medfl.data.datalists import read_datalist
 from medfl.data.ingest.prepare import prepare as prepare_dataset
 from medfl.data.partition.assign import distribute
-from medfl.data.partition.dirichlet_class import dirichlet_class
+from medfl.data.partition.class_skew import dirichlet_class
 from medfl.data.partition.plan import PartitionPlan
 from medfl.errors import DataError
 from medfl.records.partition import Partition

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from refusals import refused
-from toys import SIZES, Toy, snapshot
+from toys import SIZES, Toy, builtin, snapshot
 
 from medfl.contract import Order, Plan, Reply, Server, Site
 from medfl.engine.backends.jobs import EvaluateJob, Job, StepJob
@@ -29,7 +29,7 @@ from medfl.testing.cohort import make_plan, make_sites, make_task
 from medfl.toolkit.averaging import Averaging
 from medfl.types import Meta, Tensors
 from medfl.utils.files import flush_files, write_atomic
-from medfl.utils.tells import Tell, count, number
+from medfl.utils.metadata import Count, MetaField, Number
 from medfl.utils.wire import tensors_equal
 
 # ---- the pool
@@ -170,16 +170,15 @@ def test_a_worker_that_dies_while_it_answers() -> None:
 
 def test_a_copy_of_a_job_is_what_a_worker_gets() -> None:
     meta, tensors = {"rate": 0.1, "of": (1, 2)}, {"x": torch.ones(2)}
-    orders = [{"to": "site-1", "op": "train", "meta": meta}, {"to": "site-2", "op": "train", "meta": {}}]
-    job = StepJob(orders=orders, digest="d", step=3, round=2, keep=[1], tensors=tensors)
+    order = {"to": "site-1", "op": "train", "meta": meta}
+    job = StepJob(order=order, digest="d", step=3, round=2, keep=[1], tensors=tensors)
     copy = job.copy()
-    first, second = copy.unpacked()
-    assert first == Order("site-1", "train", copy.tensors, {"rate": 0.1, "of": [1, 2]})
-    assert second.tensors["x"].tolist() == [1.0, 1.0]
-    assert (copy.who, copy.digest, copy.step, copy.round, copy.keep) == ("site-1, site-2", "d", 3, 2, [1])
-    first.tensors["x"].zero_()
-    first.meta["rate"] = 1.0
-    assert (meta["rate"], job.tensors["x"].tolist(), second.tensors["x"].tolist()) == (0.1, [1.0, 1.0], [1.0, 1.0])
+    unpacked = copy.unpacked()
+    assert unpacked == Order("site-1", "train", copy.tensors, {"rate": 0.1, "of": [1, 2]})
+    assert (copy.who, copy.digest, copy.step, copy.round, copy.keep) == ("site-1", "d", 3, 2, [1])
+    unpacked.tensors["x"].zero_()
+    unpacked.meta["rate"] = 1.0
+    assert (meta["rate"], job.tensors["x"].tolist()) == (0.1, [1.0, 1.0])
 
 
 def test_closing_ends_the_workers() -> None:
@@ -284,7 +283,10 @@ def test_what_a_site_does_to_its_order_reaches_nobody(workers: int, carriers: An
 class Blobs(Averaging):
     """Keeps a constant at each holder in round 1 and gives it back in later rounds."""
 
-    sends_meta: ClassVar[Mapping[str, Tell]] = {"size": Tell("private", count()), "sum": Tell("public", number())}
+    sends_meta: ClassVar[Mapping[str, MetaField]] = {
+        "size": MetaField("private", Count),
+        "sum": MetaField("public", Number),
+    }
 
     def setup(self, server: Server) -> None:
         super().setup(server)
@@ -389,3 +391,12 @@ def test_a_disk_that_fails_while_it_is_flushed_is_named(tmp_path: Path, monkeypa
     monkeypatch.setattr(os, "fsync", fail)
     with refused(StoreError, "unwritable_file", path=str(paths[1]), reason="Input/output error"):
         flush_files(paths)
+
+
+def test_a_run_that_goes_on_with_other_workers_warns_that_bits_may_differ(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    case = builtin("fedavg")
+    case.run(tmp_path, rounds=1)
+    case.run(tmp_path, rounds=2, workers=2)
+    assert "started with other execution; its last bits may differ" in caplog.text

@@ -12,7 +12,7 @@ import torch
 
 from medfl.bundle.files import shipped
 from medfl.data.ingest.prepare import prepare
-from medfl.data.partition.by_site import by_site
+from medfl.data.partition.by_column import by_site
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
 from medfl.testing.phantoms import make_cohort

@@ -15,7 +15,7 @@ from described import write_classes, write_site
 from prepare_specs import prepare_spec
 
 from medfl.cli.main import main
-from medfl.data.partition.by_site import by_site
+from medfl.data.partition.by_column import by_site
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
 from medfl.settings import Privacy

@@ -10,8 +10,7 @@ from torch import nn
 
 from medfl.errors import SettingsError
 from medfl.networks.norms import NORM_TYPES, norm_names
-from medfl_methods.fedtpf.adversary import critic_loss, gradient_penalty
-from medfl_methods.fedtpf.critic import Critic
+from medfl_methods.fedtpf.adversary import Critic, critic_loss, gradient_penalty
 
 SHAPES = [(1, 4, 4), (3, 6, 6), (1, 28, 28), (2, 31, 31), (1, 64, 64), (3, 224, 224), (1, 4, 65)]
 VOLUMES = [(1, 6, 6, 6), (2, 28, 28, 28), (1, 40, 40, 40), (1, 5, 9, 17)]

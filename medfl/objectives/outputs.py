@@ -1,10 +1,12 @@
-"""Answers of a model that are the same for every case."""
+"""Outputs of networks: those of several networks averaged, and predictions that are the same for every case."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import logsigmoid
 
 SAME = 1e-6
 """Relative difference below which two numbers count as the same prediction."""
@@ -36,3 +38,14 @@ def constant_numbers(predictions: torch.Tensor, targets: torch.Tensor) -> Consta
     if bool((spread > SAME * predictions.abs().amax(0).clamp(min=1)).any()):
         return None
     return ConstantAnswer("the same value", len(predictions) - 1)
+
+
+def mean_of_classes(logits: torch.Tensor) -> torch.Tensor:
+    """Logits (N, C, ...) whose softmax is the mean of the softmax of each of the logits (M, N, C, ...)."""
+    return logits.float().log_softmax(dim=2).logsumexp(dim=0) - math.log(len(logits))
+
+
+def mean_of_findings(logits: torch.Tensor) -> torch.Tensor:
+    """Logits (N, ...) whose sigmoid is the mean of the sigmoid of each of the logits (M, N, ...)."""
+    logits = logits.float()
+    return logsigmoid(logits).logsumexp(dim=0) - logsigmoid(-logits).logsumexp(dim=0)

@@ -1,14 +1,16 @@
-"""What goes beside tensors: each form takes what it says and nothing else, and refusals show nothing of a value."""
+"""Metadata: each type takes its values and no others, and refusals show nothing of a value."""
 
 from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import torch
+from pydantic import Field, with_config
 from refusals import refused
+from typing_extensions import TypedDict
 
 from medfl.contract import Order
 from medfl.engine.filters import check_method
@@ -19,21 +21,20 @@ from medfl.settings import Settings
 from medfl.testing.cohort import make_task
 from medfl.toolkit.aggregation import check_updates
 from medfl.toolkit.averaging import Averaging
-from medfl.utils.tells import (
+from medfl.utils.field_words import words_of
+from medfl.utils.metadata import (
     LARGEST,
     PARCEL,
-    Form,
-    Tell,
-    check_told,
-    count,
-    facts,
-    fields,
-    flag,
+    AnyMetadata,
+    Count,
+    Length,
+    MetaField,
+    Number,
+    Text,
+    check_metadata,
+    list_of,
     number,
-    numbers_by_name,
     one_of,
-    or_none,
-    text,
 )
 from medfl_flare.backend.messages import Message
 from medfl_flare.backend.remote_messages import Joining, read_account, read_facts, read_joining
@@ -42,41 +43,64 @@ from medfl_methods.fedfed.shared_images import check_shared
 KNOWN = {"classes": 3, "heads": 2, "model": "site-1", "networks": ["plain", "wide"], "nobody": None}
 NO_NUMBER: list[Any] = [None, True, "3", {}, [], [1], math.nan, math.inf, -math.inf, 2**63, 10**400, -1, -0.5]
 
-FORMS: list[tuple[Form, list[Any], list[Any]]] = [
-    (count(), [0, 7, LARGEST], [*NO_NUMBER, 1.0, LARGEST + 1]),
-    (count("classes"), [[0, 0, 0], [1, 2, 3]], [*NO_NUMBER, 5, [1, 2], [1, 2, 3, 4], [1, 2, -3], [1, 2, True]]),
-    (count("heads", "heads"), [[[1, 2], [3, 4]]], [[1, 2], [[1, 2]], [[1, 2], [3]], [[1, 2], 3], 4, [1] * 10_000]),
-    (count(2, shorter=True), [[], [1], [1, 2]], [[1, 2, 3], [-1], None, 1]),
-    (number(), [0, -2.5, 1e300, 2**62], [None, True, "3", [], math.nan, math.inf, -(2**63), 10**400]),
+
+class Pair(TypedDict):
+    n: Count
+    of: Annotated[list[Count], Length("heads")]
+
+
+TYPES: list[tuple[Any, list[Any], list[Any]]] = [
+    (Count, [0, 7, LARGEST], [*NO_NUMBER, 1.0, LARGEST + 1]),
+    (list_of(Count, "classes"), [[0, 0, 0], [1, 2, 3]],
+     [*NO_NUMBER, 5, [1, 2], [1, 2, 3, 4], [1, 2, -3], [1, 2, True]]),
+    (list_of(Count, "heads", "heads"), [[[1, 2], [3, 4]]],
+     [[1, 2], [[1, 2]], [[1, 2], [3]], [[1, 2], 3], 4, [1] * 10_000]),
+    (list_of(Count, 2, shorter=True), [[], [1], [1, 2]], [[1, 2, 3], [-1], None, 1]),
+    (Number, [0, -2.5, 1e300, 2**62], [None, True, "3", [], math.nan, math.inf, -(2**63), 10**400]),
     (number(0, 1), [0, 1, 0.5], [*NO_NUMBER, 1.5, 2]),
-    (number(0, 1, "classes"), [[0, 1, 0.5]], [[0, 1], [0, 1, 2], 0.5]),
-    (flag(), [True, False], [0, 1, None, "true", []]),
-    (text(), ["", "a b", "x" * 200], [None, 3, True, "x" * 201, "a\nb", [], ["a"]]),
-    (text(2), [["a", "b"]], [["a"], "ab", [1, 2]]),
-    (one_of("model", none=True), ["", "site-1"], [None, "site-2", "site", 0, ["site-1"], {}]),
+    (list_of(number(0, 1), "classes"), [[0, 1, 0.5]], [[0, 1], [0, 1, 2], 0.5]),
+    (bool, [True, False], [0, 1, None, "true", []]),
+    (Text, ["", "a b", "x" * 200], [None, 3, True, "x" * 201, "a\nb", [], ["a"]]),
+    (list_of(Text, 2), [["a", "b"]], [["a"], "ab", [1, 2]]),
+    (one_of("model", empty=True), ["", "site-1"], [None, "site-2", "site", 0, ["site-1"], {}]),
     (one_of("networks", "model", "nobody"), ["plain", "wide", "site-1"], ["", "pla", None, 1, []]),
-    (fields(n=count(), of=count("heads")), [{"n": 1, "of": [1, 2]}],
+    (with_config(extra="forbid")(Pair), [{"n": 1, "of": [1, 2]}],
      [{}, {"n": 1}, {"n": 1, "of": [1]}, {"n": 1, "of": [1, 2], "more": 1}, None, [], [["n", 1]]]),
-    (numbers_by_name(0, 9, 2), [{}, {"a": 0, "b": 9.0}],
+    (Annotated[dict[Text, number(0, 9)], Field(max_length=2)], [{}, {"a": 0, "b": 9.0}],
      [None, [], [1], {"a": -1}, {"a": 10}, {"a": "1"}, {"a": {}}, {"a": 1, "b": 2, "c": 3},
       {"x" * 201: 1}, {"a\n": 1}]),
-    (or_none(number(0)), [None, 0.5], [*NO_NUMBER[1:]]),
-    (facts(), [{}, {"a": [{"b": [None, "c", -1.5, True]}]}], [None, [], 1, {"a": [math.nan]}, {"b": -10**400}]),
+    (number(0) | None, [None, 0.5], [*NO_NUMBER[1:]]),
+    (AnyMetadata, [{}, {"a": [{"b": [None, "c", -1.5, True]}]}], [None, [], 1, {"a": [math.nan]}, {"b": -10**400}]),
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("kind", "right", "wrong"), TYPES, ids=[words_of(kind) for kind, _, _ in TYPES])
+def test_a_type_takes_its_values_and_no_others(kind: Any, right: list[Any], wrong: list[Any]) -> None:
+    field = MetaField("public", kind)
+    assert [value for value in right if field.problem_of(json.loads(json.dumps(value)), KNOWN)] == []
+    assert [value for value in wrong if field.problem_of(value, KNOWN) is None] == []
+
+
 @pytest.mark.parametrize(
-    ("form", "right", "wrong"), FORMS, ids=lambda value: value.words() if hasattr(value, "words") else ""
+    ("kind", "words"),
+    [
+        (Count, "whole number, >= 0"),
+        (Number, "number"),
+        (number(0.5), "number, >= 0.5"),
+        (list_of(bool, "classes", 2), "list of list of `True` or `False`, 2 entries, 'classes' entries"),
+        (Text | None, "text, at most 200 characters or `None`"),
+        (one_of("model", empty=True), "text, known to the receiver as 'model', or empty"),
+        (Pair, "n: whole number, >= 0; of: list of whole number, >= 0, 'heads' entries"),
+    ],
 )
-def test_a_form_takes_what_it_says(form: Form, right: list[Any], wrong: list[Any]) -> None:
-    assert [value for value in right if not form.fits(json.loads(json.dumps(value)), KNOWN)] == []
-    assert [value for value in wrong if form.fits(value, KNOWN)] == []
+def test_a_type_in_words(kind: Any, words: str) -> None:
+    assert MetaField("public", kind).words == words
 
 
-TELLS = {
-    "size": Tell("private", count()),
-    "score": Tell("private", number(0, 1), after=("judge",)),
-    "stamp": Tell("public", count(), after=(PARCEL,)),
+SCHEMA = {
+    "size": MetaField("private", Count),
+    "score": MetaField("private", number(0, 1), after=("judge",)),
+    "stamp": MetaField("public", Count, after=(PARCEL,)),
 }
 
 
@@ -87,30 +111,54 @@ TELLS = {
         ({"size": 3, "score": 0.5}, "judge", False, None, {}),
         ({}, "judge", True, None, {}),
         ({"size": 3}, "judge", False, "missing_metadata", {"key": "score", "found": "none"}),
-        ({}, PARCEL, True, "missing_metadata", {"key": "stamp", "expected": "whole number >= 0 as 'stamp'"}),
-        ({"size": "Jane"}, "fit", False, "wrong_metadata", {"key": "size", "found": "a text that is something else"}),
-        ({"size": [5]}, "fit", False, "wrong_metadata", {"key": "size", "found": "a list that is something else"}),
-        ({"size": math.nan}, "fit", False, "wrong_metadata", {"key": "size", "found": "NaN or infinity"}),
-        ({"size": 10**400}, "fit", False, "wrong_metadata", {"key": "size", "found": "another number"}),
+        ({}, PARCEL, True, "missing_metadata", {"key": "stamp", "expected": "whole number, >= 0 as 'stamp'"}),
+        (
+            {"size": "Jane"},
+            "fit",
+            False,
+            "wrong_metadata",
+            {"key": "size", "found": "str"},
+        ),
+        (
+            {"size": [5]},
+            "fit",
+            False,
+            "wrong_metadata",
+            {"key": "size", "found": "list"},
+        ),
+        (
+            {"size": math.nan},
+            "fit",
+            False,
+            "wrong_metadata",
+            {"key": "size", "found": "float"},
+        ),
+        (
+            {"size": 10**400},
+            "fit",
+            False,
+            "wrong_metadata",
+            {"key": "size", "found": "int"},
+        ),
         ({"Jane": 3}, "fit", False, "undeclared_metadata", {"found": "'Jane'"}),
-        ([1], "fit", False, "wrong_type", {"expected": "facts by name", "found": "a list that is something else"}),
-        (None, "fit", False, "wrong_type", {"expected": "facts by name", "found": "nothing"}),
+        ([1], "fit", False, "wrong_type", {"expected": "fields by name", "found": "list"}),
+        (None, "fit", False, "wrong_type", {"expected": "fields by name", "found": "NoneType"}),
     ],
 )
 def test_what_is_told_fits_or_is_refused(
     meta: Any, op: str, private: bool, code: str | None, fields: dict[str, str]
 ) -> None:
     if code is None:
-        check_told(meta, TELLS, op, KNOWN, "site 'site-01'", private)
+        check_metadata(meta, SCHEMA, op, KNOWN, "site 'site-01'", private)
         return
     with refused(RefusedError, code, sender="site 'site-01'", **fields) as caught:
-        check_told(meta, TELLS, op, KNOWN, "site 'site-01'", private)
-    assert "Jane" not in str(caught.value).replace("got 'Jane'", "")
+        check_metadata(meta, SCHEMA, op, KNOWN, "site 'site-01'", private)
+    assert "Jane" not in str(caught.value).replace("found 'Jane'", "")
 
 
 def test_a_length_that_the_order_does_not_tell_is_the_methods_own_fault() -> None:
     with refused(ContractError, "undeclared_length", size="heads"):
-        count("heads").fits([1], {"classes": 3})
+        MetaField("public", list_of(Count, "heads")).problem_of([1], {"classes": 3})
 
 
 def test_a_declaration_without_a_type_is_refused_at_the_start() -> None:
