@@ -20,7 +20,6 @@ from medfl.types import Meta
 from medfl.utils.files import private_files, write_json
 from medfl.utils.text import name_problem
 from medfl_flare.backend import slow_lines
-from medfl_flare.drill.words import COMPONENT
 from medfl_flare.records.federation import FederationFile
 
 ALLOWED = {"server": "medfl_flare.job.MedflController", "client": "medfl_flare.job.MedflExecutor"}
@@ -312,10 +311,6 @@ def allowing(resources: Meta, *, is_server: bool) -> Meta:
     changed = resources | {"class_allow_list": listed}
     if not is_server:
         return changed | {"allow_log_streaming": False}
-    changed["components"] = [
-        *(part for part in changed["components"] if part["id"] != COMPONENT["id"]),
-        COMPONENT,
-    ]
     scheduling = {"min_schedule_interval": 1.0, "max_schedule_interval": 10.0}
     changed["components"] = [
         part | {"args": part["args"] | scheduling} if part["id"] == "job_scheduler" else part
