@@ -17,7 +17,7 @@ from medfl_attacks.inversion.gradient import (
     smoothness_for,
     total_variation,
 )
-from medfl_attacks.inversion.masked import masked
+from medfl_attacks.inversion.targets import masked
 
 
 def generator(seed=0):

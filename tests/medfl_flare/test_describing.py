@@ -70,7 +70,7 @@ def test_the_record_says_what_left_before_it_left(place: Place, tmp_path: Path) 
     files = place.files("audited", {SITE: OPEN, SITES[1]: {"privacy": FLOOR}})
     sites, missing = ask(Loopback(files, tamper_answer=keep), tmp_path)
     (entry,) = read_entries(audit_file(files[SITE]))
-    assert (entry.asked, entry.run, entry.bundle, entry.outcome) == (KIND, "before", BUNDLE, "answered")
+    assert (entry.kind, entry.run, entry.bundle, entry.outcome) == (KIND, "before", BUNDLE, "answered")
     assert entry.bytes == len(left[SITE])
     meta = unpack(left[SITE], LARGEST).meta
     assert set(entry.tells) == {name for name, value in meta.items() if value not in (None, [], {})}

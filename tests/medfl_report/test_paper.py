@@ -20,8 +20,7 @@ from medfl_report.page import make_page, write_report
 from medfl_report.paper.files import write_files
 from medfl_report.paper.pictures import Picture, keep, kept_pictures, write_picture
 from medfl_report.paper.tables import Table, cell, kept_tables, latex, to_csv, to_latex
-from medfl_report.paper.tiles import tile_figure
-from medfl_report.rasters import FOR, colour_layer, grey_layer, outline_layer, shades, tile
+from medfl_report.rasters import FOR, colour_layer, grey_layer, outline_layer, shades, tile, tile_figure
 from medfl_report.section import show_table
 
 OWN_HTML = {"What is forgotten", "What is forgotten, other readings"}

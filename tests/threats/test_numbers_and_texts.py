@@ -135,7 +135,7 @@ def test_texts_from_elsewhere_are_one_line_or_written_out() -> None:
 @pytest.mark.parametrize("line", [b"{}", b'{"time": 1}', b'{"sender": "x"}', b"[" * 100_000, b"\xff"])
 def test_an_edited_line_of_a_record_does_not_hide_the_others(line: bytes, tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
-    entry = AuditEntry(time="t", site="a", asked="hello", outcome="answered")
+    entry = AuditEntry(time="t", site="a", kind="hello", outcome="answered")
     add_entry(path, entry)
     path.write_bytes(path.read_bytes() + line + b"\n")
     add_entry(path, entry)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import nn
@@ -14,9 +15,12 @@ from torch import nn
 from medfl.data.pooled import labels_of
 from medfl.engine.filters import Filters
 from medfl.engine.filters import decode as decode_update
+from medfl.engine.secure.fixed_point import FixedPoint
+from medfl.engine.secure.masks import add_mask
 from medfl.engine.secure.weights import clip_of
 from medfl.privacy.gaussian import clip_by_norm
 from medfl.privacy.policy import policy_of
+from medfl.settings import SecureAggregation
 from medfl.task import Scale
 from medfl.types import MODEL, Dataset, Tensors
 from medfl.utils.rng import SecretStream, make_generator
@@ -31,7 +35,6 @@ from medfl_attacks.inversion.gradient import (
     smoothness_for,
     still,
 )
-from medfl_attacks.inversion.masked import masked
 from medfl_attacks.results import Attacked, Reconstruction, reconstruction
 
 if TYPE_CHECKING:
@@ -301,3 +304,25 @@ def _nearest(data: Dataset, label: int, guess: torch.Tensor, scale: Scale) -> tu
         if float(distances[place]) < least:
             least, nearest = float(distances[place]), images[place]
     return total / len(rows), nearest
+
+
+def masked(update: Tensors, secure: SecureAggregation, clip: float, stream: SecretStream) -> Tensors:
+    """An update under a mask that the attacker does not know, read as numbers as if there were none.
+
+    Args:
+        update: Any floating tensors.
+        secure: The run's setting.
+        clip: L2 bound of an update.
+        stream: Gives the mask's key, of which the site's peers hold shares and the server none.
+
+    Returns:
+        Tensors of the same names and shapes, float32.
+    """
+    shapes = {name: tensor.shape for name, tensor in sorted(update.items())}
+    flat = torch.cat([update[name].double().flatten() for name in shapes])
+    point = FixedPoint(secure.bits, 2 * secure.resolved_threshold - 1, clip, len(flat))
+    generator = torch.Generator().manual_seed(stream.seed())
+    words = point.words(point.rounded(clip_by_norm({"update": flat}, clip)["update"], generator))
+    add_mask(words, stream.take(32))
+    numbers = point.values(np.asarray(words)).float().split([shape.numel() for shape in shapes.values()])
+    return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), numbers, strict=True)}

@@ -47,7 +47,7 @@ class AuditEntry(Record):
         site: Name of the site.
         sender: Name of the participant that sent the message, or None for a message that the site sends.
         receiver: Name of the site that a message is sent to, or None for a message that the site received.
-        asked: Kind of the message.
+        kind: Kind of the message.
         outcome: What the site did.
         run: Name of the run or of the description, or None before the site knows it.
         method: Name of the method.
@@ -68,7 +68,7 @@ class AuditEntry(Record):
     site: str
     sender: str | None = None
     receiver: str | None = None
-    asked: str
+    kind: str
     outcome: Literal["answered", "accepted", "sent", "refused"]
     run: str | None = None
     method: str | None = None

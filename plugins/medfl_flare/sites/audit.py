@@ -75,11 +75,11 @@ class Audit:
         if budget is not None:
             facts["budget"] = Budget(**budget.model_dump(include=set(Budget.model_fields)))
         facts |= self._sent_tensors(answer.tensors)
-        self._note(sender=SERVER, asked=question.kind, outcome="answered", **facts)
+        self._note(sender=SERVER, kind=question.kind, outcome="answered", **facts)
 
     def refused(self, kind: str, why: str) -> None:
         """A message of the server is refused, `why` is what it is told. Nothing leaves: a full disk is just logged."""
-        self._try_to_note(sender=SERVER, asked=kind, outcome="refused", why=why)
+        self._try_to_note(sender=SERVER, kind=kind, outcome="refused", why=why)
 
     def sends(self, parcel: PeerMessage) -> None:
         """A parcel for another site leaves next.
@@ -87,11 +87,11 @@ class Audit:
         Raises:
             StoreError: If it can't be noted; then it must not leave.
         """
-        self._note(receiver=parcel.to, asked="parcel", outcome="sent", **self._sent_tensors(parcel.tensors))
+        self._note(receiver=parcel.to, kind="parcel", outcome="sent", **self._sent_tensors(parcel.tensors))
 
     def received(self, sender: str, why: str | None) -> None:
         """A parcel of another site came; `why` it is refused, or None. A full disk is just logged."""
-        self._try_to_note(sender=sender, asked="parcel", outcome="refused" if why else "accepted", why=why)
+        self._try_to_note(sender=sender, kind="parcel", outcome="refused" if why else "accepted", why=why)
 
     def _sent_tensors(self, tensors: Tensors) -> Meta:
         """Return the fields of an entry about tensors that leave."""
@@ -130,7 +130,7 @@ def in_words(entry: AuditEntry | None) -> str:
     if entry is None:
         return "(a line that is no entry: a kill or a full disk cut it off, or somebody edited it)"
     other = f"to {entry.receiver}" if entry.sender is None else f"from {entry.sender}"
-    work = entry.asked if entry.work is None else f"{entry.asked} {entry.work}"
+    work = entry.kind if entry.work is None else f"{entry.kind} {entry.work}"
     place = "" if entry.round is None else f" of round {entry.round}"
     text = f"{entry.time}  {entry.run or 'no run'}: {work}{place} {other}, {entry.outcome}"
     for kind, sizes in entry.leaves.items():

@@ -56,7 +56,7 @@ def test_every_message_that_leaves_is_in_the_record_with_what_it_holds(place: Pl
     assert [entry.bytes for entry in answers] == [len(blob) for blob in left]
     for entry, blob in zip(answers, left, strict=True):
         message = unpack(blob, Limits(max_bytes=10**9))
-        assert entry.asked == message.kind
+        assert entry.kind == message.kind
         assert sum(kind.tensors for kind in entry.leaves.values()) == len(message.tensors)
         numbers = sum(tensor.numel() for tensor in message.tensors.values())
         assert sum(kind.values for kind in entry.leaves.values()) == numbers
@@ -72,7 +72,7 @@ def test_a_refusal_says_why_and_which_run_it_was(place: Place) -> None:
     files = place.files("audit-refused", {SITE: {"methods": ["fedprox"]}})
     Loopback(files).serve(place.offer("unwanted", rounds=1, steps=1, min_replies=2))
     refusals = [entry for entry in entries_of(files[SITE]) if entry.outcome == "refused"]
-    assert [(entry.asked, entry.run) for entry in refusals] == [("hello", "unwanted")]
+    assert [(entry.kind, entry.run) for entry in refusals] == [("hello", "unwanted")]
     assert "fedavg" in (refusals[0].why or "")
 
 
@@ -121,7 +121,7 @@ WHOLE = AuditEntry(
     time="2026-01-02T03:04:05+00:00",
     site="north",
     sender="server",
-    asked="step",
+    kind="step",
     outcome="answered",
     round=3,
     leaves={"model": SentTensors(tensors=1, values=2, bytes=8)},
@@ -130,7 +130,7 @@ WHOLE = AuditEntry(
         unit="site", adjacency="replace", delta=1e-5, epsilon=float("inf"), composed=None, total_epsilon=None
     ),
 )
-SHORT = AuditEntry(time="2026-01-02T03:04:05+00:00", site="north", receiver="south", asked="parcel", outcome="sent")
+SHORT = AuditEntry(time="2026-01-02T03:04:05+00:00", site="north", receiver="south", kind="parcel", outcome="sent")
 
 
 def test_entries_come_back_from_a_file_for_its_owner_alone(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_sites_describe_their_data_across_processes_and_one_whose_floor_asks_for
     assert (noised.missing, {each.promise is None for each in noised.sites.values()}) == ({}, {False})
     for site in SITES:
         entry = read_entries(audit_file(running.files[site]))[-1]
-        assert (entry.run, entry.asked, entry.outcome) == ("noised", "describe", "answered")
+        assert (entry.run, entry.kind, entry.outcome) == ("noised", "describe", "answered")
         assert entry.budget.composed == pytest.approx(8.0, rel=1e-6)
     unknown = Request(describe="unknown", bundle="elsewhere", answer_timeout=300)
     with refused(MedflError, "description_failed") as caught:
