@@ -7,7 +7,7 @@ from torch import nn
 
 from medfl.data.pooled import Empty, TensorData
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import Run, RunData, Simulation, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, Simulation, simulate
 from medfl.engine.site import Splits
 from medfl.objectives import Multiclass
 from medfl.settings import Settings
@@ -52,7 +52,7 @@ def quadratic_sites():
 def quadratic(folder, make_method, rounds):
     settings = Settings(rounds=rounds, epochs=5)
     result = simulate(
-        Run(
+        SimulatedRun(
             method=MethodChoice(name="toy", make=make_method),
             task=QUADRATIC,
             settings=settings,
@@ -90,7 +90,7 @@ def run_curved(folder, make_method, rounds, **options):
     """Quadratics h/2 (w - centre)^2 of unlike curvature, one image at each site, five steps of 0.1."""
     sites = {site: Splits(one_image(*place), Empty(), Empty()) for site, place in CURVED.items()}
     return simulate(
-        Run(
+        SimulatedRun(
             method=MethodChoice(name="toy", make=make_method),
             task=CURVED_TASK,
             settings=Settings(rounds=rounds, epochs=5),

@@ -9,7 +9,7 @@ from quadratic_toys import QUADRATIC, quadratic_sites
 from refusals import refused
 
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import Run, RunData, Simulation, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, Simulation, simulate
 from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
@@ -29,7 +29,7 @@ def run(folder, args=None, **options):
 def quadratic(folder, args, rounds, **options):
     make_method = lambda: REGISTRY.make_method("fedamp", args)  # noqa: E731
     simulate(
-        Run(
+        SimulatedRun(
             method=MethodChoice(name="toy", make=make_method),
             task=QUADRATIC,
             settings=Settings(rounds=rounds, epochs=5),

@@ -5,7 +5,7 @@ import torch
 from quadratic_toys import QUADRATIC, quadratic_sites
 
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import Run, RunData, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.engine.store import Store
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
@@ -23,7 +23,7 @@ def run(folder, args=None, name="mr_mtl", **options):
 def quadratic(folder, rounds, lam):
     make_method = lambda: REGISTRY.make_method("mr_mtl", {"lam": lam})  # noqa: E731
     simulate(
-        Run(
+        SimulatedRun(
             method=MethodChoice(name="toy", make=make_method),
             task=QUADRATIC,
             settings=Settings(rounds=rounds, epochs=5),

@@ -8,7 +8,7 @@ from quadratic_toys import QUADRATIC, quadratic_sites
 from torch.nn import functional as F
 
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import Run, RunData, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.engine.store import Store
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
@@ -30,7 +30,7 @@ def quadratic(folder, args, rounds=1):
     slow = dataclasses.replace(QUADRATIC, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01))
     make_method = lambda: REGISTRY.make_method("pfedme", args)  # noqa: E731
     simulate(
-        Run(
+        SimulatedRun(
             method=MethodChoice(name="toy", make=make_method),
             task=slow,
             settings=Settings(rounds=rounds, epochs=5),

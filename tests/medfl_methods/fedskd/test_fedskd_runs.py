@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import Run, RunData, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.engine.site import Splits
 from medfl.engine.store import Store
 from medfl.networks.resnet import ResNet
@@ -259,7 +259,7 @@ def test_volumes_residual_networks_of_unlike_widths_and_an_atlas(tmp_path):
     def result_of(name, **args):
         make_method = functools.partial(REGISTRY.make_method, name, args | {"init": "own"})
         return simulate(
-            Run(
+            SimulatedRun(
                 method=MethodChoice(name=name, make=make_method),
                 task=task,
                 settings=settings,

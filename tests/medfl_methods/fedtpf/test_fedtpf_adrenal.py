@@ -13,7 +13,7 @@ from torch import nn
 from medfl.data.pooled import TensorData
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.findings import read_findings
-from medfl.engine.runs.simulation import Run, RunData, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.engine.site import Splits
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
@@ -67,7 +67,7 @@ def test_two_rounds_in_3_d(volumes: tuple[torch.Tensor, torch.Tensor], tmp_path:
         scale=Scale((1, 28, 28, 28), (0.5,), (0.5,)),
     )
     sites = {f"site-{number}": splits(volumes, range(8 * number, 8 * number + 8)) for number in range(2)}
-    run = Run(
+    run = SimulatedRun(
         method=MethodChoice(name="fedtpf", make=lambda: registry.make_method("fedtpf", args), args=args),
         task=task,
         settings=Settings(rounds=2, batch_size=3),

@@ -11,7 +11,7 @@ from torch import nn
 
 from medfl.data.pooled import TensorData
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import Run, RunData, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.errors import MedflError, SettingsError
 from medfl.settings import Settings
 from medfl.testing.cohort import SmallNet, make_data, make_sites, make_task
@@ -105,7 +105,7 @@ def test_shap_is_needed_where_pixels_are_explained(tmp_path, monkeypatch, refine
 
 
 def test_without_public_data(tmp_path):
-    made = Run(
+    made = SimulatedRun(
         method=MethodChoice(name="pfedcdp", make=lambda: REGISTRY.make_method("pfedcdp", {})),
         task=TASK,
         settings=Settings(rounds=1),

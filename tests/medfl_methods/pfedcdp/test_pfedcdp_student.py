@@ -11,7 +11,7 @@ from medfl.contract import Server, State
 from medfl.data.pooled import Empty, TensorData
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.findings import read_findings
-from medfl.engine.runs.simulation import Run, RunData, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.engine.site import Splits
 from medfl.networks.heads import TwoLayerHead
 from medfl.networks.parts import Split, mlp
@@ -236,7 +236,7 @@ def test_what_can_be_learned_is_by_sites_and_student(tmp_path):
     sites = {f"site-{n}": Splits(gaussians(100, n), Empty(), gaussians(100, 10 + n)) for n in range(4)}
     args = {"refine": {"epochs": 8, "lr": 0.01}}
     settings = Settings(rounds=4, evaluate_every=4, epochs=4, batch_size=16)
-    run_ = Run(
+    run_ = SimulatedRun(
         method=MethodChoice(name="pfedcdp", make=lambda: REGISTRY.make_method("pfedcdp", args)),
         task=task,
         settings=settings,
