@@ -150,6 +150,11 @@ def list_of(kind: Any, *shape: int | str, shorter: bool = False) -> Any:
     return kind
 
 
+def dict_of(kind: Any, most: int) -> Any:
+    """Return the type of a dict of at most `most` values by name, each of the type `kind`."""
+    return Annotated[dict[Text, kind], Field(max_length=most)]
+
+
 def one_of(*names: str, empty: bool = False) -> Any:
     """Return the type of a text that the receiver knows, as in `OneOf`."""
     return Annotated[str, OneOf(names, empty)]

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from medfl.bundle.check import METADATA, check_bundle
-from medfl.bundle.check.reading import read_config
+from medfl.bundle.check.reading import read_config, walk
 from medfl.bundle.check.references import check_references
 from medfl.bundle.problems import joined
+from medfl.data.transforms.cases import PICTURES
 from medfl.errors import SettingsError
 from medfl.plugins import Registry
 from medfl.types import PathLike
 from medfl.utils.files import write_json
 from medfl_adopt.adoption import OVERLAY, PAGE, Adoption
 from medfl_adopt.cases import read_cases, with_test
-from medfl_adopt.config import Config, read_file, read_files
+from medfl_adopt.config import LOAD_IMAGE, Config, base_name, read_file, read_files
 from medfl_adopt.copying import check_places, copy
 from medfl_adopt.ignored import read_ignored
 from medfl_adopt.objective import recognise
 from medfl_adopt.page import page
-from medfl_adopt.parts import amp_of, problems_of, read_parts
-from medfl_adopt.spacing import has_spacing
+from medfl_adopt.parts import Parts, amp_of, problems_of, read_parts
 from medfl_adopt.used import lost_steps, read_used
-from medfl_adopt.weights import weights_of
 
 __all__ = ["OVERLAY", "PAGE", "Adoption", "adopt", "read_bundle"]
 
@@ -190,3 +191,53 @@ def adopt(
 
     copy(root, out, complete)
     return adoption
+
+
+VOLUMES = (".nii", ".nii.gz", ".nrrd", ".mha", ".mhd", ".dcm")
+"""Files that say it."""
+
+
+def has_spacing(config: Config, parts: Parts, needs: Sequence[str]) -> bool:
+    """Whether images are volumes that a transform reads from files, and no pictures.
+
+    Args:
+        config: The training configuration.
+        parts: Its parts.
+        needs: Patterns of the files that a site holds.
+    """
+    if parts.train_preprocessing is None or any(path.lower().endswith(PICTURES) for path in needs):
+        return False
+    transforms = config.components(parts.train_preprocessing)
+    loaders = [id_ for id_, transform in transforms if base_name(str(transform["_target_"])) in LOAD_IMAGE]
+    volumes = spatial_dims(config, parts.network) == 3 or any(path.lower().endswith(VOLUMES) for path in needs)
+    return volumes and any("image" in config.keys(id_) for id_ in loaders)
+
+
+def spatial_dims(config: Config, network: str) -> int | None:
+    """Of a network's images: as its definition says, or MONAI's network of that name; None if neither does."""
+    from monai.networks import nets
+
+    if f"{network}#spatial_dims" in config:
+        value = config.value(f"{network}#spatial_dims")
+        return value if isinstance(value, int) else None
+    kind = vars(nets).get(base_name(config.target(network)))
+    default = inspect.signature(kind).parameters.get("spatial_dims") if callable(kind) else None
+    return default.default if default is not None and isinstance(default.default, int) else None
+
+
+USUAL = "models/model.pt"
+"""Where a bundle has its weights, by MONAI's convention."""
+
+_NAMED = re.compile(r"""['"/]([\w][\w.-]*\.(?:pt|pth))['"]|/([\w][\w.-]*\.(?:pt|pth))$""")
+"""A file of weights within an expression, or at the end of a path."""
+
+
+def weights_of(configs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The files of weights that configurations name, in the folder ``models``; by convention `USUAL` if none does.
+
+    Args:
+        configs: Of evaluation and inference.
+    """
+    texts = [value for config in configs for _, value in walk(config) if isinstance(value, str)]
+    names = {first or last for text in texts for first, last in _NAMED.findall(text)}
+    return tuple(f"models/{name}" for name in sorted(names)) or (USUAL,)

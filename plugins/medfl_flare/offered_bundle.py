@@ -242,25 +242,6 @@ def _edges(facts: Meta) -> list[int]:
     return [size] * dimensions if isinstance(size, int) else [int(edge) for edge in size]
 
 
-def own_shape(bundle: SiteBundle) -> tuple[int, ...]:
-    """Of a case as the bundle's own files say it, whatever data there are: channels and edges, or numbers of a table.
-
-    Raises:
-        SettingsError: If its own transforms say it (a bundle that was adopted).
-    """
-    nowhere = bundle.folder / "no-data"
-    facts, parser = facts_in(bundle, nowhere), _parser(bundle, nowhere)
-    if "size" in facts:
-        return (int(facts["in_channels"]), *_edges(facts))
-    if ADOPTED in parser or "in_features" not in parser:
-        raise SettingsError(
-            "data_not_supported",
-            "the bundle reads files of its own; what they hold can't be made up",
-            path=bundle.folder,
-        )
-    return (int(parser.get_parsed_content("in_features")),)
-
-
 def forward(bundle: SiteBundle, data: SiteData | None, dataset_dir: Path) -> str:
     """Build what a run builds, and pass one black image through the network."""
     parser = _parser(bundle, dataset_dir)

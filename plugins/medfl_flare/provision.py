@@ -19,13 +19,26 @@ from medfl.errors import SettingsError, StoreError, pip_install
 from medfl.types import Meta
 from medfl.utils.files import private_files, write_json
 from medfl.utils.text import name_problem
-from medfl_flare.backend import slow_lines
-from medfl_flare.drill.words import COMPONENT
 from medfl_flare.records.federation import FederationFile
 
 ALLOWED = {"server": "medfl_flare.job.MedflController", "client": "medfl_flare.job.MedflExecutor"}
 """The one class of medfl that a job may name, at the server and at a site."""
 PROJECT = "medfl"
+COMM_CONFIG = "comm_config.json"
+"""NVFlare's name for its settings of connections in the folder ``local`` of a kit."""
+
+LARGE_MESSAGES: Meta = {
+    "streaming_window_size": 4 * 2**20,
+    "streaming_ack_interval": 2**20,
+    "streaming_retry_wait": 30.0,
+    "streaming_retry_timeout": 300.0,
+}
+"""Bytes that may be on their way, and seconds without an acknowledgement until something is sent again or given up.
+By itself NVFlare has 16 MB on their way and sends all of that again after 5 s without an acknowledgement, which a line
+below 25 Mbit/s can't give: a model took five times as long as the line needs. That nothing at all is acknowledged for
+60 s stays NVFlare's sign of a line that was cut: the message is sent anew.
+"""
+
 CA = "ca"
 SITE_FILE = """# What this participant has, and what a run may ask of it; docs/deploy.md explains every key.
 # Take away the signs '#' of what you fill in; then prove it: medfl site check local/medfl-site.toml --kit .
@@ -293,7 +306,7 @@ def prepare_kit(kit: Path, project: Project, participant: str, researcher: str =
     resources = json.loads((local / "resources.json.default").read_text())
     write_json(local / "resources.json", allowing(resources, is_server=is_server))
     write_json(local / "authorization.json", rights(is_server=is_server, researcher=researcher))
-    write_json(local / slow_lines.FILE, slow_lines.SETTINGS)
+    write_json(local / COMM_CONFIG, LARGE_MESSAGES)
     name, data = ("server", "/data/public") if is_server else (participant, f"/data/{participant}")
     (local / "medfl-site.toml").write_text(SITE_FILE.format(name=name, data=data))
 
@@ -312,10 +325,6 @@ def allowing(resources: Meta, *, is_server: bool) -> Meta:
     changed = resources | {"class_allow_list": listed}
     if not is_server:
         return changed | {"allow_log_streaming": False}
-    changed["components"] = [
-        *(part for part in changed["components"] if part["id"] != COMPONENT["id"]),
-        COMPONENT,
-    ]
     scheduling = {"min_schedule_interval": 1.0, "max_schedule_interval": 10.0}
     changed["components"] = [
         part | {"args": part["args"] | scheduling} if part["id"] == "job_scheduler" else part

@@ -20,6 +20,7 @@ from medfl_report import notices
 from medfl_report.groups import group_runs
 from medfl_report.paper.files import write_files
 from medfl_report.paper.pictures import Picture, kept_pictures
+from medfl_report.paper.tables import Table, kept_tables
 from medfl_report.predictions import read_tested
 from medfl_report.scores import Baseline, named_runs, short_folders
 from medfl_report.section import Notice, ReportData, Section, render_template
@@ -42,6 +43,7 @@ class MadeSection:
         sources: For its end.
         style: Its CSS.
         pictures: Those that were drawn for it, for files.
+        tables: Those that it shows, for files. A section that writes its own HTML has none.
     """
 
     id: str
@@ -51,6 +53,7 @@ class MadeSection:
     sources: tuple[str, ...]
     style: str = ""
     pictures: tuple[Picture, ...] = ()
+    tables: tuple[Table, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,10 +63,17 @@ class MadePage:
     Attributes:
         html: All of it.
         sections: Those that stand on it.
+        tables: Tables before the first section, for files.
     """
 
     html: str
     sections: tuple[MadeSection, ...]
+    tables: tuple[Table, ...] = ()
+
+    @property
+    def parts(self) -> list[MadeSection]:
+        """The start of the page, as a part with the tables before the first section, and all sections."""
+        return [MadeSection("runs", "", None, (), (), tables=self.tables), *self.sections]
 
 
 def write_report(
@@ -103,7 +113,7 @@ def write_report(
     page = make_page(records, labels, baseline, target.absolute().parent, registry, notes)
     write_atomic(target, page.html.encode())
     if figures is not None:
-        write_files(page.html, page.sections, Path(figures))
+        write_files(page.parts, Path(figures))
     return target
 
 
@@ -155,19 +165,20 @@ def make_page(
     sections = make_sections(registry or load_plugins(), data)
     shown = tuple(section for section in sections if section.html is not None)
     messages = [Notice("info", note) for note in notes] + [notice for section in sections for notice in section.notices]
-    html = render_template(
-        __file__,
-        "report.html",
-        title=notices.headline(groups),
-        sentence=notices.summary_sentence(runs),
-        notices=notices.make_notices(groups, messages),
-        sections=shown,
-        style=Markup("".join(section.style for section in sections)),  # noqa: S704  (of installed plugins)
-        runs=runs,
-        folders=short_folders([run for _, run in runs]),
-        sources=listed([source for section in sections for source in section.sources]),
-    )
-    return MadePage(str(html), shown)
+    with kept_tables() as tables:
+        html = render_template(
+            __file__,
+            "report.html",
+            title=notices.headline(groups),
+            sentence=notices.summary_sentence(runs),
+            notices=notices.make_notices(groups, messages),
+            sections=shown,
+            style=Markup("".join(section.style for section in sections)),  # noqa: S704  (of installed plugins)
+            runs=runs,
+            folders=short_folders([run for _, run in runs]),
+            sources=listed([source for section in sections for source in section.sources]),
+        )
+    return MadePage(str(html), shown, tuple(tables))
 
 
 def make_sections(registry: Registry, data: ReportData) -> list[MadeSection]:
@@ -184,14 +195,14 @@ def make_sections(registry: Registry, data: ReportData) -> list[MadeSection]:
 def _made(registry: Registry, record: SectionRecord, data: ReportData) -> MadeSection | None:
     try:
         section: Section = registry.report_section(record.name)()
-        with kept_pictures() as pictures:
+        with kept_pictures() as pictures, kept_tables() as tables:
             if not section.applies(data):
                 return None
             html, texts = escape(section.render(data)), tuple(section.notices(data))
         if not all(isinstance(notice, Notice) for notice in texts):
             raise TypeError(f"expected each notice to be a Notice, got {texts!r}")
         sources, style = tuple(section.sources(data)), section.style()
-        return MadeSection(record.name, record.title, html, texts, sources, style, tuple(pictures))
+        return MadeSection(record.name, record.title, html, texts, sources, style, tuple(pictures), tuple(tables))
     except (Exception, SystemExit) as error:
         (plugin,) = registry.givers("report_section", record.name)
         why = f"{type(error).__name__} in plugin '{plugin}'"  # its own text may hold a path, or a patient's data

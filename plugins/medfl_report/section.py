@@ -25,8 +25,10 @@ from medfl.utils import formats
 from medfl.utils import formats as words
 from medfl_report.card_parts import CardPart
 from medfl_report.groups import Group, output_names
+from medfl_report.paper.tables import Cell, Table, cell, keep_table
 from medfl_report.predictions import Tested
-from medfl_report.scores import Baseline
+from medfl_report.scores import Baseline, Value
+from medfl_report.statistics import Interval
 
 OUTPUT_NAMES = "output_names"
 """Variable of a template with `ReportData.names`, which its filter ``words`` reads."""
@@ -181,6 +183,26 @@ def _words(context: Context, metric: str) -> str:
     return words.metric_words(metric, context.get(OUTPUT_NAMES, ()))
 
 
+def show_table(table: Table) -> Markup:
+    """Return the HTML of a table, and keep the table for files (`medfl report --figures`)."""
+    keep_table(table)
+    return render_template(__file__, "table.html", table=table)
+
+
+def value_cell(value: Value, sign: bool = False) -> Cell:
+    """Return a cell with a mean, and the spread as small print."""
+    spread = None if value.spread is None else f"± {formats.score(value.spread)}"
+    return cell((formats.signed if sign else formats.score)(value.mean), spread)
+
+
+def interval_cell(interval: Interval | None, sign: bool = False) -> Cell:
+    """Return a cell with a number, and its interval as small print; a dash for None."""
+    if interval is None:
+        return cell(formats.MISSING)
+    written = formats.signed if sign else formats.score
+    return cell(written(interval.difference), f"{written(interval.low)} to {written(interval.high)}")
+
+
 @cache
 def environment(folder: str) -> Environment:
     """The templates of a folder and of medfl: everything that is put in is escaped, a missing value is an error."""
@@ -190,7 +212,9 @@ def environment(folder: str) -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        extensions=["jinja2.ext.do"],
     )
+    made.globals |= {"table": Table, "cell": cell}
     made.filters |= {
         "score": formats.score,
         "signed": formats.signed,
@@ -201,5 +225,8 @@ def environment(folder: str) -> Environment:
         "commands": formats.commands,
         "words": _words,
         "meaning": words.metric_meaning,
+        "shown": show_table,
+        "mean": value_cell,
+        "ranged": interval_cell,
     }
     return made

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from medfl.engine.runs.findings import read_findings
-from medfl.engine.runs.records import names_of, read_run
+from medfl.engine.runs.records import RunRecord, names_of, read_run
 from medfl.errors import MedflError
 from medfl.plugins import Registry
 from medfl.privacy.gaussian import SENSITIVITY
@@ -18,13 +19,12 @@ from medfl.utils.text import Say
 from medfl_report.claims import check_claim, claims_markdown, claims_table
 from medfl_report.compare import compare, to_markdown
 from medfl_report.forgetting import forgetting_metric, forgetting_table
-from medfl_report.groups import group_runs
+from medfl_report.groups import Group, group_runs
 from medfl_report.page import write_report
-from medfl_report.patient_tests import sets_reader
+from medfl_report.patient_tests import Sets, sets_reader
 from medfl_report.rounds_markdown import rounds_markdown
 from medfl_report.scores import key_metrics
 from medfl_studies.attacks import AttackJob, attack_jobs, attack_table, attacks_markdown
-from medfl_studies.final_scores import final_scores
 from medfl_studies.jobs import Job, dataset_dir
 from medfl_studies.people import people_markdown, people_table
 from medfl_studies.runner import Outcome
@@ -207,3 +207,73 @@ def _standing(jobs: dict[Job, str]) -> str:
     lines = [f"{finished} of {len(jobs)} runs are finished.\n"]
     lines += [f"- {job.row}, {job.repetition}: {status}" for job, status in jobs.items() if status != "finished"]
     return "\n".join(lines) + ("\n" if len(lines) > 1 else "")
+
+
+COLUMNS = (
+    "study",
+    "data",
+    "row",
+    "method",
+    "seed",
+    "fold",
+    "site",
+    "model",
+    "taken_home",
+    "split",
+    "moment",
+    "metric",
+    "value",
+    "images",
+    "patients",
+)
+"""Columns of the table. `model` is ``global`` or ``personal``; `taken_home` is true for the one that the site keeps."""
+
+AT_SERVER = ("global_test", "public_test")
+"""Test sets at the server, which stand in the column `site`."""
+
+MOMENT = "aggregated"
+"""Final scores are those after the last evaluated aggregation."""
+
+
+def final_scores(study: str, data: str, groups: Sequence[Group], sets_of: Callable[[RunRecord], Sets]) -> pd.DataFrame:
+    """Collect the final scores of all runs.
+
+    Args:
+        study: Name of the study.
+        data: Name of the data set.
+        groups: The rows with their runs.
+        sets_of: Returns the test sets of a run.
+
+    Returns:
+        A table with `COLUMNS`, a line for each score that is defined. `images` and `patients` are those of a site's
+        test set; they are empty for other splits, without predictions, and `patients` where they are not known.
+    """
+    rows = [
+        {"study": study, "data": data, "row": group.label, "method": run.method, "seed": run.seed, "fold": run.fold}
+        | score
+        for group in groups
+        for run in group.runs
+        for score in _scores(run, sets_of(run))
+    ]
+    table = pd.DataFrame(rows, columns=list(COLUMNS))
+    return table.astype(dict.fromkeys(("fold", "images", "patients"), "Int64"))
+
+
+def _scores(run: RunRecord, sets: Sets) -> Iterator[dict[str, Any]]:
+    for model, splits in run.scores.items():
+        for split, metrics in splits.items():
+            for metric, scores in metrics.items():
+                about = {"model": model, "split": split, "moment": MOMENT, "metric": metric}
+                for site, value in scores.sites.items():
+                    test_set = sets.get(site) if split == "test" else None
+                    if value is not None:
+                        yield about | {
+                            "site": site,
+                            "taken_home": run.exported_kind(site) == model,
+                            "value": value,
+                            "images": None if test_set is None else len(test_set.rows),
+                            "patients": None if test_set is None else test_set.patient_count,
+                        }
+                for place in AT_SERVER:
+                    if (value := getattr(scores, place)) is not None:
+                        yield about | {"site": place, "taken_home": False, "value": value}

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import math
 import shlex
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ParamSpec
 
 from medfl.bundle.files import find_bundle
 from medfl.plugins import Registry, load_plugins
+from medfl.utils.formats import table_lines
 from medfl_studies.attacks import AttackJob, attack_jobs
 from medfl_studies.checks import check_attacks, check_options, check_rows, find_source
 from medfl_studies.cohorts import check_data, make_data
 from medfl_studies.jobs import Job, expand, is_adopted
 from medfl_studies.reading import read_study
-from medfl_studies.repeat import at_most
 from medfl_studies.results import write_page, write_people, write_tables
-from medfl_studies.row_facts import rows_markdown
 from medfl_studies.runner import Launch, Outcome, W, only_study, run_jobs, study_progress
 from medfl_studies.schema import FULL, Study, slug
 from medfl_studies.weights import find_weights
@@ -149,3 +152,65 @@ def commands(prepared: Prepared) -> list[str]:
     """The command lines of all runs and of the attacks on them, quoted for a shell."""
     everything: list[Job | AttackJob] = [*prepared.jobs, *prepared.attacks]
     return [shlex.join(job.command()) for job in everything]
+
+
+P = ParamSpec("P")
+
+
+def at_most(share: float, work: Callable[P, None], clock: Callable[[], float] = time.monotonic) -> Callable[P, None]:
+    """Wrap a function so that it takes at most a share of the time, whatever one call costs.
+
+    A call that comes too early does nothing: after a call that took t seconds, the next one that does anything comes
+    t * (1 / share - 1) seconds later. The first call is never too early.
+
+    Args:
+        share: Of the time, in (0, 1]; with 1 every call counts.
+        work: The function.
+        clock: Returns the time in seconds.
+    """
+    due = -math.inf
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        nonlocal due
+        begun = clock()
+        if begun < due:
+            return
+        work(*args, **kwargs)
+        ended = clock()
+        due = ended + (ended - begun) * (1 / share - 1)
+
+    return call
+
+
+HEADING = "### Rows"
+"""Heading of the table in a study's Markdown page."""
+
+
+def rows_markdown(study: Study, registry: Registry) -> str:
+    """Return the table of a study's rows in Markdown; empty without rows.
+
+    The column ``sites weigh by`` is the method's `weighting` with the row's settings: rows that weigh sites differently
+    differ in more than their method.
+
+    Args:
+        study: A study whose rows are valid.
+        registry: Builds the methods.
+    """
+    if not study.rows:
+        return ""
+    head = ["row", "method", "sites weigh by", "settings of the method", "settings of the run"]
+    lines = [
+        [
+            name,
+            row.method,
+            getattr(registry.make_method(row.method, row.method_args), "weighting", "not stated"),
+            _settings(row.method_args),
+            _settings(row.settings),
+        ]
+        for name, row in study.rows.items()
+    ]
+    return f"{HEADING}\n\n{table_lines([head, *lines])}\n"
+
+
+def _settings(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {json.dumps(value)}" for name, value in values.items())

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from medfl.settings import Strict
 
-Sampler = Literal["grid", "random", "halving", "tpe"]
+Sampler = Literal["grid", "random", "tpe"]
 """How trials are chosen."""
 
 ALL = "all"
@@ -62,14 +62,12 @@ class Tuning(Strict):
     """The section ``tune`` of a study file.
 
     Attributes:
-        sampler: ``grid``: every combination; ``random``: drawn; ``halving``: drawn, and after a few rounds only the
-            best go on (Jamieson and Talwalkar, AISTATS 2016); ``tpe``: by Optuna (Bergstra et al., NeurIPS 2011).
+        sampler: Sampler of Optuna. ``grid``: every combination; ``random``: drawn; ``tpe``: the tree-structured Parzen
+            estimator (Bergstra et al., NeurIPS 2011).
         trials: Of each row; a grid knows its number.
         seed: Of what is drawn. The trials' own seed is the study's first.
         metric: What is compared; by default the first metric of the runs.
         score: Over the sites: their ``mean``, or the ``worst``.
-        factor: Of halving: one of so many goes on, with so many times the rounds.
-        first_rounds: Of halving: rounds after which the first are left behind.
         settings: What is tuned of every row: option of the run to its values, as in `RowSpace`.
         rows: Name of a row to what is tuned of it besides.
     """
@@ -79,8 +77,6 @@ class Tuning(Strict):
     seed: int = Field(0, ge=0)
     metric: str | None = None
     score: Literal["mean", "worst"] = "mean"
-    factor: int = Field(3, ge=2)
-    first_rounds: int = Field(1, ge=1)
     settings: dict[str, Any] = {}
     rows: dict[str, RowSpace] = {}
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import pytest
 import torch
-from pydantic import Field, with_config
+from pydantic import with_config
 from refusals import refused
 from typing_extensions import TypedDict
 
@@ -32,6 +32,7 @@ from medfl.utils.metadata import (
     Number,
     Text,
     check_metadata,
+    dict_of,
     list_of,
     number,
     one_of,
@@ -66,7 +67,7 @@ TYPES: list[tuple[Any, list[Any], list[Any]]] = [
     (one_of("networks", "model", "nobody"), ["plain", "wide", "site-1"], ["", "pla", None, 1, []]),
     (with_config(extra="forbid")(Pair), [{"n": 1, "of": [1, 2]}],
      [{}, {"n": 1}, {"n": 1, "of": [1]}, {"n": 1, "of": [1, 2], "more": 1}, None, [], [["n", 1]]]),
-    (Annotated[dict[Text, number(0, 9)], Field(max_length=2)], [{}, {"a": 0, "b": 9.0}],
+    (dict_of(number(0, 9), 2), [{}, {"a": 0, "b": 9.0}],
      [None, [], [1], {"a": -1}, {"a": 10}, {"a": "1"}, {"a": {}}, {"a": 1, "b": 2, "c": 3},
       {"x" * 201: 1}, {"a\n": 1}]),
     (number(0) | None, [None, 0.5], [*NO_NUMBER[1:]]),

@@ -13,10 +13,10 @@ import numpy as np
 from PIL import Image
 
 from medfl.bundle.check.reading import walk
+from medfl_adopt.adopting import spatial_dims
 from medfl_adopt.bundle import AdoptedBundle
 from medfl_adopt.config import Config, base_name, read_file
 from medfl_adopt.site import AdoptedSite
-from medfl_adopt.spacing import spatial_dims
 
 VOLUMES, PICTURES = (".nii.gz", ".nii"), (".png", ".jpg", ".jpeg")
 

@@ -13,12 +13,12 @@ from loopback import BUNDLE, SITES, Loopback, Place, make_place
 from refusals import refused
 
 from medfl.errors import MedflError
-from medfl.utils.chain import read
 from medfl_flare.backend.messages import Message, pack, unpack
 from medfl_flare.backend.remote_progress import Progress
 from medfl_flare.describing.request import KIND, Request, is_request
 from medfl_flare.describing.server import LARGEST, RESULT, ask_sites, read_description
 from medfl_flare.job_folder import write_job
+from medfl_flare.records.audit import read_entries
 from medfl_flare.sites.audit import audit_file, in_words
 from medfl_flare.statistics.description import FACTS, Description
 from medfl_flare.statistics.folder import describe_folder
@@ -69,15 +69,15 @@ def test_the_record_says_what_left_before_it_left(place: Place, tmp_path: Path) 
 
     files = place.files("audited", {SITE: OPEN, SITES[1]: {"privacy": FLOOR}})
     sites, missing = ask(Loopback(files, tamper_answer=keep), tmp_path)
-    (entry,) = read(audit_file(files[SITE])).entries
-    assert (entry["asked"], entry["run"], entry["bundle"], entry["outcome"]) == (KIND, "before", BUNDLE, "answered")
-    assert entry["bytes"] == len(left[SITE])
+    (entry,) = read_entries(audit_file(files[SITE]))
+    assert (entry.kind, entry.run, entry.bundle, entry.outcome) == (KIND, "before", BUNDLE, "answered")
+    assert entry.bytes == len(left[SITE])
     meta = unpack(left[SITE], LARGEST).meta
-    assert set(entry["tells"]) == {name for name, value in meta.items() if value not in (None, [], {})}
-    assert "images" in entry["tells"]
+    assert set(entry.tells) == {name for name, value in meta.items() if value not in (None, [], {})}
+    assert "images" in entry.tells
     assert "before" in in_words(entry)
-    (refusal,) = read(audit_file(files[SITES[1]])).entries
-    assert refusal["outcome"] == "refused"
+    (refusal,) = read_entries(audit_file(files[SITES[1]]))
+    assert refusal.outcome == "refused"
     assert "required at least: unit sample" in missing[SITES[1]]
     assert SITES[1] not in sites
 
@@ -100,12 +100,12 @@ def test_noise_is_charged_once_for_a_description_and_refused_beyond_the_total(pl
     promise = first[SITE].promise
     assert promise is not None
     assert (promise.unit, promise.adjacency, promise.epsilon, promise.delta) == ("sample", "replace", 4.0, 1e-5)
-    (entry,) = read(audit_file(files[SITE])).entries
-    assert entry["budget"]["composed"] == pytest.approx(4.0, rel=1e-6)
+    (entry,) = read_entries(audit_file(files[SITE]))
+    assert entry.budget.composed == pytest.approx(4.0, rel=1e-6)
     loop.restart()
     again, _ = ask(loop, tmp_path, **wanted)
     assert again == first, "the same noise, so it is no second release"
-    assert read(audit_file(files[SITE])).entries[-1]["budget"]["composed"] == pytest.approx(4.0, rel=1e-6)
+    assert read_entries(audit_file(files[SITE]))[-1].budget.composed == pytest.approx(4.0, rel=1e-6)
     with refused(MedflError, "no_descriptions") as caught:
         ask(loop, tmp_path, name="another", **wanted)
     assert "budget of site 'site-01' is spent" in caught.value.fields["missing"][SITE]

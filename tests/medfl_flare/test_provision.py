@@ -85,11 +85,7 @@ def test_a_kit_allows_medfls_class_beside_nvflares_and_nothing_more(kits: dict[s
         resources = json.loads((local / "resources.json").read_text())
         assert resources["class_allow_list"] == [*default["class_allow_list"], ALLOWED[who]]
         assert resources["class_list_enforcement_mode"] == "enforce"
-        own = ["medfl_drills"] if who == "server" else []
-        assert [part["id"] for part in resources["components"]] == [
-            *(part["id"] for part in default["components"]),
-            *own,
-        ]
+        assert [part["id"] for part in resources["components"]] == [part["id"] for part in default["components"]]
         assert json.loads((local / "authorization.json").read_text()) == rights(is_server=who == "server")
     assert json.loads((kits["site-02"] / "local" / "resources.json").read_text())["allow_log_streaming"] is False
 

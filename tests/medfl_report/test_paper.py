@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from make_runs import make_run
+from markupsafe import Markup
 from objective_runs import run_objective
 from read_page import Page, words
 
@@ -18,9 +19,12 @@ from medfl.objectives import Segmentation
 from medfl_report.page import make_page, write_report
 from medfl_report.paper.files import write_files
 from medfl_report.paper.pictures import Picture, keep, kept_pictures, write_picture
-from medfl_report.paper.tables import latex, read_tables, to_csv, to_latex
-from medfl_report.paper.tiles import tile_figure
-from medfl_report.rasters import FOR, colour_layer, grey_layer, outline_layer, shades, tile
+from medfl_report.paper.tables import Table, cell, kept_tables, latex, to_csv, to_latex
+from medfl_report.rasters import FOR, colour_layer, grey_layer, outline_layer, shades, tile, tile_figure
+from medfl_report.section import show_table
+
+OWN_HTML = {"What is forgotten", "What is forgotten, other readings"}
+"""Labels of tables that a section writes as HTML of its own; such a table is no file."""
 
 CLASSES = ("a_b & 50 %", "$c", "d\\e")
 
@@ -32,7 +36,7 @@ def made(tmp_path_factory):
     options = {"rounds": 2, "images": 12, "classes": CLASSES, "metrics": ("accuracy",)}
     runs = [make_run(place / name, name, **options) for name in ("fedavg", "local")]
     page = make_page([read_run(run) for run in runs])
-    write_files(page.html, page.sections, place / "files")
+    write_files(page.parts, place / "files")
     return page, place / "files"
 
 
@@ -51,9 +55,12 @@ def test_every_table_of_the_page_is_there_with_its_numbers(made):
     made_page, folder = made
     page = Page(re.sub("<svg.*?</svg>", "", made_page.html, flags=re.DOTALL).replace("<small", " <small"))
     index = [row for row in rows_of(folder / "index.csv") if row[1] == "table"]
-    assert len(index) == len(page.tables) > 8
+    labels = [table.label or table.title for part in made_page.parts for table in part.tables]
+    assert len(index) == len(labels) > 8
+    assert set(labels) == page.tables.keys() - OWN_HTML
     count = 0
-    for (stem, *_), (label, shown) in zip(index, page.tables.items(), strict=True):
+    for (stem, *_), label in zip(index, labels, strict=True):
+        shown = page.tables[label]
         written = rows_of(folder / f"{stem}.csv")
         assert len(written) == len(shown), label
         for cells, row in zip(written, shown, strict=True):
@@ -122,22 +129,36 @@ def test_a_forest_has_the_differences_and_intervals_of_its_table(made):
     assert [label.get_text() for label in axes.get_yticklabels()][::-1] == [row[0].split(" (")[0] for row in rows]
 
 
-def test_a_table_is_read_as_a_browser_reads_it():
-    cells = '<td class="n">−0.5<small>−1 to 1</small> <small>± 2</small></td>'
-    cells += "<td><svg><text>7</text></svg><small>x</small></td>"
-    (table,) = read_tables(
-        '<section id="s"><table><caption>Of  x_1</caption><thead><tr><th>a<br><small>b</small></th>'
-        '<th class="n">n</th><th>v</th></tr></thead><tbody><tr><th rowspan="2">one</th>'
-        f'{cells}</tr><tr><td class="n">1\u202f234</td><td>–</td></tr></tbody>'
-        '<tbody><tr><td colspan="3">all</td></tr></tbody></table></section>'
-    )
+def test_a_table_has_the_same_cells_on_the_page_and_in_files():
+    table = Table("Of  x_1 & y", texts=(0,), spans=True)
+    table.head(cell("a", "b"), "n", "v")
+    table.row("one", cell("−0.5", "−1 to 1", None, "± 2"), cell(None, "x", html=Markup("<svg><text>7</text></svg>")))
+    table.row("one", "1\u202f234", "–")
+    table.group()
+    table.heading("all")
+    with kept_tables() as tables:
+        html = show_table(table)
+    assert tables == [table]
     assert to_csv(table) == "a (b),n,v\none,-0.5 (-1 to 1) ± 2,x\none,1234,\nall,all,all\n"
     text = to_latex(table, "t")
-    assert "\\caption{Of x\\_1}" in text
-    assert "\\begin{tabular}{lrl}" not in text, "the last row is text"
+    assert "\\caption{Of x\\_1 \\& y}" in text
+    assert "\\begin{tabular}{lll}" in text, "the last row is text"
     assert (
         "one & $-$0.5 ($-$1 to 1) $\\pm$ 2 & x \\\\\none & 1\\,234 & -- \\\\\n\\midrule\nall & all & all \\\\" in text
     )
+    assert "Of  x_1 &amp; y</caption>" in html
+    assert html.count('<th scope="rowgroup" rowspan="2">one') == 1
+    assert '<th scope="rowgroup" colspan="3">all' in html
+    assert '<td class="n">−0.5<small>−1 to 1</small> <small>± 2</small>' in html
+    assert table.frame.shape == (3, 3)
+
+
+def test_a_column_of_numbers_is_aligned_to_the_right():
+    table = Table("Numbers")
+    table.head("site", "images", "note")
+    table.row("a", 12, "–")
+    table.total("all", 12, "2 of 3")
+    assert "\\begin{tabular}{lrr}" in to_latex(table, "t")
 
 
 def test_names_mean_nothing_in_latex(made):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from medfl_studies.repeat import at_most
+from medfl_studies.study import at_most
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from medfl.cli.run import parse_overrides
 from medfl.errors import StoreError
 from medfl.plugins import Registry
 from medfl.records.partition import Partition
-from medfl_studies.final_scores import COLUMNS
+from medfl_studies.results import COLUMNS
 from medfl_studies.study import run_study
 
 

@@ -10,25 +10,24 @@ import pytest
 from refusals import refused
 
 from medfl.errors import StoreError
-from medfl_studies.records.study_files import Price, Result, SearchDefinition, SearchOutcome, SearchRecord, Step
+from medfl_studies.records.study_files import Price, Result, SearchDefinition, SearchOutcome, SearchRecord, Trial
 
 DEFINITION = SearchDefinition(
-    study={"name": "small", "settings": {"epochs": 1}, "tune": None}, bundle="bundle", metric="auc", optuna=None
+    study={"name": "small", "settings": {"epochs": 1}, "tune": None}, bundle="bundle", metric="auc", optuna="4.0.0"
 )
-STEPS = (
-    Step(trial=0, parameters={"optimizer#lr": 0.1 + 0.2, "method_args#mu": None}, rounds=2),
-    Step(trial=1, parameters={"optimizer#lr": 1e-30, "layers": ["a", 2]}, rounds=4),
+TRIALS = (
+    Trial(number=0, parameters={"optimizer#lr": 0.1 + 0.2, "method_args#mu": None}),
+    Trial(number=1, parameters={"optimizer#lr": 1e-30, "layers": ["a", 2]}),
 )
 RECORD = SearchRecord(
     definition=DEFINITION,
     results=(
-        Result(row="mean", step=STEPS[0], run=0, status="finished", score=0.1 * 3, seconds=1.125),
-        Result(row="mean", step=STEPS[1], run=0, status="diverged", score=None, seconds=0.0),
+        Result(row="mean", trial=TRIALS[0], run=0, status="finished", score=0.1 * 3, seconds=1.125),
+        Result(row="mean", trial=TRIALS[1], run=0, status="diverged", score=None, seconds=0.0),
     ),
     outcome=SearchOutcome(
         trials=2,
         rounds=6,
-        plan=((2, 2), (4, 1)),
         score="mean",
         seed=0,
         winners={"mean": 0},
@@ -45,7 +44,7 @@ def test_the_file_returns_the_record(record: SearchRecord, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("status", "running"), ("score", "0.5"), ("run", 0.5), ("seconds", None), ("step", {"trial": 0, "rounds": 1})],
+    [("status", "running"), ("score", "0.5"), ("run", 0.5), ("seconds", None), ("trial", {"number": 0, "rounds": 1})],
 )
 def test_a_result_that_no_search_writes_is_damage(key: str, value: Any) -> None:
     values = json.loads(RECORD.to_bytes())
@@ -59,5 +58,5 @@ def test_a_result_that_no_search_writes_is_damage(key: str, value: Any) -> None:
 def test_the_changes_of_a_definition_are_named_by_the_fields_of_the_study_and_the_others() -> None:
     assert DEFINITION.changes(DEFINITION) == []
     study = {"name": "small", "settings": {"epochs": 2}, "seeds": [0]}
-    other = SearchDefinition(study=study, bundle="bundle", metric="f1", optuna=None)
+    other = SearchDefinition(study=study, bundle="bundle", metric="f1", optuna="4.0.0")
     assert DEFINITION.changes(other) == other.changes(DEFINITION) == ["metric", "seeds", "settings"]

@@ -19,9 +19,9 @@ from medfl.engine.runs.console import show_log
 from medfl.errors import MedflError, SettingsError
 from medfl.records.progress import ProgressLine
 from medfl.settings import Privacy
-from medfl.utils.chain import add_line, read
 from medfl.utils.text import one_line, visible_lines
 from medfl_flare.keys import approve
+from medfl_flare.records.audit import AuditEntry, add_entry, read_entries
 from medfl_flare.sites.audit import in_words
 from medfl_report.cards.answers import read_answers
 from medfl_report.monitor.folders import WatchedFolder
@@ -132,15 +132,15 @@ def test_texts_from_elsewhere_are_one_line_or_written_out() -> None:
     assert visible_lines("a\nb\x1b\r") == "a\nb\\x1b\\r"
 
 
-@pytest.mark.parametrize(
-    "entry", [{}, {"time": 1}, {"from": "x"}, {"time": "t", "from": "a", "run": 1, "outcome": 2, "leaves": 7}]
-)
-def test_an_edited_line_of_a_record_does_not_hide_the_others(entry: dict[str, Any], tmp_path: Path) -> None:
-    assert in_words(entry).startswith("(a line ")
+@pytest.mark.parametrize("line", [b"{}", b'{"time": 1}', b'{"sender": "x"}', b"[" * 100_000, b"\xff"])
+def test_an_edited_line_of_a_record_does_not_hide_the_others(line: bytes, tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
-    add_line(path, {"a": 1})
-    path.write_bytes(path.read_bytes() + b"[" * 100_000 + b', "sha256": "x"}\n')
-    assert read(path).torn == [2]
+    entry = AuditEntry(time="t", site="a", kind="hello", outcome="answered")
+    add_entry(path, entry)
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    add_entry(path, entry)
+    assert read_entries(path) == [entry, None, entry]
+    assert in_words(None).startswith("(a line ")
 
 
 # ---- YAML

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from medfl.contract import Order
 from medfl.engine.carrier import Evaluation
@@ -22,7 +22,7 @@ from medfl.privacy.policy import mechanism_of
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
-from medfl.utils.metadata import Count, MetaField, Text, check_metadata, list_of, number
+from medfl.utils.metadata import Count, MetaField, Text, check_metadata, dict_of, list_of, number
 from medfl_flare.backend.messages import Message
 
 WORD = re.compile(r"[A-Za-z0-9_@.-]{1,80}(/[A-Za-z0-9_@.-]{1,80}){0,2}")
@@ -223,9 +223,6 @@ def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:
 MAX_FACTS = 32
 """Largest number of facts about a site's machine."""
 
-NumbersByName: Any = Annotated[dict[Text, number(0, 1e9)], Field(max_length=MAX_FACTS)]
-"""Facts about a site's machine: numbers in [0, 1e9] by name."""
-
 
 class Joining(NamedTuple):
     """Answer of a site that takes an offer.
@@ -242,7 +239,7 @@ class Joining(NamedTuple):
 
 JOINING = {
     "network": MetaField("public", Text | None, after=("hello",)),
-    "profile": MetaField("public", NumbersByName | None, after=("hello",)),
+    "profile": MetaField("public", dict_of(number(0, 1e9), MAX_FACTS) | None, after=("hello",)),
 }
 """The form of `Joining`."""
 

@@ -1,24 +1,26 @@
-"""Tables of a page as CSV and LaTeX: what stands in a cell is what stands in the file.
+"""Tables of a page: a template fills them, the page shows them, and files for papers have the same cells.
 
-A page is read as a browser reads it, so a table of any section, also of a plugin's, comes out. Small print in a cell,
-such as an interval, follows in brackets; pictures in cells are left out.
+A cell is what the page shows of it: text, and small print below, such as an interval. In a file the small print follows
+in brackets. Whatever shows a table keeps it (`keep_table`); who wants files opens `kept_tables` around that.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
 
-from medfl.utils.formats import csv_cell
+from medfl.utils.formats import MISSING, csv_table
 
-SPACES, MINUS, MISSING = str.maketrans("\u202f\u00a0", "  "), "\u2212", "\u2013"
-"""Spaces that don't break; the sign of numbers; what stands where there is no number."""
+if TYPE_CHECKING:
+    import pandas as pd
+    from markupsafe import Markup
 
-VOID = ("br", "img", "meta", "link")
-"""Tags without an end."""
+SPACES, MINUS = str.maketrans("\u202f\u00a0", "  "), "\u2212"
+"""Spaces that don't break; the sign of numbers."""
 
 LATEX = {
     **{char: f"\\{char}" for char in "&%$#_{}"},
@@ -43,175 +45,167 @@ LATEX = {
     "\u202f": r"\,",
     "\u00a0": "~",
 }
-"""Character to how LaTeX writes it."""
+"""Maps a character to its LaTeX code."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Cell:
-    """A cell.
+    """A cell of a table.
 
     Attributes:
-        columns: How many it takes.
-        rows: How many it takes.
-        number: Whether it stands to the right.
-        texts: What stands in it, and then each piece of small print.
+        shown: The number or text, None for an empty cell.
+        notes: Small print below it.
+        html: HTML that the page shows in place of `shown`, such as a picture.
+        look: CSS class.
+        style: Inline CSS.
     """
 
-    columns: int = 1
-    rows: int = 1
-    number: bool = False
-    texts: list[str] = field(default_factory=lambda: [""])
+    shown: Any = None
+    notes: tuple[str, ...] = ()
+    html: Markup | None = None
+    look: str = ""
+    style: str = ""
 
     @property
     def text(self) -> str:
-        """All of it, in a line."""
-        first, *small = (" ".join(text.split(" ")).strip() for text in map(_spaced, self.texts))
-        small = [text for text in small if text]
+        """Number or text and small print in one line, as in a file."""
+        first, *small = (_single_spaced(str(text)) for text in ("" if self.shown is None else self.shown, *self.notes))
         if not first:
             return "; ".join(small)
         return " ".join([first, *(text if text.startswith("±") else f"({text})" for text in small)])
 
+    def with_notes(self, *notes: str | None) -> Cell:
+        """Return the cell with more small print; None and empty notes are left out."""
+        more = tuple(note for note in notes if note)
+        return Cell(self.shown, self.notes + more, self.html, self.look, self.style)
 
-def _spaced(text: str) -> str:
-    return re.sub(r"[ \t\r\n]+", " ", text)
+
+def cell(shown: Any, *notes: str | None, html: Markup | None = None, look: str = "", style: str = "") -> Cell:
+    """Return a cell; arguments as the attributes of `Cell`, and a cell as `shown` is returned with the notes."""
+    made = shown if isinstance(shown, Cell) else Cell(shown, (), html, look, style)
+    return made.with_notes(*notes)
+
+
+def _single_spaced(text: str) -> str:
+    return re.sub(r"[ \t\r\n]+", " ", text).strip()
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table.
+
+    Attributes:
+        cells: One for each column; the only one of a heading.
+        kind: ``plain``, ``total`` for a row that sums up others, ``heading`` for a cell across all columns.
+    """
+
+    cells: list[Cell]
+    kind: str = "plain"
+
+    def add(self, *cells: Any) -> Row:
+        """Add cells in place and return the row."""
+        self.cells.extend(map(cell, cells))
+        return self
 
 
 @dataclass
 class Table:
-    """A table.
+    """A table of a page.
 
     Attributes:
-        section: Id of the section it stands in; empty before the first one.
-        caption: Of the table.
-        heads: Rows of the head.
-        groups: Rows of the body, in their groups.
+        title: Caption.
+        label: Name for screen readers; by default the title.
+        look: CSS class of the table.
+        texts: Indices of the columns that hold text. If the first column does, its cells head their rows.
+        numbers: CSS class of the cells of all other columns.
+        spans: Whether the first cell of each group of rows is shown once and spans the group.
+        caption: HTML of the caption in place of the title.
+        heads: Heads of the columns.
+        groups: Groups of rows.
     """
 
-    section: str
-    caption: str = ""
-    heads: list[list[Cell]] = field(default_factory=list)
-    groups: list[list[list[Cell]]] = field(default_factory=list)
+    title: str
+    label: str = ""
+    look: str = ""
+    texts: Collection[int] = (0,)
+    numbers: str = "n"
+    spans: bool = False
+    caption: Markup | None = None
+    heads: list[Cell] = field(default_factory=list)
+    groups: list[list[Row]] = field(default_factory=lambda: [[]])
+
+    def head(self, *heads: Any) -> None:
+        """Add columns."""
+        self.heads += map(cell, heads)
+
+    def row(self, *cells: Any) -> Row:
+        """Add a row to the last group and return it."""
+        return self._added(Row(list(map(cell, cells))))
+
+    def total(self, *cells: Any) -> Row:
+        """Add a row that sums up others to the last group and return it."""
+        return self._added(Row(list(map(cell, cells)), "total"))
+
+    def heading(self, *cells: Any) -> None:
+        """Add a cell across all columns to the last group."""
+        self._added(Row(list(map(cell, cells)), "heading"))
+
+    def group(self) -> None:
+        """Begin a group of rows, unless the last one is empty."""
+        if self.groups[-1]:
+            self.groups.append([])
 
     @property
-    def columns(self) -> list[str]:
-        """The head, a text for each column."""
-        grid = _grid(self.heads)
-        return [
-            " ".join(dict.fromkeys(filter(None, (cell.text for cell in column)))) for column in zip(*grid, strict=True)
-        ]
+    def frame(self) -> pd.DataFrame:
+        """Texts of all cells. A cell that spans several columns or rows is repeated in each of them."""
+        import pandas as pd  # takes half a second to import
 
-    @property
-    def bodies(self) -> list[list[list[str]]]:
-        """The rows of each group; a cell that takes several places stands in each of them."""
-        return [[[cell.text for cell in row] for row in _grid(group)] for group in self.groups if group]
+        rows = [self._texts(row) for group in self.groups for row in group]
+        return pd.DataFrame(rows, columns=[head.text for head in self.heads], dtype=str)
 
-    def numeric(self, column: int) -> bool:
-        """Whether the cells of a column stand to the right, as numbers do."""
-        cells = [row[column] for group in self.groups for row in _grid(group) if column < len(row)]
-        return bool(cells) and all(cell.number or cell.text[:1].isdigit() for cell in cells)
+    def _added(self, row: Row) -> Row:
+        self.groups[-1].append(row)
+        return row
 
+    def _texts(self, row: Row) -> list[str]:
+        cells = row.cells * len(self.heads) if row.kind == "heading" else row.cells
+        return [entry.text for entry in cells]
 
-def _grid(rows: list[list[Cell]]) -> list[list[Cell]]:
-    """Rows in which every cell takes one place."""
-    grid: list[list[Cell]] = [[] for _ in rows]
-    waiting: dict[tuple[int, int], Cell] = {}
-    for place, row in enumerate(rows):
-        cells = iter(row)
-        while True:
-            column = len(grid[place])
-            if (place, column) in waiting:
-                grid[place].append(waiting.pop((place, column)))
-                continue
-            cell = next(cells, None)
-            if cell is None:
-                break
-            for across in range(cell.columns):
-                grid[place].append(cell)
-                waiting |= {(place + down, column + across): cell for down in range(1, cell.rows)}
-    return grid
+    def _holds_numbers(self, column: int) -> bool:
+        """Whether the cells of a column are aligned to the right."""
+        rows = [row for group in self.groups for row in group]
+        marked = bool(self.numbers) and column not in self.texts
+        return bool(rows) and all(
+            (marked and row.kind != "heading") or self._texts(row)[column][:1].isdigit() for row in rows
+        )
 
 
-class _Reader(HTMLParser):
-    """Finds the tables of a page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tables: list[Table] = []
-        self._section, self._open = "", list[str]()
-        self._cell: Cell | None = None
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        attributes = dict(attrs)
-        if tag == "section":
-            self._section = attributes.get("id") or ""
-        elif tag == "table":
-            self.tables.append(Table(self._section))
-        elif tag == "tbody":
-            self.tables[-1].groups.append([])
-        elif tag == "tr":
-            self._rows().append([])
-        elif tag in ("td", "th"):
-            columns, rows = (int(attributes.get(name) or 1) for name in ("colspan", "rowspan"))
-            self._cell = Cell(columns, rows, "n" in (attributes.get("class") or "").split())
-            self._rows()[-1].append(self._cell)
-        elif tag == "br":
-            self.handle_data(" ")
-        elif tag == "small" and self._cell is not None:
-            self._cell.texts.append("")
-        if tag not in VOID:
-            self._open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Only pictures have such tags."""
-
-    def handle_endtag(self, tag: str) -> None:
-        while self._open and self._open.pop() != tag:
-            pass
-        if tag in ("td", "th"):
-            self._cell = None
-        if tag == "section":
-            self._section = ""
-
-    def handle_data(self, data: str) -> None:
-        if "svg" in self._open:
-            return
-        if self._cell is not None:
-            place = -1 if "small" in self._open else 0
-            self._cell.texts[place] += data
-        elif "caption" in self._open:
-            self.tables[-1].caption += data
-
-    def _rows(self) -> list[list[Cell]]:
-        table = self.tables[-1]
-        if "thead" in self._open:
-            return table.heads
-        if not table.groups:
-            table.groups.append([])
-        return table.groups[-1]
+_kept: ContextVar[list[Table] | None] = ContextVar("medfl_tables", default=None)
 
 
-def read_tables(html: str) -> list[Table]:
-    """The tables of a page that have a head, in their order.
+@contextmanager
+def kept_tables() -> Iterator[list[Table]]:
+    """Keep the tables that are shown meanwhile, in their order."""
+    tables: list[Table] = []
+    token = _kept.set(tables)
+    try:
+        yield tables
+    finally:
+        _kept.reset(token)
 
-    Args:
-        html: A page of medfl's, whose tables are not nested.
-    """
-    reader = _Reader()
-    reader.feed(html)
-    reader.close()
-    for table in reader.tables:
-        table.caption = " ".join(_spaced(table.caption).split())
-    return [table for table in reader.tables if table.heads]
+
+def keep_table(table: Table) -> None:
+    """Keep a table if anybody wants it."""
+    tables = _kept.get()
+    if tables is not None:
+        tables.append(table)
 
 
 def to_csv(table: Table) -> str:
-    """A table as CSV: plain spaces and signs, so that programs read the numbers; nothing where the page has a dash."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([csv_cell(_ascii(name)) for name in table.columns])
-    for group in table.bodies:
-        writer.writerows([["" if cell == MISSING else csv_cell(_ascii(cell)) for cell in row] for row in group])
-    return text.getvalue()
+    """Return a table as CSV with plain spaces and signs, so that programs read the numbers. A dash becomes empty."""
+    frame = table.frame.map(lambda text: "" if text == MISSING else _ascii(text))
+    frame.columns = frame.columns.map(_ascii)
+    return csv_table(frame)
 
 
 def _ascii(text: str) -> str:
@@ -220,24 +214,24 @@ def _ascii(text: str) -> str:
 
 
 def to_latex(table: Table, label: str) -> str:
-    """A table for a paper, with rules of the package booktabs.
+    """Return a table for a paper, with rules of the package booktabs.
 
     Args:
         table: What to write.
         label: By which the paper refers to it.
     """
-    places = "".join("r" if table.numeric(column) else "l" for column in range(len(table.columns)))
-    groups = ["\n".join(map(_line, group)) for group in table.bodies]
+    places = "".join("r" if table._holds_numbers(column) else "l" for column in range(len(table.heads)))
+    groups = ["\n".join(_line(table._texts(row)) for row in group) for group in table.groups if group]
     return "\n".join(
         [
             "% \\usepackage{booktabs}",
             "\\begin{table}",
             "\\centering",
-            f"\\caption{{{latex(table.caption)}}}",
+            f"\\caption{{{latex(' '.join(table.title.split()))}}}",
             f"\\label{{tab:{label}}}",
             f"\\begin{{tabular}}{{{places}}}",
             "\\toprule",
-            _line(table.columns),
+            _line(list(table.frame.columns)),
             "\\midrule",
             "\n\\midrule\n".join(groups),
             "\\bottomrule",
@@ -253,5 +247,5 @@ def _line(cells: list[str]) -> str:
 
 
 def latex(text: str) -> str:
-    """A text in which nothing means more than itself."""
+    """Return a text in which no character has a special meaning for LaTeX."""
     return "".join(LATEX.get(char, char) for char in text)

@@ -12,9 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from matplotlib.figure import Figure
+
 from medfl.metrics import LOWER_IS_BETTER, worst
 from medfl.types import Meta
 from medfl.utils.formats import count, listed, metric_words, score
+from medfl_report.figures import ALONE as GREY
+from medfl_report.figures import COLOURS, INK, place_axes
 from medfl_report.gains import (
     GAINS,
     LOSES,
@@ -29,7 +33,6 @@ from medfl_report.gains import (
     worst_row,
 )
 from medfl_report.groups import Group, by_people, folds_among, several
-from medfl_report.paper.forest import forest_figure
 from medfl_report.paper.pictures import keep
 from medfl_report.patient_tests import UNDEFINED, Pair, PatientTest, PatientTests, Sets
 from medfl_report.scores import ALONE, key_metrics, site_scores
@@ -117,6 +120,9 @@ class Against:
     metrics: list[Comparison]
 
 
+TONES = {GAINS: COLOURS[0], LOSES: COLOURS[1]}
+"""Verdict to colour; any other is grey."""
+
 VERDICTS = {"gains": GAINS, "loses": LOSES, "unclear": UNCLEAR, "too_few": TOO_FEW}
 """For templates."""
 
@@ -146,6 +152,27 @@ def keep_forest(name: str, comparison: Comparison, names: Sequence[str], base: s
     """
     label = f"{metric_words(comparison.metric, names)}, {comparison.name} against {base}"
     keep(name, f"Difference with its 95 % interval: {label}.", partial(forest_figure, comparison, label))
+
+
+def forest_figure(comparison: Comparison, label: str) -> Figure:
+    """A mark and a line for each row that has a difference, the first row on top.
+
+    Args:
+        comparison: Its rows, their mean and the worst.
+        label: Of the horizontal axis.
+    """
+    rows = [(row, row.difference) for row in comparison.lines if row.difference is not None]
+    names = [row.name for row, _ in rows]
+    with place_axes(0.75 + 0.22 * len(rows), 0, 0.3 + 0.075 * max(map(len, names), default=0)) as (figure, axes):
+        axes.axvline(0, color=INK, linewidth=0.8)
+        for place, (row, difference) in enumerate(reversed(rows)):
+            colour = TONES.get(row.verdict, GREY)
+            if row.low is not None and row.high is not None:
+                axes.hlines(place, row.low, row.high, color=colour, linewidth=1.4)
+            axes.plot([difference], [place], color=colour, marker="o", markersize=4.5, linestyle="none")
+        axes.set(yticks=range(len(rows)), yticklabels=names[::-1], ylim=(-0.6, max(len(rows), 1) - 0.4))
+        axes.set(xlim=(-comparison.reach, comparison.reach), xlabel=label)
+    return figure
 
 
 def gains_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta:

@@ -41,17 +41,17 @@ def command(
         medfl tune studies/tune_breastmnist.yaml --source downloads --jobs 2
     """
     from medfl.utils.formats import count
-    from medfl_studies.tune.search import first_steps, load_search
+    from medfl_studies.tune.search import first_trials, load_search
 
     search = load_search(file, source, out, scale, workers, data)
     for problem in [*search.registry.problems, *search.notes]:
         typer.echo(f"warning: {problem}", err=True)
-    plan = ", then ".join(f"{count(number, 'trial')} up to round {rounds}" for rounds, number in search.plan)
-    typer.echo(f"{count(len(search.spaces), 'row')} with {plan} each, by validation {search.metric}", err=True)
+    budget = f"{count(search.trials, 'trial')} of {count(search.rounds, 'round')}"
+    typer.echo(f"{count(len(search.spaces), 'row')} with {budget} each, by validation {search.metric}", err=True)
     if dry_run:
-        for row, steps in first_steps(search).items():
-            for step in steps:
-                typer.echo(shlex.join(search.job(row, step).command()))
+        for row, trials in first_trials(search).items():
+            for trial in trials:
+                typer.echo(shlex.join(search.job(row, trial).command()))
         return
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # end the trials at work, too
     try:
@@ -69,8 +69,8 @@ def _carry_out(search: Search, jobs: int) -> None:
     tuned = run_search(search, at_once=jobs)
     paths = write_results(search, tuned)
     for row, result in tuned.winners.items():
-        values = ", ".join(f"{name}={value}" for name, value in result.step.parameters.items())
-        typer.echo(f"{row}: trial {result.step.trial}, {values} (validation {search.metric} {result.score:.4f})")
+        values = ", ".join(f"{name}={value}" for name, value in result.trial.parameters.items())
+        typer.echo(f"{row}: trial {result.trial.number}, {values} (validation {search.metric} {result.score:.4f})")
     for price in tuned.prices:
         typer.echo(price_sentence(price))
     for path in paths:

@@ -47,34 +47,32 @@ class PoolPreparation(FileRecord):
 # ---- search for hyperparameters
 
 
-class Step(Record):
-    """A trial up to a number of rounds.
+class Trial(Record):
+    """A trial of a row.
 
     Attributes:
-        trial: Number of the trial in its row, from 0.
+        number: Number of the trial in its row, from 0.
         parameters: Maps each name to its value, as in `medfl_studies.tune.space.Axis`.
-        rounds: Number of rounds after which the trial is scored.
     """
 
-    trial: int
+    number: int
     parameters: dict[str, JsonValue]
-    rounds: int
 
 
 class Result(Record):
-    """The result of a step.
+    """The result of a trial.
 
     Attributes:
         row: Name of the row.
-        step: The step.
-        run: Number of the trial that was run: the step's own, or an earlier one with the same parameters.
+        trial: The trial.
+        run: Number of the trial that was run: the trial itself, or an earlier one with the same parameters.
         status: Status of the run at its end.
         score: Score on validation images, or None.
         seconds: Seconds of training and evaluation in all rounds, summed over the sites.
     """
 
     row: str
-    step: Step
+    trial: Trial
     run: int
     status: Literal["finished", "diverged"]
     score: float | None
@@ -110,13 +108,13 @@ class SearchDefinition(Record):
         study: The study, without its description and its bundle.
         bundle: Name of the bundle's folder.
         metric: Metric that is compared.
-        optuna: Version of Optuna, or None if the sampler does not use it.
+        optuna: Version of Optuna.
     """
 
     study: dict[str, JsonValue]
     bundle: str
     metric: str
-    optuna: str | None
+    optuna: str
 
     def changes(self, other: SearchDefinition) -> list[str]:
         """Return the sorted names of the study's fields and of the other fields that differ between two definitions."""
@@ -129,8 +127,7 @@ class SearchOutcome(Record):
 
     Attributes:
         trials: Number of trials of each row.
-        rounds: Number of rounds that are computed for each row.
-        plan: Number of rounds and of trials that get that far, for each rung.
+        rounds: Number of rounds of each trial.
         score: Whether the mean of the sites or the worst site is compared.
         seed: Seed of the trials.
         winners: Maps each row to the number of its best trial.
@@ -139,7 +136,6 @@ class SearchOutcome(Record):
 
     trials: int
     rounds: int
-    plan: tuple[tuple[int, int], ...]
     score: Literal["mean", "worst"]
     seed: int
     winners: dict[str, int]
@@ -151,15 +147,12 @@ class SearchRecord(FileRecord):
 
     Attributes:
         definition: Everything that decides the trials and their scores.
-        results: Results of all steps so far, in the order of the search.
+        results: Results of all trials so far, in the order of the search.
         outcome: The outcome, or None before the search is over.
     """
 
     NAME: ClassVar[str] = "search.json"
-    REPAIR: ClassVar[str] = (
-        "Remove it: finished trials are read again from their folders, except those that halving continued; for these "
-        "give another --out."
-    )
+    REPAIR: ClassVar[str] = "Remove it: finished trials are read again from their folders."
 
     definition: SearchDefinition
     results: tuple[Result, ...]

@@ -1,12 +1,11 @@
-"""History of a search: its definition and the result of every step. A search that was killed continues from it."""
+"""History of a search: its definition and the result of every trial. A search that was killed continues from it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from medfl.errors import StoreError
-from medfl_studies.records.study_files import Result, SearchDefinition, SearchOutcome, SearchRecord, Step
+from medfl_studies.records.study_files import Result, SearchDefinition, SearchOutcome, SearchRecord, Trial
 
 
 class History:
@@ -26,34 +25,31 @@ class History:
         if self._path.is_file():
             self._read()
 
-    def known(self, row: str, step: Step) -> Result | None:
-        """Return the result of a step, or of an earlier trial with the same parameters and rounds, or None.
+    def known(self, row: str, trial: Trial) -> Result | None:
+        """Return the result of a trial, or of an earlier one with the same parameters, or None.
 
         Raises:
             StoreError: If the trial of that number had other parameters.
         """
-        for result in self.results:
-            if (result.row, result.step.trial, result.step.rounds) == (row, step.trial, step.rounds):
-                if result.step.parameters != step.parameters:
+        for result in self.of(row):
+            if result.trial.number == trial.number:
+                if result.trial.parameters != trial.parameters:
                     raise StoreError(
                         "changed_trial",
-                        f"'{self._path}': trial {step.trial} of row '{row}' had {result.step.parameters}, and the "
-                        f"sampler now names {step.parameters}. Give another --out.",
+                        f"'{self._path}': trial {trial.number} of row '{row}' had {result.trial.parameters}, and "
+                        f"the sampler now names {trial.parameters}. Give another --out.",
                         path=self._path,
                         row=row,
-                        trial=step.trial,
+                        trial=trial.number,
                     )
                 return result
-        same = [result for result in self.of(row) if result.step.rounds == step.rounds]
-        twin = next((result for result in same if result.step.parameters == step.parameters), None)
-        return None if twin is None else twin.model_copy(update={"step": step})
+        twin = next((result for result in self.of(row) if result.trial.parameters == trial.parameters), None)
+        return None if twin is None else twin.model_copy(update={"trial": trial})
 
-    def add(self, results: Iterable[Result]) -> None:
-        """Add results that are not there yet, and write the file."""
-        for result in results:
-            if result not in self.results:
-                self.results.append(result)
-        self.write()
+    def add(self, result: Result) -> None:
+        """Add a result unless it is there."""
+        if result not in self.results:
+            self.results.append(result)
 
     def of(self, row: str) -> list[Result]:
         """Return the results of a row, in the order of the search."""

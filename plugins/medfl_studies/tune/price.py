@@ -103,14 +103,13 @@ def with_ledger(study: Study, out: Path) -> Study:
     return study.model_copy(update={"rows": rows})
 
 
-def check_price(study: Study, trials: int, rounds: int, halving: bool, adopted: bool, bundle: Path) -> None:
+def check_price(study: Study, trials: int, rounds: int, adopted: bool, bundle: Path) -> None:
     """Refuse a search that privacy does not allow.
 
     Args:
         study: With one data set.
         trials: Of each row.
         rounds: Of each trial.
-        halving: Whether runs are continued.
         adopted: Whether the bundle is a stock one, whose sites' fingerprints hang on their test cases.
         bundle: The bundle.
 
@@ -130,15 +129,6 @@ def check_price(study: Study, trials: int, rounds: int, halving: bool, adopted: 
         stated = privacy_of(study, data, name)
         if stated is None:
             continue
-        if halving:
-            raise SettingsError(
-                "incompatible_settings",
-                f"row '{name}' has 'privacy', and halving continues runs with more rounds: a run under privacy has "
-                "spread its budget over the rounds it began with, so more of them can't be accounted for. Choose the "
-                "sampler random, grid or tpe.",
-                row=name,
-                settings=["privacy", "halving"],
-            )
         if adopted:
             raise SettingsError(
                 "incompatible_settings",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -18,7 +19,6 @@ from medfl_studies.records.study_files import Result, SearchOutcome, SearchRecor
 from medfl_studies.schema import Study
 from medfl_studies.tune.history import History
 from medfl_studies.tune.price import price_sentence
-from medfl_studies.tune.samplers import best_first
 from medfl_studies.tune.search import Search, Tuned
 from medfl_studies.tune.space import with_parameters
 from medfl_studies.tune.trials import goodness
@@ -26,8 +26,7 @@ from medfl_studies.tune.trials import goodness
 HOW = {
     "grid": "every combination of the values",
     "random": "combinations drawn at random",
-    "halving": "combinations drawn at random, of which after a few rounds only the best go on",
-    "tpe": "combinations that Optuna's TPE chooses one after the other",
+    "tpe": "combinations that TPE chooses one after the other",
 }
 """Sampler to how it chooses trials."""
 
@@ -49,11 +48,10 @@ def write_results(search: Search, tuned: Tuned) -> list[Path]:
     History(out, search.definition()).write(
         SearchOutcome(
             trials=search.trials,
-            rounds=search.rounds_of_row,
-            plan=tuple(search.plan),
+            rounds=search.rounds,
             score=search.tuning.score,
             seed=search.study.seed_list()[0],
-            winners={row: result.step.trial for row, result in tuned.winners.items()},
+            winners={row: result.trial.number for row, result in tuned.winners.items()},
             prices=tuple(tuned.prices),
         )
     )
@@ -76,7 +74,7 @@ def tuned_study(search: Search, tuned: Tuned) -> Study:
     """The study with the winners in its rows, as it stands at its scale."""
     study = search.study
     rows = {
-        name: with_parameters(row, tuned.winners[name].step.parameters) if name in tuned.winners else row
+        name: with_parameters(row, tuned.winners[name].trial.parameters) if name in tuned.winners else row
         for name, row in study.rows.items()
     }
     data = {}
@@ -100,20 +98,20 @@ def _summary(search: Search) -> str:
     """What was done, in a sentence or two."""
     over = {"mean": "mean over the sites", "worst": "worst site"}[search.tuning.score]
     return (
-        f"Rows were tuned by medfl tune ({search.tuning.sampler}): {count(search.trials, 'trial')} and "
-        f"{count(search.rounds_of_row, 'round')} for each, compared by {search.metric} on validation images ({over}, "
+        f"Rows were tuned by medfl tune ({search.tuning.sampler}): {count(search.trials, 'trial')} of "
+        f"{count(search.rounds, 'round')} for each, compared by {search.metric} on validation images ({over}, "
         f"seed {search.study.seed_list()[0]})."
     )
 
 
 def _table(search: Search, tuned: Tuned) -> pd.DataFrame:
-    """A line for each trial and number of rounds at which it was scored."""
+    """Return a line for each trial."""
     names = list(dict.fromkeys(axis.name for space in search.spaces.values() for axis in space.axes))
     lines = []
     for result in tuned.results:
-        facts: Meta = {"row": result.row, "trial": result.step.trial, "rounds": result.step.rounds}
+        facts: Meta = {"row": result.row, "trial": result.trial.number}
         facts |= {"status": result.status, "score": result.score, "winner": result == tuned.winners[result.row]}
-        facts |= {name: result.step.parameters.get(name) for name in names}
+        facts |= {name: result.trial.parameters.get(name) for name in names}
         lines.append(facts | {"seconds": result.seconds})
     return pd.DataFrame(lines)
 
@@ -132,9 +130,8 @@ def _page(search: Search, tuned: Tuned) -> str:
 
 def _facts(search: Search, tuned: Tuned) -> str:
     smaller = search.metric in LOWER_IS_BETTER
-    steps = [f"{count(number, 'trial')} up to round {rounds}" for rounds, number in search.plan]
     lines = [
-        f"Each row had the same budget: {', then '.join(steps)}; {count(search.rounds_of_row, 'round')} in all. "
+        f"Each row had the same budget: {count(search.trials, 'trial')} of {count(search.rounds, 'round')}. "
         f"{'Smaller' if smaller else 'Larger'} scores are better; of equals the first trial wins.",
         f"All trials had one seed, {search.study.seed_list()[0]}: the score of a winner is the best of several on the "
         "images that chose it, so it flatters. What it is worth is told by the tuned study, on test images and over "
@@ -156,23 +153,23 @@ def _winners(search: Search, tuned: Tuned) -> str:
     for row, result in tuned.winners.items():
         last = {known.run: known.seconds for known in tuned.results if known.row == row}
         seconds = duration(sum(last.values()))
-        lines.append([row, f"trial {result.step.trial}", _words(result.step.parameters), _score(result), seconds])
+        lines.append([row, f"trial {result.trial.number}", _words(result.trial.parameters), _score(result), seconds])
     return f"{table_lines(lines)}\n"
 
 
 def _trials(search: Search, row: str, results: list[Result]) -> str:
-    """A row's trials: those that got farthest first, among them the best first."""
+    """Return a table of a row's trials, the best first and those without a score last."""
     names = [axis.name for axis in search.spaces[row].axes]
-    last = list({result.step.trial: result for result in results}.values())
-    lines = [["trial", "rounds", *names, f"validation {search.metric}", "seconds"]]
-    for rounds in sorted({result.step.rounds for result in last}, reverse=True):
-        there = [result for result in last if result.step.rounds == rounds]
-        for place in best_first([goodness(result.score, search.metric) for result in there]):
-            result = there[place]
-            values = [f"`{result.step.parameters[name]}`" for name in names]
-            score = _score(result) if result.status == "finished" else result.status
-            lines.append([str(result.step.trial), str(rounds), *values, score, f"{result.seconds:.1f}"])
+    lines = [["trial", *names, f"validation {search.metric}", "seconds"]]
+    for result in sorted(results, key=lambda result: -_or_lowest(goodness(result.score, search.metric))):
+        values = [f"`{result.trial.parameters[name]}`" for name in names]
+        score = _score(result) if result.status == "finished" else result.status
+        lines.append([str(result.trial.number), *values, score, f"{result.seconds:.1f}"])
     return f"### {row}\n\n{table_lines(lines)}\n"
+
+
+def _or_lowest(value: float | None) -> float:
+    return -math.inf if value is None else value
 
 
 def _words(parameters: Meta) -> str:

@@ -15,13 +15,13 @@ from medfl_studies.checks import check_options, check_rows
 from medfl_studies.cohorts import make_data
 from medfl_studies.jobs import Job, expand, is_adopted
 from medfl_studies.reading import read_study
-from medfl_studies.records.study_files import Price, Result, SearchDefinition, Step
+from medfl_studies.records.study_files import Price, Result, SearchDefinition, Trial
 from medfl_studies.runner import Launch, only_study, run_jobs, study_progress
 from medfl_studies.schema import FULL, Study
 from medfl_studies.study import default_out, load_study
 from medfl_studies.tune.history import History
 from medfl_studies.tune.price import check_price, prices, with_ledger
-from medfl_studies.tune.samplers import Sampler, load_optuna, make_sampler, rungs, trials_of
+from medfl_studies.tune.samplers import Sampler, load_optuna, make_sampler, trials_of
 from medfl_studies.tune.space import Space, read_space, with_parameters
 from medfl_studies.tune.trials import SCORED, TrialJob, goodness, pinned, read_result, trial_job, winner
 from medfl_studies.tuning import Tuning
@@ -37,8 +37,8 @@ class Search:
         jobs: Row to a run of it as the study has it.
         spaces: Row to what is tried.
         metric: What is compared.
-        rounds: Of a whole run.
-        plan: What each row spends: rounds, and how many trials get that far.
+        trials: Number of trials of each row.
+        rounds: Number of rounds of each trial.
         registry: What the plugins offer.
         source: Folder of the data as they are, or None.
         out: Folder of the search.
@@ -50,8 +50,8 @@ class Search:
     jobs: dict[str, Job]
     spaces: dict[str, Space]
     metric: str
+    trials: int
     rounds: int
-    plan: list[tuple[int, int]]
     registry: Registry
     source: Path | None
     out: Path
@@ -62,24 +62,13 @@ class Search:
         """Name of the data set."""
         return next(iter(self.study.data))
 
-    @property
-    def trials(self) -> int:
-        """Trials of a row."""
-        return self.plan[0][1]
-
-    @property
-    def rounds_of_row(self) -> int:
-        """Rounds that are computed for a row; a trial that goes on has computed its first ones already."""
-        before = [0, *(rounds for rounds, _ in self.plan)]
-        return sum((rounds - begun) * count for begun, (rounds, count) in zip(before, self.plan, strict=False))
-
-    def job(self, row: str, step: Step) -> TrialJob:
-        """The run of a step."""
-        return trial_job(self.study, row, step, self.jobs[row], self.source, self.out)
+    def job(self, row: str, trial: Trial) -> TrialJob:
+        """Return the run of a trial."""
+        return trial_job(self.study, row, trial, self.jobs[row], self.source, self.out)
 
     def samplers(self) -> dict[str, Sampler]:
         """A new sampler for each row."""
-        return {row: make_sampler(space, self.tuning, self.rounds) for row, space in self.spaces.items()}
+        return {row: make_sampler(space, self.tuning) for row, space in self.spaces.items()}
 
     def definition(self) -> SearchDefinition:
         """Return everything that decides the trials and their scores."""
@@ -87,7 +76,7 @@ class Search:
             study=self.study.model_dump(mode="json", exclude={"about", "bundle"}),
             bundle=self.jobs[next(iter(self.jobs))].bundle.name,
             metric=self.metric,
-            optuna=importlib.metadata.version("optuna") if self.tuning.sampler == "tpe" else None,
+            optuna=importlib.metadata.version("optuna"),
         )
 
 
@@ -96,7 +85,7 @@ class Tuned:
     """What a search came to.
 
     Attributes:
-        results: Of every step, in the order of the search.
+        results: Of every trial, in the order of the search.
         winners: Row to the result of its best trial.
         prices: What it cost under privacy; empty without.
     """
@@ -127,6 +116,7 @@ def load_search(
     Raises:
         MedflError: If anything is not as needed: the file, a field, a value, data, what privacy allows.
     """
+    load_optuna()
     named = read_study(file, scale, None, [data] if data else ())
     if named.tune is None:
         raise SettingsError(
@@ -157,26 +147,26 @@ def load_search(
         row: read_space(row, study.rows[row], tuning, job.options, prepared.registry) for row, job in jobs.items()
     }
     count = _trials(spaces, tuning)
-    plan = rungs(tuning, count, rounds)
-    if tuning.sampler == "tpe":
-        load_optuna()
-    if tuning.sampler == "halving" and any(_ends_early(jobs[row], space) for row, space in spaces.items()):
-        raise SettingsError(
-            "incompatible_settings",
-            "halving continues runs, and one that 'patience' ended can't go on. Leave 'patience' out.",
-            settings=["halving", "patience"],
-        )
-    check_price(study, count, rounds, tuning.sampler == "halving", is_adopted(bundle), bundle)
-    metric = _metric(tuning, study, bundle)
-    notes = tuple(text for text in (prepared.note, note) if text)
-    parts = (metric, rounds, plan, prepared.registry, prepared.source, prepared.out, notes)
-    search = Search(study, tuning, jobs, spaces, *parts)
+    check_price(study, count, rounds, is_adopted(bundle), bundle)
+    search = Search(
+        study=study,
+        tuning=tuning,
+        jobs=jobs,
+        spaces=spaces,
+        metric=_metric(tuning, study, bundle),
+        trials=count,
+        rounds=rounds,
+        registry=prepared.registry,
+        source=prepared.source,
+        out=prepared.out,
+        notes=tuple(text for text in (prepared.note, note) if text),
+    )
     _check_first(search)
     return search
 
 
-def first_steps(search: Search) -> dict[str, list[Step]]:
-    """Row to the steps that its sampler names first."""
+def first_trials(search: Search) -> dict[str, list[Trial]]:
+    """Map each row to the trials that its sampler names first."""
     return {row: next(sampler) for row, sampler in search.samplers().items()}
 
 
@@ -192,8 +182,7 @@ def run_search(search: Search, start: Launch | None = None, at_once: int = 1) ->
         StoreError: If a trial fails, another process works in the folder, or the folder has another search.
         DataError: If there are no validation images, or no trial of a row has a score.
     """
-    total = sum(count for _, count in search.plan) * len(search.spaces)
-    with only_study(search.out), study_progress(total) as (say, show):
+    with only_study(search.out), study_progress(search.trials * len(search.spaces)) as (say, show):
         history = History(search.out, search.definition())
         make_data(search.study, search.source, search.out, search.registry, say)
         samplers = search.samplers()
@@ -212,19 +201,21 @@ def run_search(search: Search, start: Launch | None = None, at_once: int = 1) ->
 
 
 def _carried_out(
-    search: Search, waiting: dict[str, list[Step]], history: History, say: Say, start: Launch | None, at_once: int
+    search: Search, waiting: dict[str, list[Trial]], history: History, say: Say, start: Launch | None, at_once: int
 ) -> dict[str, list[Result]]:
-    """The results of steps, in their order: known ones, and those of runs that are carried out now."""
+    """Return the results of trials, in their order: known ones, and those of runs that are carried out now."""
     jobs: dict[tuple[str, int], TrialJob] = {}
-    for row, steps in waiting.items():
-        jobs |= {(row, step.trial): search.job(row, step) for step in steps if history.known(row, step) is None}
+    for row, trials in waiting.items():
+        first_of_equals = {str(trial.parameters): trial for trial in reversed(trials)}.values()
+        unknown = [trial for trial in first_of_equals if history.known(row, trial) is None]
+        jobs |= {(row, trial.number): search.job(row, trial) for trial in reversed(unknown)}
     fresh: dict[tuple[str, int], Result] = {}
     if jobs:
         outcome = run_jobs(list(jobs.values()), say, lambda runs, job: None, start, at_once, "trial")
-        steps_by_key = {(row, step.trial): step for row, steps in waiting.items() for step in steps}
+        trials_by_key = {(row, trial.number): trial for row, trials in waiting.items() for trial in trials}
         ended = {key: job for key, job in jobs.items() if job.status() in SCORED and outcome.status[job] in SCORED}
         over = search.tuning.score
-        fresh = {key: read_result(job, steps_by_key[key], search.metric, over) for key, job in ended.items()}
+        fresh = {key: read_result(job, trials_by_key[key], search.metric, over) for key, job in ended.items()}
         if failed := [job for key, job in jobs.items() if key not in ended]:
             lines = "\n".join(f"  {outcome.status[job]}: {job.title}; see {job.log}" for job in failed)
             raise StoreError(
@@ -234,12 +225,13 @@ def _carried_out(
                 trials={job.title: outcome.status[job] for job in failed},
             )
     results: dict[str, list[Result]] = {}
-    for row, steps in waiting.items():
-        for step in steps:
-            result = fresh.get((row, step.trial)) or history.known(row, step)
+    for row, trials in waiting.items():
+        for trial in trials:
+            result = fresh.get((row, trial.number)) or history.known(row, trial)
             assert result is not None
+            history.add(result)
             results.setdefault(row, []).append(result)
-    history.add(result for row in results.values() for result in row)
+    history.write()
     return results
 
 
@@ -258,7 +250,7 @@ def _tuned(search: Search, history: History) -> Tuned:
             )
         winners[row] = best
     runs = dict.fromkeys((result.row, result.run) for result in history.results)
-    folders = [search.job(row, Step(trial=run, parameters={}, rounds=search.rounds)).folder for row, run in runs]
+    folders = [search.job(row, Trial(number=run, parameters={})).folder for row, run in runs]
     summaries = [read_run(folder).summary for folder in folders]
     accounts = [{} if summary is None else summary.privacy for summary in summaries]
     return Tuned(history.results, winners, prices(accounts))
@@ -284,7 +276,7 @@ def _trials(spaces: dict[str, Space], tuning: Tuning) -> int:
         raise SettingsError(
             "unequal_trials",
             f"every row gets the same budget of trials, and the grids have {counts} points. Make them equal, or choose "
-            "the sampler random, halving or tpe.",
+            "the sampler random or tpe.",
             trials=counts,
         )
     count = next(iter(counts.values()))
@@ -296,10 +288,6 @@ def _trials(spaces: dict[str, Space], tuning: Tuning) -> int:
             found=tuning.trials,
         )
     return count
-
-
-def _ends_early(job: Job, space: Space) -> bool:
-    return job.options.get("patience") is not None or any(axis.name == "patience" for axis in space.axes)
 
 
 def _metric(tuning: Tuning, study: Study, bundle: Path) -> str:
@@ -314,9 +302,9 @@ def _metric(tuning: Tuning, study: Study, bundle: Path) -> str:
 def _check_first(search: Search) -> None:
     """Make the method of every trial that is known already, and look for all options in the bundle."""
     jobs: list[Job] = []
-    for row, steps in first_steps(search).items():
-        for step in steps:
-            tried = with_parameters(search.study.rows[row], step.parameters)
+    for row, trials in first_trials(search).items():
+        for trial in trials:
+            tried = with_parameters(search.study.rows[row], trial.parameters)
             check_rows(search.study.model_copy(update={"rows": {row: tried}}), search.registry)
-        jobs.append(search.job(row, steps[0]))
+        jobs.append(search.job(row, trials[0]))
     check_options(jobs[0].bundle, jobs)

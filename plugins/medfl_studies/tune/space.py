@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,9 +38,6 @@ FIXED = {"rounds": "all trials have the same budget", "privacy": "all trials pro
 PLACED = frozenset({"privacy#clip"})
 """Parts of settings that are tuned; rows have the whole of it (`medfl_studies.tune.price.with_ledger`)."""
 
-TRIES = 1000
-"""Draws of one combination before a space is said to be too small."""
-
 
 @dataclass(frozen=True)
 class Axis:
@@ -73,15 +69,6 @@ class Axis:
         within = min(max(near, self.range.low), self.range.high)
         return int(within) if self.whole else float(within)
 
-    def at(self, share: float) -> Any:
-        """The value at a share of the axis in [0, 1)."""
-        if self.values is not None:
-            return self.values[int(share * len(self.values))]
-        assert self.range is not None
-        half = 0.5 if self.whole else 0.0  # every whole number has a part of its own
-        low, high = self.range.low - half, self.range.high + half
-        return self.fitting(low * (high / low) ** share if self.range.log else low + share * (high - low))
-
     def grid(self) -> tuple[Any, ...]:
         """Its values, or the points of its range.
 
@@ -102,13 +89,6 @@ class Axis:
         points = spaced(float(self.range.low), float(self.range.high), self.range.points)
         return tuple(dict.fromkeys(self.fitting(float(point)) for point in points))
 
-    def size(self) -> float:
-        """How many values there are; infinite for a range of numbers that are not whole."""
-        if self.values is not None:
-            return len(self.values)
-        assert self.range is not None
-        return self.range.high - self.range.low + 1 if self.whole else math.inf
-
 
 @dataclass(frozen=True)
 class Space:
@@ -126,37 +106,6 @@ class Space:
         """Every combination, the last axis fastest."""
         points = itertools.product(*(axis.grid() for axis in self.axes))
         return [dict(zip([axis.name for axis in self.axes], point, strict=True)) for point in points]
-
-    def draws(self, count: int, rng: np.random.Generator) -> list[Meta]:
-        """So many combinations, unlike each other, that share each axis evenly among them.
-
-        Source: Latin hypercube sampling, McKay, Beckman and Conover, Technometrics 1979.
-
-        Raises:
-            SettingsError: If there are not so many.
-        """
-        if math.prod(axis.size() for axis in self.axes) < count:
-            raise self._too_small(count)
-        places = np.stack([rng.permutation(count) for _ in self.axes], axis=1)
-        drawn: list[Meta] = []
-        for shares in (places + rng.random(places.shape)) / count:
-            for _ in range(TRIES):
-                point = {axis.name: axis.at(float(share)) for axis, share in zip(self.axes, shares, strict=True)}
-                if point not in drawn:
-                    break
-                shares = rng.random(len(self.axes))
-            else:
-                raise self._too_small(count)
-            drawn.append(point)
-        return drawn
-
-    def _too_small(self, count: int) -> SettingsError:
-        return SettingsError(
-            "too_few_combinations",
-            f"row '{self.row}' has fewer combinations of values than the {count} trials. Give more, or lower 'trials'.",
-            row=self.row,
-            count=count,
-        )
 
 
 def read_space(name: str, row: StudyRow, tuning: Tuning, others: Meta, registry: Registry) -> Space:

@@ -12,7 +12,7 @@ from medfl.errors import DataError
 from medfl.metrics import LOWER_IS_BETTER, worst
 from medfl.types import Meta
 from medfl_studies.jobs import Job, expand
-from medfl_studies.records.study_files import Result, Step
+from medfl_studies.records.study_files import Result, Trial
 from medfl_studies.schema import DataSet, Study, slug
 from medfl_studies.tune.space import with_parameters
 
@@ -39,7 +39,7 @@ class TrialJob(Job):
     @property
     def title(self) -> str:
         """How to call it."""
-        return f"{self.data} / {self.row} / trial {self.trial} up to round {self.options['rounds']}"
+        return f"{self.data} / {self.row} / trial {self.trial}"
 
 
 def pinned(study: Study) -> tuple[Study, str]:
@@ -75,32 +75,32 @@ def _varies(study: Study, data: DataSet) -> bool:
     return any(test not in SAFE for test in tests) or plan.get("public_test_fraction", 0) > 0
 
 
-def trial_job(study: Study, row: str, step: Step, like: Job, source: Path | None, out: Path) -> TrialJob:
-    """The run of a step; it has the study's first seed.
+def trial_job(study: Study, row: str, trial: Trial, like: Job, source: Path | None, out: Path) -> TrialJob:
+    """Return the run of a trial; it has the study's first seed.
 
     Args:
         study: With one data set.
         row: Name of the row.
-        step: The step.
+        trial: The trial.
         like: A run of the same row.
         source: Folder of the data as they are.
         out: Folder of the search.
     """
-    tried = study.model_copy(update={"rows": {row: with_parameters(study.rows[row], step.parameters)}})
+    tried = study.model_copy(update={"rows": {row: with_parameters(study.rows[row], trial.parameters)}})
     tried = tried.model_copy(update={"seeds": [study.seed_list()[0]]})
     job = expand(tried, like.bundle, source, out, like.workers)[0]
-    options = job.options | {"given_by": f"tune {study.name}", "rounds": step.rounds} | CLOSED
-    folder = out / "trials" / slug(row) / f"trial-{step.trial:03d}"
+    options = job.options | {"given_by": f"tune {study.name}"} | CLOSED
+    folder = out / "trials" / slug(row) / f"trial-{trial.number:03d}"
     fields = {name: getattr(job, name) for name in ("data", "seed", "bundle", "dataset_dir", "workers", "fold")}
-    return TrialJob(row=row, folder=folder, options=options, trial=step.trial, **fields)
+    return TrialJob(row=row, folder=folder, options=options, trial=trial.number, **fields)
 
 
-def read_result(job: TrialJob, step: Step, metric: str, over: str) -> Result:
-    """The result of a run that is over.
+def read_result(job: TrialJob, trial: Trial, metric: str, over: str) -> Result:
+    """Return the result of a run that is over.
 
     Args:
         job: The run.
-        step: What it was for.
+        trial: What it was for.
         metric: What is compared.
         over: ``mean`` of the sites, or the ``worst``.
 
@@ -112,7 +112,7 @@ def read_result(job: TrialJob, step: Step, metric: str, over: str) -> Result:
     seconds = sum(cost.train_seconds + cost.evaluate_seconds for cost in costs)
     score = validation_score(run, metric, over) if run.status == "finished" else None
     return Result(
-        row=job.row, step=step, run=step.trial, status=run.status, score=score, seconds=round(float(seconds), 3)
+        row=job.row, trial=trial, run=trial.number, status=run.status, score=score, seconds=round(float(seconds), 3)
     )
 
 
@@ -150,7 +150,6 @@ def goodness(score: float | None, metric: str) -> float | None:
 
 
 def winner(results: Sequence[Result], metric: str) -> Result | None:
-    """The best of the results with the most rounds, the first of equals; None if none of them has a score."""
-    most = max((result.step.rounds for result in results), default=0)
-    last = [result for result in results if result.step.rounds == most and result.score is not None]
-    return max(last, key=lambda result: goodness(result.score, metric) or 0.0) if last else None
+    """Return the best of the results, the first of equals; None if none of them has a score."""
+    scored = [result for result in results if result.score is not None]
+    return max(scored, key=lambda result: goodness(result.score, metric) or 0.0) if scored else None

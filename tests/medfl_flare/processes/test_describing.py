@@ -11,9 +11,9 @@ from loopback import SITES
 from refusals import refused
 
 from medfl.errors import MedflError
-from medfl.utils.chain import read
 from medfl_flare.describing.request import Request, Wanted
 from medfl_flare.describing.session import describe_sites
+from medfl_flare.records.audit import read_entries
 from medfl_flare.sites.audit import audit_file
 from medfl_flare.statistics.description import FACTS
 from medfl_flare.statistics.folder import describe_folder
@@ -51,9 +51,9 @@ def test_sites_describe_their_data_across_processes_and_one_whose_floor_asks_for
     noised = describe_sites(wanted, kit, tmp_path / "noised", lambda _: running._shared())
     assert (noised.missing, {each.promise is None for each in noised.sites.values()}) == ({}, {False})
     for site in SITES:
-        entry = read(audit_file(running.files[site])).entries[-1]
-        assert (entry["run"], entry["asked"], entry["outcome"]) == ("noised", "describe", "answered")
-        assert entry["budget"]["composed"] == pytest.approx(8.0, rel=1e-6)
+        entry = read_entries(audit_file(running.files[site]))[-1]
+        assert (entry.run, entry.kind, entry.outcome) == ("noised", "describe", "answered")
+        assert entry.budget.composed == pytest.approx(8.0, rel=1e-6)
     unknown = Request(describe="unknown", bundle="elsewhere", answer_timeout=300)
     with refused(MedflError, "description_failed") as caught:
         describe_sites(unknown, kit, tmp_path / "unknown", lambda _: running._shared())

@@ -10,9 +10,9 @@ from home_keys import Home, foreign_keys
 from loopback import SITES
 from typer.testing import CliRunner
 
-from medfl.utils.chain import read
 from medfl_flare.commands import federate, site
 from medfl_flare.provision import Project
+from medfl_flare.records.audit import read_entries
 from medfl_flare.sites.audit import audit_file
 
 pytestmark = [pytest.mark.flare, pytest.mark.slow]
@@ -41,8 +41,8 @@ def test_runs_end_with_the_bits_of_one_machine_their_parcels_are_signed_and_no_k
                 {},
             )
             running.equals_local(offer, out)
-        lines = [line for line in read(audit_file(running.files["site-01"])).entries if "from" in line]
-        audit = [line["outcome"] for line in lines if line["asked"] == "parcel"]
+        lines = [line for line in read_entries(audit_file(running.files["site-01"])) if line.sender is not None]
+        audit = [line.outcome for line in lines if line.kind == "parcel"]
         assert audit
         assert set(audit) == {"accepted"}
         status = CliRunner().invoke(federate.app, ["status", str(running.kits["researcher"])])

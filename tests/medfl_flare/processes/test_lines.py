@@ -1,11 +1,10 @@
-"""A real server and a site behind a line that is slow, or cut; and a drill of that site."""
+"""A real server and a site behind a line that is slow, or cut."""
 
 from __future__ import annotations
 
 import json
 import socket
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +15,9 @@ from loopback import write_site_file
 from medfl.bundle.files import shipped
 from medfl.testing.phantoms import make_cohort
 from medfl_flare import kit as kits
-from medfl_flare.drill.check import check_drill
 from medfl_flare.offer import make_offer
 from medfl_flare.provision import Project, provision
-from medfl_flare.session import Submission, connect, submit
+from medfl_flare.session import Submission, submit
 
 pytestmark = [pytest.mark.flare, pytest.mark.slow]
 
@@ -83,20 +81,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield Running(root, port, names)
     finally:
         kits.stop(names["server"])
-
-
-def test_a_drill_is_no_run_no_job_and_no_client(running: Running) -> None:
-    running.behind(running.port)
-    kit = running.kits[SITE]
-    drilled = list(check_drill(kit / "local" / "medfl-site.toml", BUNDLE, kit))
-    assert [line for line in drilled if not line.ok] == []
-    assert "2 rounds of 'fedavg' with the server" in drilled[0].text
-    assert "6.66 MB" in drilled[2].text
-    with closing(connect(running.kits[ME])) as connection:
-        assert connection.jobs() == []
-        assert connection.sites() == {}
-    assert not (running.root / "server" / "state").exists()
-    assert not (running.root / SITE / "state").exists()
 
 
 def test_a_slow_line_carries_each_message_once(running: Running) -> None:

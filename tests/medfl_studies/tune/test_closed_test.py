@@ -18,7 +18,7 @@ from medfl.objectives import Multiclass
 from medfl_studies.tune.results import write_results
 from medfl_studies.tune.search import run_search
 
-CHANGES = {"tune__sampler": "halving", "tune__trials": 2, "tune__factor": 2, "settings__rounds": 2, "tune__rows": {}}
+CHANGES = {"tune__trials": 2, "settings__rounds": 2, "tune__rows": {}}
 CHANGES |= {"rows": {"near": {"method": "fedprox", "method_args": {"mu": 0.5}}}, "baseline": "near"}
 
 opened: list[str] | None = None

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-
-import numpy as np
 import pytest
 from refusals import refused
 
@@ -32,45 +28,6 @@ def test_a_grid_of_a_range_has_equal_steps_or_ratios() -> None:
     assert all(isinstance(value, int) for value in whole.grid())
     both = space(Axis("x", ("p", "q")), whole).grid()
     assert [tuple(point.values()) for point in both] == [(x, c) for x in "pq" for c in (1, 2, 3, 4)]
-
-
-def test_draws_are_spread_evenly_and_stay_in_the_range() -> None:
-    """On a logarithmic axis each decade gets as many; each whole number and each value its share."""
-    rate = Axis("lr", None, Range(low=0.001, high=1.0, log=True))
-    shares = [(number + 0.5) / 900 for number in range(900)]
-    assert Counter(math.floor(math.log10(rate.at(share))) for share in shares) == {-3: 300, -2: 300, -1: 300}
-    whole = Axis("n", None, Range(low=1, high=3), whole=True)
-    assert Counter(whole.at(share) for share in shares) == {1: 300, 2: 300, 3: 300}
-    assert Counter(Axis("v", (True, False)).at(share) for share in shares) == {True: 450, False: 450}
-    assert (rate.at(0.0), rate.at(1 - 1e-16)) == (0.001, 1.0)
-    assert all(float(f"{rate.at(share):.4g}") == rate.at(share) for share in shares)
-
-
-def test_draws_are_unlike_each_other_and_hang_on_the_seed_alone() -> None:
-    small = space(Axis("a", (1, 2, 3)), Axis("b", (True, False)))
-    drawn = small.draws(6, np.random.default_rng(0))
-    assert sorted(map(str, drawn)) == sorted(map(str, small.grid()))
-    assert drawn == small.draws(6, np.random.default_rng(0))
-    with refused(SettingsError, "too_few_combinations", count=7):
-        small.draws(7, np.random.default_rng(0))
-
-
-def test_a_range_of_whole_numbers_has_both_of_its_ends() -> None:
-    whole = Axis("n", None, Range(low=3, high=6), whole=True)
-    assert whole.size() == 4
-    drawn = space(whole).draws(4, np.random.default_rng(2))
-    assert sorted(point["n"] for point in drawn) == [3, 4, 5, 6]
-    with refused(SettingsError, "too_few_combinations", count=5):
-        space(whole).draws(5, np.random.default_rng(2))
-    assert space(Axis("x", None, Range(low=3.0, high=6.0))).axes[0].size() == math.inf
-
-
-def test_draws_share_each_axis_evenly() -> None:
-    """Of nine draws, three are in each third of every axis."""
-    rate = Axis("lr", None, Range(low=0.001, high=1.0, log=True))
-    drawn = space(rate, Axis("v", ("a", "b", "c"))).draws(9, np.random.default_rng(1))
-    assert Counter(math.floor(math.log10(point["lr"])) for point in drawn) == {-3: 3, -2: 3, -1: 3}
-    assert Counter(point["v"] for point in drawn) == {"a": 3, "b": 3, "c": 3}
 
 
 def test_a_part_of_a_value_is_placed_in_it() -> None:
@@ -168,7 +125,6 @@ def test_fields_have_the_values_that_methods_and_settings_declare(load) -> None:
             "all trials promise the same",
         ),
         ({"tune__settings": {}}, "nothing_to_tune", {"row": "mean"}, ""),
-        ({"tune__settings": {"epochs": [1, 2]}}, "too_few_combinations", {"row": "mean", "count": 3}, ""),
         ({"tune__sampler": "grid"}, "missing_setting", {"setting": "points"}, ""),
         (
             TWO | {"tune__rows": {"near": {"method_args": {"mu": [0.1, 1]}}}},
@@ -177,13 +133,6 @@ def test_fields_have_the_values_that_methods_and_settings_declare(load) -> None:
             "",
         ),
         (TWO | {"tune__trials": 3, "tune__rows": {}}, "wrong_trials", {"expected": 2, "found": 3}, ""),
-        ({"tune__sampler": "halving", "tune__first_rounds": 4}, "too_few_rounds", {"first_rounds": 4, "rounds": 4}, ""),
-        (
-            {"tune__sampler": "halving", "settings__patience": 2},
-            "incompatible_settings",
-            {"settings": ["halving", "patience"]},
-            "",
-        ),
         (
             {"tune__metric": "acuracy"},
             "unknown_choice",

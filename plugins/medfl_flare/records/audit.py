@@ -1,0 +1,136 @@
+"""Entries of a site's audit file, one on each line, in the order in which they were written."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import JsonValue, ValidationError
+
+from medfl.errors import StoreError
+from medfl.records.record import Record
+
+
+class SentTensors(Record):
+    """Sizes of the tensors of one kind that left a site in a message.
+
+    Attributes:
+        tensors: Number of tensors.
+        values: Number of values in all of them.
+        bytes: Number of bytes of all of them.
+    """
+
+    tensors: int
+    values: int
+    bytes: int
+
+
+class Budget(Record):
+    """A site's privacy account after a message, as in `medfl.records.privacy_account.PrivacyAccount`."""
+
+    unit: str
+    adjacency: str
+    delta: float
+    epsilon: float | None
+    composed: float | None
+    total_epsilon: float | None
+
+
+class AuditEntry(Record):
+    """A message that a site received, answered, refused or sent.
+
+    Attributes:
+        time: UTC time in ISO format.
+        site: Name of the site.
+        sender: Name of the participant that sent the message, or None for a message that the site sends.
+        receiver: Name of the site that a message is sent to, or None for a message that the site received.
+        kind: Kind of the message.
+        outcome: What the site did.
+        run: Name of the run or of the description, or None before the site knows it.
+        method: Name of the method.
+        given_by: Name of the person who submitted the run.
+        bundle: Name of the bundle.
+        bundle_sha256: Hash of the bundle.
+        round: Number of the round.
+        work: Operation of a request.
+        leaves: Maps the first part of tensor names to the sizes of these tensors.
+        names: Names of the tensors, if they differ from those of the last message with tensors.
+        tells: Names of the facts in the message.
+        bytes: Size of the message.
+        budget: The site's privacy account after the message.
+        why: Reason for a refusal.
+    """
+
+    time: str
+    site: str
+    sender: str | None = None
+    receiver: str | None = None
+    kind: str
+    outcome: Literal["answered", "accepted", "sent", "refused"]
+    run: str | None = None
+    method: str | None = None
+    given_by: str | None = None
+    bundle: str | None = None
+    bundle_sha256: str | None = None
+    round: JsonValue = None
+    work: JsonValue = None
+    leaves: dict[str, SentTensors] = {}
+    names: tuple[str, ...] = ()
+    tells: tuple[str, ...] = ()
+    bytes: int | None = None
+    budget: Budget | None = None
+    why: str | None = None
+
+
+def add_entry(path: Path, entry: AuditEntry) -> None:
+    """Append an entry and flush it to the disk. Several processes may append to one file.
+
+    Args:
+        path: Path of the file; a new file is readable for its owner alone.
+        entry: The entry.
+
+    Raises:
+        StoreError: If it can't be written. A part of it may be in the file as an unreadable line.
+    """
+    line = json.dumps(entry.model_dump(mode="json", exclude_defaults=True)).encode() + b"\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        with open(descriptor, "r+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
+            end = os.fstat(descriptor).st_size
+            is_torn = end > 0 and os.pread(descriptor, 1, end - 1) != b"\n"
+            file.write((b"\n" if is_torn else b"") + line)
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise StoreError(
+            "unwritable_file",
+            f"Could not write a line to '{path}': {error.strerror}. Free some space or permit writing there.",
+            path=path,
+            reason=error.strerror,
+        ) from error
+
+
+def read_entries(path: Path) -> list[AuditEntry | None]:
+    """Return all entries of a file. A line that is no entry is None: a kill cut it off, or somebody edited it.
+
+    Raises:
+        StoreError: If the file can't be read.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise StoreError(
+            "unreadable_file", f"Could not read '{path}': {error.strerror}.", path=path, reason=error.strerror
+        ) from error
+    return [_parse(line) for line in lines]
+
+
+def _parse(line: bytes) -> AuditEntry | None:
+    try:
+        return AuditEntry.model_validate_json(line)
+    except (ValidationError, RecursionError):
+        return None
