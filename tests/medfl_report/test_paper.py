@@ -23,9 +23,6 @@ from medfl_report.paper.tables import Table, cell, kept_tables, latex, to_csv, t
 from medfl_report.rasters import FOR, colour_layer, grey_layer, outline_layer, shades, tile, tile_figure
 from medfl_report.section import show_table
 
-OWN_HTML = {"What is forgotten", "What is forgotten, other readings"}
-"""Labels of tables that a section writes as HTML of its own; such a table is no file."""
-
 CLASSES = ("a_b & 50 %", "$c", "d\\e")
 
 
@@ -57,7 +54,7 @@ def test_every_table_of_the_page_is_there_with_its_numbers(made):
     index = [row for row in rows_of(folder / "index.csv") if row[1] == "table"]
     labels = [table.label or table.title for part in made_page.parts for table in part.tables]
     assert len(index) == len(labels) > 8
-    assert set(labels) == page.tables.keys() - OWN_HTML
+    assert set(labels) == page.tables.keys()
     count = 0
     for (stem, *_), label in zip(index, labels, strict=True):
         shown = page.tables[label]
