@@ -10,11 +10,8 @@ import copy
 import importlib
 import importlib.metadata
 import importlib.util
-import inspect
 import logging
-import os
-import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +22,6 @@ import pluggy
 from medfl import hooks
 from medfl.errors import PluginError, SettingsError, did_you_mean
 from medfl.hooks import (
-    HOOKS,
     AdversaryRecord,
     AttackRecord,
     BackendRecord,
@@ -44,6 +40,7 @@ from medfl.hooks import (
     hookimpl,
     read_method_index,
 )
+from medfl.plugin_sources import DISABLE, installed, left_out, load_file, look_alikes
 from medfl.utils.dotted import merged
 
 __all__ = [
@@ -67,15 +64,6 @@ __all__ = [
 ]
 
 _logger = logging.getLogger(__name__)
-
-GROUP = "medfl"
-"""The entry-point group of plugins."""
-
-PREFIX = "medfl_plugin_"
-"""How the names of modules begin that plugin files become."""
-
-DISABLE = "MEDFL_DISABLE"
-"""Environment variable: names of plugins to leave out, separated by commas."""
 
 
 class Registry:
@@ -305,7 +293,7 @@ class Registry:
 
     def _add(self, name: str, origin: str, plugin: Any) -> None:
         """Register a loaded plugin: warn of what only looks like a hook, then take its records."""
-        self.problems += _look_alikes(name, plugin)
+        self.problems += look_alikes(name, plugin)
         try:
             self._manager.register(plugin, name)
         except (pluggy.PluginValidationError, ValueError) as error:
@@ -360,7 +348,7 @@ def load_plugins(files: Iterable[str | Path] = (), disabled: Iterable[str] = ())
         PluginError: If a file does not exist, if two have the same name, or if a disabled name is unknown.
     """
     registry = Registry()
-    points = _installed(registry.problems)
+    points = installed(registry.problems)
     sources: dict[str, tuple[str, Any]] = {point.name: (origin, point.load) for origin, point in points}
     for path in map(Path, files):
         if path.suffix != ".py" or not path.is_file():
@@ -379,7 +367,7 @@ def load_plugins(files: Iterable[str | Path] = (), disabled: Iterable[str] = ())
                 origin=sources[path.stem][0],
             )
         sources[path.stem] = (str(path), partial(load_file, path, registry._files))
-    skipped = _left_out(disabled, sources)
+    skipped = left_out(disabled, sources)
     for name, (origin, load) in sources.items():
         if name in skipped:
             continue
@@ -449,69 +437,3 @@ def _mend(plugin: str) -> str:
 
 def _say(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".rstrip(": ").rstrip(".")
-
-
-def _installed(problems: list[str]) -> list[tuple[str, importlib.metadata.EntryPoint]]:
-    """Entry points of the group with where they come from, sorted by name; one for each name."""
-    points: dict[str, tuple[str, importlib.metadata.EntryPoint]] = {}
-    for point in sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
-        origin = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
-        if point.name not in points:
-            points[point.name] = (origin, point)
-        elif points[point.name][1].value != point.value:
-            problems.append(
-                f"Two installed packages have a plugin '{point.name}': {points[point.name][0]} and {origin}. "
-                "The first is used; uninstall one of them."
-            )
-    return list(points.values())
-
-
-def load_file(path: Path, files: dict[str, ModuleType]) -> ModuleType:
-    """Import a plugin file as ``medfl_plugin_<stem>``, and note it in `files`."""
-    name = f"{PREFIX}{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None  # the suffix is .py
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    files[name] = module
-    return module
-
-
-def _look_alikes(name: str, plugin: Any) -> list[str]:
-    """Warnings for functions that are named like a hook and are none."""
-    warnings = []
-    for key, value in sorted(getattr(plugin, "__dict__", {}).items()):
-        if not key.startswith("medfl_") or not inspect.isroutine(value):
-            continue
-        marked = hasattr(value, "medfl_impl")
-        if key not in HOOKS and (marked or value.__module__ == plugin.__name__):
-            warnings.append(f"Plugin '{name}' has '{key}', which is no hook and is ignored. {did_you_mean(key, HOOKS)}")
-        elif key in HOOKS and not marked:
-            warnings.append(f"Plugin '{name}' has '{key}' without @hookimpl, so it is ignored. Mark it.")
-    return warnings
-
-
-def _left_out(disabled: Iterable[str], known: Collection[str]) -> set[str]:
-    """Names of plugins that the user or the environment leaves out.
-
-    Raises:
-        PluginError: If one is unknown.
-    """
-    by_environment = {name.strip(): f"named in {DISABLE}" for name in os.environ.get(DISABLE, "").split(",")}
-    names = by_environment | dict.fromkeys(disabled, "to be left out")
-    names.pop("", None)
-    for name, how in names.items():
-        if name not in known:
-            raise PluginError(
-                "unknown_choice",
-                f"Unknown plugin '{name}' ({how}). {did_you_mean(name, known)}",
-                what="plugin",
-                choice=name,
-            )
-    return set(names)

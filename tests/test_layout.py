@@ -16,7 +16,7 @@ FOLDERS = {"medfl": ROOT / "medfl"}
 FOLDERS |= {path.name: path.resolve() for path in sorted((ROOT / "plugins").iterdir()) if path.is_dir()}
 PACKAGES = tuple(FOLDERS)
 
-LOOSE = 13
+LOOSE = 15
 """Modules at the top of `medfl`."""
 
 FULL = 18

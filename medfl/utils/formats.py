@@ -116,8 +116,12 @@ def csv_cell(text: str) -> str:
 
 
 def csv_table(table: pd.DataFrame) -> str:
-    """A table as CSV, each text of it as a `csv_cell`."""
-    return table.map(lambda value: csv_cell(value) if isinstance(value, str) else value).to_csv(index=False)
+    """Return a table as CSV, with each text and each heading as a `csv_cell`."""
+
+    def harmless(value: object) -> object:
+        return csv_cell(value) if isinstance(value, str) else value
+
+    return table.map(harmless).rename(columns=harmless).to_csv(index=False)
 
 
 def as_text(text: str) -> str:

@@ -19,7 +19,7 @@ from medfl.hooks import ATTACKS_FOLDER
 from medfl.types import Meta
 from medfl.utils.formats import MISSING, listed, number
 from medfl_attacks.attack_files import FILES, AttackResult, Interval, MembershipResult, read_results, results_path
-from medfl_report.card_parts import CardPart, PartTable
+from medfl_report.cards.card_parts import CardPart, PartTable
 from medfl_report.curves import curves_svg, ends
 from medfl_report.figures import Curve, Look, looks
 from medfl_report.gains import mean_known

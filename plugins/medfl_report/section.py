@@ -23,7 +23,7 @@ from medfl.engine.runs.records import RunRecord
 from medfl.types import Meta
 from medfl.utils import formats
 from medfl.utils import formats as words
-from medfl_report.card_parts import CardPart
+from medfl_report.cards.card_parts import CardPart
 from medfl_report.groups import Group, output_names
 from medfl_report.paper.tables import Cell, Table, cell, keep_table
 from medfl_report.predictions import Tested

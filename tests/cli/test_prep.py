@@ -38,7 +38,7 @@ def test_from_files_to_sites(medfl, command, tmp_path):
     ]
     licence, need = err.splitlines()
     assert licence == "own: licence ours"
-    assert need.startswith("note: needs 0.0 MB on the disk of --out, which has ")
+    assert need.startswith("note: needs 576 bytes on the disk of --out, which has ")
     assert np.load(tmp_path / "P" / "images.npy").shape == (12, 8, 6)
     assert read_datalist(tmp_path / "P").splits["training"][7] == {
         "image": 7,

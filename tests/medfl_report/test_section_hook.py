@@ -23,7 +23,7 @@ ORDER = {
     **{"classes": "Which classes gain", "matrix": "Every model at every site", "fairness": "By sex"},
     **{"clusters": "Clusters", "teachers": "Teachers of the student", "heads": "Who held which head"},
     **{"looks": "What the teachers look at", "sharing": "What was shared", "privacy": "Privacy"},
-    **{"atlas": "Regions of the atlas", "scores": "All scores"},
+    **{"scores": "All scores"},
     **{"curves": "Round by round", "forgetting": "What is forgotten", "holdings": "Who holds what"},
     **{"attendance": "Who took part", "costs": "Costs", "settings": "Settings"},
 }

@@ -21,7 +21,7 @@ import numpy as np
 from medfl.data.ingest.array_file import ArrayFile
 from medfl.data.readers.quiet import quiet_decoders
 from medfl.errors import DataError, SettingsError
-from medfl.plugins import PREFIX, load_file
+from medfl.plugin_sources import PREFIX, load_file
 from medfl.utils.processes import fresh_context, live_with_parent
 
 

@@ -18,7 +18,7 @@ from rich.table import Table
 from medfl.engine.evaluation import Row
 from medfl.engine.runs.summary import ended_on
 from medfl.errors import STOPPED_RUN, MedflError, explain
-from medfl.plugins import GROUP
+from medfl.plugin_sources import GROUP
 from medfl.records.summary import Summary
 from medfl.types import NO_SITES
 from medfl.utils.formats import score

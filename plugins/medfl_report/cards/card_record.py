@@ -8,7 +8,7 @@ from typing import Literal
 from medfl.records.partition import LocatedExclusion
 from medfl.records.record import Record
 from medfl.records.summary import BestRound
-from medfl_report.card_parts import CardPart
+from medfl_report.cards.card_parts import CardPart
 
 ModelKind = Literal["personal", "global"]
 """Kind of a model that a site exports."""

@@ -133,7 +133,7 @@ def test_what_changed_meanwhile_is_read_again(tmp_path, items):
     items[4] = Item(items[4].path, add=100)
     lines: list[str] = []
     run(tmp_path, items, say=lines.append)
-    assert lines[0].startswith("note: needs 0.0 MB on the disk of --out, which has ")
+    assert lines[0].startswith("note: needs 108 bytes on the disk of --out, which has ")
     assert lines[1:] == ["note: an earlier call was interrupted: 6 of 9 images are done, the rest follows"]
     assert calls(tmp_path) == ["02", "04", "08"]
     np.testing.assert_array_equal(np.load(tmp_path / "images.npy")[:, 0, 0], [10, 11, 777, 13, 114, 15, 16, 17, 18])

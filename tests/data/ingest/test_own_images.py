@@ -32,7 +32,7 @@ def test_the_whole_way(own, tmp_path):
     lines: list[str] = []
     images, datalist = prepared(own, tmp_path / "P", ALL, name="own", licence="ours", say=lines.append)
     assert lines[0] == "own: licence ours"
-    assert lines[1].startswith("note: needs 0.0 MB on the disk of --out, which has ")
+    assert lines[1].startswith("note: needs 600 bytes on the disk of --out, which has ")
     assert len(lines) == 2
     assert (images.dtype, images.shape) == (np.uint8, (4, 10, 15))
     for row, pixels in zip(ROWS, images, strict=True):
