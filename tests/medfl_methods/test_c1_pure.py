@@ -60,31 +60,6 @@ def test_pf_8_epsilon(sigma, releases, far, expected):
     assert epsilon(sigma, releases, 1e-5, far) == pytest.approx(expected, abs=0.005)
 
 
-@pytest.mark.parametrize(
-    ("variance", "bound", "expected", "within"),
-    [
-        (0.15, 1.0, 13.76, 0.005),
-        (0.20, 1.0, 11.48, 0.005),
-        (0.25, 1.0, 10.00, 0.005),
-        (0.15**2, 1.0, 49.9, 0.05),
-        (0.20**2, 1.0, 33.1, 0.05),
-        (0.25**2, 1.0, 24.4, 0.05),
-        (0.15, 0.5, 5.90, 0.005),
-        (0.20, 0.5, 4.98, 0.005),
-        (0.25, 0.5, 4.38, 0.005),
-    ],
-)
-def test_tp_5_one_release(variance, bound, expected, within):
-    assert epsilon(math.sqrt(variance), 1, 1e-5, bound) == pytest.approx(expected, abs=within)
-
-
-def test_tp_5_calibration_and_two_unlike_releases():
-    assert calibrate(8.0, 1, 1e-5) == pytest.approx(0.600, abs=5e-4)
-    assert calibrate(1.0, 1, 1e-5) == pytest.approx(3.731, abs=5e-4)
-    both = 1 / math.sqrt(1 / 0.15 + 1 / 0.25)  # Gaussian releases add their precisions
-    assert epsilon(both, 1, 1e-5) == pytest.approx(18.6, abs=0.05)
-
-
 def test_pf_8_noise_that_leaves_a_site():
     privacy = Privacy(epsilon=5.0, clip=2.5, adjacency="add_remove")
     filters = Filters({"model/": "update"}, {}, Settings(rounds=20, privacy=privacy), releases=20)

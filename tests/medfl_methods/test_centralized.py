@@ -23,11 +23,3 @@ def test_rounds_of_one_step_are_one_round_of_many_if_the_momentum_is_kept(tmp_pa
     torch.testing.assert_close(kept, long, atol=1e-6, rtol=1e-5)
     with pytest.raises(AssertionError):
         torch.testing.assert_close(reset, long, atol=1e-3, rtol=1e-3)
-
-
-def test_a_run_that_goes_on_keeps_the_momentum(tmp_path):
-    args = {"optimizer_state": "persistent"}
-    trained(tmp_path / "parts", args, 2, 1)
-    parts = trained(tmp_path / "parts", args, 4, 1).outcome.models["global"].tensors
-    whole = trained(tmp_path / "whole", args, 4, 1).outcome.models["global"].tensors
-    assert all(torch.equal(parts[name], whole[name]) for name in whole)

@@ -12,8 +12,7 @@ from quadratic_toys import quadratic
 
 from medfl.engine.runs.simulation import Result
 from medfl.plugins import load_plugins
-from medfl.testing.cohort import Case, bits, make_sites, states
-from medfl.utils.wire import tensors_equal
+from medfl.testing.cohort import Case, make_sites, states
 from medfl_methods.cyclic import Cyclic
 
 REGISTRY = load_plugins()
@@ -42,13 +41,6 @@ def test_in_a_fixed_order_each_site_goes_on_from_the_one_before(tmp_path: Path) 
     for centre in (0.0, 1.0, 4.0) * 3:
         w = centre + kept * (w - centre)
     assert quadratic(tmp_path, lambda: Cyclic(order="fixed"), 3) == pytest.approx(w, abs=1e-6)
-
-
-def test_with_one_site_it_is_fedavg(tmp_path: Path) -> None:
-    alone = make_sites({"site-1": 11})
-    runs = [run(tmp_path / name, name=name, sites=alone, rounds=3) for name in ("cyclic", "fedavg")]
-    for ours, theirs in zip(*(bits(result).values() for result in runs), strict=True):
-        assert tensors_equal(ours, theirs)
 
 
 def test_each_site_is_visited_once_a_round_in_an_order_drawn_anew(tmp_path: Path) -> None:

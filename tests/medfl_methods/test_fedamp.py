@@ -6,16 +6,13 @@ import math
 import pytest
 import torch
 from quadratic_toys import QUADRATIC, quadratic_sites
-from refusals import refused
 
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.simulation import Run, RunData, Simulation, simulate
-from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
-from medfl.testing.cohort import Case, bits, make_sites, states
+from medfl.testing.cohort import Case, states
 from medfl.types import SERVER
-from medfl.utils.wire import select
 from medfl_methods.fedamp import attention, mixed
 
 REGISTRY = load_plugins()
@@ -61,19 +58,6 @@ def test_mixtures_have_the_values_of_the_formula():
     assert all(model["w"].item() == pytest.approx(4) for model in mixed(alike, attention(alike, 1.0, 2.0), [0, 1, 2]))
 
 
-def test_three_rounds_are_those_of_the_loop(tmp_path):
-    lam, alpha, sigma = 0.5, 0.8, 6.0
-    v = dict.fromkeys(CENTRES, 0.0)
-    for round_ in range(3):
-        last = dict(v)
-        for site, centre in CENTRES.items():
-            others = [last[other] for other in CENTRES if other != site] if round_ else []
-            v[site] = five_steps(v[site], mixture(last[site], others, alpha, sigma), centre, lam / alpha)
-    held = quadratic(tmp_path, {"lam": lam, "alpha_k": alpha, "sigma": sigma}, 3)
-    assert [held[site]["kept/own/w"].item() for site in "abc"] == pytest.approx(list(v.values()), abs=1e-9)
-    assert [held[SERVER][f"kept/models/{site}/w"].item() for site in "abc"] == pytest.approx(list(v.values()), abs=1e-9)
-
-
 def test_an_absent_site_counts_with_what_it_sent_last_and_one_that_never_sent_for_nobody(tmp_path):
     args, pull = {"alpha_k": 1.0, "sigma": 4.0}, 1.0
     away = {"b": (2,), "c": (1, 2, 3)}  # the third round has the models of the second
@@ -86,21 +70,6 @@ def test_an_absent_site_counts_with_what_it_sent_last_and_one_that_never_sent_fo
     )
     assert [held[site]["kept/own/w"].item() for site in "ab"] == pytest.approx([a, b], abs=1e-9)
     assert "kept/models/c/w" not in held[SERVER]
-
-
-def test_buffers_stay_at_their_site(tmp_path):
-    own = bits(run(tmp_path))
-    held = states(tmp_path)
-    assert not [name for name in held[SERVER] if "running" in name]
-    for site in make_sites():
-        mine = select(held[site], "kept/own/")
-        assert all(torch.equal(tensor, own[f"{site}/personal"][name]) for name, tensor in mine.items())
-
-
-def test_weights_that_could_sum_to_more_than_1_are_refused(tmp_path):
-    with refused(SettingsError, "setting_out_of_range", setting="alpha_k", sites=2, maximum=1.5, found=2):
-        run(tmp_path / "more", {"alpha_k": 2.0, "sigma": 3.0})
-    run(tmp_path / "at most", {"alpha_k": 1.5, "sigma": 3.0}, rounds=1)
 
 
 def test_models_that_are_too_far_apart_are_warned_of(tmp_path, caplog):

@@ -2,22 +2,15 @@
 
 import pytest
 import torch
-from torch.nn import functional as F
 
-from medfl.engine.store import Store
 from medfl.plugins import load_plugins
-from medfl.testing.cohort import Case, bits, make_sites, make_task
+from medfl.testing.cohort import Case, make_sites, make_task
 from medfl.toolkit.aggregation import normalised
 from medfl.toolkit.kept import kept
 from medfl.utils import wire
-from medfl.utils.wire import select, tensors_equal
 from medfl_methods.fedas import ALIGN, OLD, FedAS, alignment
 
 REGISTRY = load_plugins()
-
-
-def run(folder, args=None, name="fedas", **options):
-    return Case(REGISTRY, name, args or {}).run(folder, **({"rounds": 2} | options))
 
 
 # ---- by hand
@@ -42,31 +35,6 @@ def test_b_9_bodies_weigh_by_their_traces():
         assert sum(weights[site] * body for site, body in zip("abc", (0, 1, 4), strict=True)) == pytest.approx(mean)
     metas = {site: {"size": size, "trace": 0.0} for site, size in sizes.items()}
     assert normalised(FedAS().weights_of(None, metas), metas)["a"] == pytest.approx(7 / 11)
-
-
-def test_the_trace_is_the_mean_squared_gradient_of_the_trained_model(tmp_path):
-    """Image by image, or of all images at once; also in the head, and whatever the number of images."""
-    for estimator in ("per_sample", "per_batch"):
-        folder = tmp_path / estimator
-        run(folder, {"estimator": estimator}, rounds=1, task=make_task("plain"), batch_size=25)
-        for site, splits in make_sites().items():
-            record = Store(folder / "state" / site).latest()
-            model = make_task("plain").build()
-            model.load_state_dict(trained(record))
-            images, labels = splits.train.batch(torch.arange(len(splits.train)))
-            each = [[i] for i in range(len(labels))] if estimator == "per_sample" else [list(range(len(labels)))]
-            squares = 0.0
-            for rows in each:
-                loss = F.cross_entropy(model(images[rows]), labels[rows])
-                gradients = torch.autograd.grad(loss, list(model.parameters()))
-                squares += sum(float(gradient.square().sum()) for gradient in gradients) / len(each)
-            assert record.meta["reply"]["trace"] == pytest.approx(squares, rel=1e-4)
-
-
-def trained(record):
-    """The model that a site has just trained: its own head, and the body that it keeps."""
-    state = record.state().tensors
-    return {name: state[name] for name in state if name.startswith("head.")} | select(state, f"kept/{OLD}")
 
 
 # ---- the alignment
@@ -122,19 +90,3 @@ def test_the_received_body_is_drawn_to_what_the_last_one_made_of_the_classes(tmp
             mean = model.body(images[labels == label]).mean(0)
             torch.testing.assert_close(entry["prototypes"][label], mean, atol=1e-5, rtol=1e-4)
         assert entry["after"] < entry["before"]
-
-
-def test_nothing_is_aligned_in_a_sites_first_round(tmp_path):
-    """Its replies are those of FedPer, also where it joins late; and a site alone without alignment is FedPer."""
-    absent = lambda site, step: site == "site-1" and step == 1  # noqa: E731
-    for name in ("fedas", "fedper"):
-        run(tmp_path / name, name=name, rounds=1)
-    for site in make_sites():
-        replies = [Store(tmp_path / name / "state" / site).latest().tensors for name in ("fedas", "fedper")]
-        assert tensors_equal(*(select(tensors, "reply/") for tensors in replies))
-    SEEN.clear()
-    run(tmp_path / "late", absent=absent, make_method=lambda: Watched(align_lr=0.02, align_batch=4))
-    assert sorted(entry["site"] for entry in SEEN) == ["site-2", "site-3"]
-    alone = {"sites": make_sites({"only": 12}), "rounds": 3}
-    ours, theirs = run(tmp_path / "a", {"align_epochs": 0}, **alone), run(tmp_path / "b", name="fedper", **alone)
-    assert all(tensors_equal(tensors, bits(theirs)[key]) for key, tensors in bits(ours).items())

@@ -1,19 +1,14 @@
 """FedCE: contributions by hand, what a site scores, and what it refuses."""
 
-import dataclasses
 import math
 
 import pytest
 import torch
-from refusals import refused
 
-from medfl.data.pooled import Empty
 from medfl.engine.store import Store
-from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
-from medfl.testing.cohort import Case, bits, make_sites, make_task
+from medfl.testing.cohort import Case, make_sites, make_task
 from medfl.types import SERVER
-from medfl.utils.wire import tensors_equal
 from medfl_methods.fedce import contributions, cosines_to_others, without
 
 REGISTRY = load_plugins()
@@ -48,12 +43,6 @@ def test_the_weights_have_the_values_of_the_formulas():
     assert math.fsum(product.values()) == pytest.approx(1)
 
 
-def test_the_floor_is_that_of_the_released_code():
-    """A site that contributes nothing weighs 0.001 before the weights are made to sum to 1."""
-    product = contributions({"a": 0.5, "b": 0.5, "c": 1.0}, ERRORS, "times")
-    assert product == pytest.approx({"a": 0.4 / 1.001, "b": 0.6 / 1.001, "c": 0.001 / 1.001}, abs=1e-12)
-
-
 def test_others_weigh_as_in_the_last_mean():
     weighted = cosines({"a": 0.5, "b": 0.4, "c": 0.1}, a=[1.0, 0.0], b=[0.0, 1.0], c=[1.0, 1.0])
     assert weighted["a"] == pytest.approx(0.1 / math.hypot(0.1, 0.5))
@@ -84,54 +73,6 @@ def test_the_mean_without_a_model():
 # ---- a run
 
 
-@pytest.mark.parametrize("mode", ["plus", "times"])
-def test_a_single_site_is_fedavg(tmp_path, mode):
-    sites = make_sites({"site-1": 12})
-    ours = bits(run(tmp_path / "ours", {"mode": mode}, sites=sites))
-    plain = bits(run(tmp_path / "plain", name="fedavg", sites=sites))
-    assert ours.keys() == plain.keys()
-    assert all(tensors_equal(ours[name], plain[name]) for name in plain)
-
-
-def test_a_run_weighs_by_updates_and_by_what_is_left_without_a_site(tmp_path):
-    """Of two rounds, computed from the replies and the model that a run of one round leaves."""
-    task, sites = make_task(), make_sites()
-    common = run(tmp_path, rounds=1).outcome.models["global"].tensors
-    begun, means, errors, updates, parameters = task.initial(7), {}, {}, {}, newest(tmp_path, SERVER).meta["parameters"]
-
-    def read():
-        for name in sites:
-            record = Store(tmp_path / "state" / name).latest()
-            updates[name] = torch.cat([record.tensors[f"reply/model/{key}"].flatten().double() for key in parameters])
-            errors[name] = record.meta["reply"]["error"]
-        return updates
-
-    def cosine(name, shares):
-        others = sum(share * read()[other] for other, share in shares.items() if other != name)
-        return torch.nn.functional.cosine_similarity(updates[name], others, dim=0).item()
-
-    shares = dict.fromkeys(sites, 1 / 3)
-    means = {name: cosine(name, shares) for name in sites}
-    assert errors == dict.fromkeys(sites, 1.0)  # nobody has trained before
-    shares = contributions(means, errors, "plus")
-    assert newest(tmp_path, SERVER).meta["shares"] == pytest.approx(shares, abs=1e-6)
-    expected = {}
-    for name, splits in sites.items():
-        sent, (images, labels) = Store(tmp_path / "state" / name).latest().tensors, splits.val.batch(torch.arange(6))
-        rest = {
-            key: (tensor - shares[name] * (begun[key] + sent[f"reply/model/{key}"])) / (1 - shares[name])
-            for key, tensor in common.items()
-            if tensor.is_floating_point()
-        }
-        with torch.no_grad():
-            right = (task.load(common | rest).eval()(images).argmax(1) == labels).double().mean().item()
-        expected[name] = (1 + 1 - right) / 2
-    run(tmp_path)
-    means = {name: (mean + cosine(name, shares)) / 2 for name, mean in means.items()}
-    assert errors == pytest.approx(expected)
-    assert newest(tmp_path, SERVER).meta["shares"] == pytest.approx(contributions(means, errors, "plus"), abs=1e-6)
-
-
 def test_a_site_that_was_away_keeps_its_weight_and_scores_the_mean_as_it_is(tmp_path):
     run(tmp_path, rounds=1)
     shares = newest(tmp_path, SERVER).meta["shares"]
@@ -145,10 +86,3 @@ def test_a_site_that_was_away_keeps_its_weight_and_scores_the_mean_as_it_is(tmp_
     with torch.no_grad():
         right = (make_task().load(common).eval()(images).argmax(1) == labels).double().mean().item()
     assert newest(tmp_path, "site-2").meta["errors"] == [pytest.approx(1 + 1 - right), 2]
-
-
-def test_sites_without_validation_images_are_refused(tmp_path):
-    sites = make_sites()
-    blind = sites | {"site-2": dataclasses.replace(sites["site-2"], val=Empty())}
-    with refused(SettingsError, "no_images", split="val", sites=["site-2"]):
-        run(tmp_path, sites=blind)

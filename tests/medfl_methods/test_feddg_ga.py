@@ -4,16 +4,14 @@ import dataclasses
 import math
 
 import pytest
-import torch
 from refusals import refused
 
 from medfl.data.pooled import Empty
 from medfl.engine.store import Store
 from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
-from medfl.testing.cohort import Case, bits, make_sites, make_task, states
+from medfl.testing.cohort import Case, make_sites
 from medfl.types import SERVER
-from medfl.utils.wire import tensors_equal
 from medfl_methods.feddg_ga import adjusted
 
 REGISTRY = load_plugins()
@@ -66,36 +64,6 @@ def test_weights_stay_shares_and_an_absent_site_keeps_its_own():
 
 
 # ---- a run
-
-
-def test_the_first_round_is_the_plain_mean(tmp_path):
-    plain = bits(run(tmp_path / "plain", {"weights": "uniform"}, "fedavg", rounds=1))
-    ours = bits(run(tmp_path / "ours", rounds=1))
-    assert all(tensors_equal(ours[name], plain[name]) for name in plain)
-
-
-def test_gaps_are_those_of_the_mean_to_the_models_that_made_it(tmp_path):
-    """Of two rounds, computed from the models that a run of one round leaves."""
-    task, sites = make_task(), make_sites()
-    first = run(tmp_path / "first", rounds=1)
-    begun, gaps = task.initial(7), {}
-    for name, splits in sites.items():
-        images, labels = splits.val.batch(torch.arange(len(splits.val)))
-        update = Store(tmp_path / "first" / "state" / name).latest().tensors
-        own = {key: tensor + update[f"reply/model/{key}"] for key, tensor in begun.items()}
-        common = first.outcome.models["global"].tensors
-        with torch.no_grad():
-            losses = [task.loss(task.load(model).eval()(images), labels).item() for model in (common, own)]
-        gaps[name] = losses[0] - losses[1]
-    run(tmp_path / "both")
-    expected = adjusted(dict.fromkeys(sites, 1 / 3), gaps, 0.2)
-    assert newest(tmp_path / "both", SERVER).meta["shares"] == pytest.approx(expected, abs=1e-5)
-    replies = [Store(tmp_path / "both" / "state" / name).latest().tensors for name in sites]
-    for name, tensor in states(tmp_path / "first")[SERVER].items():
-        updates = [reply[f"reply/model/{name}"] for reply in replies]
-        if tensor.is_floating_point():
-            mean = sum(share * update for share, update in zip(expected.values(), updates, strict=True))
-            torch.testing.assert_close(states(tmp_path / "both")[SERVER][name], tensor + mean, atol=1e-5, rtol=1e-4)
 
 
 def test_a_site_that_was_away_has_no_gap(tmp_path):

@@ -6,14 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as some
-from refusals import refused
 
 from medfl.contract import Server, State
-from medfl.engine.store import Store
-from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
-from medfl.testing.cohort import Case, bits, make_site, make_sites, make_task
+from medfl.testing.cohort import Case, bits, make_site, make_task
 from medfl.toolkit.aggregation import normalised
 from medfl.utils.wire import tensors_equal
 from medfl_methods.feddisco import FedDisco, disco_weights, discrepancies
@@ -157,34 +154,3 @@ def test_a_skewed_site_moves_the_model_less(tmp_path):
     both = Case(REGISTRY, "feddisco", args).run(tmp_path / "both", sites=sites, **run)
     alone = Case(REGISTRY, "fedavg").run(tmp_path / "alone", sites={"even": sites["even"]}, **run)
     assert tensors_equal(bits(both)["server/global"], bits(alone)["server/global"])
-
-
-def test_sites_tell_their_label_counts_and_nothing_else(tmp_path):
-    Case(REGISTRY, "feddisco").run(tmp_path, rounds=1)
-    for site, data in make_sites().items():
-        reply = Store(tmp_path / "state" / site).latest().meta["reply"]
-        expected = [int((data.train.class_labels == label).sum()) for label in range(3)]
-        assert reply == {"size": len(data.train), "label_counts": expected}
-
-
-@pytest.mark.parametrize(("unit", "why"), [("site", "label_counts"), ("sample", "label_counts")])
-def test_a_private_run_is_refused(tmp_path, unit, why):
-    privacy = {"unit": unit, "epsilon": 5.0, "delta": 1e-3, "clip": 1.0}
-    with refused(
-        SettingsError, "method_not_supported", method="feddisco", sends=[f"'{why}' (a fact that it can't do without)"]
-    ):
-        Case(REGISTRY, "feddisco").run(tmp_path, task=make_task("plain"), privacy=privacy)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "code"),
-    [
-        ("a", -0.1, "setting_out_of_range"),
-        ("b", math.nan, "setting_out_of_range"),
-        ("metric", "cosine", "unknown_choice"),
-        ("target", "test", "unknown_choice"),
-    ],
-)
-def test_settings_out_of_range_are_refused(name, value, code):
-    with refused(SettingsError, code, settings=[name]):
-        REGISTRY.make_method("feddisco", {name: value})

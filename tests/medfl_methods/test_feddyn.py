@@ -55,28 +55,6 @@ def test_by_size_has_sites_of_unlike_sizes_weigh_by_them():
     assert [method.alpha_of(Held(), name) for name in "abc"] == pytest.approx([1.0, 1.0, 0.25])
 
 
-def test_by_size_needs_sizes(tmp_path):
-    with refused(SettingsError, "missing_site_sizes", setting="by_size"):
-        run(tmp_path / "silent", args={"by_size": True}, describe=())
-    run(tmp_path / "told", args={"by_size": True}, rounds=1)
-
-
-@pytest.mark.parametrize("network", ["norm", "plain"])
-def test_the_first_round_is_that_of_fedprox_and_the_start_lies_beyond_it(tmp_path, network):
-    task = make_task(network)
-    mine = run(tmp_path / "mine", args={"alpha": 0.3}, task=task, rounds=1)
-    theirs = run(tmp_path / "prox", "fedprox", {"mu": 0.3, "weights": "uniform"}, task=task, rounds=1)
-    held, begun = states(tmp_path / "mine", SERVER), task.initial(7)
-    parameters = {name for name, _ in task.build().named_parameters()}
-    for name, mean in theirs.outcome.models["global"].tensors.items():
-        torch.testing.assert_close(mine.outcome.models["global"].tensors[name], mean, atol=1e-6, rtol=1e-5)
-        beyond = 2 * mean - begun[name] if name in parameters else mean
-        torch.testing.assert_close(held[name], beyond, atol=1e-5, rtol=1e-4)
-    started = run(tmp_path / "start", args={"alpha": 0.3, "report": "start"}, task=task, rounds=1)
-    for name, tensor in started.outcome.models["global"].tensors.items():
-        assert torch.equal(tensor, held[name])
-
-
 def test_a_lost_reply_counts_at_neither_side(tmp_path):
     """Sites' sums of updates, once settled, have the mean that the server keeps."""
 

@@ -6,11 +6,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from medfl.objectives import Binary
-from medfl.plugins import load_plugins
-from medfl.testing.cohort import Case, bits, make_data
-from medfl.testing.tasks import make_sites_of, make_task_of, told_as
-from medfl.utils.wire import tensors_equal
 from medfl_methods.fedntd import not_true_distillation
 
 STUDENT = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
@@ -56,14 +51,3 @@ def test_two_alternatives_and_unknown_truths_say_nothing():
     each = [not_true_distillation(voxels[0][i : i + 1], voxels[1][i : i + 1], truth[i : i + 1]) for i in (0, 1)]
     assert not_true_distillation(*voxels, truth).item() == pytest.approx(sum(each).item() / 2)
     assert not_true_distillation(*voxels, torch.full_like(truth, -1)).item() == 0
-
-
-def test_with_two_classes_it_is_fedavg_and_says_so(tmp_path, caplog):
-    binary = Binary()
-    options = {"task": make_task_of(binary), "sites": make_sites_of(binary, {"a": 9, "b": 6})}
-    options["server_test"] = told_as(make_data(5, "global"), binary)
-    runs = [Case(load_plugins(), name).run(tmp_path / name, rounds=2, **options) for name in ("fedntd", "fedavg")]
-    ours, theirs = (bits(result) for result in runs)
-    assert ours.keys() == theirs.keys()
-    assert all(tensors_equal(ours[name], theirs[name]) for name in ours)
-    assert "'fedntd' is 'fedavg' here" in caplog.text

@@ -4,14 +4,10 @@ import math
 
 import pytest
 import torch
-from refusals import refused
 
 from medfl.engine.store import Store
-from medfl.errors import SettingsError
-from medfl.networks.parts import body_and_head
 from medfl.plugins import load_plugins
-from medfl.testing.cohort import Case, make_site, make_sites, make_task
-from medfl.testing.tasks import FURTHER, make_sites_of, make_task_of
+from medfl.testing.cohort import Case, make_site, make_sites
 from medfl.toolkit.prototypes import mean_prototypes, nearest, pull, table
 from medfl.types import SERVER
 
@@ -67,22 +63,6 @@ def test_sites_weigh_by_their_images_of_a_class_if_that_is_said(tmp_path):
     torch.testing.assert_close(states(tmp_path, SERVER)["kept/proto/0"], mean.float())
 
 
-def test_prototypes_are_means_of_features_of_the_trained_models(tmp_path):
-    task, sites = make_task(), make_sites()
-    run(tmp_path, task=task, sites=sites, rounds=1)
-    expected = {}
-    for site, splits in sites.items():
-        body = body_and_head(task.load(states(tmp_path, site)).eval())[0]
-        images, labels = splits.train.batch(torch.arange(len(splits.train)))
-        features = body(images).flatten(1).detach()
-        for label in labels.unique().tolist():
-            expected.setdefault(label, []).append(features[labels == label].mean(0))
-    held = states(tmp_path, SERVER)
-    assert {int(name.removeprefix("kept/proto/")) for name in held} == set(expected)
-    for label, means in expected.items():
-        torch.testing.assert_close(held[f"kept/proto/{label}"], torch.stack(means).mean(0), atol=1e-5, rtol=1e-5)
-
-
 def test_a_class_that_nobody_sends_any_more_keeps_its_prototype(tmp_path):
     sites = make_sites({"a": 8})
     sites["b"] = make_site(6, "b", torch.zeros(6, dtype=torch.int64))
@@ -95,22 +75,6 @@ def test_a_class_that_nobody_sends_any_more_keeps_its_prototype(tmp_path):
     assert moved == {"kept/proto/0"}
 
 
-def test_a_pull_brings_features_nearer_to_the_prototypes(tmp_path):
-    far = []
-    for lam in (0.0, 20.0):
-        run(tmp_path / str(lam), {"lam": lam}, rounds=3, epochs=2)
-        folder = tmp_path / str(lam) / "state"
-        spread = torch.stack([Store(folder / site).latest().state().tensors["head.bias"] for site in make_sites()])
-        assert bool(spread.isfinite().all())
-        sent = {}
-        for site in make_sites():
-            tensors = Store(folder / site).load(Store(folder / site).steps()[-1]).tensors
-            for name in (n for n in tensors if n.startswith("reply/proto/")):
-                sent.setdefault(name, []).append(tensors[name])
-        far.append(sum(torch.stack(rows).var(0).sum().item() for rows in sent.values() if len(rows) > 1))
-    assert far[1] < far[0]
-
-
 def test_the_nearest_prototype_scores_and_is_taken_home(tmp_path):
     result = run(tmp_path, {"inference": "prototype"})
     held = states(tmp_path, SERVER)
@@ -119,16 +83,3 @@ def test_the_nearest_prototype_scores_and_is_taken_home(tmp_path):
     assert torch.equal(model["head.weight"], weight)
     assert torch.equal(model["head.bias"], bias)
     assert torch.equal(model["body.0.weight"], states(tmp_path, "site-1")["body.0.weight"])
-
-
-def test_bodies_with_unlike_numbers_of_features_are_refused(tmp_path):
-    with refused(SettingsError, "unlike_feature_counts", counts={"norm": 24, "wide": 36}):
-        run(tmp_path, networks_by_site={"site-1": "wide"})
-
-
-def test_binary_tasks_have_heads_and_no_nearest_prototype(tmp_path):
-    objective = FURTHER[0]
-    options = {"task": make_task_of(objective), "sites": make_sites_of(objective, {"a": 8, "b": 6}), "rounds": 1}
-    run(tmp_path / "head", **options, server_test=make_sites_of(objective, {"c": 2})["c"].test)
-    with refused(SettingsError, "unmet_need", method="fedproto", need="class_logits"):
-        run(tmp_path / "nearest", {"inference": "prototype"}, **options)

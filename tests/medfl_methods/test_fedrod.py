@@ -4,25 +4,15 @@ import dataclasses
 
 import pytest
 import torch
-from refusals import refused
 from torch import nn
 
 from medfl.contract import Site, State
 from medfl.data.pooled import TensorData
-from medfl.errors import SettingsError
-from medfl.plugins import load_plugins
 from medfl.settings import Settings
-from medfl.testing.cohort import Case, make_sites, make_task, states
+from medfl.testing.cohort import make_task
 from medfl.toolkit.fit import Fit
 from medfl.training.loop import Batch
-from medfl.utils.wire import select, tensors_equal
 from medfl_methods.fedrod import FedRoD
-
-REGISTRY = load_plugins()
-
-
-def run(folder, name="fedrod", args=None, **options):
-    return Case(REGISTRY, name, args or {}).run(folder, **({"rounds": 2} | options))
 
 
 class Given(nn.Module):
@@ -67,34 +57,3 @@ def test_at_a_site_of_one_class_the_common_model_learns_nothing():
     loss, common, _ = losses([2.0, 0.0, 1.0], [0.0, 0.0, 0.0], [4, 0, 0])
     assert loss == pytest.approx(0.4076059644, abs=1e-6)
     assert not common.any()
-
-
-@pytest.mark.parametrize("args", [{}, {"gradient_clip": 0.1}])
-def test_without_gamma_the_common_model_is_that_of_fedavg(tmp_path, args):
-    mine = run(tmp_path / "mine", args={"gamma": 0.0} | args)
-    theirs = run(tmp_path / "theirs", "fedavg", args)
-    assert tensors_equal(mine.outcome.models["global"].tensors, theirs.outcome.models["global"].tensors)
-
-
-def test_the_personal_model_has_the_sum_of_both_heads_and_the_own_one_stays(tmp_path):
-    result, held = run(tmp_path), states(tmp_path)
-    for site in make_sites():
-        common, personal = (result.models[site][kind].tensors for kind in ("global", "personal"))
-        own = select(held[site], "kept/own/")
-        assert set(own) == {"weight", "bias"}
-        assert own["weight"].any()
-        assert all(torch.equal(personal[f"head.{name}"], common[f"head.{name}"] + own[name]) for name in own)
-        assert tensors_equal(select(personal, "body."), select(common, "body."))
-    assert not [name for name in held["server"] if "own" in name]
-
-
-def test_a_site_that_never_trained_has_the_common_model(tmp_path):
-    models = run(tmp_path, absent=lambda site, step: site == "site-3").models["site-3"]
-    assert tensors_equal(models["personal"].tensors, models["global"].tensors)
-
-
-def test_a_loss_that_can_not_leave_a_class_out_is_refused(tmp_path):
-    smooth = make_task(loss=nn.CrossEntropyLoss(label_smoothing=0.1))
-    with refused(SettingsError, "loss_not_supported", method="fedrod", setting="gamma"):
-        run(tmp_path / "smooth", task=smooth)
-    run(tmp_path / "plain", args={"gamma": 0.0}, task=smooth, rounds=1)

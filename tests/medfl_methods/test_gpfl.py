@@ -2,28 +2,17 @@
 
 import pytest
 import torch
-from monai.bundle import ConfigParser
 from torch.nn import functional as F
 
-from medfl.contract import Model, Site, State
+from medfl.contract import Site, State
 from medfl.data.pooled import TensorData
-from medfl.engine.evaluation import predictor_of
-from medfl.engine.store import Store
-from medfl.plugins import load_plugins
 from medfl.settings import Settings
-from medfl.testing.cohort import CLASSES, Case, SmallNet, make_site, make_sites, make_task, states
+from medfl.testing.cohort import make_task
 from medfl.toolkit.fit import Fit
 from medfl.training.loop import Batch
-from medfl.types import SERVER
-from medfl.utils.wire import select, tensors_equal
-from medfl_methods.gpfl import GPFL, ConditionedHead, angle_loss, conditioned, magnitude_loss
+from medfl_methods.gpfl import GPFL, ConditionedHead, angle_loss, magnitude_loss
 
-REGISTRY = load_plugins()
 V = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
-
-
-def run(folder, args=None, name="gpfl", **options):
-    return Case(REGISTRY, name, args or {}).run(folder, **({"rounds": 2} | options))
 
 
 # ---- the terms
@@ -79,52 +68,3 @@ def test_the_loss_is_the_sum_of_its_terms_and_the_embeddings_that_are_aimed_at_s
         decayed = [head.embeddings, *head.scale.parameters(), *head.shift.parameters()]
         expected = expected + 0.1 * sum(p.square().sum() for p in decayed)
     torch.testing.assert_close(method.loss(fit, batch), expected)
-
-
-# ---- a run
-
-
-def test_all_but_the_own_head_travels_and_is_the_mean(tmp_path):
-    result = run(tmp_path, rounds=1)
-    first, held = GPFL().task_of(make_task()).initial(7), states(tmp_path)
-    own = {"head.own.weight", "head.own.bias", "head.class_shares"}
-    assert held[SERVER].keys() == first.keys() - own
-    replies = [Store(tmp_path / "state" / site).latest().tensors for site in make_sites()]
-    weights = [size / 42 for size in (21, 13, 8)]
-    for name in ("head.embeddings", "head.scale.0.weight", "body.0.weight"):
-        mean = sum(weight * reply[f"reply/model/{name}"] for weight, reply in zip(weights, replies, strict=True))
-        torch.testing.assert_close(held[SERVER][name], first[name] + mean, atol=1e-6, rtol=1e-5)
-    assert not [name for reply in replies for name in select(reply, "reply/model/") if name in own]
-    assert result.outcome.models == {}
-    for site, data in make_sites().items():
-        model, labels = result.models[site]["personal"].tensors, data.train.class_labels
-        torch.testing.assert_close(model["head.class_shares"], torch.bincount(labels, minlength=3) / len(labels))
-        assert torch.equal(model["head.embeddings"], held[SERVER]["head.embeddings"])
-    assert not tensors_equal(*(select(result.models[f"site-{n}"]["personal"].tensors, "head.own.") for n in (1, 2)))
-
-
-def test_an_own_head_stays_while_its_site_is_away(tmp_path):
-    first = run(tmp_path / "first", rounds=1).models["site-2"]["personal"].tensors
-    later = run(tmp_path / "later", absent=lambda site, step: site == "site-2" and step == 2)
-    tensors = later.models["site-2"]["personal"].tensors
-    assert tensors_equal(select(tensors, "head.own."), select(first, "head.own."))
-    assert not torch.equal(tensors["head.embeddings"], first["head.embeddings"])
-
-
-def test_the_rest_of_a_network_begins_as_in_other_methods():
-    begun, plain = GPFL().task_of(make_task()).initial(7), make_task().initial(7)
-    assert tensors_equal(select(begun, "body."), select(plain, "body."))
-    assert tensors_equal(select(begun, "head.own."), select(plain, "head."))
-
-
-def test_the_network_that_is_taken_home_is_the_one_that_was_trained():
-    method, task = GPFL(), make_task("plain")
-    model = Model("plain", method.task_of(task).initial(3))
-    config = method.network_config(model, {"_target_": "medfl.testing.cohort.SmallNet", "norm": False})
-    network = ConfigParser({"network_def": config}).get_parsed_content("network_def").eval()
-    network.load_state_dict(model.tensors)
-    images, _ = make_site(4, "x").train.batch(torch.arange(4))
-    with torch.no_grad():
-        torch.testing.assert_close(network(images), predictor_of(method, task, model)(images))
-        scripted = torch.jit.script(conditioned(SmallNet(norm=False), CLASSES).head)
-    assert scripted(torch.zeros(2, 24)).shape == (2, CLASSES)

@@ -6,12 +6,10 @@ from quadratic_toys import QUADRATIC, quadratic_sites
 
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.simulation import Run, RunData, simulate
-from medfl.engine.store import Store
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
-from medfl.testing.cohort import Case, bits, make_sites, states
+from medfl.testing.cohort import Case, make_sites, states
 from medfl.types import SERVER
-from medfl.utils.wire import select
 
 REGISTRY = load_plugins()
 
@@ -50,24 +48,6 @@ def test_sites_end_half_way_to_the_mean(tmp_path):
     v, w = quadratic(tmp_path, 60, 1.0)
     assert v == pytest.approx([(m + 5 / 3) / 2 for m in (0, 1, 4)], abs=1e-6)
     assert w == pytest.approx(5 / 3, abs=1e-6)
-
-
-def test_the_mean_is_that_of_the_participants_models_whoever_they_are(tmp_path):
-    run(tmp_path, {"weights": "size"}, absent=lambda site, step: site == "site-2" and step == 2)
-    held = states(tmp_path)
-    for name in select(Store(tmp_path / "state" / "site-1").latest().tensors, "reply/model/"):
-        models = [held[site][f"kept/own/{name}"] for site in ("site-1", "site-3")]
-        torch.testing.assert_close(held[SERVER][name], (21 * models[0] + 8 * models[1]) / 29, atol=1e-6, rtol=1e-5)
-
-
-def test_buffers_stay_at_their_site(tmp_path):
-    own, alone = bits(run(tmp_path / "a", {"lam": 5.0})), bits(run(tmp_path / "b", name="local"))
-    held = states(tmp_path / "a")
-    assert not [name for name in held[SERVER] if "running" in name]
-    for site in make_sites():
-        statistics = own[f"{site}/personal"]["body.1.running_mean"]
-        assert torch.equal(statistics, held[site]["kept/own/body.1.running_mean"])
-        assert not torch.equal(statistics, alone[f"{site}/personal"]["body.1.running_mean"])
 
 
 def test_a_site_without_images_has_the_mean(tmp_path):

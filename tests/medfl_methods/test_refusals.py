@@ -273,20 +273,6 @@ REFUSED = {
         Refused("unsupported_head", LIKE_HEADS, on("odd head"), found="Sequential"),
     ),
     "fedskd": (
-        Refused(
-            "wrong_shape",
-            REGIONS,
-            regions(torch.ones(5, 6).long(), "plain"),
-            expected=[6, 6],
-            found=[5, 6],
-        ),
-        Refused(
-            "wrong_shape",
-            REGIONS,
-            regions(torch.ones(2, 6, 6).long()),
-            expected=[6, 6],
-            found=[2, 6, 6],
-        ),
         Refused("empty_atlas", REGIONS, regions(torch.zeros(6, 6).long()), DataError),
         Refused("unlike_stage_counts", run=beside("three stages"), counts={"three stages": 3, "norm": 2}),
         Refused("unmet_need", {"freeze_ktm_header": False}, beside("flat"), method="fedskd", need="features"),

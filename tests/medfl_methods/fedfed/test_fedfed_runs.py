@@ -6,14 +6,12 @@ import pytest
 import torch
 from fedtpf_toys import (
     Log,
-    distiller_at,
     nothing_learned,
     recorded,
     run,
     server_of,
     shared_at,
     site_of,
-    small_sites,
     state_of,
     weighted_mean,
 )
@@ -77,31 +75,6 @@ def test_generator_and_classifier_are_averaged_by_images(whole):
         assert before.numel() < 9 or not torch.equal(before, after), key
 
 
-def test_two_copies_of_everything_under_unlike_noise(whole):
-    """Both of the same parts: their difference has the variance 0.15^2 + 0.25^2, and tells nothing of the part."""
-    _, _, folder = whole
-    shared = shared_at(folder)
-    assert shared.keys() == {"images/0", "images/1", "labels"}
-    difference = (shared["images/0"] - shared["images/1"]).double()
-    assert float(difference.var()) == pytest.approx(0.15**2 + 0.25**2, rel=0.3)  # of 468 numbers
-    data = small_sites()
-    assert shared["labels"].tolist() == [
-        *data["site-1"].train.class_labels.tolist(),
-        *data["site-2"].train.class_labels.tolist(),
-    ]
-
-
-def test_a_run_that_stops_in_each_stage_ends_in_the_same_bits(whole, tmp_path):
-    """With the same noise on what is shared."""
-    _, unbroken, folder = whole
-    for rounds in (1, 2, 3):
-        last = run(tmp_path, "fedfed", QUICK, rounds=rounds)
-    assert tensors_equal(shared_at(tmp_path), shared_at(folder))
-    assert tensors_equal(state_of(tmp_path).tensors, state_of(folder).tensors)
-    expected, last_bits = bits(unbroken), bits(last)
-    assert all(tensors_equal(last_bits[key], tensors) for key, tensors in expected.items())
-
-
 class Late(Averaging):
     """FedAvg that begins with the second round."""
 
@@ -117,13 +90,6 @@ def test_tp_10_where_nothing_is_shared_the_second_stage_is_fedavg(alone, tmp_pat
     assert bits_.keys() == expected.keys()
     assert all(tensors_equal(bits_[key], tensors) for key, tensors in expected.items())
     assert not tensors_equal(bits_["server/global"], plain["server/global"])
-
-
-def test_what_others_share_makes_a_difference(whole, alone):
-    _, result, folder = whole
-    unshared, place = alone
-    assert tensors_equal(distiller_at(place), distiller_at(folder)), "the first stage doesn't know what comes"
-    assert not tensors_equal(bits(unshared)["server/global"], bits(result)["server/global"])
 
 
 # ---- the passes of the first stage

@@ -6,7 +6,6 @@ from peer_toys import (
     NAMES,
     REGISTRY,
     WIDTHS,
-    Dropping,
     atlas_task,
     host_to_owner,
     record_of,
@@ -15,25 +14,9 @@ from peer_toys import (
     tensors_of,
 )
 
-from medfl.testing.cohort import Case, SmallNet, bits, make_sites
+from medfl.testing.cohort import Case, bits
 from medfl.utils.wire import tensors_equal
 from medfl_methods.fedskd.method import FedSKD
-
-
-@pytest.mark.parametrize(("state", "balance"), [("persistent", "loss"), ("reset", "none")])
-def test_sk_5_without_gamma_it_is_local_for_unlike_networks_with_dropout(tmp_path, state, balance):
-    """Though the guests train beside: their dropout and their batch norm take nothing from the own model."""
-    networks = {"drop": Dropping, "wide": lambda: SmallNet(width=9), "plain": lambda: SmallNet(norm=False)}
-    options = {"task": atlas_task(**networks), "networks_by_site": {"site-2": "wide", "site-3": "plain"}, "rounds": 3}
-    options["balance"] = balance
-    sites = make_sites({"site-1": 11, "site-2": 13, "site-3": 6, "site-4": 9})  # some batches of one image
-    args = {"gamma": 0.0, "p2p_scale": 1, "optimizer_state": state}
-    result = run(tmp_path / "a", "fedskd", args, sites=sites, **options)
-    local = run(tmp_path / "b", "local", {"optimizer_state": state}, sites=sites, **options)
-    assert same(bits(result), bits(local))
-    guests = pd.read_csv(tmp_path / "a" / "metrics.csv").query("metric == 'guests'")["value"]
-    assert guests.sum() > 6
-    assert same(tensors_of(tmp_path / "a"), tensors_of(tmp_path / "b")), "the optimisers', too"
 
 
 def test_with_the_loss_it_is_not_local(tmp_path):
@@ -104,30 +87,6 @@ def test_sk_11_before_its_start_it_is_fedcross_star(tmp_path, state):
             networks_by_site=WIDTHS,
         )
         assert same(after[rounds - 1], tensors_of(tmp_path / "star")) == (rounds <= 2)
-
-
-class StopError(Exception):
-    """Stands for a kill."""
-
-
-@pytest.mark.parametrize("stop", [2, 3, 4, 5])
-def test_it_resumes_on_both_sides_of_its_start(tmp_path, stop):
-    """Steps 1 to 3 are a round of visits, steps 4 and 5 one of the loss."""
-
-    def absent(site, step):
-        if (site, step) == ("site-2", stop):
-            raise StopError
-        return False
-
-    args, options = (
-        {"start_fraction": 0.5, "p2p_scale": 1},
-        {"rounds": 2, "task": atlas_task(), "networks_by_site": WIDTHS},
-    )
-    run(tmp_path / "whole", "fedskd", args, **options)
-    with pytest.raises(StopError):
-        run(tmp_path / "parts", "fedskd", args, absent=absent, **options)
-    run(tmp_path / "parts", "fedskd", args, **options)
-    assert same(tensors_of(tmp_path / "parts"), tensors_of(tmp_path / "whole"))
 
 
 def test_rounds_that_are_added_later_come_after_the_start(tmp_path):

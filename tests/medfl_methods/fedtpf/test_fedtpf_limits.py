@@ -25,11 +25,11 @@ from medfl.data.pooled import TensorData
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.simulation import Run, RunData, simulate
 from medfl.engine.site import Splits
-from medfl.errors import RefusedError, SettingsError
+from medfl.errors import RefusedError
 from medfl.objectives import Multiclass
 from medfl.settings import Settings
 from medfl.task import Scale
-from medfl.testing.cohort import SmallNet, bits, make_data, make_site, make_task
+from medfl.testing.cohort import SmallNet, make_data, make_task
 from medfl.utils.wire import select, tensors_equal
 from medfl_methods.fedfed.method import FedFed
 from medfl_methods.fedtpf.method import FedTPF
@@ -98,20 +98,6 @@ def test_tp_10_each_of_its_parts_makes_a_difference(tmp_path):
     assert all(not tensors_equal(generators["none"], generators[name]) for name in runs if name != "none")
 
 
-def test_tp_10_where_nothing_is_shared_it_is_fedavg(tmp_path):
-    """Bit for bit, through both stages, with some of the sites in each round, though a site lacks a class."""
-    data = small_sites(site_1=7, site_2=6, site_3=5) | {"site-2": make_site(6, "two", torch.tensor([0, 1, 0, 1, 1, 0]))}
-    options = {"rounds": 3, "fraction": 0.67, "sites": data}
-    tpf = run(tmp_path / "tpf", args={"share_fraction": 0.0, "distil_rounds": 1}, **options)
-    avg = run(tmp_path / "avg", "fedavg", **options)
-    expected, tpf_bits = bits(avg), bits(tpf)
-    assert expected.keys() == tpf_bits.keys()
-    assert all(tensors_equal(tpf_bits[key], tensors) for key, tensors in expected.items())
-    facts = tpf.outcome.findings.meta["sharing"]
-    assert (facts["items"], facts["statement"]) == ({}, ["Nothing made of images was sent."])
-    assert facts["stage1"]["ended"] == "round limit"
-
-
 # ---- bad input
 
 
@@ -140,16 +126,6 @@ def test_a_generator_that_diverges_is_refused_with_what_to_do(tmp_path):
     site = site_of(make_data(12, "own"))
     with refused(RefusedError, "diverged_training", site="site-1"):
         method.work(site, Order("site-1", "distil", method.publish(server) | method.distiller(server)))
-
-
-@pytest.mark.parametrize("name", ["fedtpf", "fedfed"])
-def test_a_privacy_setting_is_refused(tmp_path, name):
-    """Privacy covers updates only, and these share images; its message says what to do."""
-    for unit in ("site", "sample"):
-        with refused(
-            SettingsError, "method_not_supported", feature="privacy", method=name, sends=["'shared/' (samples)"]
-        ):
-            run(tmp_path, name, privacy={"epsilon": 5, "clip": 1, "delta": 1e-2, "unit": unit})
 
 
 # ---- other data, other settings, together

@@ -60,13 +60,6 @@ def test_only_declared_parts_leave_the_server_and_the_sites(whole):
     assert all(any("optimizer" in name for name in work.kept) for work in log.work if work.op == "distil")
 
 
-def test_server_never_holds_what_stays_at_sites(whole):
-    log, _, folder = whole
-    names = set(state_of(folder).tensors) | {name for fold in log.folds for name in fold.after}
-    assert all(name.startswith(("kept/distiller/", "body.", "head.")) for name in names)
-    assert not any("critic" in name or "proto" in name or "optim" in name for name in names)
-
-
 class Leaking(FedTPF):
     """Sends its critic along."""
 

@@ -7,7 +7,6 @@ runs are in test_pfedcdp_runs.py.
 import pytest
 import torch
 from pfedcdp_toys import REGISTRY
-from refusals import refused
 from torch import nn
 from torch.nn import functional as F
 
@@ -15,7 +14,6 @@ import medfl_methods.pfedcdp.method as module
 from medfl.contract import Server, Site, State
 from medfl.data.pooled import TensorData
 from medfl.engine.checks import warn_of_preset
-from medfl.errors import SettingsError
 from medfl.objectives import Multiclass
 from medfl.settings import Settings
 from medfl.task import Task
@@ -25,7 +23,6 @@ from medfl.toolkit.trainings import Budget, Training
 from medfl.training.loop import Batch
 from medfl.utils.wire import tensors_equal
 from medfl_methods.pfedcdp.method import PFedCDP
-from medfl_methods.pfedcdp.refinement import Refinement
 
 STUDENT, TEACHER, LABEL = [[2.0, 0.0]], [[0.0, 1.0]], [0]
 
@@ -224,17 +221,6 @@ def test_where_the_classifier_is_alone_the_body_is_frozen():
 # ---- settings
 
 
-def test_presets():
-    made = {name: REGISTRY.make_method("pfedcdp", {"preset": name}) for name in ("paper", "medfl")}
-    plain = made["medfl"].model_dump()
-    assert made["medfl"] == REGISTRY.make_method("pfedcdp", {}) == PFedCDP()
-    assert made["paper"].model_dump() == plain | {"refine": Refinement(teachers="literal").model_dump()}
-    card = (plain["lam"], plain["tau"], plain["personal_share"], plain["fisher_samples"], plain["head_share"])
-    assert card == (0.3, 3.0, 0.2, 1000, 0.5)
-    how = made["medfl"].refine
-    assert (how.alpha, how.tau, how.contrast_tau, how.epochs, how.batch_size, how.lr) == (0.5, 4.0, 0.1, 50, 64, 1e-3)
-
-
 AS_PRINTED = {
     "rounds": 20,
     "epochs": 20,
@@ -265,26 +251,6 @@ def test_the_papers_preset_says_what_the_run_must_set(caplog, changes, phrases):
     warn_of_preset("pfedcdp", method, {"preset": "medfl"}, settings)
     warn_of_preset("pfedcdp", method, {}, settings)
     assert not caplog.records
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "code"),
-    [
-        ("lam", 1.1, "setting_out_of_range"),
-        ("lam", -0.1, "setting_out_of_range"),
-        ("tau", 0.0, "setting_out_of_range"),
-        ("personal_share", 1.5, "setting_out_of_range"),
-        ("fisher_samples", 0, "setting_out_of_range"),
-        ("head_share", -1, "setting_out_of_range"),
-        ("estimator", "exact", "unknown_choice"),
-        ("server_classifier", "best", "unknown_choice"),
-        ("server_epochs", 0, "setting_out_of_range"),
-        ("refine", "kd", "wrong_setting_type"),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(name, value, code):
-    with refused(SettingsError, code, settings=[name]):
-        REGISTRY.make_method("pfedcdp", {name: value})
 
 
 def test_without_a_server_classifier_nothing_is_reported_but_personal_models():

@@ -4,20 +4,15 @@ import dataclasses
 
 import pytest
 import torch
-from pfedcdp_toys import REGISTRY, classifier, run
+from pfedcdp_toys import classifier, run
 from torch.nn import functional as F
 
 from medfl.contract import Server, State
-from medfl.data.pooled import Empty, TensorData
-from medfl.engine.plan import MethodChoice
+from medfl.data.pooled import TensorData
 from medfl.engine.runs.findings import read_findings
-from medfl.engine.runs.simulation import Run, RunData, simulate
-from medfl.engine.site import Splits
 from medfl.networks.heads import TwoLayerHead
 from medfl.networks.parts import Split, mlp
-from medfl.objectives import Multiclass
 from medfl.settings import Settings
-from medfl.task import Task
 from medfl.testing.cohort import CLASSES, SmallNet, make_data, make_task
 from medfl.utils.wire import tensors_equal
 from medfl_methods.pfedcdp.refinement import Refinement
@@ -213,36 +208,3 @@ class TwoLayers(torch.nn.Module):
 
     def forward(self, images):
         return self.head(self.body(images))
-
-
-def gaussians(n, seed):
-    """Two classes in 8 dimensions, four deviations apart."""
-    rng = torch.Generator().manual_seed(seed)
-    labels = torch.randint(2, (n,), generator=rng)
-    images = torch.randn(n, 8, 1, 1, generator=rng)
-    images[:, 3, 0, 0] += 4.0 * labels - 2.0
-    return TensorData(images, labels)
-
-
-def test_what_can_be_learned_is_by_sites_and_student(tmp_path):
-    task = Task(
-        {"two": TwoLayers},
-        "two",
-        torch.nn.CrossEntropyLoss(),
-        lambda p: torch.optim.SGD(p, 0.2),
-        Multiclass(2),
-        ("accuracy",),
-    )
-    sites = {f"site-{n}": Splits(gaussians(100, n), Empty(), gaussians(100, 10 + n)) for n in range(4)}
-    args = {"refine": {"epochs": 8, "lr": 0.01}}
-    settings = Settings(rounds=4, evaluate_every=4, epochs=4, batch_size=16)
-    run_ = Run(
-        method=MethodChoice(name="pfedcdp", make=lambda: REGISTRY.make_method("pfedcdp", args)),
-        task=task,
-        settings=settings,
-        data=RunData(sites=sites, public=gaussians(100, 99), public_test=gaussians(100, 98)),
-        folder=tmp_path,
-    )
-    scores = simulate(run_).summary.scores
-    for kind in ("personal", "global"):
-        assert scores[kind]["test"]["accuracy"].mean >= 0.95
