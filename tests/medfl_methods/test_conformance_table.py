@@ -186,7 +186,9 @@ ENTRIES = {
     "perfcl": Entry(equal=(Equal("fenda", run=ONE_ROUND),), stays=r"own\.|head\.|previous/"),
     "pfedcdp": Entry(
         quick={"refine": {"epochs": 2, "probe_epochs": 1}},
-        equal=tuple(Equal("fedper", ONE_POOL, {"task": make_task(kind)}, tensors="head.") for kind in ("norm", "plain")),
+        equal=tuple(
+            Equal("fedper", ONE_POOL, {"task": make_task(kind)}, tensors="head.") for kind in ("norm", "plain")
+        ),
         stays="(^|model/)head",
         goes_on=({"server_classifier": "average"},),
     ),

@@ -121,3 +121,10 @@ def test_a_common_model_is_reported_where_there_is_one(tmp_path):
     kinds = {name: set(models) for name, models in result.models.items()}
     assert kinds == {"site-1": {"personal"}, "site-2": {"personal", "global"}, "site-3": {"personal", "global"}}
     assert result.models["site-1"]["personal"].tensors["head.out.weight"].shape == (CLASSES, 5)
+
+
+def test_a_run_that_goes_on_is_tuned_in_its_new_end(tmp_path):
+    run(tmp_path / "parts", rounds=1)
+    parts, whole = run(tmp_path / "parts"), run(tmp_path / "whole")
+    for site, models in whole.models.items():
+        assert tensors_equal(models["personal"].tensors, parts.models[site]["personal"].tensors)

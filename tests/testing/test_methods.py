@@ -5,7 +5,6 @@ import textwrap
 
 import pytest
 
-from medfl.plugins import load_plugins
 from medfl.testing import CHECKS, check_method, suite
 
 

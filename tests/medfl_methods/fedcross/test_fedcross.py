@@ -17,10 +17,19 @@ from peer_toys import (
 
 from medfl.contract import Server, State
 from medfl.settings import Settings
-from medfl.testing.cohort import make_data, make_sites, make_task
+from medfl.testing.cohort import make_data, make_site, make_sites, make_task
 from medfl.utils.wire import payload_bytes, select, tensors_equal
 from medfl_methods.fedcross.ensemble import ensemble_of
 from medfl_methods.fedcross.method import ensemble_model
+
+
+@pytest.mark.parametrize("circulating", ["K", "one"])
+def test_with_one_site_it_is_centralized(tmp_path, circulating):
+    sites = {"only": make_site(17, "only")}
+    kind = "personal" if circulating == "K" else "global"
+    model = run(tmp_path / "a", "fedcross", {"circulating": circulating}, sites=sites).models["only"][kind]
+    expected = run(tmp_path / "b", "centralized", sites=sites).outcome.models["global"]
+    torch.testing.assert_close(model.tensors, expected.tensors, atol=1e-6, rtol=1e-6)
 
 
 def held(folder):

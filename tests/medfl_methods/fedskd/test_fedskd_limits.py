@@ -1,7 +1,10 @@
 """What FedSKD must become: Local without its loss or guests (O-SK-5), FedCross* before its start (O-SK-11)."""
 
+import dataclasses
+
 import pandas as pd
 import pytest
+import torch
 from peer_toys import (
     NAMES,
     REGISTRY,
@@ -13,8 +16,13 @@ from peer_toys import (
     same,
     tensors_of,
 )
+from refusals import refused
+from torch import nn
 
-from medfl.testing.cohort import Case, bits
+from medfl.contract import Server, State
+from medfl.errors import SettingsError
+from medfl.settings import Settings
+from medfl.testing.cohort import Case, SmallNet, bits, make_task
 from medfl.utils.wire import tensors_equal
 from medfl_methods.fedskd.method import FedSKD
 
@@ -97,3 +105,46 @@ def test_rounds_that_are_added_later_come_after_the_start(tmp_path):
     table = pd.read_csv(tmp_path / "metrics.csv")
     assert sorted(set(table.query("metric == 'guests'")["round"])) == [2, 3, 4]
     assert set(table.query("metric == 'trained'")["round"]) == {1}
+
+
+def make_method(**args):
+    return REGISTRY.make_method("fedskd", args)
+
+
+class Bare(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(36, 3)
+
+    def forward(self, images):
+        return self.layer(images.flatten(1))
+
+
+def test_without_the_loss_and_the_frozen_head_any_network_will_do(tmp_path, caplog):
+    task = dataclasses.replace(make_task(), networks={"norm": SmallNet, "bare": Bare})
+    args = {"gamma": 0.0, "freeze_ktm_header": False}
+    result = Case(REGISTRY, "fedskd", args).run(tmp_path, task=task, networks_by_site={"site-1": "bare"}, rounds=1)
+    assert result.outcome.status == "finished"
+    assert "With gamma = 0, 'fedskd' is 'local' with p2p_scale times the epochs" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("rounds", "fraction", "visits"),
+    [(40, 0.5, 20), (40, 0.25, 10), (40, 0.0, 0), (3, 0.5, 2), (30, 0.1, 3), (5, 1.0, 5)],
+)
+def test_the_start_is_rounded_up(rounds, fraction, visits):
+    method = make_method(start_fraction=fraction)
+    server = Server("server", 0, State(), make_task(), Settings(rounds=rounds), sites=["a", "b"])
+    method.setup(server)
+    returns = []
+    for server.round in range(1, rounds + 1):
+        returns.append(method.guests_return(server))
+    assert returns == [True] * visits + [False] * (rounds - visits)
+
+
+@pytest.mark.parametrize(("labels", "own"), [(torch.ones(5, 6).long(), "plain"), (torch.ones(2, 6, 6).long(), "norm")])
+def test_regions_on_another_grid_are_refused(tmp_path, labels, own):
+    """A label volume of the wrong edge, or of three axes for images of two."""
+    task = dataclasses.replace(make_task(own), regions=labels)
+    with refused(SettingsError, "wrong_shape", expected=[6, 6], found=list(labels.shape)):
+        run(tmp_path, "fedskd", {"skd": ["region"]}, task=task)

@@ -4,9 +4,12 @@ Fisher information (O-PF-3), the contrastive loss (O-PF-7) and Shapley values (O
 runs are in test_pfedcdp_runs.py.
 """
 
+import sys
+
 import pytest
 import torch
-from pfedcdp_toys import REGISTRY
+from pfedcdp_toys import REGISTRY, SHORT, run
+from refusals import refused
 from torch import nn
 from torch.nn import functional as F
 
@@ -14,6 +17,7 @@ import medfl_methods.pfedcdp.method as module
 from medfl.contract import Server, Site, State
 from medfl.data.pooled import TensorData
 from medfl.engine.checks import warn_of_preset
+from medfl.errors import SettingsError
 from medfl.objectives import Multiclass
 from medfl.settings import Settings
 from medfl.task import Task
@@ -260,3 +264,26 @@ def test_without_a_server_classifier_nothing_is_reported_but_personal_models():
     assert method.models(server) == method.publish(server) == {}
     assert method.findings(server).meta == {}
     assert method.models(site_of({})).keys() == {"personal"}
+
+
+@pytest.mark.parametrize("refine", [{"explain": 1}, {"teachers": "literal"}])
+def test_shap_is_needed_where_pixels_are_explained(tmp_path, monkeypatch, refine):
+    monkeypatch.setitem(sys.modules, "shap", None)
+    with refused(SettingsError, "missing_package", package="shap", extra="explain"):
+        run(tmp_path / "1", {"refine": SHORT | refine})
+    assert not (tmp_path / "1" / "state" / "site-1").exists()
+    assert run(tmp_path / "2", {"refine": SHORT}, rounds=1).outcome.status == "finished"
+
+
+def test_a_run_says_at_its_start_what_the_papers_preset_misses(tmp_path, caplog):
+    run(tmp_path, {"preset": "paper", "refine": None}, rounds=1)
+    assert (
+        "The preset 'paper' of 'pfedcdp' belongs to runs with other settings than this one: expected rounds = 20"
+        in (caplog.text)
+    )
+
+
+def test_limits_are_told(tmp_path, caplog):
+    args = {"personal_share": 1.0, "head_share": 0.0, "lam": 0.0}
+    run(tmp_path, args, task=make_task("plain"), rounds=1)
+    assert "on a network without batch-norm layers, 'pfedcdp' is 'local'" in caplog.text
