@@ -122,6 +122,12 @@ ENTRIES = {
         stays="head",
     ),
     "fedavg": Entry(equal=(Equal("centralized", run=ONE_SITE | {"epochs": 2}, models="server"),)),
+    "fedavgm": Entry(
+        equal=(
+            Equal("fedavg", run=ONE_ROUND),
+            *(Equal("fedavg", {"beta": 0.0, "nesterov": ahead}, {"task": PLAIN}) for ahead in (False, True)),
+        )
+    ),
     "fedbabu": Entry(stays="head", untrained=True),
     "fedbn": Entry(equal=(Equal("fedavg", run={"task": PLAIN}, theirs=UNIFORM),)),
     "fedce": Entry(equal=tuple(Equal("fedavg", {"mode": mode}, ONE_SITE) for mode in ("plus", "times"))),

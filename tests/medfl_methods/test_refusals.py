@@ -197,6 +197,10 @@ REFUSED = {
     ),
     "feddf": (Refused("incomplete_model", run={"norm_sync": "params"}, norm_sync="params", network="norm"),),
     "feddg_ga": (NO_VALIDATION,),
+    "fedadagrad": (*unknown("v0"), Refused("unknown_setting", {"beta2": 0.9}, settings=["beta2"])),
+    "fedadam": out_of_range(("tau", 0.0), ("beta2", 1.0)),
+    "fedavgm": out_of_range(("beta", 1.0), ("beta", -0.1), ("server_lr", 0.0)),
+    "fedyogi": out_of_range(("eta", math.inf)),
     "feddisco": (
         private("'label_counts' (a fact that it can't do without)"),
         private("'label_counts' (a fact that it can't do without)", run=PRIVATE_SAMPLES),

@@ -79,12 +79,6 @@ def test_names_with_a_meaning_of_their_own_are_refused(tmp_path, name):
     check_refusal(tmp_path, SettingsError, "invalid_site_name", {"sites": sorted(sites)}, sites=sites)
 
 
-@pytest.mark.parametrize("name", ["server", "global", "pooled"])
-def test_a_single_site_may_not_have_such_a_name_either(tmp_path, name):
-    sites = {name: make_site(6, "a")}
-    check_refusal(tmp_path, SettingsError, "invalid_site_name", {"sites": [name]}, sites=sites)
-
-
 @pytest.mark.parametrize("name", ["NA", "null"])
 def test_any_other_name_is_a_name(tmp_path, name):
     sites = {name: make_site(6, "a"), "b": make_site(6, "b")}
@@ -102,12 +96,6 @@ def test_networks_are_checked(tmp_path):
     check_refusal(tmp_path, SettingsError, "unknown_choice", fields, case("local"), networks_by_site=networks)
 
 
-def test_local_allows_unlike_networks(tmp_path):
-    models = case("local").run(tmp_path, networks_by_site={"site-1": "wide", "site-2": "plain"}, rounds=1).models
-    assert [models[f"site-{n}"]["personal"].network for n in (1, 2, 3)] == ["wide", "plain", "norm"]
-    assert len(models["site-1"]["personal"].tensors["body.0.bias"]) == 9
-
-
 @pytest.mark.parametrize("split", ["train", "val", "test"])
 @pytest.mark.parametrize("label", [3, -1])
 def test_labels_out_of_range_are_located(tmp_path, split, label):
@@ -120,25 +108,6 @@ def test_labels_out_of_range_are_located(tmp_path, split, label):
 def test_nobody_can_train(tmp_path):
     sites = make_sites({"a": 0, "b": 0})
     check_refusal(tmp_path, DataError, "no_images", {"split": "train", "sites": ["a", "b"]}, sites=sites)
-
-
-def test_privacy_is_refused_where_it_covers_not_everything(tmp_path):
-    class Weights(FedAvg):
-        """It sends weights."""
-
-        sends = {"model/": "weights"}
-
-    run = Run(
-        method=MethodChoice(name="toy", make=Weights),
-        task=make_task(),
-        settings=Settings(rounds=1, privacy=PRIVACY),
-        data=RunData(sites=make_sites()),
-        folder=tmp_path,
-    )
-    with refused(SettingsError, "method_not_supported", feature="privacy", method="toy", sends=["'model/' (weights)"]):
-        simulate(run)
-    fields = {"feature": "privacy", "method": "centralized", "sends": ["the sites' raw data"]}
-    check_refusal(tmp_path, SettingsError, "method_not_supported", fields, case("centralized"), privacy=PRIVACY)
 
 
 def test_privacy_keeps_sizes_at_home(tmp_path):
