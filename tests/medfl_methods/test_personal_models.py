@@ -22,10 +22,12 @@ from medfl.engine.store import Store
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, make_sites, states
+from medfl.toolkit.aggregation import normalised
 from medfl.toolkit.kept import keep, kept
 from medfl.types import SERVER
 from medfl_methods.apfl import APFL, MIXED, OWN
 from medfl_methods.fedamp import attention, mixed
+from medfl_methods.fedas import FedAS, alignment
 from medfl_methods.per_fedavg import PerFedAvg
 
 REGISTRY = load_plugins()
@@ -229,3 +231,27 @@ def test_fedamp_models_that_are_too_far_apart_are_warned_of(tmp_path, caplog):
         weights = result.outcome.findings.meta["weights"]
         assert weights.keys() == {"site-1", "site-2", "site-3"}
         assert all((xi < 1e-4) == far for row in weights.values() for xi in row.values())
+
+
+# ---- FedAS
+
+
+def test_fedas_classes_count_alike_in_the_alignment_and_features_are_averaged():
+    """Two images of class 0 with squared distances 2 and 6 over two features, one of class 2 with 8."""
+    prototypes = torch.tensor([[1.0, 0.0], [float("nan")] * 2, [0.0, 0.0]], dtype=torch.float64)
+    features = torch.tensor([[2.0, 1.0], [1.0, 6**0.5], [2.0, 2.0]], dtype=torch.float64, requires_grad=True)
+    value = alignment(features, prototypes, torch.tensor([0, 0, 2]))
+    assert value.item() == pytest.approx((1 + 3) / 2 + 4)
+    (gradient,) = torch.autograd.grad(value, features)
+    assert gradient[0].tolist() == pytest.approx([0.5, 0.5])  # 2 (f - p) / d / 2 images
+    assert gradient[2].tolist() == pytest.approx([2.0, 2.0])
+
+
+def test_fedas_b_9_bodies_weigh_by_their_traces():
+    sizes = dict(zip("abc", (7, 1, 3), strict=True))
+    for traces, mean in (((1, 1, 2), 2.25), ((3, 3, 3), 5 / 3)):
+        metas = {site: {"size": sizes[site], "trace": trace} for site, trace in zip("abc", traces, strict=True)}
+        weights = normalised(FedAS().weights_of(None, metas), metas)
+        assert sum(weights[site] * body for site, body in zip("abc", (0, 1, 4), strict=True)) == pytest.approx(mean)
+    metas = {site: {"size": size, "trace": 0.0} for site, size in sizes.items()}
+    assert normalised(FedAS().weights_of(None, metas), metas)["a"] == pytest.approx(7 / 11)

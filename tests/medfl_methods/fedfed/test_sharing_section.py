@@ -21,10 +21,7 @@ from medfl_methods.fedfed.report_data import (
     how_it_ended,
     read_stage,
     stage_figure,
-    stages_figure,
-    who_froze,
 )
-from medfl_report.figures import looks
 from medfl_report.groups import group_runs
 from medfl_report.page import render
 from medfl_report.rasters import STEPS
@@ -105,12 +102,6 @@ def test_the_epsilon_of_two_copies_is_that_of_both_together(page):
     assert "fedtpf: epsilon of a shared image: 18.6" in text(page({"findings": findings(CLIPPED, other)}))
 
 
-def test_a_run_that_wrote_down_no_promise_promises_nothing(page):
-    shown = text(page({"findings": findings(releases=None, statement=None)}))
-    assert "fedtpf: what is promised was not written down" in shown
-    assert "epsilon" not in shown
-
-
 # ---- what the generator is worth
 
 ERRORS = {"site-1": [0.03, 0.02], "site-2": [0.02, 0.02]}
@@ -130,22 +121,6 @@ def test_the_page_begins_with_a_warning_of_a_poor_generator(tmp_path, errors, wa
     run = read_run(make_run(tmp_path / "run", "fedtpf", **QUICK, findings=findings(errors=errors)))
     notices = re.findall('<p class="notice ([a-z]*)">(.*)</p>', render([run]))
     assert [level for level, text in notices if "worse than the mean" in text] == ["warn"] * warned
-
-
-def test_the_first_stages_of_two_rows_stand_in_one_picture(page):
-    """Figure 9 of FedTPF: means over sites, a band over runs, in the rounds that all runs of a row have."""
-    stages = {"with": [stage(), stage(history=HISTORY[:2])], "without": [stage()]}
-    figure, curves = stages_figure(stages, looks([*stages]))
-    assert [list(curve.rounds) for curve in curves] == [[1, 2], [1, 2, 3]]
-    np.testing.assert_allclose(curves[1].middle, [0.4, 0.6, 0.7])
-    assert {line.get_label() for line in figure.axes[0].lines} == {"with", "without"}
-    runs = [{"findings": findings(history=HISTORY), "method_args": {"prototype": kind}} for kind in ("mean", "none")]
-    descriptions = [
-        label for label in labels(page(*runs), tile=False) if label.startswith("Mean accuracy in the first stage")
-    ]
-    assert len(descriptions) == 1
-    assert descriptions[0].count("0.700 after round 3") == 2
-    assert descriptions[0].startswith("Mean accuracy in the first stage. fedtpf (prototype=mean): 0.700 after round 3;")
 
 
 # ---- the first stage
@@ -216,12 +191,6 @@ def test_when_the_first_stage_ended_and_why(changes, sentence):
     assert how_it_ended(sharing, read_stage(sharing)) == sentence
 
 
-def test_freezing_is_named_only_where_it_could_happen():
-    assert who_froze(stage()) == "1 site froze: site-2 in round 2."
-    assert who_froze(stage(frozen={})) == "No site froze its generator and classifier."
-    assert who_froze(stage(frozen={}, stage1={"threshold": None})) == ""
-
-
 # ---- who sent what
 
 
@@ -283,15 +252,6 @@ def test_each_shared_image_has_a_tile_with_its_class_and_range(page, shape, volu
 
 
 # ---- several runs
-
-
-def test_of_several_seeds_the_first_is_drawn_and_the_page_says_so(page):
-    other = findings(items={"site-1": 5}, frozen={})
-    document = page({"findings": findings()}, {"seed": 1, "findings": other})
-    assert "fedtpf, seed 0: no differential privacy" in text(document)
-    assert "seed 1" not in text(document)
-    assert "Of several seeds or folds the first is shown." in text(document)
-    assert "What each site sent" in document.tables
 
 
 def test_groups_have_a_part_each_and_none_that_is_left_out_hides_what_it_promises(page):

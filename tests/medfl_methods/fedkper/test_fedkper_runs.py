@@ -161,16 +161,6 @@ def apart(left, right):
     return max((left[key][name] - tensor).abs().max() for key in left for name, tensor in right[key].items())
 
 
-def test_in_a_full_batch_lambda_is_the_clients(tmp_path):
-    cases = [("fedkper", {"lambda_scope": scope}) for scope in ("batch", "client", "sample")]
-    options = {"task": make_task("plain"), "sites": unlike_sites(), "rounds": 1, "epochs": 4}
-    batch, client, sample = runs(tmp_path / "full", *cases, batch_size=99, **options)
-    assert_close(batch, client)
-    assert apart(batch, sample) > 1e-5
-    batch, client, _ = runs(tmp_path / "small", *cases, batch_size=5, **options)
-    assert apart(batch, client) > 1e-5
-
-
 def test_kp_3_equal_scores_are_uniform_fedavg(tmp_path):
     sites = {f"site-{n}": make_site(3 * n, str(n), torch.arange(3).repeat(n)) for n in (2, 3, 6)}
     cases = (

@@ -16,7 +16,6 @@ from medfl.engine.runs.records import read_run
 from medfl_methods.fedsdc.report import heads_section
 from medfl_methods.fedsdc.report_data import COLOURS, COLUMNS, evenness, held_picture, times_held
 from medfl_report.groups import group_runs
-from medfl_report.page import render
 
 SITES = ["a", "b", "c"]
 HELD = [[0, 1, -1], [1, 0, -1], [1, 0, -1], [0, 1, -1]]
@@ -129,14 +128,6 @@ def test_the_curve_is_the_share_of_right_votes(page):
     assert "training images are easier" not in text(document)
 
 
-def test_votes_of_seeds_are_averaged(page):
-    other = JUDGED | {"votes": [11, 18]}
-    document = page({"findings": findings()}, {"seed": 1, "findings": findings(judged=other)})
-    assert pictures(document)[1].endswith("fedsdc: 0.650, 0.800, of which 1 answer.")
-    assert "as mean over the seeds; bands reach from the lowest to the highest" in text(document)
-    assert len(pictures(document)) == 2, "the heads of the first seed are drawn"
-
-
 @pytest.mark.parametrize(
     ("options", "why"),
     [
@@ -158,15 +149,3 @@ def test_names_are_escaped(page):
     assert document.tables["Rounds with each head"][1][0] == odd
     assert f"{odd}: 1, 2, 2, 1" in pictures(document)[0]
     assert "i" not in {tag for tag, _ in document.tags}
-
-
-def test_the_page_of_a_study_of_gamma_has_both_sections(tmp_path):
-    options = {"bundles": False, "rounds": 1, "metrics": ("accuracy",), "findings": findings()}
-    runs = [make_run(tmp_path / f"{g}", "fedsdc", method_args={"gamma": g}, **options) for g in (0.2, 0.6, 1.0)]
-    html = render([read_run(folder) for folder in runs])
-    assert [
-        section_id for section_id in re.findall('<section id="([a-z]+)">', html) if section_id in ("sweep", "heads")
-    ] == [
-        "sweep",
-        "heads",
-    ]

@@ -245,7 +245,7 @@ AS_PRINTED = {
     ],
 )
 def test_the_papers_preset_says_what_the_run_must_set(caplog, changes, phrases):
-    """Also at the start of a run, see test_pfedcdp_refused.py."""
+    """Also at the start of a run, see below."""
     method, settings = REGISTRY.make_method("pfedcdp", {"preset": "paper"}), Settings(**(AS_PRINTED | changes))
     warn_of_preset("pfedcdp", method, {"preset": "paper"}, settings)
     assert bool(caplog.records) == bool(phrases)
