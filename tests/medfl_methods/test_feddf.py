@@ -5,16 +5,19 @@ import dataclasses
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from medfl.contract import Server, State
 from medfl.data.pooled import TensorData
+from medfl.engine.store import Store
+from medfl.networks.norms import freeze_norms
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, bits, make_data, make_sites, make_task
 from medfl.toolkit.losses import distillation
 from medfl.types import SERVER
-from medfl.utils.wire import tensors_equal
+from medfl.utils.wire import select, tensors_equal
 from medfl_methods.feddf import FedDF
 
 REGISTRY = load_plugins()
@@ -91,6 +94,39 @@ def test_teachers_that_are_not_finite_or_worse_than_chance_teach_nobody():
 
 
 # ---- runs
+
+
+@pytest.mark.parametrize("clip", [None, 0.01])
+def test_the_server_trains_the_mean_as_in_a_plain_loop(tmp_path, clip):
+    """All public images in each batch, so their order has no part in it."""
+    result = run(tmp_path, {"distil_steps": 4, "distil_clip": clip, "distil_lr": 0.01})
+    task, (images, _) = make_task(), make_data(12, "public").batch(torch.arange(12))
+    start, models = task.initial(7), {}
+    for site in SIZES:
+        update = select(Store(tmp_path / "state" / site).latest().tensors, "reply/model/")
+        models[site] = {name: tensor + update[name] for name, tensor in start.items()}
+    mean = {
+        name: sum(n / 42 * models[site][name] for site, n in SIZES.items()) if tensor.is_floating_point() else tensor
+        for name, tensor in start.items()
+    }
+    with torch.no_grad():
+        answers = torch.stack([task.load(model).eval()(images) for model in models.values()]).mean(0)
+    student = task.load(mean | {name: models["site-1"][name] for name in mean if not mean[name].is_floating_point()})
+    freeze_norms(student.train())
+    optimizer = torch.optim.Adam(student.parameters(), lr=0.01)
+    for step in range(4):
+        optimizer.param_groups[0]["lr"] = 0.01 * (1 + torch.cos(torch.tensor(torch.pi * step / 4)).item()) / 2
+        optimizer.zero_grad()
+        p = answers.softmax(1)
+        loss = (p * (p.log() - F.log_softmax(student(images), 1))).sum(1).mean()
+        loss.backward()
+        if clip:
+            nn.utils.clip_grad_norm_(student.parameters(), clip)
+        optimizer.step()
+    ours = result.outcome.models["global"].tensors
+    for name, tensor in student.state_dict().items():
+        torch.testing.assert_close(ours[name], tensor, atol=2e-4, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
+    assert any(not torch.allclose(ours[name], mean[name], atol=5e-3) for name in ("head.weight", "body.0.weight"))
 
 
 def test_labels_of_public_images_have_no_part_in_it(tmp_path):
