@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from monai.bundle import ConfigParser
 
 from medfl.data.pooled import labels_of
 from medfl.engine.encoding import FILTERED
@@ -311,6 +310,8 @@ def exported_networks_predict_alike(case: Case) -> None:
 
     Where the method changes the run's networks, their bodies begin with the weights of the run's own.
     """
+    from monai.bundle import ConfigParser  # here, as importing it takes longer than all else that the suite imports
+
     result, method, task = case.reference[0], case.make_method(), make_task()
     images = make_data(5, "exported").images
     for kind, model in result.models["site-1"].items():

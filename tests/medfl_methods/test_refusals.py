@@ -94,7 +94,7 @@ def beside(network: str) -> dict[str, Any]:
 
 def optimizer(kind: type[torch.optim.Optimizer], **options: Any) -> dict[str, Any]:
     """Return options of a run whose sites train with this optimiser."""
-    return on("norm", optimizer=lambda parameters: kind(parameters, lr=0.1, **options))  # type: ignore[call-arg]
+    return on("norm", optimizer=lambda parameters: kind(parameters, lr=0.1, **options))
 
 
 def without_validation(*names: str) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class Changing(TensorData):
 
 
 PRIVATE = {"task": PLAIN, "privacy": {"unit": "site", "epsilon": 5.0, "clip": 1.0, "delta": 0.01}}
-PRIVATE_SAMPLES = {"task": PLAIN, "privacy": PRIVATE["privacy"] | {"unit": "sample"}}  # type: ignore[operator]
+PRIVATE_SAMPLES = {"task": PLAIN, "privacy": PRIVATE["privacy"] | {"unit": "sample"}}
 TWO_CLASSES = {"task": make_task_of(FURTHER[0]), "sites": make_sites_of(FURTHER[0], {"a": 8, "b": 6})}
 
 
