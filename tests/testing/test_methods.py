@@ -222,6 +222,32 @@ BROKEN = {
                 super().check_tensors(task, order, tensors)
         """,
     ),
+    "an exported bundle with another network": (
+        "exported_networks_predict_alike",
+        "Error(s) in loading state_dict for SmallNet",
+        """
+        def network_config(self, model, network_def):
+            return network_def | {"norm": False}
+        """,
+    ),
+    "an exported network that answers otherwise": (
+        "exported_networks_predict_alike",
+        "the exported global model predicts otherwise",
+        """
+        def predictor(self, task, models):
+            network = super().predictor(task, models)
+            network.load_state_dict({n: t + 1 for n, t in network.state_dict().items()})
+            return network
+        """,
+    ),
+    "an own start of the body": (
+        "exported_networks_predict_alike",
+        "the body's first weights: other bits",
+        """
+        def task_of(self, task):
+            return task.with_network("norm", lambda: (torch.rand(1), task.build("norm"))[1])
+        """,
+    ),
     "a claim to train unlike networks": (
         "unlike_networks_are_refused_or_work",
         "unlike_networks_are_refused_or_work: ",
