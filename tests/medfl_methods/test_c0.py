@@ -24,8 +24,8 @@ from medfl_methods.fedprox import FedProx, squared_distance
 
 REGISTRY = load_plugins()
 QUICK, FURTHER = (
-    ["local", "fedavg", "fedbn", "fedkper", "fedskd"],
-    ["centralized", "fedprox", "fedcross", "fedcross_star"],
+    ["local", "fedavg", "fedbn", "fedkper"],
+    ["centralized", "fedprox", "fedcross", "fedcross_star", "fedskd"],
 )
 METHODS = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in FURTHER)]
 ARGS = {
@@ -66,7 +66,7 @@ def test_quadratic_federation(tmp_path, make_method, expected):
 
 
 def test_the_fixed_point_is_the_optimum_of_the_weighted_loss(tmp_path):
-    assert quadratic(tmp_path, method("fedavg"), 60) == pytest.approx(2.25, abs=1e-9)
+    assert quadratic(tmp_path, method("fedavg"), 30) == pytest.approx(2.25, abs=1e-6)
 
 
 # ---- invariances

@@ -11,8 +11,8 @@ from medfl.testing.cohort import Case, SmallNet, TensorData, bits, make_sites, m
 
 REGISTRY = load_plugins()
 QUICK, FURTHER = (
-    ["local", "fedavg", "fedbn", "fedkper", "fedskd"],
-    ["centralized", "fedprox", "fedcross", "fedcross_star"],
+    ["local", "fedavg", "fedbn", "fedkper"],
+    ["centralized", "fedprox", "fedcross", "fedcross_star", "fedskd"],
 )
 METHODS = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in FURTHER)]
 

@@ -4,11 +4,12 @@ import pytest
 import torch
 from pfedcdp_toys import NAMES
 from torch import nn
+from toys import Headed
 
 from medfl.engine.store import Store
 from medfl.networks.parts import mlp
 from medfl.plugins import load_plugins
-from medfl.testing.cohort import CLASSES, Case, SmallNet, make_task
+from medfl.testing.cohort import CLASSES, Case, make_task
 from medfl.utils.wire import select, tensors_equal
 from medfl_methods.fedas import FedAS
 from medfl_methods.fedper import FedPer
@@ -75,14 +76,6 @@ def test_under_privacy_body_and_head_are_clipped_together(tmp_path):
 
 
 # ---- unlike heads (O-B20)
-
-
-class Headed(SmallNet):
-    """The small network with another head."""
-
-    def __init__(self, head):
-        super().__init__()
-        self.head = head
 
 
 def unlike_task():

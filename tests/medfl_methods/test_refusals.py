@@ -12,6 +12,7 @@ import pytest
 import torch
 from refusals import refused
 from torch import nn
+from toys import Headed
 
 from medfl.data.pooled import Empty, TensorData
 from medfl.errors import DataError, MedflError, SettingsError
@@ -37,14 +38,6 @@ class Renamed(SmallNet):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.head(self.part(images)) if self.replaced == "body" else self.part(self.body(images))
-
-
-class Headed(SmallNet):
-    """The tiny network with another head."""
-
-    def __init__(self, head: nn.Module) -> None:
-        super().__init__()
-        self.head = head
 
 
 class Flat(nn.Module):

@@ -4,10 +4,10 @@ import pytest
 import torch
 from fedsdc_toys import PLAIN, body_at, heads_at, plain_loop, run
 from pfedcdp_toys import NAMES, personal, server_tensors
-from torch import nn
+from toys import Forgetful
 
 from medfl.errors import RefusedError
-from medfl.testing.cohort import SmallNet, make_site, make_sites, make_task, scores
+from medfl.testing.cohort import make_site, make_sites, make_task, scores
 from medfl.utils.wire import select, tensors_equal
 from medfl_methods.fedsdc.method import FedSDC
 
@@ -55,14 +55,6 @@ def test_a_run_is_a_plain_loop(tmp_path, options, norm, missing):
 
 
 # ---- limit cases (O-SD-6)
-
-
-class Forgetful(SmallNet):
-    """Its body drops some features in training."""
-
-    def __init__(self):
-        super().__init__()
-        self.body.append(nn.Dropout(0.3))
 
 
 @pytest.mark.parametrize("network", ["norm", "forgetful"])

@@ -18,6 +18,7 @@ from fedtpf_toys import (
 )
 from refusals import refused
 from torch import nn
+from toys import Forgetful
 
 from medfl.contract import Order
 from medfl.data.pooled import TensorData
@@ -28,7 +29,7 @@ from medfl.errors import RefusedError
 from medfl.objectives import Multiclass
 from medfl.settings import Settings
 from medfl.task import Scale
-from medfl.testing.cohort import SmallNet, make_data, make_task
+from medfl.testing.cohort import make_data, make_task
 from medfl.utils.wire import select, tensors_equal
 from medfl_methods.fedfed.method import FedFed
 from medfl_methods.fedtpf.method import FedTPF
@@ -56,14 +57,6 @@ def test_tp_10_without_what_is_its_own_the_first_stage_is_fedfeds(tmp_path):
     assert tensors_equal(part, expected)
     begun = server_of(FedTPF(width=2, **PLAIN), tmp_path / "begun", task=make_task())
     assert not tensors_equal(part, select(begun.state.tensors, "kept/distiller/"))
-
-
-class Forgetful(SmallNet):
-    """Its body drops some features in training."""
-
-    def __init__(self):
-        super().__init__()
-        self.body.append(nn.Dropout(0.3))
 
 
 def test_tp_10_also_where_the_tasks_network_draws_numbers(tmp_path):
