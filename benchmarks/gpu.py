@@ -40,7 +40,7 @@ from torch import nn
 from medfl.data.arrays import ArrayDataset
 from medfl.engine.evaluation import Row
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import Callbacks, Run, RunData, simulate
+from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, simulate
 from medfl.engine.site import Splits
 from medfl.errors import SettingsError
 from medfl.networks.cnn import CNN4
@@ -194,7 +194,7 @@ def run(
         device=pick_device(device),
     )
     result = simulate(
-        Run(
+        SimulatedRun(
             method=MethodChoice(name=work.method, make=lambda: registry.make_method(work.method, {})),
             task=task,
             settings=Settings(rounds=rounds, epochs=1, batch_size=work.batch_size, precision=precision),

@@ -29,7 +29,7 @@ from torch import nn
 from medfl.data.arrays import ArrayDataset
 from medfl.engine.evaluation import Row
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import Callbacks, Run, RunData, simulate
+from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, simulate
 from medfl.engine.site import Splits
 from medfl.networks.cnn import CNN4
 from medfl.objectives import Multiclass
@@ -107,7 +107,7 @@ def train(size: Size, together: int, device: str, folder: Path) -> tuple[Clock, 
     )
     clock, registry = Clock(device), load_plugins()
     result = simulate(
-        Run(
+        SimulatedRun(
             method=MethodChoice(name="fedavg", make=lambda: registry.make_method("fedavg", {})),
             task=task,
             settings=Settings(rounds=size.rounds, batch_size=size.batch_size, evaluate_every=size.rounds),

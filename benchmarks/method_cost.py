@@ -27,7 +27,7 @@ from torch import nn
 
 from medfl.engine.evaluation import Row
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import Callbacks, Run, RunData, simulate
+from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, simulate
 from medfl.engine.site import Splits
 from medfl.networks.cnn import CNN4
 from medfl.objectives import Multiclass
@@ -96,7 +96,7 @@ class Bench:
         settings = dict(SETTINGS.get(name, {}))
         with tempfile.TemporaryDirectory() as folder:
             simulate(
-                Run(
+                SimulatedRun(
                     method=MethodChoice(name=name, make=lambda: self.registry.make_method(name, settings)),
                     task=task,
                     settings=Settings(rounds=ROUNDS, epochs=5, batch_size=50, seed=seed, evaluate_every=ROUNDS),

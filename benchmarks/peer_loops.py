@@ -67,7 +67,7 @@ def medfl(options: argparse.Namespace) -> None:
     from medfl.data.arrays import ArrayDataset
     from medfl.data.pooled import Empty
     from medfl.engine.plan import MethodChoice
-    from medfl.engine.runs.simulation import Callbacks, Run, RunData, Simulation, simulate
+    from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, Simulation, simulate
     from medfl.engine.site import Splits
     from medfl.networks.cnn import CNN4
     from medfl.objectives import Multiclass
@@ -104,7 +104,7 @@ def medfl(options: argparse.Namespace) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         simulate(
-            Run(
+            SimulatedRun(
                 method=MethodChoice(name="fedavg", make=lambda: registry.make_method("fedavg", {})),
                 task=task,
                 settings=Settings(rounds=options.rounds + 1, epochs=1, batch_size=BATCH),

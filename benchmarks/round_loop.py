@@ -28,7 +28,7 @@ from torch import nn
 from medfl.data.arrays import ArrayDataset
 from medfl.engine.evaluation import Row
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import Callbacks, Run, RunData, Simulation, simulate
+from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, Simulation, simulate
 from medfl.engine.site import Splits
 from medfl.networks.cnn import CNN4
 from medfl.objectives import Multiclass
@@ -200,7 +200,7 @@ def compare(options: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         both.begun = time.perf_counter()
         simulate(
-            Run(
+            SimulatedRun(
                 method=MethodChoice(name="fedavg", make=lambda: registry.make_method("fedavg", {})),
                 task=task,
                 settings=settings,

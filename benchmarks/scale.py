@@ -25,7 +25,7 @@ from torch import nn
 from medfl.data.arrays import ArrayDataset
 from medfl.engine.evaluation import Row
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import Callbacks, Run, RunData, Simulation, simulate
+from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, Simulation, simulate
 from medfl.engine.site import Splits
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
@@ -105,7 +105,7 @@ def measure(number: int, options: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         meter, run = Meter(), Path(folder) / "run"
         simulate(
-            Run(
+            SimulatedRun(
                 method=MethodChoice(name=options.method, make=lambda: registry.make_method(options.method, {})),
                 task=task,
                 settings=settings,

@@ -25,7 +25,7 @@ from torch import nn
 from medfl.data.arrays import ArrayDataset
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.progress import PROGRESS, ProgressFile
-from medfl.engine.runs.simulation import Run, RunData, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.engine.site import Splits
 from medfl.networks.cnn import CNN4
 from medfl.objectives import Multiclass
@@ -93,7 +93,7 @@ def share(task: Task, sites: dict[str, Splits], settings: Settings) -> dict[str,
     """
     counts = {"batch": 0, "job": 0}
     with tempfile.TemporaryDirectory() as folder, counting(counts):
-        run = Run(
+        run = SimulatedRun(
             method=MethodChoice(name="fedavg", make=lambda: load_plugins().make_method("fedavg", {})),
             task=task,
             settings=settings,

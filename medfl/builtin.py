@@ -19,32 +19,34 @@ def medfl_networks() -> list[NetworkRecord]:
 
 @hookimpl
 def medfl_partitions() -> list[PartitionRecord]:
-    """Partitions of `medfl.partition`."""
+    """Partitions of `medfl.data.partition`."""
     return [
-        PartitionRecord("iid", "medfl.partition.iid:iid", "every site gets a random share of the same kind"),
+        PartitionRecord("iid", "medfl.data.partition.iid:iid", "every site gets a random share of the same kind"),
         PartitionRecord(
             "dirichlet_class",
-            "medfl.partition.dirichlet_class:dirichlet_class",
+            "medfl.data.partition.dirichlet_class:dirichlet_class",
             "unlike shares of the classes, drawn from a Dirichlet distribution (alpha, min_size)",
         ),
         PartitionRecord(
             "dirichlet_class_balanced",
-            "medfl.partition.dirichlet_class:dirichlet_class_balanced",
+            "medfl.data.partition.dirichlet_class:dirichlet_class_balanced",
             "the same, but sites that are full get no more (alpha, min_size)",
         ),
-        PartitionRecord("label_k", "medfl.partition.label_k:label_k", "every site has k classes (k)"),
+        PartitionRecord("label_k", "medfl.data.partition.label_k:label_k", "every site has k classes (k)"),
         PartitionRecord(
-            "subset", "medfl.partition.subset:subset", "nearly all of a site's images are of one class (share)"
+            "subset", "medfl.data.partition.subset:subset", "nearly all of a site's images are of one class (share)"
         ),
         PartitionRecord(
             "limited_classes",
-            "medfl.partition.limited_classes:limited_classes",
+            "medfl.data.partition.limited_classes:limited_classes",
             "some classes are rare at some sites (classes, at, share)",
         ),
-        PartitionRecord("by_site", "medfl.partition.by_site:by_site", "a site for each value of a column (--column)"),
+        PartitionRecord(
+            "by_site", "medfl.data.partition.by_site:by_site", "a site for each value of a column (--column)"
+        ),
         PartitionRecord(
             "by_source",
-            "medfl.partition.by_source:by_source",
+            "medfl.data.partition.by_source:by_source",
             "small sites from each value of a column, with a few classes (--column, sites_per_source, min_classes)",
         ),
     ]
@@ -52,13 +54,13 @@ def medfl_partitions() -> list[PartitionRecord]:
 
 @hookimpl
 def medfl_datasets() -> list[DatasetRecord]:
-    """Data sets of `medfl.ingest`: a hospital's own images."""
+    """Data sets of `medfl.data.ingest`: a hospital's own images."""
     return [
         DatasetRecord(
             "folder",
-            "medfl.ingest.own_spec:Folder",
+            "medfl.data.ingest.own_spec:Folder",
             summary="Your own image files with a table of labels. No file name and no patient's identifier is kept.",
-            phantom="medfl.ingest.own_phantom:write_release",
+            phantom="medfl.data.ingest.own_phantom:write_release",
             phantom_options={
                 "images": "images",
                 "table": "labels.csv",

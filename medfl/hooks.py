@@ -128,7 +128,7 @@ class DatasetRecord(Record):
 
     Attributes:
         name: What users type.
-        target: ``module:Class``, a `medfl.ingest.spec.DatasetSpec`.
+        target: ``module:Class``, a `medfl.data.ingest.spec.DatasetSpec`.
         modality: What kind of images these are; empty where it is the user who knows.
         licence: Terms of use; empty where it is the user who knows.
         summary: One line.

@@ -12,8 +12,8 @@ from refusals import refused
 
 from medfl import hooks
 from medfl.contract import Method
+from medfl.data.ingest.spec import DatasetSpec, ImageSpec
 from medfl.errors import PluginError, SettingsError
-from medfl.ingest.spec import DatasetSpec, ImageSpec
 from medfl.plugins import load_plugins
 
 HEAD = """

@@ -13,13 +13,13 @@ from attack_runs import make_data, run_bundle
 
 from medfl.bundle.check import check_bundle
 from medfl.data.datalists import read_datalist
+from medfl.data.partition.partition import partition
+from medfl.data.partition.plan import PartitionPlan
 from medfl.data.sites import load_global, load_site, load_sites
 from medfl.engine.runs.facts import read_facts
 from medfl.engine.runs.lifecycle import RunViewer
 from medfl.engine.runs.records import PREDICTIONS, read_metrics, read_predictions, read_run
 from medfl.objectives import Multiclass
-from medfl.partition.partition import partition
-from medfl.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins
 from medfl_adopt.adopting import adopt
 from medfl_attacks.open_run import open_run

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
+from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.map_files import read_map
 from medfl.data.readers.volumes import Grid
 from medfl.data.table import row_list
-from medfl.ingest.workers import LoadedItem
 
 MOST_UNREADABLE = 0.05
 """If more of the maps that are there can't be read, nothing is written."""

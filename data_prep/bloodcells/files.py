@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.rgb import read_rgb, resize
 from medfl.errors import DataError, did_you_mean
-from medfl.ingest.workers import LoadedItem
 
 SUFFIXES = (".bmp", ".jpg", ".jpeg", ".png", ".tif", ".tiff")
 """Ends of the names of images, in small letters."""

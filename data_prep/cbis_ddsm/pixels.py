@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.dicom import DicomImage
 from medfl.data.readers.dicom_header import MAMMOGRAPHY, open_dicom
 from medfl.data.readers.dicom_identity import refuse_identity
@@ -21,7 +22,6 @@ from medfl.data.readers.images import kind_of
 from medfl.data.readers.mammogram_image import mirrored, open_mammogram, row_of
 from medfl.data.readers.pictures import open_picture
 from medfl.errors import DataError
-from medfl.ingest.workers import LoadedItem
 from medfl_datasets.cbis_ddsm.files import only_one
 
 _NEAR = 1 / 16  # JPEG blurs a mask's edges

@@ -20,14 +20,14 @@ from typing import Annotated, Any
 import numpy as np
 
 from medfl.data.datalists import Datalist
+from medfl.data.ingest import choice as ingest_choice
+from medfl.data.ingest.choice import Outcome, exclusions
+from medfl.data.ingest.options import Choose, HeightWidth
+from medfl.data.ingest.spec import ImageSpec
 from medfl.data.readers.dicom_identity import CHECKS
 from medfl.data.readers.dicom_intent import NOT_SAID, intent_records, tell_intents
 from medfl.data.readers.mammogram_image import about_reading
 from medfl.errors import DataError
-from medfl.ingest import choice as ingest_choice
-from medfl.ingest.choice import Outcome, exclusions
-from medfl.ingest.options import Choose, HeightWidth
-from medfl.ingest.spec import ImageSpec
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say, describe_counts
 from medfl_datasets.cbis_ddsm import RECORDS

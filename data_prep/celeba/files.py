@@ -15,9 +15,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.rgb import read_rgb, resize
 from medfl.errors import DataError
-from medfl.ingest.workers import LoadedItem
 
 ALIGNED = "img_align_celeba"
 """What the name of the folder of images begins with."""

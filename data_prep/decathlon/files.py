@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from medfl.data.ingest.volumes import IMAGE, LABEL, Case
 from medfl.data.readers.volumes import SUFFIXES
 from medfl.errors import DataError
-from medfl.ingest.volumes import IMAGE, LABEL, Case
 from medfl.utils.text import first_names
 
 LIST = "dataset.json"

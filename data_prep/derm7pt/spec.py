@@ -22,14 +22,14 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from medfl.data.datalists import SPLITS, Datalist
+from medfl.data.ingest.choice import Choice, Outcome, exclusions, rows_to_mend
+from medfl.data.ingest.image_folder import ImageFolder
+from medfl.data.ingest.labels import number_subjects
+from medfl.data.ingest.options import Choose
+from medfl.data.ingest.spec import ImageSpec, folder_with
+from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.rgb import read_rgb, resize
 from medfl.errors import DataError
-from medfl.ingest.choice import Choice, Outcome, exclusions, rows_to_mend
-from medfl.ingest.image_folder import ImageFolder
-from medfl.ingest.labels import number_subjects
-from medfl.ingest.options import Choose
-from medfl.ingest.spec import ImageSpec, folder_with
-from medfl.ingest.workers import LoadedItem
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say
 from medfl_datasets.derm7pt import RECORDS

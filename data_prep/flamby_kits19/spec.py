@@ -20,12 +20,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
+from medfl.data.ingest.options import Positional
+from medfl.data.ingest.published_splits import PublishedSplits, find_table, read_splits, unlike_published
+from medfl.data.ingest.spec import folder_or_top
+from medfl.data.ingest.volume_spec import Spacing, Volumes, VolumeSpec, Window
+from medfl.data.ingest.volumes import Case
 from medfl.errors import DataError
-from medfl.ingest.options import Positional
-from medfl.ingest.published_splits import PublishedSplits, find_table, read_splits, unlike_published
-from medfl.ingest.spec import folder_or_top
-from medfl.ingest.volume_spec import Spacing, Volumes, VolumeSpec, Window
-from medfl.ingest.volumes import Case
 from medfl.utils.text import Say
 from medfl_datasets.flamby_kits19 import RECORDS
 

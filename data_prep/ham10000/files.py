@@ -23,12 +23,12 @@ from pathlib import Path
 
 import numpy as np
 
+from medfl.data.ingest.masks import masked_picture
+from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.pictures import read_picture
 from medfl.data.readers.rgb import read_rgb, resize
 from medfl.data.readers.segmentations import SUFFIX, read_mask
 from medfl.errors import DataError
-from medfl.ingest.masks import masked_picture
-from medfl.ingest.workers import LoadedItem
 
 TABLE = "HAM10000_metadata"
 """Name of the table, without its ending."""
@@ -142,7 +142,7 @@ def read_masked(part: Part, size: tuple[int, int]) -> LoadedItem:
         size: Height and width of the result in pixels.
 
     Returns:
-        A row of the array, shape (H, W, 4), uint8, as `medfl.ingest.masks.masked_picture` makes it.
+        A row of the array, shape (H, W, 4), uint8, as `medfl.data.ingest.masks.masked_picture` makes it.
 
     Raises:
         DataError: If a file can't be read, or image and mask do not fit.

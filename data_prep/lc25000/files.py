@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
+from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.rgb import read_rgb, resize
 from medfl.errors import DataError
-from medfl.ingest.workers import LoadedItem
 from medfl_datasets.lc25000.copies import EDGE
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
+from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.mammograms import needs_mirror, to_row
 from medfl.data.readers.pgm import read_pgm
 from medfl.errors import DataError
-from medfl.ingest.workers import LoadedItem
 from medfl_datasets.mias.tables import EDGE, FILE
 
 CONTEXT = 1.5

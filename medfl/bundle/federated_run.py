@@ -23,7 +23,7 @@ from medfl.engine.runs.console import ends_monai_command, round_progress, show_l
 from medfl.engine.runs.device_profiles import place_sites
 from medfl.engine.runs.home import Home
 from medfl.engine.runs.provenance import bundle_values, setting_origins
-from medfl.engine.runs.simulation import Callbacks, Result, Run, RunData, Simulation, simulate
+from medfl.engine.runs.simulation import Callbacks, Result, RunData, SimulatedRun, Simulation, simulate
 from medfl.engine.runs.site_bundles import export
 from medfl.engine.site import Splits
 from medfl.errors import SettingsError, check_choice
@@ -169,7 +169,7 @@ class FederatedRun:
         registry.notify("medfl_run_ended", **where, status=result.outcome.status)
         return result
 
-    def _prepare(self, registry: Registry) -> Run:
+    def _prepare(self, registry: Registry) -> SimulatedRun:
         """Everything checked and loaded, nothing written."""
         if self.carrier != LOCAL:
             check_choice("carrier", self.carrier, (LOCAL, *registry.backends))
@@ -241,7 +241,7 @@ class FederatedRun:
             objective=self.task.objective,
             stock=self.source.weights,
         )
-        return Run(
+        return SimulatedRun(
             method=MethodChoice(
                 name=self.method,
                 make=lambda: registry.make_method(self.method, self.method_args),

@@ -99,10 +99,10 @@ def command(
 
     Example: medfl partition data/own --out data/hospitals --scheme by_site --column site
     """
-    from medfl.partition.case_list import partition_cases
-    from medfl.partition.partition import partition
-    from medfl.partition.plan import PartitionPlan
-    from medfl.partition.writing import counts_by_class
+    from medfl.data.partition.case_list import partition_cases
+    from medfl.data.partition.partition import partition
+    from medfl.data.partition.plan import PartitionPlan
+    from medfl.data.partition.writing import counts_by_class
 
     registry = load(plugin, no_plugin)
     function = registry.partition(scheme)
@@ -236,7 +236,7 @@ def _show(written: Mapping[str, Datalist]) -> None:
 
 def _tell(out: Path) -> None:
     """Print the exclusions, allowed leaks and warnings of a partition."""
-    from medfl.partition.overlap import images
+    from medfl.data.partition.overlap import images
     from medfl.records.partition import Partition
 
     made = Partition.read(out / Partition.NAME)

@@ -1,6 +1,6 @@
 """``medfl prep``: a data set as downloaded in, a pooled data set out. One command for each data set of the plugins.
 
-A command is made from the fields of the data set's spec, see `medfl.ingest.spec`.
+A command is made from the fields of the data set's spec, see `medfl.data.ingest.spec`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     from medfl.data.datalists import Datalist
-    from medfl.ingest.spec import DatasetSpec
+    from medfl.data.ingest.spec import DatasetSpec
 
 Out = Annotated[Path, typer.Option(help="The folder to write.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace a data set that is there.")]
@@ -95,7 +95,7 @@ def prep(plugin: PluginFiles = None, no_plugin: Disabled = None) -> None:
 
 def command_of(name: str, kind: type[DatasetSpec]) -> Callable[..., None]:
     """A function for `typer.Typer.command`, with a parameter for each field of a spec and for what all of them have."""
-    from medfl.ingest.prepare import prepare
+    from medfl.data.ingest.prepare import prepare
     from medfl.settings import read_settings
 
     def command(out: Path, force: bool, **values: Any) -> None:
@@ -118,7 +118,7 @@ def command_of(name: str, kind: type[DatasetSpec]) -> Callable[..., None]:
 
 def example_of(name: str, kind: type[DatasetSpec]) -> str:
     """A command for a data set whose docstring has no example: with what must be given, and no more."""
-    from medfl.ingest.options import Positional
+    from medfl.data.ingest.options import Positional
 
     words = []
     for option, field in kind.model_fields.items():
@@ -168,7 +168,7 @@ def _parameters(kind: type[DatasetSpec]) -> list[inspect.Parameter]:
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     """A parameter of a command for a field of a spec."""
-    from medfl.ingest.options import Positional
+    from medfl.data.ingest.options import Positional
 
     kind, text = _command_type(field), field.description
     default = inspect.Parameter.empty if field.is_required() else _command_value(field, kind)
@@ -185,7 +185,7 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
 
 def _command_type(field: FieldInfo) -> Any:
     """The type of a field as the command line reads it: sizes and lists with commas are texts."""
-    from medfl.ingest.options import Commas
+    from medfl.data.ingest.options import Commas
 
     optional = [part for part in get_args(field.annotation) if part is not type(None)]
     kind = optional[0] if len(optional) == 1 else field.annotation
@@ -198,7 +198,7 @@ def _command_type(field: FieldInfo) -> Any:
 
 def _command_value(field: FieldInfo, kind: Any) -> Any:
     """A default as the command line shows it."""
-    from medfl.ingest.options import Commas, size_text
+    from medfl.data.ingest.options import Commas, size_text
 
     value = field.get_default()
     if not isinstance(value, tuple):

@@ -55,7 +55,7 @@ class Fold(Record):
 
 
 class PartitionSettings(Record):
-    """Settings of a partition, as in `medfl.partition.plan.PartitionPlan`; None for those without an effect.
+    """Settings of a partition, as in `medfl.data.partition.plan.PartitionPlan`; None for those without an effect.
 
     Attributes:
         scheme: Name of the scheme.

@@ -17,7 +17,7 @@ from medfl.contract import Method
 from medfl.data.pooled import TensorData
 from medfl.engine.adversaries.simulation import read_attackers
 from medfl.engine.plan import MethodChoice, RunPlan
-from medfl.engine.runs.simulation import Callbacks, Result, Run, RunData, Simulation, simulate
+from medfl.engine.runs.simulation import Callbacks, Result, RunData, SimulatedRun, Simulation, simulate
 from medfl.engine.site import Splits
 from medfl.engine.store import Store
 from medfl.objectives import Multiclass
@@ -211,7 +211,7 @@ class Case:
         if public is None and self.kind.needs_public:
             public = make_data(12, "public")
         return simulate(
-            Run(
+            SimulatedRun(
                 method=MethodChoice(
                     name=self.name,
                     make=make_method or self.make_method,

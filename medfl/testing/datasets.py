@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from medfl.data.datalists import Datalist
+from medfl.data.ingest import checkpoint
+from medfl.data.ingest.choice import Choice
+from medfl.data.ingest.pipeline import QUARANTINE, work_folder
+from medfl.data.ingest.prepare import prepare
+from medfl.data.ingest.spec import DatasetSpec, ImageSpec, WholeSpec, path_fields
+from medfl.data.ingest.workers import LoadedItem
 from medfl.errors import DataError
-from medfl.ingest import checkpoint
-from medfl.ingest.choice import Choice
-from medfl.ingest.pipeline import QUARANTINE, work_folder
-from medfl.ingest.prepare import prepare
-from medfl.ingest.spec import DatasetSpec, ImageSpec, WholeSpec, path_fields
-from medfl.ingest.workers import LoadedItem
 from medfl.plugins import load_plugins
 from medfl.settings import read_settings
 from medfl.utils.text import Say

@@ -14,10 +14,10 @@ import numpy as np
 from medfl.data.arrays import array_digest
 from medfl.data.datalists import Datalist, make_records
 from medfl.data.folders import check_free, written_whole
+from medfl.data.partition.holdouts import local_splits
+from medfl.data.partition.plan import PartitionPlan
+from medfl.data.partition.writing import Pool, write_sites
 from medfl.errors import SettingsError
-from medfl.partition.holdouts import local_splits
-from medfl.partition.plan import PartitionPlan
-from medfl.partition.writing import Pool, write_sites
 from medfl.records.datalist import CaseRecord
 from medfl.types import GLOBAL
 from medfl.utils.seeds import seed_of

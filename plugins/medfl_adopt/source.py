@@ -17,13 +17,13 @@ from medfl.data.cohort import Cohort
 from medfl.data.datalists import entry_text
 from medfl.data.label_map import LabelMap
 from medfl.data.leaks import Holding, check_kinds, leaks_between, refuse_leaks
+from medfl.data.partition.case_list import SUBJECTS
 from medfl.data.pooled import Empty, all_targets
 from medfl.data.sites import SiteData
 from medfl.data.transforms.cases import case_digest
 from medfl.data.transforms.dataset import TransformDataset
 from medfl.errors import DataError, SettingsError, did_you_mean
 from medfl.objectives import Objective
-from medfl.partition.case_list import SUBJECTS
 from medfl.settings import Execution
 from medfl.types import GLOBAL, Dataset, Meta
 from medfl_adopt.bundle import EVALUATE, TRAIN, AdoptedBundle

@@ -8,9 +8,9 @@ import json
 import os
 from pathlib import Path
 
+from medfl.data.partition.plan import PartitionPlan
 from medfl.engine.runs.provenance import run_files
 from medfl.errors import DataError, MedflError, SettingsError, did_you_mean
-from medfl.partition.plan import PartitionPlan
 from medfl.plugins import Registry
 from medfl.records.partition import PartitionSettings
 from medfl_studies.jobs import Job

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from medfl.bundle.adopted import site_folders
 from medfl.data.datalists import FILE
+from medfl.data.ingest.prepare import prepare
+from medfl.data.ingest.spec import DatasetSpec
+from medfl.data.partition.partition import partition
+from medfl.data.partition.plan import PartitionPlan
 from medfl.engine.runs.records import repetition
 from medfl.errors import DataError, StoreError
-from medfl.ingest.prepare import prepare
-from medfl.ingest.spec import DatasetSpec
-from medfl.partition.partition import partition
-from medfl.partition.plan import PartitionPlan
 from medfl.plugins import Registry
 from medfl.records.partition import Partition
 from medfl.utils.text import Say

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from medfl.data.ingest.spec import DatasetSpec, path_fields
 from medfl.errors import DataError
-from medfl.ingest.spec import DatasetSpec, path_fields
 from medfl.plugins import Registry
 from medfl.settings import read_settings
 from medfl_studies.records.study_files import PoolPreparation

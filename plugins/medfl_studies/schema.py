@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from medfl.partition.plan import PartitionPlan
+from medfl.data.partition.plan import PartitionPlan
 from medfl.settings import Strict
 from medfl_studies.preps import Prep
 from medfl_studies.tuning import Tuning
@@ -25,7 +25,7 @@ class DataSet(Strict):
     Attributes:
         prep: How to prepare it; or
         folder: a folder relative to the source: a pooled data set if there is a `partition`, else a partitioned one.
-        partition: ``scheme``, fields of `medfl.partition.plan.PartitionPlan`, and options of the scheme, in one
+        partition: ``scheme``, fields of `medfl.data.partition.plan.PartitionPlan`, and options of the scheme, in one
             mapping. Without a ``seed`` each seed of the study draws its own partition. ``test: k_fold`` without a
             ``fold`` stands for all ``folds``: a run for each of them.
         public: How to prepare data that the server may train on in every run (``--public``); see

@@ -22,7 +22,7 @@ from medfl.bundle.watched import AbortedError
 from medfl.data.sites import load_sites
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.records import read_metrics
-from medfl.engine.runs.simulation import Result, Run, RunData, simulate
+from medfl.engine.runs.simulation import Result, RunData, SimulatedRun, simulate
 from medfl.engine.site import Splits
 from medfl.errors import RefusedError, SettingsError
 from medfl.plugins import load_plugins
@@ -82,7 +82,7 @@ def reference(files: Files, folder: Path, **changes: Any) -> Result:
     scale = Scale(sites["site-01"].shape, (0.5,), (0.5,))
     known = {name: value for name, value in options.items() if name in Settings.model_fields}
     registry = load_plugins()
-    run = Run(
+    run = SimulatedRun(
         method=MethodChoice(name="fedavg", make=lambda: registry.make_method("fedavg", {})),
         task=dataclasses.replace(task, device="cpu", scale=scale),
         settings=Settings(rounds=2, **known),

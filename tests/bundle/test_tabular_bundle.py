@@ -20,15 +20,15 @@ from refusals import refused
 
 from medfl.data.datalists import Datalist, write_datalist
 from medfl.data.inference import load_rows
+from medfl.data.partition.by_site import by_site
+from medfl.data.partition.iid import iid
+from medfl.data.partition.partition import partition
+from medfl.data.partition.plan import PartitionPlan
+from medfl.data.partition.writing import feature_scale
 from medfl.data.sites import fact, load_sites
 from medfl.errors import DataError
 from medfl.networks.vectors import MLP
 from medfl.objectives import Binary, Multiclass, Multilabel, Objective, Regression, Survival
-from medfl.partition.by_site import by_site
-from medfl.partition.iid import iid
-from medfl.partition.partition import partition
-from medfl.partition.plan import PartitionPlan
-from medfl.partition.writing import feature_scale
 from medfl.workflow import FederatedWorkflow
 from medfl_datasets.flamby_tcga_brca.spec import FlambyTcgaBrca
 

@@ -14,7 +14,7 @@ import yaml
 import medfl_datasets
 from medfl.cli.main import main
 from medfl.data.datalists import read_datalist
-from medfl.ingest import workers
+from medfl.data.ingest import workers
 from medfl.plugins import load_plugins
 from medfl.testing.datasets import check_dataset
 from medfl_studies.cohorts import check_data, make_data

@@ -15,11 +15,11 @@ from refusals import refused
 from medfl.cli.main import main
 from medfl.data.cohort import Cohort, load_cohort
 from medfl.data.datalists import Datalist, make_records, write_datalist
+from medfl.data.partition.iid import iid
+from medfl.data.partition.partition import partition
+from medfl.data.partition.plan import PartitionPlan
 from medfl.errors import DataError, MedflError, SettingsError
 from medfl.objectives import Multiclass
-from medfl.partition.iid import iid
-from medfl.partition.partition import partition
-from medfl.partition.plan import PartitionPlan
 
 BUNDLE = Path(__file__).parents[2] / "bundles" / "mammography_classification"
 CLASSES = ("normal", "benign", "malignant")

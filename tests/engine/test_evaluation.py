@@ -12,7 +12,7 @@ from toys import metric_rows
 
 from medfl.engine.evaluation import Row, csv_lines, rows_of, score
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import Run, RunData, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.errors import SettingsError
 from medfl.metrics import METRICS
 from medfl.objectives import Multiclass
@@ -171,7 +171,7 @@ def test_the_shared_test_scores_every_personal_model_on_the_servers_test_set(tmp
 
 
 def test_without_a_test_set_there_is_nothing_to_share(tmp_path):
-    run = Run(
+    run = SimulatedRun(
         method=MethodChoice(name="fedbn", make=case("fedbn").make_method),
         task=make_task(),
         settings=Settings(rounds=1, shared_test=True),

@@ -16,7 +16,7 @@ from toys import Ring, Toy, builtin, snapshot
 
 from medfl.contract import Plan, Server
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import Run, RunData, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.engine.store import Store
 from medfl.errors import DamagedError, StoreError
 from medfl.settings import Settings
@@ -171,7 +171,7 @@ def test_rows_of_the_last_step_are_mended(change: str, ring: Any, tmp_path: Path
 
 def start(folder: Path, method: str = "one", task: Task | None = None, **changes: Any) -> None:
     settings = {"rounds": 2, "batch_size": 5} | changes.pop("settings", {})
-    run = Run(
+    run = SimulatedRun(
         method=MethodChoice(name=method, make=Averaging, args=changes.pop("method_args", {})),
         task=task or make_task(),
         settings=Settings(**settings),

@@ -23,9 +23,9 @@ import pytest
 from loopback import METHODS, SITES, Place, digests, write_bundle
 from toys import snapshot
 
+from medfl.data.partition.partition import partition
+from medfl.data.partition.plan import PartitionPlan
 from medfl.errors import MedflError
-from medfl.partition.partition import partition
-from medfl.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import scores
 from medfl.testing.phantoms import make_cohort

@@ -13,7 +13,7 @@ from typing import Any
 from medfl.bundle.files import shipped
 from medfl.data.sites import load_global, load_site, load_sites
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import Result, Run, RunData, Simulation, simulate
+from medfl.engine.runs.simulation import Result, RunData, SimulatedRun, Simulation, simulate
 from medfl.engine.site import Splits
 from medfl.testing.phantoms import make_cohort
 from medfl.types import PUBLIC
@@ -164,7 +164,7 @@ class Place:
         about = (self.data / PUBLIC, task.objective, built.mean, built.std)
         public = load_site(*about) if about[0].is_dir() else None
         return simulate(
-            Run(
+            SimulatedRun(
                 method=MethodChoice(name=offer.method, make=opened.make_method, args=built.method_args),
                 task=task,
                 settings=opened.settings,

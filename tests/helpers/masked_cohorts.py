@@ -7,11 +7,11 @@ from typing import Any
 
 from medfl.bundle.federation import read_federation
 from medfl.bundle.files import shipped
+from medfl.data.ingest.prepare import prepare
+from medfl.data.partition.by_site import by_site
+from medfl.data.partition.partition import partition
+from medfl.data.partition.plan import PartitionPlan
 from medfl.engine.runs.simulation import Result
-from medfl.ingest.prepare import prepare
-from medfl.partition.by_site import by_site
-from medfl.partition.partition import partition
-from medfl.partition.plan import PartitionPlan
 from medfl_datasets.breast_ultrasound import phantom as ultrasound
 from medfl_datasets.breast_ultrasound.spec import BreastUltrasound
 from medfl_datasets.decathlon import phantom as volumes

@@ -11,7 +11,7 @@ import torch
 
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.home import Home
-from medfl.engine.runs.simulation import Callbacks, Run, RunData, simulate
+from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, simulate
 from medfl.engine.runs.site_bundles import export
 from medfl.engine.site import Splits
 from medfl.objectives import Objective
@@ -52,7 +52,7 @@ def run_objective(
     if patients:
         sites["north"].test.patients = torch.arange(tests) // patients
     registry = load_plugins()
-    run = Run(
+    run = SimulatedRun(
         method=MethodChoice(name=method, make=lambda: registry.make_method(method, {})),
         task=task,
         settings=Settings(rounds=rounds, batch_size=8),

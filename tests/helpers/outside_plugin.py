@@ -16,9 +16,9 @@ from PIL import Image
 from pydantic import Field
 
 from medfl.data.datalists import Datalist
+from medfl.data.ingest.spec import Choice, ImageSpec
+from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.rgb import read_rgb, resize
-from medfl.ingest.spec import Choice, ImageSpec
-from medfl.ingest.workers import LoadedItem
 from medfl.plugins import DatasetRecord, MethodRecord, SectionRecord, hookimpl
 from medfl.toolkit.averaging import Averaging
 from medfl.toolkit.trainings import Budget, Training

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from medfl.data.datalists import Datalist, read_datalist
-from medfl.ingest.labels import Columns
-from medfl.ingest.own_phantom import write_release
-from medfl.ingest.own_spec import Folder
-from medfl.ingest.prepare import prepare as prepare_dataset
+from medfl.data.ingest.labels import Columns
+from medfl.data.ingest.own_phantom import write_release
+from medfl.data.ingest.own_spec import Folder
+from medfl.data.ingest.prepare import prepare as prepare_dataset
 from medfl.settings import read_settings
 
 SOME = Columns("file", "diagnosis")
@@ -36,7 +36,7 @@ def prepare(
     reading: Mapping[str, bool] | None = None,
     **options: Any,
 ) -> Datalist:
-    """Prepare them in this process; options of the data set and those of `medfl.ingest.prepare.prepare` in one."""
+    """Prepare them in this process; options of the data set and those of `medfl.data.ingest.prepare.prepare` in one."""
     frame = {key: options.pop(key) for key in ("force", "say") if key in options}
     named = {
         "image_column": columns.image,

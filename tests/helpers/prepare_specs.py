@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from medfl.data.datalists import Datalist
-from medfl.ingest.prepare import prepare
-from medfl.ingest.spec import DatasetSpec
+from medfl.data.ingest.prepare import prepare
+from medfl.data.ingest.spec import DatasetSpec
 from medfl.plugins import load_plugins
 from medfl.settings import read_settings
 from medfl_studies.preps import Prep, release_of

@@ -7,7 +7,7 @@ from torch import nn
 
 from medfl.data.pooled import Empty, TensorData
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import Run, RunData, Simulation, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, Simulation, simulate
 from medfl.engine.site import Splits
 from medfl.objectives import Multiclass
 from medfl.settings import Settings
@@ -52,7 +52,7 @@ def quadratic_sites():
 def run_quadratic(folder, make_method, rounds, task=QUADRATIC, sites=None, **options):
     """Run five steps of 0.1 a round on the losses of three sites."""
     return simulate(
-        Run(
+        SimulatedRun(
             method=MethodChoice(name="toy", make=make_method),
             task=task,
             settings=Settings(rounds=rounds, epochs=5),

@@ -9,7 +9,7 @@ from torch import nn
 from medfl.contract import Holder
 from medfl.data.pooled import Empty
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import Run, RunData, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.engine.site import Splits
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
@@ -162,7 +162,7 @@ def gaussian_sites(random_labels):
 def test_what_can_be_learned_is_and_nothing_else(tmp_path, name, random_labels):
     rounds = 3 if random_labels else 8  # 20 are allowed
     settings = Settings(rounds=rounds, evaluate_every=rounds)
-    run = Run(
+    run = SimulatedRun(
         method=MethodChoice(name=name, make=method(name, **ARGS.get(name, {}))),
         task=GAUSSIANS,
         settings=settings,

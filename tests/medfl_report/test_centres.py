@@ -12,15 +12,15 @@ from make_runs import make_run
 from read_page import Page, words
 from sklearn.metrics import roc_auc_score
 
+from medfl.data.ingest.prepare import prepare
+from medfl.data.partition.by_site import by_site
+from medfl.data.partition.partition import partition
+from medfl.data.partition.plan import PartitionPlan
 from medfl.data.pooled import all_targets
 from medfl.data.sites import load_site
 from medfl.engine.runs.records import read_run
 from medfl.engine.runs.site_bundles import _csv
-from medfl.ingest.prepare import prepare
 from medfl.objectives import Multiclass
-from medfl.partition.by_site import by_site
-from medfl.partition.partition import partition
-from medfl.partition.plan import PartitionPlan
 from medfl.testing.cohort import make_task
 from medfl_datasets.abide.phantom import write_release
 from medfl_datasets.abide.spec import Abide

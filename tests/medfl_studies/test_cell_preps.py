@@ -9,8 +9,8 @@ from prepare_specs import study_release
 from refusals import refused
 
 from medfl.data.datalists import read_datalist
+from medfl.data.ingest.prepare import prepare
 from medfl.errors import DataError, SettingsError
-from medfl.ingest.prepare import prepare
 from medfl_datasets.bloodcells.labels import SHIPPED
 from medfl_datasets.bloodcells.phantom import ACEVEDO, BODZAS, write_acevedo, write_bodzas, write_matek
 
@@ -31,7 +31,7 @@ def pooled(source, pool, **values):
 
 
 def test_each_release_is_found_by_its_name_and_prepared(source, tmp_path, monkeypatch):
-    monkeypatch.setattr("medfl.ingest.pipeline.core_count", lambda: 1)
+    monkeypatch.setattr("medfl.data.ingest.pipeline.core_count", lambda: 1)
     paper = pooled(source, tmp_path / "1", dataset="acevedo", preset="paper")
     assert paper.num_classes == 10
     eight = pooled(source, tmp_path / "2", dataset="acevedo", labels="class", test_share=0)

@@ -15,10 +15,10 @@ from study_toys import PREPARED, Runs, contents
 from medfl.cli.main import main
 from medfl.cli.run import parse_overrides
 from medfl.data.datalists import read_datalist
+from medfl.data.partition.plan import PartitionPlan
 from medfl.data.partition_file import drawn_fold
 from medfl.data.sites import site_names
 from medfl.errors import DataError, SettingsError, StoreError
-from medfl.partition.plan import PartitionPlan
 from medfl.records.partition import Fold, Partition
 from medfl.records.run_file import RunFile
 from medfl_studies.study import commands, run_study

@@ -8,8 +8,8 @@ from prepare_specs import study_release
 from refusals import refused
 
 from medfl.data.datalists import read_datalist
+from medfl.data.ingest.prepare import prepare
 from medfl.errors import DataError, SettingsError
-from medfl.ingest.prepare import prepare
 from medfl.plugins import load_plugins
 
 
@@ -22,7 +22,7 @@ def source(tmp_path):
 
 
 def test_both_are_found_by_their_names_and_prepared_as_told(source, tmp_path, monkeypatch):
-    monkeypatch.setattr("medfl.ingest.pipeline.core_count", lambda: 1)
+    monkeypatch.setattr("medfl.data.ingest.pipeline.core_count", lambda: 1)
     wanted = {
         "lc25000": {"organ": "lung", "groups": "none"},
         "celeba": {"attribute": "Male", "crop": True, "split": "none", "min_images": 3},

@@ -14,13 +14,13 @@ from torch import nn
 
 from medfl.data.cohort import load_cohort
 from medfl.data.datalists import FILE, Datalist, parse_datalist, read_datalist, write_datalist
+from medfl.data.partition.iid import iid
+from medfl.data.partition.partition import partition
+from medfl.data.partition.plan import PartitionPlan
 from medfl.data.sites import load_site, load_sites
 from medfl.engine.site import Splits
 from medfl.errors import DataError
 from medfl.objectives import Binary, Multiclass, Multilabel, Objective, Regression, Segmentation, Survival
-from medfl.partition.iid import iid
-from medfl.partition.partition import partition
-from medfl.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins
 from medfl.task import Task
 from medfl.testing.cohort import Case

@@ -13,7 +13,7 @@ from refusals import refused
 from torch import nn
 
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import Run, RunData, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.engine.store import Store
 from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
@@ -124,7 +124,7 @@ def test_what_a_parent_promises_does_not_hold_for_a_child(tmp_path: Path) -> Non
     assert [kind().supports_dp_sgd for kind in (Averaging, Parent, Child, Grandchild)] == [False, True, False, True]
     settings = Settings(rounds=1, batch_size=25, privacy=PRIVACY)
     for kind in (Parent, Child):
-        run_ = Run(
+        run_ = SimulatedRun(
             method=MethodChoice(name=kind.__name__, make=kind),
             task=make_task("plain"),
             settings=settings,

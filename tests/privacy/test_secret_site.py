@@ -14,7 +14,7 @@ from torch import nn
 
 from medfl.contract import Order, Reply, Site
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import Run, RunData, Simulation, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, Simulation, simulate
 from medfl.engine.site import SiteRunner, Splits
 from medfl.engine.store import Store
 from medfl.errors import ContractError, StoreError
@@ -122,7 +122,7 @@ def run(folder: Path, data: Splits, task: Task, ledger: Path, **more):
     case = Case(load_plugins(), "fedavg", {}, {"rounds": 2, "batch_size": 25, "epochs": 1})
     settings = case.settings_of(privacy=PRIVACY | {"ledger": ledger})
     return simulate(
-        Run(
+        SimulatedRun(
             method=MethodChoice(name="fedavg", make=case.make_method),
             task=task,
             settings=settings,

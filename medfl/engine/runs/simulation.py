@@ -102,12 +102,12 @@ class Callbacks:
 
     on_start: Callable[[], None] = lambda: None
     on_round: Callable[[int, list[Row]], None] = lambda round_, rows: None
-    export: Callable[[Run, Result], object] = lambda run, result: None
+    export: Callable[[SimulatedRun, Result], object] = lambda run, result: None
     frees_space: bool = False
 
 
 @dataclass(frozen=True)
-class Run:
+class SimulatedRun:
     """A federation on one machine.
 
     Attributes:
@@ -159,7 +159,7 @@ class Result:
     summary: Summary
 
 
-def simulate(run: Run) -> Result:
+def simulate(run: SimulatedRun) -> Result:
     """Run a federation to its end; given the same folder again it continues, and in the end has the same bits.
 
     Raises:
@@ -185,7 +185,7 @@ class _LocalParticipants(Participants):
         writer: The same run in its folder.
     """
 
-    def __init__(self, run: Run, writer: RunWriter) -> None:
+    def __init__(self, run: SimulatedRun, writer: RunWriter) -> None:
         self.run, self.writer = run, writer
         self.result: Result | None = None
         self._hosts: dict[str, SiteRunner] = {}
@@ -247,7 +247,7 @@ def _by_name(data: Splits) -> dict[str, Dataset]:
     return {"training": data.train, "validation": data.val, "test": data.test}
 
 
-def check(run: Run, method: Method) -> None:
+def check(run: SimulatedRun, method: Method) -> None:
     """Everything that can be checked before step 0."""
     name, task, settings, data = run.method.name, run.task, run.settings, run.data
     networks = check_plan(name, method, task, settings, data.sites, bool(data.public), run.method.needs_by_method)
@@ -274,7 +274,9 @@ def check(run: Run, method: Method) -> None:
 # ---- sites
 
 
-def _carrier(run: Run, hosts: dict[str, SiteRunner], viewers: dict[str, SiteRunner], note: Note) -> LocalCarrier:
+def _carrier(
+    run: SimulatedRun, hosts: dict[str, SiteRunner], viewers: dict[str, SiteRunner], note: Note
+) -> LocalCarrier:
     """Return the carrier of honest sites, or the one with attackers among them."""
     make_carrier: Callable[..., LocalCarrier] = LocalCarrier
     if run.simulation.attackers is not None:
@@ -292,7 +294,7 @@ def _carrier(run: Run, hosts: dict[str, SiteRunner], viewers: dict[str, SiteRunn
     )
 
 
-def _hosts(run: Run, writer: RunWriter) -> tuple[dict[str, SiteRunner], dict[str, SiteRunner]]:
+def _hosts(run: SimulatedRun, writer: RunWriter) -> tuple[dict[str, SiteRunner], dict[str, SiteRunner]]:
     """Sites that train, and holders of test data only."""
 
     def site(name: str, data: Splits) -> SiteRunner:

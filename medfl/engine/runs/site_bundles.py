@@ -23,7 +23,7 @@ from medfl.engine.constant_predictions import Predictions, find_constant_predict
 from medfl.engine.evaluation import completed, predictor_of
 from medfl.engine.runs.home import Facts, Home, describe, named
 from medfl.engine.runs.records import PREDICTIONS, TEST_CONFIG
-from medfl.engine.runs.simulation import Result, Run
+from medfl.engine.runs.simulation import Result, SimulatedRun
 from medfl.engine.runs.worst_cases import keep_worst
 from medfl.engine.site import Splits
 from medfl.objectives.shown import GROUP
@@ -54,7 +54,7 @@ LEFT_OUT = {"federate.json"}
 """Configurations that make no sense for one site alone."""
 
 
-def export(run: Run, result: Result, home: Home) -> list[Path]:
+def export(run: SimulatedRun, result: Result, home: Home) -> list[Path]:
     """Write a bundle for every site, and ``global/`` where the method has a global model.
 
     Models that predict the same for every image are logged and added to the summary.

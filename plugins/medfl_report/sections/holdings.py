@@ -14,7 +14,7 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
 from medfl.data.datalists import Datalist
-from medfl.partition.writing import counts_by_class
+from medfl.data.partition.writing import counts_by_class
 
 PICTURE = "who_holds_what.svg"
 """Name of the picture in the folder of a partition."""

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from medfl.ingest.prepare import prepare
-from medfl.partition.by_site import by_site
-from medfl.partition.partition import partition
-from medfl.partition.plan import PartitionPlan
+from medfl.data.ingest.prepare import prepare
+from medfl.data.partition.by_site import by_site
+from medfl.data.partition.partition import partition
+from medfl.data.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins
 from medfl_report.sections.holdings import draw_partition
 from medfl_studies.demo.runs import Shown, report, run

@@ -37,10 +37,10 @@ import numpy as np
 from PIL import Image
 from rich.console import Console
 
-from medfl.ingest.prepare import prepare
-from medfl.partition.by_site import by_site
-from medfl.partition.partition import partition
-from medfl.partition.plan import PartitionPlan
+from medfl.data.ingest.prepare import prepare
+from medfl.data.partition.by_site import by_site
+from medfl.data.partition.partition import partition
+from medfl.data.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins
 from medfl.testing.phantoms import CELLS, Stain, draw_cells, draw_stain
 from medfl.utils.seeds import seed_of

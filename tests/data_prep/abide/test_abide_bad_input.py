@@ -10,8 +10,8 @@ import pytest
 from abide_maker import TWO, changed, copied, make_release, map_of, prepare, rewrite_table, save, used_rows
 from refusals import refused
 
+from medfl.data.ingest import array_file as new_array
 from medfl.errors import DataError, SettingsError
-from medfl.ingest import array_file as new_array
 from medfl.records.datalist import Exclusion
 from medfl_datasets.abide import images as abide_images
 from medfl_datasets.abide.files import Maps

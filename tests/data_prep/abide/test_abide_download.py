@@ -26,7 +26,7 @@ def made(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _direct(monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr("medfl.ingest.download.time.sleep", lambda _: None)
+    monkeypatch.setattr("medfl.data.ingest.download.time.sleep", lambda _: None)
 
 
 @contextlib.contextmanager

@@ -14,8 +14,8 @@ from prepare_specs import prepare_spec
 from refusals import refused
 
 from medfl.data.datalists import read_datalist
+from medfl.data.ingest.prepare import prepare as prepare_dataset
 from medfl.errors import DataError, SettingsError
-from medfl.ingest.prepare import prepare as prepare_dataset
 from medfl.settings import read_settings
 from medfl_datasets.bloodcells import acevedo, bodzas, matek
 from medfl_datasets.bloodcells.files import read_cell

@@ -10,8 +10,8 @@ import pytest
 from cells import check_pixels, exclusions, listed, records
 
 from medfl.cli.main import main
+from medfl.data.ingest.prepare import prepare as prepare_dataset
 from medfl.data.sites import load_sites
-from medfl.ingest.prepare import prepare as prepare_dataset
 from medfl.objectives import Multiclass
 from medfl_datasets.bloodcells.labels import read_label_map
 from medfl_datasets.bloodcells.phantom import ACEVEDO, BODZAS, MATEK, write_acevedo, write_bodzas, write_matek

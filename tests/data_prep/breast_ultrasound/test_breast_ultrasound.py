@@ -19,12 +19,12 @@ from refusals import refused
 from segmentation_maker import segmentation, source_image
 
 from medfl.data.datalists import SPLITS, Datalist
+from medfl.data.partition.by_site import by_site
+from medfl.data.partition.partition import partition
+from medfl.data.partition.plan import PartitionPlan
 from medfl.data.sites import load_sites
 from medfl.errors import DataError
 from medfl.objectives import Segmentation
-from medfl.partition.by_site import by_site
-from medfl.partition.partition import partition
-from medfl.partition.plan import PartitionPlan
 from medfl_datasets.breast_ultrasound.files import NORMAL, read_release
 from medfl_datasets.breast_ultrasound.phantom import SITES, write_release
 from medfl_datasets.breast_ultrasound.spec import BreastUltrasound

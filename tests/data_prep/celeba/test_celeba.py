@@ -13,10 +13,10 @@ from refusals import refused
 
 from medfl.cli.main import main
 from medfl.data.datalists import read_datalist
+from medfl.data.partition.assign import distribute
+from medfl.data.partition.by_site import by_site
+from medfl.data.partition.plan import PartitionPlan
 from medfl.errors import DataError, SettingsError
-from medfl.partition.assign import distribute
-from medfl.partition.by_site import by_site
-from medfl.partition.plan import PartitionPlan
 from medfl.records.datalist import Exclusion
 from medfl_datasets.celeba.phantom import (
     NAMES,

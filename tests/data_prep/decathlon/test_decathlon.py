@@ -19,13 +19,13 @@ from prepare_specs import prepare_spec
 from refusals import refused
 
 from medfl.data.datalists import Datalist, read_datalist
+from medfl.data.partition.by_site import by_site
+from medfl.data.partition.iid import iid
+from medfl.data.partition.partition import partition
+from medfl.data.partition.plan import PartitionPlan
 from medfl.data.sites import fact, load_site, load_sites
 from medfl.errors import DataError, SettingsError
 from medfl.objectives import Segmentation
-from medfl.partition.by_site import by_site
-from medfl.partition.iid import iid
-from medfl.partition.partition import partition
-from medfl.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins
 from medfl.records.partition import Partition
 from medfl_datasets.decathlon.phantom import SCANNERS, TABLE, write_release

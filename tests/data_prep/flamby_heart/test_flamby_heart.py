@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from refusals import refused
 from sklearn.model_selection import train_test_split
 
+from medfl.data.ingest.prepare import prepare
+from medfl.data.partition.by_site import by_site
+from medfl.data.partition.partition import partition
+from medfl.data.partition.plan import PartitionPlan
 from medfl.data.sites import load_sites
 from medfl.errors import DataError, SettingsError
-from medfl.ingest.prepare import prepare
 from medfl.objectives import Binary
-from medfl.partition.by_site import by_site
-from medfl.partition.partition import partition
-from medfl.partition.plan import PartitionPlan
 from medfl.records.datalist import Exclusion
 from medfl_datasets.flamby_heart.files import HOSPITALS, features, read_hospital
 from medfl_datasets.flamby_heart.phantom import write_release

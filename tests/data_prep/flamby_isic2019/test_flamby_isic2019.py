@@ -12,10 +12,10 @@ from prepare_specs import prepare_spec, study_release
 from refusals import refused
 
 from medfl.data.datalists import Datalist, read_datalist
+from medfl.data.partition.by_site import by_site
+from medfl.data.partition.partition import partition
+from medfl.data.partition.plan import PartitionPlan
 from medfl.errors import DataError
-from medfl.partition.by_site import by_site
-from medfl.partition.partition import partition
-from medfl.partition.plan import PartitionPlan
 from medfl_datasets.flamby_isic2019.phantom import write_release
 from medfl_datasets.flamby_isic2019.spec import CLASSES, IMAGES, METADATA, OFFICIAL, SPLIT, FlambyISIC2019
 

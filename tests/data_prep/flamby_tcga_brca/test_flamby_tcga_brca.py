@@ -12,13 +12,13 @@ import torch
 from refusals import refused
 
 from medfl.data.datalists import read_datalist
+from medfl.data.ingest.prepare import prepare
+from medfl.data.partition.by_site import by_site
+from medfl.data.partition.partition import partition
+from medfl.data.partition.plan import PartitionPlan
 from medfl.data.sites import load_sites
 from medfl.errors import DataError
-from medfl.ingest.prepare import prepare
 from medfl.objectives import Survival
-from medfl.partition.by_site import by_site
-from medfl.partition.partition import partition
-from medfl.partition.plan import PartitionPlan
 from medfl.records.datalist import Exclusion
 from medfl_datasets.flamby_tcga_brca.files import REGIONS, find_files, read_patients
 from medfl_datasets.flamby_tcga_brca.phantom import ROWS, UNUSED, write_release

@@ -14,11 +14,11 @@ from prepare_specs import study_release
 from refusals import refused
 
 from medfl.data.datalists import read_datalist
+from medfl.data.ingest.prepare import prepare as prepare_dataset
+from medfl.data.partition.assign import distribute
+from medfl.data.partition.dirichlet_class import dirichlet_class
+from medfl.data.partition.plan import PartitionPlan
 from medfl.errors import DataError
-from medfl.ingest.prepare import prepare as prepare_dataset
-from medfl.partition.assign import distribute
-from medfl.partition.dirichlet_class import dirichlet_class
-from medfl.partition.plan import PartitionPlan
 from medfl.records.partition import Partition
 from medfl_datasets.ham10000.files import crop_box
 from medfl_datasets.ham10000.phantom import (
@@ -262,7 +262,7 @@ def test_masks_that_are_missing_or_wrong_leave_images_out(release, rows, tmp_pat
 
 
 def test_a_study_prepares_it(release, tmp_path, monkeypatch):
-    monkeypatch.setattr("medfl.ingest.pipeline.core_count", lambda: 1)
+    monkeypatch.setattr("medfl.data.ingest.pipeline.core_count", lambda: 1)
     release.rename(tmp_path / "ham10000")
     spec = study_release(tmp_path, dataset="ham10000", size=5, preset="paper", crop_lesion=True)
     prepare_dataset(spec, tmp_path / "P")

@@ -14,10 +14,10 @@ from refusals import refused
 
 from medfl.cli.main import main
 from medfl.data.datalists import read_datalist
+from medfl.data.partition.assign import distribute
+from medfl.data.partition.iid import iid
+from medfl.data.partition.plan import PartitionPlan
 from medfl.errors import DataError, SettingsError
-from medfl.partition.assign import distribute
-from medfl.partition.iid import iid
-from medfl.partition.plan import PartitionPlan
 from medfl_datasets.lc25000.phantom import COPIES, TILES, write_release
 from medfl_datasets.lc25000.spec import LC25000
 

@@ -15,8 +15,8 @@ from npz_makers import write_npz
 from refusals import refused
 
 from medfl.data.datalists import read_datalist
+from medfl.data.ingest import array_file as new_array
 from medfl.errors import DataError, SettingsError
-from medfl.ingest import array_file as new_array
 from medfl_datasets.medmnist import files as npz
 from medfl_datasets.medmnist.files import PARTS, read_npz
 from medfl_datasets.medmnist.releases import RELEASES, find_release, split_flag

@@ -26,7 +26,7 @@ def official(tmp_path, monkeypatch):
     releases = RELEASES | {"bloodmnist": replace(RELEASES["bloodmnist"], counts=(10, 3, 4), md5={28: md5})}
     monkeypatch.setattr(medmnist_releases, "RELEASES", releases)
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr("medfl.ingest.download.time.sleep", lambda _: None)
+    monkeypatch.setattr("medfl.data.ingest.download.time.sleep", lambda _: None)
     with serving(Web(content)) as web:
         yield web
 

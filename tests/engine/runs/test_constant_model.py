@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from medfl.cli.main import app
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.home import Home
-from medfl.engine.runs.simulation import Callbacks, Run, RunData, simulate
+from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, simulate
 from medfl.engine.runs.site_bundles import export
 from medfl.plugins import load_plugins
 from medfl.records.summary import Summary
@@ -36,13 +36,13 @@ class BiasOnly(torch.nn.Module):
         return self.bias.expand(len(images), 3)
 
 
-def train(folder: Path, network: type[torch.nn.Module] | None, rounds: int, sites: dict | None = None) -> Run:
+def train(folder: Path, network: type[torch.nn.Module] | None, rounds: int, sites: dict | None = None) -> SimulatedRun:
     task = make_task("plain")
     if network is not None:
         task = replace(task, networks={"plain": network})
     registry = load_plugins()
     home = Home(BUNDLE, classes=CLASSES, objective=task.objective)
-    run = Run(
+    run = SimulatedRun(
         method=MethodChoice(name="fedavg", make=lambda: registry.make_method("fedavg", {})),
         task=task,
         settings=Settings(rounds=rounds, batch_size=5, seed=7),

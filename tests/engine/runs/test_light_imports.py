@@ -27,7 +27,7 @@ from medfl.networks.cnn import CNN4
 from medfl.networks.resnet import ResNet
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
-from medfl.engine.runs.simulation import Run, RunData, simulate
+from medfl.engine.runs.simulation import SimulatedRun, RunData, simulate
 from medfl.settings import Execution, Settings
 from medfl.task import Task
 
@@ -65,7 +65,7 @@ registry = load_plugins()
 ResNet(10)
 for number, (method, workers) in enumerate([("fedavg", 2), ("centralized", 1)]):
     result = simulate(
-        Run(
+        SimulatedRun(
             method=MethodChoice(name=method, make=lambda: registry.make_method(method, {})),
             task=task,
             settings=Settings(rounds=1, epochs=1, batch_size=3),

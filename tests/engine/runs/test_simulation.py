@@ -14,7 +14,7 @@ from medfl.data.pooled import Empty, Pooled
 from medfl.engine.evaluation import score
 from medfl.engine.journal import Journal
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import Callbacks, Run, RunData, simulate
+from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, simulate
 from medfl.engine.runs.summary import summarise
 from medfl.engine.site import Splits
 from medfl.errors import DataError, PluginError, SettingsError, StoreError
@@ -190,7 +190,7 @@ def test_the_summary_is_written_last_and_is_gone_while_a_run_goes_on(tmp_path):
         seen.append((tmp_path / "summary.json").exists())
 
     for rounds in (1, 2):
-        run = Run(
+        run = SimulatedRun(
             method=MethodChoice(name="fedavg", make=FedAvg),
             task=make_task(),
             settings=Settings(rounds=rounds),
@@ -213,7 +213,7 @@ def test_a_round_of_several_steps_is_told_with_the_rows_of_all(tmp_path):
                 spent[row.round] = spent.get(row.round, 0) + row.value
 
     args = {"route": "derangement", "p2p_scale": 1}
-    run = Run(
+    run = SimulatedRun(
         method=MethodChoice(name="fedcross_star", make=lambda: registry.make_method("fedcross_star", args)),
         task=make_task(),
         settings=Settings(rounds=3),
@@ -393,7 +393,7 @@ def test_pooled_data_are_the_parts_in_any_order():
 def test_a_run_without_anything_to_score_ends_well(tmp_path):
     sites = {name: Splits(make_data(8, name), Empty(), Empty()) for name in "ab"}
     outcome = simulate(
-        Run(
+        SimulatedRun(
             method=MethodChoice(name="fedavg", make=FedAvg),
             task=make_task(),
             settings=Settings(rounds=2),

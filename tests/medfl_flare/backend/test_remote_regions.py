@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from medfl.bundle.files import shipped
+from medfl.data.ingest.prepare import prepare
+from medfl.data.partition.by_site import by_site
+from medfl.data.partition.partition import partition
+from medfl.data.partition.plan import PartitionPlan
 from medfl.data.regions import load_regions
-from medfl.ingest.prepare import prepare
-from medfl.partition.by_site import by_site
-from medfl.partition.partition import partition
-from medfl.partition.plan import PartitionPlan
 from medfl.testing.phantoms import make_cohort
 from medfl_datasets.abide.phantom import ATLAS_FILE, write_release
 from medfl_datasets.abide.spec import Abide

@@ -15,9 +15,9 @@ from described import write_classes, write_site
 from prepare_specs import prepare_spec
 
 from medfl.cli.main import main
-from medfl.partition.by_site import by_site
-from medfl.partition.partition import partition
-from medfl.partition.plan import PartitionPlan
+from medfl.data.partition.by_site import by_site
+from medfl.data.partition.partition import partition
+from medfl.data.partition.plan import PartitionPlan
 from medfl.settings import Privacy
 from medfl_datasets.breast_ultrasound.spec import BreastUltrasound
 from medfl_flare.statistics.description import Counts, Description

@@ -23,7 +23,7 @@ from toys import Forgetful
 from medfl.contract import Order
 from medfl.data.pooled import TensorData
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import Run, RunData, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.engine.site import Splits
 from medfl.errors import RefusedError
 from medfl.objectives import Multiclass
@@ -163,7 +163,7 @@ def test_volumes_of_two_classes_at_sites_of_one_class_each(tmp_path):
     labels = {"site-1": torch.zeros(4, dtype=torch.int64), "site-2": torch.ones(3, dtype=torch.int64)}
     data = {name: volumes(some, key) for key, (name, some) in enumerate(labels.items())}
     settings, args = Settings(rounds=2, batch_size=4, evaluate_every=9), {"norm": "group", "prototype": "scaled"}
-    run_ = Run(
+    run_ = SimulatedRun(
         method=MethodChoice(name="fedtpf", make=lambda: FedTPF(**(TINY | args))),
         task=volume_task(),
         settings=settings,

@@ -18,10 +18,10 @@ from scipy.stats import binomtest
 from sklearn.metrics import balanced_accuracy_score, recall_score, roc_auc_score
 
 from medfl.data.datalists import Datalist, write_datalist
+from medfl.data.partition.plan import PartitionPlan
 from medfl.data.sites import load_site
 from medfl.errors import SettingsError, StoreError
 from medfl.objectives import Multiclass
-from medfl.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins
 from medfl.records.partition import LocatedExclusion, Partition
 from medfl.records.site_card import SiteCard

@@ -1,0 +1,163 @@
+"""What all of a hospital's own images become: one size, one number of channels, one type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from medfl.data.ingest.pipeline import core_count
+from medfl.data.ingest.workers import LoadedItem
+from medfl.data.readers.images import ImageKind, look_at, read_image
+from medfl.data.readers.mammogram_image import read_mammogram
+from medfl.data.readers.quiet import quiet_decoders
+from medfl.data.table import row_list
+from medfl.errors import DataError, SettingsError
+from medfl.utils.progress import progress
+from medfl.utils.text import Say
+
+
+@dataclass(frozen=True)
+class Form:
+    """What each image becomes.
+
+    Attributes:
+        size: (H, W) or (D, H, W).
+        channels: 1 or 3.
+        dtype: uint8, float32 in [0, 1], or uint16 for mammograms.
+        reading: How mammograms are read, entries of `medfl.data.readers.mammogram_image.READING`; None if they are
+        none.
+    """
+
+    size: tuple[int, ...]
+    channels: int
+    dtype: np.dtype
+    reading: Mapping[str, bool] | None = None
+
+    def shape(self) -> tuple[int, ...]:
+        """Of a row of the array."""
+        return (*self.size, self.channels) if self.channels > 1 else self.size
+
+
+def read_row(path: Path, form: Form) -> LoadedItem:
+    """Read an image file.
+
+    Args:
+        path: The file.
+        form: What it becomes.
+
+    Returns:
+        A row of the array, in the shape and type of `form`.
+
+    Raises:
+        DataError: If it can't be read.
+    """
+    if form.reading is not None:
+        return LoadedItem(read_mammogram(path, form.size, form.channels, **form.reading))
+    pixels = read_image(path, form.size, form.channels)
+    return LoadedItem(pixels if pixels.dtype == form.dtype else pixels / np.float32(255))
+
+
+def look_at_all(files: Sequence[Path], check: str, say: Say) -> tuple[dict[int, ImageKind], dict[int, str]]:
+    """Look at the heads of image files, which mostly means to wait for a disk: in threads.
+
+    Args:
+        files: The files.
+        check: As in `medfl.data.readers.images.look_at`.
+        say: Gets progress.
+
+    Returns:
+        Place in `files` to what the file holds, and place to the reason why it can't be read; both ascending.
+    """
+
+    def look(path: Path) -> ImageKind | DataError:
+        try:
+            return look_at(path, check)
+        except DataError as error:
+            return error
+
+    kinds: dict[int, ImageKind] = {}
+    failed: dict[int, str] = {}
+    threads = ThreadPoolExecutor(core_count())
+    try:
+        with quiet_decoders(), progress("looking at", len(files), "images", say) as show:
+            for place, kind in enumerate(threads.map(look, files)):
+                if isinstance(kind, DataError):
+                    failed[place] = str(kind)
+                else:
+                    kinds[place] = kind
+                show(place + 1)
+    finally:
+        threads.shutdown(cancel_futures=True)
+    return kinds, failed
+
+
+def form_of(
+    kinds: Mapping[int, ImageKind],
+    size: Sequence[int],
+    channels: int | None,
+    reading: Mapping[str, bool] | None,
+) -> Form:
+    """What all images become.
+
+    Args:
+        kinds: Row of the table to what its file holds.
+        size: (H, W), (D, H, W), or one number for all edges, each >= 1.
+        channels: 1 or 3; None means 3 if any image is in colour, otherwise 1.
+        reading: How mammograms are read, entries of `medfl.data.readers.mammogram_image.READING`; None means by
+            `medfl.data.readers.images`.
+
+    Raises:
+        DataError: If there are images and volumes.
+        SettingsError: If the size, the channels or the way to read don't fit the images.
+    """
+    volumes = [row for row, kind in kinds.items() if kind.dims == 3]
+    if volumes and len(volumes) < len(kinds):
+        raise DataError(
+            "mixed_dimensions",
+            f"expected 2-D images or volumes, got both: {len(kinds) - len(volumes)} images and {len(volumes)} volumes "
+            f"({row_list(volumes)}). Prepare them as two data sets.",
+            images=len(kinds) - len(volumes),
+            volumes=len(volumes),
+            rows=volumes,
+        )
+    if volumes and reading is not None:
+        raise SettingsError(
+            "data_not_supported",
+            "mammograms are 2-D images, got volumes. Leave out --crop-breast, --align and --voi.",
+            feature="mammograms",
+            found="volumes",
+        )
+    dims = 3 if volumes else 2
+    whole = tuple(size) * dims if len(size) == 1 else tuple(size)
+    if len(whole) != dims or min(whole) < 1:
+        raise SettingsError(
+            "setting_out_of_range",
+            f"expected one size or {dims} sizes >= 1 for {'volumes' if volumes else '2-D images'}, got {list(size)}",
+            setting="size",
+            dimensions=dims,
+            found=size,
+        )
+    if volumes and whole[-1] in (1, 3):
+        raise SettingsError(
+            "ambiguous_size",
+            f"a last edge of {whole[-1]} would be taken for channels. Choose another size.",
+            setting="size",
+            found=whole[-1],
+        )
+    depth = channels or (3 if any(kind.colour for kind in kinds.values()) and reading is None else 1)
+    if depth not in (1, 3) or (volumes and depth != 1):
+        raise SettingsError(
+            "setting_out_of_range",
+            f"expected {'1 channel for volumes' if volumes else '1 or 3 channels'}, got {channels}",
+            setting="channels",
+            expected=(1,) if volumes else (1, 3),
+            found=channels,
+        )
+    if reading is not None:
+        return Form(whole, depth, np.dtype(np.uint16), reading)
+    deep = any(kind.deep for kind in kinds.values())
+    return Form(whole, depth, np.dtype(np.float32 if deep else np.uint8))

@@ -1,0 +1,138 @@
+"""Volumes with masks, in NIfTI files: their grids, and how a case comes onto that of an array."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from medfl.data.ingest.masks import masked_row
+from medfl.data.ingest.workers import LoadedItem
+from medfl.data.readers.dicom_header import decoding
+from medfl.data.readers.volumes import MOST_VOXELS, SUFFIXES
+from medfl.errors import DataError
+
+if TYPE_CHECKING:
+    from medfl.data.transforms.frame import Frame
+
+IMAGE, LABEL = "image", "label"
+"""Keys of a case, as `medfl.data.transforms.frame` has them."""
+
+NEAR = 0.01
+"""Millimetres by which the grids of an image and its mask may differ, and share by which spacings count as one."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A volume and its mask."""
+
+    image: Path
+    mask: Path
+
+    def files(self) -> list[Path]:
+        """Both."""
+        return [self.image, self.mask]
+
+    @property
+    def name(self) -> str:
+        """The name of the image's file without its ending: what a table may call the case. It is written nowhere."""
+        return next(self.image.name.removesuffix(end) for end in reversed(SUFFIXES) if self.image.name.endswith(end))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The grid of a volume that was turned to `medfl.data.transforms.frame.Frame`'s axes.
+
+    Attributes:
+        shape: (D, H, W) in voxels.
+        spacing: Of the voxels in millimetres.
+    """
+
+    shape: tuple[int, ...]
+    spacing: tuple[float, ...]
+
+
+def grid_of(case: Case, channels: int) -> Grid:
+    """The grid of a case, from the heads of its files; voxels are not read.
+
+    Raises:
+        DataError: If a file is missing or damaged, has another number of channels, or the mask lies on another grid.
+    """
+    import nibabel
+    from nibabel.spatialimages import SpatialImage
+
+    heads: list[Any] = []
+    for path, what in ((case.image, "image"), (case.mask, "mask")):
+        if not path.is_file():
+            raise DataError("missing_file", f"there is no file of the {what}", what=what)
+        with decoding():
+            head = nibabel.load(path)
+        if not isinstance(head, SpatialImage):
+            raise DataError("unsupported_file", f"the file of the {what} is no volume", what=what)
+        heads.append(head)
+    image, mask = heads
+    axes = image.shape[:3]
+    if len(axes) < 3 or np.prod(image.shape) > MOST_VOXELS * channels or min(axes) < 1:
+        raise DataError(
+            "wrong_shape",
+            f"the image claims {'x'.join(map(str, image.shape))} voxels, which is no volume",
+            what="image",
+            found=image.shape,
+        )
+    if int(np.prod(image.shape[3:])) != channels:
+        raise DataError(
+            "wrong_channels",
+            f"the image has {int(np.prod(image.shape[3:]))} channels, {channels} are expected",
+            expected=channels,
+            found=int(np.prod(image.shape[3:])),
+        )
+    if mask.shape[:3] != axes or int(np.prod(mask.shape[3:])) != 1:
+        raise DataError(
+            "wrong_shape",
+            f"the mask has {'x'.join(map(str, mask.shape))} voxels, its image {'x'.join(map(str, axes))}: it lies on "
+            "another grid",
+            what="mask",
+            expected=axes,
+            found=mask.shape,
+        )
+    corners = np.array([[x, y, z, 1] for x in (0, axes[0]) for y in (0, axes[1]) for z in (0, axes[2])]).T
+    if not np.abs((image.affine - mask.affine) @ corners).max() <= NEAR:
+        raise DataError(
+            "misaligned_mask",
+            "the mask lies at another place than its image, by their affines: it lies on another grid",
+        )
+    order = np.argsort(nibabel.io_orientation(image.affine)[:, 0])
+    edges = np.linalg.norm(image.affine[:3, :3], axis=0)
+    return Grid(tuple(int(axes[axis]) for axis in order), tuple(float(edges[axis]) for axis in order))
+
+
+def read_case(case: Case, frame: Frame, structures: int) -> LoadedItem:
+    """Read a volume and its mask onto a frame.
+
+    Args:
+        case: The files.
+        frame: The grid.
+        structures: How many labels there are, with the background.
+
+    Returns:
+        (D, H, W, C + 1), float32, the mask last, and which structures it holds.
+
+    Raises:
+        DataError: If a file can't be read, voxels are not finite, the mask is wrong, or the size would cut off what is
+            labelled.
+    """
+    with decoding():
+        before = frame.read(mask=True)({IMAGE: str(case.image), LABEL: str(case.mask)})
+        after = frame.fit(mask=True)(before)
+        image, mask = (np.asarray(after[key].numpy()) for key in (IMAGE, LABEL))
+    if not np.isfinite(image).all():
+        raise DataError("not_finite", "voxels are not finite numbers", what="voxels")
+    row = masked_row(np.moveaxis(image, 0, -1), mask[0], structures)
+    lost = int((np.asarray(before[LABEL]) != 0).sum() - (mask != 0).sum())
+    if lost:
+        raise DataError(
+            "cropped_mask", f"the size would cut off {lost} labelled voxels: give a larger --size", count=lost
+        )
+    return row

@@ -1,0 +1,194 @@
+"""Carry a partition out: from a pooled data set to one folder for each site.
+
+In this order: the server's test set is set apart, the scheme deals the units, training copies of the server's images
+are refused or dropped, and each site's own test and validation images are held out. Nothing is copied: every site's
+list names the pooled array. `partition.json` beside the sites says how they were made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+from pydantic import JsonValue
+
+from medfl.data.leaks import check_kinds
+from medfl.errors import SettingsError, did_you_mean
+from medfl.records.partition import Duplicates, GlobalTest, PartitionSettings, TestPolicy
+
+NO_PUBLIC, VALIDATION = "none", "validation"
+"""What `PartitionPlan.public` says instead of a folder."""
+
+
+@dataclass(frozen=True)
+class PartitionPlan:
+    """How a pooled data set becomes sites.
+
+    A unit is what stays together, see `medfl.data.partition.units`; without groups it is one image.
+
+    Attributes:
+        scheme: Name of the partition.
+        sites: Number of sites, >= 1; None leaves it to a scheme that goes by a column.
+        seed: Seed of all draws, >= 0.
+        options: Options of the scheme.
+        test: How a site's own test set is chosen. With ``official`` it is the site's part of the pooled test split, as
+            the column and the release say: images that are alike are then not moved to one site.
+        test_fraction: With ``fraction`` and ``class_balanced``: the share of a site's units, in [0, 1).
+        folds: With ``k_fold``: number of folds, >= 2.
+        fold: With ``k_fold``: the fold that is the test set, in 0..folds-1.
+        val_fraction: Share of a site's units that become its validation set, in [0, 1); with the test set below 1.
+        stratify: Columns of the data list by which a site's test and validation sets are stratified, besides labels.
+        global_test: What the server's test set is.
+        per_class: With ``per_class``: images of each class, >= 1.
+        public: Data that everybody may see, which only the server trains on: ``none``, ``validation`` for the pooled
+            validation split, which is nobody's private data then, or the folder of another pooled data set.
+        public_test_fraction: With ``validation``: share of its units that becomes its test set, in [0, 1).
+        column: The column of the data list by which the scheme goes, if it does.
+        duplicates: What happens to training images that are in the server's test set as well, and to public images that
+            are at a site or in that test set.
+        allow_leaks: Kinds of such leaks that stay: ``subjects``, ``pixels``.
+    """
+
+    scheme: str
+    sites: int | None = None
+    seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    test: TestPolicy = "fraction"
+    test_fraction: float = 0.2
+    folds: int = 5
+    fold: int = 0
+    val_fraction: float = 0.0
+    stratify: Sequence[str] = ()
+    global_test: GlobalTest = "official"
+    per_class: int = 30
+    public: str = NO_PUBLIC
+    public_test_fraction: float = 0.0
+    column: str | None = None
+    duplicates: Duplicates = "refuse"
+    allow_leaks: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        kinds = {"test": TestPolicy, "global_test": GlobalTest, "duplicates": Duplicates}
+        for name, kind in kinds.items():
+            if getattr(self, name) not in get_args(kind):
+                hint = did_you_mean(str(getattr(self, name)), get_args(kind))
+                raise SettingsError(
+                    "unknown_choice",
+                    f"unknown '{getattr(self, name)}' for {name}. {hint}",
+                    what=name,
+                    choice=str(getattr(self, name)),
+                )
+        if isinstance(self.stratify, str) or not all(isinstance(column, str) for column in self.stratify):
+            raise SettingsError(
+                "wrong_setting_type",
+                f"expected a list of columns to stratify by, such as [centre], got {self.stratify!r}",
+                setting="stratify",
+                found=str(self.stratify),
+            )
+        if self.seed < 0:
+            raise SettingsError(
+                "setting_out_of_range",
+                f"expected a seed >= 0, got {self.seed}",
+                setting="seed",
+                minimum=0,
+                found=self.seed,
+            )
+        if self.folds < 2 or not 0 <= self.fold < self.folds:
+            raise SettingsError(
+                "setting_out_of_range",
+                f"expected at least 2 folds and a fold from 0, got fold {self.fold} of {self.folds}",
+                setting="fold",
+                fold=self.fold,
+                folds=self.folds,
+            )
+        if self.per_class < 1:
+            raise SettingsError(
+                "setting_out_of_range",
+                f"expected at least 1 image of each class, got per_class {self.per_class}",
+                setting="per_class",
+                minimum=1,
+                found=self.per_class,
+            )
+        if self.test == "official" and self.column is None:
+            raise SettingsError(
+                "missing_setting",
+                "test 'official' gives each site its part of the pooled test split, by a column: name it, with a "
+                "scheme that goes by it, such as by_site.",
+                setting="column",
+                needed_by="test",
+            )
+        if self.test == self.global_test == "official":
+            raise SettingsError(
+                "incompatible_settings",
+                "the pooled test split is the sites' (test official) or the server's (global test official), not both. "
+                "Choose another global test, such as none.",
+                settings=("test", "global_test"),
+            )
+        fractions = (self.held_out, self.val_fraction)
+        if not (min(fractions) >= 0 and sum(fractions) < 1):
+            raise SettingsError(
+                "setting_out_of_range",
+                f"expected test and validation fractions >= 0 with a sum below 1, got {fractions[0]} and "
+                f"{fractions[1]}",
+                settings=("test_fraction", "val_fraction"),
+                found=fractions,
+            )
+        if not 0 <= self.public_test_fraction < 1:
+            raise SettingsError(
+                "setting_out_of_range",
+                f"expected a share in [0, 1) of the public images as their test set, got {self.public_test_fraction}",
+                setting="public_test_fraction",
+                found=self.public_test_fraction,
+            )
+        check_kinds(self.allow_leaks)
+
+    @property
+    def held_out(self) -> float:
+        """The share of a site's units that is its test set."""
+        return {"k_fold": 1 / self.folds, "official": 0.0, "none": 0.0}.get(self.test, self.test_fraction)
+
+    def json_options(self) -> dict[str, JsonValue]:
+        """Return the options of the scheme as JSON values: tuples become lists."""
+        options: dict[str, JsonValue] = json.loads(json.dumps(dict(self.options)))
+        return options
+
+    def effective_settings(self, sites: int) -> PartitionSettings:
+        """Return the settings that have an effect; the others are None.
+
+        Args:
+            sites: Number of sites of the partition.
+        """
+        is_fraction, is_fold = self.test in ("fraction", "class_balanced"), self.test == "k_fold"
+        is_compared = "official" in (self.test, self.global_test) or self.public != NO_PUBLIC
+        is_validation_public = self.public == VALIDATION
+        return PartitionSettings(
+            scheme=self.scheme,
+            options=self.json_options(),
+            column=self.column,
+            sites=sites,
+            seed=self.seed,
+            test=self.test,
+            test_fraction=self.test_fraction if is_fraction else None,
+            folds=self.folds if is_fold else None,
+            fold=self.fold if is_fold else None,
+            val_fraction=self.val_fraction,
+            stratify=tuple(self.stratify),
+            global_test=self.global_test,
+            per_class=self.per_class if self.global_test == "per_class" else None,
+            public="validation" if is_validation_public else None,
+            public_test_fraction=self.public_test_fraction if is_validation_public else None,
+            duplicates=self.duplicates if is_compared else None,
+            allow_leaks=tuple(self.allow_leaks) if is_compared else None,
+        )
+
+    def names(self) -> list[str]:
+        """The names of numbered sites, zero-padded so that they sort as numbers do."""
+        return numbered(self.sites or 0)
+
+
+def numbered(count: int) -> list[str]:
+    """Names of sites, zero-padded so that they sort as numbers do."""
+    width = max(2, len(str(count)))
+    return [f"site-{number:0{width}d}" for number in range(1, count + 1)]

@@ -1,0 +1,204 @@
+"""What a partition writes: a data list and a card for each site, and ``partition.json``."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import medfl
+from medfl.data.arrays import FEATURE_MEAN, FEATURE_STD, open_array
+from medfl.data.datalists import FILE, Datalist, write_datalist
+from medfl.records.datalist import CaseRecord, Exclusion
+from medfl.records.partition import LocatedExclusion, Partition
+from medfl.records.site_card import SiteCard
+from medfl.types import NO_SITES, PUBLIC
+
+if TYPE_CHECKING:
+    from medfl.data.partition.plan import PartitionPlan
+
+
+POOLED = "pooled data set"
+"""Where an exclusion was made, if it was made before the partition."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A pooled data set as it is written down for sites.
+
+    Attributes:
+        datalist: Its list; the facts in it are taken over.
+        way: Path of its image array, relative to a site's folder.
+        digest: SHA-256 of the array.
+        path: Path of the array now.
+        mask_way: Path of its array of masks; empty without masks.
+        mask_digest: SHA-256 of that.
+    """
+
+    datalist: Datalist
+    way: str
+    digest: str
+    path: Path
+    mask_way: str = ""
+    mask_digest: str = ""
+
+
+@dataclass
+class Notes:
+    """Remarks on a partition, collected while it is made.
+
+    Attributes:
+        warnings: Sentences.
+        unassigned: Maps each class to its training images that are at no site and not in the server's test set.
+        allowed_leaks: Sentences on leaks that were allowed by name.
+        exclusions: Maps each site, and ``public``, to the images that were left out there.
+    """
+
+    warnings: list[str] = field(default_factory=list)
+    unassigned: dict[str, int] = field(default_factory=dict)
+    allowed_leaks: list[str] = field(default_factory=list)
+    exclusions: dict[str, list[Exclusion]] = field(default_factory=dict)
+
+
+def write_sites(
+    folder: Path,
+    pool: Pool,
+    splits: Mapping[str, dict[str, list[CaseRecord]]],
+    plan: PartitionPlan,
+    notes: Notes | None = None,
+    public: Pool | None = None,
+) -> dict[str, Datalist]:
+    """Write the lists and cards of all sites, and ``partition.json``.
+
+    Args:
+        folder: A folder of `medfl.data.folders.written_whole`: files need not be written whole on their own.
+        pool: The pooled data set of the sites' images.
+        splits: Maps each site, ``global`` and ``public`` to its splits and their records.
+        plan: The plan of the partition.
+        notes: Remarks; by default none.
+        public: The pooled data set of the public images; None means `pool`.
+
+    Returns:
+        The data list of each site, of ``global`` and of ``public``.
+    """
+    notes = notes or Notes()
+    public_dataset = None if public is None else public.datalist.name
+    settings = plan.effective_settings(sum(name not in NO_SITES for name in splits))
+    scale = feature_scale(open_array(pool.path), splits)
+    written: dict[str, Datalist] = {}
+    digests: dict[str, str] = {}
+    for name, site_splits in splits.items():
+        place, origin = folder / name, public if name == PUBLIC and public is not None else pool
+        place.mkdir()
+        written[name] = replace(origin.datalist, splits=site_splits, image_array=origin.way, mask_array=origin.mask_way)
+        if origin is pool:
+            written[name].extra = written[name].extra | scale
+        write_datalist(place, written[name])
+        digests |= {
+            f"{name}/{FILE}": hashlib.sha256((place / FILE).read_bytes()).hexdigest(),
+            os.path.normpath(f"{name}/{origin.way}"): origin.digest,
+        }
+        if origin.mask_way:
+            digests[os.path.normpath(f"{name}/{origin.mask_way}")] = origin.mask_digest
+        card = SiteCard(
+            site=name,
+            dataset=pool.datalist.name,
+            public_dataset=public_dataset,
+            licence=written[name].licence,
+            labels=written[name].labels,
+            counts=written[name].counts(),
+            class_balance=class_balance(written[name]),
+            presentation_intents=presentation_intents(written[name]),
+            array_sha256=origin.digest,
+            exclusions=(*_located(origin.datalist.exclusions, POOLED), *_located(notes.exclusions.get(name, ()), name)),
+            settings=settings,
+            unassigned=notes.unassigned,
+            allowed_leaks=tuple(notes.allowed_leaks),
+            warnings=tuple(notes.warnings),
+            versions={"medfl": medfl.__version__, "numpy": np.__version__, "python": platform.python_version()},
+        )
+        (place / SiteCard.NAME).write_bytes(card.to_bytes())
+    at_sites = [entry for name, entries in notes.exclusions.items() for entry in _located(entries, name)]
+    made = Partition(
+        dataset=pool.datalist.name,
+        public_dataset=public_dataset,
+        settings=settings,
+        unassigned=notes.unassigned,
+        allowed_leaks=tuple(notes.allowed_leaks),
+        warnings=tuple(notes.warnings),
+        exclusions=(*_located(pool.datalist.exclusions, POOLED), *at_sites),
+        not_distributed=not_distributed(pool.datalist, plan),
+        sha256_by_file=digests,
+    )
+    (folder / Partition.NAME).write_bytes(made.to_bytes())
+    return written
+
+
+def feature_scale(array: np.ndarray, splits: Mapping[str, dict[str, list[CaseRecord]]]) -> dict[str, list[float]]:
+    """Compute the mean and standard deviation of each column over the training rows of all sites.
+
+    Test and validation rows take no part. A column that has one value in all training rows gets the standard deviation
+    1, so that dividing by it is safe.
+
+    Args:
+        array: The pooled array; only vectors, of shape (N, F), have such a scale.
+        splits: Maps each site, ``global`` and ``public`` to its splits and their records.
+
+    Returns:
+        `FEATURE_MEAN` and `FEATURE_STD` with F numbers each; empty for images and without training rows.
+    """
+    records = [record for name, split in splits.items() if name not in NO_SITES for record in split.get("training", [])]
+    if array.ndim != 2 or not records:
+        return {}
+    top = float(np.iinfo(array.dtype).max) if array.dtype.kind == "u" else 1.0
+    rows = array[sorted({int(record["image"]) for record in records})].astype(np.float64) / top
+    deviations = np.where(np.ptp(rows, axis=0) == 0, 1.0, rows.std(axis=0))
+    return {FEATURE_MEAN: rows.mean(axis=0).tolist(), FEATURE_STD: deviations.tolist()}
+
+
+def class_balance(datalist: Datalist) -> dict[str, float]:
+    """Return the share of each class in the images of all splits, rounded to four digits."""
+    by_class = totals(datalist)
+    total = max(sum(by_class), 1)
+    return {str(label): round(count / total, 4) for label, count in enumerate(by_class)}
+
+
+def totals(datalist: Datalist) -> list[int]:
+    """Images of each class over all splits."""
+    counts = datalist.counts().values()
+    return [sum(split[str(label)] for split in counts) for label in range(datalist.num_classes)]
+
+
+def counts_by_class(written: Mapping[str, Datalist]) -> tuple[dict[str, list[int]], list[str]]:
+    """Return each site's number of images of each class, and the names of the classes.
+
+    Args:
+        written: Maps each site to its data list. The server's test set and public data are left out.
+    """
+    datalist = next(iter(written.values()))
+    classes = [datalist.labels.get(str(label), str(label)) for label in range(datalist.num_classes)]
+    return {name: totals(records) for name, records in written.items() if name not in NO_SITES}, classes
+
+
+def not_distributed(source: Datalist, plan: PartitionPlan) -> dict[str, int]:
+    """Splits of the pooled data set that are nowhere in the partition, to their sizes."""
+    kept = {"training", "test"} if "official" in (plan.global_test, plan.test) else {"training"}
+    kept |= {"validation"} if plan.public == "validation" else set()
+    return {split: len(records) for split, records in source.splits.items() if records and split not in kept}
+
+
+def presentation_intents(datalist: Datalist) -> dict[str, int]:
+    """Return the number of images of each presentation intent, without images whose intent is unknown."""
+    records = [record for split in datalist.splits.values() for record in split]
+    return dict(Counter(record["presentation_intent"] for record in records if "presentation_intent" in record))
+
+
+def _located(exclusions: Iterable[Exclusion], where: str) -> list[LocatedExclusion]:
+    return [LocatedExclusion(reason=entry.reason, count=entry.count, where=where) for entry in exclusions]
