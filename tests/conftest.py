@@ -17,10 +17,10 @@ settings.load_profile("medfl")
 """No example, and no making of one, has a time limit."""
 
 LONG = (
+    "test_conformance_table.py",
     "test_flare.py",
     "test_benchmarks.py",
     "test_docs.py",
-    "test_methods.py",
     "test_promises.py",
     "test_readme.py",
     "test_remote_faults.py",

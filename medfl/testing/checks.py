@@ -10,6 +10,7 @@ import torch
 
 from medfl.data.pooled import labels_of
 from medfl.engine.encoding import FILTERED
+from medfl.engine.evaluation import predictor_of
 from medfl.engine.needs import MEANING
 from medfl.engine.site import Splits
 from medfl.engine.store import Store
@@ -304,6 +305,28 @@ def equal_models_average_to_themselves(case: Case) -> None:
     for key, tensors in bits(case.reference[0]).items():
         for name, tensor in tensors.items():
             expect(not name.endswith("running_var") or bool((tensor > 0).all()), f"{key}: {name} is not positive")
+
+
+@promise
+def exported_networks_predict_alike(case: Case) -> None:
+    """The network of an exported bundle takes a model's weights, and predicts what the run's predictor does.
+
+    Where the method changes the run's networks, their bodies begin with the weights of the run's own.
+    """
+    from monai.bundle import ConfigParser  # here, as importing it takes longer than all else that the suite imports
+
+    result, method, task = case.reference[0], case.make_method(), make_task()
+    images = make_data(5, "exported").images
+    for kind, model in result.models["site-1"].items():
+        definition = method.network_config(model, {"_target_": "medfl.testing.cohort.SmallNet"})
+        network = ConfigParser({"network_def": definition}).get_parsed_content("network_def").eval()
+        network.load_state_dict(model.tensors)
+        with torch.no_grad():
+            outputs, expected = network(images), predictor_of(method, task, model)(images)
+        expect(torch.allclose(outputs, expected, atol=1e-5), f"the exported {kind} model predicts otherwise")
+    begun, own = task.initial(case.settings_of().seed), method.task_of(task).initial(case.settings_of().seed)
+    bodies = [{n: t for n, t in tensors.items() if n.startswith("body.") and n in own} for tensors in (begun, own)]
+    same({"first": bodies[0]}, {"first": bodies[1]}, "the body's first weights")
 
 
 @promise

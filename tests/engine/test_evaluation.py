@@ -4,11 +4,11 @@ import csv
 import io
 import math
 
-import pandas as pd
 import pytest
 import torch
 from refusals import refused
 from torch import nn
+from toys import metric_rows
 
 from medfl.engine.evaluation import Row, csv_lines, rows_of, score
 from medfl.engine.plan import MethodChoice
@@ -110,31 +110,24 @@ def test_rows_are_tidy_csv():
 # ---- when and where a run scores
 
 
-def rows(folder, **where):
-    table = pd.read_csv(folder / "metrics.csv")
-    for column, value in where.items():
-        table = table[table[column] == value]
-    return table
-
-
 def case(name="fedavg"):
     return Case(load_plugins(), name)
 
 
 def test_rounds_between_evaluations(tmp_path):
     case().run(tmp_path, rounds=5, evaluate_every=2)
-    assert sorted(rows(tmp_path, moment="aggregated")["round"].unique()) == [2, 4, 5]
-    assert sorted(rows(tmp_path, metric="loss")["round"].unique()) == [1, 2, 3, 4, 5]
+    assert sorted(metric_rows(tmp_path, moment="aggregated")["round"].unique()) == [2, 4, 5]
+    assert sorted(metric_rows(tmp_path, metric="loss")["round"].unique()) == [1, 2, 3, 4, 5]
 
 
 def test_models_are_scored_right_after_training_on_request(tmp_path):
     case().run(tmp_path, moments=("aggregated", "trained"), rounds=2)
-    trained = rows(tmp_path, moment="trained", metric="accuracy")
+    trained = metric_rows(tmp_path, moment="trained", metric="accuracy")
     assert set(trained["model"]) == {"personal"}
     assert len(trained) == 2 * 3 * 2  # rounds, sites, splits
-    assert len(rows(tmp_path, moment="aggregated", model="global", split="test")) == 2 * 4
+    assert len(metric_rows(tmp_path, moment="aggregated", model="global", split="test")) == 2 * 4
     case("local").run(tmp_path / "local", moments=("aggregated", "trained"), rounds=2)
-    both = rows(tmp_path / "local", metric="accuracy", split="test").pivot_table(
+    both = metric_rows(tmp_path / "local", metric="accuracy", split="test").pivot_table(
         index=["round", "site"], columns="moment", values="value"
     )
     assert (both["aggregated"] == both["trained"]).all()  # nothing happens between the two
@@ -144,7 +137,7 @@ def test_models_are_scored_right_after_training_on_request(tmp_path):
 def test_the_global_test_scores_every_model_everywhere(tmp_path, name, kind):
     sites = make_sites()
     result = case(name).run(tmp_path, rounds=2, global_test=True)
-    table = rows(tmp_path, moment="aggregated", split="test", metric="accuracy")
+    table = metric_rows(tmp_path, moment="aggregated", split="test", metric="accuracy")
     crossed = table[table["model"].str.contains("@")]
     assert set(crossed["round"]) == {2}
     assert set(crossed["model"]) == {f"{kind}@{site}" for site in sites}
@@ -161,7 +154,7 @@ def test_the_global_test_scores_every_model_everywhere(tmp_path, name, kind):
 def test_the_shared_test_scores_every_personal_model_on_the_servers_test_set(tmp_path, name):
     shared = make_data(10, "global")
     result = case(name).run(tmp_path, rounds=2, shared_test=True)
-    table = rows(tmp_path, split="shared", metric="accuracy")
+    table = metric_rows(tmp_path, split="shared", metric="accuracy")
     if name == "fedavg":  # the one model of all sites is scored there anyway
         assert table.empty
         return

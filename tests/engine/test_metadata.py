@@ -39,7 +39,6 @@ from medfl.utils.metadata import (
 )
 from medfl_flare.backend.messages import Message
 from medfl_flare.backend.remote_messages import Joining, read_account, read_facts, read_joining
-from medfl_methods.fedfed.shared_images import check_shared
 
 KNOWN = {"classes": 3, "heads": 2, "model": "site-1", "networks": ["plain", "wide"], "nobody": None}
 NO_NUMBER: list[Any] = [None, True, "3", {}, [], [1], math.nan, math.inf, -math.inf, 2**63, 10**400, -1, -0.5]
@@ -224,32 +223,6 @@ def test_a_reply_without_the_updates_that_a_step_needs_is_refused(gone: Any, nee
         return
     with refused(RefusedError, "missing_updates", prefix=lacking, count=1):
         check_updates(updates, BEFORE, SENDS, needed)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"labels": None},
-        {"labels": torch.tensor([0, 3])},
-        {"labels": torch.tensor([0, -1])},
-        {"labels": torch.tensor([0.0, 1.0])},
-        {"labels": torch.tensor(0)},
-        {"images/1": None},
-        {"images/2": torch.zeros(2, 1, 4, 4).half()},
-        {"images/0": torch.zeros(2, 1, 4, 4)},
-        {"images/0": torch.zeros(3, 1, 4, 4).half()},
-        {"images/0": torch.zeros(2, 1, 4, 5).half()},
-    ],
-    ids=str,
-)
-def test_shared_images_are_of_the_tasks_shape_with_labels_of_its_classes(changes: dict[str, Any]) -> None:
-    images = torch.zeros(2, 1, 4, 4).half()
-    whole = {"labels": torch.tensor([0, 2]), "images/0": images, "images/1": images}
-    check_shared(whole, 2, (1, 4, 4), 3)
-    check_shared({name: tensor[:0] for name, tensor in whole.items()}, 2, (1, 4, 4), 3)
-    changed = {name: tensor for name, tensor in (whole | changes).items() if tensor is not None}
-    with refused(RefusedError, "unexpected_tensors", copies=2, shape=[1, 4, 4], classes=3):
-        check_shared(changed, 2, (1, 4, 4), 3)
 
 
 def test_a_reply_is_checked_by_both() -> None:

@@ -20,9 +20,6 @@ PUBLIC = make_data(12, "public")
 SHORT = {"epochs": 1, "probe_epochs": 1}
 """The student's training where it is not looked at."""
 
-ALONE = {"server_classifier": "none", "lam": 0.0, "refine": None}
-"""No server model, no student."""
-
 QUICK = {"server_epochs": 1, "refine": None}
 
 

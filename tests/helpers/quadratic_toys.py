@@ -49,18 +49,23 @@ def quadratic_sites():
     return {"a": site(0, 1), "b": site(1, 1), "c": site(4, 2)}
 
 
-def quadratic(folder, make_method, rounds):
-    settings = Settings(rounds=rounds, epochs=5)
-    result = simulate(
+def run_quadratic(folder, make_method, rounds, task=QUADRATIC, sites=None, **options):
+    """Run five steps of 0.1 a round on the losses of three sites."""
+    return simulate(
         SimulatedRun(
             method=MethodChoice(name="toy", make=make_method),
-            task=QUADRATIC,
-            settings=settings,
-            data=RunData(sites=quadratic_sites()),
+            task=task,
+            settings=Settings(rounds=rounds, epochs=5),
+            data=RunData(sites=sites or quadratic_sites()),
             folder=folder,
+            simulation=Simulation(**options),
         )
     )
-    return result.outcome.models["global"].tensors["w"].item()
+
+
+def quadratic(folder, make_method, rounds):
+    """Return w of the global model after some rounds."""
+    return run_quadratic(folder, make_method, rounds).outcome.models["global"].tensors["w"].item()
 
 
 class Curved(nn.Module):
@@ -89,13 +94,4 @@ def one_image(centre, curvature):
 def run_curved(folder, make_method, rounds, **options):
     """Quadratics h/2 (w - centre)^2 of unlike curvature, one image at each site, five steps of 0.1."""
     sites = {site: Splits(one_image(*place), Empty(), Empty()) for site, place in CURVED.items()}
-    return simulate(
-        SimulatedRun(
-            method=MethodChoice(name="toy", make=make_method),
-            task=CURVED_TASK,
-            settings=Settings(rounds=rounds, epochs=5),
-            data=RunData(sites=sites),
-            folder=folder,
-            simulation=Simulation(**options),
-        )
-    )
+    return run_quadratic(folder, make_method, rounds, CURVED_TASK, sites, **options)

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pandas as pd
+from torch import nn
+
 from medfl.contract import (
     Capability,
     Method,
@@ -23,7 +26,7 @@ from medfl.engine.runs.simulation import Result
 from medfl.engine.store import Store
 from medfl.plugins import Registry, load_plugins
 from medfl.task import Task
-from medfl.testing.cohort import Case, bits, make_sites, scores
+from medfl.testing.cohort import Case, SmallNet, bits, make_sites, scores
 from medfl.toolkit.averaging import Averaging
 from medfl.types import Tensors
 from medfl.utils import wire
@@ -128,6 +131,30 @@ class Toy(Case):
 
     def run(self, folder: Path, **options: Any) -> Any:
         return super().run(folder, **({"sites": make_sites(SIZES)} | options))
+
+
+class Headed(SmallNet):
+    """The tiny network with another head."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.head = head
+
+
+class Forgetful(SmallNet):
+    """The tiny network, whose body drops some features in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body.append(nn.Dropout(0.3))
+
+
+def metric_rows(folder: Path, **where: Any) -> pd.DataFrame:
+    """Return the rows of metrics.csv with these values in their columns."""
+    table = pd.read_csv(folder / "metrics.csv")
+    for column, value in where.items():
+        table = table[table[column] == value]
+    return table
 
 
 def builtin(name: str, **settings: Any) -> Case:

@@ -4,15 +4,11 @@ import dataclasses
 
 import pytest
 import torch
-from monai.bundle import ConfigParser
-from refusals import refused
 from torch import nn
 
-from medfl.contract import Model, Site, State
+from medfl.contract import Site, State
 from medfl.data.pooled import TensorData
-from medfl.engine.evaluation import predictor_of
 from medfl.engine.store import Store
-from medfl.errors import SettingsError
 from medfl.networks.heads import TwoLayerHead
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
@@ -20,12 +16,10 @@ from medfl.testing.cohort import CLASSES, Case, make_site, make_sites, make_task
 from medfl.toolkit.fit import Fit
 from medfl.training.loop import Batch
 from medfl.types import SERVER
-from medfl.utils.rng import make_generator
 from medfl.utils.wire import select, tensors_equal
 from medfl_methods.dbe import DBE, corrected, running, shifted
 
 REGISTRY = load_plugins()
-STILL = dataclasses.replace(make_task("plain"), optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0))
 
 
 def run(folder, args=None, **options):
@@ -92,22 +86,6 @@ def test_the_gradient_goes_through_the_last_batch_alone(correct):
 # ---- the mean features of all sites
 
 
-@pytest.mark.parametrize("correct", [False, True])
-def test_the_mean_features_are_those_of_all_sites_weighted_by_size(tmp_path, correct):
-    """At learning rate 0, where all batches see the first model."""
-    run(tmp_path, {"correct": correct}, task=STILL, rounds=1)
-    model, expected = STILL.build(), 0.0
-    model.load_state_dict(STILL.initial(7))
-    for site, splits in make_sites().items():
-        mean, n = torch.zeros(24), len(splits.train)
-        batches = torch.randperm(n, generator=make_generator(7, site, 1, "batchesmeasure")).split(5)
-        with torch.no_grad():
-            for rows in batches:
-                mean = 0.9 * mean + 0.1 * model.body(splits.train.batch(rows)[0]).mean(0)
-        expected = expected + n / 42 * mean / ((1 - 0.9 ** len(batches)) if correct else 1)
-    torch.testing.assert_close(states(tmp_path)[SERVER]["kept/mean/features"], expected, atol=1e-6, rtol=1e-5)
-
-
 def test_what_was_trained_with_it_is_thrown_away_and_it_stays(tmp_path):
     seen = []
 
@@ -141,37 +119,7 @@ def test_without_kappa_nothing_is_measured_and_sites_still_differ(tmp_path):
     assert not torch.equal(offsets[0], offsets[1])
 
 
-def test_a_privacy_setting_refuses_it(tmp_path):
-    with refused(SettingsError, "method_not_supported", method="dbe", sends=["'mean/' (statistic)"]):
-        run(tmp_path, task=make_task("plain"), privacy={"unit": "site", "epsilon": 5.0, "clip": 1.0, "delta": 0.1})
-
-
 # ---- the vector of a site
-
-
-def test_vectors_stay_at_their_sites_and_all_else_is_common(tmp_path):
-    result, held = run(tmp_path), states(tmp_path)
-    offsets = []
-    for site in make_sites():
-        tensors = dict(result.models[site]["personal"].tensors)
-        offsets.append(tensors.pop("head.offset"))
-        assert torch.equal(offsets[-1], held[site]["head.offset"])
-        assert all(torch.equal(held[SERVER][name], tensor) for name, tensor in tensors.items())
-    assert all(offset.any() for offset in offsets)
-    assert not torch.equal(offsets[0], offsets[1])
-    assert not [name for name in held[SERVER] if "offset" in name]
-    assert result.outcome.models == {}
-
-
-def test_a_site_that_never_trained_has_no_shift(tmp_path):
-    models = run(tmp_path, absent=lambda site, step: site == "site-3").models["site-3"]
-    assert not models["personal"].tensors["head.offset"].any()
-
-
-def test_all_begin_as_in_other_methods():
-    begun, plain = DBE().task_of(make_task()).initial(7), make_task().initial(7)
-    assert torch.equal(begun["body.0.weight"], plain["body.0.weight"])
-    assert torch.equal(begun["head.head.weight"], plain["head.weight"])
 
 
 def test_any_head_is_shifted():
@@ -182,17 +130,3 @@ def test_any_head_is_shifted():
     with torch.no_grad():
         shifted_one.head.offset.fill_(0.5)
         torch.testing.assert_close(shifted_one(images), head(network.body(images) + 0.5))
-
-
-def test_the_network_that_is_taken_home_is_the_one_that_was_trained():
-    method, task = DBE(), make_task("plain")
-    tensors = method.task_of(task).initial(3)
-    tensors["head.offset"] += 1.0
-    model = Model("plain", tensors)
-    config = method.network_config(model, {"_target_": "medfl.testing.cohort.SmallNet", "norm": False})
-    network = ConfigParser({"network_def": config}).get_parsed_content("network_def").eval()
-    network.load_state_dict(tensors)
-    images, _ = make_site(4, "x").train.batch(torch.arange(4))
-    with torch.no_grad():
-        torch.testing.assert_close(network(images), network.head.head(network.body(images) + 1.0))
-        torch.testing.assert_close(network(images), predictor_of(method, task, model)(images))

@@ -5,12 +5,10 @@ import math
 import pytest
 import torch
 from fedtpf_toys import DATA, fed, server_of, site_of, tpf, with_scale
-from refusals import refused
 from torch import nn
 from torch.nn import functional as F
 
 from medfl.contract import Order
-from medfl.errors import SettingsError
 from medfl.task import Scale
 from medfl.toolkit.fit import Fit
 from medfl.training.loop import Batch
@@ -61,12 +59,6 @@ def test_whole_images_are_seen_like_any_other_image():
     loss = loss_of(tpf(share="raw+noise"), site_of(DATA, task), shared, batch)
     own = F.cross_entropy(Means()(batch.images), batch.targets)
     assert float(loss.detach()) == pytest.approx(float(own.detach()), rel=1e-3), "the same image, own or shared"
-
-
-def test_class_weights_of_a_site_are_refused(tmp_path):
-    """They would be 0 for the classes that a site lacks, whose shared images are the use of sharing."""
-    with refused(SettingsError, "incompatible_settings", settings=["method", "balance"]):
-        server_of(tpf(), tmp_path, balance="loss")
 
 
 # ---- the loss of the first stage

@@ -2,15 +2,13 @@
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from medfl.contract import Site, State
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
-from medfl.testing.cohort import Case, SmallNet, bits, make_data, make_sites, make_task, states
+from medfl.testing.cohort import Case, SmallNet, make_data, make_task
 from medfl.toolkit.kept import keep, kept
-from medfl.utils.rng import make_generator
-from medfl.utils.wire import select, tensors_equal
+from medfl.utils.wire import tensors_equal
 from medfl_methods.fedala import MIX, OWN, FedALA, ala_step, mixture, upper_layers
 
 REGISTRY = load_plugins()
@@ -55,52 +53,6 @@ def site_of(own, round_=2):
     return site
 
 
-def weights_by_loop(common, own, weights, rows, passes, eta=1.0):
-    """The weights after some passes, with the losses of the last batches."""
-    model, losses = make_task("plain").build().eval(), []
-    data, parts = make_data(11, "a"), ("weight", "bias")
-    for _ in range(passes):
-        for batch in rows.split(4):
-            model.load_state_dict(common)
-            with torch.no_grad():
-                for part in parts:
-                    name = f"head.{part}"
-                    getattr(model.head, part).copy_(own[name] + (common[name] - own[name]) * weights[name])
-            images, labels = data.batch(batch)
-            loss = F.cross_entropy(model(images), labels)
-            gradients = torch.autograd.grad(loss, [getattr(model.head, part) for part in parts])
-            for part, gradient in zip(parts, gradients, strict=True):
-                name = f"head.{part}"
-                weights[name] = (weights[name] - eta * gradient * (common[name] - own[name])).clamp(0, 1)
-        losses.append(loss.item())
-    return weights, losses
-
-
-def test_weights_are_learned_as_printed():
-    """On four fifths of the images; the first time until the loss is steady, then by one pass from where they were."""
-    common, other = make_task("plain").initial(7), make_task("plain").initial(8)
-    own = {name: 3 * tensor for name, tensor in other.items() if name.startswith("head.")}
-    ones = {name: torch.ones_like(tensor) for name, tensor in own.items()}
-    site, method = site_of(own), FedALA(threshold=0.002, window=2, eta=2.0)
-    start = method.start(site, common)
-    rows = torch.randperm(11, generator=make_generator(7, "a", 2, "mixture"))[:8]
-    losses = weights_by_loop(common, own, dict(ones), rows, 50, 2.0)[1]
-    spreads = [torch.tensor(losses[i - 2 : i]).std(correction=0) for i in range(3, 51)]
-    passes = next(i for i, spread in enumerate(spreads, 3) if spread < 0.002)
-    assert 3 < passes < 50
-    expected = weights_by_loop(common, own, dict(ones), rows, passes, 2.0)[0]
-    for name, weight in expected.items():
-        torch.testing.assert_close(kept(site, MIX)[name], weight, atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(start[name], own[name] + (common[name] - own[name]) * weight, atol=1e-5, rtol=1e-4)
-        assert 0 <= weight.min() < 1
-    assert tensors_equal(select(start, "body."), select(common, "body."))
-    site.round = 3
-    method.start(site, common)
-    rows = torch.randperm(11, generator=make_generator(7, "a", 3, "mixture"))[:8]
-    for name, weight in weights_by_loop(common, own, expected, rows, 1, 2.0)[0].items():
-        torch.testing.assert_close(kept(site, MIX)[name], weight, atol=1e-5, rtol=1e-4)
-
-
 def test_passes_have_an_end():
     common = make_task("plain").initial(7)
     own = {name: -tensor for name, tensor in common.items() if name.startswith("head.")}
@@ -120,21 +72,6 @@ def test_a_difference_that_sums_to_zero_is_one():
 
 
 # ---- runs
-
-
-def test_only_the_upper_layers_are_mixed_and_the_first_round_is_fedavg(tmp_path):
-    first, second = run(tmp_path / "1", rounds=1), run(tmp_path / "2")
-    plain = Case(REGISTRY, "fedavg").run(tmp_path / "fedavg", task=make_task("plain"), rounds=1)
-    for name, tensors in bits(plain).items():
-        assert tensors_equal(bits(first)[name], tensors)
-    common, held = second.outcome.models["global"].tensors, states(tmp_path / "2")
-    for site in make_sites():
-        own, weights = (select(held[site], f"kept/{place}") for place in (OWN, MIX))
-        assert set(own) == set(weights) == {"head.weight", "head.bias"}
-        personal = second.models[site]["personal"].tensors
-        assert tensors_equal(personal, common | mixture(own, common, weights))
-        assert not tensors_equal(personal, common)
-        assert tensors_equal(select(personal, "body."), select(common, "body."))
 
 
 def test_buffers_are_the_common_ones(tmp_path):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from medfl.engine.store import Store
 from medfl.networks.parts import mlp, with_head
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import CLASSES, Case, SmallNet, make_sites, make_task
@@ -60,20 +59,6 @@ def test_b_13_the_head_is_never_trained_and_fine_tuning_trains_what_it_says(tmp_
         assert tensors_equal(models["global"].tensors, common.tensors)
         for other in ("body", "head"):
             assert tensors_equal(of(models["personal"], other), of(common, other)) == (part not in ("all", other))
-
-
-def test_the_body_is_that_of_fedrep_without_a_share_for_the_head(tmp_path):
-    ours, theirs = run(tmp_path / "a"), run(tmp_path / "b", {"head_share": 0.0}, "fedrep")
-    assert tensors_equal(of(ours.outcome.models["global"], "body"), of(theirs.models["site-1"]["personal"], "body"))
-
-
-def test_heads_never_leave_a_site(tmp_path):
-    run(tmp_path)
-    for site in make_sites():
-        store = Store(tmp_path / "state" / site)
-        names = {name for step in store.steps() for name in store.load(step).tensors if name.startswith("reply/")}
-        assert names
-        assert all(name.startswith("reply/model/body.") for name in names)
 
 
 def test_fine_tuning_is_a_plain_loop_from_the_common_model(tmp_path):

@@ -4,14 +4,12 @@ import dataclasses
 
 import pytest
 import torch
-from refusals import refused
 from torch import nn
 from torch.nn import functional as F
 
 from medfl.contract import Server, State
 from medfl.data.pooled import TensorData
 from medfl.engine.store import Store
-from medfl.errors import SettingsError
 from medfl.networks.norms import freeze_norms
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
@@ -79,14 +77,6 @@ def test_the_mean_of_losses_is_the_loss_of_mean_probabilities_up_to_a_number():
         if not student.any():
             assert mean.item() == pytest.approx(0.2193786986, abs=1e-7)
     assert gaps[0] == pytest.approx(gaps[1], abs=1e-6)
-
-
-def test_a_model_comes_to_say_what_it_is_taught():
-    method = FedDF(distil_steps=300, distil_lr=0.05)
-    server = server_of(method)
-    taught = method.taught(server, replies(*TEACHERS))
-    learned = method.distil(server, "says", {"logits": torch.zeros(2)}, taught)["logits"]
-    assert (learned[0] - learned[1]).item() == pytest.approx(0.5, abs=1e-3)
 
 
 def test_teachers_that_are_not_finite_or_worse_than_chance_teach_nobody():
@@ -199,12 +189,6 @@ def test_a_distillation_that_diverges_is_left_out(tmp_path, caplog):
     ours = run(tmp_path / "ours", {"distil_lr": 1e37, "distil_steps": 6}).outcome.models["global"].tensors
     assert "the distillation of 'norm' diverged" in caplog.text
     assert tensors_equal(ours, plain)
-
-
-def test_models_that_the_server_does_not_have_whole_are_refused(tmp_path):
-    with refused(SettingsError, "incomplete_model", norm_sync="params", network="norm"):
-        run(tmp_path / "norm", norm_sync="params")
-    run(tmp_path / "plain", norm_sync="params", task=make_task("plain"))
 
 
 # ---- when the server's training stops

@@ -2,15 +2,14 @@
 
 import pytest
 import torch
-from pfedcdp_toys import NAMES, plain_loop
-from refusals import refused
+from pfedcdp_toys import NAMES
 from torch import nn
+from toys import Headed
 
 from medfl.engine.store import Store
-from medfl.errors import SettingsError
 from medfl.networks.parts import mlp
 from medfl.plugins import load_plugins
-from medfl.testing.cohort import CLASSES, Case, SmallNet, make_sites, make_task, states
+from medfl.testing.cohort import CLASSES, Case, make_task
 from medfl.utils.wire import select, tensors_equal
 from medfl_methods.fedas import FedAS
 from medfl_methods.fedper import FedPer
@@ -34,49 +33,6 @@ def personal(result, site):
 
 def sent(folder, site, step):
     return Store(folder / "state" / site).read(step, "reply/")
-
-
-# ---- the method
-
-
-@pytest.mark.parametrize("network", ["norm", "plain"])
-def test_fedper_is_a_plain_loop(tmp_path, network):
-    """Bit for bit: FedAvg over bodies, with local heads (O-PF-11)."""
-    result = run(tmp_path, task=make_task(network), rounds=3)
-    body, own = plain_loop(make_sites(), dict.fromkeys(NAMES, network), rounds=3)
-    for name in NAMES:
-        assert tensors_equal(part(personal(result, name), "body"), part(body[network], "body"))
-        assert tensors_equal(part(personal(result, name), "head"), part(own[name], "head"))
-
-
-def test_b_13_bodies_are_equal_and_heads_are_not(tmp_path):
-    result = run(tmp_path)
-    assert result.outcome.models == {}
-    first, two, three = (personal(result, name) for name in NAMES)
-    assert tensors_equal(part(first, "body"), part(two, "body"))
-    assert tensors_equal(part(first, "body"), part(three, "body"))
-    heads = [part(model, "head") for model in (first, two, three)]
-    for left, right in ((0, 1), (0, 2), (1, 2)):
-        assert not torch.allclose(heads[left]["weight"], heads[right]["weight"], atol=1e-3)
-
-
-def test_heads_never_leave_and_the_server_has_none(tmp_path):
-    run(tmp_path)
-    body = {f"model/{name}" for name in make_task().names() if name.startswith("body.")}
-    for name in NAMES:
-        for step in (1, 2):
-            assert sent(tmp_path, name, step).keys() == body
-    tensors = states(tmp_path)
-    assert not [name for name in tensors["server"] if "head" in name]
-    assert tensors["site-1"].keys() == {"head.weight", "head.bias"}
-
-
-def test_a_site_that_never_took_part_has_the_body_under_the_first_head(tmp_path):
-    result = run(tmp_path, absent=lambda site, step: site == "site-3")
-    head = part(make_task().initial(7), "head")
-    assert tensors_equal(part(personal(result, "site-3"), "body"), part(personal(result, "site-1"), "body"))
-    assert tensors_equal(part(personal(result, "site-3"), "head"), head)
-    assert not tensors_equal(part(personal(result, "site-1"), "head"), head)
 
 
 # ---- averaged heads
@@ -122,14 +78,6 @@ def test_under_privacy_body_and_head_are_clipped_together(tmp_path):
 # ---- unlike heads (O-B20)
 
 
-class Headed(SmallNet):
-    """The small network with another head."""
-
-    def __init__(self, head):
-        super().__init__()
-        self.head = head
-
-
 def unlike_task():
     task = make_task()
     heads = {
@@ -155,24 +103,3 @@ def test_b_20_heads_may_be_unlike(tmp_path, kind):
         moved = part(personal(result, name), "head")
         first = part(unlike_task().initial(7, network), "head")
         assert not any(torch.equal(moved[key], first[key]) for key in first if first[key].is_floating_point())
-
-
-@pytest.mark.parametrize(
-    ("networks", "args", "code", "fields", "tensor"),
-    [
-        ({"site-2": "wide"}, {}, "unlike_bodies", {"network": "wide", "expected": "norm"}, "body.0.bias"),
-        ({"site-2": "plain"}, {}, "unlike_bodies", {"network": "plain", "expected": "norm"}, "body.1.bias"),
-        ({"site-2": "none"}, {}, "empty_head", {"network": "none"}, None),
-        ({"site-2": "deep"}, AVERAGE, "unlike_heads", {"network": "norm", "networks": ["deep", "norm"]}, None),
-    ],
-)
-def test_what_can_not_share_a_body_is_refused(tmp_path, networks, args, code, fields, tensor):
-    with refused(SettingsError, code, **fields) as caught:
-        unlike_run(tmp_path, networks, **args)
-    assert tensor is None or caught.value.fields["tensors"][0] == tensor
-
-
-def test_a_body_that_stays_at_home_in_part_has_no_global_model(tmp_path):
-    with refused(SettingsError, "incompatible_settings", settings=["global_head", "norm_sync"]) as caught:
-        run(tmp_path, AVERAGE, norm_sync="none")
-    assert (caught.value.fields["norm_sync"], caught.value.fields["tensors"][0]) == ("none", "body.1.bias")

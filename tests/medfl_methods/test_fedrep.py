@@ -4,9 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from pfedcdp_toys import NAMES, build, mean_change
 from torch import nn
-from torch.nn import functional as F
 
 from medfl.contract import Site, State
 from medfl.networks.parts import mlp
@@ -14,8 +12,6 @@ from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.testing.cohort import CLASSES, Case, SmallNet, make_data, make_sites, make_task
 from medfl.utils import wire
-from medfl.utils.rng import make_generator
-from medfl.utils.wire import select, tensors_equal
 from medfl_methods.fedrep import FedRep
 
 REGISTRY = load_plugins()
@@ -81,54 +77,6 @@ def test_b_13_each_phase_leaves_the_other_part_alone(tmp_path):
     assert heads[-1][1:] == bodies[0][1:]  # the body's phase starts from the trained head
 
 
-# ---- a plain loop
-
-
-def descend(model, trained, frozen, data, generator, count):
-    """Gradient steps with momentum on one part; one-image batches are left out where there are norms."""
-    moved = list(trained.parameters())
-    optimizer, done = torch.optim.SGD(moved, 0.1, 0.9), 0
-    model.train()
-    frozen.eval()
-    norms = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
-    while done < count:
-        for rows in torch.randperm(len(data), generator=generator).split(5)[: count - done]:
-            done += 1
-            if len(rows) > 1 or not norms:
-                loss = F.cross_entropy(model(data.images[rows]), data.class_labels[rows])
-                for parameter, gradient in zip(moved, torch.autograd.grad(loss, moved), strict=True):
-                    parameter.grad = gradient
-                optimizer.step()
-
-
-@pytest.mark.parametrize("network", ["norm", "plain"])
-def test_fedrep_is_a_plain_loop(tmp_path, network):
-    """Head first, then body; three epochs, of which a third is the head's."""
-    torch.set_num_threads(1)  # as a run does
-    task, sites = make_task(network), make_sites()
-    batches = {"site-1": (5, 10), "site-2": (3, 6), "site-3": (2, 4)}
-    first = task.initial(7)
-    body = {name: tensor for name, tensor in first.items() if name.startswith("body")}
-    heads = dict.fromkeys(sites, {name: tensor for name, tensor in first.items() if name.startswith("head")})
-    for round_ in (1, 2):
-        ended = {}
-        for name, data in sites.items():
-            model = build(task.networks[network], body | heads[name])
-            for_head, for_body = batches[name]
-            stream = make_generator(7, name, round_, "batcheshead")
-            descend(model, model.head, model.body, data.train, stream, for_head)
-            stream = make_generator(7, name, round_, "batches")
-            descend(model, model.body, model.head, data.train, stream, for_body)
-            ended[name] = {key: t.detach().clone().contiguous() for key, t in model.state_dict().items()}
-            heads[name] = {key: ended[name][key] for key in heads[name]}
-        body = mean_change(body, ended, {name: len(data.train) for name, data in sites.items()})
-    result = run(tmp_path, {"head_share": 1 / 3}, task=task, epochs=3)
-    for name in NAMES:
-        for key, tensor in (body | heads[name]).items():
-            trained = result.models[name]["personal"].tensors[key]
-            torch.testing.assert_close(trained, tensor, atol=1e-6, rtol=1e-5, msg=lambda m, k=key: f"{k}: {m}")
-
-
 # ---- shares of a round
 
 
@@ -157,16 +105,3 @@ def phases(share, images, **settings):
 )
 def test_the_phases_share_a_rounds_batches(share, images, settings, expected):
     assert phases(share, images, **settings) == expected
-
-
-@pytest.mark.parametrize(("share", "still", "moving"), [(0.0, "head.", "body."), (1.0, "body.", "head.")])
-def test_a_share_of_all_or_nothing_leaves_a_part_as_it_began(tmp_path, share, still, moving):
-    result, first = run(tmp_path, {"head_share": share}), make_task().initial(7)
-    for name in NAMES:
-        model = result.models[name]["personal"].tensors
-        assert tensors_equal(select(model, still), select(first, still))
-        assert not tensors_equal(select(model, moving), select(first, moving))
-
-
-def test_the_papers_preset_is_ten_epochs_to_one():
-    assert REGISTRY.make_method("fedrep", {"preset": "paper"}).head_share * 11 == pytest.approx(10)

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from monai.bundle import ConfigParser
 from refusals import refused
 from torch import nn
 
@@ -11,7 +10,7 @@ from medfl.engine.evaluation import predictor_of
 from medfl.engine.store import Store
 from medfl.errors import RefusedError, SettingsError
 from medfl.plugins import load_plugins
-from medfl.testing.cohort import Case, SmallNet, make_site, make_sites, make_task, states
+from medfl.testing.cohort import Case, SmallNet, make_sites, make_task, states
 from medfl.types import SERVER
 from medfl.utils.wire import select, tensors_equal
 from medfl_methods.fedsm.method import FedSM, check_moments, pulled
@@ -54,11 +53,6 @@ def test_with_lam_1_own_models_are_those_of_local_training(tmp_path):
     alone = run(tmp_path / "alone", name="local")
     for own, models in zip(own_models(tmp_path / "mine"), alone.models.values(), strict=True):
         assert tensors_equal(own, models["personal"].tensors)
-
-
-def test_the_common_model_is_that_of_fedavg(tmp_path):
-    mine, theirs = run(tmp_path / "mine"), run(tmp_path / "theirs", name="fedavg")
-    assert tensors_equal(mine.outcome.models["global"].tensors, theirs.outcome.models["global"].tensors)
 
 
 def test_a_site_that_is_away_keeps_its_own_model_and_pulls_nobody(tmp_path):
@@ -119,26 +113,6 @@ def test_a_network_without_a_layer_that_says_what_it_takes_is_refused():
         selector_beside(Seen(), 2, 2)
 
 
-def test_selector_and_moments_are_means_and_adam_goes_on(tmp_path):
-    run(tmp_path, rounds=1)
-    sizes = {"site-1": 21, "site-2": 13, "site-3": 8}
-    held = states(tmp_path)[SERVER]
-    replies = {site: Store(tmp_path / "state" / site).latest().tensors for site in sizes}
-
-    def mean(name):
-        return sum(size / 42 * replies[site][f"reply/{name}"] for site, size in sizes.items())
-
-    task = FedSM(**NARROW).selecting(make_task(), 3)
-    begun = task.initial(7, "fedsm selector")
-    torch.testing.assert_close(held["kept/selector/head.weight"], begun["head.weight"] + mean("selector/head.weight"))
-    for name in ("head.weight/exp_avg", "head.weight/exp_avg_sq", "head.weight/step"):
-        torch.testing.assert_close(held[f"kept/moments/{name}"], mean(f"moments/{name}"), check_dtype=True)
-    before = held["kept/moments/head.weight/step"].item()
-    assert before == pytest.approx((21 * 5 + 13 * 3 + 8 * 2) / 42)  # batches of an epoch
-    run(tmp_path, rounds=2)
-    assert states(tmp_path)[SERVER]["kept/moments/head.weight/step"].item() == pytest.approx(2 * before)
-
-
 def test_the_selector_learns_who_is_who(tmp_path):
     """Sites whose images differ in brightness: after a few rounds each image is answered by its own site's model."""
     sites = make_sites({"site-1": 12, "site-2": 12})
@@ -153,45 +127,6 @@ def test_the_selector_learns_who_is_who(tmp_path):
 
 
 # ---- a run
-
-
-def test_all_sites_get_all_models(tmp_path):
-    result, held = run(tmp_path), states(tmp_path)[SERVER]
-    personal = [models["personal"].tensors for models in result.models.values()]
-    assert all(tensors_equal(model, personal[0]) for model in personal)
-    assert tensors_equal(select(personal[0], "common."), result.outcome.models["global"].tensors)
-    assert tensors_equal(select(personal[0], "own.2."), select(held, "kept/own/2/"))
-    assert tensors_equal(select(personal[0], "selector."), select(held, "kept/selector/"))
-
-
-def test_an_order_brings_the_own_model_and_no_other(tmp_path):
-    result = run(tmp_path)
-    sizes = {name: tensor.numel() for name, tensor in result.outcome.models["global"].tensors.items()}
-    rows = (tmp_path / "metrics.csv").read_text().splitlines()
-    down = {float(row.rsplit(",", 1)[1]) for row in rows if row.startswith("1,") and ",bytes_down," in row}
-    selector = select(states(tmp_path)[SERVER], "kept/selector/")
-    counters = [name for name in sizes if name.endswith("num_batches_tracked")]
-    expected = 2 * (4 * sum(sizes.values()) + 4 * len(counters)) + 4 * sum(t.numel() for t in selector.values())
-    assert down == {expected}
-
-
-def test_the_network_that_is_taken_home_is_the_one_that_answers(tmp_path):
-    task = make_task("plain")
-    model, method = run(tmp_path, task=task, rounds=1).models["site-1"]["personal"], FedSM(**NARROW, threshold=0.3)
-    config = method.network_config(model, {"_target_": "medfl.testing.cohort.SmallNet", "norm": False})
-    network = ConfigParser({"network_def": config}).get_parsed_content("network_def").eval()
-    network.load_state_dict(model.tensors)
-    images, _ = make_site(9, "x").train.batch(torch.arange(9))
-    with torch.no_grad():
-        expected = predictor_of(method, task, model)(images)
-        torch.testing.assert_close(network(images), expected)
-        torch.testing.assert_close(torch.jit.script(network)(images), expected)
-
-
-def test_models_that_are_not_whole_are_refused(tmp_path):
-    with refused(SettingsError, "incomplete_model", norm_sync="params"):
-        run(tmp_path / "norms", norm_sync="params")
-    run(tmp_path / "none", norm_sync="params", task=make_task("plain"), rounds=1)
 
 
 def test_replies_that_could_not_be_used_are_refused(tmp_path):

@@ -1,69 +1,11 @@
-"""Every installed method keeps the contract; and the suite notices methods that do not."""
+"""The suite notices methods that break the contract."""
 
 import logging
 import textwrap
 
 import pytest
 
-from medfl.plugins import load_plugins
 from medfl.testing import CHECKS, check_method, suite
-
-SHORTER = {
-    "feddf": {"distil_steps": 3},
-    "fedfed": {"distil_rounds": 1, "width": 2},  # of three rounds two train on what was shared
-    "fedkf": {"noise_dim": 8, "width": 4},
-    "fedmd": {"public_epochs": 1, "private_epochs": 1},
-    "fedsm": {"selector_width": 2},
-    "fedskd": {"p2p_scale": 1},  # a limit case and fedcross_star train N times as long
-    "fedtgp": {"server_epochs": 5},
-    "fedtpf": {"distil_rounds": 1, "width": 2},
-    "isfl": {"probe": 3},
-    "moon": {"proj_dim": 3},
-    "pfedcdp": {"refine": {"epochs": 2, "probe_epochs": 1}},
-}
-"""Settings that spare time and leave out no part of a method."""
-
-WHOLE = ("ditto", "fedavg", "scaffold")
-"""Methods whose contract is checked whole by `make test`, too."""
-
-ALWAYS = (
-    "metadata_is_complete",
-    "only_what_is_declared_leaves",
-    "frozen_parameters_stay_home",
-    "states_survive_the_disk",
-    "unlike_networks_are_refused_or_work",
-)
-BY_TURNS = ("it_resumes_at_every_step", "further_objectives_are_refused_or_work")
-"""What it checks of the others, of `BY_TURNS` one for each method; `make test-all` checks all."""
-
-NAMES = sorted(load_plugins().methods)
-
-
-@pytest.mark.parametrize(("turn", "name"), list(enumerate(NAMES)), ids=NAMES)
-def test_the_contract_is_kept(turn, name):
-    sample = [*ALWAYS, BY_TURNS[turn % len(BY_TURNS)]]
-    check_method(name, args=SHORTER.get(name), checks=None if name in WHOLE else sample)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in WHOLE])
-def test_the_contract_is_kept_whole(name):
-    check_method(name, args=SHORTER.get(name))
-
-
-CLIPPED = {"robust": {"rule": "centred_clip", "radius": 0.5}}
-"""A rule that remembers, and needs no number of replies."""
-
-
-@pytest.mark.parametrize("name", ["fedbabu"])
-def test_the_contract_is_kept_under_a_robust_rule(name):
-    check_method(name, checks=["it_resumes_at_every_step"], settings=CLIPPED)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["feddyn", "fenda", "fedkd", "flash", "per_fedavg"])
-def test_the_contract_is_kept_whole_under_a_robust_rule(name):
-    check_method(name, settings=CLIPPED)
 
 
 def test_an_unknown_check_is_named():
@@ -280,6 +222,32 @@ BROKEN = {
         def check_tensors(self, task, order, tensors):
             if tensors:
                 super().check_tensors(task, order, tensors)
+        """,
+    ),
+    "an exported bundle with another network": (
+        "exported_networks_predict_alike",
+        "Error(s) in loading state_dict for SmallNet",
+        """
+        def network_config(self, model, network_def):
+            return network_def | {"norm": False}
+        """,
+    ),
+    "an exported network that answers otherwise": (
+        "exported_networks_predict_alike",
+        "the exported global model predicts otherwise",
+        """
+        def predictor(self, task, models):
+            network = super().predictor(task, models)
+            network.load_state_dict({n: t + 1 for n, t in network.state_dict().items()})
+            return network
+        """,
+    ),
+    "an own start of the body": (
+        "exported_networks_predict_alike",
+        "the body's first weights: other bits",
+        """
+        def task_of(self, task):
+            return task.with_network("norm", lambda: (torch.rand(1), task.build("norm"))[1])
         """,
     ),
     "a claim to train unlike networks": (

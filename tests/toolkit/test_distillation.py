@@ -1,6 +1,6 @@
 """The distillation loss: known numbers (O-PF-6), gradients, and what must not matter.
 
-Its form against torch's and at a high temperature are in oracles/test_fedkper.py.
+Its form against torch's and at a high temperature are in medfl_methods/fedkper/test_fedkper.py.
 """
 
 import math

@@ -13,6 +13,7 @@ from toys import SIZES, Ring, Toy, snapshot
 from medfl.contract import Order, PeerMessage, Plan, Reply, Server, Site
 from medfl.engine.journal import Outcome
 from medfl.engine.store import Store
+from medfl.testing import CHECKS
 from medfl.testing.cohort import make_sites, scores
 from medfl.utils.wire import tensors_equal
 
@@ -133,45 +134,9 @@ def test_a_round_is_evaluated_once(alone: bool, tmp_path: Path) -> None:
     assert len(state_of(tmp_path, "server").meta["guests"]) == 3 * (3 if alone else 2), "folds"
 
 
-class StopError(Exception):
-    """Stands for a kill."""
-
-
-class Stopped(Ring):
-    """Stops in a fold, of which a list counts the calls."""
-
-    def fold(self, server: Server, replies: Any) -> None:
-        FOLDS[0] -= 1
-        if FOLDS[0] == 0:
-            raise StopError
-        super().fold(server, replies)
-
-
-FOLDS = [0]
-
-
 @pytest.mark.parametrize("alone", [False, True])
-@pytest.mark.parametrize("where", ["work", "fold"])
-def test_it_continues_at_every_step(where: str, alone: bool, tmp_path: Path) -> None:
-    case = Toy(Ring, alone=alone)
-    case.run(tmp_path / "whole")
-    steps = 6 if alone else 4
-
-    def absent(site: str, step: int) -> bool:
-        if where == "work" and site == "site-2" and step == stop:
-            raise StopError
-        return False
-
-    for stop in range(1, steps + 1):
-        folder, FOLDS[0] = tmp_path / str(stop), stop if where == "fold" else 0
-        stopping = Toy(Stopped, alone=alone)
-        stopping.name = case.name
-        if where == "work" and alone and stop % 3 == 0:
-            continue  # nobody is asked in a step of the server alone
-        with pytest.raises(StopError):
-            stopping.run(folder, absent=absent)
-        case.run(folder)
-        assert snapshot(folder) == snapshot(tmp_path / "whole"), f"stopped in {where} of step {stop}"
+def test_it_continues_at_every_step(alone: bool) -> None:
+    CHECKS["it_resumes_at_every_step"](Toy(Ring, alone=alone))
 
 
 def outcomes(folder: Path, absent: Any) -> Iterator[Outcome]:

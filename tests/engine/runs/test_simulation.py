@@ -4,11 +4,11 @@ import json
 import logging
 import math
 
-import pandas as pd
 import pytest
 import torch
 from refusals import refused
 from run_records import rewrite
+from toys import metric_rows
 
 from medfl.data.pooled import Empty, Pooled
 from medfl.engine.evaluation import score
@@ -32,13 +32,6 @@ PRIVACY = {"epsilon": 5.0, "clip": 1.0}
 
 def case(name="fedavg", **args):
     return Case(REGISTRY, name, args)
-
-
-def rows(folder, **where):
-    table = pd.read_csv(folder / "metrics.csv")
-    for column, value in where.items():
-        table = table[table[column] == value]
-    return table
 
 
 def without_costs(summary):
@@ -79,12 +72,6 @@ def test_names_with_a_meaning_of_their_own_are_refused(tmp_path, name):
     check_refusal(tmp_path, SettingsError, "invalid_site_name", {"sites": sorted(sites)}, sites=sites)
 
 
-@pytest.mark.parametrize("name", ["server", "global", "pooled"])
-def test_a_single_site_may_not_have_such_a_name_either(tmp_path, name):
-    sites = {name: make_site(6, "a")}
-    check_refusal(tmp_path, SettingsError, "invalid_site_name", {"sites": [name]}, sites=sites)
-
-
 @pytest.mark.parametrize("name", ["NA", "null"])
 def test_any_other_name_is_a_name(tmp_path, name):
     sites = {name: make_site(6, "a"), "b": make_site(6, "b")}
@@ -102,12 +89,6 @@ def test_networks_are_checked(tmp_path):
     check_refusal(tmp_path, SettingsError, "unknown_choice", fields, case("local"), networks_by_site=networks)
 
 
-def test_local_allows_unlike_networks(tmp_path):
-    models = case("local").run(tmp_path, networks_by_site={"site-1": "wide", "site-2": "plain"}, rounds=1).models
-    assert [models[f"site-{n}"]["personal"].network for n in (1, 2, 3)] == ["wide", "plain", "norm"]
-    assert len(models["site-1"]["personal"].tensors["body.0.bias"]) == 9
-
-
 @pytest.mark.parametrize("split", ["train", "val", "test"])
 @pytest.mark.parametrize("label", [3, -1])
 def test_labels_out_of_range_are_located(tmp_path, split, label):
@@ -122,25 +103,6 @@ def test_nobody_can_train(tmp_path):
     check_refusal(tmp_path, DataError, "no_images", {"split": "train", "sites": ["a", "b"]}, sites=sites)
 
 
-def test_privacy_is_refused_where_it_covers_not_everything(tmp_path):
-    class Weights(FedAvg):
-        """It sends weights."""
-
-        sends = {"model/": "weights"}
-
-    run = SimulatedRun(
-        method=MethodChoice(name="toy", make=Weights),
-        task=make_task(),
-        settings=Settings(rounds=1, privacy=PRIVACY),
-        data=RunData(sites=make_sites()),
-        folder=tmp_path,
-    )
-    with refused(SettingsError, "method_not_supported", feature="privacy", method="toy", sends=["'model/' (weights)"]):
-        simulate(run)
-    fields = {"feature": "privacy", "method": "centralized", "sends": ["the sites' raw data"]}
-    check_refusal(tmp_path, SettingsError, "method_not_supported", fields, case("centralized"), privacy=PRIVACY)
-
-
 def test_privacy_keeps_sizes_at_home(tmp_path):
     case().run(tmp_path, privacy=PRIVACY, rounds=1, norm_sync="params")
     assert b'"size"' not in (tmp_path / "state/site-1/step-00000001.safetensors").read_bytes()
@@ -152,8 +114,8 @@ def test_privacy_keeps_sizes_at_home(tmp_path):
 def test_a_site_without_training_data_is_named_and_never_asked(tmp_path, caplog):
     result = case().run(tmp_path, sites=make_sites({"a": 9, "b": 0, "c": 7}))
     assert "Without training data, never asked to train: b." in caplog.text
-    assert set(rows(tmp_path, metric="loss")["site"]) == {"a", "c"}
-    assert set(rows(tmp_path, metric="accuracy", split="test")["site"]) == {"a", "b", "c", "global"}
+    assert set(metric_rows(tmp_path, metric="loss")["site"]) == {"a", "c"}
+    assert set(metric_rows(tmp_path, metric="accuracy", split="test")["site"]) == {"a", "b", "c", "global"}
     assert bits(result)["b/global"]
 
 
@@ -260,7 +222,7 @@ def test_a_round_of_several_steps_is_told_with_the_rows_of_all(tmp_path):
         callbacks=Callbacks(on_round=add),
     )
     simulate(run)
-    table = rows(tmp_path, metric="bytes_to_peers")
+    table = metric_rows(tmp_path, metric="bytes_to_peers")
     assert spent == table.groupby("round")["value"].sum().to_dict()
     assert min(spent.values()) > 0, "models travel in each round"
 
@@ -271,13 +233,15 @@ def test_a_round_of_several_steps_is_told_with_the_rows_of_all(tmp_path):
 def test_the_table_is_tidy_and_the_summary_says_the_same(tmp_path):
     sites = make_sites()
     result = case().run(tmp_path, sites=sites)
-    table = rows(tmp_path)
+    table = metric_rows(tmp_path)
     assert list(table) == ["round", "site", "model", "split", "moment", "metric", "value"]
     assert not table.duplicated(["round", "site", "model", "split", "moment", "metric"]).any()
     assert set(table["moment"]) == {"aggregated", "trained"}
     costs = {"loss", "seconds", "work_seconds", "evaluate_seconds", "bytes_up", "bytes_down", "bytes_to_peers"}
     assert set(table["metric"]) == costs | {"accuracy"}
-    last = rows(tmp_path, round=3, metric="accuracy", split="test", moment="aggregated").set_index("site")["value"]
+    last = metric_rows(tmp_path, round=3, metric="accuracy", split="test", moment="aggregated").set_index("site")[
+        "value"
+    ]
     model = FedAvg().predictor(make_task(), [result.outcome.models["global"]])
     for name, data in sites.items():
         assert last[name] == pytest.approx(score(model, data.test, make_task(), Settings(rounds=3))["accuracy"])
@@ -305,7 +269,7 @@ def test_the_summary_adds_the_costs_up_and_says_who_holds_what(tmp_path):
     sites = make_sites()
     summary = case().run(tmp_path, sites=sites).summary
     for name, data in sites.items():
-        spent = rows(tmp_path, site=name).groupby("metric")["value"].sum()
+        spent = metric_rows(tmp_path, site=name).groupby("metric")["value"].sum()
         for cost in ("bytes_up", "bytes_down", "bytes_to_peers", "evaluate_seconds"):
             assert getattr(summary.costs[name], cost) == pytest.approx(spent[cost])
         assert summary.costs[name].train_seconds == pytest.approx(spent["work_seconds"])
@@ -345,7 +309,7 @@ def test_too_few_replies_end_the_run_as_incomplete_and_it_can_be_taken_up(tmp_pa
     assert "2 of 3 needed replies came." in result.outcome.reason
     assert "Round 2: no reply from site-2." in caplog.text
     assert json.loads((tmp_path / "cut" / "summary.json").read_text())["status"] == "incomplete"
-    assert set(rows(tmp_path / "cut", round=2, metric="loss")["site"]) == {"site-1", "site-3"}
+    assert set(metric_rows(tmp_path / "cut", round=2, metric="loss")["site"]) == {"site-1", "site-3"}
     again = case().run(tmp_path / "cut", min_replies=3)
     assert without_costs(again.summary) == without_costs(whole.summary)
 
@@ -358,7 +322,7 @@ def test_a_run_without_usable_updates_ends_as_diverged(tmp_path, caplog):
     assert (result.outcome.status, result.outcome.rounds) == ("diverged", 0)
     assert "Site 'site-1' refuses to send" in caplog.text
     assert all(torch.isfinite(tensor).all() for tensor in result.outcome.models["global"].tensors.values())
-    assert len(rows(tmp_path, round=1, metric="work_seconds")) == 3
+    assert len(metric_rows(tmp_path, round=1, metric="work_seconds")) == 3
 
 
 # ---- models of earlier rounds

@@ -1,5 +1,6 @@
 """What sites share of their images, and how a training uses it (A4.4, TP-01, TP-08, TP-09, O-TP-12), step by step."""
 
+import logging
 import math
 
 import pytest
@@ -384,3 +385,17 @@ def test_the_mean_image_is_that_of_all_training_images_and_is_judged_on_validati
     assert reply.meta["mean_image_error"] == pytest.approx(expected, rel=1e-4)
     parts = parts_of(method, site_of(site.val), server)
     assert reply.meta["generator_error"] == pytest.approx(float(parts.square().mean()), rel=1e-4)
+
+
+def test_tp_03_where_nothing_is_pulled_the_latent_is_free(tmp_path):
+    for args in ({"prototype": "none"}, {"prototype_weight": 0.0}, {"latent": 24}):
+        assert server_of(tpf(**({"latent": 4} | args)), tmp_path).state.tensors
+
+
+def test_a_run_without_a_second_stage_warns(tmp_path, caplog):
+    server_of(tpf(distil_rounds=9), tmp_path)
+    assert any("nothing will be shared" in line for line in caplog.messages)
+    caplog.clear()
+    server_of(tpf(distil_rounds=8), tmp_path)
+    server_of(tpf(distil_rounds=9, share_fraction=0.0), tmp_path)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

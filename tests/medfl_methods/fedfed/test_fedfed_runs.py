@@ -6,16 +6,13 @@ import pytest
 import torch
 from fedtpf_toys import (
     Log,
-    distiller_at,
     nothing_learned,
     recorded,
     run,
     server_of,
     shared_at,
     site_of,
-    small_sites,
     state_of,
-    weighted_mean,
 )
 from torch.nn import functional as F
 
@@ -67,41 +64,6 @@ def test_only_generator_and_classifier_are_trained_first(whole):
     assert state_of(folder).meta["holders"] == ["site-1", "site-2"]
 
 
-def test_generator_and_classifier_are_averaged_by_images(whole):
-    log, _, _ = whole
-    fold = log.folds[0]
-    updates = {name: select(work.sent, "distiller/") for name, work in log.of("distil").items()}
-    for key, mean in weighted_mean(updates, {"site-1": 7, "site-2": 6}).items():
-        before, after = (state[f"kept/distiller/{key}"].double() for state in (fold.before, fold.after))
-        torch.testing.assert_close(after, before + mean, atol=1e-7, rtol=1e-6)
-        assert before.numel() < 9 or not torch.equal(before, after), key
-
-
-def test_two_copies_of_everything_under_unlike_noise(whole):
-    """Both of the same parts: their difference has the variance 0.15^2 + 0.25^2, and tells nothing of the part."""
-    _, _, folder = whole
-    shared = shared_at(folder)
-    assert shared.keys() == {"images/0", "images/1", "labels"}
-    difference = (shared["images/0"] - shared["images/1"]).double()
-    assert float(difference.var()) == pytest.approx(0.15**2 + 0.25**2, rel=0.3)  # of 468 numbers
-    data = small_sites()
-    assert shared["labels"].tolist() == [
-        *data["site-1"].train.class_labels.tolist(),
-        *data["site-2"].train.class_labels.tolist(),
-    ]
-
-
-def test_a_run_that_stops_in_each_stage_ends_in_the_same_bits(whole, tmp_path):
-    """With the same noise on what is shared."""
-    _, unbroken, folder = whole
-    for rounds in (1, 2, 3):
-        last = run(tmp_path, "fedfed", QUICK, rounds=rounds)
-    assert tensors_equal(shared_at(tmp_path), shared_at(folder))
-    assert tensors_equal(state_of(tmp_path).tensors, state_of(folder).tensors)
-    expected, last_bits = bits(unbroken), bits(last)
-    assert all(tensors_equal(last_bits[key], tensors) for key, tensors in expected.items())
-
-
 class Late(Averaging):
     """FedAvg that begins with the second round."""
 
@@ -117,13 +79,6 @@ def test_tp_10_where_nothing_is_shared_the_second_stage_is_fedavg(alone, tmp_pat
     assert bits_.keys() == expected.keys()
     assert all(tensors_equal(bits_[key], tensors) for key, tensors in expected.items())
     assert not tensors_equal(bits_["server/global"], plain["server/global"])
-
-
-def test_what_others_share_makes_a_difference(whole, alone):
-    _, result, folder = whole
-    unshared, place = alone
-    assert tensors_equal(distiller_at(place), distiller_at(folder)), "the first stage doesn't know what comes"
-    assert not tensors_equal(bits(unshared)["server/global"], bits(result)["server/global"])
 
 
 # ---- the passes of the first stage
@@ -155,31 +110,6 @@ def test_a_pass_over_the_images_is_three(tmp_path, args, generator, classifier):
     """An epoch: the classifier on mixed images, the generator on glued ones, both together; two can be left out."""
     steps = steps_of(FedFed(**QUICK, **args), tmp_path)
     assert steps == {"generator": {generator}, "classifier": {classifier}}
-
-
-def test_with_two_copies_the_second_stage_has_three_images_for_each_own_one(tmp_path):
-    """A batch of b own images and b of either copy, all with one weight."""
-    method, seen = FedFed(**QUICK, clip=None), []
-    site, server = site_of(make_data(12, "own")), server_of(method, tmp_path)
-    sent = method.work(site, Order("site-1", "share", method.distiller(server))).tensors
-
-    class Watching(type(method)):
-        def loss(self, fit, batch):
-            forward = fit.model.forward
-            fit.model.forward = lambda images: (seen.append((len(batch.targets), images)), forward(images))[1]
-            try:
-                return super().loss(fit, batch)
-            finally:
-                del fit.model.forward
-
-    site.blobs = server.blobs
-    Watching(**QUICK).work(site, Order("site-1", "train", method.publish(server) | sent))
-    assert [(own, len(images)) for own, images in seen] == [(5, 15), (5, 15), (2, 6)]
-    copies = [select(sent, "shared/")[f"images/{copy}"].float() / 0.5 for copy in (0, 1)]
-    for own, images in seen:
-        for copy, rows in zip(copies, images[own:].split(own), strict=True):
-            distances = (rows[:, None] - copy).flatten(2).abs().amax(2)
-            assert distances.amin(1).max() < 1e-6, "each is of the copy whose turn it is"
 
 
 def test_mixed_images_are_priced_by_their_shares(tmp_path, monkeypatch):

@@ -8,25 +8,20 @@ import numpy as np
 import pytest
 import torch
 from make_runs import SITES, make_run
-from read_page import render_section, section, words
+from read_page import section, words
 
 from medfl.contract import Findings
 from medfl.engine.runs.findings import read_findings
 from medfl.engine.runs.records import read_run
 from medfl.privacy.release import Release, sentences
-from medfl_methods.fedfed.report import MOST, RUNS, sharing_section
+from medfl_methods.fedfed.report import RUNS, sharing_section
 from medfl_methods.fedfed.report_data import (
     DIVERGING,
-    NAMED,
     diverging_layer,
-    frozen_looks,
     how_it_ended,
     read_stage,
     stage_figure,
-    stages_figure,
-    who_froze,
 )
-from medfl_report.figures import looks
 from medfl_report.groups import group_runs
 from medfl_report.page import render
 from medfl_report.rasters import STEPS
@@ -107,16 +102,6 @@ def test_the_epsilon_of_two_copies_is_that_of_both_together(page):
     assert "fedtpf: epsilon of a shared image: 18.6" in text(page({"findings": findings(CLIPPED, other)}))
 
 
-def test_one_open_copy_undoes_the_others(page):
-    assert "fedtpf: no differential privacy" in text(page({"findings": findings(CLIPPED, PAPER)}))
-
-
-def test_a_run_that_wrote_down_no_promise_promises_nothing(page):
-    shown = text(page({"findings": findings(releases=None, statement=None)}))
-    assert "fedtpf: what is promised was not written down" in shown
-    assert "epsilon" not in shown
-
-
 # ---- what the generator is worth
 
 ERRORS = {"site-1": [0.03, 0.02], "site-2": [0.02, 0.02]}
@@ -138,22 +123,6 @@ def test_the_page_begins_with_a_warning_of_a_poor_generator(tmp_path, errors, wa
     assert [level for level, text in notices if "worse than the mean" in text] == ["warn"] * warned
 
 
-def test_the_first_stages_of_two_rows_stand_in_one_picture(page):
-    """Figure 9 of FedTPF: means over sites, a band over runs, in the rounds that all runs of a row have."""
-    stages = {"with": [stage(), stage(history=HISTORY[:2])], "without": [stage()]}
-    figure, curves = stages_figure(stages, looks([*stages]))
-    assert [list(curve.rounds) for curve in curves] == [[1, 2], [1, 2, 3]]
-    np.testing.assert_allclose(curves[1].middle, [0.4, 0.6, 0.7])
-    assert {line.get_label() for line in figure.axes[0].lines} == {"with", "without"}
-    runs = [{"findings": findings(history=HISTORY), "method_args": {"prototype": kind}} for kind in ("mean", "none")]
-    descriptions = [
-        label for label in labels(page(*runs), tile=False) if label.startswith("Mean accuracy in the first stage")
-    ]
-    assert len(descriptions) == 1
-    assert descriptions[0].count("0.700 after round 3") == 2
-    assert descriptions[0].startswith("Mean accuracy in the first stage. fedtpf (prototype=mean): 0.700 after round 3;")
-
-
 # ---- the first stage
 
 
@@ -171,40 +140,6 @@ def test_marks_stand_in_the_round_in_which_a_site_froze():
         assert line.get_marker() not in ("", "None", None)
     assert list(lines(weights)[name].get_ydata()) == [1.0, 0.75], "from the round in which it froze"
     assert set(lines(weights)) == {name}
-
-
-def test_the_thick_line_is_the_mean_of_the_sites_that_told_something():
-    axes = stage_figure(stage()).axes[0]
-    mean = lines(axes)["mean of sites"]
-    np.testing.assert_allclose(mean.get_ydata(), [0.4, 0.6, 0.7])
-    others = [line for name, line in lines(axes).items() if name not in ("mean of sites", "threshold 0.88")]
-    assert all(line.get_linewidth() < mean.get_linewidth() / 2 for line in others)
-    threshold = lines(axes)["threshold 0.88"]
-    assert set(threshold.get_ydata()) == {0.88}
-    assert threshold.is_dashed()
-    known = [line for line in axes.lines if list(line.get_ydata()) == [0.5, 0.9]]
-    assert {tuple(line.get_xdata()) for line in known} == {(1, 3)}, "site-3 told nothing in round 2"
-
-
-def test_without_frozen_sites_there_are_no_weights_and_no_marks():
-    (axes,) = stage_figure(stage(frozen={})).axes
-    assert set(lines(axes)) == {"mean of sites", "threshold 0.88", "a site"}
-
-
-def test_sites_that_froze_together_differ_in_more_than_colour():
-    froze = stage(frozen=dict.fromkeys(SITES, 2))
-    assert len({look.marker for look in frozen_looks(froze).values()}) == len(SITES)
-    widths = [line.get_linewidth() for line in stage_figure(froze).axes[1].lines]
-    assert len(set(widths)) == len(SITES), "so that none hides behind another"
-
-
-def test_many_frozen_sites_share_a_look():
-    names = [f"site-{n}" for n in range(NAMED + 1)]
-    same = dict.fromkeys(names, 0.5)
-    history = [{"round": number, "accuracy": same, "weights": same} for number in (1, 2)]
-    froze = stage(history=history, frozen=dict.fromkeys(names, 2))
-    assert len({look.colour for look in frozen_looks(froze).values()}) == 1
-    assert set(lines(stage_figure(froze).axes[1])) == {"sites that froze, marked in that round"}
 
 
 def test_the_picture_is_told_in_words_and_its_ends_are_in_the_table(page):
@@ -256,12 +191,6 @@ def test_when_the_first_stage_ended_and_why(changes, sentence):
     assert how_it_ended(sharing, read_stage(sharing)) == sentence
 
 
-def test_freezing_is_named_only_where_it_could_happen():
-    assert who_froze(stage()) == "1 site froze: site-2 in round 2."
-    assert who_froze(stage(frozen={})) == "No site froze its generator and classifier."
-    assert who_froze(stage(frozen={}, stage1={"threshold": None})) == ""
-
-
 # ---- who sent what
 
 
@@ -289,11 +218,6 @@ def test_before_anything_was_sent(page, status, sentence):
     assert "There is no accuracy of the first stage to draw." in text(document)
 
 
-def test_least_of_all_a_release_is_enough(page):
-    document = page({"findings": Findings({"sharing": {"releases": [PAPER.meta()]}}), "status": "running", "done": 1})
-    assert "fedtpf: no differential privacy" in text(document)
-
-
 # ---- how it looks
 
 
@@ -306,14 +230,6 @@ def test_tiles_are_drawn_cell_by_cell_with_0_in_the_middle():
         for x, y, n in re.findall(r"M(\d+) (\d+)h(\d+)", path):
             cells[int(y), int(x) : int(x) + int(n)] = DIVERGING.index(colour) - STEPS
     np.testing.assert_array_equal(cells, levels)
-
-
-def test_the_scale_can_be_read_without_seeing_colours():
-    parts = np.array([[int(colour[place : place + 2], 16) for place in (1, 3, 5)] for colour in DIVERGING])
-    light = parts @ [0.2126, 0.7152, 0.0722]
-    assert len(DIVERGING) == 2 * STEPS + 1
-    assert (np.diff(light) >= 12).all()
-    assert len(set(parts[STEPS].tolist())) == 1, "0 is grey"
 
 
 @pytest.mark.parametrize(("shape", "volume"), [((4, 3, 40, 8), False), ((4, 1, 10, 12, 9), True)])
@@ -335,40 +251,7 @@ def test_each_shared_image_has_a_tile_with_its_class_and_range(page, shape, volu
     assert ("Cells are averages" in text(document)) != volume
 
 
-def test_whole_images_are_grey_and_parts_are_not(page):
-    whole = page({"findings": findings(Release("gaussian", 0.15, None, of="raw"))})
-    part = page({"seed": 1, "findings": findings()})
-    assert "mid grey is 0" in text(part)
-    assert "mid grey is 0" not in text(whole)
-    strokes = [
-        {
-            attributes["stroke"]
-            for tag, attributes in document.tags
-            if "transform" in attributes and "stroke" in attributes
-        }
-        for document in (whole, part)
-    ]
-    assert all(colour[1:3] == colour[3:5] == colour[5:] for colour in strokes[0])
-    assert strokes[1] <= set(DIVERGING)
-
-
-def test_a_class_without_a_name_keeps_its_number(page):
-    document = page({"findings": findings(labels=(0, 0, 7, 7))})
-    assert [re.search("class ([^:]*):", label)[1] for label in labels(document, tile=True)] == ["basophil"] * 2 + [
-        "7"
-    ] * 2
-
-
 # ---- several runs
-
-
-def test_of_several_seeds_the_first_is_drawn_and_the_page_says_so(page):
-    other = findings(items={"site-1": 5}, frozen={})
-    document = page({"findings": findings()}, {"seed": 1, "findings": other})
-    assert "fedtpf, seed 0: no differential privacy" in text(document)
-    assert "seed 1" not in text(document)
-    assert "Of several seeds or folds the first is shown." in text(document)
-    assert "What each site sent" in document.tables
 
 
 def test_groups_have_a_part_each_and_none_that_is_left_out_hides_what_it_promises(page):
@@ -390,13 +273,3 @@ def test_names_are_escaped(page):
     document = page({"findings": findings(frozen={odd: 1}, items={odd: 3}, statement=[odd])})
     assert "i" not in {tag for tag, _ in document.tags}
     assert [odd, "3"] in [row[:2] for row in document.tables["What each site sent"]]
-
-
-def test_the_section_stays_small(tmp_path):
-    images = torch.randn(2 * MOST, 3, 40, 40, generator=torch.Generator().manual_seed(0))
-    many = findings(images=images, labels=[0] * MOST + [1] * MOST)
-    folder = make_run(tmp_path / "run", "fedtpf", **QUICK, findings=many)
-    content = sharing_section(group_runs([read_run(folder)]), {str(folder): many})
-    html = render_section("sharing", content)
-    assert html.count('class="tile"') == MOST
-    assert len(html) < 250_000

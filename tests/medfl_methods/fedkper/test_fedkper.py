@@ -1,19 +1,14 @@
 """FedKPer, piece by piece: its loss (O-KP-1), its score, its settings. Whole runs are in test_fedkper_runs.py."""
 
-import math
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as some
-from refusals import refused
 from torch import nn
 from torch.nn import functional as F
 
 from medfl.contract import Site, State
-from medfl.errors import SettingsError
 from medfl.objectives import Multiclass
-from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.testing.cohort import TensorData
@@ -23,7 +18,6 @@ from medfl.toolkit.losses import distillation
 from medfl.training.loop import Batch
 from medfl_methods.fedkper import FedKPer, adaptive_weight, label_diversity
 
-REGISTRY = load_plugins()
 TEACHER = torch.tensor([[2.0, 0, 0], [0, 1, 0]], dtype=torch.float64)
 STUDENT = torch.tensor([[1.0, 0, 0], [0, 0, 1]], dtype=torch.float64)
 LABELS = torch.tensor([0, 2])
@@ -220,34 +214,3 @@ def test_sites_of_one_class_weigh_by_accuracy_among_themselves_and_nothing_besid
     assert caplog.text == ""
     exact = [site_score(torch.eye(3)[part], part, score_eps=0) for part in (same, same[:1])]
     assert exact == [0, 0]
-
-
-# ---- settings
-
-
-def test_presets():
-    made = {name: REGISTRY.make_method("fedkper", {"preset": name}) for name in ("paper", "code", "medfl")}
-    assert made["paper"] == made["medfl"] == REGISTRY.make_method("fedkper", {})
-    assert (made["paper"].gradient_clip, made["paper"].score_eps, made["paper"].lambda_cap) == (5.0, 1e-12, 10.0)
-    changed = made["code"].model_dump().items() - made["paper"].model_dump().items()
-    assert changed == {("gradient_clip", None), ("score_eps", 1e-6)}
-
-
-NUMBERS = ["lambda_cap", "tau", "gradient_clip", "score_eps"]
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [(option, value) for option in NUMBERS for value in (-1.0, math.nan, math.inf, "much")]
-    + [(option, 0) for option in NUMBERS if option != "score_eps"],
-)
-def test_numbers_out_of_range_are_named(option, value):
-    code = "wrong_setting_type" if value == "much" else "setting_out_of_range"
-    with refused(SettingsError, code, where="method 'fedkper'", settings=[option]):
-        REGISTRY.make_method("fedkper", {option: value})
-
-
-@pytest.mark.parametrize("option", ["lambda_scope", "lambda_mode", "aggregation", "score"])
-def test_unknown_choices_are_named(option):
-    with refused(SettingsError, "unknown_choice", settings=[option]):
-        REGISTRY.make_method("fedkper", {option: "site"})

@@ -13,7 +13,7 @@ from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.settings import Privacy
 from medfl.task import Task
-from medfl.testing.cohort import CLASSES, Case, SmallNet, TensorData, bits, make_site, make_task
+from medfl.testing.cohort import CLASSES, Case, SmallNet, bits, make_site, make_task
 from medfl.utils.rng import make_generator, pinned
 from medfl.utils.wire import tensors_equal
 from medfl_methods.fedkper import FedKPer
@@ -161,36 +161,6 @@ def apart(left, right):
     return max((left[key][name] - tensor).abs().max() for key in left for name, tensor in right[key].items())
 
 
-def test_in_a_full_batch_lambda_is_the_clients(tmp_path):
-    cases = [("fedkper", {"lambda_scope": scope}) for scope in ("batch", "client", "sample")]
-    options = {"task": make_task("plain"), "sites": unlike_sites(), "rounds": 1, "epochs": 4}
-    batch, client, sample = runs(tmp_path / "full", *cases, batch_size=99, **options)
-    assert_close(batch, client)
-    assert apart(batch, sample) > 1e-5
-    batch, client, _ = runs(tmp_path / "small", *cases, batch_size=5, **options)
-    assert apart(batch, client) > 1e-5
-
-
-def test_one_step_can_not_tell_a_teacher_from_none(tmp_path):
-    """Before its first step a model is its teacher, where nothing differs between the modes; after it, not."""
-    cases = [("fedkper", {"distill": distill}) for distill in (True, False)]
-    options = {"task": make_task("plain"), "rounds": 1}
-    assert_close(*runs(tmp_path / "one", *cases, steps=1, **options))
-    assert apart(*runs(tmp_path / "two", *cases, steps=6, **options)) > 1e-3
-
-
-def test_every_image_twice_changes_nothing(tmp_path):
-    def twice(data):
-        data.train = TensorData(data.train.images.repeat(2, 1, 1, 1), data.train.class_labels.repeat(2))
-        return data
-
-    results = []
-    for sites in (unlike_sites(), {name: twice(data) for name, data in unlike_sites().items()}):
-        options = {"task": make_task("plain"), "epochs": 3, "batch_size": 99, "sites": sites}
-        results += runs(tmp_path / str(len(results)), ("fedkper", {}), **options)
-    assert_close(*results)
-
-
 def test_kp_3_equal_scores_are_uniform_fedavg(tmp_path):
     sites = {f"site-{n}": make_site(3 * n, str(n), torch.arange(3).repeat(n)) for n in (2, 3, 6)}
     cases = (
@@ -215,15 +185,6 @@ def test_kp_3_if_all_scores_are_zero_sites_weigh_by_size(tmp_path, caplog, disti
     assert apart({"": by_score["server/global"]}, {"": start}) > 1e-3
 
 
-def test_a_site_of_one_class_is_ignored_beside_another(tmp_path):
-    sites, task = unlike_sites(), make_task("plain")
-    pair, alone = (
-        runs(tmp_path / str(len(names)), ("fedkper", {}), sites={n: sites[n] for n in names}, task=task)[0]
-        for names in (["site-2", "site-3"], ["site-3"])
-    )
-    assert_close({"server/global": pair["server/global"]}, alone)
-
-
 def test_under_a_privacy_setting_scores_stay_and_weights_are_uniform(tmp_path):
     task, privacy = make_task("plain"), Privacy(epsilon=5.0, clip=2.5)
     result = Case(REGISTRY, "fedkper").run(tmp_path, task=task, sites=unlike_sites(), rounds=1, privacy=privacy)
@@ -233,23 +194,6 @@ def test_under_a_privacy_setting_scores_stay_and_weights_are_uniform(tmp_path):
     for name, tensor in result.outcome.models["global"].tensors.items():
         mean = sum(reply.tensors["reply/model/" + name].double() for reply in replies) / 3
         torch.testing.assert_close(tensor, (start[name] + mean).float())
-
-
-def test_what_a_site_tells_is_its_size_and_its_score(tmp_path):
-    Case(REGISTRY, "fedkper").run(tmp_path, sites=unlike_sites(), rounds=1)
-    for name, data in unlike_sites().items():
-        reply = Store(tmp_path / "state" / name).latest().meta["reply"]
-        assert reply.keys() == {"size", "score"}
-        assert reply["size"] == len(data.train)
-        assert 0 <= reply["score"] <= 1 + 1e-12
-
-
-def test_half_precision_is_close(tmp_path):
-    rough, fine = (
-        runs(tmp_path / precision, ("fedkper", {}), sites=unlike_sites(), rounds=1, precision=precision)[0]
-        for precision in ("bf16", "fp32")
-    )
-    assert 0 < apart(rough, fine) < 0.05
 
 
 @pytest.mark.parametrize("name", ["centralized", "local", "fedavg", "fedprox", "fedbn", "fedkper"])

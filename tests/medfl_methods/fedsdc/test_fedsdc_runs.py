@@ -4,10 +4,10 @@ import pytest
 import torch
 from fedsdc_toys import PLAIN, body_at, heads_at, plain_loop, run
 from pfedcdp_toys import NAMES, personal, server_tensors
-from torch import nn
+from toys import Forgetful
 
 from medfl.errors import RefusedError
-from medfl.testing.cohort import SmallNet, bits, make_site, make_sites, make_task, scores
+from medfl.testing.cohort import make_site, make_sites, make_task, scores
 from medfl.utils.wire import select, tensors_equal
 from medfl_methods.fedsdc.method import FedSDC
 
@@ -57,14 +57,6 @@ def test_a_run_is_a_plain_loop(tmp_path, options, norm, missing):
 # ---- limit cases (O-SD-6)
 
 
-class Forgetful(SmallNet):
-    """Its body drops some features in training."""
-
-    def __init__(self):
-        super().__init__()
-        self.body.append(nn.Dropout(0.3))
-
-
 @pytest.mark.parametrize("network", ["norm", "forgetful"])
 def test_sd_6_with_one_participant_a_round_it_is_fedavg(tmp_path, network):
     """Bit for bit, also where dropout draws numbers."""
@@ -79,26 +71,6 @@ def test_sd_6_with_one_participant_a_round_it_is_fedavg(tmp_path, network):
     assert {tuple(held) for held in dealt(result)} == {("site-1",), ("site-2",), ("site-3",)}
     accuracy = [[line for line in scores(tmp_path / name) if "accuracy" in line] for name in ("avg", "sdc")]
     assert accuracy[0] == accuracy[1] != []
-
-
-def test_sd_6_with_a_head_for_each_site_it_is_fedper(tmp_path):
-    """In the first round bodies are equal bit for bit, and heads but for the last bit.
-
-    FedPer's head never leaves its site. Here it travels as an update, so that privacy can act on it, and what comes
-    back, before + (after - before), is `after` but for a rounding; later rounds begin from there.
-    """
-    for rounds, atol in ((1, 1e-7), (3, 2e-6)):
-        args = PLAIN | {"shuffle": False}
-        run(tmp_path / f"sdc{rounds}", args, rounds=rounds)
-        result = run(tmp_path / f"per{rounds}", name="fedper", rounds=rounds)
-        body, first = body_at(tmp_path / f"sdc{rounds}"), make_task().initial(7)
-        for name, head in zip(NAMES, heads_at(tmp_path / f"sdc{rounds}"), strict=True):
-            expected = personal(result, name)
-            assert expected.keys() == body.keys() | {"head.weight", "head.bias"}
-            for key, tensor in (body | {"head." + part: tensor for part, tensor in head.items()}).items():
-                exact = rounds == 1 and key in body
-                torch.testing.assert_close(tensor, expected[key], atol=0 if exact else atol, rtol=0)
-            assert not torch.allclose(head["weight"], first["head.weight"], atol=1e-2)
 
 
 # ---- where normalisation stays at home, and what is all shared
@@ -135,56 +107,6 @@ def test_a_body_without_norms_is_shared_whole(tmp_path):
 
 
 # ---- interruptions
-
-
-@pytest.mark.parametrize("gamma", [1.0, 0.5])
-def test_a_run_that_goes_on_ends_as_if_it_had_never_stopped(tmp_path, gamma):
-    options = {"args": {"gamma": gamma}, "evaluate_every": 2}
-    whole = run(tmp_path / "whole", rounds=3, **options)
-    for rounds in (1, 3):
-        last = run(tmp_path / "parts", rounds=rounds, **options)
-    expected, last_bits = bits(whole), bits(last)
-    assert expected.keys() == last_bits.keys()
-    assert all(tensors_equal(last_bits[key], tensors) for key, tensors in expected.items())
-    assert tensors_equal(server_tensors(tmp_path / "whole"), server_tensors(tmp_path / "parts"))
-    assert whole.outcome.findings.meta == last.outcome.findings.meta
-    assert dealt(whole) == dealt(last)
-    kept = whole.outcome.findings.meta["heads"]["kept"]
-    assert len(kept) == (3 if gamma == 1 else 2)
-
-
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory):
-    """One round with a choice of heads."""
-    return run(tmp_path_factory.mktemp("unbroken"), {"gamma": 0.5}, rounds=1)
-
-
-class Killed(Exception):
-    """The process ends here."""
-
-
-@pytest.mark.parametrize(("how", "step"), [("away", 2), ("killed", 2), ("killed", 3)])
-def test_a_run_that_ends_while_heads_are_judged_goes_on_from_there(tmp_path, unbroken, how, step):
-    """Sites train at step 1 and judge at 2 and 3. All judges are away, or the server dies before any is asked."""
-
-    def absent(site, now):
-        if now == step and how == "killed":
-            raise Killed
-        return now == step
-
-    if how == "away":
-        ended = run(tmp_path, {"gamma": 0.5}, rounds=1, absent=absent)
-        assert (ended.outcome.status, ended.outcome.rounds) == ("incomplete", 0)
-    else:
-        with pytest.raises(Killed):
-            run(tmp_path, {"gamma": 0.5}, rounds=1, absent=absent)
-    steps = []
-    again = run(tmp_path, {"gamma": 0.5}, rounds=1, absent=lambda site, now: steps.append(now))
-    assert again.outcome.status == "finished"
-    assert set(steps) == set(range(step, 4)), "nothing is trained or judged twice"
-    assert unbroken.outcome.findings.meta == again.outcome.findings.meta
-    expected, again_bits = bits(unbroken), bits(again)
-    assert all(tensors_equal(again_bits[key], tensors) for key, tensors in expected.items())
 
 
 def test_without_a_choice_nobody_needs_to_judge(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -15,9 +14,8 @@ from medfl.contract import Findings
 from medfl.engine.runs.findings import read_findings
 from medfl.engine.runs.records import read_run
 from medfl_methods.fedsdc.report import heads_section
-from medfl_methods.fedsdc.report_data import COLOURS, COLUMNS, badge, evenness, held_picture, times_held
+from medfl_methods.fedsdc.report_data import COLOURS, COLUMNS, evenness, held_picture, times_held
 from medfl_report.groups import group_runs
-from medfl_report.page import render
 
 SITES = ["a", "b", "c"]
 HELD = [[0, 1, -1], [1, 0, -1], [1, 0, -1], [0, 1, -1]]
@@ -109,33 +107,6 @@ def test_a_picture_is_never_wider_than_a_page(rounds):
     assert labels[-1] <= rounds
 
 
-def test_left_out_rounds_are_named(page):
-    document = page({"findings": findings([[0, 1, -1]] * 1000)})
-    assert "Of the 1\u202f000 rounds number 1, 4, 7 and so on are drawn." in document.sections["heads"]
-    assert document.tables["Rounds with each head"][1] == ["a", "1000", "0", "1000"]
-
-
-def luminance(colour):
-    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def test_numbers_can_be_read_on_their_colours():
-    for head in range(len(COLOURS)):
-        colours = badge(head)
-        low, high = sorted((luminance(colours.colour), luminance(colours.ink)))
-        assert (high + 0.05) / (low + 0.05) >= 4.5, f"contrast of WCAG 2, level AA, of {colours}"
-    assert badge(len(COLOURS)).colour == badge(0).colour
-
-
-def test_no_two_heads_look_alike():
-    def bytes_of(colour):
-        return np.array([int(colour[place : place + 2], 16) for place in (1, 3, 5)])
-
-    assert min(np.abs(bytes_of(a) - bytes_of(b)).max() for a, b in combinations(COLOURS, 2)) >= 40
-
-
 # ---- agreement and votes
 
 
@@ -157,40 +128,6 @@ def test_the_curve_is_the_share_of_right_votes(page):
     assert "training images are easier" not in text(document)
 
 
-def test_training_images_are_called_so(page):
-    shown = text(page({"findings": findings(judged_on="training")}))
-    assert "on 20 training images of all sites" in shown
-    assert "training images are easier than new ones. What the run" in shown
-
-
-def test_votes_of_seeds_are_averaged(page):
-    other = JUDGED | {"votes": [11, 18]}
-    document = page({"findings": findings()}, {"seed": 1, "findings": findings(judged=other)})
-    assert pictures(document)[1].endswith("fedsdc: 0.650, 0.800, of which 1 answer.")
-    assert "as mean over the seeds; bands reach from the lowest to the highest" in text(document)
-    assert len(pictures(document)) == 2, "the heads of the first seed are drawn"
-
-
-def test_runs_that_differ_in_gamma_share_a_picture(page):
-    runs = [
-        {"method_args": {"gamma": gamma}, "findings": findings(kept=kept)}
-        for gamma, kept in ((0.5, [1]), (1.0, [0, 1]))
-    ]
-    document = page(*runs)
-    assert len(pictures(document)) == 2
-    assert "fedsdc (gamma=0.5): only head 2 answers. fedsdc (gamma=1.0): all 2 heads answer." in text(document)
-    assert pictures(document)[1].endswith("of which 1 answer; fedsdc (gamma=1.0): 0.750, 0.700, of which 2 answer.")
-
-
-def test_unlike_pools_have_a_picture_each(page):
-    runs = [
-        {"method_args": {"beta": beta}, "findings": findings(HELD[start:])} for start, beta in enumerate((0.0, 0.5))
-    ]
-    document = page(*runs)
-    assert len(pictures(document)) == 3
-    assert {f"Who held which head, fedsdc (beta={beta})" for beta in (0.0, 0.5)} <= document.tables.keys()
-
-
 @pytest.mark.parametrize(
     ("options", "why"),
     [
@@ -206,42 +143,9 @@ def test_heads_that_nobody_compared(page, options, why):
     assert "All 2 heads answer." in text(document)
 
 
-def test_one_head_has_no_curve(page):
-    single = {"images": 20, "right": [12], "agree": [[20]], "votes": [12]}
-    document = page({"findings": findings([[0, -1, -1]], widths=[8], kept=[0], ranking=[0], judged=single)})
-    assert document.tables["Agreement of the heads"][1:] == [["1", "8", "0.600", "1", ""]]
-    assert len(pictures(document)) == 1
-
-
-def test_many_heads_are_not_paired(page):
-    many = {"images": 20, "right": [12] * 31, "agree": [[20] * 31] * 31, "votes": [12] * 31}
-    ranks = list(range(31))
-    document = page({"findings": findings(widths=[8] * 31, kept=ranks, ranking=ranks, judged=many)})
-    assert "31 heads are too many to read" in text(document)
-    assert {len(row) for row in document.tables["Agreement of the heads"]} == {4}
-    assert f"Heads whose numbers are {len(COLOURS)} apart share a colour." in text(document)
-
-
-def test_before_the_first_round(page):
-    document = page({"findings": findings([], judged=None, ranking=None)})
-    assert "No round is over." in text(document)
-
-
 def test_names_are_escaped(page):
     odd = '<i>"&'
     document = page({"findings": findings(sites=[odd, "b", "c"])})
     assert document.tables["Rounds with each head"][1][0] == odd
     assert f"{odd}: 1, 2, 2, 1" in pictures(document)[0]
     assert "i" not in {tag for tag, _ in document.tags}
-
-
-def test_the_page_of_a_study_of_gamma_has_both_sections(tmp_path):
-    options = {"bundles": False, "rounds": 1, "metrics": ("accuracy",), "findings": findings()}
-    runs = [make_run(tmp_path / f"{g}", "fedsdc", method_args={"gamma": g}, **options) for g in (0.2, 0.6, 1.0)]
-    html = render([read_run(folder) for folder in runs])
-    assert [
-        section_id for section_id in re.findall('<section id="([a-z]+)">', html) if section_id in ("sweep", "heads")
-    ] == [
-        "sweep",
-        "heads",
-    ]

@@ -18,8 +18,6 @@ from medfl.testing.cohort import make_data, make_task
 from medfl.toolkit.fit import Fit
 from medfl.toolkit.transfer import ModelInTransit
 from medfl.training.loop import Batch
-from medfl.utils.rng import SeparateStream, make_generator
-from medfl.utils.wire import tensors_equal
 from medfl_methods.fedskd.regions import region_weights
 from medfl_methods.fedskd.similarity import region_similarity_loss
 from medfl_methods.fedskd.stages import RegionGrids, stages_loss
@@ -157,23 +155,6 @@ def test_the_guest_leaves_the_global_stream_alone():
     assert all(torch.equal(*pair) for pair in zip((first, second), answers(), strict=True))
 
 
-def test_a_stream_aside_is_that_of_its_seed():
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        expected_here = torch.rand(4)
-        torch.manual_seed(int(torch.randint(2**62, (), generator=make_generator("x"))))
-        expected_there = torch.rand(4)
-        aside = SeparateStream(make_generator("x"))
-        torch.manual_seed(3)
-        here, there = [], []
-        for _ in range(2):
-            here.append(torch.rand(2))
-            with aside:
-                there.append(torch.rand(2))
-    assert torch.equal(torch.cat(here), expected_here)
-    assert torch.equal(torch.cat(there), expected_there)
-
-
 def test_frozen_norms_are_frozen_in_the_guest_too():
     fit, batch = begin(make_method(gamma=0.0), norm_sync="frozen")
     before = guest_of(fit).body[1].running_mean.clone()
@@ -250,16 +231,6 @@ def test_maps_of_unlike_sizes_take_the_regions_of_the_images(mode):
     torch.testing.assert_close(loss, region_similarity_loss(small, large, region_weights(REGIONS, (6, 6))))
     loss = stages_loss([small], [other], ["region"], RegionGrids(REGIONS, mode))
     torch.testing.assert_close(loss, region_similarity_loss(small, other, region_weights(REGIONS, (3, 3), mode)))
-
-
-def test_the_guest_is_a_copy():
-    """Training it changes nothing of what arrived."""
-    method = make_method()
-    fit, batch = begin(method)
-    arrived = {name: tensor.clone() for name, tensor in fit.extra["guest"].kept.items()}
-    method.loss(fit, batch).backward()
-    method.after_batch(fit)
-    assert tensors_equal(fit.extra["guest"].kept, arrived)
 
 
 @pytest.mark.parametrize(("layers", "form"), [((2,), "pixel"), ((1, 2), "region"), ((2,), "region")])

@@ -1,12 +1,14 @@
 """What FedSKD must become: Local without its loss or guests (O-SK-5), FedCross* before its start (O-SK-11)."""
 
+import dataclasses
+
 import pandas as pd
 import pytest
+import torch
 from peer_toys import (
     NAMES,
     REGISTRY,
     WIDTHS,
-    Dropping,
     atlas_task,
     host_to_owner,
     record_of,
@@ -14,26 +16,15 @@ from peer_toys import (
     same,
     tensors_of,
 )
+from refusals import refused
+from torch import nn
 
-from medfl.testing.cohort import Case, SmallNet, bits, make_sites
+from medfl.contract import Server, State
+from medfl.errors import SettingsError
+from medfl.settings import Settings
+from medfl.testing.cohort import Case, SmallNet, bits, make_task
 from medfl.utils.wire import tensors_equal
 from medfl_methods.fedskd.method import FedSKD
-
-
-@pytest.mark.parametrize(("state", "balance"), [("persistent", "loss"), ("reset", "none")])
-def test_sk_5_without_gamma_it_is_local_for_unlike_networks_with_dropout(tmp_path, state, balance):
-    """Though the guests train beside: their dropout and their batch norm take nothing from the own model."""
-    networks = {"drop": Dropping, "wide": lambda: SmallNet(width=9), "plain": lambda: SmallNet(norm=False)}
-    options = {"task": atlas_task(**networks), "networks_by_site": {"site-2": "wide", "site-3": "plain"}, "rounds": 3}
-    options["balance"] = balance
-    sites = make_sites({"site-1": 11, "site-2": 13, "site-3": 6, "site-4": 9})  # some batches of one image
-    args = {"gamma": 0.0, "p2p_scale": 1, "optimizer_state": state}
-    result = run(tmp_path / "a", "fedskd", args, sites=sites, **options)
-    local = run(tmp_path / "b", "local", {"optimizer_state": state}, sites=sites, **options)
-    assert same(bits(result), bits(local))
-    guests = pd.read_csv(tmp_path / "a" / "metrics.csv").query("metric == 'guests'")["value"]
-    assert guests.sum() > 6
-    assert same(tensors_of(tmp_path / "a"), tensors_of(tmp_path / "b")), "the optimisers', too"
 
 
 def test_with_the_loss_it_is_not_local(tmp_path):
@@ -106,30 +97,6 @@ def test_sk_11_before_its_start_it_is_fedcross_star(tmp_path, state):
         assert same(after[rounds - 1], tensors_of(tmp_path / "star")) == (rounds <= 2)
 
 
-class StopError(Exception):
-    """Stands for a kill."""
-
-
-@pytest.mark.parametrize("stop", [2, 3, 4, 5])
-def test_it_resumes_on_both_sides_of_its_start(tmp_path, stop):
-    """Steps 1 to 3 are a round of visits, steps 4 and 5 one of the loss."""
-
-    def absent(site, step):
-        if (site, step) == ("site-2", stop):
-            raise StopError
-        return False
-
-    args, options = (
-        {"start_fraction": 0.5, "p2p_scale": 1},
-        {"rounds": 2, "task": atlas_task(), "networks_by_site": WIDTHS},
-    )
-    run(tmp_path / "whole", "fedskd", args, **options)
-    with pytest.raises(StopError):
-        run(tmp_path / "parts", "fedskd", args, absent=absent, **options)
-    run(tmp_path / "parts", "fedskd", args, **options)
-    assert same(tensors_of(tmp_path / "parts"), tensors_of(tmp_path / "whole"))
-
-
 def test_rounds_that_are_added_later_come_after_the_start(tmp_path):
     """The start is that of the rounds that were asked for first."""
     args = {"start_fraction": 0.5}
@@ -138,3 +105,46 @@ def test_rounds_that_are_added_later_come_after_the_start(tmp_path):
     table = pd.read_csv(tmp_path / "metrics.csv")
     assert sorted(set(table.query("metric == 'guests'")["round"])) == [2, 3, 4]
     assert set(table.query("metric == 'trained'")["round"]) == {1}
+
+
+def make_method(**args):
+    return REGISTRY.make_method("fedskd", args)
+
+
+class Bare(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(36, 3)
+
+    def forward(self, images):
+        return self.layer(images.flatten(1))
+
+
+def test_without_the_loss_and_the_frozen_head_any_network_will_do(tmp_path, caplog):
+    task = dataclasses.replace(make_task(), networks={"norm": SmallNet, "bare": Bare})
+    args = {"gamma": 0.0, "freeze_ktm_header": False}
+    result = Case(REGISTRY, "fedskd", args).run(tmp_path, task=task, networks_by_site={"site-1": "bare"}, rounds=1)
+    assert result.outcome.status == "finished"
+    assert "With gamma = 0, 'fedskd' is 'local' with p2p_scale times the epochs" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("rounds", "fraction", "visits"),
+    [(40, 0.5, 20), (40, 0.25, 10), (40, 0.0, 0), (3, 0.5, 2), (30, 0.1, 3), (5, 1.0, 5)],
+)
+def test_the_start_is_rounded_up(rounds, fraction, visits):
+    method = make_method(start_fraction=fraction)
+    server = Server("server", 0, State(), make_task(), Settings(rounds=rounds), sites=["a", "b"])
+    method.setup(server)
+    returns = []
+    for server.round in range(1, rounds + 1):
+        returns.append(method.guests_return(server))
+    assert returns == [True] * visits + [False] * (rounds - visits)
+
+
+@pytest.mark.parametrize(("labels", "own"), [(torch.ones(5, 6).long(), "plain"), (torch.ones(2, 6, 6).long(), "norm")])
+def test_regions_on_another_grid_are_refused(tmp_path, labels, own):
+    """A label volume of the wrong edge, or of three axes for images of two."""
+    task = dataclasses.replace(make_task(own), regions=labels)
+    with refused(SettingsError, "wrong_shape", expected=[6, 6], found=list(labels.shape)):
+        run(tmp_path, "fedskd", {"skd": ["region"]}, task=task)

@@ -15,7 +15,6 @@ from peer_toys import (
     host_to_owner,
     record_of,
     run,
-    same,
     tensors_of,
 )
 from torch import nn
@@ -24,7 +23,6 @@ from torch.nn import functional as F
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.engine.site import Splits
-from medfl.engine.store import Store
 from medfl.networks.resnet import ResNet
 from medfl.objectives import Multiclass
 from medfl.settings import Settings
@@ -134,12 +132,6 @@ def test_a_guest_of_an_earlier_round_is_not_taken_for_this_ones(tmp_path):
     assert record_of(tmp_path, "site-1", 2).meta["reply"] == {"guest": "site-2"}
 
 
-def test_a_site_without_training_data_keeps_its_initial_model(tmp_path):
-    result = run(tmp_path, "fedskd", sites=make_sites({"site-1": 11, "site-2": 0, "site-3": 8}), rounds=2)
-    assert tensors_equal(result.models["site-2"]["personal"].tensors, make_task().initial(7))
-    assert not (tmp_path / "state" / "site-2" / "inbox").exists(), "nor does it get a guest"
-
-
 SEEN = []
 
 
@@ -173,37 +165,6 @@ def test_sk_6_a_guest_is_what_its_owner_sent_and_its_head_stays(tmp_path):
         assert torch.equal(came["head.bias"], went["head.bias"])
         assert not torch.equal(came["body.0.weight"], went["body.0.weight"])
         assert not torch.equal(came["body.1.running_var"], went["body.1.running_var"]), "in training mode"
-
-
-def test_sending_changes_nothing_at_the_sender(tmp_path):
-    """The synchronous snapshot: after `send` every state is what it was after the round before."""
-    snapshots = []
-
-    class Stepwise(FedSKD):
-        def plan(self, server):
-            snapshots.append(tensors_of(tmp_path))
-            return super().plan(server)
-
-    Case(REGISTRY, "fedskd").run(tmp_path, rounds=2, make_method=Stepwise, task=atlas_task())
-    assert [host for host, owner in host_to_owner(2).items() if host == owner] == []
-    assert same(snapshots[2], snapshots[3]), "round 2"
-
-
-def test_the_server_holds_no_model_and_sees_no_tensor(tmp_path):
-    run(tmp_path, "fedskd", {"start_fraction": 0.4}, task=atlas_task(), networks_by_site=WIDTHS)
-    folder = tmp_path / "state" / "server"
-    assert sorted(path.name[:5] for path in folder.iterdir()) == ["step-", "step-"]
-    for step in Store(folder).steps():
-        record = Store(folder).load(step)
-        assert record.tensors == {}
-        assert set(record.state().meta) - {"done"} == {"visits"}
-    for name in NAMES:
-        for step in Store(tmp_path / "state" / name).steps():
-            record = record_of(tmp_path, name, step)
-            assert not any(key.startswith("reply/") for key in record.tensors)
-            assert set(record.meta["reply"]) <= {"guest"}
-    table = pd.read_csv(tmp_path / "metrics.csv")
-    assert set(table[table["metric"].isin(["bytes_up", "bytes_down"])]["value"]) == {0}
 
 
 def test_a_parcel_is_the_model_with_its_buffers_and_nothing_else(tmp_path):

@@ -106,18 +106,6 @@ class TestUnlikeSizes:
         small = F.interpolate(a, size=(3, 3, 3), mode="trilinear", align_corners=False)
         assert pixel_similarity_loss(a, b).item() == pixel_similarity_loss(small, b).item()
 
-    def test_a_map_resembles_its_own_upsampling(self):
-        for seed in range(20):
-            a, other = maps(2, 4, 6, 6, seed=seed), maps(2, 4, 8, 8, seed=seed + 100)
-            own = F.interpolate(a, size=(8, 8), mode="bilinear", align_corners=False)
-            assert 4 * pixel_similarity_loss(a, own).item() < pixel_similarity_loss(a, other).item()
-
-    def test_gradients_reach_both_models_through_the_resizing(self):
-        a, b = maps(2, 3, 8, 8).requires_grad_(), maps(2, 5, 6, 6, seed=1).requires_grad_()
-        pixel_similarity_loss(a, b).backward()
-        assert a.grad.abs().sum() > 0
-        assert b.grad.abs().sum() > 0
-
 
 class TestUnlikeChannels:
     def test_channels_of_zeros_change_nothing_at_all(self):
@@ -186,9 +174,3 @@ class TestLayers:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             again = similarity_loss([a.float()], [b.float()], regions=self.REGIONS)
         assert again.item() == expected.item()
-
-    def test_gradients_of_half_precision_come_back_in_it(self):
-        a = self.A[0].to(torch.float16).requires_grad_()
-        similarity_loss([a], [self.B[0]]).backward()
-        assert a.grad.dtype == torch.float16
-        assert a.grad.abs().sum() > 0

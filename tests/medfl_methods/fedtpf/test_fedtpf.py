@@ -8,7 +8,6 @@ import torch
 from medfl.privacy.gaussian import calibrate
 from medfl.privacy.release import Release, epsilon_together
 from medfl.utils.rng import SecretStream
-from medfl_methods.fedtpf.early_stop import decay, should_freeze
 from medfl_report.statistics import wilson
 
 VARIANCES = (0.15, 0.20, 0.25)
@@ -93,19 +92,3 @@ def test_tp_6_the_scale_of_laplace_noise_is_not_its_standard_deviation():
 )
 def test_tp_9_wilsons_interval_of_an_accuracy_of_90_percent(images, ends):
     assert wilson(images * 9 // 10, images) == pytest.approx(ends, abs=5e-5)
-
-
-def test_tp_05_the_cumulative_weight_follows_the_improvement_since_the_stop():
-    accuracies = [0.60, 0.64, 0.70, 0.69, 0.75]
-    changes = [after - before for before, after in zip(accuracies, accuracies[1:], strict=False)]
-    weights = [decay(changes[: n + 1], 5.0, "cumulative") for n in range(len(changes))]
-    assert weights == pytest.approx([math.exp(-5 * gain) for gain in (0.04, 0.10, 0.10, 0.16)])
-    assert [decay(changes[: n + 1], 5.0, "literal") for n in range(len(changes))] == pytest.approx(
-        [math.exp(-5 * gain) for gain in (0.04, 0.06, 0.0, 0.06)]
-    )
-
-
-def test_tp_06_what_the_paper_asks_of_three_epochs():
-    assert should_freeze([0.88, 0.90, 0.91], [0.14, 0.12, 0.13])
-    assert not should_freeze([0.87, 0.90, 0.91], [0.14, 0.12, 0.13])
-    assert not should_freeze([0.88, 0.90, 0.91], [0.14, 0.16, 0.13])

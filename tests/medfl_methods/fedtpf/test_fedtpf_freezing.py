@@ -128,26 +128,6 @@ def test_a_frozen_site_trains_the_task_only(freezing):
     assert not any(name.startswith("kept/") for name in log.of("distil", 4)["site-1"].kept), "nothing to go on with"
 
 
-def test_a_frozen_sites_part_stays_in_the_mean(freezing):
-    """In the last round of the stage: site 1 as it was in round 2, site 2 in round 3, site 3 as it is."""
-    log, result, _ = freezing
-    folds = {fold.round: fold for fold in log.folds if fold.stage == "distil"}
-    weights = result.outcome.findings.meta["sharing"]["history"][3]["weights"]
-    assert weights["site-3"] == 1.0
-    parts = {}
-    for name, round_ in (("site-1", 2), ("site-2", 3), ("site-3", 4)):
-        before = select(folds[round_].before, "kept/distiller/")
-        parts[name] = after_update(before, log.of("distil", round_)[name].sent)
-    sizes = {"site-1": 7, "site-2": 6, "site-3": 5}
-    expected = weighted_mean(parts, {name: sizes[name] * weights[name] for name in sizes})
-    for key, mean in expected.items():
-        kept = folds[4].after[f"kept/distiller/{key}"].double()
-        torch.testing.assert_close(kept, mean, atol=1e-6, rtol=1e-5)
-    accuracies = [entry["accuracy"] for entry in result.outcome.findings.meta["sharing"]["history"]]
-    gain = max(0.0, accuracies[1]["site-2"] - accuracies[0]["site-2"])  # p(2) - p(1) of the active site that judges
-    assert weights["site-1"] == weights["site-2"] == pytest.approx(math.exp(-RATE * gain))
-
-
 def test_a_frozen_site_still_assesses_and_shares(freezing):
     log, result, _ = freezing
     assert {work.site for work in log.work if (work.op, work.round) == ("assess", 4)} == {"site-1", "site-2"}

@@ -15,21 +15,21 @@ from fedtpf_toys import (
     site_of,
     small_sites,
     state_of,
-    weighted_mean,
 )
 from refusals import refused
 from torch import nn
+from toys import Forgetful
 
 from medfl.contract import Order
 from medfl.data.pooled import TensorData
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.engine.site import Splits
-from medfl.errors import RefusedError, SettingsError
+from medfl.errors import RefusedError
 from medfl.objectives import Multiclass
 from medfl.settings import Settings
 from medfl.task import Scale
-from medfl.testing.cohort import SmallNet, bits, make_data, make_site, make_task
+from medfl.testing.cohort import make_data, make_task
 from medfl.utils.wire import select, tensors_equal
 from medfl_methods.fedfed.method import FedFed
 from medfl_methods.fedtpf.method import FedTPF
@@ -57,14 +57,6 @@ def test_tp_10_without_what_is_its_own_the_first_stage_is_fedfeds(tmp_path):
     assert tensors_equal(part, expected)
     begun = server_of(FedTPF(width=2, **PLAIN), tmp_path / "begun", task=make_task())
     assert not tensors_equal(part, select(begun.state.tensors, "kept/distiller/"))
-
-
-class Forgetful(SmallNet):
-    """Its body drops some features in training."""
-
-    def __init__(self):
-        super().__init__()
-        self.body.append(nn.Dropout(0.3))
 
 
 def test_tp_10_also_where_the_tasks_network_draws_numbers(tmp_path):
@@ -98,20 +90,6 @@ def test_tp_10_each_of_its_parts_makes_a_difference(tmp_path):
     assert all(not tensors_equal(generators["none"], generators[name]) for name in runs if name != "none")
 
 
-def test_tp_10_where_nothing_is_shared_it_is_fedavg(tmp_path):
-    """Bit for bit, through both stages, with some of the sites in each round, though a site lacks a class."""
-    data = small_sites(site_1=7, site_2=6, site_3=5) | {"site-2": make_site(6, "two", torch.tensor([0, 1, 0, 1, 1, 0]))}
-    options = {"rounds": 3, "fraction": 0.67, "sites": data}
-    tpf = run(tmp_path / "tpf", args={"share_fraction": 0.0, "distil_rounds": 1}, **options)
-    avg = run(tmp_path / "avg", "fedavg", **options)
-    expected, tpf_bits = bits(avg), bits(tpf)
-    assert expected.keys() == tpf_bits.keys()
-    assert all(tensors_equal(tpf_bits[key], tensors) for key, tensors in expected.items())
-    facts = tpf.outcome.findings.meta["sharing"]
-    assert (facts["items"], facts["statement"]) == ({}, ["Nothing made of images was sent."])
-    assert facts["stage1"]["ended"] == "round limit"
-
-
 # ---- bad input
 
 
@@ -140,16 +118,6 @@ def test_a_generator_that_diverges_is_refused_with_what_to_do(tmp_path):
     site = site_of(make_data(12, "own"))
     with refused(RefusedError, "diverged_training", site="site-1"):
         method.work(site, Order("site-1", "distil", method.publish(server) | method.distiller(server)))
-
-
-@pytest.mark.parametrize("name", ["fedtpf", "fedfed"])
-def test_a_privacy_setting_is_refused(tmp_path, name):
-    """Privacy covers updates only, and these share images; its message says what to do."""
-    for unit in ("site", "sample"):
-        with refused(
-            SettingsError, "method_not_supported", feature="privacy", method=name, sends=["'shared/' (samples)"]
-        ):
-            run(tmp_path, name, privacy={"epsilon": 5, "clip": 1, "delta": 1e-2, "unit": unit})
 
 
 # ---- other data, other settings, together
@@ -209,38 +177,6 @@ def test_volumes_of_two_classes_at_sites_of_one_class_each(tmp_path):
     assert facts.tensors["sharing/images"].shape == (4, 1, 8, 8, 8)
     assert "epsilon 13.76" in " ".join(facts.meta["sharing"]["statement"])
     assert shared_at(tmp_path)["images/0"].flatten(1).float().std() == pytest.approx(math.sqrt(0.15), rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("args", "of"),
-    [
-        ({"generator": "resnet", "noise": "laplace", "decay": "text", "clip": 5.0}, "x_s"),
-        ({"generator": "vae", "norm": "group", "share": "raw+noise", "clip": None}, "raw"),
-    ],
-    ids=["resnet", "vae"],
-)
-def test_other_generators_other_noise_and_quantised_updates(tmp_path, args, of):
-    """Neither kind has a critic; in 8 bits what is shared of images stays as it was noised."""
-    log = Log()
-    result = run(tmp_path, make_method=recorded(log, FedTPF, **args), compression={"bits": 8})
-    facts = result.outcome.findings.meta["sharing"]
-    assert (result.outcome.status, result.outcome.rounds, facts["releases"][0]["of"]) == ("finished", 2, of)
-    assert not any("critic" in name for work in log.work for name in work.kept)
-    sent = [select(work.sent, "shared/") for work in log.of("share").values()]
-    expected = {name: torch.cat([part[name] for part in sent]) for name in ("images/0", "labels")}
-    assert tensors_equal(shared_at(tmp_path), expected)
-    updates = log.of("distil", 1)
-    mean = weighted_mean(
-        {n: select(work.sent, "distiller/") for n, work in updates.items()}, {"site-1": 7, "site-2": 6}
-    )
-    (fold,) = [entry for entry in log.folds if entry.stage == "distil"]
-    for key, change in mean.items():
-        steps = max(
-            float(work.sent[f"distiller/{key}"].max() - work.sent[f"distiller/{key}"].min())
-            for work in updates.values()
-        )
-        moved = fold.after[f"kept/distiller/{key}"].double() - fold.before[f"kept/distiller/{key}"].double()
-        torch.testing.assert_close(moved, change, atol=steps / 255 + 1e-6, rtol=0)
 
 
 def test_a_site_with_one_image_and_one_with_none(tmp_path):

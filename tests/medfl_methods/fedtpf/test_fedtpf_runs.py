@@ -60,13 +60,6 @@ def test_only_declared_parts_leave_the_server_and_the_sites(whole):
     assert all(any("optimizer" in name for name in work.kept) for work in log.work if work.op == "distil")
 
 
-def test_server_never_holds_what_stays_at_sites(whole):
-    log, _, folder = whole
-    names = set(state_of(folder).tensors) | {name for fold in log.folds for name in fold.after}
-    assert all(name.startswith(("kept/distiller/", "body.", "head.")) for name in names)
-    assert not any("critic" in name or "proto" in name or "optim" in name for name in names)
-
-
 class Leaking(FedTPF):
     """Sends its critic along."""
 
@@ -133,25 +126,6 @@ def test_accuracies_are_those_of_the_common_model_on_validation_images(whole):
             x = data[name].val.images * 0.5 + 0.5
             logits = model.classifier((x - model.generator(x).images) / 0.5)
             assert accuracy == pytest.approx(float((logits.argmax(1) == data[name].val.class_labels).double().mean()))
-
-
-def test_everyone_gets_the_shared_set_once(whole):
-    log, _, folder = whole
-    carrying = [work for work in log.work if any(name.startswith("shared/") for name in work.received)]
-    assert [(work.site, work.round, work.op) for work in carrying] == [(f"site-{n}", 3, "train") for n in (1, 2, 3)]
-    expected = shared_at(folder)
-    assert expected["images/0"].shape == (18, 1, 6, 6)
-    for name in ("site-1", "site-2", "site-3"):
-        assert tensors_equal(shared_at(folder, name), expected)
-
-
-def test_optimisers_and_critics_go_on_from_round_to_round(whole):
-    """Adam counts its steps: 2 batches a round at a site of 7 images in batches of 5."""
-    _, _, folder = whole
-    kept = state_of(folder, "site-1").tensors
-    for part in ("kept/optimizer/", "kept/critic/optimizer/"):
-        steps = {int(tensor) for name, tensor in kept.items() if name.startswith(part) and name.endswith("/step")}
-        assert steps == {4}, part
 
 
 # ---- interruptions

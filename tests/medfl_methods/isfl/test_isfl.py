@@ -7,16 +7,14 @@ import math
 import pytest
 import torch
 from pfedcdp_toys import build, mean_change
-from refusals import refused
 from torch import nn
 from torch.nn import functional as F
 
 from medfl.contract import Server, State
 from medfl.engine.store import Store
-from medfl.errors import SettingsError
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
-from medfl.settings import Privacy, Settings
+from medfl.settings import Settings
 from medfl.testing.cohort import CLASSES, Case, SmallNet, make_data, make_site, make_task
 from medfl.utils.rng import make_generator
 from medfl.utils.wire import tensors_equal
@@ -270,29 +268,6 @@ def test_counts_that_sites_tell_are_the_target(tmp_path):
     assert later[0] == pytest.approx([1 / 3] * 3)
     assert later[2] == pytest.approx([12 / 29, 6 / 29, 11 / 29])  # site 2 was away; its counts are not known
     assert later[3] == pytest.approx([0, 9 / 20, 11 / 20])  # at site 2, which has more of class 1 than the others
-
-
-@pytest.mark.parametrize(
-    ("args", "settings", "code", "fields"),
-    [
-        ({}, {"balance": "sampling"}, "incompatible_settings", {"settings": ["method", "balance"]}),
-        (
-            {"target": "counts"},
-            {"privacy": Privacy(epsilon=5, clip=1)},
-            "incompatible_settings",
-            {"settings": ["target", "privacy"]},
-        ),
-        (
-            {},
-            {"privacy": Privacy(epsilon=5, clip=1, unit="sample")},
-            "method_not_supported",
-            {"feature": "dp_sgd", "method": "isfl"},
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_refused(tmp_path, args, settings, code, fields):
-    with refused(SettingsError, code, **fields):
-        run(tmp_path, args, task=make_task("plain"), **settings)
 
 
 def test_under_privacy_the_uniform_target_works_and_says_nothing_of_classes(tmp_path):

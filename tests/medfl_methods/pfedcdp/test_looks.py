@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from make_runs import make_run
-from read_page import Page, render_section, section
+from read_page import Page
 
 from medfl.contract import Findings
 from medfl.engine.runs.findings import read_findings
 from medfl.engine.runs.records import read_run
-from medfl_methods.pfedcdp.report_explanations import MOST, looks_section
+from medfl_methods.pfedcdp.report_explanations import looks_section
 from medfl_report.groups import group_runs
 from medfl_report.page import write_report
 from medfl_report.rasters import (
@@ -22,7 +22,6 @@ from medfl_report.rasters import (
     GREYS,
     SIDE,
     STEPS,
-    balanced,
     colour_layer,
     grey_layer,
     plane,
@@ -104,20 +103,6 @@ def test_of_a_volume_the_middle_slice_is_shown_upright():
     assert middle[0, 1] == 1.0
 
 
-def test_an_even_image_and_silent_teachers_are_drawn():
-    levels = shades(np.full((3, 3), 7.0))
-    assert grey_layer(levels).count("<path") == 1
-    assert colour_layer(np.zeros((3, 3), int)) == ""
-
-
-def test_images_are_chosen_evenly_over_the_classes():
-    labels = [0] * 9 + [1] * 9 + [2]
-    chosen = balanced(labels, MOST)
-    assert chosen == sorted(chosen)
-    assert len(chosen) == MOST
-    assert [sum(labels[place] == label for place in chosen) for label in range(3)] == [4, 3, 1]
-
-
 @pytest.mark.parametrize(("spatial", "channels"), [((12, 12), 3), ((10, 12, 9), 1)])
 def test_the_page_has_a_tile_for_each_image_and_teacher(tmp_path, spatial, channels):
     run = make_run(tmp_path / "run", "pfedcdp", findings=explained(spatial, channels))
@@ -144,33 +129,6 @@ def alone(folders):
     """The section of some runs."""
     groups = group_runs([read_run(folder) for folder in folders])
     return looks_section(groups, {str(folder): read_findings(folder) for folder in folders})
-
-
-def test_one_scale_for_all_teachers_of_an_image(tmp_path):
-    findings = explained(per_class=1)
-    loud = findings.tensors["explained/maps/cnn_a"]
-    findings.tensors["explained/maps/cnn_b"] = loud * 1e-3
-    rows = section("looks", alone([make_run(tmp_path / "run", findings=findings)]))
-    shares = [
-        attributes["aria-label"]
-        for tag, attributes in rows.tags
-        if "over public image" in attributes.get("aria-label", "")
-    ]
-    quiet = [label for label in shares if "cnn_b" in label]
-    assert len(quiet) == 3
-    nothing = ": 0% of the area for the class, 0% against it."
-    assert all(label.endswith(nothing) for label in quiet)
-    assert not any(label.endswith(nothing) for label in shares if label not in quiet)
-
-
-def test_many_large_images_of_many_runs_stay_small(tmp_path):
-    findings = explained((64, 64), per_class=4)
-    options = {"images": 5, "findings": findings, "state": False, "bundles": False}
-    looks = alone([make_run(tmp_path / f"run{n}", f"method{n}", **options) for n in range(5)])
-    assert len(render_section("looks", looks)) < 700_000
-    text = section("looks", looks).sections["looks"]
-    assert "8 of the 12 images that were explained" in text
-    assert "Left out to keep the page small: method4." in text
 
 
 def test_a_run_without_explanations_has_no_section(tmp_path):

@@ -4,9 +4,11 @@ Fisher information (O-PF-3), the contrastive loss (O-PF-7) and Shapley values (O
 runs are in test_pfedcdp_runs.py.
 """
 
+import sys
+
 import pytest
 import torch
-from pfedcdp_toys import REGISTRY
+from pfedcdp_toys import REGISTRY, SHORT, run
 from refusals import refused
 from torch import nn
 from torch.nn import functional as F
@@ -25,7 +27,6 @@ from medfl.toolkit.trainings import Budget, Training
 from medfl.training.loop import Batch
 from medfl.utils.wire import tensors_equal
 from medfl_methods.pfedcdp.method import PFedCDP
-from medfl_methods.pfedcdp.refinement import Refinement
 
 STUDENT, TEACHER, LABEL = [[2.0, 0.0]], [[0.0, 1.0]], [0]
 
@@ -224,17 +225,6 @@ def test_where_the_classifier_is_alone_the_body_is_frozen():
 # ---- settings
 
 
-def test_presets():
-    made = {name: REGISTRY.make_method("pfedcdp", {"preset": name}) for name in ("paper", "medfl")}
-    plain = made["medfl"].model_dump()
-    assert made["medfl"] == REGISTRY.make_method("pfedcdp", {}) == PFedCDP()
-    assert made["paper"].model_dump() == plain | {"refine": Refinement(teachers="literal").model_dump()}
-    card = (plain["lam"], plain["tau"], plain["personal_share"], plain["fisher_samples"], plain["head_share"])
-    assert card == (0.3, 3.0, 0.2, 1000, 0.5)
-    how = made["medfl"].refine
-    assert (how.alpha, how.tau, how.contrast_tau, how.epochs, how.batch_size, how.lr) == (0.5, 4.0, 0.1, 50, 64, 1e-3)
-
-
 AS_PRINTED = {
     "rounds": 20,
     "epochs": 20,
@@ -255,7 +245,7 @@ AS_PRINTED = {
     ],
 )
 def test_the_papers_preset_says_what_the_run_must_set(caplog, changes, phrases):
-    """Also at the start of a run, see test_pfedcdp_refused.py."""
+    """Also at the start of a run, see below."""
     method, settings = REGISTRY.make_method("pfedcdp", {"preset": "paper"}), Settings(**(AS_PRINTED | changes))
     warn_of_preset("pfedcdp", method, {"preset": "paper"}, settings)
     assert bool(caplog.records) == bool(phrases)
@@ -267,26 +257,6 @@ def test_the_papers_preset_says_what_the_run_must_set(caplog, changes, phrases):
     assert not caplog.records
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "code"),
-    [
-        ("lam", 1.1, "setting_out_of_range"),
-        ("lam", -0.1, "setting_out_of_range"),
-        ("tau", 0.0, "setting_out_of_range"),
-        ("personal_share", 1.5, "setting_out_of_range"),
-        ("fisher_samples", 0, "setting_out_of_range"),
-        ("head_share", -1, "setting_out_of_range"),
-        ("estimator", "exact", "unknown_choice"),
-        ("server_classifier", "best", "unknown_choice"),
-        ("server_epochs", 0, "setting_out_of_range"),
-        ("refine", "kd", "wrong_setting_type"),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(name, value, code):
-    with refused(SettingsError, code, settings=[name]):
-        REGISTRY.make_method("pfedcdp", {name: value})
-
-
 def test_without_a_server_classifier_nothing_is_reported_but_personal_models():
     method = PFedCDP(server_classifier="none", lam=0.0, refine=None)
     server = Server("server", 0, State(), make_task(), Settings(rounds=2), sites=["a"])
@@ -294,3 +264,26 @@ def test_without_a_server_classifier_nothing_is_reported_but_personal_models():
     assert method.models(server) == method.publish(server) == {}
     assert method.findings(server).meta == {}
     assert method.models(site_of({})).keys() == {"personal"}
+
+
+@pytest.mark.parametrize("refine", [{"explain": 1}, {"teachers": "literal"}])
+def test_shap_is_needed_where_pixels_are_explained(tmp_path, monkeypatch, refine):
+    monkeypatch.setitem(sys.modules, "shap", None)
+    with refused(SettingsError, "missing_package", package="shap", extra="explain"):
+        run(tmp_path / "1", {"refine": SHORT | refine})
+    assert not (tmp_path / "1" / "state" / "site-1").exists()
+    assert run(tmp_path / "2", {"refine": SHORT}, rounds=1).outcome.status == "finished"
+
+
+def test_a_run_says_at_its_start_what_the_papers_preset_misses(tmp_path, caplog):
+    run(tmp_path, {"preset": "paper", "refine": None}, rounds=1)
+    assert (
+        "The preset 'paper' of 'pfedcdp' belongs to runs with other settings than this one: expected rounds = 20"
+        in (caplog.text)
+    )
+
+
+def test_limits_are_told(tmp_path, caplog):
+    args = {"personal_share": 1.0, "head_share": 0.0, "lam": 0.0}
+    run(tmp_path, args, task=make_task("plain"), rounds=1)
+    assert "on a network without batch-norm layers, 'pfedcdp' is 'local'" in caplog.text

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as some
-from pydantic import ValidationError
 from torch import nn
 from torch.nn import functional as F
 
@@ -64,31 +63,6 @@ def made(teachers, weights=None, data=DATA, views=None, scale=1.0, student=None,
     weights = weights or [1 / len(teachers)] * len(teachers)
     losses = refine(student, teachers, weights, data, refinement, SETTINGS, rng(), views=views, scale=scale)
     return student, losses
-
-
-# ---- settings
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        {"losses": "scl", "probe_epochs": 0},
-        {"losses": "scl+kd", "alpha": 0.0, "probe_epochs": 0},
-    ],
-)
-def test_a_head_that_nothing_trains_is_refused(args):
-    with pytest.raises(ValidationError, match="the contrastive loss alone trains no head: expected probe_epochs >= 1"):
-        Refinement(**args)
-    Refinement(**(args | {"probe_epochs": 1}))
-    Refinement(losses="kd", alpha=0.0, probe_epochs=0)
-
-
-@pytest.mark.parametrize(
-    "args", [{"alpha": 1.1}, {"tau": 0}, {"contrast_tau": -1}, {"epochs": 0}, {"batch_size": 1}, {"teachers": "best"}]
-)
-def test_settings_that_mean_nothing_are_refused(args):
-    with pytest.raises(ValidationError, match=next(iter(args))):
-        Refinement(**args)
 
 
 # ---- what is held out
@@ -150,10 +124,6 @@ def test_contrast_and_a_probe_follow_the_labels_and_not_the_teacher():
     assert losses["contrast"] > 0
     other, _ = made([small(9)], losses="scl", probe_epochs=40)
     assert tensors_equal(student.state_dict(), other.state_dict())
-
-
-def test_both_losses_together_learn():
-    assert right(made([taught(seed=1), taught(seed=2)])[0]) > 0.9
 
 
 def test_alpha_weighs_distillation_against_contrast():

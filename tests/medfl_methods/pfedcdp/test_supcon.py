@@ -137,18 +137,3 @@ def test_a_tiny_temperature_stays_finite():
     value.backward()
     assert math.isfinite(value.item())
     assert embeddings.grad.isfinite().all()
-
-
-def test_descent_draws_classes_together_and_others_apart():
-    embeddings, labels = random_case()
-    embeddings.requires_grad_()
-    optimizer = torch.optim.Adam([embeddings], lr=0.1)
-    for _ in range(80):
-        optimizer.zero_grad()
-        supcon(embeddings, labels, 0.5).backward()
-        optimizer.step()
-    unit = torch.nn.functional.normalize(embeddings.detach(), dim=1)
-    similar = unit @ unit.T
-    same = labels[:, None] == labels
-    assert similar[same].min() > 0.95
-    assert similar[~same].max() < 0

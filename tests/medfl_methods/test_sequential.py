@@ -1,4 +1,4 @@
-"""Cyclic weight transfer: the model is handed on within a round, in an order that is drawn anew, past who is absent."""
+"""Pooled training whose optimiser goes on, and a model that is handed on from site to site."""
 
 from __future__ import annotations
 
@@ -12,15 +12,38 @@ from quadratic_toys import quadratic
 
 from medfl.engine.runs.simulation import Result
 from medfl.plugins import load_plugins
-from medfl.testing.cohort import Case, bits, make_sites, states
-from medfl.utils.wire import tensors_equal
+from medfl.testing.cohort import Case, make_sites, make_task, states
 from medfl_methods.cyclic import Cyclic
 
 REGISTRY = load_plugins()
+
+
+# ---- Pooled training
+
+WHOLE = {"task": make_task("plain"), "sites": make_sites({"a": 9, "b": 8}), "batch_size": 17, "evaluate_every": 9}
+"""A step sees all images, so that cutting a run into rounds changes no batch."""
+
+
+def trained(folder, args, rounds, epochs, name="centralized", **options):
+    case = Case(REGISTRY, name, args)
+    return case.run(folder, **{**WHOLE, "rounds": rounds, "epochs": epochs, **options})
+
+
+def test_centralized_rounds_of_one_step_are_one_round_of_many_if_the_momentum_is_kept(tmp_path):
+    long = trained(tmp_path / "long", {}, 1, 4).outcome.models["global"].tensors
+    kept = trained(tmp_path / "kept", {"optimizer_state": "persistent"}, 4, 1).outcome.models["global"].tensors
+    reset = trained(tmp_path / "reset", {}, 4, 1).outcome.models["global"].tensors
+    torch.testing.assert_close(kept, long, atol=1e-6, rtol=1e-5)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(reset, long, atol=1e-3, rtol=1e-3)
+
+
+# ---- Cyclic weight transfer
+
 NAMES = ("site-1", "site-2", "site-3")
 
 
-def run(folder: Path, args: dict[str, Any] | None = None, name: str = "cyclic", **options: Any) -> Result:
+def run_cyclic(folder: Path, args: dict[str, Any] | None = None, name: str = "cyclic", **options: Any) -> Result:
     return Case(REGISTRY, name, args or {}).run(folder, **({"rounds": 1, "evaluate_every": 9} | options))
 
 
@@ -32,11 +55,11 @@ def visits(folder: Path, args: dict[str, Any] | None = None, away: Sequence[str]
         order.append(site)
         return site in away
 
-    run(folder, args, absent=absent, **options)
+    run_cyclic(folder, args, absent=absent, **options)
     return order
 
 
-def test_in_a_fixed_order_each_site_goes_on_from_the_one_before(tmp_path: Path) -> None:
+def test_cyclic_in_a_fixed_order_each_site_goes_on_from_the_one_before(tmp_path: Path) -> None:
     """In closed form: on (w - c)^2 / 2 five steps of length 0.1 leave 0.9^5 of the distance to c = 0, 1, 4 in turn."""
     w, kept = 0.0, 0.9**5
     for centre in (0.0, 1.0, 4.0) * 3:
@@ -44,14 +67,7 @@ def test_in_a_fixed_order_each_site_goes_on_from_the_one_before(tmp_path: Path) 
     assert quadratic(tmp_path, lambda: Cyclic(order="fixed"), 3) == pytest.approx(w, abs=1e-6)
 
 
-def test_with_one_site_it_is_fedavg(tmp_path: Path) -> None:
-    alone = make_sites({"site-1": 11})
-    runs = [run(tmp_path / name, name=name, sites=alone, rounds=3) for name in ("cyclic", "fedavg")]
-    for ours, theirs in zip(*(bits(result).values() for result in runs), strict=True):
-        assert tensors_equal(ours, theirs)
-
-
-def test_each_site_is_visited_once_a_round_in_an_order_drawn_anew(tmp_path: Path) -> None:
+def test_cyclic_each_site_is_visited_once_a_round_in_an_order_drawn_anew(tmp_path: Path) -> None:
     order = visits(tmp_path / "random", rounds=6)
     rounds = [tuple(order[start : start + 3]) for start in range(0, 18, 3)]
     assert len(order) == 18
@@ -61,9 +77,9 @@ def test_each_site_is_visited_once_a_round_in_an_order_drawn_anew(tmp_path: Path
     assert len(visits(tmp_path / "share", rounds=2, fraction=0.67)) == 4
 
 
-def test_who_is_absent_is_passed_over(tmp_path: Path) -> None:
+def test_cyclic_who_is_absent_is_passed_over(tmp_path: Path) -> None:
     """Where only the first site answers, the model is as that one left it; the others were asked."""
     assert visits(tmp_path / "away", {"order": "fixed"}, away=NAMES[1:]) == list(NAMES)
-    alone = run(tmp_path / "alone", sites={"site-1": make_sites()["site-1"]})
+    alone = run_cyclic(tmp_path / "alone", sites={"site-1": make_sites()["site-1"]})
     away = states(tmp_path / "away")["server"]
     assert all(torch.equal(away[name], tensor) for name, tensor in alone.outcome.models["global"].tensors.items())

@@ -1,0 +1,229 @@
+"""Methods that transfer what models say or know: ranks and factors, generators, and scores of public images."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from refusals import refused
+from torch.nn import functional as F
+
+from medfl.contract import Order, Site, State
+from medfl.errors import RefusedError
+from medfl.networks.norms import evaluating
+from medfl.plugins import load_plugins
+from medfl.settings import Settings
+from medfl.testing.cohort import Case, make_sites, make_task, states
+from medfl.toolkit.fit import Fit
+from medfl.toolkit.trainings import Training
+from medfl.training.loop import Batch
+from medfl.types import SERVER
+from medfl_methods.fedkd.low_rank import LARGEST, LowRankFactors, cut, pays, rank_of, singular_values
+from medfl_methods.fedkd.method import FedKD
+from medfl_methods.fedkf.generator import Generator, generator_loss, imbalance
+from medfl_methods.fedmd import FedMD, consensus, public_part
+
+REGISTRY = load_plugins()
+
+
+# ---- FedKD
+
+
+def low(rank, *shape):
+    generator = torch.Generator().manual_seed(rank)
+    columns = int(torch.tensor(shape[1:]).prod())
+    parts = torch.randn(shape[0], rank, generator=generator), torch.randn(rank, columns, generator=generator)
+    return (parts[0] @ parts[1]).reshape(shape)
+
+
+@pytest.mark.parametrize(("energy", "rank"), [(0.01, 1), (0.6, 1), (0.64, 1), (0.65, 2), (1.0, 2)])
+def test_fedkd_the_rank_is_the_smallest_that_holds_the_energy(energy, rank):
+    assert rank_of(torch.tensor([4.0, 3.0]), energy) == rank  # squares 16 and 9
+    assert rank_of(torch.tensor([4.0, 3.0, 0.0]), energy) == rank
+
+
+def test_fedkd_a_kernel_is_cut_as_a_matrix_of_its_output_channels():
+    kernel = low(2, 16, 4, 3, 3) + 1e-3 * torch.randn(16, 4, 3, 3, generator=torch.Generator().manual_seed(1))
+    done = cut(kernel, 0.99)
+    u, s, v = torch.linalg.svd(kernel.reshape(16, 36), full_matrices=False)
+    rank = rank_of(s, 0.99)
+    assert rank <= 2
+    torch.testing.assert_close(done.reshape(16, 36), (u[:, :rank] * s[:rank]) @ v[:rank], atol=1e-5, rtol=1e-5)
+    assert (done - kernel).square().sum() <= 0.01 * kernel.square().sum()
+    assert torch.linalg.matrix_rank(cut(low(3, 16, 36), 1.0, max_rank=1), rtol=1e-5) == 1
+
+
+def test_fedkd_a_matrix_for_which_divide_and_conquer_does_not_converge_is_decomposed_all_the_same(monkeypatch):
+    """LAPACK's gesdd fails for some finite matrices; which ones depends on the library and the processor."""
+    matrix = low(3, 16, 36).double()
+    expected = torch.linalg.svd(matrix, full_matrices=False)
+
+    def fail(*args, **options):
+        raise torch.linalg.LinAlgError("the algorithm failed to converge")
+
+    monkeypatch.setattr(torch.linalg, "svd", fail)
+    u, s, v = singular_values(matrix)
+    torch.testing.assert_close((u * s) @ v, matrix)
+    torch.testing.assert_close(s, expected.S)
+    assert (u.shape, v.shape, u.dtype) == ((16, 16), (16, 36), torch.float64)
+
+
+def test_fedkd_what_would_not_be_shorter_stays_as_it_is():
+    assert not pays(2, 4, 4)
+    for tensor in (torch.randn(4, 4), torch.randn(9), torch.zeros(5, 8), torch.full((9, 9), float("nan"))):
+        assert cut(tensor, 0.99999) is tensor
+
+
+def test_fedkd_factors_bring_back_what_was_encoded():
+    own = LowRankFactors()
+    tensors = {"model/a": low(2, 16, 4, 3, 3), "model/b": torch.randn(7), "model/c": torch.randn(5, 5)}
+    tensors["model/n"] = torch.tensor(3)
+    encoded, meta = own.encode(tensors, torch.Generator())
+    assert set(encoded) == {"model/a:u", "model/a:s", "model/a:v", "model/b", "model/c", "model/n"}
+    assert sum(encoded[f"model/a:{part}"].numel() for part in "usv") == 2 * (16 + 36 + 1)
+    decoded = own.decode(encoded, meta)
+    assert decoded.keys() == tensors.keys()
+    torch.testing.assert_close(decoded["model/a"], tensors["model/a"], atol=1e-5, rtol=1e-5)
+    assert all(torch.equal(decoded[name], tensors[name]) for name in ("model/b", "model/c", "model/n"))
+
+
+def test_fedkd_factors_of_something_huge_are_refused_before_it_is_made():
+    size = 1 << 14
+    huge = {"a:u": torch.ones(size, 1), "a:s": torch.ones(1), "a:v": torch.ones(1, size)}
+    assert size**2 > LARGEST
+    with pytest.raises(ValueError, match="at most"):
+        LowRankFactors().decode(huge, {"shapes": {"a": [size, size]}})
+
+
+def test_fedkd_the_energy_goes_from_its_start_to_its_end():
+    holder, matrix = SimpleNamespace(), torch.diag(torch.tensor([4.0, 3.0] + [0.0] * 14))
+    ranks = []
+    for holder.round in (1, 2, 3, 4, 9):  # T .55, .6, .65, .7, .7 against .64 for one direction
+        done = FedKD(energy_start=0.5, energy_end=0.7, over=4).cut(holder, {"w": matrix})["w"]
+        ranks.append(int(torch.linalg.matrix_rank(done)))
+    assert ranks == [1, 1, 2, 2, 2]
+
+
+# ---- FedKF
+
+
+def test_fedkf_imbalance_is_0_for_all_classes_alike_and_1_for_a_single_class():
+    assert float(imbalance(torch.full((5, 4), 0.25))) == pytest.approx(0, abs=1e-6)
+    assert float(imbalance(torch.eye(4))) == pytest.approx(0, abs=1e-6), "each image sure, all classes alike"
+    single = torch.tensor([[0.0, 1.0, 0.0]] * 3, requires_grad=True)
+    value = imbalance(single)
+    assert float(value.detach()) == 1.0  # 0 log 0 is 0
+
+
+def test_fedkf_the_generators_loss_is_that_of_the_formula():
+    logits, features = torch.tensor([[2.0, 0.0, -1.0], [0.0, 1.0, 0.0]]), torch.tensor([[1.0, -3.0], [0.0, 2.0]])
+    p = logits.softmax(1).mean(0)
+    expected = 1 + (p * p.log()).sum() / torch.tensor(3.0).log()
+    expected = expected + 0.1 * F.cross_entropy(logits, torch.tensor([0, 1])) - 0.2 * 1.5
+    torch.testing.assert_close(generator_loss(logits, features, 0.1, 0.2), expected)
+
+
+@pytest.mark.parametrize("shape", [(1, 6, 6), (3, 9, 5), (1, 4, 5, 6)])
+def test_fedkf_images_have_the_shape_of_the_task(shape):
+    images = Generator(shape, 7, 3)(torch.randn(2, 7))
+    assert images.shape == (2, *shape)
+    assert float(images.mean().detach()) == pytest.approx(0, abs=1e-5)
+    assert Generator(shape, 7, 3)(torch.randn(1, 7)).shape == (1, *shape)
+
+
+def test_fedkf_modes_come_back_as_they_were():
+    model = make_task().build().train()
+    model.body[1].eval()
+    with evaluating(model):
+        assert not any(module.training for module in model.modules())
+    assert model.training
+    assert not model.body[1].training
+
+
+# ---- FedMD
+
+FEDMD_QUICK = {"public_epochs": 1, "private_epochs": 1}
+
+
+class WatchedFedmd(FedMD):
+    """Notes what it orders, in `seen`."""
+
+    def score_orders(self, server):
+        return note(super().score_orders(server))
+
+    def digest_orders(self, server):
+        return note(super().digest_orders(server))
+
+
+seen: list[dict[str, Order]] = []
+
+
+def note(orders):
+    seen.append({order.to: Order(order.to, order.op, dict(order.tensors), order.meta) for order in orders})
+    return orders
+
+
+def run_fedmd(folder, args=None, **options):
+    seen.clear()
+    settings = FEDMD_QUICK | (args or {})
+    return Case(REGISTRY, "fedmd", settings).run(folder, make_method=lambda: WatchedFedmd(**settings), **options)
+
+
+def test_fedmd_the_mean_is_that_of_logits_before_any_softmax():
+    scores = [torch.tensor([[2.0, 0.0]]).double(), torch.tensor([[0.0, 1.0]]).double()]
+    assert consensus(scores).tolist() == [[1.0, 0.5]]
+    of_probabilities = torch.stack([row.softmax(1) for row in scores]).mean(0)
+    assert not torch.allclose(of_probabilities, consensus(scores).softmax(1).double(), atol=0.01)
+
+
+def test_fedmd_it_is_digested_by_the_mean_absolute_difference():
+    fit = Fit(None, lambda images: images, {}, training=Training("digest"))
+    batch = Batch(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.5]]), torch.arange(1))
+    assert FedMD().loss(fit, batch).item() == pytest.approx(0.75)
+
+
+def test_fedmd_rounding_is_not_digested():
+    fit, logits = (
+        Fit(None, lambda images: images, {}, training=Training("digest")),
+        torch.zeros(1, 2, requires_grad=True),
+    )
+    loss = FedMD().loss(fit, Batch(logits, torch.tensor([[5e-6, 0.5]]), torch.arange(1)))
+    loss.backward()
+    assert loss.item() == 0.25
+    assert logits.grad.tolist() == [[0.0, -0.5]]
+
+
+def test_fedmd_a_site_that_says_what_all_say_has_nothing_to_digest(tmp_path):
+    sites = {"site-1": make_sites()["site-1"]}
+    ours, plain = (
+        run_fedmd(tmp_path / str(epochs), {"digest_epochs": epochs}, task=make_task("plain"), sites=sites, rounds=1)
+        for epochs in (3, 0)
+    )
+    models = [result.models["site-1"]["personal"].tensors for result in (ours, plain)]
+    assert all(torch.equal(models[0][name], tensor) for name, tensor in models[1].items())
+
+
+def test_fedmd_images_are_drawn_anew_in_each_round_and_alike_for_all_sites(tmp_path):
+    run_fedmd(tmp_path, {"align": 5}, rounds=2)
+    rows = [orders["site-1"].tensors["rows"] for orders in seen]
+    assert all(
+        torch.equal(order.tensors["rows"], rows[at]) for at, orders in enumerate(seen) for order in orders.values()
+    )
+    assert torch.equal(rows[0], rows[1])
+    assert not torch.equal(rows[0], rows[2])
+    assert len(rows[0].unique()) == 5
+    assert seen[1]["site-1"].tensors["consensus"].shape == (5, 3)
+
+
+def test_fedmd_public_images_are_sent_once_and_anew_to_who_was_missing(tmp_path):
+    run_fedmd(tmp_path, absent=lambda site, step: site == "site-2" and step == 1)
+    brought = [sorted(name for name, order in orders.items() if "public/images" in order.tensors) for orders in seen]
+    assert brought == [["site-1", "site-2", "site-3"], [], ["site-2"], [], [], []]
+    assert sorted(seen[1]) == ["site-1", "site-3"], "who did not score has nothing to digest"
+    assert sorted(seen[3]) == ["site-1", "site-2", "site-3"]
+    assert not states(tmp_path)[SERVER], "the server keeps nothing"
+
+
+def test_fedmd_a_site_without_the_public_images_says_so():
+    site = Site("a", 1, State(), make_task(), Settings(rounds=1))
+    with refused(RefusedError, "lost_public_images", site="a"):
+        public_part(site)
