@@ -28,6 +28,7 @@ from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins
 from medfl.records.partition import Partition
+from medfl_datasets.decathlon.files import read_release
 from medfl_datasets.decathlon.phantom import SCANNERS, TABLE, write_release
 from medfl_datasets.decathlon.spec import Decathlon
 from medfl_studies.preps import Prep, release_of
@@ -122,6 +123,21 @@ def test_volumes_of_unlike_orientation_and_scale_become_alike(made: Path, tmp_pa
     assert [record["site"] for record in records] == [list(SCANNERS)[row % 3] for row in range(7)]
     assert len({record["subject_id"] for record in records}) == 4
     assert datalist.counts()["training"] == {"0": 0, "1": 7}
+
+
+def test_a_table_may_have_the_cases_in_another_order(made: Path, release: Path, tmp_path: Path) -> None:
+    lines = (release / TABLE).read_text().splitlines()
+    (release / TABLE).write_text("\n".join([lines[0], *reversed(lines[1:]), ""]))
+    options = {"site_column": "scanner", "group_column": "patient"}
+    datalist = prepare(made, tmp_path / "out", table=made / TABLE, **options)
+    turned = prepare(release, tmp_path / "turned", table=release / TABLE, **options)
+    assert turned.splits == datalist.splits
+
+
+def test_structures_come_by_their_numbers_not_by_their_texts(release: Path) -> None:
+    names = [f"structure {number}" for number in range(11)]
+    write_head(release, head(release) | {"labels": {str(number): names[number] for number in reversed(range(11))}})
+    assert read_release(release).structures == names
 
 
 def test_a_spacing_resamples_and_stands_in_the_list(made: Path, tmp_path: Path) -> None:
