@@ -21,6 +21,7 @@ from refusals import refused
 from medfl.data.datalists import Datalist, read_datalist
 from medfl.data.sites import fact, load_site, load_sites
 from medfl.errors import DataError, SettingsError
+from medfl.ingest.volumes import Case, Grid, grid_of
 from medfl.objectives import Segmentation
 from medfl.partition.by_site import by_site
 from medfl.partition.iid import iid
@@ -148,6 +149,15 @@ def test_a_spacing_resamples_and_stands_in_the_list(made: Path, tmp_path: Path) 
     assert coarse.shape == (7, 8, 8, 8)
     for case in range(7):
         assert (coarse[case] > 0).sum() * 8 == pytest.approx((fine[case] > 0).sum(), rel=0.2)
+
+
+def test_the_grid_is_that_of_the_turned_axes(tmp_path: Path) -> None:
+    """The axes of the file run to the front (1 mm), up (2 mm) and to the right (3 mm)."""
+    affine = np.array([[0, 0, 3, 0], [1, 0, 0, 0], [0, 2, 0, 0], [0, 0, 0, 1]], dtype=float)
+    case = Case(tmp_path / "image.nii.gz", tmp_path / "mask.nii.gz")
+    for path in case.files():
+        nibabel.save(nibabel.Nifti1Image(np.zeros((4, 5, 6), dtype=np.uint8), affine), path)
+    assert grid_of(case, 1) == Grid((6, 4, 5), (3.0, 1.0, 2.0))
 
 
 def test_a_window_becomes_zero_to_one(release: Path, tmp_path: Path) -> None:
