@@ -72,7 +72,11 @@ def test_after_an_evaluation_each_module_is_in_the_mode_that_it_was_in():
     before = [module.training for module in model.modules()]
     assert True in before
     assert False in before
-    with pytest.raises(ValueError, match="stop"), evaluating(model):
+
+    def stop():
         assert not any(module.training for module in model.modules())
         raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"), evaluating(model):
+        stop()
     assert [module.training for module in model.modules()] == before
