@@ -90,7 +90,7 @@ def test_what_needs_rows_is_refused_without_them(load) -> None:
         load({"rows": None})
 
 
-def test_a_person_with_several_images_counts_once(tmp_path: Path) -> None:
+def test_ages_and_sexes_are_those_of_persons_not_of_images(tmp_path: Path) -> None:
     """Six persons with ages of 30 to 80, of whom the oldest has three images."""
     records = [
         {"image": row, "label": row % 2, "subject_id": f"p{min(row, 5)}", "sex": "male", "age": 30.0 + 10 * min(row, 5)}
