@@ -53,6 +53,17 @@ def test_halving_needs_a_round_more_than_its_first_ones() -> None:
         rungs(tuning, 4, 3)
 
 
+def test_halving_goes_on_with_trials_not_with_places() -> None:
+    """The last trials are the best ones, so a trial's number is never its place among those that are left."""
+    sampler = make_sampler(SPACE, Tuning(sampler="halving", trials=9), 9)
+    batches = [next(sampler)]
+    for _ in range(2):
+        batches.append(sampler.send([float(step.trial) for step in batches[-1]]))
+    assert [[step.trial for step in batch] for batch in batches] == [list(range(9)), [6, 7, 8], [8]]
+    for step in (*batches[1], *batches[2]):
+        assert step.parameters == batches[0][step.trial].parameters
+
+
 def test_halving_goes_on_with_the_best_of_the_same_trials() -> None:
     tuning = Tuning(sampler="halving", trials=9)
     first, second, last = conversation(tuning, 9, near_tenth)
