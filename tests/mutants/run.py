@@ -1,9 +1,9 @@
 """Put known faults into a copy of medfl, one at a time, and see that tests notice each: ``make mutants``.
 
-The faults and the tests that must fail are in the files ``faults*.yaml`` beside this file. A fault that no test notices, or that
-no longer fits the code, is an error. Tests stop at the first failure, so a fault costs as long as it takes to be seen;
-the test that noticed it last (``noticed.json``) is run first. They run in forks of this process, which has torch and
-MONAI at hand but nothing of medfl. What came out is the page ``docs/mutants.md``.
+The faults and the tests that must fail are in the files ``faults*.yaml`` beside this file. A fault that no test
+notices, or that no longer fits the code, is an error. Tests stop at the first failure, so a fault costs as long as it
+takes to be seen; the test that noticed it last (``noticed.json``) is run first. They run in forks of this process,
+which has torch and MONAI at hand but nothing of medfl. What came out is the page ``docs/mutants.md``.
 
 A run that was killed goes on with the same command: ``build/mutants.jsonl`` has what was tried in the tree as it
 stands, and another tree begins anew.
