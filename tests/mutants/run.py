@@ -136,6 +136,7 @@ def run_tests(folder: Path, name: str) -> tuple[int, str]:
                 places = [str(folder), str(folder / "plugins")]
                 sys.path[:0] = places
                 os.environ |= {"PYTHONPATH": ":".join(places), "PYTHONDONTWRITEBYTECODE": "1"}
+                sys.dont_write_bytecode = True  # a fault of the same size and second would live on in it
                 os.dup2(printed.fileno(), 1)
                 os.dup2(printed.fileno(), 2)
                 sys.stdout = sys.stderr = printed
