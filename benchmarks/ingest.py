@@ -32,11 +32,11 @@ from pathlib import Path
 
 import numpy as np
 import pydicom
+from medfl.ingest.pipeline import core_count, ingest
 from PIL import Image
 from pydicom.dataset import FileMetaDataset
 from pydicom.uid import UID, ExplicitVRLittleEndian, JPEG2000Lossless, JPEGLSLossless
 
-from medfl.ingest.pipeline import core_count, ingest
 from medfl_datasets.cbis_ddsm.pixels import Film, Options, load
 
 SYNTAXES = {"none": ExplicitVRLittleEndian, "jpeg2000": JPEG2000Lossless, "jpeg-ls": JPEGLSLossless}

@@ -11,8 +11,9 @@ import urllib.error
 from collections.abc import Sequence
 from pathlib import Path
 
-from medfl.errors import DataError
 from medfl.ingest.download import download
+
+from medfl.errors import DataError
 from medfl.utils.text import Say
 from medfl_datasets.abide.files import Maps, file_name
 from medfl_datasets.abide.tables import FILE, Subject

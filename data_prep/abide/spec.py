@@ -21,6 +21,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from medfl.ingest.array_file import stack_rows
+from medfl.ingest.choice import Choice, Outcome, exclusions
+from medfl.ingest.options import Words, check_mirror
+from medfl.ingest.pipeline import QUARANTINE
+from medfl.ingest.spec import ImageSpec, folder_with
 from pydantic import model_validator
 
 from medfl.data.datalists import Datalist
@@ -28,11 +33,6 @@ from medfl.data.readers.atlas import Placed, place_atlas, write_atlas
 from medfl.data.readers.volumes import Grid, common_grid
 from medfl.data.table import row_list
 from medfl.errors import DataError
-from medfl.ingest.array_file import stack_rows
-from medfl.ingest.choice import Choice, Outcome, exclusions
-from medfl.ingest.options import Words, check_mirror
-from medfl.ingest.pipeline import QUARANTINE
-from medfl.ingest.spec import ImageSpec, folder_with
 from medfl.records.datalist import CaseRecord
 from medfl.utils.text import Say
 from medfl_datasets.abide import RECORDS

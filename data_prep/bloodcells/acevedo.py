@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 from medfl.ingest.options import Choose
+
 from medfl_datasets.bloodcells.files import Listing, Release, Tree, read_tree
 from medfl_datasets.bloodcells.labels import LabelMap, own_classes
 from medfl_datasets.bloodcells.pool import OneRelease

@@ -16,13 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from medfl.ingest.choice import Choice, Outcome, exclusions
+from medfl.ingest.labels import number_subjects
+from medfl.ingest.spec import ImageSpec, folder_or_top
 from pydantic import Field, model_validator
 
 from medfl.data.datalists import Datalist
 from medfl.errors import DataError, SettingsError
-from medfl.ingest.choice import Choice, Outcome, exclusions
-from medfl.ingest.labels import number_subjects
-from medfl.ingest.spec import ImageSpec, folder_or_top
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say
 from medfl_datasets.bloodcells.files import Cell, Listing, Release, read_cell

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from medfl.ingest.spec import folder_or_top
 from pydantic import model_validator
 
 from medfl.errors import SettingsError
-from medfl.ingest.spec import folder_or_top
 from medfl_datasets.bloodcells import acevedo, bodzas, matek
 from medfl_datasets.bloodcells.files import Release
 from medfl_datasets.bloodcells.labels import SHIPPED, LabelMap, read_label_map

@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from medfl.ingest.labels import SPLIT_WORDS
+from medfl.ingest.masks import masked_picture
 
 from medfl.data.readers.pictures import FORMATS, read_picture
 from medfl.data.readers.rgb import MIN_EDGE, resize
 from medfl.data.readers.segmentations import MASK_SUFFIXES, read_mask
 from medfl.data.table import Table, read_table, row_list
 from medfl.errors import DataError
-from medfl.ingest.labels import SPLIT_WORDS
-from medfl.ingest.masks import masked_picture
 from medfl.ingest.workers import LoadedItem
 
 TABLE, IMAGES, MASKS = "metadata.csv", "images", "masks"

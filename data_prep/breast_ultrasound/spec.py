@@ -17,13 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from medfl.data.datalists import Datalist
-from medfl.errors import DataError
 from medfl.ingest.choice import Choice, Outcome, exclusions, rows_to_mend
 from medfl.ingest.labels import number_subjects
 from medfl.ingest.masks import STRATA, about_empty, take_apart, with_masks
 from medfl.ingest.options import Choose, HeightWidth
 from medfl.ingest.spec import ImageSpec
+
+from medfl.data.datalists import Datalist
+from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say
 from medfl_datasets.breast_ultrasound import RECORDS

@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+from medfl.ingest.choice import Outcome, exclusions
+from medfl.ingest.options import Choose, HeightWidth
+from medfl.ingest.spec import ImageSpec
 
 from medfl.data.datalists import Datalist
 from medfl.data.readers.dicom_identity import CHECKS
@@ -25,9 +28,6 @@ from medfl.data.readers.dicom_intent import NOT_SAID, intent_records, tell_inten
 from medfl.data.readers.mammogram_image import about_reading
 from medfl.errors import DataError
 from medfl.ingest import choice as ingest_choice
-from medfl.ingest.choice import Outcome, exclusions
-from medfl.ingest.options import Choose, HeightWidth
-from medfl.ingest.spec import ImageSpec
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say, describe_counts
 from medfl_datasets.cbis_ddsm import RECORDS

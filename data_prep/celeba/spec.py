@@ -15,14 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
-
-from medfl.data.datalists import SPLITS, Datalist
-from medfl.errors import DataError
 from medfl.ingest.choice import Choice, Outcome, exclusions
 from medfl.ingest.labels import number_subjects
 from medfl.ingest.options import Choose, HeightWidth
 from medfl.ingest.spec import ImageSpec, folder_or_top
+from pydantic import Field
+
+from medfl.data.datalists import SPLITS, Datalist
+from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say
 from medfl_datasets.celeba import RECORDS

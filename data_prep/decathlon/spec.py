@@ -17,10 +17,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from medfl.data.table import Table, read_table, row_list
-from medfl.errors import DataError, SettingsError
 from medfl.ingest.options import Positional
 from medfl.ingest.spec import folder_of
+
+from medfl.data.table import Table, read_table, row_list
+from medfl.errors import DataError, SettingsError
 from medfl.ingest.volume_spec import Volumes, VolumeSpec
 from medfl.utils.text import Say, first_names
 from medfl_datasets.decathlon import RECORDS

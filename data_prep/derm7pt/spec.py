@@ -19,16 +19,16 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
-
-from medfl.data.datalists import SPLITS, Datalist
-from medfl.data.readers.rgb import read_rgb, resize
-from medfl.errors import DataError
 from medfl.ingest.choice import Choice, Outcome, exclusions, rows_to_mend
 from medfl.ingest.image_folder import ImageFolder
 from medfl.ingest.labels import number_subjects
 from medfl.ingest.options import Choose
 from medfl.ingest.spec import ImageSpec, folder_with
+from pydantic import Field
+
+from medfl.data.datalists import SPLITS, Datalist
+from medfl.data.readers.rgb import read_rgb, resize
+from medfl.errors import DataError
 from medfl.ingest.workers import LoadedItem
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say

@@ -29,16 +29,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-
-from medfl.data.datalists import Datalist
-from medfl.data.readers.rgb import read_rgb
-from medfl.data.table import Table, read_table, row_list
-from medfl.errors import DataError
 from medfl.ingest.choice import Choice, Outcome, exclusions
 from medfl.ingest.labels import number_subjects
 from medfl.ingest.options import Choose, HeightWidth, Positional
 from medfl.ingest.published_splits import PublishedSplits, find_table, read_splits, unlike_published
 from medfl.ingest.spec import ImageSpec, folder_or_top
+
+from medfl.data.datalists import Datalist
+from medfl.data.readers.rgb import read_rgb
+from medfl.data.table import Table, read_table, row_list
+from medfl.errors import DataError
 from medfl.ingest.workers import LoadedItem
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say

@@ -24,17 +24,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BeforeValidator
-
-from medfl.data.datalists import Datalist
-from medfl.data.readers.dicom_header import decoding
-from medfl.errors import DataError, SettingsError
 from medfl.ingest.choice import Choice, Outcome, exclusions, rows_to_mend
 from medfl.ingest.labels import number_subjects
 from medfl.ingest.masks import STRATA, about_empty, masked_row, take_apart, with_masks
 from medfl.ingest.options import Positional, read_edges
 from medfl.ingest.published_splits import PublishedSplits, find_table, read_splits, unlike_published
 from medfl.ingest.spec import ImageSpec, folder_or_top
+from pydantic import BeforeValidator
+
+from medfl.data.datalists import Datalist
+from medfl.data.readers.dicom_header import decoding
+from medfl.errors import DataError, SettingsError
 from medfl.ingest.volumes import Case
 from medfl.ingest.workers import LoadedItem
 from medfl.records.datalist import CaseRecord, make_record

@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from medfl.errors import DataError
 from medfl.ingest.options import Positional
 from medfl.ingest.published_splits import PublishedSplits, find_table, read_splits, unlike_published
 from medfl.ingest.spec import folder_or_top
+
+from medfl.errors import DataError
 from medfl.ingest.volume_spec import Spacing, Volumes, VolumeSpec, Window
 from medfl.ingest.volumes import Case
 from medfl.utils.text import Say

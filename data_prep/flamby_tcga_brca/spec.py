@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from medfl.data.arrays import FEATURES
-from medfl.data.datalists import Datalist, write_datalist
-from medfl.data.folders import written_whole
 from medfl.ingest.array_file import new_array
 from medfl.ingest.checkpoint import ARRAY
 from medfl.ingest.choice import exclusions
 from medfl.ingest.labels import number_subjects
 from medfl.ingest.published_splits import unlike_published
 from medfl.ingest.spec import WholeSpec, folder_or_top
+
+from medfl.data.arrays import FEATURES
+from medfl.data.datalists import Datalist, write_datalist
+from medfl.data.folders import written_whole
 from medfl.records.datalist import CaseRecord
 from medfl.utils.text import Say
 from medfl_datasets.flamby_tcga_brca import RECORDS

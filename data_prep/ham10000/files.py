@@ -22,12 +22,12 @@ from math import ceil
 from pathlib import Path
 
 import numpy as np
+from medfl.ingest.masks import masked_picture
 
 from medfl.data.readers.pictures import read_picture
 from medfl.data.readers.rgb import read_rgb, resize
 from medfl.data.readers.segmentations import SUFFIX, read_mask
 from medfl.errors import DataError
-from medfl.ingest.masks import masked_picture
 from medfl.ingest.workers import LoadedItem
 
 TABLE = "HAM10000_metadata"

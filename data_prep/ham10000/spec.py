@@ -23,13 +23,14 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from medfl.data.datalists import Datalist
-from medfl.errors import DataError, SettingsError
 from medfl.ingest.choice import Choice, Outcome, exclusions
 from medfl.ingest.labels import number_subjects
 from medfl.ingest.masks import STRATA, about_empty, take_apart, with_masks
 from medfl.ingest.options import Choose, HeightWidth
 from medfl.ingest.spec import ImageSpec
+
+from medfl.data.datalists import Datalist
+from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say, describe_counts
 from medfl_datasets.ham10000 import RECORDS

@@ -19,14 +19,14 @@ from statistics import median
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field
-
-from medfl.data.datalists import Datalist
-from medfl.errors import DataError, check_choice
 from medfl.ingest.choice import Choice, Outcome, exclusions
 from medfl.ingest.labels import number_subjects
 from medfl.ingest.options import Choose
 from medfl.ingest.spec import ImageSpec, folder_or_top
+from pydantic import Field
+
+from medfl.data.datalists import Datalist
+from medfl.errors import DataError, check_choice
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say
 from medfl_datasets.lc25000 import RECORDS

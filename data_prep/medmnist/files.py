@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
+from medfl.ingest.array_file import new_array, read_head
 
 from medfl.errors import DataError
-from medfl.ingest.array_file import new_array, read_head
 
 PARTS = (("train", "training"), ("val", "validation"), ("test", "test"))
 """The prefix of a split in the file, and its name in a data list, in the order of the rows."""

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from medfl.ingest.array_file import tell_need
+from medfl.ingest.download import download
+from medfl.ingest.options import check_mirror
+from medfl.ingest.spec import WholeSpec
 from pydantic import Field, model_validator
 
 from medfl.data.datalists import Datalist, make_records, write_datalist
 from medfl.data.folders import check_free, written_whole
 from medfl.errors import DataError, SettingsError, did_you_mean
-from medfl.ingest.array_file import tell_need
-from medfl.ingest.download import download
-from medfl.ingest.options import check_mirror
-from medfl.ingest.spec import WholeSpec
 from medfl.records.datalist import CaseRecord
 from medfl.utils.progress import progress
 from medfl.utils.text import Say

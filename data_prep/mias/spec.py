@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Annotated, Self
 
 import numpy as np
+from medfl.ingest.choice import Choice, Outcome, exclusions
+from medfl.ingest.labels import number_subjects
+from medfl.ingest.options import Choose, HeightWidth
+from medfl.ingest.spec import ImageSpec
 from pydantic import model_validator
 
 from medfl.data.datalists import Datalist
 from medfl.data.readers.mammogram_image import about_reading
 from medfl.errors import DataError, SettingsError
-from medfl.ingest.choice import Choice, Outcome, exclusions
-from medfl.ingest.labels import number_subjects
-from medfl.ingest.options import Choose, HeightWidth
-from medfl.ingest.spec import ImageSpec
 from medfl.partition.shares import holdout
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.seeds import seed_of

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import BeforeValidator
-
-from medfl.data.datalists import Datalist
-from medfl.errors import DataError, SettingsError
 from medfl.ingest.choice import Choice, Outcome, exclusions
 from medfl.ingest.labels import number_subjects
 from medfl.ingest.masks import STRATA, about_empty, take_apart, with_masks
 from medfl.ingest.options import Commas, Positional, read_edges
 from medfl.ingest.pipeline import QUARANTINE
 from medfl.ingest.spec import ImageSpec
+from pydantic import BeforeValidator
+
+from medfl.data.datalists import Datalist
+from medfl.errors import DataError, SettingsError
 from medfl.ingest.volumes import NEAR, Case, Grid, grid_of, read_case
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say, first_names

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from medfl.ingest.masks import masked_row
 
 from medfl.data.readers.dicom_header import decoding
 from medfl.data.readers.volumes import MOST_VOXELS, SUFFIXES
 from medfl.errors import DataError
-from medfl.ingest.masks import masked_row
 from medfl.ingest.workers import LoadedItem
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from medfl.ingest.array_file import ArrayFile
 
 from medfl.data.readers.quiet import quiet_decoders
 from medfl.errors import DataError, SettingsError
-from medfl.ingest.array_file import ArrayFile
 from medfl.plugins import PREFIX, load_file
 from medfl.utils.processes import fresh_context, live_with_parent
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from medfl.ingest.prepare import prepare
+from medfl.ingest.spec import DatasetSpec
+
 from medfl.bundle.adopted import site_folders
 from medfl.data.datalists import FILE
 from medfl.engine.runs.records import repetition
 from medfl.errors import DataError, StoreError
-from medfl.ingest.prepare import prepare
-from medfl.ingest.spec import DatasetSpec
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
 from medfl.plugins import Registry

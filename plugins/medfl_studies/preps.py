@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from medfl.ingest.spec import DatasetSpec, path_fields
 from pydantic import BaseModel, ConfigDict
 
 from medfl.errors import DataError
-from medfl.ingest.spec import DatasetSpec, path_fields
 from medfl.plugins import Registry
 from medfl.settings import read_settings
 from medfl_studies.records.study_files import PoolPreparation

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from medfl.ingest.prepare import prepare
 from rich.console import Console
 
-from medfl.ingest.prepare import prepare
 from medfl.partition.by_site import by_site
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan

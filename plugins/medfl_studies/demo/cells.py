@@ -34,10 +34,10 @@ import csv
 from pathlib import Path
 
 import numpy as np
+from medfl.ingest.prepare import prepare
 from PIL import Image
 from rich.console import Console
 
-from medfl.ingest.prepare import prepare
 from medfl.partition.by_site import by_site
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
