@@ -46,7 +46,7 @@ def test_a_fault_that_does_not_fit_is_named(run, tmp_path, field, value):
     fault = run.read_faults()[0] | {field: value}
     (tmp_path / "faults.yaml").write_text(yaml.safe_dump([fault]))
     with pytest.raises(SystemExit, match=fault["fault"]):
-        run.read_faults(tmp_path / "faults.yaml")
+        run.read_faults([tmp_path / "faults.yaml"])
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -192,3 +193,29 @@ def test_mistakes_end_with_a_message_and_status_2(medfl, pool, tmp_path, extra, 
     assert message in err
     assert "Traceback" not in err
     assert not (tmp_path / "D").exists()
+
+
+def test_a_list_of_cases_is_dealt_by_the_seed(medfl, tmp_path):
+    cases = [{"image": f"images/{number}.nii.gz"} for number in range(20)]
+    (tmp_path / "images").mkdir()
+    for case in cases:
+        (tmp_path / case["image"]).touch()
+    (tmp_path / "cases.json").write_text(json.dumps({"training": cases}))
+    dealt = []
+    for out, seed in (("first", 0), ("again", 0), ("other", 1)):
+        words = ("partition", tmp_path / "cases.json", "--out", tmp_path / out, "--sites", 2, "--seed", seed)
+        assert medfl(*words)[0] == 0
+        dealt.append((tmp_path / out / "site-01" / "cases.json").read_text())
+    assert dealt[0] == dealt[1] != dealt[2]
+
+
+def test_a_list_of_cases_takes_no_option_of_a_pooled_data_set(medfl, tmp_path):
+    (tmp_path / "cases.json").write_text("{}")
+    status, _, err = medfl("partition", tmp_path / "cases.json", "--out", tmp_path / "D", "--test-fraction", 0.3)
+    assert status == 2
+    assert "--test-fraction: expected the folder of a pooled data set" in err
+
+
+def test_columns_to_stratify_by_reach_the_plan(medfl, pool, tmp_path):
+    assert medfl("partition", pool, "--out", tmp_path / "D", "--sites", 2, "--stratify", "ward")[0] == 0
+    assert partition_of(tmp_path / "D").settings.stratify == ("ward",)

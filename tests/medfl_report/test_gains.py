@@ -13,7 +13,7 @@ from sklearn.metrics import balanced_accuracy_score
 
 from medfl.engine.runs.records import read_run
 from medfl.errors import StoreError
-from medfl_report.gains import GAINS, LOSES, UNCLEAR, compare_sites, mean_interval, pair_up
+from medfl_report.gains import GAINS, LOSES, UNCLEAR, Gain, compare_sites, mean_interval, pair_up, worst_row
 from medfl_report.groups import Group, group_runs
 from medfl_report.predictions import read_tested
 from medfl_report.statistics import Interval
@@ -191,3 +191,10 @@ def test_the_picture_reaches_to_the_next_round_number(tmp_path):
     far = max(abs(end) for row in (*comparison.rows, comparison.mean) for end in (row.low, row.high))
     assert far <= comparison.reach <= 1.5 * far
     assert math.isclose(comparison.reach * 20, round(comparison.reach * 20))
+
+
+@pytest.mark.parametrize(("metric", "alone", "other"), [("accuracy", 0.5, 0.7), ("ece", 0.9, 0.8)])
+def test_the_worst_site_of_either_side_gains_other_minus_alone(metric, alone, other):
+    rows = [Gain("a", 5, 0.5, 0.8), Gain("b", 5, 0.9, 0.7), Gain("c", 5, None, 0.1)]
+    worst = worst_row(metric, rows)
+    assert (worst.alone, worst.other, worst.difference) == (alone, other, pytest.approx(other - alone))

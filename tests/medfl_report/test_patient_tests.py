@@ -19,7 +19,15 @@ from medfl_report.gains import GAINS, TOO_FEW, UNCLEAR, compare_sites, pair_up
 from medfl_report.groups import group_runs
 from medfl_report.patient_tests import PatientTest, verdict_over_runs
 from medfl_report.predictions import read_tested
-from medfl_report.statistics import Interval, can_decide, combine_p, exchange_models, mean_exchange, standardise
+from medfl_report.statistics import (
+    Exchange,
+    Interval,
+    can_decide,
+    combine_p,
+    exchange_models,
+    mean_exchange,
+    standardise,
+)
 
 
 def answers(right: list[int]) -> torch.Tensor:
@@ -196,3 +204,18 @@ def test_a_table_of_methods_needs_the_patients_too(tmp_path, skill, verdict):
 )
 def test_seeds_and_patients_must_agree(interval, test, verdict):
     assert verdict_over_runs(interval, test, ("better", "worse")) == verdict
+
+
+def test_no_random_exchange_gives_a_p_value_of_0():
+    assert Exchange(1.0, 20, np.zeros(1999), exhaustive=False).p == 1 / 2000
+    assert Exchange(1.0, 20, np.full(1999, -1.0), exhaustive=False).p == 1.0
+
+
+def test_random_exchanges_of_sites_are_weighted():
+    parts = [
+        (weight, Exchange(value, 20, np.full(1999, value), exhaustive=False))
+        for weight, value in ((0.25, 1.0), (0.75, 3.0))
+    ]
+    mean = mean_exchange(parts)
+    assert (mean.observed, mean.patients, mean.exhaustive) == (2.5, 40, False)
+    assert np.allclose(mean.values, 2.5)

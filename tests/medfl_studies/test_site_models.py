@@ -54,7 +54,7 @@ def test_each_site_and_the_mean_over_folds_and_sites(runs):
     folds = [fmean([0.7, 0.7]), fmean([0.7, 0.5])]
     assert (mean["global"], mean["global_std"]) == pytest.approx((fmean(folds), stdev(folds)))
     assert mean["global_spread"] == pytest.approx(fmean([stdev([0.7, 0.7]), stdev([0.7, 0.5])]))
-    assert (mean["runs"], mean["undefined"]) == (2, 1)
+    assert (mean["runs"], mean["undefined"], first["undefined"], second["undefined"]) == (2, 1, 1, 0)
 
 
 def test_one_model_for_all_sites_has_no_global_test_at_each(runs):

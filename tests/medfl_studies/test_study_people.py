@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from refusals import refused
 
+from medfl.data.datalists import Datalist, write_datalist
 from medfl.errors import SettingsError
 from medfl_datasets.abide.phantom import write_release
 from medfl_datasets.abide.tables import FILE, read_phenotypes
@@ -87,3 +88,18 @@ def test_a_person_with_several_images_counts_once(tmp_path: Path, source: Path) 
 def test_what_needs_rows_is_refused_without_them(load) -> None:
     with refused(SettingsError, "unknown_choice", what="baseline", choice="alone"):
         load({"rows": None})
+
+
+def test_ages_and_sexes_are_those_of_persons_not_of_images(tmp_path: Path) -> None:
+    """Six persons with ages of 30 to 80, of whom the oldest has three images."""
+    records = [
+        {"image": row, "label": row % 2, "subject_id": f"p{min(row, 5)}", "sex": "male", "age": 30.0 + 10 * min(row, 5)}
+        for row in range(8)
+    ]
+    (tmp_path / "site-01").mkdir()
+    splits = {"training": records[:4], "validation": records[4:6], "test": records[6:]}
+    write_datalist(tmp_path / "site-01", Datalist("toy", "images.npy", 2, licence="CC0 1.0", splits=splits))
+    row = people_table(tmp_path).set_index(["site", "centre"]).loc[("site-01", "")]
+    assert (row["images"], row["people"], row["sex: male"], row["age_known"]) == (8, 6, 6, 6)
+    assert (row["class: 0"], row["class: 1"]) == (4, 4)
+    assert (row["age_mean"], row["age_std"]) == pytest.approx((55.0, stdev(range(30, 90, 10))))

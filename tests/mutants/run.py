@@ -1,9 +1,9 @@
 """Put known faults into a copy of medfl, one at a time, and see that tests notice each: ``make mutants``.
 
-The faults and the tests that must fail are in ``faults.yaml`` beside this file. A fault that no test notices, or that
-no longer fits the code, is an error. Tests stop at the first failure, so a fault costs as long as it takes to be seen;
-the test that noticed it last (``noticed.json``) is run first. They run in forks of this process, which has torch and
-MONAI at hand but nothing of medfl. What came out is the page ``docs/mutants.md``.
+The faults and the tests that must fail are in the files ``faults*.yaml`` beside this file. A fault that no test
+notices, or that no longer fits the code, is an error. Tests stop at the first failure, so a fault costs as long as it
+takes to be seen; the test that noticed it last (``noticed.json``) is run first. They run in forks of this process,
+which has torch and MONAI at hand but nothing of medfl. What came out is the page ``docs/mutants.md``.
 
 A run that was killed goes on with the same command: ``build/mutants.jsonl`` has what was tried in the tree as it
 stands, and another tree begins anew.
@@ -32,11 +32,11 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-FAULTS = Path(__file__).with_name("faults.yaml")
+FAULTS = tuple(sorted(Path(__file__).parent.glob("faults*.yaml")))
 NOTICED = Path(__file__).with_name("noticed.json")
 PAGE = ROOT / "docs" / "mutants.md"
 DONE = ROOT / "build" / "mutants.jsonl"
-OUTCOMES = {FAULTS, NOTICED, PAGE}
+OUTCOMES = {*FAULTS, NOTICED, PAGE}
 """Files that are no part of what is tried: a change of theirs begins nothing anew."""
 
 TESTS_FAILED = 1
@@ -64,20 +64,20 @@ and writes this page: {noticed} of {total} were noticed.
 Fault = dict[str, Any]
 
 
-def read_faults(file: Path = FAULTS) -> list[Fault]:
-    """The faults of the file, checked against the tree.
+def read_faults(files: Sequence[Path] = FAULTS) -> list[Fault]:
+    """Return the faults of the files, file by file, checked against the tree.
 
     Raises:
         SystemExit: If one does not fit: its text is not there exactly once, or its tests are not there.
     """
-    faults = yaml.safe_load(file.read_text())
+    faults = [fault for file in files for fault in yaml.safe_load(file.read_text())]
     for fault in faults:
         count = (ROOT / fault["file"]).read_text().count(fault["old"])
         if count != 1:
             sys.exit(f"'{fault['fault']}': expected its text once in {fault['file']}, got it {count} times.")
         if missing := [name for name in fault["tests"] if not (ROOT / "tests" / name).exists()]:
             sys.exit(f"'{fault['fault']}': no tests/{missing[0]}.")
-    return list(faults)
+    return faults
 
 
 def read_noticed() -> dict[str, str]:
@@ -136,6 +136,7 @@ def run_tests(folder: Path, name: str) -> tuple[int, str]:
                 places = [str(folder), str(folder / "plugins")]
                 sys.path[:0] = places
                 os.environ |= {"PYTHONPATH": ":".join(places), "PYTHONDONTWRITEBYTECODE": "1"}
+                sys.dont_write_bytecode = True  # a fault of the same size and second would live on in it
                 os.dup2(printed.fileno(), 1)
                 os.dup2(printed.fileno(), 2)
                 sys.stdout = sys.stderr = printed

@@ -41,7 +41,9 @@ def expected(channels: tuple[int, int], dense: int, positions: int, images: int 
 
 
 @pytest.mark.parametrize("cluster", sorted(CLUSTERS))
-@pytest.mark.parametrize(("size", "positions"), [(28, 5 * 5), (63, 14 * 14), (64, 1), (224, 1), ([28, 20], 5 * 3)])
+@pytest.mark.parametrize(
+    ("size", "positions"), [(28, 5 * 5), (63, 14 * 14), (64, 1), (224, 1), ([28, 20], 5 * 3), ([28, 64], 1)]
+)
 def test_parameters_in_closed_form(cluster, size, positions):
     """28 - 2 = 26, halved 13, - 2 = 11, halved 5: each map has 25 positions, which from 64 pixels on are averaged."""
     options = CLUSTERS[cluster]

@@ -60,6 +60,8 @@ def test_xaviers_normal_weights():
         assert torch.count_nonzero(layer.bias) == 0
         variance = 2 / (layer.in_features + layer.out_features)
         assert float(layer.weight.detach().var()) == pytest.approx(variance, rel=0.05)
+        fourth = float((layer.weight.detach() ** 4).mean()) / variance**2
+        assert fourth == pytest.approx(3, rel=0.15), "a uniform distribution has 9 / 5"
 
 
 # ---- widths

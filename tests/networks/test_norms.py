@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from medfl.networks.norms import NORM_TYPES, buffer_names, freeze_norms, has_batch_norm, norm_names
+from medfl.networks.norms import NORM_TYPES, buffer_names, evaluating, freeze_norms, has_batch_norm, norm_names
 
 
 class Tower(nn.Module):
@@ -64,3 +64,19 @@ def test_frozen_layers_are_in_evaluation_mode_and_nothing_else_is():
     before = model[0].running_mean.clone()
     model(torch.randn(8, 3) + 5)
     assert torch.equal(model[0].running_mean, before)
+
+
+def test_after_an_evaluation_each_module_is_in_the_mode_that_it_was_in():
+    model = Tower().train()
+    freeze_norms(model)
+    before = [module.training for module in model.modules()]
+    assert True in before
+    assert False in before
+
+    def stop():
+        assert not any(module.training for module in model.modules())
+        raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"), evaluating(model):
+        stop()
+    assert [module.training for module in model.modules()] == before

@@ -11,7 +11,7 @@ from medfl.errors import SettingsError
 from medfl.networks.cnn import CNN4
 from medfl.networks.convnet import ConvNet
 from medfl.networks.heads import TwoLayerHead
-from medfl.networks.parts import Split, body_and_head, features_of, head_names, head_path, mlp
+from medfl.networks.parts import Split, body_and_head, features_and_logits, features_of, head_names, head_path, mlp
 from medfl.networks.resnet import ResNet
 from medfl.testing.cohort import CLASSES, SmallNet
 
@@ -147,3 +147,11 @@ def test_the_layers_of_an_mlp():
     assert made(torch.randn(2, 8)).shape == (2, 3)
     (line,) = mlp(8, (), 3)
     assert (line.in_features, line.out_features) == (8, 3)
+
+
+def test_features_and_logits_are_those_of_one_pass():
+    model = Split(nn.Sequential(nn.Conv2d(1, 3, 2), nn.ReLU()), nn.Sequential(nn.Flatten(), nn.Linear(12, 2)))
+    images = torch.randn(4, 1, 3, 3, generator=torch.Generator().manual_seed(0))
+    features, logits = features_and_logits(model, images)
+    assert torch.equal(features, model.body(images).flatten(1))
+    assert torch.equal(logits, model(images))

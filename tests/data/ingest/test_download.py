@@ -171,11 +171,12 @@ def test_a_server_that_continues_elsewhere_begins_again(web, tmp_path):
     assert [wanted for wanted, _ in web.requests] == [None, f"bytes={HALF}-", None]
 
 
-def test_wrong_bytes_are_deleted(web, tmp_path):
+@pytest.mark.parametrize("size", [None, len(CONTENT)])
+def test_wrong_bytes_are_deleted(web, tmp_path, size):
     web.content = CONTENT[:-1] + b"?"
     got = hashlib.md5(web.content).hexdigest()
     with refused(DataError, "wrong_checksum", what="MD5", expected=MD5, found=got):
-        fetch(web, tmp_path / "file.npz", md5=MD5)
+        fetch(web, tmp_path / "file.npz", md5=MD5, size=size)
     assert not list(tmp_path.iterdir())
 
 

@@ -163,6 +163,15 @@ def test_unreadable_images_are_left_out_on_request(own, tmp_path):
     assert lines[-1] == "warning: 2 of 8 images can't be read and were left out: see quarantine.csv"
 
 
+def test_what_the_table_says_of_an_image_stays_with_it_where_another_is_left_out(own, tmp_path):
+    (own[0] / ROWS[0][0]).write_bytes(b"")
+    _, datalist = prepared(own, tmp_path / "P", ALL, skip_unreadable=True)
+    records = by_row(datalist)
+    assert [record["split"] for record in records] == ["validation", "training", "test"]
+    assert [record["label"] for record in records] == [1, 1, 0]
+    assert [(record["site"], record["sex"]) for record in records] == [(row[3], row[5]) for row in ROWS[1:]]
+
+
 def test_a_class_may_not_be_lost_by_skipping(own, tmp_path):
     for row in (ROWS[0], ROWS[3]):
         (own[0] / row[0]).write_bytes(b"")

@@ -72,6 +72,13 @@ def test_guessing_the_commonest_class_is_right_less_often_where_test_classes_are
     assert shares == {"fraction": 0.8, "class_balanced": 0.5}
 
 
+@pytest.mark.parametrize("policy", ["fraction", "class_balanced", "k_fold"])
+def test_another_seed_tests_on_other_images(policy):
+    records = [{"image": row, "label": row % 2} for row in range(60)]
+    tests = [local_splits(records, PartitionPlan("iid", 1, seed, test=policy), "site-01")["test"] for seed in (0, 0, 1)]
+    assert tests[0] == tests[1] != tests[2]
+
+
 def test_local_splits_depend_on_seed_and_site_only():
     records = make_records(range(50), [row % 2 for row in range(50)], "x")
     plan = PartitionPlan("iid", 2, seed=3, test_fraction=0.2, val_fraction=0.1)

@@ -15,6 +15,7 @@ from medfl.cli.main import main
 from medfl.data.datalists import FILE, read_datalist
 from medfl.data.leaks import find_leaks
 from medfl.data.partition.iid import iid
+from medfl.data.partition.overlap import find_overlap
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
 from medfl.data.sites import site_names
@@ -161,3 +162,12 @@ def test_a_network_that_can_not_be_made_is_told_in_its_own_words(tmp_path, capsy
         main([str(word) for word in words])
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("error: ConvNet expected size >= 10, got 4")
+
+
+def test_images_of_nobody_known_are_of_nobody_alike():
+    records = [{"image": row, "label": 0} for row in range(3)]
+    others = [{"image": 3, "label": 0}, {"image": 4, "label": 0, "subject_id": "anna"}]
+    known = [*records, {"image": 5, "label": 0, "subject_id": "anna"}]
+    overlap = find_overlap(known, others, [b"%d" % row for row in range(6)])
+    assert overlap["subjects"].tolist() == [False, False, False, True]
+    assert not overlap["pixels"].any()

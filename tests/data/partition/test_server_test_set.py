@@ -39,6 +39,15 @@ def test_the_servers_images_do_not_depend_on_the_scheme(pool, tmp_path):
     assert first == other
 
 
+def test_the_seed_decides_which_images_are_the_servers(pool, tmp_path):
+    held = []
+    for name, seed in (("first", 0), ("again", 0), ("other", 1)):
+        plan = PartitionPlan("iid", 3, seed=seed, global_test="per_class", per_class=4)
+        partition(pool, tmp_path / name, plan, iid)
+        held.append({record["image"] for record in read_datalist(tmp_path / name / "global").splits["test"]})
+    assert held[0] == held[1] != held[2]
+
+
 def test_groups_may_keep_the_servers_test_set_small(tmp_path):
     def change(splits):
         for number, record in enumerate(splits["training"]):

@@ -171,6 +171,19 @@ def test_a_partition_stratifies_each_site_and_says_so(tmp_path):
     assert partition_of(tmp_path / "E").settings.stratify == ()
 
 
+def test_both_folds_of_a_partition_have_alike_counts_of_each_class_in_each_ward(tmp_path):
+    pool = write_pool(tmp_path / "P", wards)
+    counts = []
+    for fold in (0, 1):
+        plan = PartitionPlan("iid", 1, test="k_fold", folds=2, fold=fold, stratify=("ward",), global_test="none")
+        partition(pool, tmp_path / f"D{fold}", plan, iid)
+        tested = read_datalist(tmp_path / f"D{fold}" / "site-01").splits["test"]
+        counts.append(Counter((record["label"], record["ward"]) for record in tested))
+    first, other = counts
+    assert (first + other).total() == 100
+    assert max(abs(first[kind] - other[kind]) for kind in first + other) <= 1
+
+
 def test_a_study_that_stratifies_takes_no_partition_that_does_not(tmp_path):
     pool = write_pool(tmp_path / "P", wards)
     plain, by_ward = PartitionPlan("iid", 2, test="k_fold"), PartitionPlan("iid", 2, test="k_fold", stratify=("ward",))

@@ -91,6 +91,17 @@ def test_the_real_file_by_other_columns(real):
 def test_every_centre_belongs_to_one_region():
     centres = [centre for region in REGIONS.values() for centre in region]
     assert sorted(centres) == sorted(REAL_SITES)
+    for region, names in REGIONS.items():
+        assert tuple(map(sum, zip(*(REAL_SITES[name] for name in names), strict=True))) == REAL_REGIONS[region]
+
+
+def test_the_table_codes_autism_by_1_and_controls_by_2(made):
+    rows = {row["FILE_ID"]: row for row in used_rows(made)}
+    subjects = read_phenotypes(made / FILE).subjects
+    assert {subject.label for subject in subjects} == {0, 1}
+    for subject in subjects:
+        assert subject.label == {"1": 1, "2": 0}[rows[subject.file_id]["DX_GROUP"]]
+        assert subject.sex == {"1": "male", "2": "female"}[rows[subject.file_id]["SEX"]]
 
 
 def test_a_subject_has_the_number_of_the_table_row(made):
@@ -104,7 +115,9 @@ def test_a_subject_has_the_number_of_the_table_row(made):
     assert {subject.centre for subject in cohort.subjects} == {"LEUVEN", "UCLA", "UM", "NYU"}
 
 
-@pytest.mark.parametrize("column", ["qc_rater_1", "qc_anat_rater_2", "qc_func_rater_2", "qc_anat_rater_3"])
+@pytest.mark.parametrize(
+    "column", ["qc_rater_1", "qc_anat_rater_2", "qc_func_rater_2", "qc_anat_rater_3", "qc_func_rater_3"]
+)
 @pytest.mark.parametrize("word", ["maybe", "fail", "", "ok"])
 def test_what_raters_must_say(release, column, word):
     rewrite_table(release, lambda row, place: row | ({column: word} if place == 3 else {}))

@@ -13,6 +13,7 @@ from medfl.cli.main import main
 from medfl.data.ingest.prepare import prepare as prepare_dataset
 from medfl.data.sites import load_sites
 from medfl.objectives import Multiclass
+from medfl_datasets.bloodcells.acevedo import LABELS
 from medfl_datasets.bloodcells.labels import read_label_map
 from medfl_datasets.bloodcells.phantom import ACEVEDO, BODZAS, MATEK, write_acevedo, write_bodzas, write_matek
 from medfl_datasets.bloodcells.spec import BloodCells
@@ -116,3 +117,28 @@ def test_from_the_commands_to_a_site_for_each_release(three, tmp_path, capsys):
     status, printed = medfl("prep", "bloodcells", "--out", tmp_path / "none")
     assert status == 2
     assert "expected a folder of at least one release: acevedo, matek, bodzas" in printed.err
+
+
+def test_the_test_set_has_its_share_of_each_class_of_each_release(three, tmp_path):
+    datalist = prepare_dataset(BloodCells(**three, size=8, test_share=0.5), tmp_path / "P", workers=1)
+    sizes = {
+        split: Counter((record["source"], record["label"]) for record in datalist.splits[split])
+        for split in ("training", "test")
+    }
+    for cell, count in (sizes["training"] + sizes["test"]).items():
+        assert sizes["test"][cell] == count - max(1, count // 2)
+
+
+def test_sub_classes_have_the_numbers_of_fedsdc():
+    assert LABELS["subclass"].classes == (
+        "basophil",
+        "eosinophil",
+        "erythroblast",
+        "lymphocyte",
+        "monocyte",
+        "metamyelocyte",
+        "myelocyte",
+        "promyelocyte",
+        "band neutrophil",
+        "segmented neutrophil",
+    )

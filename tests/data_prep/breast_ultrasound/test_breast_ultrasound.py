@@ -19,13 +19,14 @@ from refusals import refused
 from segmentation_maker import segmentation, source_image
 
 from medfl.data.datalists import SPLITS, Datalist
+from medfl.data.ingest.labels import SPLIT_WORDS
 from medfl.data.partition.by_column import by_site
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
 from medfl.data.sites import load_sites
 from medfl.errors import DataError
 from medfl.objectives import Segmentation
-from medfl_datasets.breast_ultrasound.files import NORMAL, read_release
+from medfl_datasets.breast_ultrasound.files import NORMAL, Part, read_part, read_release
 from medfl_datasets.breast_ultrasound.phantom import SITES, write_release
 from medfl_datasets.breast_ultrasound.spec import BreastUltrasound
 
@@ -138,6 +139,10 @@ def test_a_wrong_mask_is_refused_or_left_out(
     assert "secret" not in f"{error.value} {error.value.fields}"
     datalist = prepare(release, tmp_path / "pool", require_complete=False)
     assert sum(len(datalist.splits[split]) for split in SPLITS) == len(np.load(tmp_path / "pool" / "masks.npy")) == 23
+    words = [row["split"] for row in rows_of(release)]
+    words.pop(3)
+    split_of = {record["image"]: split for split in SPLITS for record in datalist.splits[split]}
+    assert [split_of[row] for row in range(23)] == [SPLIT_WORDS[word] for word in words]
 
 
 def test_masks_may_be_dicom_segmentations(made: Path, release: Path, tmp_path: Path) -> None:
@@ -154,6 +159,12 @@ def test_masks_may_be_dicom_segmentations(made: Path, release: Path, tmp_path: P
         content = (tmp_path / "segmentations" / name).read_bytes()
         assert content == (tmp_path / "pictures" / name).read_bytes()
         assert b"secret" not in content.lower()
+
+
+@pytest.mark.parametrize(("colour", "grey"), [((255, 0, 0), 76), ((0, 255, 0), 150), ((0, 0, 255), 29)])
+def test_colours_become_grey_by_their_luminance(tmp_path: Path, colour: tuple[int, int, int], grey: int) -> None:
+    Image.new("RGB", (12, 12), colour).save(tmp_path / "image.png")
+    assert np.unique(read_part(Part(tmp_path / "image.png"), (8, 8)).pixels) == [grey]
 
 
 def test_two_masks_for_an_image_are_refused(release: Path, tmp_path: Path) -> None:

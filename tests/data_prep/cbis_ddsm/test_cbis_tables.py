@@ -12,9 +12,10 @@ from refusals import refused
 
 from medfl.errors import DataError
 from medfl_datasets.cbis_ddsm.choice import choose
+from medfl_datasets.cbis_ddsm.files import look_through
 from medfl_datasets.cbis_ddsm.phantom import LAYOUTS, ROWS, write_tables
 from medfl_datasets.cbis_ddsm.release import find_films, read_release
-from medfl_datasets.cbis_ddsm.tables import OFFICIAL, TABLES, deviations, read_tables
+from medfl_datasets.cbis_ddsm.tables import OFFICIAL, TABLES, Lesion, Series, deviations, read_tables
 
 REAL = Path(os.environ.get("MEDFL_DATA", "nowhere"), "cbis_ddsm")
 real_tables = pytest.mark.skipif(not REAL.is_dir(), reason="needs the case descriptions in $MEDFL_DATA/cbis_ddsm")
@@ -174,6 +175,42 @@ def test_a_breast_without_a_rated_density(tables):
     path = tables / TABLES["mass", "train"]
     path.write_text(path.read_text().replace("P_00001,2", "P_00001,N/A"))
     assert [lesion.density for lesion in read_tables({("mass", "train"): path})][:3] == [0, 0, 3]
+
+
+def lesion(kind: str, split: str, pathology: str, number: str = "1") -> Lesion:
+    """A lesion in the left CC film of the first patient, with series of its own."""
+    place = f"1.2.3.4.{('mass', 'calc').index(kind)}{number}"
+    series = [Series(f"{kind}-{part}", "1.2.3.4.5.6", f"{place}.{part}") for part in range(3)]
+    return Lesion(kind, split, 2, "P_00001", "LEFT", "CC", number, 3, pathology, *series)
+
+
+def test_a_film_of_both_official_parts_is_tested_and_has_its_worst_label():
+    lesions = [lesion("mass", "train", "BENIGN"), lesion("calc", "test", "MALIGNANT")]
+    choice = choose(lesions, crop=False)
+    (film,) = choice.images
+    assert (film.split, film.label(three=False), film.label(three=True)) == ("test", 1, 2)
+    assert (choice.leaking_patients, choice.left_out, choice.mixed) == (1, 0, 1)
+    crops = choose(lesions, crop=True)
+    assert [image.split for image in crops.images] == ["test"], (
+        "the lesion in training is of a patient of the test part"
+    )
+    assert crops.left_out == 1
+
+
+@pytest.mark.parametrize(("pathology", "two", "three"), [("BENIGN_WITHOUT_CALLBACK", 0, 0), ("BENIGN", 0, 1)])
+def test_what_is_not_malignant_is_benign(pathology, two, three):
+    (film,) = choose([lesion("mass", "train", pathology)], crop=False).images
+    assert (film.label(three=False), film.label(three=True)) == (two, three)
+
+
+def test_a_film_is_found_by_its_second_copy(tmp_path):
+    lesions = [lesion("mass", "train", "BENIGN"), lesion("calc", "train", "BENIGN")]
+    folder = tmp_path / lesions[1].image.series
+    folder.mkdir()
+    (folder / "1-1.dcm").touch()
+    (film,) = find_films(look_through(tmp_path), choose(lesions, crop=False).images).values()
+    assert film.files == (folder / "1-1.dcm",)
+    assert film.series == (lesions[1].image.series,)
 
 
 def test_every_layout_is_a_place_of_its_own():

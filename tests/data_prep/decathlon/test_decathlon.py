@@ -19,6 +19,7 @@ from prepare_specs import prepare_spec
 from refusals import refused
 
 from medfl.data.datalists import Datalist, read_datalist
+from medfl.data.ingest.volumes import Case, Grid, grid_of
 from medfl.data.partition.by_column import by_site
 from medfl.data.partition.iid import iid
 from medfl.data.partition.partition import partition
@@ -28,6 +29,7 @@ from medfl.errors import DataError, SettingsError
 from medfl.objectives import Segmentation
 from medfl.plugins import load_plugins
 from medfl.records.partition import Partition
+from medfl_datasets.decathlon.files import read_release
 from medfl_datasets.decathlon.phantom import SCANNERS, TABLE, write_release
 from medfl_datasets.decathlon.spec import Decathlon
 from medfl_studies.preps import Prep, release_of
@@ -124,6 +126,21 @@ def test_volumes_of_unlike_orientation_and_scale_become_alike(made: Path, tmp_pa
     assert datalist.counts()["training"] == {"0": 0, "1": 7}
 
 
+def test_a_table_may_have_the_cases_in_another_order(made: Path, release: Path, tmp_path: Path) -> None:
+    lines = (release / TABLE).read_text().splitlines()
+    (release / TABLE).write_text("\n".join([lines[0], *reversed(lines[1:]), ""]))
+    options = {"site_column": "scanner", "group_column": "patient"}
+    datalist = prepare(made, tmp_path / "out", table=made / TABLE, **options)
+    turned = prepare(release, tmp_path / "turned", table=release / TABLE, **options)
+    assert turned.splits == datalist.splits
+
+
+def test_structures_come_by_their_numbers_not_by_their_texts(release: Path) -> None:
+    names = [f"structure {number}" for number in range(11)]
+    write_head(release, head(release) | {"labels": {str(number): names[number] for number in reversed(range(11))}})
+    assert read_release(release).structures == names
+
+
 def test_a_spacing_resamples_and_stands_in_the_list(made: Path, tmp_path: Path) -> None:
     prepare(made, tmp_path / "own")
     datalist = prepare(made, tmp_path / "half", spacing="2x2x2", size=(8, 8, 8))
@@ -132,6 +149,15 @@ def test_a_spacing_resamples_and_stands_in_the_list(made: Path, tmp_path: Path) 
     assert coarse.shape == (7, 8, 8, 8)
     for case in range(7):
         assert (coarse[case] > 0).sum() * 8 == pytest.approx((fine[case] > 0).sum(), rel=0.2)
+
+
+def test_the_grid_is_that_of_the_turned_axes(tmp_path: Path) -> None:
+    """The axes of the file run to the front (1 mm), up (2 mm) and to the right (3 mm)."""
+    affine = np.array([[0, 0, 3, 0], [1, 0, 0, 0], [0, 2, 0, 0], [0, 0, 0, 1]], dtype=float)
+    case = Case(tmp_path / "image.nii.gz", tmp_path / "mask.nii.gz")
+    for path in case.files():
+        nibabel.save(nibabel.Nifti1Image(np.zeros((4, 5, 6), dtype=np.uint8), affine), path)
+    assert grid_of(case, 1) == Grid((6, 4, 5), (3.0, 1.0, 2.0))
 
 
 def test_a_window_becomes_zero_to_one(release: Path, tmp_path: Path) -> None:

@@ -99,6 +99,28 @@ def test_the_real_files_give_flambys_rows(real, tmp_path, scale):
     assert datalist.exclusions == (Exclusion(reason="a number of the row is missing", count=180),)
 
 
+@pytest.mark.parametrize("scale", ["centre", "pooled", "mixed", "none"])
+def test_made_up_files_are_read_as_by_pandas(tmp_path, scale):
+    release = write_release(tmp_path / "in")
+    datalist = prepare(FlambyHeart(source=release, scale=scale), tmp_path / "out")
+    table, labels, hospitals, test = by_pandas(release, scale)
+    assert np.allclose(np.load(tmp_path / "out" / "images.npy"), table.to_numpy(), rtol=1e-4, atol=1e-4)
+    for split, mask in (("training", ~test), ("test", test)):
+        records = datalist.splits[split]
+        assert [record["image"] for record in records] == np.flatnonzero(mask).tolist()
+        assert [record["label"] for record in records] == labels[mask].tolist()
+        assert [record["centre"] for record in records] == hospitals[mask].tolist()
+    men = sum(record["sex"] == "male" for records in datalist.splits.values() for record in records)
+    assert men == sum(int(read_hospital(release / f"processed.{name}.data").numbers[:, 1].sum()) for name in HOSPITALS)
+
+
+@pytest.mark.parametrize(("diagnosis", "label"), [(0, 0), (1, 1), (2, 1), (4, 1)])
+def test_every_degree_of_disease_is_a_disease(tmp_path, diagnosis, label):
+    path = tmp_path / "processed.va.data"
+    path.write_text(",".join(["1"] * 13 + [str(diagnosis)]) + "\n")
+    assert read_hospital(path).labels.tolist() == [label]
+
+
 def test_features_are_the_same_at_all_hospitals(tmp_path):
     """A kind of chest pain that one hospital has is a column everywhere; the first kind has none."""
     release = write_release(tmp_path)

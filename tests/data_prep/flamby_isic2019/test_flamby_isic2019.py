@@ -76,6 +76,26 @@ def test_lesions_and_facts_come_from_the_metadata(tmp_path):
         prepare(release, tmp_path / "none", groups="lesion")
 
 
+def test_metadata_may_be_in_another_order_and_lack_a_lesion(tmp_path):
+    release = write_release(tmp_path / "in")
+    before = records(prepare(release, tmp_path / "out", groups="lesion"))
+    table = pd.read_csv(release / METADATA, dtype=str, keep_default_na=False)
+    table[::-1].to_csv(release / METADATA, index=False)
+    assert records(prepare(release, tmp_path / "turned", groups="lesion")) == before
+    table.loc[[4, 9, 12], "lesion_id"] = ""
+    table.to_csv(release / METADATA, index=False)
+    own = records(prepare(release, tmp_path / "unknown", groups="lesion"))
+    alone = [own[row]["subject_id"] for row in (4, 9, 12)]
+    assert len({record["subject_id"] for record in own if record["subject_id"] in alone}) == 3
+
+
+def test_centres_have_flambys_numbers():
+    """FLamby's table of center sizes, by the number of the center."""
+    sizes = [12413, 3954, 3363, 2259, 819, 439]
+    names = ["bcn", "vidir_molemax", "vidir_modern", "rosendahl", "msk", "vienna_dias"]
+    assert [(name, sum(split)) for name, split in OFFICIAL.items()] == list(zip(names, sizes, strict=True))
+
+
 def test_an_image_below_the_size_is_left_out_and_a_missing_one_as_well(tmp_path):
     release = write_release(tmp_path / "in")
     names = pd.read_csv(release / SPLIT).image

@@ -57,7 +57,10 @@ def test_a_case_without_a_mask_stops_the_work_or_is_left_out(tmp_path):
         prepare(release, tmp_path / "out")
     assert "table row 5: there is no file of the mask" in str(error.value)
     datalist = prepare(release, tmp_path / "out", require_complete=False)
-    assert sum(map(len, datalist.splits.values())) == 11
+    table = pd.read_csv(release / SPLIT).drop(index=3)
+    split_of = {record["image"]: split for split, part in datalist.splits.items() for record in part}
+    words = {"training": "train", "test": "test"}
+    assert [words[split_of[row]] for row in range(11)] == table.train_test_split.tolist()
     assert list(csv.reader((tmp_path / "out" / "quarantine.csv").open()))[:2] == [
         ["table_row", "reason"],
         ["5", "there is no file of the mask"],

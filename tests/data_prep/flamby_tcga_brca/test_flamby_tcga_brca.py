@@ -68,6 +68,14 @@ def test_a_made_up_release(tmp_path):
     assert patients.times.min() == 0
 
 
+def test_times_and_events_are_the_last_columns(tmp_path):
+    patients = read_patients(write_release(tmp_path))
+    table = pd.read_csv(tmp_path / "brca.csv").set_index("pid").loc[patients.names]
+    assert patients.events.tolist() == table["E"].tolist()
+    assert patients.times.tolist() == table["T"].tolist()
+    assert np.array_equal(patients.features, table.to_numpy(np.float32)[:, :-2])
+
+
 def test_the_split_may_lie_where_flamby_has_it(tmp_path):
     release = write_release(tmp_path)
     (release / "dataset_creation_scripts").mkdir()

@@ -18,6 +18,7 @@ from medfl.data.partition.assign import distribute
 from medfl.data.partition.iid import iid
 from medfl.data.partition.plan import PartitionPlan
 from medfl.errors import DataError, SettingsError
+from medfl_datasets.lc25000.files import find_files
 from medfl_datasets.lc25000.phantom import COPIES, TILES, write_release
 from medfl_datasets.lc25000.spec import LC25000
 
@@ -157,3 +158,11 @@ def test_the_command(made, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "12 training, 0 validation, 0 test images of 2 classes" in out
     assert "0 colon adenocarcinoma: 6" in out
+
+
+def test_images_come_by_their_numbers_not_by_their_texts(tmp_path):
+    for number in (10, 2, 1):
+        path = tmp_path / "lung_n" / f"lungn{number}.jpeg"
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    assert [path.stem for path in find_files(tmp_path, ["lung_n"]).paths] == ["lungn1", "lungn2", "lungn10"]

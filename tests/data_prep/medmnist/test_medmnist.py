@@ -42,6 +42,11 @@ def test_every_layout_becomes_one_array_and_a_list_that_fits(tmp_path, monkeypat
         rows, labels = datalist.rows_and_labels(split, "P")
         np.testing.assert_array_equal(images[rows], source[f"{part}_images"])
         np.testing.assert_array_equal(labels, source[f"{part}_labels"].reshape(-1))
+    assert {split: len(records) for split, records in datalist.splits.items()} == {
+        "training": 10,
+        "validation": 3,
+        "test": 4,
+    }
     assert datalist.num_classes == 8
     subjects = [record["subject_id"] for records in datalist.splits.values() for record in records]
     assert len(set(subjects)) == 17

@@ -26,7 +26,7 @@ from medfl_datasets.mias.phantom import (
     write_release,
     write_table,
 )
-from medfl_datasets.mias.spec import Mias
+from medfl_datasets.mias.spec import LABELS, Mias
 from medfl_datasets.mias.tables import deviations, read_films
 
 
@@ -255,3 +255,10 @@ def test_the_command(release, tmp_path, capsys):
     assert "  1 malignant: 3" in printed.out
     assert printed.err.startswith("mias: licence research only")
     assert np.load(tmp_path / "P" / "images.npy").shape == (14, 4, 6)
+
+
+def test_the_worst_lesion_of_a_film_says_what_was_found(tmp_path):
+    write_table(tmp_path / "Info.txt", {1: ["G CIRC B 300 400 20", "G SPIC M 500 600 30", "G CALC B 100 100 10"]})
+    films = read_films(tmp_path / "Info.txt")
+    chosen = choose(films, {1: tmp_path / "mdb001.pgm"}, "full", LABELS["three-class"], print)
+    assert (chosen.classes, chosen.findings[0].kind) == (["malignant"], "SPIC")

@@ -1,0 +1,36 @@
+"""Volumes on the grid of an array: from left to right, and each channel by its own scale."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+
+from medfl.data.transforms.frame import IMAGE, Frame
+
+
+def read(path: Path, frame: Frame, values: np.ndarray, affine: np.ndarray) -> np.ndarray:
+    """Write a file, and read it onto the frame: (C, D, H, W)."""
+    nibabel.save(nibabel.Nifti1Image(values.astype(np.float32), affine), path)
+    return np.asarray(frame.fit(mask=False)(frame.read(mask=False)({IMAGE: str(path)}))[IMAGE])
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_axes_run_to_the_right_to_the_front_and_up(tmp_path, axis, sign):
+    """The value of a voxel is its place in space along one axis, whichever way the file runs."""
+    steps = np.ones(4)
+    steps[axis] = sign
+    places = np.broadcast_to(sign * np.arange(4).reshape([-1 if each == axis else 1 for each in range(3)]), (4, 4, 4))
+    image = read(tmp_path / "image.nii.gz", Frame((4, 4, 4), window=(-4.0, 4.0)), places, np.diag(steps))
+    assert (np.diff(image[0], axis=axis) > 0).all()
+
+
+def test_each_channel_has_mean_0_and_deviation_1(tmp_path):
+    values = np.random.default_rng(0).normal(size=(4, 5, 6, 2)) * (1.0, 50.0) + (3.0, -200.0)
+    image = read(tmp_path / "image.nii.gz", Frame((4, 5, 6)), values, np.eye(4))
+    assert image.shape == (2, 4, 5, 6)
+    assert np.allclose(image.mean(axis=(1, 2, 3)), 0, atol=1e-5)
+    assert np.allclose(image.std(axis=(1, 2, 3)), 1, atol=1e-4)

@@ -1,0 +1,34 @@
+"""The bytes of a network, and that none larger than allowed is made."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from medfl.networks.ceiling import TooLargeError, bytes_of
+
+
+def small() -> nn.Module:
+    """A layer and its normalisation; the latter counts batches in a number of 8 bytes."""
+    return nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+
+
+SIZE = 8 * 4 + 2 * 2 * 4 + 2 * 2 * 4 + 8
+
+
+def test_parameters_buffers_and_counters_are_counted_in_bytes():
+    before = torch.random.get_rng_state()
+    assert bytes_of(small, 1000) == SIZE
+    assert bytes_of(small, SIZE) == SIZE
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_byte_more_than_allowed_is_refused():
+    with pytest.raises(TooLargeError):
+        bytes_of(small, SIZE - 1)
+
+
+def test_a_huge_network_is_refused_before_it_is_made():
+    with pytest.raises(TooLargeError):
+        bytes_of(lambda: nn.Linear(10**9, 10**6), 10**6)
