@@ -100,6 +100,15 @@ def test_any_map_style_data_set_gives_the_same_run() -> None:
     assert runs[0].data == runs[1].data
 
 
+def test_runs_on_other_labels_are_not_taken_for_the_same() -> None:
+    images, labels = site(0).tensors
+    runs = [
+        medfl.run(task=task(), sites={"a": (TensorDataset(images, each), None, None)}, rounds=1, progress=False)
+        for each in (labels, 1 - labels)
+    ]
+    assert runs[0].data != runs[1].data
+
+
 def test_a_method_object_is_as_good_as_its_name(tmp_path: Path) -> None:
     from medfl_methods.fedprox import FedProx
 

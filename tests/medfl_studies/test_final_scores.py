@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from medfl_studies.final_scores import final_scores
 
 from medfl_studies import results
+from medfl_studies.results import final_scores
 
 
 def scored(sites: dict[str, float | None], global_test: float | None = None) -> Any:

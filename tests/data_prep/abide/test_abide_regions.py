@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from medfl.data.readers.atlas import ATLAS, Placed, write_atlas
-from medfl.data.regions import load_regions
 from refusals import refused
 
 from medfl.data.datalists import Datalist, make_records, write_datalist
 from medfl.data.readers.volumes import Grid
 from medfl.errors import DataError
+from medfl_datasets.abide.atlas import ATLAS, Placed, write_atlas
+from medfl_datasets.abide.regions import load_regions
 
 LABELS = np.zeros((4, 4, 4), dtype=np.int32)
 LABELS[0], LABELS[1], LABELS[2] = 7, 2001, 30
