@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 from typer.testing import CliRunner
 
@@ -19,7 +20,6 @@ from medfl.plugins import load_plugins
 from medfl.records.summary import Summary
 from medfl.settings import Settings
 from medfl.testing.cohort import make_data, make_sites, make_task
-from medfl_report.page import write_report
 
 BUNDLE = Path(__file__).parents[3] / "bundles" / "medmnist_classification"
 CLASSES = ("benign", "malignant", "normal")
@@ -55,6 +55,9 @@ def train(folder: Path, network: type[torch.nn.Module] | None, rounds: int, site
 
 
 def test_a_model_that_predicts_one_class_is_named_everywhere(tmp_path, caplog):
+    pytest.importorskip("medfl_report")
+    from medfl_report.page import write_report
+
     folder = tmp_path / "fedavg"
     with caplog.at_level(logging.WARNING):
         run = train(folder, BiasOnly, 1)
