@@ -175,6 +175,8 @@ def copy_tree(to: Path) -> None:
             target = to / file.relative_to(ROOT)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(file, target, follow_symlinks=False)
+    for words in (["init", "-q"], ["add", "-A"]):  # tests list the files of the project
+        subprocess.run(["git", *words], cwd=to, check=True)
 
 
 def installed(copy: Path, place: Path) -> dict[str, str]:

@@ -121,10 +121,10 @@ def test_an_editable_install_is_imported_from_the_folder_above_the_clone_called_
     code = """
 import importlib.metadata, json
 from medfl.plugins import Registry, load_plugins
-import medfl, medfl_datasets.medmnist, medfl_methods, medfl_mlflow
+import medfl, medfl_datasets.medmnist, medfl_methods
 names = {point.name: point.dist.name for point in importlib.metadata.entry_points(group="medfl")}
 found = load_plugins()
-files = [medfl.__file__, medfl_datasets.__file__, medfl_methods.__file__, medfl_mlflow.__file__]
+files = [medfl.__file__, medfl_datasets.__file__, medfl_methods.__file__]
 print(json.dumps([names, found.problems, sorted(found.plugins), type(found).__name__, files]))
 """
     python = tmp_path / "venv" / "bin" / "python"

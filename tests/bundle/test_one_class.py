@@ -128,5 +128,6 @@ def test_the_global_test_counts_what_it_leaves_out(made: Made) -> None:
 
 
 def test_the_report_says_how_many_scores_there_are_not(made: Made, tmp_path: Path) -> None:
+    pytest.importorskip("medfl_report")
     command("report", made.run, "--out", tmp_path / "page.html")
     assert "8 of 16 scores" in (tmp_path / "page.html").read_text()

@@ -55,9 +55,6 @@ def train(folder: Path, network: type[torch.nn.Module] | None, rounds: int, site
 
 
 def test_a_model_that_predicts_one_class_is_named_everywhere(tmp_path, caplog):
-    pytest.importorskip("medfl_report")
-    from medfl_report.page import write_report
-
     folder = tmp_path / "fedavg"
     with caplog.at_level(logging.WARNING):
         run = train(folder, BiasOnly, 1)
@@ -66,6 +63,9 @@ def test_a_model_that_predicts_one_class_is_named_everywhere(tmp_path, caplog):
     assert (entry.all_sites, entry.images, entry.splits) == (True, images, ("test",))
     assert entry.prediction in [f"the class '{name}'" for name in CLASSES]
     assert entry.sentence in caplog.messages
+    pytest.importorskip("medfl_report")
+    from medfl_report.page import write_report
+
     page = write_report([folder], registry=load_plugins()).read_text()
     words = f"predicts the class &#39;{entry.prediction.split(chr(39))[1]}&#39; for all {images} test images"
     assert words in page[: page.index("<section")], "above all sections"
@@ -79,6 +79,7 @@ def test_a_model_that_learns_is_not_named(tmp_path, caplog):
     train(folder, None, 12)
     assert Summary.read(folder / "summary.json").constant_predictions == ()
     assert not [message for message in caplog.messages if "same prediction" in message]
+    pytest.importorskip("medfl_report")
     result = CliRunner().invoke(app, ["compare", str(folder)])
     assert "same prediction" not in result.output
     assert "mean of sites" in result.output
