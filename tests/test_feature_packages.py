@@ -47,7 +47,7 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, bool, set[str]]]:
             elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
                 yield from visit(child, set(guards), False)
             elif isinstance(child, ast.Call) and ast.unparse(child.func) == "pytest.importorskip":
-                guards.add(ast.literal_eval(child.args[0]))
+                guards.update(value.value for value in child.args if isinstance(value, ast.Constant))
             else:
                 yield from visit(child, guards, top)
 
