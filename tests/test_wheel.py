@@ -138,6 +138,7 @@ print(json.dumps([names, found.problems, sorted(found.plugins), type(found).__na
 
 @pytest.mark.slow
 def test_make_demo_runs_from_the_wheel_in_its_smallest_size(environment, tmp_path):
+    pytest.importorskip("medfl_studies")
     options = [f"VENV={environment}", "DEMO=demo", "DEMO_OPTIONS=--rounds 1 --images 24"]
     words = ["make", "-f", ROOT / "Makefile", "demo", "-o", environment / ".ready", *options]
     output = call(words, tmp_path)
