@@ -108,7 +108,7 @@ def test_documented_options_exist(page: Path) -> None:
 
 def test_what_is_looked_for() -> None:
     block = "```sh\nmedfl run b --rounds 3 \\\n  --method_args#mu 1 --ronds 2 | tee\n```"
-    text = f"Use `medfl report A --picture x`.\n\n{block}\n"
+    text = f"Use `medfl partition A --picture x`.\n\n{block}\n"
     commands = list(commands_in(text))
     assert [unknown_options(words) for words in commands] == [["--ronds"], ["--picture"]]
     assert unknown_options(["federate", "submit", "x", "--rounds", "3", "--kit", "k"]) == []

@@ -30,13 +30,25 @@ def test_every_fault_fits_the_code_and_names_its_tests(run):
     assert all(fault["tests"] and fault["old"] != fault["new"] for fault in faults)
 
 
+def test_faults_of_a_deleted_package_are_left_out(run, tmp_path, monkeypatch):
+    fault = {"fault": "one", "file": "medfl/a.py", "tests": ["medfl_x", "core"], "old": "a", "new": "b"}
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    (tmp_path / "tests" / "core").mkdir(parents=True)
+    assert run.applicable(fault) == fault | {"tests": ["core"]}
+    assert run.applicable(fault | {"tests": ["medfl_x/test_a.py"]}) is None
+    assert run.applicable(fault | {"file": "plugins/medfl_x/a.py"}) is None
+    (tmp_path / "plugins" / "medfl_x").mkdir(parents=True)
+    assert run.applicable(fault | {"file": "plugins/medfl_x/a.py"}) is not None, "a file alone is no package"
+
+
 def test_the_page_has_every_fault_with_a_test_that_is_there(run):
-    faults, noticed = run.read_faults(), run.read_noticed()
+    faults, noticed = yaml.safe_load(run.FAULTS.read_text()), run.read_noticed()
     assert run.PAGE.read_text() == run.page(faults, noticed), "run: make mutants"
     assert noticed.keys() == {fault["fault"] for fault in faults}
     for test in noticed.values():
         file, _, name = test.partition("::")
-        assert not name or f"def {name.partition('[')[0]}(" in (ROOT / file).read_text(), test
+        if not run.is_deleted(ROOT / file):
+            assert not name or f"def {name.partition('[')[0]}(" in (ROOT / file).read_text(), test
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from feature_commands import skip_without_commands_of
 from warm import warm_commands
 
 ROOT = Path(__file__).parents[1]
@@ -71,6 +72,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.parametrize("number", range(len(blocks())))
 def test_the_readme_commands_run(place: Path, commands: Path, number: int) -> None:
     block = blocks()[number]
+    skip_without_commands_of(block)
     for slow, quick in QUICK.items():
         block = block.replace(slow, quick)
     environment = os.environ | {"PATH": f"{commands}{os.pathsep}{os.environ['PATH']}"}
@@ -80,6 +82,7 @@ def test_the_readme_commands_run(place: Path, commands: Path, number: int) -> No
 
 
 def test_the_readme_leads_to_what_it_says(place: Path) -> None:
+    pytest.importorskip("medfl_report")
     for run, sites in {"fedavg": 6, "fedprox": 6, "local": 6, "adrenalmnist3d": 4}.items():
         folder = place / "runs" / run
         assert {"metrics.csv", "summary.json", "run.json", "report.html"} <= {path.name for path in folder.iterdir()}

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from feature_commands import skip_without_commands_of
 from warm import warm_commands
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -61,6 +62,7 @@ def perform(page: Path, folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_a_tutorial_runs_as_it_stands(page: Path, shell: Path) -> None:
+    skip_without_commands_of(page.read_text(encoding="utf-8"))
     perform(page, shell)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, ClassVar
 
 from medfl.contract import Server
 from medfl.engine.store import copied
@@ -21,6 +22,8 @@ def schedules_are_pure(case: Case) -> None:
 
     class Probed(case.kind):  # type: ignore[name-defined]
         """The method, asked twice each time."""
+
+        supports: ClassVar[Any] = case.kind.supports
 
         def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
             names = [step.name for step in self.round_steps()]

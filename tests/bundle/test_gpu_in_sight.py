@@ -20,7 +20,6 @@ from medfl.testing.cohort import make_sites
 from medfl.testing.phantoms import make_cohort
 from medfl.training.loop import pick_device
 from medfl.utils.rng import pinned
-from medfl_studies.study import load_study, run_study
 
 BUNDLE = Path(__file__).parents[2] / "bundles" / "medmnist_classification"
 SETTINGS = {"rounds": 1, "steps": 1, "batch_size": 8}
@@ -69,6 +68,9 @@ def test_a_run_with_workers_never_asks_for_a_gpu(gpu: Gpu, cohort: Path, tmp_pat
 @pytest.mark.slow
 def test_a_study_with_workers_never_asks_for_a_gpu(gpu: Gpu, cohort: Path, tmp_path: Path) -> None:
     """Its runs are carried out in this process, so that also what the study does between them comes before a fork."""
+    pytest.importorskip("medfl_studies")
+    from medfl_studies.study import load_study, run_study
+
     study = {
         **{"name": "small", "bundle": str(BUNDLE), "data": {"cells": {"folder": cohort.name}}, "metrics": ["accuracy"]},
         **{"baseline": "alone", "settings": SETTINGS},

@@ -15,7 +15,6 @@ from medfl.data.datalists import read_datalist
 from medfl.engine.runs.records import read_metrics, read_run
 from medfl.workflow import FederatedWorkflow
 from medfl_datasets.abide.phantom import ATLAS_FILE, write_release
-from medfl_report.sections.matrix import cross_table, global_mean, local_mean, undefined
 
 BUNDLE = Path(__file__).parents[2] / "bundles" / "fmri_asd_classification"
 
@@ -113,6 +112,9 @@ def test_an_auc_of_one_class_is_no_number_and_left_out_of_the_mean(made: Made) -
 
 
 def test_the_global_test_counts_what_it_leaves_out(made: Made) -> None:
+    pytest.importorskip("medfl_report")
+    from medfl_report.sections.matrix import cross_table, global_mean, local_mean, undefined
+
     run = read_run(made.run)
     table = cross_table(run, "auc")
     assert table is not None
@@ -126,5 +128,6 @@ def test_the_global_test_counts_what_it_leaves_out(made: Made) -> None:
 
 
 def test_the_report_says_how_many_scores_there_are_not(made: Made, tmp_path: Path) -> None:
+    pytest.importorskip("medfl_report")
     command("report", made.run, "--out", tmp_path / "page.html")
     assert "8 of 16 scores" in (tmp_path / "page.html").read_text()

@@ -49,7 +49,7 @@ class Made:
         """The folder of a run of two rounds, unless it is there."""
         known = {name: value for name, value in options.get("networks_by_site", {}).items() if name in self.sites}
         options |= {"networks_by_site": known} if known else {}
-        if not (self.place / out / "report.html").exists() or "rounds" in options:
+        if not (self.place / out / "summary.json").exists() or "rounds" in options:
             federate(self.name, self.data, self.place / out, method, **options)
         return self.place / out
 

@@ -277,15 +277,11 @@ def test_a_plugin_file_is_found_by_a_run(cohort: Path, tmp_path: Path, capsys: p
     plugin = tmp_path / "mine.py"
     plugin.write_text(
         "from medfl.toolkit.averaging import Averaging\n"
-        "from medfl.plugins import MethodRecord, SectionRecord, hookimpl\n"
-        "from medfl_report.section import Section\n\n\n"
+        "from medfl.plugins import MethodRecord, hookimpl\n\n\n"
         "class Mine(Averaging):\n    'FedAvg under another name.'\n\n    supports = frozenset()\n\n\n"
         "@hookimpl\n"
         "def medfl_methods():\n"
         "    return [MethodRecord('mine', f'{__name__}:Mine', 'averaging', 'none')]\n"
-        "@hookimpl\ndef medfl_report_sections():\n"
-        "    return [SectionRecord('own', 'My own section', f'{__name__}:Own')]\n\n\n"
-        "class Own(Section):\n    def render(self, data):\n        return 'mine'\n"
     )
     done = run_here(
         capsys,
@@ -294,6 +290,26 @@ def test_a_plugin_file_is_found_by_a_run(cohort: Path, tmp_path: Path, capsys: p
     )
     assert done.code == 0, done.err
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["method"] == "mine"
+
+
+def test_a_section_of_a_plugin_file_is_on_the_page_of_a_run(
+    cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("medfl_report")
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "from medfl.plugins import SectionRecord, hookimpl\n"
+        "from medfl_report.section import Section\n\n\n"
+        "@hookimpl\ndef medfl_report_sections():\n"
+        "    return [SectionRecord('own', 'My own section', f'{__name__}:Own')]\n\n\n"
+        "class Own(Section):\n    def render(self, data):\n        return 'mine'\n"
+    )
+    done = run_here(
+        capsys,
+        *("--dataset-dir", cohort, "--output_dir", tmp_path / "run", "--num_classes", 4, "--rounds", 1),
+        *("--steps", 1, "--plugins", [str(plugin)]),
+    )
+    assert done.code == 0, done.err
     assert "<h2>My own section</h2>\nmine</section>" in (tmp_path / "run" / "report.html").read_text()
 
 

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from feature_commands import skip_without
 from PIL import Image
 
 from medfl.data.datalists import FILE
@@ -163,6 +164,7 @@ def test_a_run_folder_of_other_settings(answer, medfl):
 
 
 def test_a_report_on_a_folder_without_a_run(answer, data):
+    pytest.importorskip("medfl_report")
     for folder, why in (("empty", "there is no run.json in it"), ("nowhere", "there is no such folder")):
         assert f"expected a run folder at '{folder}', {why}. Give the --output_dir" in answer("report", folder)
     (data / "several" / "one").mkdir(parents=True)
@@ -180,6 +182,7 @@ def test_a_report_on_a_folder_without_a_run(answer, data):
     ],
 )
 def test_a_study_file_that_is_missing_or_wrong(text, says, answer, data):
+    pytest.importorskip("medfl_studies")
     (data / "my.yaml").unlink(missing_ok=True)
     if text is not None:
         (data / "my.yaml").write_text(text)
@@ -233,6 +236,7 @@ def test_an_extra_that_is_not_installed_is_named(answer, monkeypatch):
     ],
 )
 def test_an_option_of_one_value_that_is_given_twice(words, option, answer):
+    skip_without(words[0])
     says = answer(*words)
     assert f"'{option}'" in says
     assert "twice" in says

@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import typer.main
+from feature_commands import PACKAGES
 
 from medfl.bundle.files import find_bundle
 from medfl.cli import examples
@@ -78,6 +79,8 @@ def test_without_a_command_it_says_where_to_begin(medfl):
     steps = [shlex.split(line)[1:] for line in joined.splitlines() if line.startswith("  medfl ")]
     assert [step[0] for step in steps] == ["demo", "list", "prep", "partition", "run", "run", "report"]
     for step in steps:
+        if step[0] in PACKAGES and step[0] not in COMMANDS:  # its package was deleted
+            continue
         context = context_of(step)
         if step[0] == "run":
             check_run(context)
@@ -88,13 +91,14 @@ def test_commands_stand_in_named_sections(words, medfl):
     _, printed, _ = medfl(*words)
     after = printed.partition(f"{next(iter(SECTIONS))}:\n")[2]
     titles = [line.removesuffix(":") for line in after.splitlines() if re.fullmatch(r"\S.*:", line)]
-    assert titles == list(SECTIONS)[1:]
+    used = {record.section for record in COMMANDS.values()}
+    assert titles == [title for title in SECTIONS if title in used][1:]
     assert re.findall(r"^  ([a-z-]+) ", after, re.M) == list(COMMANDS)
 
 
 def test_a_mistyped_command_is_answered_with_the_nearest_one(medfl):
-    status, _, err = medfl("repotr", "runs/one")
+    status, _, err = medfl("partitoin", "data/own")
     assert status == 2
-    assert "no command 'repotr'. Did you mean 'report'?" in " ".join(err.split())
+    assert "no command 'partitoin'. Did you mean 'partition'?" in " ".join(err.split())
     status, _, err = medfl("prep", "medmist", "--source", "downloads")
     assert "no data set 'medmist'. Did you mean 'medmnist'?" in " ".join(err.split())

@@ -17,8 +17,6 @@ from medfl.data.datalists import read_datalist
 from medfl.data.ingest import workers
 from medfl.plugins import load_plugins
 from medfl.testing.datasets import check_dataset
-from medfl_studies.cohorts import check_data, make_data
-from medfl_studies.reading import read_study
 
 
 @pytest.fixture
@@ -66,6 +64,10 @@ def test_a_study_prepares_it(plugin, source, tmp_path):
 
 def by_study(source, folder, registry):
     """The pooled data set that a study makes."""
+    pytest.importorskip("medfl_studies")
+    from medfl_studies.cohorts import check_data, make_data
+    from medfl_studies.reading import read_study
+
     content = {
         "name": "toys",
         "bundle": "medmnist_classification",

@@ -11,7 +11,9 @@ import re
 from pathlib import Path
 
 import pytest
+from feature_commands import PACKAGES
 
+from medfl.cli.main import all_commands
 from medfl.testing.phantoms import make_cohort
 
 WORDING = Path(__file__).with_name("wording.txt")
@@ -64,17 +66,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def shortened(text: str) -> str:
     """The text without long lists of known names, which change with every method."""
-    return re.sub(r"(Known: (?:[\w-]+, ){4})[\w, -]+", r"\1...", text)
+    return re.sub(r"Known: (?:[\w-]+, ){4}[\w, -]+", "Known: ...", text)
 
 
 def test_messages_are_worded_as_in_the_file(folder, medfl):
     parts = []
-    for command in COMMANDS:
+    absent = PACKAGES.keys() - all_commands().keys()
+    commands = [command for command in COMMANDS if command.split()[0] not in absent]
+    for command in commands:
         status, _, error = medfl(*command.split())
         assert status == 2, f"{command}: {error}"
         assert str(folder) not in error, command
         parts.append(f"$ medfl {command}\n{shortened(error).strip()}\n")
-    text = "\n".join(parts)
     if os.environ.get("WRITE_WORDING"):
-        WORDING.write_text(text, encoding="utf-8")
-    assert text == WORDING.read_text(encoding="utf-8")
+        WORDING.write_text("\n".join(parts), encoding="utf-8")
+    expected = re.split(r"\n(?=\$ medfl )", WORDING.read_text(encoding="utf-8"))
+    assert parts == [part for part in expected if part.splitlines()[0].removeprefix("$ medfl ") in commands]

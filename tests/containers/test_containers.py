@@ -95,6 +95,7 @@ def test_the_image_is_built_and_its_medfl_works_without_rights(tmp_path: Path) -
 
     What runs in the image is a step of a second build, which also goes where no container can be started.
     """
+    pytest.importorskip("medfl_flare")
     podman = tool("podman")
     if subprocess.run([podman, "image", "exists", BASE], check=False).returncode:
         pytest.skip(f"the base image {BASE} is not on this machine, and nothing is fetched in a test")

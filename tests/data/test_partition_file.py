@@ -152,5 +152,6 @@ def test_a_run_says_what_it_accepted(cohort: Path, capsys: pytest.CaptureFixture
     assert accepted.value.code == 0, capsys.readouterr().err
     record = json.loads((cohort.parent / "run" / "run.json").read_text())
     assert record["provenance"]["data"]["allowed_changes"] == [LIST]
+    pytest.importorskip("medfl_report")
     page = (cohort.parent / "run" / "report.html").read_text()
     assert f"&#39;{LIST}&#39; changed after the partition, which was accepted by name (fedavg)." in page

@@ -21,8 +21,6 @@ from medfl.utils import wire
 from medfl.utils.metadata import MetaField, Number
 from medfl.utils.rng import SecretStream, make_generator
 from medfl.utils.wire import tensors_equal
-from medfl_flare.backend.answers import Expected, Step, read_answer
-from medfl_flare.backend.messages import Limits, Message
 
 SENDS = {"model/": "update", "proto/": "statistic"}
 PRIVATE = Privacy(epsilon=5.0, clip=0.5)
@@ -350,6 +348,10 @@ def test_filters_of_another_method_are_refused():
 
 
 def test_a_server_far_away_checks_what_is_decoded():
+    pytest.importorskip("medfl_flare")
+    from medfl_flare.backend.answers import Expected, Step, read_answer
+    from medfl_flare.backend.messages import Limits, Message
+
     method, task = method_of(Scaled(), base=type(REGISTRY.make_method("fedavg", {}))), make_task("plain")
     change = {f"model/{name}": torch.ones_like(tensor) for name, tensor in task.initial(1).items()}
     order, expected = Order("a", "fit", change), Expected(method, task)

@@ -1,4 +1,4 @@
-"""A plugin in one file outside medfl: a method with filters and a second training, a section of the report, a data set.
+"""A plugin in one file outside medfl: a method with filters and a second training, and a data set.
 
 Tests load it by its path, as ``--plugin`` does.
 """
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from markupsafe import Markup
 from PIL import Image
 from pydantic import Field
 
@@ -19,10 +18,9 @@ from medfl.data.datalists import Datalist
 from medfl.data.ingest.spec import Choice, ImageSpec
 from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.rgb import read_rgb, resize
-from medfl.plugins import DatasetRecord, MethodRecord, SectionRecord, hookimpl
+from medfl.plugins import DatasetRecord, MethodRecord, hookimpl
 from medfl.toolkit.averaging import Averaging
 from medfl.toolkit.trainings import Budget, Training
-from medfl_report.section import Section
 
 PLACES = "/places"
 
@@ -101,20 +99,6 @@ class Outside(Averaging):
 def medfl_methods():
     """The method."""
     return [MethodRecord.of(Outside)]
-
-
-class Savings(Section):
-    """Which runs are by the method."""
-
-    def render(self, data):
-        """One sentence."""
-        return Markup("<p>Runs on this page: <b>{}</b></p>").format(len(data.runs))
-
-
-@hookimpl
-def medfl_report_sections():
-    """The section."""
-    return [SectionRecord("outside", "From outside", f"{__name__}:Savings")]
 
 
 class Scans(ImageSpec):

@@ -18,7 +18,6 @@ import torch
 import zoo_shapes
 from damage import edit
 from fault_harness import Child
-from loopback import BUNDLE, Loopback, write_site_file
 from monai.bundle import ConfigParser
 from monai.metrics import compute_dice
 from refusals import refused
@@ -38,9 +37,6 @@ from medfl_adopt.adopting import adopt
 from medfl_adopt.bundle import AdoptedBundle
 from medfl_adopt.site import AdoptedSite
 from medfl_adopt.task import Schedule
-from medfl_attacks.open_run import open_run
-from medfl_flare.offer import make_offer
-from medfl_flare.sites.file import read_site_file
 from medfl_report.cards.verify import verify
 from medfl_report.cards.write import card_file, write_cards
 
@@ -210,6 +206,9 @@ def test_a_killed_run_goes_on_with_the_same_bits(tools):
 
 
 def test_a_change_of_a_sites_files_is_another_run(tools):
+    pytest.importorskip("medfl_attacks")
+    from medfl_attacks.open_run import open_run
+
     federate(tools, rounds=1)
     with refused(SettingsError, "objective_not_supported", path=str(tools / "run"), objective="segmentation"):
         open_run(tools / "run")
@@ -220,6 +219,9 @@ def test_a_change_of_a_sites_files_is_another_run(tools):
 
 
 def test_no_attack_knows_the_images_of_an_adopted_bundle(tmp_path):
+    pytest.importorskip("medfl_attacks")
+    from medfl_attacks.open_run import open_run
+
     federate(adopted(zoo_shapes.in_body, tmp_path), rounds=1)
     with refused(StoreError, "bundle_not_supported", path=str(tmp_path / "run")):
         open_run(tmp_path / "run")
@@ -413,6 +415,12 @@ def test_what_the_loop_has_no_place_for_is_refused(tools):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])
 def test_between_machines_the_bits_are_the_same(method, tmp_path):
+    pytest.importorskip("medfl_flare")
+    from loopback import BUNDLE, Loopback, write_site_file
+
+    from medfl_flare.offer import make_offer
+    from medfl_flare.sites.file import read_site_file
+
     adopt(zoo_shapes.tools(tmp_path / "stock"), tmp_path / BUNDLE)
     shutil.copytree(tmp_path / BUNDLE, tmp_path / "out")
     make_sites(zoo_shapes.tools, tmp_path / "D")

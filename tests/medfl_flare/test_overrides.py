@@ -191,3 +191,8 @@ def test_what_passes_is_read_by_monai_as_it_stands(overrides: dict[str, Any]) ->
     for name, value in overrides.items():
         assert parser.get_parsed_content(name) == value
     assert not [text for text in texts(overrides) if text.startswith(("$", "@", "%"))]
+
+
+def test_no_server_poisons_a_site():
+    with refused(RefusedError, "local_override", setting="poison"):
+        check_overrides({"poison": {"attack": "free_rider", "sites": ["site-1"]}}, {})

@@ -10,8 +10,12 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
+from pools import write_pool
 
-from medfl_report.sections.holdings import COLOUR, MANY, SHADES, holdings_figure, save_figure
+from medfl.data.partition.iid import iid
+from medfl.data.partition.partition import partition
+from medfl.data.partition.plan import PartitionPlan
+from medfl_report.sections.holdings import COLOUR, MANY, SHADES, draw_partition, holdings_figure, save_figure
 
 NAMES = [
     "actinic keratoses and intraepithelial carcinoma",
@@ -138,3 +142,13 @@ def test_sites_without_any_image_are_drawn():
 def test_tables_that_do_not_fit_are_refused(sites):
     with pytest.raises(ValueError, match="expected 2 numbers for each of"):
         holdings_figure(sites, ["a", "b"])
+
+
+def test_the_same_partition_has_the_same_bytes(tmp_path):
+    pool = write_pool(tmp_path / "P")
+    pictures = []
+    for name in ("a", "b"):
+        counts = partition(pool, tmp_path / name, PartitionPlan("iid", 3), iid)
+        pictures.append(draw_partition(tmp_path / name, counts).read_bytes())
+    assert b"<svg" in pictures[0]
+    assert pictures[0] == pictures[1]

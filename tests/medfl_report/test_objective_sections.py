@@ -19,7 +19,6 @@ from medfl.engine.runs.worst_cases import FILE, read_worst, small, widest_error
 from medfl.errors import ContractError, SettingsError
 from medfl.objectives import Binary, Multilabel, Objective, Regression, Segmentation, Survival
 from medfl.utils.formats import metric_words
-from medfl_attacks.open_run import open_run
 from medfl_report.compare import compare, to_markdown
 from medfl_report.gains import GAINS, LOSES, Comparison, Gain, gain_row
 from medfl_report.groups import Group, group_runs
@@ -338,6 +337,9 @@ def test_a_site_that_is_not_asked_keeps_no_picture(made: Made, tmp_path: Path) -
 
 
 def test_attacks_refuse_what_has_no_classes(made: Made) -> None:
+    pytest.importorskip("medfl_attacks")
+    from medfl_attacks.open_run import open_run
+
     for section in ("agreement", "calibration"):
         name = KINDS[section].name
         with refused(SettingsError, "objective_not_supported", objective=name):

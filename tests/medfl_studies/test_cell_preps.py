@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from prepare_specs import study_release
 from refusals import refused
+from study_releases import study_release
 
 from medfl.data.datalists import read_datalist
 from medfl.data.ingest.prepare import prepare

@@ -10,6 +10,8 @@ from refusals import refused
 from study_toys import Runs
 from zoo_sites import make_sites
 
+pytest.importorskip("medfl_adopt")
+
 from medfl.errors import DataError, SettingsError
 from medfl_adopt.adopting import adopt
 from medfl_studies.study import load_study, run_study

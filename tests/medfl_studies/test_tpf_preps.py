@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from prepare_specs import study_release
 from refusals import refused
+from study_releases import study_release
 
 from medfl.data.datalists import read_datalist
 from medfl.data.ingest.prepare import prepare

@@ -30,8 +30,6 @@ from medfl.testing.cohort import (
     states,
 )
 from medfl.utils.wire import tensors_equal
-from medfl_flare.backend.messages import Message
-from medfl_flare.backend.remote_messages import read_facts
 
 LEARNED = 4 * (6 + 6 + 6 + 6 + 24 * 3 + 3) + 8
 """Bytes of what is exchanged of the tiny network: batch norm's four vectors, its int64 counter, and the head."""
@@ -163,6 +161,10 @@ def test_a_run_goes_on_with_its_frozen_parameters_only(tmp_path):
 
 
 def test_a_site_with_other_frozen_parameters_is_refused():
+    pytest.importorskip("medfl_flare")
+    from medfl_flare.backend.messages import Message
+    from medfl_flare.backend.remote_messages import read_facts
+
     data = {"name": "", "modality": "", "classes": [], "names": [], "shared_test": None}
     ours, theirs = make_partly_frozen_task().frozen_digest(), "0" * 64
     for digest, expected in ((ours, theirs), (None, ours), (ours, None)):

@@ -1,4 +1,4 @@
-"""One plugin file outside medfl: its method keeps the contract, its section is shown, its data set can be prepared."""
+"""One plugin file outside medfl: its method keeps the contract, and its data set can be prepared."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from make_runs import make_run
 from refusals import refused
 
 from medfl.engine.encoding import FILTERED
@@ -19,7 +18,6 @@ from medfl.testing import check_method
 from medfl.testing.cohort import Case, make_task, scores
 from medfl.testing.datasets import check_dataset
 from medfl.utils import wire
-from medfl_report.page import write_report
 
 PLUGIN = Path(__file__).parents[1] / "helpers" / "outside_plugin.py"
 
@@ -73,11 +71,6 @@ def test_its_filters_run_with_bits_and_with_privacy_of_images_and_one_is_refused
     with refused(SettingsError, "unprotected_payload", filter="Largest") as caught:
         run(registry, tmp_path / "places", {}, **hidden)
     assert re.fullmatch("model/.*/places", caught.value.fields["tensor"])
-
-
-def test_its_section_is_shown(registry, tmp_path):
-    page = write_report([make_run(tmp_path / "run", images=5, rounds=1, state=False)], registry=registry).read_text()
-    assert re.search('<section id="outside">\n<h2>From outside</h2>\n<p>Runs on this page: <b>1</b></p>', page)
 
 
 def test_its_data_set_keeps_what_data_sets_promise(tmp_path):

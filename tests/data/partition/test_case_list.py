@@ -18,9 +18,6 @@ from medfl.data.partition.iid import iid
 from medfl.data.partition.plan import PartitionPlan
 from medfl.errors import DataError, SettingsError
 from medfl.records.partition import CasePartition
-from medfl_adopt.adopting import adopt
-from medfl_adopt.bundle import AdoptedBundle
-from medfl_adopt.site import AdoptedSite
 
 
 def decathlon(folder, count=12, **columns):
@@ -131,17 +128,26 @@ def test_a_list_that_can_not_be_dealt_is_refused_without_a_patients_name(tmp_pat
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command_deals_a_list_and_the_bundle_reads_it(tmp_path, capsys):
+def test_the_command_deals_a_list(tmp_path, capsys):
     source = decathlon(tmp_path / "pool")
-    adopt(zoo_shapes.spleen(tmp_path / "spleen"), tmp_path / "adopted")
     with pytest.raises(SystemExit) as end:
         main(["partition", str(source), "--out", str(tmp_path / "sites"), "--sites", "2"])
     assert not end.value.code
     assert "site-01: " in capsys.readouterr().out
-    bundle = AdoptedBundle(tmp_path / "adopted")
-    rows = [AdoptedSite(bundle, tmp_path / "sites" / f"site-0{n}", "s").lists()[0] for n in (1, 2)]
-    assert sum(map(len, rows)) == 12
     with pytest.raises(SystemExit) as end:
         main(["partition", str(source), "--out", str(tmp_path / "more"), "--val-fraction", "0.2", "--sites", "2"])
     assert end.value.code == 2
     assert "--val-fraction: expected the folder of a pooled data set" in capsys.readouterr().err
+
+
+def test_an_adopted_bundle_reads_the_dealt_lists(tmp_path):
+    pytest.importorskip("medfl_adopt")
+    from medfl_adopt.adopting import adopt
+    from medfl_adopt.bundle import AdoptedBundle
+    from medfl_adopt.site import AdoptedSite
+
+    partition_cases(decathlon(tmp_path / "pool"), tmp_path / "sites", PartitionPlan("iid", 2), iid)
+    adopt(zoo_shapes.spleen(tmp_path / "spleen"), tmp_path / "adopted")
+    bundle = AdoptedBundle(tmp_path / "adopted")
+    rows = [AdoptedSite(bundle, tmp_path / "sites" / f"site-0{n}", "s").lists()[0] for n in (1, 2)]
+    assert sum(map(len, rows)) == 12

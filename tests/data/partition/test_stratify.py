@@ -27,7 +27,6 @@ from medfl.data.partition.units import strata_of
 from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import CaseRecord
 from medfl_datasets.abide.tables import FILE, read_phenotypes
-from medfl_studies.checks import difference
 
 CLASSES = 3
 
@@ -185,6 +184,9 @@ def test_both_folds_of_a_partition_have_alike_counts_of_each_class_in_each_ward(
 
 
 def test_a_study_that_stratifies_takes_no_partition_that_does_not(tmp_path):
+    pytest.importorskip("medfl_studies")
+    from medfl_studies.checks import difference
+
     pool = write_pool(tmp_path / "P", wards)
     plain, by_ward = PartitionPlan("iid", 2, test="k_fold"), PartitionPlan("iid", 2, test="k_fold", stratify=("ward",))
     for name, plan, other in (("D", plain, by_ward), ("E", by_ward, plain)):

@@ -8,6 +8,9 @@ import nibabel
 import numpy as np
 import pytest
 from make_runs import make_run
+
+pytest.importorskip("medfl_report")
+
 from read_page import Page, render_section, words
 
 from medfl.data.datalists import Datalist, write_datalist

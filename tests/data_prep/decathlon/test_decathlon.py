@@ -32,7 +32,6 @@ from medfl.records.partition import Partition
 from medfl_datasets.decathlon.files import read_release
 from medfl_datasets.decathlon.phantom import SCANNERS, TABLE, write_release
 from medfl_datasets.decathlon.spec import Decathlon
-from medfl_studies.preps import Prep, release_of
 
 REAL = Path(os.environ.get("MEDFL_DATA", "nowhere"), "segmentation", "hippocampus")
 
@@ -337,6 +336,9 @@ def test_the_command_takes_the_folder_and_texts(made: Path, tmp_path: Path, caps
 
 
 def test_a_study_names_the_task_and_its_table(made: Path) -> None:
+    pytest.importorskip("medfl_studies")
+    from medfl_studies.preps import Prep, release_of
+
     registry = load_plugins()
     prep = Prep(dataset="decathlon", source=made.name, table=f"{made.name}/{TABLE}")
     spec = release_of(prep, made.parent, registry)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
-from prepare_specs import prepare_spec, study_release
+from prepare_specs import prepare_spec
 from refusals import refused
 
 from medfl.data.datalists import Datalist, read_datalist
@@ -136,4 +136,4 @@ def test_images_that_were_not_resized_are_refused(tmp_path):
 
 def test_a_study_finds_flambys_folder(tmp_path):
     release = write_release(tmp_path / "fed_isic2019")
-    assert study_release(tmp_path, dataset="flamby_isic2019").source == release
+    assert FlambyISIC2019.locate(tmp_path, {})["source"] == release

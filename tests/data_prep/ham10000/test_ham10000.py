@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from ham10000_small import exclusions, prepare
 from PIL import Image
-from prepare_specs import study_release
 from refusals import refused
 
 from medfl.data.datalists import read_datalist
@@ -264,7 +263,8 @@ def test_masks_that_are_missing_or_wrong_leave_images_out(release, rows, tmp_pat
 def test_a_study_prepares_it(release, tmp_path, monkeypatch):
     monkeypatch.setattr("medfl.data.ingest.pipeline.core_count", lambda: 1)
     release.rename(tmp_path / "ham10000")
-    spec = study_release(tmp_path, dataset="ham10000", size=5, preset="paper", crop_lesion=True)
+    options = {"size": 5, "preset": "paper", "crop_lesion": True}
+    spec = HAM10000(**HAM10000.locate(tmp_path, options), **options)
     prepare_dataset(spec, tmp_path / "P")
     datalist = read_datalist(tmp_path / "P")
     assert (datalist.name, datalist.extra["groups"]) == ("ham10000-crop", "image")

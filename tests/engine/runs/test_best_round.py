@@ -16,8 +16,6 @@ from medfl.engine.site import Splits
 from medfl.errors import SettingsError
 from medfl.records.run_file import RunFile
 from medfl.testing.cohort import make_data, make_sites, scores
-from medfl_report.groups import Group
-from medfl_report.notices import make_notices
 
 ROUNDS = 7
 
@@ -180,6 +178,10 @@ def test_a_run_ends_when_no_better_score_came_for_long_enough(tmp_path: Path, na
 
 
 def test_the_report_says_which_round_was_chosen_and_on_what(tmp_path: Path) -> None:
+    pytest.importorskip("medfl_report")
+    from medfl_report.groups import Group
+    from medfl_report.notices import make_notices
+
     groups = []
     for name, options in {"best": {"best_round": True}, "early": {"patience": 1}}.items():
         cases()["fedavg"].run(tmp_path / name, rounds=ROUNDS, **options)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 from typer.testing import CliRunner
 
@@ -19,7 +20,6 @@ from medfl.plugins import load_plugins
 from medfl.records.summary import Summary
 from medfl.settings import Settings
 from medfl.testing.cohort import make_data, make_sites, make_task
-from medfl_report.page import write_report
 
 BUNDLE = Path(__file__).parents[3] / "bundles" / "medmnist_classification"
 CLASSES = ("benign", "malignant", "normal")
@@ -63,6 +63,9 @@ def test_a_model_that_predicts_one_class_is_named_everywhere(tmp_path, caplog):
     assert (entry.all_sites, entry.images, entry.splits) == (True, images, ("test",))
     assert entry.prediction in [f"the class '{name}'" for name in CLASSES]
     assert entry.sentence in caplog.messages
+    pytest.importorskip("medfl_report")
+    from medfl_report.page import write_report
+
     page = write_report([folder], registry=load_plugins()).read_text()
     words = f"predicts the class &#39;{entry.prediction.split(chr(39))[1]}&#39; for all {images} test images"
     assert words in page[: page.index("<section")], "above all sections"
@@ -76,6 +79,7 @@ def test_a_model_that_learns_is_not_named(tmp_path, caplog):
     train(folder, None, 12)
     assert Summary.read(folder / "summary.json").constant_predictions == ()
     assert not [message for message in caplog.messages if "same prediction" in message]
+    pytest.importorskip("medfl_report")
     result = CliRunner().invoke(app, ["compare", str(folder)])
     assert "same prediction" not in result.output
     assert "mean of sites" in result.output

@@ -21,7 +21,6 @@ from medfl.engine.runs.records import read_run
 from medfl.objectives import Multiclass
 from medfl.testing.phantoms import make_cohort
 from medfl.workflow import FederatedWorkflow
-from medfl_report.predictions import read_tested
 
 SEXES = ("female", None, "male")
 """Of the first test images of the second site; of all others it is not known."""
@@ -115,6 +114,9 @@ def predictions(path: Path) -> torch.Tensor:
 
 
 def test_predictions_tell_the_sex_where_the_data_list_does(finished: Path) -> None:
+    pytest.importorskip("medfl_report")
+    from medfl_report.predictions import read_tested
+
     known, unknown = (read_tested(read_run(finished))[site] for site in ("site-02", "site-01"))
     assert known.sex[:4] == ("female", "", "male", "")
     assert len(known.sex) == len(known.targets)

@@ -19,8 +19,6 @@ from medfl.privacy.concentrated import calibrated
 from medfl.records.ledger import Ledger
 from medfl.settings import Privacy
 from medfl.testing.cohort import Case, make_sites, make_task
-from medfl_report.groups import group_runs
-from medfl_report.sections.privacy import privacy_section
 
 PRIVACY = {"epsilon": 8.0, "clip": 0.5}
 SITES = make_sites({f"site-{number}": 5 for number in range(1, 6)})
@@ -87,6 +85,10 @@ def test_a_ledger_adds_local_and_distributed_noise(tmp_path: Path) -> None:
 def test_log_and_report_say_whom_one_has_to_trust(
     whole: tuple[Result, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    pytest.importorskip("medfl_report")
+    from medfl_report.groups import group_runs
+    from medfl_report.sections.privacy import privacy_section
+
     with caplog.at_level(logging.INFO, "medfl"):
         run(tmp_path, rounds=1)
     assert any("Secure aggregation in a simulation protects no one" in text for text in caplog.messages)

@@ -27,7 +27,6 @@ from medfl.bundle.files import bundle_hash
 from medfl.errors import MedflError
 from medfl.records.ledger import Ledger
 from medfl.testing.cohort import scores
-from medfl_adopt.adopting import adopt
 from medfl_flare import kit
 from medfl_flare.observers import OBSERVED
 from medfl_flare.offer import make_offer
@@ -311,6 +310,9 @@ HOW: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 def test_a_segmentation_has_the_same_bits_however_it_is_carried_and_loaded(running: Federation) -> None:
     """A stock bundle with masks: NVFlare's processes, and one machine with workers, loaders and caches of all kinds."""
+    pytest.importorskip("medfl_adopt")
+    from medfl_adopt.adopting import adopt
+
     root = running.place.root
     adopt(zoo_shapes.tools(root / "stock"), root / "tools")
     changes: dict[str, dict[str, Any]] = {"server": {"bundles.tools": {"folder": str(root / "tools")}}}

@@ -19,8 +19,6 @@ from medfl.testing.cohort import SmallNet, make_data
 from medfl.toolkit.fit import Fit
 from medfl.training.loop import Batch
 from medfl.utils.wire import prefixed, select, tensors_equal
-from medfl_attacks.membership.targets import shadow_set
-from medfl_attacks.open_run import OpenedRun
 from medfl_methods.fedfed.shared_images import SharedImages
 from medfl_methods.fedtpf.method import FedTPF
 
@@ -349,6 +347,10 @@ def test_the_first_stage_has_a_budget_of_its_own(tmp_path, budget, batches):
 @pytest.mark.parametrize("share", ["x_s", "raw+noise"])
 def test_a_shadow_network_sees_what_the_attacked_network_saw(tmp_path, share):
     """Residuals without a shift by the mean, which here would be two standard deviations; whole images as images."""
+    pytest.importorskip("medfl_attacks")
+    from medfl_attacks.membership.targets import shadow_set
+    from medfl_attacks.open_run import OpenedRun
+
     method, task = tpf(share=share, noise="none", clip=None), with_scale(Scale((1, 6, 6), (0.5,), (0.25,)))
     site, server, seen = site_of(DATA, task), server_of(method, tmp_path, task=task), []
     replies = {"site-1": method.work(site, Order("site-1", "share", method.distiller(server)))}

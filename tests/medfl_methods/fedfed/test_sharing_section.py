@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 import torch
 from make_runs import SITES, make_run
+
+pytest.importorskip("medfl_report")
+
 from read_page import section, words
 
 from medfl.contract import Findings

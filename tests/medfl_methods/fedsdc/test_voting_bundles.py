@@ -18,7 +18,6 @@ from medfl.data.sites import load_site
 from medfl.objectives import Multiclass
 from medfl.testing.phantoms import make_cohort
 from medfl.workflow import FederatedWorkflow
-from medfl_attacks.open_run import open_run
 from medfl_methods.fedsdc.voting import VotingHead, elected
 
 BUNDLE = Path(__file__).parents[3] / "bundles" / "medmnist_classification"
@@ -76,6 +75,9 @@ def test_its_network_votes_as_it_did_in_the_run(run: Path, cohort: Path) -> None
 
 def test_what_an_attack_finds_of_a_cleaned_run_votes_too(run: Path, cohort: Path, tmp_path: Path) -> None:
     """The bundle says how its network is built; nothing else is left of the run's models."""
+    pytest.importorskip("medfl_attacks")
+    from medfl_attacks.open_run import open_run
+
     copied = tmp_path / "run"
     shutil.copytree(run, copied)
     clean(copied)

@@ -8,7 +8,6 @@ import torch
 from medfl.privacy.gaussian import calibrate
 from medfl.privacy.release import Release, epsilon_together
 from medfl.utils.rng import SecretStream
-from medfl_report.statistics import wilson
 
 VARIANCES = (0.15, 0.20, 0.25)
 
@@ -91,4 +90,7 @@ def test_tp_6_the_scale_of_laplace_noise_is_not_its_standard_deviation():
     ("images", "ends"), [(100, (0.8256, 0.9448)), (500, (0.8706, 0.9233)), (900, (0.8787, 0.9179))]
 )
 def test_tp_9_wilsons_interval_of_an_accuracy_of_90_percent(images, ends):
+    pytest.importorskip("medfl_report")
+    from medfl_report.statistics import wilson
+
     assert wilson(images * 9 // 10, images) == pytest.approx(ends, abs=5e-5)

@@ -7,6 +7,9 @@ import re
 import numpy as np
 import pytest
 from make_runs import make_run
+
+pytest.importorskip("medfl_report")
+
 from read_page import section, words
 
 from medfl.engine.runs.records import read_run

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 import torch
 from make_runs import make_run
+
+pytest.importorskip("medfl_report")
+
 from read_page import Page
 
 from medfl.contract import Findings

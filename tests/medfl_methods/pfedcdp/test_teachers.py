@@ -6,6 +6,9 @@ import re
 
 import pytest
 from make_runs import make_run
+
+pytest.importorskip("medfl_report")
+
 from read_page import section, words
 
 from medfl.contract import Findings

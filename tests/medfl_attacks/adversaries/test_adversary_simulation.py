@@ -4,17 +4,14 @@ import logging
 import shutil
 
 import pytest
-from make_runs import make_run
 from refusals import refused
 
 from medfl.engine.runs.records import read_run
 from medfl.engine.store import Store
-from medfl.errors import RefusedError, SettingsError
+from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import Case, bits, make_task
 from medfl.utils.wire import tensors_equal
-from medfl_flare.overrides import check_overrides
-from medfl_report.page import write_report
 
 REGISTRY = load_plugins()
 
@@ -142,15 +139,3 @@ def test_the_chance_of_too_many_attackers_in_a_round_is_said(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         Case(REGISTRY, "fedavg").run(tmp_path / "two", poison=poison, robust=robust, rounds=1, fraction=0.7)
     assert "more than f = 1 of the 2 sites that are drawn attack with probability 0.3333" in caplog.text
-
-
-def test_no_server_poisons_a_site():
-    with refused(RefusedError, "local_override", setting="poison"):
-        check_overrides({"poison": {"attack": "free_rider", "sites": ["site-1"]}}, {})
-
-
-def test_a_page_says_first_that_a_run_is_an_attack(tmp_path):
-    run = make_run(tmp_path / "run", settings={"poison": {"attack": "alie", "sites": ["site-1", "site-2"]}})
-    text = write_report([run]).read_text()
-    assert "is a simulated attack (alie at site-1 and site-2), no honest run." in text
-    assert "simulated attack" not in write_report([make_run(tmp_path / "other")]).read_text()

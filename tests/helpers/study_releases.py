@@ -1,0 +1,17 @@
+"""A release as a study looks for it; for tests of studies alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from medfl.data.ingest.spec import DatasetSpec
+from medfl.plugins import load_plugins
+from medfl_studies.preps import Prep, release_of
+
+
+def study_release(source: Path, **values: Any) -> DatasetSpec:
+    """Return the release in a study's source folder for an entry ``prep``, after a look at its files."""
+    spec = release_of(Prep(**values), source, load_plugins())
+    spec.look()
+    return spec
