@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ def eyes(folder: Path) -> tuple[Registry, Path]:
     """A plugin that writes down what it is told, and where it does."""
     seen = folder / "seen.jsonl"
     (folder / "eyes.py").write_text(EYES.format(seen=str(seen)))
-    return load_plugins(files=[str(folder / "eyes.py")], disabled=["medfl_mlflow"]), seen
+    trackers = [name for name in ("medfl_mlflow",) if find_spec(name)]
+    return load_plugins(files=[str(folder / "eyes.py")], disabled=trackers), seen
 
 
 def events(seen: Path) -> list[Any]:
