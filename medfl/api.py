@@ -314,20 +314,19 @@ def _run_parts(
             found=type(sites).__name__,
         )
     temporary = tempfile.TemporaryDirectory(prefix="medfl-") if out is None else None
-    folder = Path(temporary.name if temporary is not None else out)  # type: ignore[arg-type]  # out is not None then
+    folder = Path(out) if temporary is None else Path(temporary.name, "run")  # type: ignore[arg-type]  # out is given
     load_model = run_in_memory(
         task,
         sites,
         method,
         dict(method_args or {}),
         options,
-        folder / "run" if temporary is not None else folder,
+        folder,
         _registry(plugins),
         _as_rows(on_round),
         progress,
     )
-    record = read_run(folder / "run" if temporary is not None else folder)
-    return Run(**vars(record), load_model=load_model, keeps=temporary)
+    return Run(**vars(read_run(folder)), load_model=load_model, keeps=temporary)
 
 
 def compare(

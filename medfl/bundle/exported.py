@@ -8,13 +8,11 @@ import torch
 from monai.bundle import ConfigParser
 from torch import nn
 
+from medfl.engine.runs.site_bundles import WEIGHTS
 from medfl.errors import StoreError
 
 CONFIG = Path("configs") / "train.json"
 """Configuration of a bundle that defines its network."""
-
-WEIGHTS = Path("models") / "model.pt"
-"""File of a bundle's weights, by MONAI's convention."""
 
 
 def load_exported(bundle: Path) -> nn.Module:

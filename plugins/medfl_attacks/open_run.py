@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from medfl.bundle.exported import CONFIG, WEIGHTS, build_network
 from medfl.contract import Method, Model, Server, Site, State
 from medfl.data.pooled import all_targets
 from medfl.data.sites import SiteData, load_global, load_sites
@@ -32,7 +33,7 @@ from medfl.task import Scale, Task
 from medfl.training.loop import pick_device
 from medfl.types import GLOBAL, Dataset, PathLike
 from medfl.utils.text import first_names
-from medfl_attacks.rebuild_task import CONFIG, bundle_network, read_bundle, rebuild_task
+from medfl_attacks.rebuild_task import read_bundle, rebuild_task
 
 if TYPE_CHECKING:
     from medfl.privacy.released import Released
@@ -308,13 +309,13 @@ def _check_data(record: RunRecord, parts: list[SiteData], folder: Path) -> None:
 
 def _taken_home(home: Path) -> HomeModel | None:
     """The model in a bundle, or None without one."""
-    weights = home / "models" / "model.pt"
+    weights = home / WEIGHTS
     if not weights.is_file():
         return None
     try:
         config = json.loads((home / CONFIG).read_text(encoding="utf-8"))
         tensors = torch.load(weights, map_location="cpu", weights_only=True)
-        return HomeModel(config["network_name"], tensors, build=partial(bundle_network, home))
+        return HomeModel(config["network_name"], tensors, build=partial(build_network, home))
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise StoreError(
             "unreadable_bundle", f"expected a model in '{home}': {error}. Put the bundle back, or run again.", path=home

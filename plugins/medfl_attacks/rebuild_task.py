@@ -14,6 +14,7 @@ import torch
 from monai.bundle import ConfigParser
 from torch import nn
 
+from medfl.bundle.exported import CONFIG, WEIGHTS
 from medfl.engine.plan import identify_task
 from medfl.engine.runs.records import RunRecord
 from medfl.errors import StoreError
@@ -23,15 +24,12 @@ from medfl.task import OptimizerFactory, Task, optimizer_factory
 
 logger = logging.getLogger(__name__)
 
-CONFIG = Path("configs") / "train.json"
-"""In a bundle: network, loss, optimiser, and the numbers of the run's data."""
-
 
 def homes(record: RunRecord) -> list[Path]:
     """The bundles of a run, that of the global model first; each has a model and `CONFIG`."""
     folders = [record.folder / "global"]
     folders += [record.folder / "sites" / site for site in record.sites]
-    return [home for home in folders if (home / "models" / "model.pt").is_file() and (home / CONFIG).is_file()]
+    return [home for home in folders if (home / WEIGHTS).is_file() and (home / CONFIG).is_file()]
 
 
 def read_bundle(record: RunRecord, data_folder: Path) -> tuple[ConfigParser, Path]:
@@ -72,15 +70,6 @@ def read_bundle(record: RunRecord, data_folder: Path) -> tuple[ConfigParser, Pat
     own = {"bundle_root": str(bundles[0]), "dataset_dir": str(data_folder), "device": "cpu"}
     parser.update(pairs=own | {"class_weights": None, "network": "@network_def"})
     return parser, bundles[0]
-
-
-def bundle_network(home: Path) -> nn.Module:
-    """A new network as a bundle builds it, which its model's tensors fit."""
-    parser = ConfigParser()
-    parser.read_config(str(home / CONFIG))
-    parser.update(pairs={"bundle_root": str(home)})
-    network: nn.Module = parser.get_parsed_content("network_def")
-    return network
 
 
 def rebuild_task(parser: ConfigParser, record: RunRecord, settings: Settings, data_folder: Path) -> Task:
