@@ -130,15 +130,20 @@ class Commands(typer.core.TyperGroup):
         self._load_plugins()
         return super().list_commands(ctx)
 
+    def by_section(self) -> dict[str, list[CommandRecord]]:
+        """Return all commands by the section of the help that lists them, both in the order of the help."""
+        self._load_plugins()
+        titles = dict.fromkeys([*SECTIONS, *(record.section for record in self.records.values())])
+        listed = {title: [each for each in self.records.values() if each.section == title] for title in titles}
+        return {title: records for title, records in listed.items() if records}
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands section by section, their help lines in one column."""
-        self._load_plugins()
+        sections = self.by_section()
         width = max(map(len, self.records))
-        for title in dict.fromkeys([*SECTIONS, *(record.section for record in self.records.values())]):
-            listed = [record for record in self.records.values() if record.section == title]
-            if listed:
-                with formatter.section(title):
-                    formatter.write_dl([(record.name.ljust(width), record.summary) for record in listed])
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(record.name.ljust(width), record.summary) for record in records])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that is meant; a name that none has is answered with the nearest one."""
@@ -158,11 +163,8 @@ class Commands(typer.core.TyperGroup):
 
 def all_commands() -> dict[str, CommandRecord]:
     """Return the commands of core and plugins by name, in the order of the help."""
-    group = Commands(name="medfl")
-    names = group.list_commands(None)
-    titles = list(dict.fromkeys([*SECTIONS, *(group.records[name].section for name in names)]))
-    ordered = sorted(group.records.values(), key=lambda record: titles.index(record.section))
-    return {record.name: record for record in ordered}
+    records = Commands(name="medfl").by_section().values()
+    return {record.name: record for listed in records for record in listed}
 
 
 app = typer.Typer(cls=Commands, add_completion=False, rich_markup_mode=None, invoke_without_command=True)
