@@ -111,7 +111,7 @@ def medfl(options: argparse.Namespace) -> None:
                 data=RunData(sites=sites),
                 folder=Path(folder) / "run",
                 execution=Execution(workers=options.workers),
-                simulation=Simulation(absent=begin),
+                simulation=Simulation(unavailable=begin),
                 callbacks=Callbacks(on_round=end_round),
             )
         )

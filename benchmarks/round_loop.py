@@ -118,7 +118,7 @@ class Interleaved:
         self.begun = time.perf_counter()
         self.seconds_to_start = 0.0
 
-    def absent(self, site: str, step: int) -> bool:
+    def unavailable(self, site: str, step: int) -> bool:
         """medfl asks this of each site before its first step's work: the moment at which the first round starts."""
         if not self.seconds_to_start:
             self.seconds_to_start = time.perf_counter() - self.begun
@@ -207,7 +207,7 @@ def compare(options: argparse.Namespace) -> dict[str, float]:
                 data=RunData(sites=sites, global_test=global_test),
                 folder=Path(folder) / "run",
                 execution=Execution(workers=options.workers),
-                simulation=Simulation(absent=both.absent),
+                simulation=Simulation(unavailable=both.unavailable),
                 callbacks=Callbacks(on_round=both.on_round),
             )
         )

@@ -112,7 +112,7 @@ def measure(number: int, options: argparse.Namespace) -> dict[str, float]:
                 data=RunData(sites=sites),
                 folder=run,
                 execution=Execution(workers=options.workers),
-                simulation=Simulation(absent=meter.note_start),
+                simulation=Simulation(unavailable=meter.note_start),
                 callbacks=Callbacks(on_round=meter.note_round),
             )
         )

@@ -26,7 +26,7 @@ from peers import CONTESTANTS, Contestant, Process
 from medfl.bundle.files import shipped
 from medfl.engine.runs.progress import PROGRESS
 from medfl.records.progress import JobStart, ProgressLine
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 
 RUN = "medfl run, to its first job"
 

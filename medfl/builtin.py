@@ -68,8 +68,8 @@ def medfl_datasets() -> list[DatasetRecord]:
             "folder",
             "medfl.data.ingest.own_spec:Folder",
             summary="Your own image files with a table of labels. No file name and no patient's identifier is kept.",
-            phantom="medfl.data.ingest.own_phantom:write_release",
-            phantom_options={
+            synthetic="medfl.data.ingest.own_synthetic:write_release",
+            synthetic_options={
                 "images": "images",
                 "table": "labels.csv",
                 "image_column": "file",

@@ -56,7 +56,7 @@ Need = Literal[
 
 
 @dataclass
-class Order:
+class Request:
     """Server to site: do `op` with these tensors."""
 
     to: str
@@ -115,7 +115,7 @@ class Reply:
 
     tensors: Tensors = field(default_factory=dict)
     meta: Meta = field(default_factory=dict)
-    parcels: list[PeerMessage] = field(default_factory=list)
+    peer_messages: list[PeerMessage] = field(default_factory=list)
     log: dict[str, float] = field(default_factory=dict)
     trained: dict[str, Model] = field(default_factory=dict)
 
@@ -127,7 +127,7 @@ class State:
     Attributes:
         tensors: Saved with every step.
         meta: JSON, saved with every step.
-        blobs: Name to SHA-256 of a large constant, written once by `Holder.keep_blob`.
+        blobs: Name to SHA-256 of a large constant, written once by `Participant.keep_blob`.
     """
 
     tensors: Tensors = field(default_factory=dict)
@@ -144,14 +144,14 @@ class Plan:
         orders: One at most for each site; none makes this a step of the server alone.
         ends_round: Whether the round is over after this step; then it is evaluated when that is due.
         quorum: How many replies are needed to go on; None means all of them.
-        folds: Whether `Method.fold` makes anything of the replies. Without, sites work for themselves and send nothing.
+        folds: Whether `Method.aggregate` makes anything of the replies. Without, sites work for themselves and send nothing.
     """
 
     round: int
-    orders: list[Order]
+    requests: list[Request]
     ends_round: bool = True
     quorum: int | None = None
-    folds: bool = True
+    aggregates: bool = True
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class Blobs(Protocol):
 
 
 @dataclass
-class Holder:
+class Participant:
     """What a method sees of a participant. There is one for the server and one for each site.
 
     Attributes:
@@ -226,7 +226,7 @@ class Holder:
 
 
 @dataclass
-class Server(Holder):
+class Server(Participant):
     """The server's side.
 
     Attributes:
@@ -236,15 +236,15 @@ class Server(Holder):
             shared.
         rounds_done: How many rounds are over.
         public: Public data, if the run has any; no site sees them.
-        watch: In `Method.fold`, where the run's ``moments`` ask for ``epochs``: hands the core a model that is trained
+        watch: In `Method.aggregate`, where the run's ``moments`` ask for ``epochs``: hands the core a model that is trained
             here, with the number of its epoch from 1, to be scored on the server's test sets. Nothing comes back.
     """
 
     sites: list[str] = field(default_factory=list)
-    facts: dict[str, Meta] = field(default_factory=dict)
+    site_info: dict[str, Meta] = field(default_factory=dict)
     rounds_done: int = 0
     public: Dataset | None = None
-    watch: Callable[[Model, int], None] | None = None
+    score_epoch: Callable[[Model, int], None] | None = None
 
     def shared_rng(self, label: str) -> torch.Generator:
         """A generator keyed by (run seed, label, round) for what all methods share, such as who takes part (G-3)."""
@@ -252,7 +252,7 @@ class Server(Holder):
 
     def trainable(self) -> list[str]:
         """Sites that have training data, sorted (G-11)."""
-        return [name for name in self.sites if self.facts.get(name, {}).get("trainable", True)]
+        return [name for name in self.sites if self.site_info.get(name, {}).get("trainable", True)]
 
     def networks(self) -> list[str]:
         """Names of the networks that sites train, sorted; the task's own where there are no sites."""
@@ -260,7 +260,7 @@ class Server(Holder):
 
 
 @dataclass
-class Site(Holder):
+class Site(Participant):
     """A site's side. Its test data are not here: a method can't reach them.
 
     Attributes:
@@ -310,7 +310,7 @@ class Filter(Protocol):
     """What a method does to tensors on their way out of a site, and undoes where they arrive: it sends fewer bytes.
 
     At a site a filter takes all tensors of one kind of a reply at once, after the checks and before clip, noise and
-    bits; where they arrive it is undone before `Method.fold`. It is pure and keeps no state. It may lose what it can't
+    bits; where they arrive it is undone before `Method.aggregate`. It is pure and keeps no state. It may lose what it can't
     send, as a lower precision does.
 
     Under privacy with the unit ``site`` clip and noise are of the encoded numbers, so the sensitivity that noise is
@@ -395,11 +395,11 @@ class Method(Protocol):
         """The next step, or None when the method is finished."""
         ...
 
-    def work(self, site: Site, order: Order) -> Reply:
+    def execute(self, site: Site, request: Request) -> Reply:
         """What a site does with an order; dispatches on ``order.op``."""
         ...
 
-    def check_tensors(self, task: Task, order: Order, tensors: Tensors) -> None:
+    def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
         """Called at the site and again at the server, before `fold`: refuse a reply that `fold` could not use.
 
         Args:
@@ -416,7 +416,7 @@ class Method(Protocol):
         """What is done to the tensors of replies on their way, in this order; undone in reverse. Most have none."""
         ...
 
-    def fold(self, server: Server, replies: Replies) -> None:
+    def aggregate(self, server: Server, replies: Replies) -> None:
         """Take the replies of the step into the server's state."""
         ...
 
@@ -428,7 +428,7 @@ class Method(Protocol):
         """What to show of the run in the end, beside its scores; most methods have nothing."""
         ...
 
-    def models(self, holder: Holder) -> dict[str, Model]:
+    def models(self, participant: Participant) -> dict[str, Model]:
         """Return the models by kind: ``global`` at the server; ``personal``, ``global`` or both at a site."""
         ...
 

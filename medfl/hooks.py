@@ -208,7 +208,7 @@ class Hooks:
     def medfl_run_location(self, path: str) -> RunLocation | None:
         """Return where the runs are that `path` stands for, or None if this plugin does not know such files.
 
-        ``medfl watch`` calls it. Studies and NVFlare's startup kits are found by it.
+        ``medfl monitor`` calls it. Studies and NVFlare's startup kits are found by it.
         """
 
     @_hookspec(firstresult=True)

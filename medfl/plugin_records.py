@@ -185,8 +185,8 @@ class DatasetRecord(Record):
     modality: str = ""
     licence: str = ""
     summary: str = ""
-    phantom: str = ""
-    phantom_options: Mapping[str, Any] = field(default_factory=dict)
+    synthetic: str = ""
+    synthetic_options: Mapping[str, Any] = field(default_factory=dict)
     order: int = 100
 
 
@@ -247,7 +247,7 @@ class AdversaryRecord(Record):
 
     Attributes:
         name: What users type.
-        target: ``module:Class``, a `DataPoison` or `ReplyPoison` of `medfl.engine.adversaries.adversary`.
+        target: ``module:Class``, a `DataAdversary` or `ReplyAdversary` of `medfl.engine.adversaries.adversary`.
         paper: Where it was published; may be empty.
         on: What attackers change: their training ``data``, or their ``reply``.
         summary: One line.
@@ -334,7 +334,7 @@ class CommandRecord(Record):
 
 @dataclass(frozen=True)
 class BackendRecord(Record):
-    """A backend, for ``--carrier``: the machines on which a run is carried out.
+    """A backend, for ``--backend``: the machines on which a run is carried out.
 
     Attributes:
         name: Name that users type.

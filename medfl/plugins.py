@@ -140,7 +140,7 @@ class Registry:
         """The class of a data set's options. Raises as `network` does."""
         return self._resolve("dataset", name)
 
-    def phantom(self, name: str) -> Any:
+    def synthetic(self, name: str) -> Any:
         """The function that writes a made-up release of a data set.
 
         Raises:
@@ -148,14 +148,14 @@ class Registry:
         """
         plugin, record = self._claim("dataset", name)
         assert isinstance(record, DatasetRecord)
-        if not record.phantom:
-            known = (other for other, listed in self.datasets.items() if listed.phantom)
+        if not record.synthetic:
+            known = (other for other, listed in self.datasets.items() if listed.synthetic)
             raise PluginError(
                 "missing_synthetic_release",
                 f"The data set '{name}' has no made-up release. {did_you_mean(name, known)}",
                 dataset=name,
             )
-        return self._import(f"made-up release of '{name}'", plugin, record.phantom)
+        return self._import(f"made-up release of '{name}'", plugin, record.synthetic)
 
     def adversary(self, name: str) -> Any:
         """The class of a poisoning attack. Raises as `network` does."""

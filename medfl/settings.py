@@ -185,7 +185,7 @@ class Settings(Strict):
     """When models are scored: ``aggregated`` after a round, ``trained`` also right after local training, ``epochs``
     also a model that the server trains, on its test sets after each of its epochs."""
 
-    global_test: Annotated[bool, Remote] = False
+    cross_site_evaluation: Annotated[bool, Remote] = False
     """After the last round, score every site's model on every site's test data (core op ``exchange``)."""
 
     shared_test: Annotated[bool, Remote] = False
@@ -205,7 +205,7 @@ class Settings(Strict):
     norm_bound: Annotated[float | None, Remote] = Field(None, gt=0)
     """Refuse a reply whose L2 norm is above this; None allows any finite one."""
 
-    describe: Annotated[tuple[Literal["size", "label_counts"], ...], Remote] = ("size",)
+    disclose: Annotated[tuple[Literal["size", "label_counts"], ...], Remote] = ("size",)
     """What a site tells about itself at the start."""
 
     privacy: Annotated[Privacy | None, Remote] = None
@@ -220,7 +220,7 @@ class Settings(Strict):
     secure_aggregation: Annotated[SecureAggregation | None, Remote] = None
     """Whether the server learns only the sum of the updates, and how that is computed; None sends it each of them."""
 
-    poison: dict[str, Any] = {}
+    adversaries: dict[str, Any] = {}
     """In a simulation only: what attackers among the sites do, as ``{"attack": "sign_flip", "sites": ["site-1"]}``."""
 
     def for_sites(self, count: int) -> Self:

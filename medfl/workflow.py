@@ -30,7 +30,7 @@ STOCK_OPTIONS = frozenset(
 """Options of MONAI's workflow itself; every other one names an id of the configuration or a setting."""
 
 
-class Backend(Protocol):
+class RunLauncher(Protocol):
     """Contract of a backend other than this machine: it carries out a run somewhere else."""
 
     def prepare(self, parser: ConfigParser, files: str | Sequence[str], options: Meta) -> Callable[[], None]:
@@ -53,7 +53,7 @@ class FederatedWorkflow(ConfigWorkflow):
     Use it as ``python -m monai.bundle run --workflow_name medfl.workflow.FederatedWorkflow ...``. All missing ids come
     in one message, and so do all unknown options, each with the known ones. An option may name any setting of
     `medfl.settings`, where stock MONAI takes ``--settings#NAME`` for those without an id of their own. With
-    ``--carrier`` a plugin's backend carries out the run, for example on the sites' own machines.
+    ``--backend`` a plugin's backend carries out the run, for example on the sites' own machines.
 
     Raises:
         SettingsError: If an option or an id is unknown or missing; on MONAI's command line the process ends with the
@@ -81,7 +81,7 @@ class FederatedWorkflow(ConfigWorkflow):
             for name, value in tracked.items():  # ids that MONAI adds, and that options may name
                 if name not in self.parser:
                     self.parser[name] = value
-            backend, defaults = _backend(str(overrides.get("carrier", LOCAL)))
+            backend, defaults = _backend(str(overrides.get("backend", LOCAL)))
             for name, value in defaults.items():
                 self.parser[name] = value
             check_ids(self.parser, self.properties or {}, f"of {config_file}")
@@ -115,7 +115,7 @@ class FederatedWorkflow(ConfigWorkflow):
         return None if self._run_elsewhere else super().finalize()
 
 
-def _backend(name: str) -> tuple[Backend | None, Meta]:
+def _backend(name: str) -> tuple[RunLauncher | None, Meta]:
     """Return the backend that a run names and the defaults of its options; None and no options for this machine.
 
     Raises:
@@ -125,8 +125,8 @@ def _backend(name: str) -> tuple[Backend | None, Meta]:
     if name == LOCAL:
         return None, {}
     registry = load_plugins()  # installed plugins only: each participant has plugin files of its own
-    check_choice("carrier", name, (LOCAL, *registry.backends))
-    backend: Backend = registry.backend(name)()
+    check_choice("backend", name, (LOCAL, *registry.backends))
+    backend: RunLauncher = registry.backend(name)()
     return backend, {option: default for option, (_, default) in registry.backends[name].options.items()}
 
 
@@ -151,7 +151,7 @@ def run_bundle(
         MedflError: If settings, data, method or run folder are not as needed.
     """
     configs = [str(config) for config in run_files(root)]
-    if "dataset_dir" in options and options.get("carrier", LOCAL) == LOCAL:
+    if "dataset_dir" in options and options.get("backend", LOCAL) == LOCAL:
         check_fit(root, Path(options["dataset_dir"]), shipped())
     logging.getLogger("monai.bundle.workflows").setLevel(logging.WARNING)  # its import sets a level of its own
     workflow = FederatedWorkflow(configs, **({"bundle_root": str(root)} | options))

@@ -117,7 +117,7 @@ def test_the_list_of_data_sets_says_what_their_classes_do():
         assert inspect.getdoc(kind).replace("\n", " ").startswith(record.summary)
         assert all(field.description for field in kind.model_fields.values()), name
         assert not issubclass(kind, ImageSpec) or kind.terms == record.licence
-        assert callable(registry.phantom(name)), "each has a made-up release"
+        assert callable(registry.synthetic(name)), "each has a made-up release"
 
 
 def test_a_data_set_without_a_made_up_release_is_told(write):
@@ -129,7 +129,7 @@ def test_a_data_set_without_a_made_up_release_is_told(write):
         return [DatasetRecord("toy", f"{__name__}:Toy")]
     """
     with refused(PluginError, "missing_synthetic_release", dataset="toy"):
-        load_plugins([write("mine", plugin)]).phantom("toy")
+        load_plugins([write("mine", plugin)]).synthetic("toy")
 
 
 def test_an_attack_on_runs_has_a_class_of_options_and_one_of_results(write):

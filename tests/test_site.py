@@ -46,8 +46,8 @@ def test_every_link_of_the_site_leads_to_a_file_of_the_project(beside):
         ("docs/README.md", "[a](../README.md)", "[a](beside/README.md)"),
         ("docs/results/fedsdc.md", "[a](../../benchmarks/README.md#b)", "[a](../beside/benchmarks/README.md#b)"),
         ("docs/README.md", "[a](../medfl/contract.py)", "[a](beside/medfl/contract.py.md)"),
-        ("docs/README.md", "[a](watch.md) [b](#c) [d](https://e.f)", "[a](watch.md) [b](#c) [d](https://e.f)"),
-        ("README.md", "![a](docs/order.svg) [b](docs/methods)", "![a](../order.svg) [b](../methods/README.md)"),
+        ("docs/README.md", "[a](monitor.md) [b](#c) [d](https://e.f)", "[a](monitor.md) [b](#c) [d](https://e.f)"),
+        ("README.md", "![a](docs/request.svg) [b](docs/methods)", "![a](../request.svg) [b](../methods/README.md)"),
         (
             "bundles/lesion_segmentation/docs/README.md",
             "[a](../../lesion_classification/docs/README.md)",

@@ -10,8 +10,8 @@ RECORDS = [
         licence="CC BY-NC-SA 3.0, non-commercial research",
         summary="ABIDE I: maps of functional MRI with autism or without, as the Preprocessed Connectomes Project (PCP) "
         "has them.",
-        phantom="medfl_datasets.abide.phantom:write_release",
-        phantom_options={"derivatives": ("reho", "lfcd"), "size": 8},
+        synthetic="medfl_datasets.abide.synthetic:write_release",
+        synthetic_options={"derivatives": ("reho", "lfcd"), "size": 8},
     ),
 ]
 """What this folder brings."""

@@ -9,7 +9,7 @@ RECORDS = [
         modality="blood smear, light microscopy",
         licence="CC BY 4.0",
         summary="Acevedo-20: normal white blood cells. Nothing is downloaded.",
-        phantom="medfl_datasets.bloodcells.phantom:write_acevedo",
+        synthetic="medfl_datasets.bloodcells.synthetic:write_acevedo",
     ),
     DatasetRecord(
         "matek",
@@ -17,7 +17,7 @@ RECORDS = [
         modality="blood smear, light microscopy",
         licence="CC BY 3.0",
         summary="Matek-19: white blood cells with leukaemia and without, in 15 classes. Nothing is downloaded.",
-        phantom="medfl_datasets.bloodcells.phantom:write_matek",
+        synthetic="medfl_datasets.bloodcells.synthetic:write_matek",
     ),
     DatasetRecord(
         "bodzas",
@@ -25,7 +25,7 @@ RECORDS = [
         modality="blood smear, light microscopy",
         licence="CC BY 4.0",
         summary="Bodzas-23: normal and pathological white blood cells in nine classes. Nothing is downloaded.",
-        phantom="medfl_datasets.bloodcells.phantom:write_bodzas",
+        synthetic="medfl_datasets.bloodcells.synthetic:write_bodzas",
     ),
     DatasetRecord(
         "bloodcells",
@@ -33,8 +33,8 @@ RECORDS = [
         modality="blood smear, light microscopy",
         licence="that of each release",
         summary="White blood cells of up to three releases, with one set of classes. Nothing is downloaded.",
-        phantom="medfl_datasets.bloodcells.phantom:write_release",
-        phantom_options={
+        synthetic="medfl_datasets.bloodcells.synthetic:write_release",
+        synthetic_options={
             "acevedo": "PBC_dataset_normal_DIB",
             "matek": "AML-Cytomorphology_LMU",
             "bodzas": "bodzas",

@@ -10,7 +10,7 @@ RECORDS = [
         licence="BrEaST: CC BY 4.0; BUS-BRA: free to use and distribute, cite the paper and keep the notice",
         summary="BUS-BRA and BrEaST in one folder: masks, or benign and malignant, at five sources. Nothing is "
         "downloaded.",
-        phantom="medfl_datasets.breast_ultrasound.phantom:write_release",
+        synthetic="medfl_datasets.breast_ultrasound.synthetic:write_release",
     ),
 ]
 """What this folder brings."""

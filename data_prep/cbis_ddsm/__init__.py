@@ -9,7 +9,7 @@ RECORDS = [
         modality="mammography",
         licence="CC BY 3.0 (The Cancer Imaging Archive, doi:10.7937/K9/TCIA.2016.7O02S9CY)",
         summary="CBIS-DDSM: mammograms with benign or malignant lesions. Nothing is downloaded.",
-        phantom="medfl_datasets.cbis_ddsm.phantom:write_release",
+        synthetic="medfl_datasets.cbis_ddsm.synthetic:write_release",
     ),
 ]
 """What this folder brings."""

@@ -9,7 +9,7 @@ RECORDS = [
         modality="photographs of faces",
         licence="non-commercial research only; images may not be passed on",
         summary="CelebA: faces with any of 40 attributes as label. Nothing is downloaded.",
-        phantom="medfl_datasets.celeba.phantom:write_release",
+        synthetic="medfl_datasets.celeba.synthetic:write_release",
     ),
 ]
 """What this folder brings."""

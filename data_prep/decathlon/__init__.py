@@ -10,8 +10,8 @@ RECORDS = [
         licence="as its dataset.json says; CC BY-SA 4.0 for the ten tasks",
         summary="A task of the Medical Segmentation Decathlon: volumes with masks in one orientation. Nothing is "
         "downloaded.",
-        phantom="medfl_datasets.decathlon.phantom:write_release",
-        phantom_options={"size": "16x16x16"},
+        synthetic="medfl_datasets.decathlon.synthetic:write_release",
+        synthetic_options={"size": "16x16x16"},
     ),
 ]
 """What this folder brings."""

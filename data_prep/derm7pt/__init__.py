@@ -9,7 +9,7 @@ RECORDS = [
         modality="dermoscopy or clinical photograph",
         licence="academic research only; the images may not be redistributed (see README.txt of the release)",
         summary="Derm7pt: skin lesions in five groups. Nothing is downloaded.",
-        phantom="medfl_datasets.derm7pt.phantom:write_release",
+        synthetic="medfl_datasets.derm7pt.synthetic:write_release",
     ),
 ]
 """What this folder brings."""

@@ -10,7 +10,7 @@ RECORDS = [
         licence="CC BY 4.0",
         summary="FLamby's Fed-Heart-Disease: heart disease or none, by 13 numbers, at four hospitals. "
         "Nothing is downloaded.",
-        phantom="medfl_datasets.flamby_heart.phantom:write_release",
+        synthetic="medfl_datasets.flamby_heart.synthetic:write_release",
     ),
 ]
 """What this folder brings."""

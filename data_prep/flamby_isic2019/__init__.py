@@ -10,8 +10,8 @@ RECORDS = [
         licence="CC BY-NC 4.0",
         summary="FLamby's Fed-ISIC2019: skin lesions of eight classes, six centres, as scripts leave them. "
         "Nothing is downloaded.",
-        phantom="medfl_datasets.flamby_isic2019.phantom:write_release",
-        phantom_options={"size": 12},
+        synthetic="medfl_datasets.flamby_isic2019.synthetic:write_release",
+        synthetic_options={"size": 12},
     ),
 ]
 """What this folder brings."""

@@ -9,8 +9,8 @@ RECORDS = [
         modality="T1-weighted MRI",
         licence="CC BY-SA 3.0",
         summary="FLamby's Fed-IXI (IXI Tiny): the brain in T1 volumes of three hospitals. Nothing is downloaded.",
-        phantom="medfl_datasets.flamby_ixi.phantom:write_release",
-        phantom_options={"size": "6x8x6"},
+        synthetic="medfl_datasets.flamby_ixi.synthetic:write_release",
+        synthetic_options={"size": "6x8x6"},
     ),
 ]
 """What this folder brings."""

@@ -9,8 +9,8 @@ RECORDS = [
         modality="CT",
         licence="CC BY-NC-SA 4.0",
         summary="FLamby's Fed-KiTS19: kidneys and their tumours in CT of six sites. Nothing is downloaded.",
-        phantom="medfl_datasets.flamby_kits19.phantom:write_release",
-        phantom_options={"size": "16x16x16", "spacing": "2x2x4"},
+        synthetic="medfl_datasets.flamby_kits19.synthetic:write_release",
+        synthetic_options={"size": "16x16x16", "spacing": "2x2x4"},
     ),
 ]
 """What this folder brings."""

@@ -10,8 +10,8 @@ RECORDS = [
         licence="CC BY 3.0",
         summary="FLamby's Fed-LIDC-IDRI: nodules of the lung in CT of four manufacturers' scanners. "
         "Nothing is downloaded.",
-        phantom="medfl_datasets.flamby_lidc_idri.phantom:write_release",
-        phantom_options={"size": "16x16x16", "spacing": "1x1x1"},
+        synthetic="medfl_datasets.flamby_lidc_idri.synthetic:write_release",
+        synthetic_options={"size": "16x16x16", "spacing": "1x1x1"},
     ),
 ]
 """What this folder brings."""

@@ -10,7 +10,7 @@ RECORDS = [
         licence="open-access TCGA data under the policies of the GDC: no attempt to identify anybody",
         summary="FLamby's Fed-TCGA-BRCA: survival with breast cancer, by 39 numbers, in six regions. "
         "Nothing is downloaded.",
-        phantom="medfl_datasets.flamby_tcga_brca.phantom:write_release",
+        synthetic="medfl_datasets.flamby_tcga_brca.synthetic:write_release",
     ),
 ]
 """What this folder brings."""

@@ -10,7 +10,7 @@ RECORDS = [
         licence="CC BY-NC 4.0",
         summary="HAM10000: dermoscopic images of skin lesions in seven classes, from Kaggle or Dataverse. Nothing is "
         "downloaded.",
-        phantom="medfl_datasets.ham10000.phantom:write_release",
+        synthetic="medfl_datasets.ham10000.synthetic:write_release",
     ),
 ]
 """What this folder brings."""

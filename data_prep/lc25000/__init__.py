@@ -9,7 +9,7 @@ RECORDS = [
         modality="histology, light microscopy",
         licence="offered for free download to researchers by its authors; for terms see the release",
         summary="LC25000: lung and colon tissue, benign or cancer. Nothing is downloaded.",
-        phantom="medfl_datasets.lc25000.phantom:write_release",
+        synthetic="medfl_datasets.lc25000.synthetic:write_release",
     ),
 ]
 """What this folder brings."""

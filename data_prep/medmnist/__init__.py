@@ -9,8 +9,8 @@ RECORDS = [
         modality="of many kinds",
         licence="CC BY 4.0; DermaMNIST CC BY-NC 4.0",
         summary="MedMNIST, in 2-D and 3-D and all sizes. Nothing is downloaded without --download.",
-        phantom="medfl_datasets.medmnist.phantom:write_release",
-        phantom_options={"flag": "phantommnist"},
+        synthetic="medfl_datasets.medmnist.synthetic:write_release",
+        synthetic_options={"flag": "syntheticmnist"},
         order=0,
     ),
 ]

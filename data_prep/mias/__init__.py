@@ -9,7 +9,7 @@ RECORDS = [
         modality="mammography",
         licence="research only; no redistribution (see Licence.txt of the release)",
         summary="mini-MIAS: films of the breast, normal, benign or malignant. Nothing is downloaded.",
-        phantom="medfl_datasets.mias.phantom:write_release",
+        synthetic="medfl_datasets.mias.synthetic:write_release",
     ),
 ]
 """What this folder brings."""

@@ -20,7 +20,7 @@ OVERLAY_IDS = frozenset(
         "allow_leaks",
         "bundle",
         "bundle_root",
-        "carrier",
+        "backend",
         "dataset_dir",
         "device",
         "disabled_plugins",

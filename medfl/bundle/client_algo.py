@@ -16,7 +16,7 @@ from monai.fl.utils.exchange_object import ExchangeObject
 
 from medfl.bundle.client_side import Side, open_side
 from medfl.bundle.watched import Watched, watched
-from medfl.contract import Order, State
+from medfl.contract import Request, State
 from medfl.data.datalists import SPLITS
 from medfl.engine.evaluation import score
 from medfl.errors import DataError, MedflError, RefusedError, SettingsError, check_choice
@@ -121,7 +121,7 @@ class MedflAlgo(ClientAlgo):
         round_ = read_round(extra, progress.round + 1)
         site = side.view(round_, copy.deepcopy(progress.state), images)
         with pinned(side.settings.seed, self.site, round_, "global"):
-            reply = side.method.work(site, Order(self.site, "fit", prefixed(received, MODEL)))
+            reply = side.method.execute(site, Request(self.site, "fit", prefixed(received, MODEL)))
         update, meta = side.filters.outgoing(
             reply.tensors,
             reply.meta,

@@ -22,7 +22,7 @@ from medfl.engine.checks import check_names
 from medfl.engine.evaluation import Row
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.console import ends_monai_command, round_progress, show_log, show_scores
-from medfl.engine.runs.home import Home
+from medfl.engine.runs.export import SiteExport
 from medfl.engine.runs.network_assignment import read_assignment
 from medfl.engine.runs.provenance import bundle_values, setting_origins
 from medfl.engine.runs.simulation import Callbacks, Result, RunData, SimulatedRun, Simulation, simulate
@@ -106,7 +106,7 @@ class FederatedRun:
         tracked_config: str | bool | None = None,
         site_values: Meta | None = None,
         source: Source | None = None,
-        carrier: str = "local",
+        backend: str = "local",
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(method_args, Mapping | None):
@@ -133,7 +133,7 @@ class FederatedRun:
         self.label_map, self.network_assignment = label_map, network_assignment
         self.allow_leaks, self.allow_changes = list(allow_leaks), list(allow_changes)
         self.given_by, self.site_values = given_by, dict(site_values or {})
-        self.carrier = carrier
+        self.backend = backend
         self.tracking = read_tracking(tracked_config, self.output_dir)
         self.on_round: Callable[[int, list[Row]], object] | None = None
         self.shows_progress = True
@@ -185,13 +185,13 @@ class FederatedRun:
 
     def _prepare(self, registry: Registry) -> SimulatedRun:
         """Everything checked and loaded, nothing written."""
-        if self.carrier != LOCAL:
-            check_choice("carrier", self.carrier, (LOCAL, *registry.backends))
+        if self.backend != LOCAL:
+            check_choice("backend", self.backend, (LOCAL, *registry.backends))
             raise SettingsError(
                 "unsupported_carrier",
-                f"carrier '{self.carrier}' submits the run to other machines, which takes medfl's own workflow: add "
+                f"carrier '{self.backend}' submits the run to other machines, which takes medfl's own workflow: add "
                 "--workflow_name medfl.workflow.FederatedWorkflow, or use `medfl federate submit`.",
-                carrier=self.carrier,
+                backend=self.backend,
             )
         method = registry.make_method(self.method, self.method_args)
         execution = read_settings(Execution, self.execution, "the execution")
@@ -245,7 +245,7 @@ class FederatedRun:
             assigned_networks=assigned,
         )
         first = data.first
-        home = Home(
+        site_export = SiteExport(
             bundle_root=self.bundle_root,
             values=self.site_values,
             shape=first.shape,
@@ -279,10 +279,10 @@ class FederatedRun:
             folder=self.output_dir,
             execution=execution,
             provenance=provenance,
-            simulation=Simulation(attackers=read_attackers(settings.poison, registry)),
+            simulation=Simulation(attackers=read_attackers(settings.adversaries, registry)),
             callbacks=Callbacks(
                 on_start=lambda: self._report_start(registry, provenance),
-                export=partial(export, home=home),
+                export=partial(export, site_export=site_export),
                 frees_space=True,
             ),
         )

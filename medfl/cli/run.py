@@ -95,7 +95,7 @@ def command(
         if dataset_dir is not None:
             raise SettingsError("repeated_option", repeated("--dataset_dir"), name="dataset_dir")
         dataset_dir = Path(str(overrides.pop("dataset_dir")))
-    if dataset_dir is None and overrides.get("carrier", "local") == "local":
+    if dataset_dir is None and overrides.get("backend", "local") == "local":
         raise SettingsError(
             "missing_setting",
             "expected --dataset-dir, the folder with one folder per site (`medfl partition` makes it).",

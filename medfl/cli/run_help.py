@@ -38,7 +38,7 @@ SHARED_IDS = {
     "allow_changes": "Data files that may have changed since `medfl partition`. The report names them.",
     "plugins": "Plugin files to load.",
     "disabled_plugins": "Names of plugins to switch off.",
-    "carrier": "Backend: 'local' runs on this machine; plugins have others.",
+    "backend": "Backend: 'local' runs on this machine; plugins have others.",
     "given_by": "Note on the origin of the settings, for the record in run.json.",
     "save_execute_config": "Whether MONAI's --tracking writes the executed configuration.",
 }
@@ -99,12 +99,12 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "secure_aggregation",
         "robust",
         "norm_bound",
-        "poison",
+        "adversaries",
         "compression",
     ),
     "Computing": ("threads", "cache", "cache_dir", "loaders"),
     "Plugins": ("plugins", "disabled_plugins"),
-    "Backend": ("carrier",),
+    "Backend": ("backend",),
     "Records, and MONAI's own options": (
         "given_by",
         "tracking",

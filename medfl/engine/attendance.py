@@ -9,7 +9,7 @@ Stretches = dict[str, list[list[int]]]
 """Site to stretches of rounds, each its first and its last one, ascending."""
 
 
-def with_missed(missed: Stretches, sites: Iterable[str], round_: int) -> Stretches:
+def add_missed_round(missed_rounds: Stretches, sites: Iterable[str], round_: int) -> Stretches:
     """The rounds that sites missed, with a further one.
 
     Args:
@@ -17,7 +17,7 @@ def with_missed(missed: Stretches, sites: Iterable[str], round_: int) -> Stretch
         sites: Those that missed this one, in a step of it at least.
         round_: Not below any in `missed`.
     """
-    after = {site: [list(stretch) for stretch in stretches] for site, stretches in missed.items()}
+    after = {site: [list(stretch) for stretch in stretches] for site, stretches in missed_rounds.items()}
     for site in sites:
         stretches = after.setdefault(site, [])
         if stretches and stretches[-1][1] >= round_ - 1:

@@ -201,7 +201,7 @@ def rows_of(scores: dict[str, float], round_: int, site: str, model: str, split:
     return [Row(round_, site, model, split, moment, name, value) for name, value in scores.items()]
 
 
-def watcher(
+def epoch_scorer(
     method: Method, tests: Mapping[str, Dataset], task: Task, settings: Settings, round_: int, rows: list[Row]
 ) -> Callable[[Model, int], None] | None:
     """What scores a model that the server trains after each of its epochs (`Server.watch`); None if nobody asks.
@@ -217,10 +217,10 @@ def watcher(
     if "epochs" not in settings.moments:
         return None
 
-    def watch(model: Model, epoch: int) -> None:
+    def score_epoch(model: Model, epoch: int) -> None:
         predictor = predictor_of(method, task, model)
         for name, data in tests.items():
             scores = score(predictor, data, task, settings)
             rows.extend(rows_of(scores, round_, name, "global", "test", f"epoch {epoch}"))
 
-    return watch
+    return score_epoch

@@ -114,7 +114,7 @@ class Filters:
             tensors = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
         return tensors, meta
 
-    def outgoing_parcel(self, tensors: Tensors, meta: Meta, *, site: str) -> tuple[Tensors, Meta]:
+    def outgoing_peer_message(self, tensors: Tensors, meta: Meta, *, site: str) -> tuple[Tensors, Meta]:
         """A parcel as it leaves the site: checked and cloned, otherwise as it is.
 
         Args:
@@ -263,7 +263,9 @@ def check_method(method: Method, settings: Settings, name: str | None = None) ->
         )
 
 
-def check_parcels(parcels: Sequence[PeerMessage], allowed: bool, site: str, peers: Collection[str] | None) -> None:
+def check_peer_messages(
+    peer_messages: Sequence[PeerMessage], allowed: bool, site: str, peers: Collection[str] | None
+) -> None:
     """Refuse parcels that a method may not post.
 
     Args:
@@ -275,9 +277,9 @@ def check_parcels(parcels: Sequence[PeerMessage], allowed: bool, site: str, peer
     Raises:
         ContractError: If there may be none, a receiver is unknown, or gets two.
     """
-    receivers = sorted(parcel.to for parcel in parcels)
+    receivers = sorted(peer_message.to for peer_message in peer_messages)
     unknown = sorted(set(receivers) - set(receivers if peers is None else peers))
-    if parcels and not allowed or unknown or len(set(receivers)) != len(receivers):
+    if peer_messages and not allowed or unknown or len(set(receivers)) != len(receivers):
         raise ContractError(
             "wrong_receivers",
             f"Site '{site}' posts parcels to {receivers}: expected one at most for each site of the run, and none "

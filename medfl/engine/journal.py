@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from medfl.contract import Findings, Model, Order, State
+from medfl.contract import Findings, Model, Request, State
 from medfl.engine.attendance import Stretches
 from medfl.engine.evaluation import Best, Row, csv_lines
 from medfl.engine.status import RUNNING
@@ -61,22 +61,22 @@ class Commit:
     round: int = 0
     rounds_done: int = 0
     evaluated: int = 0
-    answers: dict[str, int] = field(default_factory=dict)
-    facts: dict[str, Meta] = field(default_factory=dict)
+    answered_steps: dict[str, int] = field(default_factory=dict)
+    site_info: dict[str, Meta] = field(default_factory=dict)
     csv_offset: int = 0
     csv_sha256: str = ""
     rows: list[Row] = field(default_factory=list)
     reason: str = ""
     best: Best = field(default_factory=Best)
     keep: list[int] = field(default_factory=list)
-    ordered: list[str] = field(default_factory=list)
-    missed: Stretches = field(default_factory=dict)
-    away: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
+    missed_rounds: Stretches = field(default_factory=dict)
+    unavailable: list[str] = field(default_factory=list)
 
     @property
     def missing(self) -> list[str]:
         """The sites that this step had orders for and of which it has nothing usable."""
-        return sorted(set(self.ordered) & set(self.away))
+        return sorted(set(self.requested) & set(self.unavailable))
 
 
 @dataclass
@@ -106,8 +106,8 @@ class Outcome:
     published: Tensors
     models: dict[str, Model]
     findings: Findings
-    missed: Stretches = field(default_factory=dict)
-    away: list[str] = field(default_factory=list)
+    missed_rounds: Stretches = field(default_factory=dict)
+    unavailable: list[str] = field(default_factory=list)
 
 
 class Journal:
@@ -298,7 +298,7 @@ def _committed(record: Record) -> Commit:
     return Commit(**(values | {"rows": [Row(*row) for row in values["rows"]], "best": Best(**values["best"])}))
 
 
-def order_digest(order: Order, tensors_digest: str) -> str:
+def request_digest(request: Request, tensors_digest: str) -> str:
     """Identifies an order: the same order sent again has the same digest."""
-    text = json.dumps([order.op, order.meta, tensors_digest], sort_keys=True)
+    text = json.dumps([request.op, request.meta, tensors_digest], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

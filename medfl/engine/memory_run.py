@@ -85,7 +85,7 @@ def run_in_memory(
             data=RunData(sites=data, digest=_digest(data)),
             folder=folder,
             execution=execution,
-            simulation=Simulation(attackers=read_attackers(settings.poison, registry)),
+            simulation=Simulation(attackers=read_attackers(settings.adversaries, registry)),
             callbacks=Callbacks(on_round=after_round, export=_export_predictions),
         )
         result = simulate(run)

@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from medfl.engine.carrier import MethodFactory
+from medfl.engine.backend import MethodFactory
 from medfl.engine.secure.method import secured
 from medfl.privacy.policy import policy_of
 from medfl.records.run_file import RENAMED, JoinedSite, RunIdentity, TaskIdentity, networks_brought

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from medfl.contract import Method, Replies
-from medfl.engine.carrier import Answer
+from medfl.engine.backend import SiteResult
 from medfl.engine.encoding import FILTERED, decode_filtered
 from medfl.engine.filters import CODEC, decode
 from medfl.types import Tensors
@@ -20,15 +20,15 @@ class StoredReplies:
         missing: Sites that were ordered and of which there is no reply.
     """
 
-    def __init__(self, read: Callable[[Answer], Tensors], answers: list[Answer], missing: list[str]) -> None:
+    def __init__(self, read: Callable[[SiteResult], Tensors], results: list[SiteResult], missing: list[str]) -> None:
         self._read = read
-        self._answers = {answer.site: answer for answer in sorted(answers, key=lambda answer: answer.site)}
+        self._answers = {result.site: result for result in sorted(results, key=lambda result: result.site)}
         self.meta = {site: {k: v for k, v in a.meta.items() if k != CODEC} for site, a in self._answers.items()}
         self.missing = sorted(missing)
 
     def __iter__(self) -> Iterator[tuple[str, Tensors]]:
-        for site, answer in self._answers.items():
-            yield site, decode(self._read(answer), answer.meta)[0]
+        for site, result in self._answers.items():
+            yield site, decode(self._read(result), result.meta)[0]
 
     def __len__(self) -> int:
         return len(self._answers)

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from medfl.contract import Method, Order, Reply
+from medfl.contract import Method, Reply, Request
 from medfl.privacy.policy import policy_of
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.types import Meta, Tensors
-from medfl.utils.metadata import PARCEL, AnyMetadata, MetaField, Text, check_metadata, one_of
+from medfl.utils.metadata import PEER_MESSAGE, AnyMetadata, MetaField, Text, check_metadata, one_of
 
 GUEST = {
-    "owner": MetaField("public", Text, after=(PARCEL,)),
-    "network": MetaField("public", one_of("networks"), after=(PARCEL,)),
-    "meta": MetaField("public", AnyMetadata, after=(PARCEL,)),
+    "owner": MetaField("public", Text, after=(PEER_MESSAGE,)),
+    "network": MetaField("public", one_of("networks"), after=(PEER_MESSAGE,)),
+    "meta": MetaField("public", AnyMetadata, after=(PEER_MESSAGE,)),
 }
 """Metadata schema of a model that is sent to another site for cross-site evaluation."""
 
 
 def check_reply(
-    method: Method, task: Task, order: Order, tensors: Tensors, meta: Any, who: str, private: bool = False
+    method: Method, task: Task, request: Request, tensors: Tensors, meta: Any, who: str, private: bool = False
 ) -> None:
     """Refuse a reply that the method's `fold` could not use; the site asks this, and the server again.
 
@@ -37,12 +37,12 @@ def check_reply(
     Raises:
         RefusedError: If it is not what the method declares.
     """
-    known = {"classes": len(task.objective.titles)} | order.meta
-    check_metadata(meta, method.sends_meta, order.op, known, who, private)
-    method.check_tensors(method.task_of(task), order, tensors)
+    known = {"classes": len(task.objective.titles)} | request.meta
+    check_metadata(meta, method.sends_meta, request.op, known, who, private)
+    method.check_tensors(method.task_of(task), request, tensors)
 
 
-def check_parcel(schema: Mapping[str, MetaField], task: Task, settings: Settings, meta: Any, who: str) -> None:
+def check_peer_message(schema: Mapping[str, MetaField], task: Task, settings: Settings, meta: Any, who: str) -> None:
     """Refuse the metadata of a peer message that do not fit their schema.
 
     Args:
@@ -59,10 +59,10 @@ def check_parcel(schema: Mapping[str, MetaField], task: Task, settings: Settings
         "classes": len(task.objective.titles),
         "networks": sorted({task.network, *settings.networks_by_site.values()}),
     }
-    check_metadata(meta, schema, PARCEL, known, who, policy_of(settings).is_private)
+    check_metadata(meta, schema, PEER_MESSAGE, known, who, policy_of(settings).is_private)
 
 
-def check_sent(method: Method, task: Task, settings: Settings, order: Order, reply: Reply, who: str) -> None:
+def check_sent(method: Method, task: Task, settings: Settings, request: Request, reply: Reply, who: str) -> None:
     """At the site: refuse what the receivers would refuse. What is not declared at all is left to the filters.
 
     Raises:
@@ -72,6 +72,6 @@ def check_sent(method: Method, task: Task, settings: Settings, order: Order, rep
     def declared(meta: Meta) -> Meta:
         return {key: value for key, value in meta.items() if key in method.sends_meta}
 
-    check_reply(method, task, order, reply.tensors, declared(reply.meta), who, policy_of(settings).is_private)
-    for parcel in reply.parcels:
-        check_parcel(method.sends_meta, task, settings, declared(parcel.meta), who)
+    check_reply(method, task, request, reply.tensors, declared(reply.meta), who, policy_of(settings).is_private)
+    for peer_message in reply.peer_messages:
+        check_peer_message(method.sends_meta, task, settings, declared(peer_message.meta), who)

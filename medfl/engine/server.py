@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from medfl.contract import Plan, Server, State
-from medfl.engine.attendance import with_missed
-from medfl.engine.carrier import Carrier, Evaluation
-from medfl.engine.evaluation import Best, Row, watcher
+from medfl.engine.attendance import add_missed_round
+from medfl.engine.backend import Backend, Evaluation
+from medfl.engine.evaluation import Best, Row, epoch_scorer
 from medfl.engine.journal import Commit, Journal, Outcome
 from medfl.engine.plan import RunPlan, ServerData
 from medfl.engine.replies import DecodedReplies
@@ -44,14 +44,14 @@ class ServerLoop:
     def __init__(
         self,
         plan: RunPlan,
-        carrier: Carrier,
+        backend: Backend,
         folder: Path,
         data: ServerData | None = None,
         on_round: Callable[[int, list[Row]], None] = lambda round_, rows: None,
         on_commit: Callable[[Commit], None] = lambda commit: None,
     ) -> None:
         self._make_method, self._task, self._settings = plan.make_method, plan.task, plan.settings
-        self._carrier, self._data = carrier, data or ServerData()
+        self._backend, self._data = backend, data or ServerData()
         self._on_round, self._on_commit = on_round, on_commit
         self._journal = Journal(folder)
         self._rows: list[Row] = []  # of the steps of a round that is not over
@@ -87,8 +87,8 @@ class ServerLoop:
             published=method.publish(then),
             models=method.models(then),
             findings=method.findings(server),
-            missed=last.missed,
-            away=last.away,
+            missed_rounds=last.missed_rounds,
+            unavailable=last.unavailable,
         )
 
     # ---- one step
@@ -97,41 +97,41 @@ class ServerLoop:
         self._check_plan(plan)
         step = last.step + 1
         keep = self._kept(last, pending)
-        answers, absent, scores = self._carrier.step(step, plan.round, plan.orders, pending, keep)
-        accepted = [answer for answer in answers if answer.refused is None]
-        for answer in answers:
-            if answer.refused is not None:
-                logger.warning("Round %d: %s", plan.round, answer.refused)
-        if absent:
-            logger.warning("Round %d: no reply from %s.", plan.round, ", ".join(sorted(absent)))
-        missing = sorted(set(absent) | {answer.site for answer in answers if answer.refused is not None})
-        rows = scores + [row for answer in answers for row in answer.rows]
-        ordered = [order.to for order in plan.orders]
-        away = sorted({*last.away} - {*ordered} | {*missing})
+        results, unavailable, scores = self._backend.step(step, plan.round, plan.requests, pending, keep)
+        accepted = [result for result in results if result.refused is None]
+        for result in results:
+            if result.refused is not None:
+                logger.warning("Round %d: %s", plan.round, result.refused)
+        if unavailable:
+            logger.warning("Round %d: no reply from %s.", plan.round, ", ".join(sorted(unavailable)))
+        missing = sorted(set(unavailable) | {result.site for result in results if result.refused is not None})
+        rows = scores + [row for result in results for row in result.rows]
+        requested = [request.to for request in plan.requests]
+        unavailable = sorted({*last.unavailable} - {*requested} | {*missing})
         now = Commit(
             step,
             RUNNING,
             plan.round,
             last.rounds_done + int(plan.ends_round),
             pending.round if pending else last.evaluated,
-            last.answers | {answer.site: step for answer in answers},
-            last.facts,
+            last.answers | {result.site: step for result in answers},
+            last.site_info,
             rows=rows,
             best=self._best(last, pending, scores),
             keep=keep,
-            ordered=ordered,
-            missed=with_missed(last.missed, missing, plan.round),
-            away=away,
+            requested=requested,
+            missed_rounds=add_missed_round(last.missed_rounds, missing, plan.round),
+            unavailable=unavailable,
         )
-        quorum = len(plan.orders) if plan.quorum is None else plan.quorum
+        quorum = len(plan.requests) if plan.quorum is None else plan.quorum
         if len(accepted) < quorum:
             who = f" Missing: {', '.join(missing)}." if missing else ""
             reason = f"{len(accepted)} of {quorum} needed replies came.{who}"
-            return self._fail(server, now, last, reason, bool(absent))
+            return self._fail(server, now, last, reason, bool(unavailable))
         method = self._make_method()
-        server.watch = watcher(method, self._data.tests, self._task, self._settings, plan.round, rows)
+        server.score_epoch = epoch_scorer(method, self._data.tests, self._task, self._settings, plan.round, rows)
         with self._pinned(server):
-            method.fold(server, DecodedReplies(method, self._carrier.replies(accepted, missing)))
+            method.aggregate(server, DecodedReplies(method, self._backend.replies(accepted, missing)))
         server.rounds_done = now.rounds_done
         if (name := _not_finite(server.state.tensors)) is not None:
             return self._fail(server, now, last, f"The folded tensor '{name}' is not finite.", False)
@@ -146,19 +146,19 @@ class ServerLoop:
         return now
 
     def _check_plan(self, plan: Plan) -> None:
-        names = [order.to for order in plan.orders]
-        unknown = sorted(set(names) - set(self._carrier.sites))
+        names = [request.to for request in plan.requests]
+        unknown = sorted(set(names) - set(self._backend.sites))
         if unknown or len(set(names)) != len(names):
             raise ContractError(
                 "invalid_plan",
-                f"The method planned orders for {names}: expected each at most once, out of {self._carrier.sites}.",
+                f"The method planned orders for {names}: expected each at most once, out of {self._backend.sites}.",
                 sites=names,
-                known=list(self._carrier.sites),
+                known=list(self._backend.sites),
             )
 
-    def _fail(self, server: Server, now: Commit, last: Commit, reason: str, absent: bool) -> Commit:
+    def _fail(self, server: Server, now: Commit, last: Commit, reason: str, unavailable: bool) -> Commit:
         """End the run at this round; its rows are kept, the state stays that of the step before."""
-        status = INCOMPLETE if absent else DIVERGED
+        status = INCOMPLETE if unavailable else DIVERGED
         now = replace(now, status=status, reason=reason, rounds_done=last.rounds_done)
         server.state, _ = self._journal.at(last.step)
         self._commit(server.state, now)
@@ -182,14 +182,16 @@ class ServerLoop:
         if pending is None:
             return replace(last, status=FINISHED)
         keep, step = self._kept(last, pending), last.step + 1
-        _, _, rows = self._carrier.step(step, last.round, [], pending, keep)
+        _, _, rows = self._backend.step(step, last.round, [], pending, keep)
         best = self._best(last, pending, rows)
-        if self._settings.global_test:
+        if self._settings.cross_site_evaluation:
             then, taken = self._taken(server, last, best)
-            rows += self._carrier.exchange(Evaluation(taken.rounds_done, taken.step, self._make_method().publish(then)))
+            rows += self._backend.evaluate_cross_site(
+                Evaluation(taken.rounds_done, taken.step, self._make_method().publish(then))
+            )
         status = FINISHED if self._stops(last) else RUNNING
         now = replace(last, step=step, status=status, evaluated=pending.round, rows=rows, best=best)
-        now.keep, now.ordered = keep, []
+        now.keep, now.requested = keep, []
         self._commit(server.state, now)
         self._on_round(pending.round, rows)
         return replace(now, status=FINISHED)
@@ -231,14 +233,14 @@ class ServerLoop:
             self._make_method().task_of(self._task),
             self._settings,
             self._journal.store,
-            sites=self._carrier.sites,
-            facts=last.facts,
+            sites=self._backend.sites,
+            site_info=last.site_info,
             rounds_done=last.rounds_done,
             public=self._data.public,
         )
 
     def _set_up(self) -> tuple[Server, Commit]:
-        last = Commit(facts=self._carrier.describe())
+        last = Commit(site_info=self._backend.site_info())
         server = self._server(State(), last)
         with self._pinned(server):
             self._make_method().setup(server)
@@ -251,9 +253,9 @@ class ServerLoop:
         if newest is None:
             return None
         state, last = newest
-        behind = {site: self._carrier.newest(site) for site, step in last.answers.items()}
-        behind = {site: step for site, step in behind.items() if step < last.answers[site]}
-        if any(last.answers[site] == last.step for site in behind) and self._journal.can_go_back(last):
+        behind = {site: self._backend.newest(site) for site, step in last.answered_steps.items()}
+        behind = {site: step for site, step in behind.items() if step < last.answered_steps[site]}
+        if any(last.answered_steps[site] == last.step for site in behind) and self._journal.can_go_back(last):
             names = ", ".join(sorted(behind))
             logger.warning("Going back to step %d, from which %s can continue.", last.step - 1, names)
             self._journal.go_back(last)
@@ -265,8 +267,8 @@ class ServerLoop:
                 site,
                 behind[site],
             )
-        facts_now = self._carrier.describe()  # of sites that were away at the start nothing is known yet
-        last.facts |= {site: facts for site, facts in facts_now.items() if not last.facts.get(site)}
+        current_site_info = self._backend.site_info()  # of sites that were away at the start nothing is known yet
+        last.facts |= {site: facts for site, facts in current_site_info.items() if not last.facts.get(site)}
         self._journal.reconcile(last)
         logger.info("Continuing after step %d (%d rounds done).", last.step, last.rounds_done)
         return self._server(state, last), last

@@ -14,13 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from medfl.contract import Capability, Method, Model, Order, PeerMessage, Reply, Site, State
+from medfl.contract import Capability, Method, Model, PeerMessage, Reply, Request, Site, State
 from medfl.data.pooled import countable
-from medfl.engine.carrier import Answer, MethodFactory
+from medfl.engine.backend import MethodFactory, SiteResult
 from medfl.engine.encoding import Encoder
 from medfl.engine.evaluation import Predictors, Row, Scorer, predictor_of, rows_of, score
-from medfl.engine.filters import Filters, check_parcels, plain_bytes
-from medfl.engine.journal import order_digest
+from medfl.engine.filters import Filters, check_peer_messages, plain_bytes
+from medfl.engine.journal import request_digest
 from medfl.engine.plan import RunPlan
 from medfl.engine.reply_checks import check_sent
 from medfl.engine.secure.method import Secured
@@ -116,7 +116,7 @@ class SiteRunner:
                 {release for record in records if record for release in record.meta.get("released", [])}
             )
 
-    def describe(self) -> Meta:
+    def site_info(self) -> Meta:
         """Return what this site tells about itself.
 
         The keys are ``trainable``, ``validates``, the digest of its ``frozen`` parameters if it has any, and what the
@@ -130,15 +130,21 @@ class SiteRunner:
         frozen = self.task.frozen_digest(self.settings.networks_by_site.get(self.name))
         facts |= {} if frozen is None else {"frozen": frozen}
         if policy_of(self.settings).discloses_statistics:
-            if "size" in self.settings.describe:
+            if "size" in self.settings.disclose:
                 facts["size"] = len(train)
-            if "label_counts" in self.settings.describe:
+            if "label_counts" in self.settings.disclose:
                 facts["label_counts"] = objective.counts(countable(train, objective))
         return facts
 
     def step(
-        self, make_method: MethodFactory, order: Order, step: int, round_: int, tensors_digest: str, keep: Steps = ()
-    ) -> Answer:
+        self,
+        make_method: MethodFactory,
+        request: Request,
+        step: int,
+        round_: int,
+        tensors_digest: str,
+        keep: Steps = (),
+    ) -> SiteResult:
         """Carry out an order, or answer from disk if that was done before.
 
         Args:
@@ -152,21 +158,21 @@ class SiteRunner:
         Raises:
             StoreError: If the stored step answers another order, or the step can't be saved.
         """
-        digest = order_digest(order, tensors_digest)
+        digest = request_digest(request, tensors_digest)
         record = self._stored(step, digest)
         if record is None:
-            record = self._carry_out(make_method(), order, step, round_, digest, keep)
-        for index, parcel in enumerate(record.meta["parcels"]):
-            tensors = wire.select(record.tensors, f"parcel/{index}/")
-            self._post(step, PeerMessage(parcel["to"], tensors, parcel["meta"], self.name))
+            record = self._carry_out(make_method(), request, step, round_, digest, keep)
+        for index, peer_message in enumerate(record.meta["peer_messages"]):
+            tensors = wire.select(record.tensors, f"peer_message/{index}/")
+            self._post(step, PeerMessage(peer_message["to"], tensors, peer_message["meta"], self.name))
         meta = record.meta
-        return Answer(self.name, step, meta["refused"], meta["reply"], [Row(*row) for row in meta["rows"]])
+        return SiteResult(self.name, step, meta["refused"], meta["reply"], [Row(*row) for row in meta["rows"]])
 
     def _stored(self, step: int, digest: str) -> Record | None:
         record = self.store.latest(before=step + 1) if step in self.store.steps() else None
         if record is None or record.step != step:
             return None  # not done, or damaged: it is done again from the step before
-        if record.meta["order"] != digest:
+        if record.meta["request"] != digest:
             raise StoreError(
                 "other_run",
                 f"Site '{self.name}' has carried out another order as step {step}: expected {digest[:12]}, found "
@@ -174,7 +180,7 @@ class SiteRunner:
                 site=self.name,
                 step=step,
                 expected=digest[:12],
-                found=record.meta["order"][:12],
+                found=record.meta["request"][:12],
             )
         if DISCARDED in record.meta:
             raise StoreError(
@@ -186,7 +192,7 @@ class SiteRunner:
             )
         return record
 
-    def _carry_out(self, method: Method, order: Order, step: int, round_: int, digest: str, keep: Steps) -> Record:
+    def _carry_out(self, method: Method, request: Request, step: int, round_: int, digest: str, keep: Steps) -> Record:
         last = self.store.latest(before=step) or Record(0, {}, {"state": {}, "blobs": {}})
         site, before = self._view(method, round_, last.state(), digest), copied(last.state())
         site.inbox = self.inbox.read(last.step, step)
@@ -196,45 +202,57 @@ class SiteRunner:
         released: list[str] = []
         reply, tensors = Reply(), Tensors()
         started = time.perf_counter()
-        as_sent = replace(order, tensors=dict(order.tensors), meta=dict(order.meta))  # the method may change its own
+        as_sent = replace(
+            request, tensors=dict(request.tensors), meta=dict(request.meta)
+        )  # the method may change its own
         try:
             noise = partial(self._noise, site, released)
             if isinstance(method, Secured):
                 method = method.at(self.store.folder, noise, self._signer, self._peers)
-            reply = self._work(method, site, order, digest, released)
+            reply = self._execute(method, site, request, digest, released)
             sent, meta = reply.tensors, reply.meta
             if not isinstance(method, Secured):  # all that it lets out has passed the filters
                 check_sent(method, self.task, self.settings, as_sent, reply, f"site '{self.name}'")
                 sent, meta = filters.outgoing(reply.tensors, reply.meta, site=self.name, stream_factory=noise)
             meta = {key: value for key, value in meta.items() if key not in self._withheld}
             tensors |= wire.prefixed(sent, "reply/")
-            check_parcels(reply.parcels, Capability.PEER_MESSAGES in method.supports, self.name, self._peers)
-            parcels = []
-            for index, parcel in enumerate(reply.parcels):
-                posted, parcel_meta = filters.outgoing_parcel(parcel.tensors, parcel.meta, site=self.name)
-                tensors |= wire.prefixed(posted, f"parcel/{index}/")
-                parcels.append({"to": parcel.to, "meta": parcel_meta})
+            check_peer_messages(
+                reply.peer_messages, Capability.PEER_MESSAGES in method.supports, self.name, self._peers
+            )
+            peer_messages = []
+            for index, peer_message in enumerate(reply.peer_messages):
+                posted, peer_message_meta = filters.outgoing_peer_message(
+                    peer_message.tensors, peer_message.meta, site=self.name
+                )
+                tensors |= wire.prefixed(posted, f"peer_message/{index}/")
+                peer_messages.append({"to": peer_message.to, "meta": peer_message_meta})
         except RefusedError as error:
-            refused, reply, tensors, meta, parcels = str(error), Reply(), {}, {}, []
+            refused, reply, tensors, meta, peer_messages = str(error), Reply(), {}, {}, []
             site.state = before
         if self.settings.compression is not None:
             reply.log["bytes_up_plain"] = plain_bytes(wire.select(tensors, "reply/"), meta)
-        rows = self._rows(method, reply, order, tensors, round_, time.perf_counter() - started)
-        content: Meta = {"order": digest, "reply": meta, "parcels": parcels, "refused": refused, "round": round_}
+        rows = self._rows(method, reply, request, tensors, round_, time.perf_counter() - started)
+        content: Meta = {
+            "request": digest,
+            "reply": meta,
+            "peer_messages": peer_messages,
+            "refused": refused,
+            "round": round_,
+        }
         content |= {"rows": [list(row) for row in rows]} | ({"released": released} if released else {})
         self.store.save(step, site.state, content, tensors, keep)
         self.inbox.forget([0, *self.store.steps()][-KEEP])
         return Record(step, tensors, content)
 
-    def _work(self, method: Method, site: Site, order: Order, digest: str, released: list[str]) -> Reply:
+    def _execute(self, method: Method, site: Site, request: Request, digest: str, released: list[str]) -> Reply:
         """The method's work. Where single images are hidden it is in the account before anything of it leaves."""
         if not isinstance(site, SecretSite):
             with pinned(self.settings.seed, self.name, site.round, "global"):
-                return method.work(site, order)
+                return method.execute(site, request)
         start = f"{site.round} {digest} {wire.digest(site.state.tensors, site.state.meta)}"
         try:
             with pinned("secret", site.secret_seed("global")):
-                reply = method.work(site, order)
+                reply = method.execute(site, request)
         except RefusedError:
             self._release(f"{start} refused", released)  # that it refuses says something, too
             raise
@@ -259,13 +277,15 @@ class SiteRunner:
         released.append(made_of)
 
     def _rows(
-        self, method: Method, reply: Reply, order: Order, sent: Tensors, round_: int, seconds: float
+        self, method: Method, reply: Reply, request: Request, sent: Tensors, round_: int, seconds: float
     ) -> list[Row]:
         costs = reply.log | {
             "work_seconds": seconds,
-            "bytes_down": wire.payload_bytes(order.tensors),
+            "bytes_down": wire.payload_bytes(request.tensors),
             "bytes_up": wire.payload_bytes({name: t for name, t in sent.items() if name.startswith("reply/")}),
-            "bytes_to_peers": wire.payload_bytes({name: t for name, t in sent.items() if name.startswith("parcel/")}),
+            "bytes_to_peers": wire.payload_bytes(
+                {name: t for name, t in sent.items() if name.startswith("peer_message/")}
+            ),
         }
         rows = rows_of(costs, round_, self.name, "personal", "train", "trained")
         for kind, model in reply.trained.items() if "trained" in self.settings.moments else ():
@@ -275,12 +295,12 @@ class SiteRunner:
                 rows += rows_of(scores, round_, self.name, kind, split, "trained")
         return rows
 
-    def _view(self, method: Method, round_: int, state: State, order: str = "") -> Site:
+    def _view(self, method: Method, round_: int, state: State, request: str = "") -> Site:
         """The method's view of this site with a given state."""
         task = method.task_of(self.task).in_round(round_, self.settings.lr_decay)
         site = Site(self.name, round_, state, task, self.settings, self.store)
         if self._noises_training:
-            site = SecretSite(self.name, round_, state, task, self.settings, self.store, order=order)
+            site = SecretSite(self.name, round_, state, task, self.settings, self.store, request=request)
         site.train, site.val, site.secret, site.run_id = self.data.train, self.data.val, self.secret, self.run_id
         return site
 

@@ -32,7 +32,7 @@ KEEP = 2
 """How many steps of a participant are kept, the newest ones."""
 
 
-SENT = ("reply/", "parcel/")
+SENT = ("reply/", "peer_message/")
 """Prefixes of tensors that a site sent, which are needed until the server has committed the step."""
 
 DISCARDED = "sent_discarded"
@@ -242,15 +242,15 @@ class Inbox:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "inbox"
 
-    def post(self, step: int, sender: str, parcel: PeerMessage) -> None:
+    def post(self, step: int, sender: str, peer_message: PeerMessage) -> None:
         """Store a parcel (flushed to disk); the same sender, step and receiver is stored once."""
         path = self.folder / f"{step:08d}-{sender}.safetensors"
         if not path.exists():
-            write_atomic(path, wire.encode(parcel.tensors, {"meta": parcel.meta, "sender": sender}))
+            write_atomic(path, wire.encode(peer_message.tensors, {"meta": peer_message.meta, "sender": sender}))
 
     def read(self, since: int, before: int) -> list[PeerMessage]:
         """Parcels posted in steps [since, before), sorted by sender."""
-        parcels = []
+        peer_messages = []
         for path in sorted(self.folder.glob("????????-*.safetensors")):
             if since <= int(path.name[:8]) < before:
                 try:
@@ -259,8 +259,8 @@ class Inbox:
                     raise DamagedError(
                         "damaged_file", f"The parcel '{path}' can't be read. {error}", path=path, cause=error.code
                     ) from error
-                parcels.append(PeerMessage(self.folder.parent.name, tensors, meta["meta"], meta["sender"]))
-        return sorted(parcels, key=lambda parcel: parcel.sender)
+                peer_messages.append(PeerMessage(self.folder.parent.name, tensors, meta["meta"], meta["sender"]))
+        return sorted(peer_messages, key=lambda peer_message: peer_message.sender)
 
     def waiting_bytes(self, sender: str, step: int) -> int:
         """Bytes of the parcels of a sender that wait, but for that of a step, which is stored once."""

@@ -184,7 +184,7 @@ class PrivacyPolicy(ABC):
                 "unprotected_payload",
                 unprotected(f"site '{site}'", "a parcel for another site"),
                 site=site,
-                payload="parcel",
+                payload="peer_message",
             )
 
     # ---- compatibility

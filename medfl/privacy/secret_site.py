@@ -30,7 +30,7 @@ class SecretSite(Site):
         trainings: How many private trainings began.
     """
 
-    order: str = ""
+    request: str = ""
     trainings: int = 0
 
     def rng(self, label: str) -> torch.Generator:
@@ -39,7 +39,7 @@ class SecretSite(Site):
 
     def secret_seed(self, label: str) -> int:
         """A seed in [0, 2**63), keyed like `rng`."""
-        return self.secret_rng(f"seed of {label}", self.order).seed()
+        return self.secret_rng(f"seed of {label}", self.request).seed()
 
     def count_training(self) -> None:
         """Called when a private training begins.

@@ -1,4 +1,4 @@
-"""Events of a run in ``progress.jsonl``, one on each line, which `medfl watch` shows.
+"""Events of a run in ``progress.jsonl``, one on each line, which `medfl monitor` shows.
 
 A line holds the time of the event and the event itself, whose class its ``kind`` names. Events hold no path and no data
 of a patient. Their numbers have bounds within which every table, page and plot can show them.

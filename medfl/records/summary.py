@@ -62,7 +62,7 @@ class Attendance(Record):
 
     sites: int
     unavailable: tuple[str, ...] = ()
-    missed: dict[str, tuple[tuple[int, int], ...]] = {}
+    missed_rounds: dict[str, tuple[tuple[int, int], ...]] = {}
 
 
 class BestRound(Record):

@@ -115,7 +115,7 @@ def _run_until(case: Case, folder: Path, stop: int, where: str) -> None:
     """Run from wherever the folder stands to a step's work or fold."""
     folds = max(Store(folder / "state" / SERVER).steps(), default=0)
 
-    def absent(site: str, step: int) -> bool:
+    def unavailable(site: str, step: int) -> bool:
         if where == "work" and step == stop:
             raise _StopError
         return False
@@ -125,15 +125,15 @@ def _run_until(case: Case, folder: Path, stop: int, where: str) -> None:
 
         supports: ClassVar[Any] = case.kind.supports
 
-        def fold(self, server: Any, replies: Any) -> None:
+        def aggregate(self, server: Any, replies: Any) -> None:
             nonlocal folds
             folds += 1
             if where == "fold" and folds == stop:
                 raise _StopError
-            super().fold(server, replies)
+            super().aggregate(server, replies)
 
     try:
-        case.run(folder, absent=absent, make_method=lambda: Stopped(**case.make_method().model_dump()))
+        case.run(folder, unavailable=unavailable, make_method=lambda: Stopped(**case.make_method().model_dump()))
     except _StopError:
         return
     raise AssertionError(f"the run has no {where} in step {stop}")
@@ -192,7 +192,7 @@ def equal_sites_end_alike(case: Case) -> None:
 def sites_may_be_absent(case: Case) -> None:
     """A site that is away for a step and comes back, one that never answers, and partial participation."""
     with folders(2) as (away, partial):
-        result = case.run(away, absent=lambda site, step: site == "site-3" or (site == "site-2" and step == 1))
+        result = case.run(away, unavailable=lambda site, step: site == "site-3" or (site == "site-2" and step == 1))
         expect(result.outcome.status == "finished", f"absent sites: ended as {result.outcome.status}")
         finite(bits(result), "absent sites")
         finite(bits(case.run(partial, fraction=0.4)), "partial participation")
@@ -239,10 +239,12 @@ def frozen_parameters_stay_home(case: Case) -> None:
 
         supports: ClassVar[Any] = case.kind.supports
 
-        def work(self, site: Any, order: Any) -> Any:
-            messages.append(dict(order.tensors))
-            reply = super().work(site, order)
-            messages.extend([reply.tensors, site.state.tensors, *(parcel.tensors for parcel in reply.parcels)])
+        def execute(self, site: Any, request: Any) -> Any:
+            messages.append(dict(request.tensors))
+            reply = super().execute(site, request)
+            messages.extend(
+                [reply.tensors, site.state.tensors, *(peer_message.tensors for peer_message in reply.peer_messages)]
+            )
             return reply
 
     with folders(1) as (folder,):
@@ -295,9 +297,9 @@ def equal_models_average_to_themselves(case: Case) -> None:
         start = task.initial(case.settings_of().seed)
         body = without_head(task.build(), list(start))
         result = case.run(still, epochs=0)
-        for holder, models in {"server": result.outcome.models, **result.models}.items():
+        for participant, models in {"server": result.outcome.models, **result.models}.items():
             if "global" in models and "public_data" not in case.kind.needs:
-                model, key = models["global"], f"{holder}/global"
+                model, key = models["global"], f"{participant}/global"
                 names = start if method.network_config(model, {}) == {} else body
                 begun = {name: start[name] for name in names}
                 kept = {n: t for n, t in model.tensors.items() if n in begun}

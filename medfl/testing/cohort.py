@@ -185,7 +185,7 @@ class Case:
     def reference(self) -> tuple[Result, Path]:
         """The run without any change, and its folder: made once, for checks that only look at it."""
         folder = Path(tempfile.mkdtemp(dir=self.home)) / "reference"
-        return self.run(folder, absent=self._present), folder
+        return self.run(folder, unavailable=self._present), folder
 
     def _present(self, site: str, step: int) -> bool:
         self.worked.add(step)
@@ -198,7 +198,7 @@ class Case:
         sites: Mapping[str, Splits] | None = None,
         task: Task | None = None,
         workers: int = 1,
-        absent: Callable[[str, int], bool] = lambda site, step: False,
+        unavailable: Callable[[str, int], bool] = lambda site, step: False,
         make_method: Callable[[], Method] | None = None,
         public: TensorData | None = None,
         server_test: Dataset | None = None,
@@ -222,7 +222,9 @@ class Case:
                 data=RunData(sites=data, global_test=server_test or make_data(10, "global"), public=public),
                 folder=folder,
                 execution=Execution(workers=workers),
-                simulation=Simulation(absent=absent, attackers=read_attackers(run_settings.poison, self.registry)),
+                simulation=Simulation(
+                    unavailable=unavailable, attackers=read_attackers(run_settings.adversaries, self.registry)
+                ),
                 callbacks=Callbacks(frees_space=frees_space),
             )
         )
@@ -245,12 +247,12 @@ def bits(result: Result) -> dict[str, Tensors]:
 
 def states(folder: Path) -> dict[str, Tensors]:
     """The newest state of every participant on disk."""
-    tensors_by_holder = {}
+    tensors_by_participant = {}
     for path in sorted((folder / "state").iterdir()):
         record = Store(path).latest()
         if record is not None:
-            tensors_by_holder[path.name] = record.state().tensors
-    return tensors_by_holder
+            tensors_by_participant[path.name] = record.state().tensors
+    return tensors_by_participant
 
 
 def scores(folder: Path) -> list[str]:

@@ -50,12 +50,12 @@ def check_dataset(name: str, folder: Path, plugins: Iterable[Path] = (), **optio
         PluginError: If there is no such data set, or it has no made-up release.
     """
     registry = load_plugins(plugins)
-    write_release, kind = registry.phantom(name), registry.dataset(name)
+    write_release, kind = registry.synthetic(name), registry.dataset(name)
     release = folder / "release" / name
     write_release(release)
     write_release(folder / "same" / name)
     _check_same(folder / "same" / name, release, "written again, a made-up release has")
-    options = {**registry.datasets[name].phantom_options, **options}
+    options = {**registry.datasets[name].synthetic_options, **options}
     spec = _spec(name, kind, release, options)
     damaged = Path(shutil.copytree(release, folder / "damaged" / name))
     if isinstance(spec, WholeSpec):

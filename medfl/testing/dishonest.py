@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from medfl.contract import Order, Plan, Replies, Reply, Server, Site
+from medfl.contract import Plan, Replies, Reply, Request, Server, Site
 from medfl.engine.reply_checks import check_reply
 from medfl.engine.store import copied
 from medfl.errors import RefusedError
@@ -30,7 +30,7 @@ LIES: tuple[Any, ...] = (
 @promise
 def a_dishonest_site_stops_nobody(case: Case) -> None:
     """A site that tells nonsense counts as missing; what a reply may hold by its declarations does `fold` no harm."""
-    orders: dict[str, Order] = {}
+    requests: dict[str, Request] = {}
 
     class Lied(case.kind):  # type: ignore[name-defined]
         """The method, with a site-2 that lies; before each fold it is tried with lies of the last site."""
@@ -39,37 +39,37 @@ def a_dishonest_site_stops_nobody(case: Case) -> None:
 
         def plan(self, server: Server) -> Plan | None:
             plan: Plan | None = super().plan(server)
-            orders.clear()
-            orders.update({order.to: order for order in plan.orders} if plan else {})
+            requests.clear()
+            requests.update({request.to: request for request in plan.requests} if plan else {})
             return plan
 
-        def work(self, site: Site, order: Order) -> Reply:
-            reply: Reply = super().work(site, order)
+        def execute(self, site: Site, request: Request) -> Reply:
+            reply: Reply = super().execute(site, request)
             if site.name == "site-2":
                 reply.meta = {} if site.round == 1 else dict.fromkeys(reply.meta, {"size": [math.nan]})
             return reply
 
-        def fold(self, server: Server, replies: Replies) -> None:
+        def aggregate(self, server: Server, replies: Replies) -> None:
             sent = {site: (tensors, replies.meta[site]) for site, tensors in replies}
             for site in sorted(sent)[-1:]:
                 for what, tensors, meta in _lies(*sent[site], sorted(self.sends_meta)):
                     with contextlib.suppress(RefusedError):
-                        check_reply(self, server.task, orders[site], tensors, meta, site)
+                        check_reply(self, server.task, requests[site], tensors, meta, site)
                         self.suffer(server, _SentReplies(sent | {site: (tensors, meta)}, replies.missing), what)
                 if sent[site][0]:
                     self.ignore(server, sent, replies.missing, site)
-            super().fold(server, replies)
+            super().aggregate(server, replies)
 
         def ignore(self, server: Server, sent: dict[str, tuple[Tensors, Meta]], missing: list[str], site: str) -> None:
             """A reply that lost its tensors is refused, or the fold is the one without it."""
             with contextlib.suppress(RefusedError):
-                check_reply(self, server.task, orders[site], {}, sent[site][1], site)
+                check_reply(self, server.task, requests[site], {}, sent[site][1], site)
                 emptied = _SentReplies(sent | {site: ({}, sent[site][1])}, missing)
                 others = _SentReplies({name: sent[name] for name in sent if name != site}, [*missing, site])
                 states = []
                 for replies in (emptied, others):
                     copy = replace(server, state=copied(server.state))
-                    super().fold(copy, replies)
+                    super().aggregate(copy, replies)
                     states.append(copy.state.tensors)
                 expect(
                     wire.tensors_equal(*states),
@@ -79,7 +79,7 @@ def a_dishonest_site_stops_nobody(case: Case) -> None:
         def suffer(self, server: Server, replies: Replies, what: str) -> None:
             copy = replace(server, state=copied(server.state))
             try:
-                super().fold(copy, replies)
+                super().aggregate(copy, replies)
                 super().plan(copy)
                 super().publish(copy)
             except Exception as error:

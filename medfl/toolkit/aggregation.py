@@ -169,7 +169,7 @@ def check_validation(server: Server, why: str) -> None:
     Raises:
         SettingsError: Naming sites.
     """
-    if lacking := [name for name in server.trainable() if not server.facts.get(name, {}).get("validates", True)]:
+    if lacking := [name for name in server.trainable() if not server.site_info.get(name, {}).get("validates", True)]:
         raise SettingsError(
             "no_images",
             f"{why}: expected validation images at each, got none at {names_and_more(lacking, 3)}. Give them a "

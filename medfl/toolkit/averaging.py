@@ -2,7 +2,7 @@
 
 A method overrides what it changes: at a site what `medfl.toolkit.local_training` lists, such as `loss`; here `shared`
 (what is exchanged), `weight`, `weights_of`, `server_update`, for tensors beside the model `extra_down`, `extra_weights`
-and `extra_fold`, and for rounds of several steps `round_steps` and `schedule` (`medfl.toolkit.rounds`). As it stands
+and `aggregate_extra`, and for rounds of several steps `round_steps` and `schedule` (`medfl.toolkit.rounds`). As it stands
 this is FedAvg (McMahan et al., AISTATS 2017).
 """
 
@@ -19,11 +19,11 @@ from medfl.contract import (
     Findings,
     Model,
     Need,
-    Order,
     PayloadKind,
     ReducesTo,
     Replies,
     Reply,
+    Request,
     Server,
     Site,
 )
@@ -67,7 +67,7 @@ class Averaging(Rounds, LocalTraining):
       class that overrides more than `loss` and the server's part.
     * `Capability.ROBUST`: the server computes one mean of the updates, weighted by sizes or uniformly, and a robust
       rule (``settings.robust``) can replace it. Check this promise in a class that overrides `sends`, `weight`,
-      `weights_of`, `round_steps`, `plan`, `aggregate`, `average`, `fold`, `extra_weights` or `extra_fold`.
+      `weights_of`, `round_steps`, `plan`, `aggregate`, `average`, `fold`, `extra_weights` or `aggregate_extra`.
     """
 
     name: ClassVar[str]
@@ -147,7 +147,7 @@ class Averaging(Rounds, LocalTraining):
         """Weights of what came beside the updates, before normalisation, by site; by default those of the updates."""
         return self.weights_of(server, metas)
 
-    def extra_fold(self, server: Server, prefix: str, mean: Tensors, replied: int) -> None:
+    def aggregate_extra(self, server: Server, prefix: str, mean: Tensors, replied: int) -> None:
         """Take in what came beside the updates; by default it is added to what the server keeps under the prefix.
 
         Args:
@@ -162,24 +162,24 @@ class Averaging(Rounds, LocalTraining):
 
     def round_steps(self) -> tuple[Step, ...]:
         """One: this round's participants train, and their updates are averaged."""
-        return (Step("fit", self.orders, self.train, self.aggregate),)
+        return (Step("fit", self.requests, self.train, self.aggregate_updates),)
 
-    def orders(self, server: Server) -> list[Order]:
+    def requests(self, server: Server) -> list[Request]:
         """To this round's participants, with the server's model."""
         chosen = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
         tensors = self.publish(server) | self.extra_down(server)
-        return [Order(name, "fit", tensors) for name in chosen]
+        return [Request(name, "fit", tensors) for name in chosen]
 
-    def train(self, site: Site, order: Order) -> Reply:
+    def train(self, site: Site, request: Request) -> Reply:
         """Train from the received tensors, keep the personal ones, reply with the update of the shared ones."""
-        received = select(order.tensors, MODEL)
-        done, models = self.train_in_turn(site, order.tensors, self.start(site, received))
+        received = select(request.tensors, MODEL)
+        done, models = self.train_in_turn(site, request.tensors, self.start(site, received))
         personal = {name: done.after[name] for name in done.after if name not in received}
         site.state.tensors = prefixed(select(site.state.tensors, KEPT), KEPT) | personal
         update = prefixed({name: subtract(done.after[name], old) for name, old in received.items()}, MODEL)
         return Reply(update | done.extra, {"size": len(site.train)} | done.meta, log=done.log, trained=models)
 
-    def aggregate(self, server: Server, replies: Replies) -> None:
+    def aggregate_updates(self, server: Server, replies: Replies) -> None:
         """Weighted mean of the updates, then `server_update`; then the means of what came beside them."""
         self.average(server, replies, [prefix for prefix in self.sends if prefix != MODEL])
 
@@ -206,11 +206,11 @@ class Averaging(Rounds, LocalTraining):
         server.state.meta["parameters"] = [name for name, _ in model.named_parameters() if name in set(names)]
         server.state.meta["complete"] = len(names) == len(tensors)
 
-    def check_tensors(self, task: Task, order: Order, tensors: Tensors) -> None:
+    def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
         """Updates are of the order's tensors, and there are those that the step says."""
         steps = {step.name: step.updates for step in self.round_steps()}
-        needed = steps.get(order.op, ())  # a method that plans orders of its own knows what it needs
-        check_updates(tensors, order.tensors, self.sends, self.sends if needed is None else needed)
+        needed = steps.get(request.op, ())  # a method that plans orders of its own knows what it needs
+        check_updates(tensors, request.tensors, self.sends, self.sends if needed is None else needed)
 
     def publish(self, server: Server) -> Tensors:
         """The shared tensors."""
@@ -220,18 +220,18 @@ class Averaging(Rounds, LocalTraining):
         """Nothing beside the scores."""
         return Findings()
 
-    def models(self, holder: Server | Site) -> dict[str, Model]:
+    def models(self, participant: Server | Site) -> dict[str, Model]:
         """The server's model where all of it is shared, otherwise each site's own; and what a site trains apart."""
-        if isinstance(holder, Server):
-            complete = holder.state.meta.get("complete", False)
-            return {"global": Model(holder.task.network, shared_of(holder))} if complete else {}
-        received = select(holder.published, MODEL)
-        tensors = self.full_state(holder, received)
+        if isinstance(participant, Server):
+            complete = participant.state.meta.get("complete", False)
+            return {"global": Model(participant.task.network, shared_of(participant))} if complete else {}
+        received = select(participant.published, MODEL)
+        tensors = self.full_state(participant, received)
         kind = "global" if len(received) == len(tensors) else "personal"
-        models = {kind: Model(holder.network, tensors)}
-        for training in self.trainings(holder):
+        models = {kind: Model(participant.network, tensors)}
+        for training in self.trainings(participant):
             if training.apart:
-                models["personal"] = Model(holder.network, own_model(holder, training, tensors))
+                models["personal"] = Model(participant.network, own_model(participant, training, tensors))
         return models
 
     def task_of(self, task: Task) -> Task:
@@ -249,7 +249,7 @@ class Averaging(Rounds, LocalTraining):
     # ---- pieces
 
     def average(self, server: Server, replies: Replies, further: Sequence[str] = ()) -> None:
-        """Fold the updates of the model, and what came beside them under further prefixes, by `extra_fold`.
+        """Fold the updates of the model, and what came beside them under further prefixes, by `aggregate_extra`.
 
         Under a robust rule its value stands in place of the mean, and nothing comes beside the updates.
         """
@@ -267,7 +267,7 @@ class Averaging(Rounds, LocalTraining):
         server.state.tensors |= self.server_update(server, shared_of(server), means[MODEL])
         for prefix in further:
             if means[prefix]:
-                self.extra_fold(server, prefix, means[prefix], len(replies))
+                self.aggregate_extra(server, prefix, means[prefix], len(replies))
 
 
 def refuse_noisy_statistics(model: nn.Module, names: list[str]) -> None:

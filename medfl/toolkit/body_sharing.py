@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from medfl.contract import Capability, Model, Order, PayloadKind, Reply, Server, Site
+from medfl.contract import Capability, Model, PayloadKind, Reply, Request, Server, Site
 from medfl.errors import SettingsError
 from medfl.networks.parts import head_names, without_head
 from medfl.privacy.policy import policy_of
@@ -129,22 +129,22 @@ class MeanHead(BodySharing):
         """The body, and the mean head if there is one."""
         return super().publish(server) | prefixed(select(server.state.tensors, KEPT + HEAD), HEAD)
 
-    def train(self, site: Site, order: Order) -> Reply:
+    def train(self, site: Site, request: Request) -> Reply:
         """Train the received body with the own head; if heads are averaged, reply with the own head less the mean one.
 
         So the server's mean head plus the mean of the replies is the mean of the heads, whoever takes part, and what
         clipping and noise act on is a head's distance from the mean, not from where it began.
         """
-        reply = super().train(site, order)
+        reply = super().train(site, request)
         after = reply.trained["personal"].tensors
-        lent = select(order.tensors, HEAD)
+        lent = select(request.tensors, HEAD)
         reply.tensors |= prefixed({name: subtract(after[name], mean) for name, mean in lent.items()}, HEAD)
         return reply
 
-    def models(self, holder: Server | Site) -> dict[str, Model]:
+    def models(self, participant: Server | Site) -> dict[str, Model]:
         """A personal model at each site; if heads are averaged, a global one."""
-        models = super().models(holder)
-        published = self.publish(holder) if isinstance(holder, Server) else holder.published
+        models = super().models(participant)
+        published = self.publish(participant) if isinstance(participant, Server) else participant.published
         if head := select(published, HEAD):
-            models["global"] = Model(holder.task.network, select(published, MODEL) | head)
+            models["global"] = Model(participant.task.network, select(published, MODEL) | head)
         return models

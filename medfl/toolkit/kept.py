@@ -13,26 +13,26 @@ KEPT = "kept/"
 """What the names of tensors begin with that a holder's state has beside its model: they go nowhere."""
 
 
-def shared_of(holder: Server | Site) -> Tensors:
+def shared_of(participant: Server | Site) -> Tensors:
     """The tensors of a holder's model: at the server those that the sites get, at a site its personal ones."""
-    return {name: tensor for name, tensor in holder.state.tensors.items() if not name.startswith(KEPT)}
+    return {name: tensor for name, tensor in participant.state.tensors.items() if not name.startswith(KEPT)}
 
 
-def keep(holder: Server | Site, prefix: str, tensors: Tensors) -> None:
+def keep(participant: Server | Site, prefix: str, tensors: Tensors) -> None:
     """Keep tensors under a prefix, in place of those of the same names."""
-    holder.state.tensors |= prefixed(tensors, KEPT + prefix)
+    participant.state.tensors |= prefixed(tensors, KEPT + prefix)
 
 
-def kept(holder: Server | Site, prefix: str) -> Tensors:
+def kept(participant: Server | Site, prefix: str) -> Tensors:
     """What is kept under a prefix, by the names that it was kept with."""
-    return select(holder.state.tensors, KEPT + prefix)
+    return select(participant.state.tensors, KEPT + prefix)
 
 
-def add_to_kept(holder: Server | Site, prefix: str, changes: Tensors) -> None:
+def add_to_kept(participant: Server | Site, prefix: str, changes: Tensors) -> None:
     """Add changes to what is kept, summed in float64; a tensor that is not there yet counts as zero."""
-    old = kept(holder, prefix)
+    old = kept(participant, prefix)
     new = {name: change if name not in old else add_update(old[name], wide(change)) for name, change in changes.items()}
-    keep(holder, prefix, new)
+    keep(participant, prefix, new)
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 from pydantic import field_validator
 
-from medfl.contract import Capability, Model, Order, PayloadKind, Reply, Server, Site
+from medfl.contract import Capability, Model, PayloadKind, Reply, Request, Server, Site
 from medfl.toolkit.aggregation import sample
 from medfl.toolkit.personal import Personal
 from medfl.toolkit.rounds import Due, Step
@@ -58,7 +58,7 @@ class Circulating(Personal):
         """Models are sent, trained and brought home."""
         return (
             Step("send", partial(self.to_owners, "send"), self.send, quorum=0),
-            Step("train", self.orders, self.train),
+            Step("train", self.requests, self.train),
             Step("home", partial(self.to_owners, "home"), quorum=0),
         )
 
@@ -75,46 +75,46 @@ class Circulating(Personal):
         hosts = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
         return route(hosts, {host: host for host in hosts}, self.route, server.shared_rng("route"))
 
-    def orders(self, server: Server) -> list[Order]:
+    def requests(self, server: Server) -> list[Request]:
         """To the hosts, to train."""
         scale = len(server.trainable()) if self.p2p_scale == "N" else self.p2p_scale
         meta: Meta = {"scale": scale, "returns": self.guests_return(server)}
-        return [Order(host, "train", meta=meta | {"owner": owner}) for host, owner in self.owner_of(server).items()]
+        return [Request(host, "train", meta=meta | {"owner": owner}) for host, owner in self.owner_of(server).items()]
 
-    def to_owners(self, op: str, server: Server) -> list[Order]:
+    def to_owners(self, op: str, server: Server) -> list[Request]:
         """To the owners of the models that travel."""
         pairs, returns = self.owner_of(server).items(), self.guests_return(server)
-        return [Order(owner, op, meta={"to": host, "returns": returns}) for host, owner in pairs if host != owner]
+        return [Request(owner, op, meta={"to": host, "returns": returns}) for host, owner in pairs if host != owner]
 
     # ---- a site
 
-    def work(self, site: Site, order: Order) -> Reply:
+    def execute(self, site: Site, request: Request) -> Reply:
         """Take in the own model if it came home, then do what is asked."""
         self.take_in(site)
-        return super().work(site, order)
+        return super().execute(site, request)
 
-    def send(self, site: Site, order: Order) -> Reply:
+    def send(self, site: Site, request: Request) -> Reply:
         """Post a copy of the own model to its host."""
-        mine = ModelInTransit(site.name, site.network, self.lent(site, order))
-        return Reply(parcels=[pack(order.meta["to"], mine, [site.round])])
+        mine = ModelInTransit(site.name, site.network, self.lent(site, request))
+        return Reply(peer_messages=[pack(request.meta["to"], mine, [site.round])])
 
-    def lent(self, site: Site, order: Order) -> Tensors:
+    def lent(self, site: Site, request: Request) -> Tensors:
         """What of the own model is sent to its host."""
         return self.own(site)
 
     def take_in(self, site: Site) -> None:
         """Keep the own model as it came home last, perhaps while this site was away."""
-        for parcel in site.inbox:
-            if parcel.meta["owner"] == site.name:  # one at most: who is away lends nothing
-                site.state.tensors = unpack(parcel).kept
+        for peer_message in site.inbox:
+            if peer_message.meta["owner"] == site.name:  # one at most: who is away lends nothing
+                site.state.tensors = unpack(peer_message).kept
 
-    def train(self, site: Site, order: Order) -> Reply:
+    def train(self, site: Site, request: Request) -> Reply:
         """Train the guest, or the own model if that stayed at home, and return the guest."""
-        owner = order.meta["owner"]
+        owner = request.meta["owner"]
         guest = self.guest(site, owner)
         if guest is None:
             return Reply(meta={"guest": ""}, log={"trained": 0.0})
-        done, kept = self.go_on(as_host(site, guest.network, order.meta["scale"]), guest.kept)
+        done, kept = self.go_on(as_host(site, guest.network, request.meta["scale"]), guest.kept)
         if not is_finite(kept):
             logger.warning("Round %d: a training at %s diverged; the model goes on as it came.", site.round, site.name)
             return Reply(meta={"guest": ""}, log=done.log | {"trained": 0.0})
@@ -126,7 +126,7 @@ class Circulating(Personal):
         if owner == site.name:
             site.state.tensors = kept
         else:
-            reply.parcels = [pack(owner, ModelInTransit(owner, guest.network, kept), [site.round])]
+            reply.peer_messages = [pack(owner, ModelInTransit(owner, guest.network, kept), [site.round])]
         return reply
 
     def guest(self, site: Site, owner: str) -> ModelInTransit | None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from medfl.contract import Capability, Model, Order, PayloadKind, Replies, Reply, Server, Site
+from medfl.contract import Capability, Model, PayloadKind, Replies, Reply, Request, Server, Site
 from medfl.networks.norms import buffer_names
 from medfl.toolkit.averaging import Averaging, Weighting
 from medfl.toolkit.fit import Fit, FitResult
@@ -63,16 +63,20 @@ class Personal(Averaging):
     def setup(self, server: Server) -> None:
         """Nothing: the server has no model."""
 
-    def aggregate(self, server: Server, replies: Replies) -> None:
+    def aggregate_updates(self, server: Server, replies: Replies) -> None:
         """Nothing to average."""
 
     def publish(self, server: Server) -> Tensors:
         """Nothing to publish."""
         return {}
 
-    def models(self, holder: Server | Site) -> dict[str, Model]:
+    def models(self, participant: Server | Site) -> dict[str, Model]:
         """A personal model at each site."""
-        return {} if isinstance(holder, Server) else {"personal": Model(holder.network, split(self.own(holder))[0])}
+        return (
+            {}
+            if isinstance(participant, Server)
+            else {"personal": Model(participant.network, split(self.own(participant))[0])}
+        )
 
     # ---- pieces
 
@@ -121,7 +125,7 @@ class LastStep(Averaging):
 
     def round_steps(self) -> tuple[Step, ...]:
         """Those of the parent; in the end all sites adapt."""
-        return *super().round_steps(), Step(ADAPT, self.adapt_orders, self.adapt_and_keep, quorum=0, updates=())
+        return *super().round_steps(), Step(ADAPT, self.adapt_requests, self.adapt_and_keep, quorum=0, updates=())
 
     def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
         """Those of the parent; the last step comes in the last round."""
@@ -129,22 +133,22 @@ class LastStep(Averaging):
         steps = [step.name for step in self.round_steps() if step.name != ADAPT or last]
         return [Due(name) for name in steps][len(done) :]
 
-    def adapt_orders(self, server: Server) -> list[Order]:
+    def adapt_requests(self, server: Server) -> list[Request]:
         """To all sites, with the common model."""
-        return [Order(name, ADAPT, self.publish(server)) for name in server.trainable()]
+        return [Request(name, ADAPT, self.publish(server)) for name in server.trainable()]
 
-    def adapt_and_keep(self, site: Site, order: Order) -> Reply:
+    def adapt_and_keep(self, site: Site, request: Request) -> Reply:
         """Adapt the common model and keep what comes out."""
-        done = self.adapt(site, self.full_state(site, select(order.tensors, MODEL)), order.tensors)
+        done = self.adapt(site, self.full_state(site, select(request.tensors, MODEL)), request.tensors)
         keep(site, f"{ADAPT}/", done.after)
         return Reply(log=done.log, trained={"personal": Model(site.network, done.after)})
 
-    def models(self, holder: Server | Site) -> dict[str, Model]:
+    def models(self, participant: Server | Site) -> dict[str, Model]:
         """Those of the parent, and at each site its own."""
-        models = super().models(holder)
-        if isinstance(holder, Site):
+        models = super().models(participant)
+        if isinstance(participant, Site):
             common = next(iter(models.values())).tensors
-            models["personal"] = Model(holder.network, kept(holder, f"{ADAPT}/") or common)
+            models["personal"] = Model(participant.network, kept(participant, f"{ADAPT}/") or common)
         return models
 
 
@@ -186,9 +190,9 @@ class HeldNear(Averaging):
         """The site keeps its model."""
         keep(fit.site, OWN, cpu_state(fit.model))
 
-    def models(self, holder: Server | Site) -> dict[str, Model]:
+    def models(self, participant: Server | Site) -> dict[str, Model]:
         """Each site's own; one that has not trained yet has what is published, over the initial model."""
-        if isinstance(holder, Server):
+        if isinstance(participant, Server):
             return {}
-        tensors = kept(holder, OWN) or self.full_state(holder, select(holder.published, MODEL))
-        return {"personal": Model(holder.network, tensors)}
+        tensors = kept(participant, OWN) or self.full_state(participant, select(participant.published, MODEL))
+        return {"personal": Model(participant.network, tensors)}

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from medfl.contract import Model, Need, Order, PayloadKind, ReducesTo, Replies, Reply, Server, Site
+from medfl.contract import Model, Need, PayloadKind, ReducesTo, Replies, Reply, Request, Server, Site
 from medfl.errors import RefusedError, SettingsError
 from medfl.networks.parts import body_and_head, features_and_logits, features_of, single_linear
 from medfl.task import Task
@@ -193,18 +193,18 @@ class PrototypeSharing(Personal):
             for network in features:
                 single_linear(server.task.build(network), network, "The nearest prototype is chosen by a linear head")
 
-    def orders(self, server: Server) -> list[Order]:
+    def requests(self, server: Server) -> list[Request]:
         """With the common prototypes."""
-        orders, meta = super().orders(server), {"features": server.state.meta["features"]}
-        return [Order(order.to, order.op, order.tensors, meta) for order in orders]
+        requests, meta = super().requests(server), {"features": server.state.meta["features"]}
+        return [Request(request.to, request.op, request.tensors, meta) for request in requests]
 
     def publish(self, server: Server) -> Tensors:
         """The common prototypes."""
         return prefixed(kept(server, PROTO), PROTO)
 
-    def check_tensors(self, task: Task, order: Order, tensors: Tensors) -> None:
+    def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
         """A vector of as many numbers as there are features, for some of the classes."""
-        known, shape = {f"{PROTO}{label}" for label in range(task.objective.classes)}, (order.meta["features"],)
+        known, shape = {f"{PROTO}{label}" for label in range(task.objective.classes)}, (request.meta["features"],)
         for name, tensor in tensors.items():
             if name not in known or tensor.shape != shape or tensor.dtype is not torch.float32:
                 raise RefusedError(
@@ -216,15 +216,15 @@ class PrototypeSharing(Personal):
                     found=f"{tensor.dtype} {list(tensor.shape)}",
                 )
 
-    def aggregate(self, server: Server, replies: Replies) -> None:
+    def aggregate_updates(self, server: Server, replies: Replies) -> None:
         """The mean over the sites that own a class."""
         self.take_in(server, {site: select(tensors, PROTO) for site, tensors in replies}, replies.meta)
 
     # ---- a site
 
-    def train(self, site: Site, order: Order) -> Reply:
+    def train(self, site: Site, request: Request) -> Reply:
         """Train the own model and keep it; reply with the prototypes of its classes."""
-        classes, device, received = site.task.objective.classes, site.task.device, select(order.tensors, PROTO)
+        classes, device, received = site.task.objective.classes, site.task.device, select(request.tensors, PROTO)
         aims = table(received, classes, device)
         done, site.state.tensors = self.go_on(site, self.own(site), {"prototypes": aims})
         model = site.task.load(done.after, site.network)
@@ -241,11 +241,11 @@ class PrototypeSharing(Personal):
         labels: torch.Tensor = task.objective.class_labels(batch.targets)  # type: ignore[assignment]
         return task.loss(logits, batch.targets) + self.lam * self.scale(aims.shape[1]) * pull(features, aims, labels)
 
-    def models(self, holder: Server | Site) -> dict[str, Model]:
+    def models(self, participant: Server | Site) -> dict[str, Model]:
         """A personal model at each site."""
-        if isinstance(holder, Server):
+        if isinstance(participant, Server):
             return {}
-        return {"personal": self.scored(holder, self.own(holder), select(holder.published, PROTO))}
+        return {"personal": self.scored(participant, self.own(participant), select(participant.published, PROTO))}
 
     def scored(self, site: Site, tensors: Tensors, received: Tensors) -> Model:
         """The own model; if the nearest prototype is chosen, and there are any, with a head that does so."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import astuple, dataclass
 
-from medfl.contract import Order, Plan, Replies, Reply, Server, Site
+from medfl.contract import Plan, Replies, Reply, Request, Server, Site
 from medfl.errors import ContractError
 from medfl.toolkit.robust.rule import least_replies
 
@@ -33,9 +33,9 @@ class Step:
     """
 
     name: str
-    orders: Callable[[Server], list[Order]] | None = None
-    work: Callable[[Site, Order], Reply] | None = None
-    fold: Callable[[Server, Replies], None] | None = None
+    requests: Callable[[Server], list[Request]] | None = None
+    execute: Callable[[Site, Request], Reply] | None = None
+    aggregate: Callable[[Server, Replies], None] | None = None
     quorum: Callable[[Server], int] | int | None = None
     updates: Collection[str] | None = None
 
@@ -93,27 +93,27 @@ class Rounds:
         if not left:
             return Plan(server.round, [])  # the settings were changed when the run was continued: nothing is left
         step = self._step(left[0].name)
-        orders = step.orders(server) if step.orders else []
-        if wrong := sorted({order.op for order in orders} - {step.name}):
+        requests = step.requests(server) if step.requests else []
+        if wrong := sorted({request.op for request in requests} - {step.name}):
             raise ContractError(
                 "wrong_orders",
                 f"expected orders '{step.name}' in the step of that name, got {wrong}",
                 expected=step.name,
                 found=wrong,
             )
-        quorum, folds = _quorum(server, step, len(orders)), step.fold is not None
-        return Plan(server.round, orders, ends_round=len(left) == 1, quorum=quorum, folds=folds)
+        quorum, aggregates = _quorum(server, step, len(requests)), step.aggregate is not None
+        return Plan(server.round, requests, ends_round=len(left) == 1, quorum=quorum, aggregates=aggregates)
 
-    def work(self, site: Site, order: Order) -> Reply:
+    def execute(self, site: Site, request: Request) -> Reply:
         """What the step does that the order belongs to."""
-        step = self._step(order.op)
-        return step.work(site, order) if step.work else Reply()
+        step = self._step(request.op)
+        return step.execute(site, request) if step.execute else Reply()
 
-    def fold(self, server: Server, replies: Replies) -> None:
+    def aggregate(self, server: Server, replies: Replies) -> None:
         """What the step makes of the replies; then it is done, and after the last step the round is."""
         done, left = _done(server), self._left(server)
-        if left and (fold := self._step(left[0].name).fold):
-            fold(server, replies)
+        if left and (aggregate := self._step(left[0].name).aggregate):
+            aggregate(server, replies)
         if len(left) > 1:
             server.state.meta[DONE] = [list(astuple(due)) for due in (*done, left[0])]
         else:
@@ -145,9 +145,9 @@ def _done(server: Server) -> list[Due]:
     return [Due(name, turn) for name, turn in server.state.meta.get(DONE, [])]
 
 
-def _quorum(server: Server, step: Step, orders: int) -> int | None:
-    if step.orders is None:
+def _quorum(server: Server, step: Step, requests: int) -> int | None:
+    if step.requests is None:
         return None
     if step.quorum is None:
-        return max(min(server.settings.min_replies, max(orders, 1)), least_replies(server.settings.robust))
+        return max(min(server.settings.min_replies, max(requests, 1)), least_replies(server.settings.robust))
     return step.quorum if isinstance(step.quorum, int) else step.quorum(server)

@@ -14,7 +14,7 @@ import torch
 from medfl.contract import PayloadKind, PeerMessage, Site
 from medfl.training.optimizer_state import PREFIX as OPTIMIZER
 from medfl.types import Meta, Tensors
-from medfl.utils.metadata import PARCEL, Count, MetaField, Text, list_of, one_of
+from medfl.utils.metadata import PEER_MESSAGE, Count, MetaField, Text, list_of, one_of
 from medfl.utils.wire import prefixed, select
 
 MODEL = "model/"
@@ -25,9 +25,9 @@ SENDS: Mapping[str, PayloadKind] = {MODEL: "weights", OPTIMIZER: "statistic"}
 
 
 TELLS: Mapping[str, MetaField] = {
-    "owner": MetaField("public", Text, after=(PARCEL,)),
-    "network": MetaField("public", one_of("networks"), after=(PARCEL,)),
-    "stamp": MetaField("public", list_of(Count, 2, shorter=True), after=(PARCEL,)),
+    "owner": MetaField("public", Text, after=(PEER_MESSAGE,)),
+    "network": MetaField("public", one_of("networks"), after=(PEER_MESSAGE,)),
+    "stamp": MetaField("public", list_of(Count, 2, shorter=True), after=(PEER_MESSAGE,)),
 }
 """What stands on it; for a method's `sends_meta`."""
 
@@ -59,10 +59,10 @@ def pack(to: str, traveller: ModelInTransit, stamp: list[int]) -> PeerMessage:
     return PeerMessage(to, tensors, {"owner": traveller.owner, "network": traveller.network, "stamp": stamp})
 
 
-def unpack(parcel: PeerMessage) -> ModelInTransit:
+def unpack(peer_message: PeerMessage) -> ModelInTransit:
     """The model in a parcel."""
-    kept = select(parcel.tensors, MODEL) | prefixed(select(parcel.tensors, OPTIMIZER), OPTIMIZER)
-    return ModelInTransit(parcel.meta["owner"], parcel.meta["network"], kept)
+    kept = select(peer_message.tensors, MODEL) | prefixed(select(peer_message.tensors, OPTIMIZER), OPTIMIZER)
+    return ModelInTransit(peer_message.meta["owner"], peer_message.meta["network"], kept)
 
 
 def arrived(site: Site, owner: str, stamp: list[int]) -> ModelInTransit | None:
@@ -110,7 +110,7 @@ def route(hosts: Sequence[str], held: Mapping[str, str], kind: Route, generator:
     Returns:
         In the order of `hosts`; no model twice.
     """
-    models = sorted(model for model, holder in held.items() if holder in hosts)
+    models = sorted(model for model, participant in held.items() if participant in hosts)
     if kind in ("identity", "ring"):
         shift = 1 if kind == "ring" else 0
         ahead = {host: hosts[(index + shift) % len(hosts)] for index, host in enumerate(hosts)}

@@ -23,7 +23,7 @@ Visibility = Literal["public", "private", "needed"]
 """Whether metadata may leave a site. Under a privacy setting only ``public`` fields do; a method that can't do without
 a field that is not public declares it ``needed``, and such a run is refused."""
 
-PARCEL = "parcel"
+PEER_MESSAGE = "peer_message"
 """Name of peer messages among the operations of `MetaField.after`."""
 
 LARGEST = 10**12

@@ -113,7 +113,7 @@ class InversionResult(Record):
     best_ssim: float
 
 
-class PoisonResult(Record):
+class PoisoningResult(Record):
     """The result of a poisoning attack on a run, at its honest sites and its server.
 
     Attributes:
@@ -149,7 +149,7 @@ class PoisonResult(Record):
     wanted_images: int | None = None
 
 
-AttackResult = MembershipResult | InversionResult | PoisonResult
+AttackResult = MembershipResult | InversionResult | PoisoningResult
 """The result of an attack of any kind."""
 
 
@@ -235,7 +235,7 @@ class InversionFile(AttackFile):
     notes: tuple[str, ...] = ()
 
 
-class PoisonFile(AttackFile):
+class PoisoningFile(AttackFile):
     """The results of poisoning attacks.
 
     Attributes:
@@ -243,16 +243,16 @@ class PoisonFile(AttackFile):
     """
 
     NAME: ClassVar[str] = "poison.json"
-    REPAIR: ClassVar[str] = "Attack again: medfl attack poison."
+    REPAIR: ClassVar[str] = "Attack again: medfl attack poisoning."
 
     attack: Literal["poison"] = "poison"
-    results: tuple[PoisonResult, ...]
+    results: tuple[PoisoningResult, ...]
 
 
-FILES: dict[str, type[MembershipFile] | type[InversionFile] | type[PoisonFile]] = {
+FILES: dict[str, type[MembershipFile] | type[InversionFile] | type[PoisoningFile]] = {
     "membership": MembershipFile,
     "inversion": InversionFile,
-    "poison": PoisonFile,
+    "poison": PoisoningFile,
 }
 """Maps each kind of attack to the class of its file."""
 
@@ -268,7 +268,7 @@ def results_path(run: Path, attack: str, out: Path | None = None) -> Path:
     return (run / ATTACKS_FOLDER if out is None else out) / FILES[attack].NAME
 
 
-def read_results(run: Path, attack: str) -> MembershipFile | InversionFile | PoisonFile | None:
+def read_results(run: Path, attack: str) -> MembershipFile | InversionFile | PoisoningFile | None:
     """Return the results of an attack on a run, or None if there are none.
 
     Args:

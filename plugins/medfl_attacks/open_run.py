@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
-class HomeModel(Model):
+class ExportedModel(Model):
     """A model from a bundle that was taken home, which says itself how its network is built."""
 
     build: Callable[[], nn.Module]
@@ -147,7 +147,7 @@ class OpenedRun:
     def predictor(self, model: Model, name: str = "") -> nn.Module:
         """A model of this run as a network in evaluation mode; kept under a name."""
         if name not in self._predictors:
-            if isinstance(model, HomeModel):
+            if isinstance(model, ExportedModel):
                 task = self.task.with_network(model.network, model.build)
                 self._predictors[name] = task.load(model.tensors, model.network).eval()
             else:
@@ -307,7 +307,7 @@ def _check_data(record: RunRecord, parts: list[SiteData], folder: Path) -> None:
         )
 
 
-def _taken_home(home: Path) -> HomeModel | None:
+def _taken_home(home: Path) -> ExportedModel | None:
     """The model in a bundle, or None without one."""
     weights = home / WEIGHTS
     if not weights.is_file():
@@ -315,7 +315,7 @@ def _taken_home(home: Path) -> HomeModel | None:
     try:
         config = json.loads((home / CONFIG).read_text(encoding="utf-8"))
         tensors = torch.load(weights, map_location="cpu", weights_only=True)
-        return HomeModel(config["network_name"], tensors, build=partial(build_network, home))
+        return ExportedModel(config["network_name"], tensors, build=partial(build_network, home))
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise StoreError(
             "unreadable_bundle", f"expected a model in '{home}': {error}. Put the bundle back, or run again.", path=home

@@ -19,12 +19,12 @@ import torch
 from torch import nn
 
 from medfl.data.pooled import joined, labels_of, patients_of
-from medfl.engine.adversaries.adversary import DataPoison
-from medfl.engine.adversaries.simulation import Attackers, PoisonedData, read_attackers
+from medfl.engine.adversaries.adversary import DataAdversary
+from medfl.engine.adversaries.simulation import AttackedData, Attackers, read_attackers
 from medfl.errors import DataError, SettingsError
 from medfl.training.predict import logits
 from medfl.types import GLOBAL, Dataset, Meta
-from medfl_attacks.attack_files import Interval, PoisonFile, PoisonResult, results_path
+from medfl_attacks.attack_files import Interval, PoisoningFile, PoisoningResult, results_path
 from medfl_attacks.open_run import OpenedRun
 from medfl_report.statistics import wilson_over_patients
 
@@ -37,7 +37,7 @@ NONE = "none"
 
 
 @dataclass(frozen=True)
-class PoisonOptions:
+class PoisoningOptions:
     """What is looked for.
 
     Attributes:
@@ -82,12 +82,14 @@ class Judged:
         test: At least one image.
     """
 
-    holder: str
+    participant: str
     model: nn.Module
     test: Dataset
 
 
-def run_poison(run: OpenedRun, options: PoisonOptions | None = None, out: Path | None = None) -> list[PoisonResult]:
+def run_poisoning(
+    run: OpenedRun, options: PoisoningOptions | None = None, out: Path | None = None
+) -> list[PoisoningResult]:
     """Judge a run and write ``attacks/poison.json`` in its folder.
 
     Args:
@@ -104,16 +106,16 @@ def run_poison(run: OpenedRun, options: PoisonOptions | None = None, out: Path |
         DataError: If no honest site has test images.
         StoreError: If something can't be read or written.
     """
-    options = options or PoisonOptions()
-    own = read_attackers(run.settings.poison, run.registry)
+    options = options or PoisoningOptions()
+    own = read_attackers(run.settings.adversaries, run.registry)
     wanted = [own] if own else [read_attackers(setting, run.registry) for setting in options.settings()]
     results = [judge(run, attackers) for attackers in wanted or [None]]
     used = asdict(options) | {"device": run.task.device}
-    PoisonFile(options=used, results=tuple(results)).write(results_path(run.folder, NAME, out))
+    PoisoningFile(options=used, results=tuple(results)).write(results_path(run.folder, NAME, out))
     return results
 
 
-def judge(run: OpenedRun, attackers: Attackers | None) -> PoisonResult:
+def judge(run: OpenedRun, attackers: Attackers | None) -> PoisoningResult:
     """Measure the models' accuracy and the attackers' success; raises the errors of `run_poison`."""
     bad = () if attackers is None else attackers.sites
     if unknown := sorted(set(bad) - set(run.sites)):
@@ -124,7 +126,7 @@ def judge(run: OpenedRun, attackers: Attackers | None) -> PoisonResult:
             sites=unknown,
         )
     parts = _parts(run, bad)
-    right = {part.holder: _answers(run, part.model, part.test) == labels_of(part.test) for part in parts}
+    right = {part.participant: _answers(run, part.model, part.test) == labels_of(part.test) for part in parts}
     at_sites = {name: share for name, share in right.items() if name != GLOBAL}
     row: Meta = {
         "target": "global" if run.global_model() is not None else "personal",
@@ -137,11 +139,11 @@ def judge(run: OpenedRun, attackers: Attackers | None) -> PoisonResult:
     }
     if at_sites:
         worst = min(sorted(at_sites), key=lambda name: float(at_sites[name].double().mean()))
-        site = [part for part in parts if part.holder == worst]
+        site = [part for part in parts if part.participant == worst]
         row |= {"worst_site": worst, **_share("worst_accuracy", [at_sites[worst]], site)}
-    if attackers is not None and isinstance(attackers.poison, DataPoison):
-        row |= _success(run, attackers.poison, parts)
-    return PoisonResult(**row)
+    if attackers is not None and isinstance(attackers.adversary, DataAdversary):
+        row |= _success(run, attackers.adversary, parts)
+    return PoisoningResult(**row)
 
 
 def _parts(run: OpenedRun, bad: Sequence[str]) -> list[Judged]:
@@ -171,14 +173,14 @@ def _answers(run: OpenedRun, model: nn.Module, data: Dataset) -> torch.Tensor:
     return torch.where(outputs.isfinite().all(dim=1), outputs.argmax(dim=1), -1)
 
 
-def _success(run: OpenedRun, poison: DataPoison, parts: Sequence[Judged]) -> Meta:
+def _success(run: OpenedRun, poison: DataAdversary, parts: Sequence[Judged]) -> Meta:
     """How often models answer what the attacker would, of the images that it calls something else than they are."""
     poison.check(len(run.task.objective.titles), run.task.scale)
     every = poison.model_copy(update={"rate": 1.0})
     classes, generator = len(run.task.objective.titles), torch.Generator()
     gained, chosen = [], []
     for part in parts:
-        data = PoisonedData(part.test, every, classes, run.task.scale, generator)
+        data = AttackedData(part.test, every, classes, run.task.scale, generator)
         rows = labels_of(data) != labels_of(part.test)
         gained.append((_answers(run, part.model, data) == labels_of(data))[rows])
         chosen.append(rows)
@@ -207,7 +209,7 @@ def _share(
     return {name: float(flat.double().mean()), f"{name}_interval": wilson_over_patients(flat, patients)}
 
 
-def plain_line(result: PoisonResult) -> str:
+def plain_line(result: PoisoningResult) -> str:
     """Return a result in one line."""
     who = f"{result.attackers} of {result.sites} sites attack ({result.attack})" if result.attackers else "no attackers"
     accuracy = _with_interval(result.accuracy, result.accuracy_interval)

@@ -36,7 +36,7 @@ def medfl_backends() -> list[BackendRecord]:
     return [
         BackendRecord(
             "flare",
-            "medfl_flare.submit:FlareBackend",
+            "medfl_flare.submit:FlareLauncher",
             "submits the run to the sites' machines",
             {
                 "kit": ("Folder of the researcher's startup kit (`medfl federate provision`).", None),

@@ -53,7 +53,7 @@ class Followed:
 
 
 def follow(connection: Connection, job: str, out: Path) -> Followed:
-    """Follow a job to its end. What happens in the run can be watched here meanwhile (`medfl watch`).
+    """Follow a job to its end. What happens in the run can be watched here meanwhile (`medfl monitor`).
 
     Args:
         connection: To the server.

@@ -38,7 +38,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 """Options of Linux's prctl."""
 
 
-def arguments(kit: Path, parent: int, *, watch: bool) -> list[str]:
+def arguments(kit: Path, parent: int, *, restart: bool) -> list[str]:
     """Return the command line of a guard.
 
     Args:
@@ -47,7 +47,7 @@ def arguments(kit: Path, parent: int, *, watch: bool) -> list[str]:
         watch: Whether NVFlare's script restarts the kit's process if it dies.
     """
     words = [sys.executable, "-m", MODULE, str(parent), str(kit.resolve())]
-    return [*words, *([] if watch else [ONCE])]
+    return [*words, *([] if restart else [ONCE])]
 
 
 def run(parent: int, kit: Path, options: list[str]) -> int:

@@ -24,7 +24,7 @@ from medfl.errors import MedflError, SettingsError
 from medfl.records.run_file import AssignedNetwork, JoinedSite, RunFile, networks_brought
 from medfl.types import SERVER, Dataset
 from medfl.utils.rng import pinned
-from medfl_flare.backend.remote import RemoteCarrier
+from medfl_flare.backend.remote import FlareBackend
 from medfl_flare.backend.remote_messages import Joining
 from medfl_flare.offered_bundle import OfferedRun
 
@@ -47,7 +47,7 @@ class Agreed:
 def agree(
     opened: OfferedRun,
     answers: Mapping[str, Joining],
-    carrier: RemoteCarrier,
+    backend: FlareBackend,
     folder: Path,
     public: Callable[[], Dataset | None],
 ) -> Agreed:
@@ -68,26 +68,26 @@ def agree(
         site: answer.network for site, answer in answers.items() if answer.network not in (None, *opened.task.networks)
     }
     for site, network in unknown.items():
-        carrier.drop(site, f"its own file names the network '{network}'; the bundle has {sorted(opened.task.networks)}")
+        backend.drop(site, f"its own file names the network '{network}'; the bundle has {sorted(opened.task.networks)}")
     answers = {site: answer for site, answer in answers.items() if site not in unknown}
     begun = begun_run(folder)
     if begun is None:
-        return _first(opened, answers, carrier)
-    return _later(opened, answers, carrier, begun, _last(folder), public)
+        return _first(opened, answers, backend)
+    return _later(opened, answers, backend, begun, _last(folder), public)
 
 
-def _first(opened: OfferedRun, answers: Mapping[str, Joining], carrier: RemoteCarrier) -> Agreed:
+def _first(opened: OfferedRun, answers: Mapping[str, Joining], backend: FlareBackend) -> Agreed:
     """The networks of a run that begins."""
     named = opened.settings.networks_by_site
-    assigned = _assigned(opened, answers, carrier)
+    assigned = _assigned(opened, answers, backend)
     networks = {site: entry.network for site, entry in assigned.items()}
     for site, answer in answers.items():
-        if answer.network is not None and _fits(site, answer.network, named.get(site, answer.network), carrier):
+        if answer.network is not None and _fits(site, answer.network, named.get(site, answer.network), backend):
             networks[site] = answer.network
     return Agreed(opened.with_networks(networks | named), {}, assigned)
 
 
-def _assigned(opened: OfferedRun, answers: Mapping[str, Joining], carrier: RemoteCarrier) -> dict[str, AssignedNetwork]:
+def _assigned(opened: OfferedRun, answers: Mapping[str, Joining], backend: FlareBackend) -> dict[str, AssignedNetwork]:
     """Return the network of each site by the run's network assignment; empty without one."""
     assignment = opened.assignment
     if assignment is None:
@@ -95,12 +95,12 @@ def _assigned(opened: OfferedRun, answers: Mapping[str, Joining], carrier: Remot
     if not assignment.asks_sites:
         return assignment.assign(opened.offer.sites, opened.settings.seed)
     return assignment.assign_reported(
-        {site: _profile(site, answer, assignment, carrier) for site, answer in answers.items()}
+        {site: _profile(site, answer, assignment, backend) for site, answer in answers.items()}
     )
 
 
 def _profile(
-    site: str, answer: Joining, assignment: NetworkAssignment, carrier: RemoteCarrier
+    site: str, answer: Joining, assignment: NetworkAssignment, backend: FlareBackend
 ) -> dict[str, float] | None:
     """Return the facts that a site reports about its machine, if any. A site with impossible facts is left out."""
     if answer.profile is None:
@@ -108,7 +108,7 @@ def _profile(
     try:
         assignment.check_facts(answer.profile, f"site '{site}'")
     except SettingsError as error:
-        carrier.drop(site, str(error))
+        backend.drop(site, str(error))
         return None
     return answer.profile
 
@@ -116,25 +116,25 @@ def _profile(
 def _later(
     opened: OfferedRun,
     answers: Mapping[str, Joining],
-    carrier: RemoteCarrier,
+    backend: FlareBackend,
     begun: RunFile,
     last: Commit,
     public: Callable[[], Dataset | None],
 ) -> Agreed:
     """The networks of a run that goes on, with those of sites that come for the first time."""
     at_start, assigned = begun.settings.networks_by_site, begun.provenance.assigned_networks
-    been = {site for site, facts in last.facts.items() if facts} | set(last.answers)
+    been = {site for site, site_info in last.site_info.items() if site_info} | set(last.answered_steps)
     joined = {site: entry for site, entry in begun.provenance.joined.items() if site in been}
     known = at_start | networks_brought(joined)
     agreed = Agreed(opened.with_networks(known | opened.settings.networks_by_site, joined), joined, assigned)
     for site, answer in sorted(answers.items()):
         settled = site in known or site in been
         expected, own = known.get(site, opened.task.network), answer.network
-        if settled and own is not None and not _fits(site, own, expected, carrier):
+        if settled and own is not None and not _fits(site, own, expected, backend):
             continue
         if site not in been:
-            agreed = _with(agreed, site, None if settled else answer, carrier, last, public)
-    carrier.joins = {site: entry.round for site, entry in agreed.joined.items()}
+            agreed = _with(agreed, site, None if settled else answer, backend, last, public)
+    backend.joins = {site: entry.round for site, entry in agreed.joined.items()}
     return agreed
 
 
@@ -142,33 +142,33 @@ def _with(
     agreed: Agreed,
     site: str,
     answer: Joining | None,
-    carrier: RemoteCarrier,
+    backend: FlareBackend,
     last: Commit,
     public: Callable[[], Dataset | None],
 ) -> Agreed:
     """The same with a site that comes for the first time; without it where the method can't take its network."""
     opened, assigned, network = agreed.opened, agreed.assigned, None
     if answer is not None:
-        network, assigned = _brought(agreed, site, answer, carrier)
+        network, assigned = _brought(agreed, site, answer, backend)
     joined = agreed.joined | {site: JoinedSite(round=_next_round(last), network=network)}
     wider = opened if network is None else opened.with_networks({site: network}, joined)
     try:
         if network is not None:
             _try_set_up(wider, last, public())
     except MedflError as error:
-        carrier.drop(site, f"the run can't take the network '{network}' that it brings: {error}")
+        backend.drop(site, f"the run can't take the network '{network}' that it brings: {error}")
         return agreed
     return Agreed(replace(wider, joined=joined), joined, assigned)
 
 
 def _brought(
-    agreed: Agreed, site: str, answer: Joining, carrier: RemoteCarrier
+    agreed: Agreed, site: str, answer: Joining, backend: FlareBackend
 ) -> tuple[str | None, dict[str, AssignedNetwork]]:
     """Return the network of a site that comes later, and the assigned networks with that of the site."""
     assignment, assigned = agreed.opened.assignment, agreed.assigned
     if assignment is None or not assignment.asks_sites:
         return answer.network, assigned
-    entry = assignment.assign_late(_profile(site, answer, assignment, carrier), assigned)
+    entry = assignment.assign_late(_profile(site, answer, assignment, backend), assigned)
     return answer.network or entry.network, assigned | {site: entry}
 
 
@@ -178,13 +178,13 @@ def _try_set_up(opened: OfferedRun, last: Commit, public: Dataset | None) -> Non
     check_plan(opened.offer.method, method, opened.task, settings, opened.offer.sites, public is not None)
     with tempfile.TemporaryDirectory() as nowhere, pinned(settings.seed, SERVER, 0, "global"):
         task, store = method.task_of(opened.task), Store(Path(nowhere))
-        server = Server(SERVER, 0, State(), task, settings, store, opened.offer.sites, last.facts, 0, public)
+        server = Server(SERVER, 0, State(), task, settings, store, opened.offer.sites, last.site_info, 0, public)
         method.setup(server)
 
 
-def _fits(site: str, network: str, expected: str, carrier: RemoteCarrier) -> bool:
+def _fits(site: str, network: str, expected: str, backend: FlareBackend) -> bool:
     if network != expected:
-        carrier.drop(site, f"its own file says that it trains network '{network}'; the run expects '{expected}'")
+        backend.drop(site, f"its own file says that it trains network '{network}'; the run expects '{expected}'")
     return network == expected
 
 

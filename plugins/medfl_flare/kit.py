@@ -90,7 +90,7 @@ def admin_of(kit: Path) -> Meta:
     return admin
 
 
-def start(kit: Path, *, watch: bool = True, patience: float = 60.0, as_service: bool = False) -> None:
+def start(kit: Path, *, restart: bool = True, patience: float = 60.0, as_service: bool = False) -> None:
     """Start a server or a site in the background and wait until it says that it is up.
 
     Args:
@@ -109,7 +109,7 @@ def start(kit: Path, *, watch: bool = True, patience: float = 60.0, as_service: 
     said_before = log.stat().st_size if log.is_file() else 0
     with log.open("ab") as output:
         process = subprocess.Popen(
-            command(kit, watch=watch) if as_service else guard.arguments(kit, os.getpid(), watch=watch),
+            command(kit, restart=restart) if as_service else guard.arguments(kit, os.getpid(), restart=restart),
             env=environment(kit),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -150,13 +150,13 @@ def run_here(kit: Path) -> None:
         SettingsError: If it is no kit of a server or site, or runs already.
     """
     _startable(kit)
-    arguments = guard.arguments(kit, os.getppid(), watch=False)
+    arguments = guard.arguments(kit, os.getppid(), restart=False)
     os.execve(arguments[0], arguments, environment(kit))
 
 
-def command(kit: Path, *, watch: bool) -> list[str]:
+def command(kit: Path, *, restart: bool) -> list[str]:
     """The command line that starts a kit, in the foreground."""
-    return [str((kit / "startup" / "sub_start.sh").resolve()), *([] if watch else [guard.ONCE])]
+    return [str((kit / "startup" / "sub_start.sh").resolve()), *([] if restart else [guard.ONCE])]
 
 
 def environment(kit: Path) -> dict[str, str]:

@@ -22,7 +22,7 @@ from medfl.contract import Method
 from medfl.data.readers.quiet import drop_missing_codec
 from medfl.data.sites import SiteData
 from medfl.data.source import Arrays, Source
-from medfl.engine.carrier import MethodFactory
+from medfl.engine.backend import MethodFactory
 from medfl.engine.checks import check_names
 from medfl.engine.plan import MethodChoice, RunPlan
 from medfl.engine.runs.network_assignment import NetworkAssignment, read_assignment

@@ -14,12 +14,12 @@ from torch import nn
 from medfl.data.cohort import load_public
 from medfl.data.partition_file import check_unchanged
 from medfl.data.sites import SiteData, load_site
-from medfl.engine.carrier import Evaluation, Note, unnoted
+from medfl.engine.backend import Evaluation, Note, unnoted
 from medfl.engine.checks import check_plan, check_privacy, check_shared_test, check_validation, warn_of_preset
 from medfl.engine.evaluation import Predictors, Row, completed
 from medfl.engine.journal import Outcome
 from medfl.engine.plan import ServerData
-from medfl.engine.runs.home import Home
+from medfl.engine.runs.export import SiteExport
 from medfl.engine.runs.lifecycle import JOB_PATIENCE, Participants, RunWriter, carry_out
 from medfl.engine.runs.provenance import bundle_values, setting_origins
 from medfl.engine.runs.site_bundles import export_global
@@ -32,7 +32,7 @@ from medfl.records.summary import Summary
 from medfl.types import GLOBAL, PUBLIC, Dataset, Meta
 from medfl.utils.memory import keep_freed_memory
 from medfl_flare.backend.messages import Limits
-from medfl_flare.backend.remote import Expected, RemoteCarrier
+from medfl_flare.backend.remote import Expected, FlareBackend
 from medfl_flare.backend.remote_progress import Progress
 from medfl_flare.backend.transport import Transport
 from medfl_flare.joining import Agreed, agree
@@ -76,13 +76,13 @@ def serve(
     progress.rounds = opened.settings.rounds
     folder = site_file.state / "runs" / offer.run
     limits = Limits(max_bytes=site_file.max_message_mb * 10**6)
-    carrier = RemoteCarrier(transport, offer.sites, folder / "replies", limits, offer.answer_timeout)
-    progress.missing = carrier.missing
+    backend = FlareBackend(transport, offer.sites, folder / "replies", limits, offer.answer_timeout)
+    progress.missing = backend.missing
     data = _ServerFolder(opened, site_file)
-    answers = carrier.hello(offer.to_json(), HELLO)
+    answers = backend.hello(offer.to_json(), HELLO)
     with only_writer(folder, JOB_PATIENCE):  # an attempt before may not be over yet
-        agreed = agree(opened, answers, carrier, folder, data.public_now)
-    participants = _RemoteParticipants(agreed, folder, carrier, data, progress, on_round)
+        agreed = agree(opened, answers, backend, folder, data.public_now)
+    participants = _RemoteParticipants(agreed, folder, backend, data, progress, on_round)
     participants.check(site_file)
     outcome = carry_out(participants.writer, participants)
     progress.message, progress.round, progress.state = outcome.reason, outcome.rounds, outcome.status
@@ -108,12 +108,12 @@ class _RemoteParticipants(Participants):
         self,
         agreed: Agreed,
         folder: Path,
-        carrier: RemoteCarrier,
+        backend: FlareBackend,
         data: _ServerFolder,
         progress: Progress,
         on_round: Callable[[int, list[Row]], None],
     ) -> None:
-        self._agreed, self._opened, self._carrier, self._data = agreed, agreed.opened, carrier, data
+        self._agreed, self._opened, self._backend, self._data = agreed, agreed.opened, backend, data
         self._progress, self._on_round = progress, on_round
         self.writer = _writer_of(self._opened, folder)
         self._observers = Observers(self._opened.registry, folder)
@@ -152,24 +152,24 @@ class _RemoteParticipants(Participants):
 
     @property
     def missing(self) -> Mapping[str, str]:
-        return self._carrier.missing
+        return self._backend.missing
 
-    def connect(self, note: Note) -> RemoteCarrier:
-        carrier, opened, data = self._carrier, self._opened, self._data
+    def connect(self, note: Note) -> FlareBackend:
+        backend, opened, data = self._backend, self._opened, self._data
         self._progress.folder = self.writer.folder
-        carrier.note = note
-        carrier.begin(opened.settings.networks_by_site, _expected(opened), self._agreed.joined)
-        self._about = _same_data(carrier)
-        _same_shared_test(carrier, data.tests.get(GLOBAL))
+        backend.note = note
+        backend.begin(opened.settings.networks_by_site, _expected(opened), self._agreed.joined)
+        self._about = _same_data(backend)
+        _same_shared_test(backend, data.tests.get(GLOBAL))
         data.meet(tuple(self._about.get("classes", ())))
-        carrier.set_viewers(data.viewers(self.writer))
-        facts_by_site = {site: facts["facts"] for site, facts in carrier.facts.items()}
+        backend.set_viewers(data.viewers(self.writer))
+        facts_by_site = {site: facts["facts"] for site, facts in backend.facts.items()}
         check_validation(opened.settings, [site for site, facts in facts_by_site.items() if facts["validates"]])
         training = sum(bool(facts.get("trainable", True)) for facts in facts_by_site.values())
         check_privacy(opened.settings, opened.make_method(), self._networks, {}, training)
         self._networks = []  # they are whole networks, and no longer needed
         self._progress.state = "running"
-        return carrier
+        return backend
 
     @property
     def server_data(self) -> ServerData:
@@ -182,11 +182,11 @@ class _RemoteParticipants(Participants):
 
     def export(self, outcome: Outcome) -> Summary:
         """Have the sites write their bundles, write the server's, and return the summary."""
-        carrier, opened = self._carrier, self._opened
-        blamed = dict(carrier.missing) if outcome.status == "incomplete" else {}  # they may be back for the end
-        accounts = carrier.install(outcome.published, outcome.step, outcome.round)
+        backend, opened = self._backend, self._opened
+        blamed = dict(backend.missing) if outcome.status == "incomplete" else {}  # they may be back for the end
+        accounts = backend.install(outcome.published, outcome.step, outcome.round)
         names = tuple(str(name) for name in self._about.get("names", []))
-        home = Home(
+        site_export = SiteExport(
             bundle_root=opened.folder,
             values=opened.built.site_values,
             shape=opened.shape,
@@ -197,17 +197,17 @@ class _RemoteParticipants(Participants):
             stock=opened.built.source.weights,
         )
         method = opened.make_method()
-        export_global(self.writer.folder, home, completed(method, opened.task, outcome.models), method)
-        carrier.missing |= {site: why for site, why in blamed.items() if site not in carrier.missing}
-        missing = dict(sorted(carrier.missing.items()))
+        export_global(self.writer.folder, site_export, completed(method, opened.task, outcome.models), method)
+        backend.missing |= {site: why for site, why in blamed.items() if site not in backend.missing}
+        missing = dict(sorted(backend.missing.items()))
         known_accounts = {site: account for site, account in accounts.items() if account is not None}
         further = {"unavailable_reasons": missing, "names": names, "privacy": known_accounts}
         return self.writer.summarise(outcome, missing).model_copy(update=further)
 
     def end(self, outcome: Outcome) -> None:
         self._observers.run_ended(outcome.status)
-        self._carrier.note = unnoted  # the end is noted, and what follows is no part of the run
-        self._carrier.end()
+        self._backend.note = unnoted  # the end is noted, and what follows is no part of the run
+        self._backend.end()
 
 
 def _writer_of(opened: OfferedRun, folder: Path) -> RunWriter:
@@ -240,25 +240,25 @@ def _provenance(agreed: Agreed) -> Provenance:
     )
 
 
-def _same_data(carrier: RemoteCarrier) -> Meta:
+def _same_data(backend: FlareBackend) -> Meta:
     """What the sites say of their data set; one whose classes or names are others than most sites' is left out."""
-    if not carrier.facts:
+    if not backend.greetings:
         return {}
-    data_by_site = {site: facts["data"] for site, facts in sorted(carrier.facts.items())}
+    data_by_site = {site: greetings["data"] for site, greetings in sorted(backend.greetings.items())}
     names_by_site = {site: tuple(about["names"] or about["classes"]) for site, about in data_by_site.items()}
     common = Counter(names_by_site.values()).most_common(1)[0][0]
     for site, names in names_by_site.items():
         if names != common:
-            carrier.drop(site, f"its classes are {list(names)}, those of most sites {list(common)}")
+            backend.drop(site, f"its classes are {list(names)}, those of most sites {list(common)}")
     return next(data_by_site[site] for site, names in names_by_site.items() if names == common)
 
 
-def _same_shared_test(carrier: RemoteCarrier, test: Dataset | None) -> None:
+def _same_shared_test(backend: FlareBackend, test: Dataset | None) -> None:
     """Leave out sites whose shared test set is another one than the server's."""
-    for site, facts in sorted(carrier.facts.items()):
-        site_test = facts["data"]["shared_test"]
+    for site, greetings in sorted(backend.greetings.items()):
+        site_test = greetings["data"]["shared_test"]
         if site_test is not None and (test is None or site_test != fingerprint(test)):
-            carrier.drop(site, "its shared test set has other images or labels than the server's")
+            backend.drop(site, "its shared test set has other images or labels than the server's")
 
 
 def _expected(opened: OfferedRun) -> Expected:

@@ -241,23 +241,25 @@ def with_sites(offer: Offer, connection: Connection, *, waiting: bool) -> Offer:
     if waiting and not (connected and set(offer.sites) <= set(connected)):
         logger.warning("Not all sites of the run are connected. Waiting for them, %.0f s at most.", RETURNING)
         connected = connection.sites_within(offer.sites, RETURNING)
-    away = sorted(set(offer.sites) - set(connected))
-    if not connected or len(away) == len(offer.sites) > 0:
+    unavailable = sorted(set(offer.sites) - set(connected))
+    if not connected or len(unavailable) == len(offer.sites) > 0:
         raise SettingsError(
             "no_connected_sites",
             "no site of the run is connected to the server; start them with `medfl federate start KIT`",
         )
     least = offer.overrides.get("min_replies")
-    if away and not waiting and not (isinstance(least, int) and len(connected) >= least):
+    if unavailable and not waiting and not (isinstance(least, int) and len(connected) >= least):
         raise SettingsError(
             "unavailable_site",
-            f"no site '{away[0]}' is connected to the server. {did_you_mean(away[0], connected)} With --min_replies a "
+            f"no site '{unavailable[0]}' is connected to the server. {did_you_mean(unavailable[0], connected)} With --min_replies a "
             "run begins without sites that are away, and they join when it is resumed.",
-            site=away[0],
+            site=unavailable[0],
             known=connected,
         )
-    if away:
-        logger.warning("Not connected: %s. The run goes on without them as far as its quorum allows.", ", ".join(away))
+    if unavailable:
+        logger.warning(
+            "Not connected: %s. The run goes on without them as far as its quorum allows.", ", ".join(unavailable)
+        )
     return offer if offer.sites else offer.with_sites(sorted(connected))
 
 

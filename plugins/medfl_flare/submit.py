@@ -19,12 +19,12 @@ from medfl_flare.offered_bundle import facts_of
 from medfl_flare.session import Submission, submit
 
 HERE = frozenset(
-    {"carrier", "bundle_root", "dataset_dir", "output_dir", "sites", "given_by", "kit", "answer_timeout", *TRACKED}
+    {"backend", "bundle_root", "dataset_dir", "output_dir", "sites", "given_by", "kit", "answer_timeout", *TRACKED}
 )
 """Options that are for this machine, or have a place of their own in the offer."""
 
 
-class FlareBackend:
+class FlareLauncher:
     """Backend that submits a run to the sites' machines and follows it to its end."""
 
     def prepare(self, parser: ConfigParser, files: str | Sequence[str], options: Meta) -> Callable[[], None]:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from medfl.contract import Capability, Model, Order, Reply, Server, Site
+from medfl.contract import Capability, Model, Reply, Request, Server, Site
 from medfl.toolkit.co_training import CompanionModel
 from medfl.toolkit.fit import Fit
 from medfl.toolkit.kept import keep, kept
@@ -60,9 +60,9 @@ class APFL(FedAvg):
 
     # ---- a site
 
-    def train(self, site: Site, order: Order) -> Reply:
+    def train(self, site: Site, request: Request) -> Reply:
         """As `fedavg`; scored are the model for all and the mixture."""
-        reply = super().train(site, order)
+        reply = super().train(site, request)
         mixed = Model(site.network, kept(site, MIXED))
         reply.trained = {"global": reply.trained["personal"], "personal": mixed}
         return reply
@@ -102,12 +102,12 @@ class APFL(FedAvg):
 
     # ---- models
 
-    def models(self, holder: Server | Site) -> dict[str, Model]:
+    def models(self, participant: Server | Site) -> dict[str, Model]:
         """The common model, and at each site the mixture as it was after its last training."""
-        models = super().models(holder)
-        if isinstance(holder, Site):
+        models = super().models(participant)
+        if isinstance(participant, Site):
             common = next(iter(models.values())).tensors
-            models["personal"] = Model(holder.network, kept(holder, MIXED) or common)
+            models["personal"] = Model(participant.network, kept(participant, MIXED) or common)
         return models
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from medfl.contract import Capability, Holder, Model, Need, Order, Reply, Server, Site
+from medfl.contract import Capability, Model, Need, Participant, Reply, Request, Server, Site
 from medfl.toolkit.aggregation import subtract
 from medfl.toolkit.fit import FitResult
 from medfl.toolkit.kept import keep, kept
@@ -52,9 +52,9 @@ class Centralized(FedAvg):
         """Everything: who pools all data keeps nothing for one site."""
         return list(model.state_dict())
 
-    def networks(self, holder: Holder) -> list[str]:
+    def networks(self, participant: Participant) -> list[str]:
         """The architectures of the run."""
-        return sorted({holder.task.network, *holder.settings.networks_by_site.values()})
+        return sorted({participant.task.network, *participant.settings.networks_by_site.values()})
 
     def setup(self, server: Server) -> None:
         """The initial model, or one of each architecture."""
@@ -66,15 +66,15 @@ class Centralized(FedAvg):
             }
             server.state.meta["complete"] = False
 
-    def train(self, site: Site, order: Order) -> Reply:
+    def train(self, site: Site, request: Request) -> Reply:
         """Train on the pooled data, one architecture after the other."""
         names, keeps = self.networks(site), self.optimizer_state == "persistent"
         if len(names) == 1 and not keeps:
-            return super().train(site, order)
+            return super().train(site, request)
         trained, reply = dict[str, FitResult](), Reply(meta={"size": len(site.train)})
         for name in names:
             prefix, memory = f"{MODEL}{name}/" if len(names) > 1 else MODEL, f"{OPTIMIZER}{name}/"
-            received = select(order.tensors, prefix)
+            received = select(request.tensors, prefix)
             done = self.fit(as_host(site, name), received, kept(site, memory) if keeps else None)
             keep(site, memory, done.optimizer)
             update = {key: subtract(after, done.before[key]) for key, after in done.after.items()}
@@ -86,10 +86,10 @@ class Centralized(FedAvg):
         reply.log["seconds"] = sum(done.log["seconds"] for done in trained.values())
         return reply
 
-    def models(self, holder: Server | Site) -> dict[str, Model]:
+    def models(self, participant: Server | Site) -> dict[str, Model]:
         """The server's model; with several architectures at each site the one of its own."""
-        if len(self.networks(holder)) == 1:
-            return super().models(holder)
-        if isinstance(holder, Server):
+        if len(self.networks(participant)) == 1:
+            return super().models(participant)
+        if isinstance(participant, Server):
             return {}
-        return {"personal": Model(holder.network, select(holder.published, f"{MODEL}{holder.network}/"))}
+        return {"personal": Model(participant.network, select(participant.published, f"{MODEL}{participant.network}/"))}

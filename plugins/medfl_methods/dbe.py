@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from medfl.contract import Model, Need, Order, PayloadKind, ReducesTo, Replies, Reply, Server, Site
+from medfl.contract import Model, Need, PayloadKind, ReducesTo, Replies, Reply, Request, Server, Site
 from medfl.errors import RefusedError
 from medfl.networks.parts import body_and_head, features_and_logits, features_of, head_path, with_head
 from medfl.task import Task
@@ -119,20 +119,22 @@ class DBE(FedAvg):
 
     def round_steps(self) -> tuple[Step, ...]:
         """That of FedAvg; before it sites measure their mean features."""
-        return Step(MEASURE, self.measure_orders, self.measure, self.fold_means, updates=()), *super().round_steps()
+        return Step(
+            MEASURE, self.measure_requests, self.measure, self.aggregate_means, updates=()
+        ), *super().round_steps()
 
     def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
         """Mean features are measured until there are some."""
         measures = self.kappa > 0 and not done and not kept(server, MEAN)
         return [Due(MEASURE), Due("fit")] if measures else [Due("fit")]
 
-    def measure_orders(self, server: Server) -> list[Order]:
+    def measure_requests(self, server: Server) -> list[Request]:
         """To all sites, with the first model."""
         tensors, task = self.publish(server), server.task
         meta = {FEATURES: features_of(task.build(), task.network)}
-        return [Order(name, MEASURE, tensors, meta) for name in server.trainable()]
+        return [Request(name, MEASURE, tensors, meta) for name in server.trainable()]
 
-    def fold_means(self, server: Server, replies: Replies) -> None:
+    def aggregate_means(self, server: Server, replies: Replies) -> None:
         """The mean of the sites' mean features."""
         metas = {site: replies.meta[site] for site, tensors in replies if tensors}
         if metas:
@@ -143,27 +145,27 @@ class DBE(FedAvg):
         """The mean features of all sites."""
         return prefixed(kept(server, MEAN), MEAN)
 
-    def check_tensors(self, task: Task, order: Order, tensors: Tensors) -> None:
+    def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
         """Updates of the order's tensors; or mean features, if there were batches to take the mean of."""
-        super().check_tensors(task, order, tensors)
+        super().check_tensors(task, request, tensors)
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if not name.startswith(MODEL)}
         floats = all(tensors[name].is_floating_point() for name in shapes)
-        expected = {MEAN + FEATURES: (order.meta[FEATURES],)} if order.op == MEASURE and tensors else {}
+        expected = {MEAN + FEATURES: (request.meta[FEATURES],)} if request.op == MEASURE and tensors else {}
         if shapes != expected or not floats or (expected and len(tensors) > 1):
             raise RefusedError(
                 "unexpected_tensors",
                 f"Expected mean features in a reply to '{MEASURE}' and nothing beside updates in others, got "
                 f"{len(shapes)} other tensors. The site needs the same network and version of medfl.",
-                op=order.op,
+                op=request.op,
                 count=len(shapes),
             )
 
     # ---- a site
 
-    def measure(self, site: Site, order: Order) -> Reply:
+    def measure(self, site: Site, request: Request) -> Reply:
         """Train plainly, and reply with the running mean of features alone."""
-        start, training = self.full_state(site, select(order.tensors, MODEL)), Training(MEASURE)
-        done = self.fit(site, start, training=training, sent=order.tensors, leaves=True)
+        start, training = self.full_state(site, select(request.tensors, MODEL)), Training(MEASURE)
+        done = self.fit(site, start, training=training, sent=request.tensors, leaves=True)
         return Reply(done.extra, {"size": len(site.train)}, log=training.log(done.log))
 
     def before_fit(self, fit: Fit) -> None:

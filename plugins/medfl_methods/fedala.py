@@ -120,13 +120,13 @@ class FedALA(FedAvg):
         if self.mixes:
             keep(fit.site, OWN, on_cpu(dict(upper_layers(fit.model, self.p_layers))))
 
-    def models(self, holder: Server | Site) -> dict[str, Model]:
+    def models(self, participant: Server | Site) -> dict[str, Model]:
         """The common model, and at each site its mixture."""
-        models = super().models(holder)
-        if isinstance(holder, Site) and self.mixes:
+        models = super().models(participant)
+        if isinstance(participant, Site) and self.mixes:
             full = next(iter(models.values())).tensors
-            mixed = mixture(kept(holder, OWN), full, kept(holder, MIX))
-            models["personal"] = Model(holder.network, full | mixed)
+            mixed = mixture(kept(participant, OWN), full, kept(participant, MIX))
+            models["personal"] = Model(participant.network, full | mixed)
         return models
 
 

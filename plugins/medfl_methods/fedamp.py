@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from medfl.contract import Findings, Order, ReducesTo, Replies, Server
+from medfl.contract import Findings, ReducesTo, Replies, Request, Server
 from medfl.errors import SettingsError
 from medfl.toolkit.aggregation import add_update, sample
 from medfl.toolkit.averaging import Weighting
@@ -99,7 +99,7 @@ class FedAMP(HeldNear):
                 found=self.alpha_k,
             )
 
-    def orders(self, server: Server) -> list[Order]:
+    def requests(self, server: Server) -> list[Request]:
         """To this round's participants, each with its own mixture."""
         chosen = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
         weights = [xi for row in self.weights_between(server).values() for xi in row.values()]
@@ -110,9 +110,9 @@ class FedAMP(HeldNear):
                 server.round,
                 max(weights),
             )
-        return [Order(site, "fit", prefixed(u, MODEL)) for site, u in self.mixtures(server, chosen).items()]
+        return [Request(site, "fit", prefixed(u, MODEL)) for site, u in self.mixtures(server, chosen).items()]
 
-    def aggregate(self, server: Server, replies: Replies) -> None:
+    def aggregate_updates(self, server: Server, replies: Replies) -> None:
         """Keep what each site sent: its mixture plus its update."""
         mixtures = self.mixtures(server, list(replies.meta))
         for site, tensors in replies:

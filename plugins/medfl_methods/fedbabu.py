@@ -97,16 +97,16 @@ class FedBABU(LastStep, BodySharing):
 
     # ---- models
 
-    def models(self, holder: Server | Site) -> dict[str, Model]:
+    def models(self, participant: Server | Site) -> dict[str, Model]:
         """A common model, and at each site its own."""
-        models, task = super().models(holder), holder.task
-        if isinstance(holder, Server):
-            common = shared_of(holder)
-            full = task.initial(holder.settings.seed) | common
+        models, task = super().models(participant), participant.task
+        if isinstance(participant, Server):
+            common = shared_of(participant)
+            full = task.initial(participant.settings.seed) | common
         else:
-            common = select(holder.published, MODEL)
-            full = self.full_state(holder, common)
-        if (isinstance(holder, Server) or holder.network == task.network) and covers(task, full, common):
+            common = select(participant.published, MODEL)
+            full = self.full_state(participant, common)
+        if (isinstance(participant, Server) or participant.network == task.network) and covers(task, full, common):
             models["global"] = Model(task.network, full)
         return models
 

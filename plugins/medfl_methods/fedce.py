@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal
 
-from medfl.contract import Findings, Order, Replies, Reply, Server, Site
+from medfl.contract import Findings, Replies, Reply, Request, Server, Site
 from medfl.metrics import LOWER_IS_BETTER
 from medfl.toolkit.aggregation import check_validation, mean_update, normalised
 from medfl.toolkit.averaging import Averaging
@@ -81,16 +81,16 @@ class FedCE(Averaging):
         equal: Meta = dict.fromkeys(names, 1 / max(1, len(names)))
         server.state.meta |= {"shares": equal, "cosines": {}, "last_weights": {}}
 
-    def orders(self, server: Server) -> list[Order]:
+    def requests(self, server: Server) -> list[Request]:
         """As in FedAvg; each participant learns how much of the mean is its own."""
         weights = server.state.meta["last_weights"]
-        return [replace(order, meta={"weight": weights.get(order.to, 0.0)}) for order in super().orders(server)]
+        return [replace(request, meta={"weight": weights.get(request.to, 0.0)}) for request in super().requests(server)]
 
     def weights_of(self, server: Server, metas: Mapping[str, Meta]) -> dict[str, float]:
         """g_k."""
         return {name: server.state.meta["shares"].get(name, 0.0) for name in metas}
 
-    def aggregate(self, server: Server, replies: Replies) -> None:
+    def aggregate_updates(self, server: Server, replies: Replies) -> None:
         """Adjust the weights by this round's updates and errors, then average."""
         if not len(replies):
             return
@@ -103,7 +103,7 @@ class FedCE(Averaging):
         taken, shares = math.fsum(before.values()), contributions(means, errors, self.mode)
         meta["shares"] |= {name: taken * share for name, share in shares.items()}
         meta["last_weights"] = normalised(self.weights_of(server, replies.meta), replies.meta)
-        super().aggregate(server, replies)
+        super().aggregate_updates(server, replies)
 
     def findings(self, server: Server) -> Findings:
         """The weights of the sites: their contributions."""
@@ -111,20 +111,20 @@ class FedCE(Averaging):
 
     # ---- a site
 
-    def train(self, site: Site, order: Order) -> Reply:
+    def train(self, site: Site, request: Request) -> Reply:
         """As in FedAvg, after the mean without the own last model is scored."""
         total, rounds = site.state.meta.get("errors", [0.0, 0])
-        errors = [total + self.error(site, order), rounds + 1]
-        reply = super().train(site, order)
+        errors = [total + self.error(site, request), rounds + 1]
+        reply = super().train(site, request)
         after = reply.trained["personal"].tensors
-        keep(site, LAST, {name: after[name] for name in select(order.tensors, MODEL)})
+        keep(site, LAST, {name: after[name] for name in select(request.tensors, MODEL)})
         site.state.meta["errors"] = errors
         reply.meta["error"] = errors[0] / errors[1]
         return reply
 
-    def error(self, site: Site, order: Order) -> float:
+    def error(self, site: Site, request: Request) -> float:
         """Of the mean without the own last model, on validation images: >= 0, and 1 where there is no score."""
-        last, weight, received = kept(site, LAST), order.meta["weight"], select(order.tensors, MODEL)
+        last, weight, received = kept(site, LAST), request.meta["weight"], select(request.tensors, MODEL)
         if not last or weight >= 1:
             return 1.0
         task, metric = site.task, site.task.metrics[0]

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from pydantic import Field
 
-from medfl.contract import Need, Order, PayloadKind, ReducesTo, Replies, Reply, Server, Site
+from medfl.contract import Need, PayloadKind, ReducesTo, Replies, Reply, Request, Server, Site
 from medfl.errors import RefusedError
 from medfl.task import Task
 from medfl.toolkit.aggregation import check_updates
@@ -80,19 +80,19 @@ class FedCurv(FedAvg):
         """u and v."""
         return {} if self.lam == 0 else prefixed(kept(server, FISHER), FISHER) | prefixed(kept(server, PULL), PULL)
 
-    def orders(self, server: Server) -> list[Order]:
+    def requests(self, server: Server) -> list[Request]:
         """To this round's participants; each learns whether its own terms are in the sums."""
         counted = server.state.meta.get("counted", [])
-        return [replace(order, meta={"counted": order.to in counted}) for order in super().orders(server)]
+        return [replace(request, meta={"counted": request.to in counted}) for request in super().requests(server)]
 
-    def check_tensors(self, task: Task, order: Order, tensors: Tensors) -> None:
+    def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
         """Updates of the model, and terms for the same parameters as the order's.
 
         Raises:
             RefusedError: Also if Fisher information is negative.
         """
-        super().check_tensors(task, order, tensors)
-        check_updates(tensors, order.tensors, {FISHER: "update", PULL: "update"})
+        super().check_tensors(task, request, tensors)
+        check_updates(tensors, request.tensors, {FISHER: "update", PULL: "update"})
         for name, values in select(tensors, FISHER).items():
             if bool((values < 0).any()):
                 raise RefusedError(
@@ -102,29 +102,29 @@ class FedCurv(FedAvg):
                     minimum=0,
                 )
 
-    def aggregate(self, server: Server, replies: Replies) -> None:
+    def aggregate_updates(self, server: Server, replies: Replies) -> None:
         """As `fedavg`; the sums are those of this round alone."""
         if len(replies):
             for prefix in (FISHER, PULL):
                 keep(server, prefix, {name: torch.zeros_like(old) for name, old in kept(server, prefix).items()})
             server.state.meta["counted"] = sorted(replies.meta)
-        super().aggregate(server, replies)
+        super().aggregate_updates(server, replies)
 
     def extra_weights(self, server: Server, metas: Mapping[str, Meta]) -> dict[str, float]:
         """Sites count alike in the sums."""
         return dict.fromkeys(metas, 1.0)
 
-    def extra_fold(self, server: Server, prefix: str, mean: Tensors, replied: int) -> None:
+    def aggregate_extra(self, server: Server, prefix: str, mean: Tensors, replied: int) -> None:
         """The sum over the replies."""
-        super().extra_fold(server, prefix, {name: tensor * replied for name, tensor in mean.items()}, replied)
+        super().aggregate_extra(server, prefix, {name: tensor * replied for name, tensor in mean.items()}, replied)
 
     # ---- a site
 
-    def train(self, site: Site, order: Order) -> Reply:
+    def train(self, site: Site, request: Request) -> Reply:
         """As `fedavg`; own terms that are not in the sums are forgotten first."""
-        if not order.meta["counted"]:
+        if not request.meta["counted"]:
             forget(site)
-        return super().train(site, order)
+        return super().train(site, request)
 
     def before_trainings(self, site: Site, sent: Tensors) -> dict[str, Any]:
         """u and v of the other sites, where they are not zero."""

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from medfl.contract import Capability, Holder, Model, Need, Order, ReducesTo, Replies, Server, Site
+from medfl.contract import Capability, Model, Need, Participant, ReducesTo, Replies, Request, Server, Site
 from medfl.errors import SettingsError
 from medfl.networks.norms import evaluating, freeze_norms
 from medfl.privacy.policy import policy_of
@@ -129,14 +129,14 @@ class FedDF(FedAvg):
                 )
             server.state.tensors |= prefixed(tensors, f"{GROUP}{network}/")
 
-    def orders(self, server: Server) -> list[Order]:
+    def requests(self, server: Server) -> list[Request]:
         """To this round's participants, each with its group's model."""
         self.begin_groups(server)
         chosen = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
         lent = {network: prefixed(model_of(server, network), MODEL) for network in networks(server)}
-        return [Order(name, "fit", lent[server.network_of(name)]) for name in chosen]
+        return [Request(name, "fit", lent[server.network_of(name)]) for name in chosen]
 
-    def aggregate(self, server: Server, replies: Replies) -> None:
+    def aggregate_updates(self, server: Server, replies: Replies) -> None:
         """The mean of each group, trained by what the models of all replies say."""
         taught, groups = self.taught(server, replies) if self.distil_steps else None, Tensors()
         for network in networks(server):
@@ -228,20 +228,20 @@ class FedDF(FedAvg):
         """The models of all groups."""
         return dict(server.state.tensors)
 
-    def models(self, holder: Server | Site) -> dict[str, Model]:
+    def models(self, participant: Server | Site) -> dict[str, Model]:
         """The model of the task's own network; where there are several, at each site that of its group."""
-        models = {"global": Model(holder.task.network, model_of(holder, holder.task.network))}
-        if isinstance(holder, Site) and len(networks(holder)) > 1:
-            models["personal"] = Model(holder.network, model_of(holder, holder.network))
+        models = {"global": Model(participant.task.network, model_of(participant, participant.task.network))}
+        if isinstance(participant, Site) and len(networks(participant)) > 1:
+            models["personal"] = Model(participant.network, model_of(participant, participant.network))
         return models
 
 
-def networks(holder: Holder) -> list[str]:
+def networks(participant: Participant) -> list[str]:
     """The networks of the run, one for each group, sorted; among them the task's own."""
-    return sorted({holder.task.network, *holder.settings.networks_by_site.values()})
+    return sorted({participant.task.network, *participant.settings.networks_by_site.values()})
 
 
-def model_of(holder: Server | Site, network: str) -> Tensors:
+def model_of(participant: Server | Site, network: str) -> Tensors:
     """A group's model, as the server has or has published it."""
-    tensors = holder.state.tensors if isinstance(holder, Server) else holder.published
+    tensors = participant.state.tensors if isinstance(participant, Server) else participant.published
     return select(tensors, f"{GROUP}{network}/")

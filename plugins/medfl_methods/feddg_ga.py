@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from medfl.contract import Findings, Order, Replies, Server
+from medfl.contract import Findings, Replies, Request, Server
 from medfl.errors import SettingsError
 from medfl.toolkit.aggregation import check_validation
 from medfl.toolkit.averaging import Averaging
@@ -77,7 +77,7 @@ class FedDGGA(Averaging):
         names = server.trainable()
         server.state.meta["shares"] = dict.fromkeys(names, 1 / max(1, len(names)))
 
-    def orders(self, server: Server) -> list[Order]:
+    def requests(self, server: Server) -> list[Request]:
         """As in FedAvg.
 
         Raises:
@@ -92,20 +92,20 @@ class FedDGGA(Averaging):
                 expected=begun,
                 found=rounds,
             )
-        return super().orders(server)
+        return super().requests(server)
 
     def weights_of(self, server: Server, metas: Mapping[str, Meta]) -> dict[str, float]:
         """a_k."""
         return {name: server.state.meta["shares"].get(name, 0.0) for name in metas}
 
-    def aggregate(self, server: Server, replies: Replies) -> None:
+    def aggregate_updates(self, server: Server, replies: Replies) -> None:
         """Adjust the weights by the gaps of the round before, then average."""
         gaps = {name: meta["gap"] for name, meta in replies.meta.items() if meta["gap"] is not None}
         length = self.step * (1 - (server.round - 2) / server.settings.rounds)
         if server.round > 2:  # before, no step hangs on the number of rounds
             server.state.meta["rounds"] = server.settings.rounds
         server.state.meta["shares"] = adjusted(server.state.meta["shares"], gaps, length, centre=self.gaps == "centred")
-        super().aggregate(server, replies)
+        super().aggregate_updates(server, replies)
 
     def findings(self, server: Server) -> Findings:
         """The weights of the sites."""

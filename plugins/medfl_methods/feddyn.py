@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from medfl.contract import Capability, Model, Order, Replies, Reply, Server, Site
+from medfl.contract import Capability, Model, Replies, Reply, Request, Server, Site
 from medfl.errors import SettingsError
 from medfl.privacy.policy import policy_of
 from medfl.toolkit.aggregation import add_update
@@ -80,7 +80,7 @@ class FedDyn(Averaging):
             SettingsError: If alpha hangs on sizes that sites don't tell.
         """
         super().setup(server)
-        silent = [name for name in server.trainable() if "size" not in server.facts.get(name, {})]
+        silent = [name for name in server.trainable() if "size" not in server.site_info.get(name, {})]
         if self.by_size and (silent or not policy_of(server.settings).discloses_metadata("private")):
             raise SettingsError(
                 "missing_site_sizes",
@@ -97,26 +97,26 @@ class FedDyn(Averaging):
         """All sites weigh alike."""
         return 1.0
 
-    def orders(self, server: Server) -> list[Order]:
+    def requests(self, server: Server) -> list[Request]:
         """With the start of the round, the site's alpha, and the round of its last reply that was taken in."""
         folded, start = server.state.meta.get("folded", {}), prefixed(shared_of(server), MODEL)
-        orders = [replace(order, tensors=start) for order in super().orders(server)]
-        for order in orders:
-            order.meta |= {"alpha": self.alpha_of(server, order.to), "folded": folded.get(order.to)}
-        return orders
+        requests = [replace(request, tensors=start) for request in super().requests(server)]
+        for request in requests:
+            request.meta |= {"alpha": self.alpha_of(server, request.to), "folded": folded.get(request.to)}
+        return requests
 
     def alpha_of(self, server: Server, site: str) -> float:
         """alpha, or alpha n / n_k."""
         if not self.by_size:
             return self.alpha
-        sizes = [server.facts[name]["size"] for name in server.trainable()]
-        return self.alpha * math.fsum(sizes) / len(sizes) / server.facts[site]["size"]
+        sizes = [server.site_info[name]["size"] for name in server.trainable()]
+        return self.alpha * math.fsum(sizes) / len(sizes) / server.site_info[site]["size"]
 
-    def aggregate(self, server: Server, replies: Replies) -> None:
+    def aggregate_updates(self, server: Server, replies: Replies) -> None:
         """The mean, and whose replies are in it."""
         server.state.meta["folded"] = server.state.meta.get("folded", {}) | dict.fromkeys(replies.meta, server.round)
         server.state.meta["replied"] = len(replies)
-        super().aggregate(server, replies)
+        super().aggregate_updates(server, replies)
 
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
         """The mean model, which is kept, plus the sum of all updates divided by the number of all sites."""
@@ -139,21 +139,21 @@ class FedDyn(Averaging):
         """The model that is reported."""
         return prefixed(kept(server, MEAN), MODEL) if self.report == "mean" else super().publish(server)
 
-    def models(self, holder: Server | Site) -> dict[str, Model]:
+    def models(self, participant: Server | Site) -> dict[str, Model]:
         """The model that is reported."""
-        models = super().models(holder)
-        if isinstance(holder, Server) and models and self.report == "mean":
-            return {"global": Model(holder.task.network, kept(holder, MEAN))}
+        models = super().models(participant)
+        if isinstance(participant, Server) and models and self.report == "mean":
+            return {"global": Model(participant.task.network, kept(participant, MEAN))}
         return models
 
     # ---- a site
 
-    def train(self, site: Site, order: Order) -> Reply:
+    def train(self, site: Site, request: Request) -> Reply:
         """Settle what became of the last reply, then train."""
-        if order.meta["folded"] is not None and order.meta["folded"] == site.state.meta.get("replied"):
+        if request.meta["folded"] is not None and request.meta["folded"] == site.state.meta.get("replied"):
             add_to_kept(site, DRIFT, kept(site, PENDING))
-        site.state.meta |= {"alpha": order.meta["alpha"], "replied": site.round}
-        return super().train(site, order)
+        site.state.meta |= {"alpha": request.meta["alpha"], "replied": site.round}
+        return super().train(site, request)
 
     def before_fit(self, fit: Fit) -> None:
         """The sum of own updates, on the task's device."""

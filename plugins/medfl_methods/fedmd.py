@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch.nn import functional as F
 
-from medfl.contract import Capability, Model, Need, Order, PayloadKind, ReducesTo, Replies, Reply, Server, Site
+from medfl.contract import Capability, Model, Need, PayloadKind, ReducesTo, Replies, Reply, Request, Server, Site
 from medfl.data.pooled import TensorData, all_targets
 from medfl.errors import RefusedError, SettingsError
 from medfl.task import Task
@@ -111,8 +111,8 @@ class FedMD(Personal):
     def round_steps(self) -> tuple[Step, ...]:
         """Sites score public images; then they digest what all say, and revisit their own."""
         return (
-            Step("score", self.score_orders, self.score, self.fold_scores),
-            Step(DIGEST, self.digest_orders, self.digest, self.fold_digested),
+            Step("score", self.score_requests, self.score, self.aggregate_scores),
+            Step(DIGEST, self.digest_requests, self.digest, self.aggregate_digested),
         )
 
     def drawn(self, server: Server) -> torch.Tensor:
@@ -120,7 +120,7 @@ class FedMD(Personal):
         assert server.public is not None
         return torch.randperm(len(server.public), generator=server.shared_rng("public"))[: self.align]
 
-    def score_orders(self, server: Server) -> list[Order]:
+    def score_requests(self, server: Server) -> list[Request]:
         """To this round's participants; whoever takes part for the first time gets the public images, once."""
         assert server.public is not None
         chosen = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
@@ -129,21 +129,21 @@ class FedMD(Personal):
         if set(chosen) - holders:
             images = server.public.batch(torch.arange(len(server.public)))[0]
             public = prefixed({"images": images.contiguous(), "targets": all_targets(server.public)}, PUBLIC)
-        return [Order(name, "score", rows if name in holders else rows | public, meta) for name in chosen]
+        return [Request(name, "score", rows if name in holders else rows | public, meta) for name in chosen]
 
-    def fold_scores(self, server: Server, replies: Replies) -> None:
+    def aggregate_scores(self, server: Server, replies: Replies) -> None:
         """The mean of all scores, and who has the public images now."""
         self.note_holders(server, replies)
         server.state.meta["scored"] = sorted(replies.meta)
         scores = [tensors[SCORES].double() for _, tensors in replies]
         server.state.tensors = {CONSENSUS: consensus(scores)} if scores else {}
 
-    def digest_orders(self, server: Server) -> list[Order]:
+    def digest_requests(self, server: Server) -> list[Request]:
         """To the sites whose scores came, with the mean."""
         tensors = {"rows": self.drawn(server)} | server.state.tensors
-        return [Order(name, DIGEST, tensors) for name in server.state.meta["scored"]]
+        return [Request(name, DIGEST, tensors) for name in server.state.meta["scored"]]
 
-    def fold_digested(self, server: Server, replies: Replies) -> None:
+    def aggregate_digested(self, server: Server, replies: Replies) -> None:
         """Forget the mean."""
         self.note_holders(server, replies)
         server.state.tensors, server.state.meta["scored"] = {}, []
@@ -152,30 +152,30 @@ class FedMD(Personal):
         """Who replied has the public images; who is missing may have lost them, and gets them again."""
         server.state.meta["holders"] = sorted({*server.state.meta["holders"], *replies.meta} - set(replies.missing))
 
-    def check_tensors(self, task: Task, order: Order, tensors: Tensors) -> None:
+    def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
         """Logits of each image that was drawn, after 'score' and not after 'digest'."""
         forms = {name: (list(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
-        shape = [len(order.tensors["rows"]), *order.meta.get("shape", [])]
-        if forms != ({SCORES: (shape, torch.float32)} if order.op == "score" else {}):
+        shape = [len(request.tensors["rows"]), *request.meta.get("shape", [])]
+        if forms != ({SCORES: (shape, torch.float32)} if request.op == "score" else {}):
             raise RefusedError(
                 "unexpected_tensors",
                 f"Expected float32 logits of shape {shape} in a reply to 'score' and nothing in one to '{DIGEST}', got "
                 "something else. The site needs the same bundle and version of medfl.",
-                op=order.op,
+                op=request.op,
                 shape=shape,
             )
 
     # ---- a site
 
-    def score(self, site: Site, order: Order) -> Reply:
+    def score(self, site: Site, request: Request) -> Reply:
         """What the own model says of the drawn images; before a site's first round it is trained."""
-        if received := select(order.tensors, PUBLIC):
+        if received := select(request.tensors, PUBLIC):
             site.keep_blob(PUBLIC, received)
         task, log = site.task, {}
         if not site.state.tensors:
             log = self.begin(site)
         model = task.load(self.own(site), site.network)
-        data, size = public_part(site, order.tensors["rows"]), evaluation_batch(task.objective)
+        data, size = public_part(site, request.tensors["rows"]), evaluation_batch(task.objective)
         return Reply({SCORES: logits(model, data, site.settings, task.device, size)}, log=log)
 
     def begin(self, site: Site) -> dict[str, float]:
@@ -192,15 +192,15 @@ class FedMD(Personal):
                 log |= training.log(done.log)
         return log
 
-    def digest(self, site: Site, order: Order) -> Reply:
+    def digest(self, site: Site, request: Request) -> Reply:
         """Train towards the mean of all, then on own images."""
         log = dict[str, float]()
         if self.digest_epochs:
             training = Training(DIGEST, Budget(self.digest_epochs), batch_size=self.public_batch)
-            images = public_part(site, order.tensors["rows"]).images
+            images = public_part(site, request.tensors["rows"]).images
             settings = site.settings.model_copy(update={"balance": "none"})  # these images have no classes
             task = replace(site.task, augmentation=None)  # what is said is said of the images as they are
-            there = replace(site, train=TensorData(images, order.tensors[CONSENSUS]), task=task, settings=settings)
+            there = replace(site, train=TensorData(images, request.tensors[CONSENSUS]), task=task, settings=settings)
             done = self.fit(training.at(there), self.own(site), training=training)
             site.state.tensors, log = done.after, training.log(done.log)
         done, site.state.tensors = self.go_on(site, self.own(site))

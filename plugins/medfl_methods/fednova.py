@@ -93,11 +93,11 @@ class FedNova(FedProx):
             return sizes
         return {name: size / efforts[name] if efforts[name] else 0.0 for name, size in sizes.items()}
 
-    def aggregate(self, server: Server, replies: Replies) -> None:
+    def aggregate_updates(self, server: Server, replies: Replies) -> None:
         """The weighted mean, stretched."""
         moved = {name: meta for name, meta in replies.meta.items() if meta["effort"]}
         server.state.meta[STRETCH] = self.stretch(super().weights_of(server, moved), moved) if moved else 1.0
-        super().aggregate(server, replies)
+        super().aggregate_updates(server, replies)
 
     def stretch(self, sizes: Mapping[str, float], metas: Mapping[str, Meta]) -> float:
         """tau_eff sum p_k / a_k: by how much the mean with weights p_k / a_k falls short of FedNova's step.

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from medfl.contract import Capability, Model, Need, Order, Reply, Server, Site
+from medfl.contract import Capability, Model, Need, Reply, Request, Server, Site
 from medfl.data.pooled import labels_of
 from medfl.errors import SettingsError
 from medfl.networks.parts import body_and_head, features_and_logits, head_path, single_linear
@@ -104,18 +104,18 @@ class FedRoD(FedAvg):
         """The site keeps its second head."""
         keep(fit.site, OWN, on_cpu(fit.extra["own"].state_dict()))
 
-    def train(self, site: Site, order: Order) -> Reply:
+    def train(self, site: Site, request: Request) -> Reply:
         """As in FedAvg; trained are the common model and the personal one."""
-        reply = super().train(site, order)
+        reply = super().train(site, request)
         common = reply.trained["personal"]
         reply.trained = {"global": common, "personal": self.with_own_head(site, common.tensors)}
         return reply
 
-    def models(self, holder: Server | Site) -> dict[str, Model]:
+    def models(self, participant: Server | Site) -> dict[str, Model]:
         """The common model, and at each site its own."""
-        models = super().models(holder)
-        if isinstance(holder, Site):
-            models["personal"] = self.with_own_head(holder, next(iter(models.values())).tensors)
+        models = super().models(participant)
+        if isinstance(participant, Site):
+            models["personal"] = self.with_own_head(participant, next(iter(models.values())).tensors)
         return models
 
     def with_own_head(self, site: Site, common: Tensors) -> Model:

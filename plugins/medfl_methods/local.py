@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from medfl.contract import Capability, Model, Order, Reply, Server, Site
+from medfl.contract import Capability, Model, Reply, Request, Server, Site
 from medfl.toolkit.personal import Personal
 
 
@@ -37,11 +37,11 @@ class Local(Personal):
         """Whether the optimiser goes on."""
         return self.optimizer_state == "persistent"
 
-    def orders(self, server: Server) -> list[Order]:
+    def requests(self, server: Server) -> list[Request]:
         """To every site with data."""
-        return [Order(name, "fit") for name in server.trainable()]
+        return [Request(name, "fit") for name in server.trainable()]
 
-    def train(self, site: Site, order: Order) -> Reply:
+    def train(self, site: Site, request: Request) -> Reply:
         """Train the own model and keep it."""
         done, site.state.tensors = self.go_on(site, self.own(site))
         return Reply(log=done.log, trained={"personal": Model(site.network, done.after)})

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch.func import functional_call
 
-from medfl.contract import Capability, Model, Order, Reply, Server, Site
+from medfl.contract import Capability, Model, Reply, Request, Server, Site
 from medfl.toolkit.fit import Fit
 from medfl.toolkit.kept import keep, kept
 from medfl.toolkit.local_training import on_cpu
@@ -98,17 +98,17 @@ class PFedMe(FedAvg):
         """The site keeps its personal model."""
         keep(fit.site, OWN, on_cpu(fit.extra["theta"]))
 
-    def train(self, site: Site, order: Order) -> Reply:
+    def train(self, site: Site, request: Request) -> Reply:
         """As in FedAvg; the model that was trained is the personal one."""
-        reply = super().train(site, order)
+        reply = super().train(site, request)
         trained = reply.trained["personal"]
         reply.trained = {"personal": replace(trained, tensors=trained.tensors | kept(site, OWN))}
         return reply
 
-    def models(self, holder: Server | Site) -> dict[str, Model]:
+    def models(self, participant: Server | Site) -> dict[str, Model]:
         """The common model, and at each site its own."""
-        models = super().models(holder)
-        if isinstance(holder, Site):
+        models = super().models(participant)
+        if isinstance(participant, Site):
             common = next(iter(models.values())).tensors
-            models["personal"] = Model(holder.network, common | kept(holder, OWN))
+            models["personal"] = Model(participant.network, common | kept(participant, OWN))
         return models

@@ -94,11 +94,11 @@ class Scaffold(Averaging):
         """The server's control variate."""
         return prefixed(kept(server, CONTROL), CONTROL)
 
-    def aggregate(self, server: Server, replies: Replies) -> None:
+    def aggregate_updates(self, server: Server, replies: Replies) -> None:
         """The means, or under a robust rule one value."""
         if server.settings.robust is not None:
             server.state.meta["replied"] = len(replies)
-        super().aggregate(server, replies)
+        super().aggregate_updates(server, replies)
 
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
         """A step of length `server_lr`; buffers take the whole one. Under a robust rule c follows here."""
@@ -107,13 +107,13 @@ class Scaffold(Averaging):
             optimizer = server.task.in_round(server.round, server.settings.lr_decay).optimizer([weight])
             length, common = moved_by(optimizer, server.settings.steps)[weight], kept(server, CONTROL)
             change = {name: -mean[name] / length - tensor.double() for name, tensor in common.items()}
-            self.extra_fold(server, CONTROL, change, server.state.meta["replied"])
+            self.aggregate_extra(server, CONTROL, change, server.state.meta["replied"])
         return super().server_update(server, old, lengthened(server, mean, self.server_lr))
 
-    def extra_fold(self, server: Server, prefix: str, mean: Tensors, replied: int) -> None:
+    def aggregate_extra(self, server: Server, prefix: str, mean: Tensors, replied: int) -> None:
         """c <- c + |S| / N times the mean change."""
         share = replied / len(server.trainable())
-        super().extra_fold(server, prefix, {name: tensor * share for name, tensor in mean.items()}, replied)
+        super().aggregate_extra(server, prefix, {name: tensor * share for name, tensor in mean.items()}, replied)
 
     # ---- a site
 

@@ -24,7 +24,7 @@ def medfl_commands() -> list[CommandRecord]:
         ),
         CommandRecord(
             "watch",
-            "medfl_report.commands.watch:command",
+            "medfl_report.commands.monitor:command",
             "Watch runs as they happen, in the terminal or on a page.",
             "Run",
         ),

@@ -17,7 +17,7 @@ from medfl_report import forgetting
 from medfl_report.groups import Group, folds_among, pairs
 from medfl_report.patient_tests import NO_PREDICTIONS, PatientTest, Sets, method_test, sets_reader, verdict_over_runs
 from medfl_report.scores import key_metrics
-from medfl_report.sections.matrix import global_test, mean_defined, spread
+from medfl_report.sections.matrix import cross_site_score, mean_defined, spread
 from medfl_report.statistics import HEADER, Interval, PairedTests, explain, mean_std, paired_t, paired_tests
 
 
@@ -228,10 +228,10 @@ CLAIMABLE: dict[str, Measure] = {name: _forgetting(name) for name in forgetting.
         of_predictions=True,
     ),
     "global_test": Measure(
-        lambda run, metric: global_test(run, metric)[0],
+        lambda run, metric: cross_site_score(run, metric)[0],
         _first_metric,
         "mean over all sites' models and all sites' test sets, of runs with the setting `global_test`",
-        lambda run, metric: global_test(run, metric)[1],
+        lambda run, metric: cross_site_score(run, metric)[1],
     ),
     "shared_test": Measure(
         lambda run, metric: _known(run.shared(metric)),

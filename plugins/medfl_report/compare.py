@@ -36,7 +36,7 @@ from medfl_report.patient_tests import (
     verdict_over_runs,
 )
 from medfl_report.scores import Baseline, baseline_of
-from medfl_report.sections.matrix import global_test
+from medfl_report.sections.matrix import cross_site_score
 from medfl_report.statistics import HEADER, explain, mean_std, paired_t, paired_tests
 
 AT_SERVER = {
@@ -146,7 +146,7 @@ def _baseline(groups: Sequence[Group], name: str | None) -> Group:
 def _row(group: Group, base: Group, metric: str, split: str, sets_of: Callable[[RunRecord], Sets]) -> Meta:
     scores = [_scores(run, metric, split) for run in group.runs]
     scored = [values for values in scores if values]
-    crossed = [global_test(run, metric) for run in group.runs] if split == "test" else []
+    crossed = [cross_site_score(run, metric) for run in group.runs] if split == "test" else []
     held = {
         "global_test": [run.server_score(metric, split=split) for run in group.runs],
         "shared_test": [run.shared(metric) if split == "test" else None for run in group.runs],

@@ -107,7 +107,7 @@ def _poisoned(runs: Sequence[Named]) -> list[Notice]:
     return [
         Notice("bad", f"{name} is a simulated attack ({poison['attack']} at {listed(poison['sites'])}), no honest run.")
         for name, run in runs
-        if (poison := run.settings.poison)
+        if (adversaries := run.settings.adversaries)
     ]
 
 

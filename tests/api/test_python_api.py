@@ -187,7 +187,7 @@ def test_from_a_release_to_a_comparison(tmp_path: Path) -> None:
     pytest.importorskip("medfl_datasets")
     from medfl.plugins import load_plugins
 
-    load_plugins().phantom("folder")(tmp_path / "release", seed=0)
+    load_plugins().synthetic("folder")(tmp_path / "release", seed=0)
     release = tmp_path / "release"
     data = medfl.prepare(
         "folder", images=release / "images", table=release / "labels.csv", image_column="file",

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from medfl.cli.main import main
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 
 BUNDLE = Path(__file__).parents[2] / "bundles" / "medmnist_classification"
 OFFICIAL_MD5 = "750601b1f35ba3300ea97c75c52ff8f6"

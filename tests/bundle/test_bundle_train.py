@@ -19,7 +19,7 @@ from medfl.data.sites import load_split
 from medfl.engine.evaluation import score
 from medfl.objectives import Multiclass
 from medfl.settings import Settings
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 from medfl.training.balance import class_weights
 from medfl.utils.rng import pinned
 

@@ -21,9 +21,9 @@ from medfl.cli.main import main
 from medfl.data.datalists import SPLITS, read_datalist
 from medfl.errors import DataError
 from medfl.workflow import FederatedWorkflow
-from medfl_datasets.abide.phantom import ATLAS_FILE, REGION, write_release
 from medfl_datasets.abide.regions import load_regions
-from medfl_datasets.derm7pt import phantom as derm7pt
+from medfl_datasets.abide.synthetic import ATLAS_FILE, REGION, write_release
+from medfl_datasets.derm7pt import synthetic as derm7pt
 
 BUNDLES = Path(__file__).parents[2] / "bundles"
 MEDMNIST = BUNDLES / "medmnist_classification"

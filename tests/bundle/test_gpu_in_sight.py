@@ -17,7 +17,7 @@ from medfl.cli.main import main
 from medfl.errors import SettingsError
 from medfl.testing import check_method, suite
 from medfl.testing.cohort import make_sites
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 from medfl.training.loop import pick_device
 from medfl.utils.rng import pinned
 
@@ -57,7 +57,7 @@ def test_a_run_with_workers_never_asks_for_a_gpu(gpu: Gpu, cohort: Path, tmp_pat
     Only workers make backward passes, which start a thread for each GPU and so keep CUDA and autograd out of a fork.
     """
     for method in ("local", "fedavg"):
-        assert medfl_run(cohort, tmp_path / method, method=method, workers=2, global_test=True) == 0
+        assert medfl_run(cohort, tmp_path / method, method=method, workers=2, cross_site_evaluation=True) == 0
         assert json.loads((tmp_path / method / "run.json").read_text())["execution"]["device"] == "cpu"
     assert gpu.calls("cuda") == gpu.calls("queue") == []
     trained = {line.split()[1] for line in gpu.calls("autograd")}

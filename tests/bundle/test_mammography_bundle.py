@@ -22,7 +22,7 @@ from npz_makers import write_npz
 from medfl.bundle.check import check_bundle
 from medfl.cli.main import main
 from medfl.workflow import FederatedWorkflow
-from medfl_datasets.mias.phantom import KNOWN, write_release
+from medfl_datasets.mias.synthetic import KNOWN, write_release
 
 BUNDLES = Path(__file__).parents[2] / "bundles"
 BUNDLE = BUNDLES / "mammography_classification"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

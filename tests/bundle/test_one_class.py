@@ -14,7 +14,7 @@ from medfl.cli.main import main
 from medfl.data.datalists import read_datalist
 from medfl.engine.runs.records import read_metrics, read_run
 from medfl.workflow import FederatedWorkflow
-from medfl_datasets.abide.phantom import ATLAS_FILE, write_release
+from medfl_datasets.abide.synthetic import ATLAS_FILE, write_release
 
 BUNDLE = Path(__file__).parents[2] / "bundles" / "fmri_asd_classification"
 
@@ -76,7 +76,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         rounds=2,
         epochs=1,
         width=4,
-        global_test=True,
+        cross_site_evaluation=True,
     )
     workflow.initialize()
     workflow.run()

@@ -21,7 +21,7 @@ from torchvision_toys import tensors, write
 from medfl.networks.heads import TwoLayerHead
 from medfl.networks.resnet import ResNet
 from medfl.records.run_file import RunFile, SettingOrigin
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 from medfl.workflow import FederatedWorkflow
 
 BUNDLES = Path(__file__).parents[2] / "bundles"

@@ -29,7 +29,7 @@ from medfl.records.run_file import RunFile, SettingOrigin
 from medfl.settings import Execution, Settings
 from medfl.task import Task
 from medfl.testing.cohort import make_task
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 from medfl.training.loop import pick_device
 from medfl.workflow import FederatedWorkflow
 

@@ -12,7 +12,7 @@ from feature_commands import skip_without
 from PIL import Image
 
 from medfl.data.datalists import FILE
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 
 BUNDLE = "medmnist_classification"
 COLUMNS = ("--image-column", "file", "--label-column", "diagnosis", "--size", "16", "--workers", "1")

@@ -37,7 +37,7 @@ def plugin(medfl, tmp_path) -> Path:
 
 @pytest.fixture
 def source(plugin, tmp_path) -> Path:
-    return load_plugins([plugin]).phantom("toy")(tmp_path / "data" / "toy")
+    return load_plugins([plugin]).synthetic("toy")(tmp_path / "data" / "toy")
 
 
 def test_its_test_passes_as_it_is_written(plugin, tmp_path):
@@ -110,7 +110,7 @@ def test_a_folder_is_tested_listed_prepared_and_studied_as_it_is_written(medfl, 
     test["test_it_keeps_what_data_sets_promise"](tmp_path / "check")
     code, out, _ = medfl("list", "datasets")
     assert (code, "toy: say in one line" in out) == (0, True)
-    source = load_plugins().phantom("toy")(tmp_path / "data" / "toy")
+    source = load_plugins().synthetic("toy")(tmp_path / "data" / "toy")
     code, out, err = medfl("prep", "toy", "--source", source, "--out", tmp_path / "P", "--size", 8, "--workers", 1)
     assert (code, "8 training" in out) == (0, True), err
     assert by_study(source.parent, tmp_path, load_plugins()).splits == read_datalist(tmp_path / "P").splits

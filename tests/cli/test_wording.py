@@ -14,7 +14,7 @@ import pytest
 from feature_commands import PACKAGES
 
 from medfl.cli.main import all_commands
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 
 WORDING = Path(__file__).with_name("wording.txt")
 

@@ -17,8 +17,8 @@ from medfl.data.readers.mammogram_image import read_mammogram
 from medfl.data.readers.mammograms import to_row
 from medfl.errors import DataError, SettingsError
 from medfl.objectives import Multiclass
-from medfl_datasets.mias.phantom import KNOWN, write_release
 from medfl_datasets.mias.spec import Mias
+from medfl_datasets.mias.synthetic import KNOWN, write_release
 
 GREY = np.random.default_rng(0).integers(100, 4000, (20, 12), dtype=np.uint16)
 EXPECTED = to_row(GREY, (8, 8))

@@ -20,7 +20,7 @@ from medfl.data.partition_file import check_unchanged
 from medfl.errors import DataError, SettingsError
 from medfl.objectives import Multiclass
 from medfl.records.partition import Partition
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 
 BUNDLE = Path(__file__).parents[2] / "bundles" / "medmnist_classification"
 LIST, ARRAY = f"site-01/{FILE}", "images.npy"

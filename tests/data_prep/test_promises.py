@@ -20,7 +20,7 @@ def workers_have_monai() -> None:
         forkserver.ensure_running()
 
 
-NAMES = sorted(record.name for record in load_plugins().datasets.values() if record.phantom)
+NAMES = sorted(record.name for record in load_plugins().datasets.values() if record.synthetic)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import hypothesis
 from hypothesis import strategies as st
 
-from medfl.engine.attendance import MISSED, NOT_ASKED, TOOK_PART, Stretches, stretches, with_missed
+from medfl.engine.attendance import MISSED, NOT_ASKED, TOOK_PART, Stretches, add_missed_round, stretches
 
 
 @hypothesis.given(st.lists(st.sets(st.sampled_from("abc")), max_size=12))
 def test_stretches_are_the_rounds_that_were_missed(rounds: list[set[str]]) -> None:
-    missed: Stretches = {}
+    missed_rounds: Stretches = {}
     for number, sites in enumerate(rounds, 1):
-        before = {site: [list(span) for span in spans] for site, spans in missed.items()}
-        after = with_missed(missed, sites, number)
+        before = {site: [list(span) for span in spans] for site, spans in missed_rounds.items()}
+        after = add_missed_round(missed, sites, number)
         assert missed == before, "the commit before keeps its own"
-        missed = with_missed(after, sites, number)  # a second step of the same round
+        missed = add_missed_round(after, sites, number)  # a second step of the same round
         assert missed == after
     for site in "abc":
         wanted = [number for number, sites in enumerate(rounds, 1) if site in sites]

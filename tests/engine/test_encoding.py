@@ -6,8 +6,8 @@ import pytest
 import torch
 from refusals import refused
 
-from medfl.contract import Order
-from medfl.engine.carrier import Answer
+from medfl.contract import Request
+from medfl.engine.backend import SiteResult
 from medfl.engine.encoding import FILTERED, Encoder, check_filters, decode_filtered
 from medfl.engine.filters import Filters, decode
 from medfl.engine.replies import DecodedReplies
@@ -354,16 +354,16 @@ def test_a_server_far_away_checks_what_is_decoded():
 
     method, task = method_of(Scaled(), base=type(REGISTRY.make_method("fedavg", {}))), make_task("plain")
     change = {f"model/{name}": torch.ones_like(tensor) for name, tensor in task.initial(1).items()}
-    order, expected = Order("a", "fit", change), Expected(method, task)
+    request, expected = Request("a", "fit", change), Expected(method, task)
     sent, meta = leave(method, change)
 
     def read(meta):
         answer = {"step": 1, "refused": None, "meta": meta, "rows": [], "undelivered": []}
-        return read_answer("a", Message("step", sent, {"answer": answer}), Step(1, 1, None), order, expected, Limits())[
-            0
-        ]
+        return read_answer(
+            "a", Message("step", sent, {"answer": answer}), Step(1, 1, None), request, expected, Limits()
+        )[0]
 
-    assert isinstance(read(meta), Answer)
+    assert isinstance(read(meta), SiteResult)
     for top, code in ((float("1e39"), "not_finite"), ("x", "undecodable_tensors")):
         with refused(RefusedError, code):
             read({FILTERED: [{"update": {"top": top}}]})

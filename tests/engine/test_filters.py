@@ -89,7 +89,7 @@ def test_what_is_not_finite_is_refused_whatever_its_kind(bad, name, dtype):
     with refused(RefusedError, "not_finite", site="north", tensor=name):
         leave(tensors, sends=SENDS, site="north")
     with refused(RefusedError, "not_finite", site="north", tensor=name):
-        Filters(SENDS, TELLS, run(), 1).outgoing_parcel(tensors, {}, site="north")
+        Filters(SENDS, TELLS, run(), 1).outgoing_peer_message(tensors, {}, site="north")
 
 
 def test_norm_bound_goes_over_all_tensors_together():
@@ -98,7 +98,7 @@ def test_norm_bound_goes_over_all_tensors_together():
     with refused(RefusedError, "norm_too_large", found=5.0, maximum=4.9):
         leave(tensors, sends=SENDS, norm_bound=4.9)
     with refused(RefusedError, "norm_too_large", found=5.0, maximum=4.9):
-        Filters(SENDS, TELLS, run(norm_bound=4.9), 1).outgoing_parcel(tensors, {}, site="a")
+        Filters(SENDS, TELLS, run(norm_bound=4.9), 1).outgoing_peer_message(tensors, {}, site="a")
 
 
 def test_a_refusal_says_no_number_of_an_update_that_is_hidden():
@@ -126,7 +126,7 @@ def test_a_norm_that_overflows_is_refused():
 def test_nothing_that_leaves_shares_memory():
     tensors = {"model/w": torch.ones(3), "model/head/w": torch.ones(3)}
     sent, _ = leave(tensors, sends=SENDS)
-    posted, _ = Filters(SENDS, TELLS, run(), 1).outgoing_parcel(tensors, {}, site="a")
+    posted, _ = Filters(SENDS, TELLS, run(), 1).outgoing_peer_message(tensors, {}, site="a")
     for tensor in tensors.values():
         tensor.zero_()
     assert all(bool(tensor.all()) for tensor in [*sent.values(), *posted.values()])
@@ -198,7 +198,7 @@ def test_bits_come_after_the_noise_and_there_is_no_other_order(bits):
     for name, tensor in noised.items():
         assert torch.equal(sent[name], dequantise(*quantise(tensor, bits), bits)), "the range is that of the noised"
     for settings in (Privacy, Compression):
-        assert not {"order", "before", "after"} & set(settings.model_fields)
+        assert not {"request", "before", "after"} & set(settings.model_fields)
 
 
 def test_a_private_training_needs_no_noise_on_its_update():
@@ -251,8 +251,8 @@ def test_an_empty_reply_draws_no_noise():
 def test_other_kinds_and_parcels_are_refused_at_the_site_too():
     with refused(RefusedError, "unprotected_payload", site="a", tensor="proto/1", payload="statistic"):
         leave({"model/w": torch.ones(1), "proto/1": torch.ones(1)}, sends=SENDS, privacy=PRIVATE)
-    with refused(RefusedError, "unprotected_payload", site="a", payload="parcel"):
-        Filters(UPDATES, TELLS, run(privacy=PRIVATE), 1).outgoing_parcel(update(), {}, site="a")
+    with refused(RefusedError, "unprotected_payload", site="a", payload="peer_message"):
+        Filters(UPDATES, TELLS, run(privacy=PRIVATE), 1).outgoing_peer_message(update(), {}, site="a")
 
 
 # ---- compression
@@ -292,7 +292,7 @@ def test_without_a_codec_decode_does_nothing():
 
 
 def test_parcels_are_never_quantised():
-    posted, meta = Filters(UPDATES, TELLS, run(compression=Compression(bits=4)), 1).outgoing_parcel(
+    posted, meta = Filters(UPDATES, TELLS, run(compression=Compression(bits=4)), 1).outgoing_peer_message(
         update(), {"loss": 1.0}, site="a"
     )
     assert torch.equal(posted["model/w"], update()["model/w"])

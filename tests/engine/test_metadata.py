@@ -12,7 +12,7 @@ from pydantic import with_config
 from refusals import refused
 from typing_extensions import TypedDict
 
-from medfl.contract import Order
+from medfl.contract import Request
 from medfl.engine.filters import check_method
 from medfl.engine.reply_checks import check_reply
 from medfl.errors import ContractError, RefusedError
@@ -23,7 +23,7 @@ from medfl.toolkit.averaging import Averaging
 from medfl.utils.field_words import words_of
 from medfl.utils.metadata import (
     LARGEST,
-    PARCEL,
+    PEER_MESSAGE,
     AnyMetadata,
     Count,
     Length,
@@ -97,7 +97,7 @@ def test_a_type_in_words(kind: Any, words: str) -> None:
 SCHEMA = {
     "size": MetaField("private", Count),
     "score": MetaField("private", number(0, 1), after=("judge",)),
-    "stamp": MetaField("public", Count, after=(PARCEL,)),
+    "stamp": MetaField("public", Count, after=(PEER_MESSAGE,)),
 }
 
 
@@ -108,7 +108,7 @@ SCHEMA = {
         ({"size": 3, "score": 0.5}, "judge", False, None, {}),
         ({}, "judge", True, None, {}),
         ({"size": 3}, "judge", False, "missing_metadata", {"key": "score", "found": "none"}),
-        ({}, PARCEL, True, "missing_metadata", {"key": "stamp", "expected": "whole number, >= 0 as 'stamp'"}),
+        ({}, PEER_MESSAGE, True, "missing_metadata", {"key": "stamp", "expected": "whole number, >= 0 as 'stamp'"}),
         (
             {"size": "Jane"},
             "fit",
@@ -223,9 +223,9 @@ def test_a_reply_without_the_updates_that_a_step_needs_is_refused(gone: Any, nee
 
 
 def test_a_reply_is_checked_by_both() -> None:
-    task, order = make_task(), Order("a", "fit", {"model/a": torch.zeros(2)})
-    check_reply(Averaging(), task, order, {"model/a": torch.ones(2)}, {"size": 3}, "a")
+    task, request = make_task(), Request("a", "fit", {"model/a": torch.zeros(2)})
+    check_reply(Averaging(), task, request, {"model/a": torch.ones(2)}, {"size": 3}, "a")
     right, wrong = {"model/a": torch.ones(2)}, {"model/a": torch.ones(3)}
     for code, tensors, meta in (("wrong_tensor", wrong, {"size": 3}), ("wrong_metadata", right, {"size": -3})):
         with refused(RefusedError, code):
-            check_reply(Averaging(), task, order, tensors, meta, "a")
+            check_reply(Averaging(), task, request, tensors, meta, "a")

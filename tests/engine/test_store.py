@@ -117,7 +117,7 @@ def test_the_last_two_steps_are_kept(tmp_path: Path) -> None:
 def test_a_finished_run_keeps_the_newest_step_and_those_that_are_needed(tmp_path: Path) -> None:
     store = Store(tmp_path)
     kept, gone = store.put({"c": torch.ones(1)}), store.put({"c": torch.zeros(1)})
-    sent = {"reply/u": torch.ones(2), "parcel/0/u": torch.ones(2)}
+    sent = {"reply/u": torch.ones(2), "peer_message/0/u": torch.ones(2)}
     for step in (2, 5, 6, 9):
         blobs = {2: kept, 6: gone}.get(step)
         store.save(step, state(step, **({"big": blobs} if blobs else {})), {"rows": [step]}, sent, keep=(2, 4))
@@ -255,7 +255,7 @@ def test_a_damaged_step_keeps_its_blobs(tmp_path: Path) -> None:
 # ---- parcels
 
 
-def parcel(value: int) -> PeerMessage:
+def peer_message(value: int) -> PeerMessage:
     return PeerMessage("b", {"x": torch.tensor([value])}, {"value": value})
 
 
@@ -268,9 +268,9 @@ def read(inbox: Inbox, since: int, before: int) -> list[tuple[str, int]]:
 def test_a_parcel_is_read_by_the_first_step_after_it_was_posted(tmp_path: Path) -> None:
     inbox = Inbox(tmp_path / "b")
     assert read(inbox, 0, 1) == []
-    inbox.post(3, "c", parcel(1))
-    inbox.post(3, "a", parcel(2))
-    inbox.post(4, "a", parcel(3))
+    inbox.post(3, "c", peer_message(1))
+    inbox.post(3, "a", peer_message(2))
+    inbox.post(4, "a", peer_message(3))
     assert read(inbox, 0, 3) == [], "step 3 began before it was posted"
     assert read(inbox, 1, 4) == [("a", 2), ("c", 1)], "sorted by sender"
     assert read(inbox, 4, 5) == [("a", 3)]
@@ -280,8 +280,8 @@ def test_a_parcel_is_read_by_the_first_step_after_it_was_posted(tmp_path: Path) 
 
 def test_doubles_are_dropped_and_reading_consumes_nothing(tmp_path: Path) -> None:
     inbox = Inbox(tmp_path / "b")
-    inbox.post(3, "c", parcel(1))
-    inbox.post(3, "c", parcel(9))
+    inbox.post(3, "c", peer_message(1))
+    inbox.post(3, "c", peer_message(9))
     assert read(inbox, 2, 4) == read(inbox, 2, 4) == [("c", 1)]
     inbox.forget(3)
     assert read(inbox, 2, 4) == [("c", 1)], "step 4 may have to be done again"
@@ -291,7 +291,7 @@ def test_doubles_are_dropped_and_reading_consumes_nothing(tmp_path: Path) -> Non
 
 def test_a_damaged_parcel_is_named(tmp_path: Path) -> None:
     inbox = Inbox(tmp_path / "b")
-    inbox.post(3, "c", parcel(1))
+    inbox.post(3, "c", peer_message(1))
     path = next((tmp_path / "b" / "inbox").iterdir())
     flip(path)
     with refused(DamagedError, "damaged_file", path=str(path)):

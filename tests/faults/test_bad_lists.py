@@ -18,7 +18,7 @@ import medfl.utils.files
 from medfl.cli.main import main
 from medfl.data import folders
 from medfl.data.datalists import FILE
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 
 BUNDLE = Path(__file__).parents[2] / "bundles" / "medmnist_classification"
 SECRET = "Doe-Jane"

@@ -80,7 +80,7 @@ class Turns(Averaging):
     def plan(self, server: Server) -> Plan | None:
         plan = super().plan(server)
         if plan is not None:
-            plan.orders = [plan.orders[server.round % len(plan.orders)]]
+            plan.requests = [plan.requests[server.round % len(plan.requests)]]
             plan.quorum = 1
         return plan
 

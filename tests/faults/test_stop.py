@@ -13,7 +13,7 @@ from fault_harness import Child
 from refusals import refused
 from toys import Ring, Toy, snapshot
 
-from medfl.contract import Capability, Order, Reply, Site
+from medfl.contract import Capability, Reply, Request, Site
 from medfl.engine.store import Store, only_writer
 from medfl.errors import ContractError, MedflError, StoreError
 from medfl.toolkit.averaging import Averaging
@@ -24,14 +24,14 @@ class Waiting(Ring):
 
     folder: str
 
-    def work(self, site: Site, order: Order) -> Reply:
+    def execute(self, site: Site, request: Request) -> Reply:
         go, here = Path(self.folder, "go"), Path(self.folder, "here")
-        if site.name == "site-2" and order.op == "train" and site.round == 2 and not go.exists():
+        if site.name == "site-2" and request.op == "train" and site.round == 2 and not go.exists():
             here.with_suffix(".tmp").write_text(str(os.getpid()))
             here.with_suffix(".tmp").rename(here)
             while not go.exists():
                 time.sleep(0.01)
-        return super().work(site, order)
+        return super().execute(site, request)
 
 
 @pytest.fixture
@@ -117,14 +117,14 @@ class Fails(Averaging):
     mended: str
     how: str = "bug"
 
-    def work(self, site: Site, order: Order) -> Reply:
+    def execute(self, site: Site, request: Request) -> Reply:
         if site.round == 2 and site.name == "site-2" and not Path(self.mended).exists():
             if self.how == "bug":
                 return {}["a key"]  # type: ignore[no-any-return, index]
             if self.how == "dies":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise StoreError("disk_full", "no more space, says the test")
-        return super().work(site, order)
+        return super().execute(site, request)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -156,13 +156,13 @@ class Posts(Ring):
 
     way: str
 
-    def work(self, site: Site, order: Order) -> Reply:
-        reply = super().work(site, order)
-        if order.op == "send":
+    def execute(self, site: Site, request: Request) -> Reply:
+        reply = super().execute(site, request)
+        if request.op == "send":
             if self.way == "twice":
-                reply.parcels *= 2
+                reply.peer_messages *= 2
             else:
-                reply.parcels[0].to = self.way
+                reply.peer_messages[0].to = self.way
         return reply
 
 

@@ -13,8 +13,8 @@ from prepare_specs import prepare_spec
 from medfl.data.datalists import Datalist
 from medfl.data.table import read_table
 from medfl_datasets.abide.files import Maps
-from medfl_datasets.abide.phantom import write_release
 from medfl_datasets.abide.spec import Abide
+from medfl_datasets.abide.synthetic import write_release
 from medfl_datasets.abide.tables import FILE
 
 TWO = Maps(("reho", "lfcd"))

@@ -17,7 +17,7 @@ from medfl.data.pooled import TensorData
 from medfl.objectives import Multiclass
 from medfl.settings import Settings
 from medfl.task import Task
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 from medfl.workflow import FederatedWorkflow
 
 BUNDLE = Path(__file__).parents[2] / "medfl" / "bundles" / "medmnist_classification"

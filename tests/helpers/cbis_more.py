@@ -11,7 +11,7 @@ from pathlib import Path
 import pydicom
 from dicom_maker import make_dicom
 
-from medfl_datasets.cbis_ddsm.phantom import LAYOUTS, film_pixels
+from medfl_datasets.cbis_ddsm.synthetic import LAYOUTS, film_pixels
 from medfl_datasets.cbis_ddsm.tables import TABLES, Lesion, Series, read_tables
 
 METADATA = (

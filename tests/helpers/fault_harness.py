@@ -159,11 +159,11 @@ class StopError(Exception):
 def run_until(case: Any, folder: Path, step: int, **settings: Any) -> Path:
     """Run until the given step begins."""
 
-    def absent(site: str, now: int) -> bool:
+    def unavailable(site: str, now: int) -> bool:
         if now == step:
             raise StopError
         return False
 
     with pytest.raises(StopError):
-        case.run(folder, absent=absent, **settings)
+        case.run(folder, unavailable=unavailable, **settings)
     return folder

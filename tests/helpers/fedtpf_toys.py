@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from medfl.contract import Order, Reply, Server, Site, State
+from medfl.contract import Reply, Request, Server, Site, State
 from medfl.engine.store import Store
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
@@ -99,10 +99,10 @@ class Work:
     round: int
     op: str
     received: dict
-    order_meta: dict
+    request_meta: dict
     sent: dict
     meta: dict
-    parcels: int
+    peer_messages: int
     kept: set
     """Names in the site's state afterwards."""
 
@@ -136,23 +136,23 @@ def recorded(log, kind, **args):
     """A factory of a method that writes into `log`; it keeps nothing itself."""
 
     class Recorded(kind):
-        def work(self, site, order):
-            received, meta = _copy(order.tensors), dict(order.meta)
-            reply = super().work(site, order)
+        def execute(self, site, request):
+            received, meta = _copy(request.tensors), dict(request.meta)
+            reply = super().execute(site, request)
             facts = (
                 received,
                 meta,
                 _copy(reply.tensors),
                 dict(reply.meta),
-                len(reply.parcels),
+                len(reply.peer_messages),
                 set(site.state.tensors),
             )
-            log.work.append(Work(site.name, site.round, order.op, *facts))
+            log.work.append(Work(site.name, site.round, request.op, *facts))
             return reply
 
-        def fold(self, server, replies):
+        def aggregate(self, server, replies):
             stage, before = self.due(server).name, _copy(server.state.tensors)
-            super().fold(server, replies)
+            super().aggregate(server, replies)
             after, following = _copy(server.state.tensors), self.due(server).name
             log.folds.append(Fold(server.round, stage, following, before, after, dict(server.state.meta)))
 
@@ -163,17 +163,17 @@ def _copy(tensors):
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-def nothing_learned(site: Site, order: Order) -> Reply:
+def nothing_learned(site: Site, request: Request) -> Reply:
     """Updates of zeros of the task's network."""
-    updates = {name: torch.zeros_like(tensor) for name, tensor in order.tensors.items() if name.startswith("model/")}
+    updates = {name: torch.zeros_like(tensor) for name, tensor in request.tensors.items() if name.startswith("model/")}
     return Reply(updates, {"size": len(site.train)})
 
 
 class Scripted(FedTPF):
     """Sites train nothing: updates are noise, accuracies and freezing are as `SCRIPT` and `STOPS` say."""
 
-    def distil(self, site, order):
-        received, drawn = select(order.tensors, "distiller/"), site.rng("scripted")
+    def distil(self, site, request):
+        received, drawn = select(request.tensors, "distiller/"), site.rng("scripted")
         update = {
             f"distiller/{name}": 0.1 * torch.randn(tensor.shape, generator=drawn)
             if tensor.is_floating_point()
@@ -181,16 +181,16 @@ class Scripted(FedTPF):
             for name, tensor in received.items()
         }
         frozen = bool(received) and site.round >= STOPS.get(site.name, 99)
-        update |= nothing_learned(site, order).tensors
+        update |= nothing_learned(site, request).tensors
         return Reply(update, {"size": len(site.train), "frozen": frozen})
 
-    def train_task(self, site, order):
-        return nothing_learned(site, order)
+    def train_task(self, site, request):
+        return nothing_learned(site, request)
 
-    def work(self, site, order):
-        if order.op == "assess":
+    def execute(self, site, request):
+        if request.op == "assess":
             return Reply(meta={"accuracy": SCRIPT[site.name][site.round - 1], "judged": 50})
-        return super().work(site, order)
+        return super().execute(site, request)
 
 
 STOPS = {"site-1": 2, "site-2": 4}
@@ -246,17 +246,17 @@ def federate(make_method, folder, sites, rounds, **settings):
     there = {name: site_of(sites[name].train, name=name, rounds=rounds, **settings) for name in names}
     for name, site in there.items():
         site.val, site.blobs = sites[name].val, Store(folder / name)
-        server.facts[name]["validates"] = len(site.val) > 0
+        server.site_info[name]["validates"] = len(site.val) > 0
     while True:
         server.round = server.rounds_done + 1
         plan = make_method().plan(server)
         if plan is None:
             return
         replies = {}
-        for order in plan.orders:
-            there[order.to].round = server.round
-            replies[order.to] = make_method().work(there[order.to], order)
-        make_method().fold(server, told(replies))
+        for request in plan.requests:
+            there[request.to].round = server.round
+            replies[request.to] = make_method().work(there[request.to], request)
+        make_method().aggregate(server, told(replies))
         server.rounds_done += plan.ends_round
         yield server
 
@@ -282,7 +282,7 @@ def server_of(method, folder, names=("site-1", "site-2"), task=None, **settings)
 
 def sent_by(method, site, server):
     """What a site shares of its images, by name, and what it leaves of each before clip and noise, by hand."""
-    reply = method.work(site, Order(site.name, "share", method.distiller(server)))
+    reply = method.execute(site, Request(site.name, "share", method.distiller(server)))
     return select(reply.tensors, "shared/"), parts_of(method, site, server)
 
 

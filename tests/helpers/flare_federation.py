@@ -28,7 +28,7 @@ from medfl.data.partition.plan import PartitionPlan
 from medfl.errors import MedflError
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import scores
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 from medfl.types import Meta
 from medfl_datasets.medmnist.spec import prepare
 from medfl_flare import kit
@@ -110,7 +110,7 @@ class Federation:
     def start(self, *names: str) -> None:
         """Start participants, all at once."""
         with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda name: kit.start(self.kits[name], watch=False, patience=300), names))
+            list(pool.map(lambda name: kit.start(self.kits[name], restart=False, patience=300), names))
 
     def kill(self, name: str) -> None:
         """End all processes of a participant as a power cut does."""

@@ -16,7 +16,7 @@ from monai.fl.utils.exchange_object import ExchangeObject
 
 from medfl.bundle.client_algo import MedflAlgo
 from medfl.bundle.client_side import Side, open_side
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 from medfl.types import Tensors
 
 SOURCE = Path(__file__).parents[2] / "bundles" / "medmnist_classification"

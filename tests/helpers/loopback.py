@@ -15,7 +15,7 @@ from medfl.data.sites import load_global, load_site, load_sites
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.simulation import Result, RunData, SimulatedRun, Simulation, simulate
 from medfl.engine.site import Splits
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 from medfl.types import PUBLIC
 from medfl_flare.backend.messages import Limits
 from medfl_flare.offer import make_offer
@@ -86,7 +86,7 @@ class Loopback:
     files: Mapping[str, SiteFile]
     tamper: Callable[[str, bytes], bytes | None] = lambda site, blob: blob
     tamper_answer: Callable[[str, bytes], bytes | None] = lambda site, blob: blob
-    tamper_parcel: Callable[[str, str, bytes], bytes | None] = lambda sender, to, blob: blob
+    tamper_peer_message: Callable[[str, str, bytes], bytes | None] = lambda sender, to, blob: blob
     services: dict[str, SiteService] = field(default_factory=dict)
     signers: Mapping[str, Any] = field(default_factory=dict)
     sent: list[tuple[str, int]] = field(default_factory=list)
@@ -105,7 +105,7 @@ class Loopback:
 
     def _poster(self, sender: str) -> Callable[[str, bytes, float], bool]:
         def post(to: str, blob: bytes, patience: float) -> bool:
-            brought = self.tamper_parcel(sender, to, blob)
+            brought = self.tamper_peer_message(sender, to, blob)
             return brought is not None and self.services[to].receive(sender, brought) is None
 
         return post

@@ -12,9 +12,9 @@ from medfl.data.partition.by_column import by_site
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
 from medfl.engine.runs.simulation import Result
-from medfl_datasets.breast_ultrasound import phantom as ultrasound
+from medfl_datasets.breast_ultrasound import synthetic as ultrasound
 from medfl_datasets.breast_ultrasound.spec import BreastUltrasound
-from medfl_datasets.decathlon import phantom as volumes
+from medfl_datasets.decathlon import synthetic as volumes
 from medfl_datasets.decathlon.spec import Decathlon
 
 SMALL = {"width": 4, "levels": 2, "batch_size": 2, "epochs": 1, "seed": 3}

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.home import Home
+from medfl.engine.runs.export import SiteExport
 from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, simulate
 from medfl.engine.runs.site_bundles import export
 from medfl.engine.site import Splits
@@ -60,7 +60,7 @@ def run_objective(
         folder=folder,
         execution=Execution(pictures=pictures),
         provenance=Provenance(data=DataOrigin(name="tiny")),
-        callbacks=Callbacks(export=partial(export, home=Home(folder / "no bundle"))),
+        callbacks=Callbacks(export=partial(export, site_export=SiteExport(folder / "no bundle"))),
     )
     simulate(run)
     return folder

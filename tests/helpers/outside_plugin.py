@@ -162,5 +162,5 @@ def write_release(folder, images=8, seed=0):
 @hookimpl
 def medfl_datasets():
     """The data set."""
-    target, phantom = f"{__name__}:Scans", f"{__name__}:write_release"
-    return [DatasetRecord("outside_scans", target, "noise", Scans.terms, "Made-up scans.", phantom)]
+    target, synthetic = f"{__name__}:Scans", f"{__name__}:write_release"
+    return [DatasetRecord("outside_scans", target, "noise", Scans.terms, "Made-up scans.", synthetic)]

@@ -10,8 +10,8 @@ import numpy as np
 
 from medfl.data.datalists import Datalist, read_datalist
 from medfl.data.ingest.labels import Columns
-from medfl.data.ingest.own_phantom import write_release
 from medfl.data.ingest.own_spec import Folder
+from medfl.data.ingest.own_synthetic import write_release
 from medfl.data.ingest.prepare import prepare as prepare_dataset
 from medfl.settings import read_settings
 

@@ -100,7 +100,7 @@ class Photographed(Loopback):
 
     def watch(self, home: Path) -> None:
         self.home, self.pictures = home, {}
-        self.tamper_parcel = lambda sender, to, blob: self._keep() or blob
+        self.tamper_peer_message = lambda sender, to, blob: self._keep() or blob
         self.tamper = lambda site, blob: self._keep() or blob
 
     def _keep(self) -> None:
@@ -162,11 +162,11 @@ def serve(files: Files, offer: Offer, **disturbed: Any) -> tuple[Path, Progress,
 
 def talk(place: Place, name: str, about: str = "site-01", **overrides: Any) -> tuple[list[bytes], list[bytes]]:
     """An honest run: what a site was told, and what it said."""
-    files, orders, replies = place.files(name), [], []
+    files, requests, replies = place.files(name), [], []
 
     def hear(site: str, blob: bytes) -> bytes:
         if site == about:
-            orders.append(blob)
+            requests.append(blob)
         return blob
 
     def tell(site: str, blob: bytes) -> bytes:
@@ -175,7 +175,7 @@ def talk(place: Place, name: str, about: str = "site-01", **overrides: Any) -> t
         return blob
 
     serve(files, offered(place, **{"rounds": 2} | overrides), tamper=hear, tamper_answer=tell)
-    return orders, replies
+    return requests, replies
 
 
 def set_meta(**values: Any) -> Change:
@@ -185,14 +185,14 @@ def set_meta(**values: Any) -> Change:
     return change
 
 
-def set_tensor(make: Callable[[torch.Tensor], torch.Tensor], start: str = "order/") -> Change:
+def set_tensor(make: Callable[[torch.Tensor], torch.Tensor], start: str = "request/") -> Change:
     """Changes one tensor, and the digest with it."""
 
     def change(message: Message) -> None:
         name = next(name for name, tensor in message.tensors.items() if name.startswith(start) and tensor.ndim)
         message.tensors[name] = make(message.tensors[name])
-        if start == "order/":
-            message.meta["order"]["digest"] = wire.digest(wire.select(message.tensors, "order/"))
+        if start == "request/":
+            message.meta["order"]["digest"] = wire.digest(wire.select(message.tensors, "request/"))
 
     return change
 
@@ -224,7 +224,7 @@ def without_last_site(place: Place, folder: Path) -> dict[str, Any]:
         offered(place, min_replies=2, rounds=1),
         place.files("alone"),
         folder,
-        absent=lambda site, step: site == "site-03",
+        unavailable=lambda site, step: site == "site-03",
     )
     states = local_outcome(folder)
     return {name: states[name] for name in ("server", "site-01", "site-02")}

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from unittest import mock
 
-from medfl.contract import Order, Reply, Site
-from medfl.engine.carrier import Answer
+from medfl.contract import Reply, Request, Site
+from medfl.engine.backend import SiteResult
 from medfl.engine.secure.method import Secured
 from medfl.errors import RefusedError
 
@@ -20,11 +20,11 @@ def recorded_refusals() -> Iterator[list[RefusedError]]:
         The errors, in the order in which they were raised.
     """
     errors: list[RefusedError] = []
-    work = Secured.work
+    execute = Secured.execute
 
-    def recorded(method: Secured, site: Site, order: Order) -> Reply:
+    def recorded(method: Secured, site: Site, request: Request) -> Reply:
         try:
-            return work(method, site, order)
+            return execute(method, site, request)
         except RefusedError as error:
             errors.append(error)
             raise
@@ -33,7 +33,7 @@ def recorded_refusals() -> Iterator[list[RefusedError]]:
         yield errors
 
 
-def raise_refusal(answer: Answer, errors: list[RefusedError]) -> None:
+def raise_refusal(answer: SiteResult, errors: list[RefusedError]) -> None:
     """Raise the error that an answer tells of, if it is a refusal.
 
     Args:

@@ -13,12 +13,12 @@ from medfl.contract import (
     Capability,
     Method,
     Model,
-    Order,
     PayloadKind,
     PeerMessage,
     Plan,
     Replies,
     Reply,
+    Request,
     Server,
     Site,
 )
@@ -30,7 +30,7 @@ from medfl.testing.cohort import Case, SmallNet, bits, make_sites, scores
 from medfl.toolkit.averaging import Averaging
 from medfl.types import Tensors
 from medfl.utils import wire
-from medfl.utils.metadata import PARCEL, Count, MetaField, Text, list_of
+from medfl.utils.metadata import PEER_MESSAGE, Count, MetaField, Text, list_of
 
 SIZES = {"site-1": 7, "site-2": 5, "site-3": 6}
 """Three sites that train in a millisecond."""
@@ -49,7 +49,7 @@ class Ring(Averaging):
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
         "guests": MetaField("public", list_of(Text, 8, shorter=True)),
         "first": MetaField("public", Count),
-        "letter": MetaField("public", Text, after=(PARCEL,)),
+        "letter": MetaField("public", Text, after=(PEER_MESSAGE,)),
     }
     supports: ClassVar[frozenset[Capability]] = frozenset({Capability.PEER_MESSAGES})
 
@@ -66,17 +66,17 @@ class Ring(Averaging):
             return None
         stage, names = server.state.meta["stage"], server.trainable()
         shift = 0 if self.to_self else -1 if self.backwards else 1
-        orders = [
-            Order(name, stage, {}, {"next": names[(index + shift) % len(names)]}) for index, name in enumerate(names)
+        requests = [
+            Request(name, stage, {}, {"next": names[(index + shift) % len(names)]}) for index, name in enumerate(names)
         ]
         last = "count" if self.alone else "train"
-        return Plan(server.round, [] if stage == "count" else orders, stage == last, self.quorum)
+        return Plan(server.round, [] if stage == "count" else requests, stage == last, self.quorum)
 
-    def work(self, site: Site, order: Order) -> Reply:
+    def execute(self, site: Site, request: Request) -> Reply:
         own = self.own(site)
-        if order.op == "send":
+        if request.op == "send":
             tensors = {"model/" + name: tensor for name, tensor in own.items()}
-            return Reply(parcels=[PeerMessage(order.meta["next"], tensors, {"letter": site.name})])
+            return Reply(peer_messages=[PeerMessage(request.meta["next"], tensors, {"letter": site.name})])
         if "first" not in site.state.blobs:
             site.keep_blob("first", own)
         start = {name: tensor.clone() for name, tensor in own.items()}
@@ -90,7 +90,7 @@ class Ring(Averaging):
         meta = {"guests": [guest.sender for guest in site.inbox], "first": int(site.blob("first").keys() == own.keys())}
         return Reply({}, meta, log=done.log, trained={"personal": Model(site.network, done.after)})
 
-    def fold(self, server: Server, replies: Replies) -> None:
+    def aggregate(self, server: Server, replies: Replies) -> None:
         following = {"send": "train", "train": "count" if self.alone else "send", "count": "send"}
         server.state.meta["missing"] += replies.missing
         server.state.meta.setdefault("guests", []).append({name: m.get("guests") for name, m in replies.meta.items()})
@@ -100,10 +100,10 @@ class Ring(Averaging):
     def publish(self, server: Server) -> Tensors:
         return {}
 
-    def models(self, holder: Server | Site) -> dict[str, Model]:
-        if isinstance(holder, Server):
+    def models(self, participant: Server | Site) -> dict[str, Model]:
+        if isinstance(participant, Server):
             return {}
-        return {"personal": Model(holder.network, self.own(holder))}
+        return {"personal": Model(participant.network, self.own(participant))}
 
     def own(self, site: Site) -> Tensors:
         task: Task = site.task
@@ -174,7 +174,7 @@ def snapshot(folder: Path) -> dict[str, Any]:
 
 def digests(result: Result) -> dict[str, str]:
     """The models of all participants, by their hashes."""
-    return {holder: wire.digest(tensors) for holder, tensors in bits(result).items()}
+    return {participant: wire.digest(tensors) for participant, tensors in bits(result).items()}
 
 
 def leftovers(folder: Path) -> list[str]:

@@ -13,8 +13,8 @@ from medfl_attacks.attack_files import (
     InversionResult,
     MembershipFile,
     MembershipResult,
-    PoisonFile,
-    PoisonResult,
+    PoisoningFile,
+    PoisoningResult,
     results_path,
 )
 
@@ -48,7 +48,7 @@ INVERSION = InversionResult(
     best_psnr=20.0,
     best_ssim=0.5,
 )
-POISON = PoisonResult(
+POISON = PoisoningResult(
     target="global",
     attack="backdoor",
     attackers=1,
@@ -69,5 +69,5 @@ def write(folder: Path, kind: str, options: dict[str, Any], results: Sequence[An
     elif kind == "inversion":
         InversionFile(options=options, results=tuple(results)).write(path)
     else:
-        PoisonFile(options=options, results=tuple(results)).write(path)
+        PoisoningFile(options=options, results=tuple(results)).write(path)
     return path

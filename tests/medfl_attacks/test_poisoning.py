@@ -1,4 +1,4 @@
-"""``medfl attack poison``: how good models still are, and how often attackers get the answer that they want."""
+"""``medfl attack poisoning``: how good models still are, and how often attackers get the answer that they want."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from medfl.testing.cohort import make_task
 from medfl.toolkit.averaging import Averaging
 from medfl_attacks.attack_files import read_results
 from medfl_attacks.open_run import OpenedRun
-from medfl_attacks.poisoning import PoisonOptions, judge, plain_line, run_poison
+from medfl_attacks.poisoning import PoisoningOptions, judge, plain_line, run_poisoning
 from medfl_report.statistics import wilson
 
 REGISTRY = load_plugins()
@@ -118,13 +118,15 @@ def test_attacks_on_replies_want_nothing_but_harm():
 
 
 def test_a_run_is_judged_by_its_own_attack_and_others_by_what_is_looked_for(tmp_path):
-    own = run_poison(made(poison=BACKDOOR, folder=tmp_path), PoisonOptions('{"attack": "ipm", "sites": ["good"]}'))
+    own = run_poisoning(
+        made(poison=BACKDOOR, folder=tmp_path), PoisoningOptions('{"attack": "ipm", "sites": ["good"]}')
+    )
     assert [row.attack for row in own] == ["backdoor"]
     both = json.dumps([BACKDOOR, {"attack": "label_flip", "sites": ["bad"]}])
-    rows = run_poison(made(folder=tmp_path), PoisonOptions(both))
+    rows = run_poisoning(made(folder=tmp_path), PoisoningOptions(both))
     assert [row.attack for row in rows] == ["backdoor", "label_flip"]
-    assert list(read_results(tmp_path, "poison").results) == rows
-    (plain,) = run_poison(made(folder=tmp_path))
+    assert list(read_results(tmp_path, "adversaries").results) == rows
+    (plain,) = run_poisoning(made(folder=tmp_path))
     assert (plain.attack, plain.accuracy, plain.images) == ("none", 7 / 12, 12)
     assert plain_line(plain).startswith("no attackers: accuracy 0.583")
 
@@ -137,8 +139,8 @@ def test_a_model_without_finite_outputs_is_wrong():
 
 @pytest.mark.parametrize("text", ["backdoor", "3", "[3]", "{}", "[[]]"])
 def test_what_is_looked_for_has_to_be_the_setting(text):
-    with refused(SettingsError, "invalid_json", setting="poison", found=text):
-        PoisonOptions(text)
+    with refused(SettingsError, "invalid_json", setting="adversaries", found=text):
+        PoisoningOptions(text)
 
 
 def test_what_is_not_possible_is_refused():
@@ -160,9 +162,9 @@ def test_the_command_judges_a_finished_simulation(tmp_path, capsys):
     assert sorted(scored) == ["site-02"]
     capsys.readouterr()
     with pytest.raises(SystemExit, match="0"):
-        main(["attack", "poison", str(run)])
+        main(["attack", "adversaries", str(run)])
     out = capsys.readouterr().out
     assert "1 of 2 sites attack (backdoor): accuracy " in out
-    (row,) = read_results(run, "poison").results
+    (row,) = read_results(run, "adversaries").results
     assert row.worst_accuracy == pytest.approx(scored["site-02"])
     assert 0 <= row.success <= 1

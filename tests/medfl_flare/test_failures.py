@@ -56,7 +56,7 @@ def at_step(number: int, act: Callable[[], None]) -> Callable[[str, bytes], byte
     def tamper(site: str, blob: bytes) -> bytes:
         nonlocal seen
         message = unpack(blob, Limits())
-        if site == SITES[-1] and message.kind == "step" and message.meta["order"] is not None:
+        if site == SITES[-1] and message.kind == "step" and message.meta["request"] is not None:
             seen += 1
             if seen == number:
                 act()
@@ -174,7 +174,7 @@ def test_a_large_model_goes_through_with_a_few_times_its_memory(megabytes: int) 
     """Packing, checks and unpacking, as at server and sites."""
     size = megabytes * 10**6 // 4
     tensors = {f"model/{part}": torch.full((size // 10,), float(part)) for part in range(10)}
-    blob = pack(Message("step", tensors, {"order": None}))
+    blob = pack(Message("step", tensors, {"request": None}))
     assert 0 <= len(blob) - 4 * (size // 10) * 10 < 10_000
     with refused(RefusedError, "message_too_large", maximum=len(blob) - 1, found=str(len(blob))):
         unpack(blob, Limits(max_bytes=len(blob) - 1))

@@ -18,7 +18,7 @@ from refusals import refused
 
 pytest.importorskip("nvflare")
 
-from home_keys import Home, foreign_keys, private_keys
+from participant_keys import Home, foreign_keys, private_keys
 from typer.testing import CliRunner
 
 from medfl.errors import SettingsError

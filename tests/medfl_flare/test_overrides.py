@@ -28,7 +28,7 @@ BUNDLE: dict[str, Any] = bundle_values(shipped()["medmnist_classification"]) | {
     "overrides",
     [
         {},
-        {"method": "fedkper", "rounds": 3, "seed": 1, "steps": None, "global_test": True, "fraction": 0.5},
+        {"method": "fedkper", "rounds": 3, "seed": 1, "steps": None, "cross_site_evaluation": True, "fraction": 0.5},
         {"method_args": {"clusters": {"site-01": [1, 2.5, None]}, "preset": "paper"}},
         {"method_args#mu": 0.1, "mean": [0.5, 0.4, 0.3], "metrics": ["auc"], "moments": ["aggregated", "trained"]},
         {"networks_by_site": {"site-01": "cnn4"}, "privacy": {"epsilon": 5, "clip": 1.0}, "compression": {"bits": 8}},
@@ -154,7 +154,11 @@ def test_what_a_server_may_set_is_what_was_reviewed() -> None:
         "norm_bound", "networks_by_site", "describe", "privacy", "compression", "precision",
         "robust", "secure_aggregation",
     }  # fmt: skip
-    assert set(Settings.model_fields) - {"poison"} == RUN - {"method", "method_args", "network_assignment"} == reviewed
+    assert (
+        set(Settings.model_fields) - {"adversaries"}
+        == RUN - {"method", "method_args", "network_assignment"}
+        == reviewed
+    )
     assert set(Execution.model_fields) <= OWN
     assert local_fields(Privacy.model_fields) == {"ledger", "total_epsilon"}
     assert not local_fields(Compression.model_fields)
@@ -194,5 +198,5 @@ def test_what_passes_is_read_by_monai_as_it_stands(overrides: dict[str, Any]) ->
 
 
 def test_no_server_poisons_a_site():
-    with refused(RefusedError, "local_override", setting="poison"):
-        check_overrides({"poison": {"attack": "free_rider", "sites": ["site-1"]}}, {})
+    with refused(RefusedError, "local_override", setting="adversaries"):
+        check_overrides({"adversaries": {"attack": "free_rider", "sites": ["site-1"]}}, {})

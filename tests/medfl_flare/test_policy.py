@@ -63,7 +63,7 @@ def changed(**change: Any) -> Offer:
 def test_a_run_within_the_file_is_accepted() -> None:
     check(site_file(), settings())
     check(site_file(privacy=PROMISE), settings(privacy=PROMISE | {"clip": 1.0}))
-    check(site_file(exchange=True), settings(global_test=True))
+    check(site_file(cross_site_evaluation=True), settings(cross_site_evaluation=True))
     check(site_file(shared_test=True), settings(shared_test=True, privacy=PROMISE | {"clip": 1.0}))
 
 
@@ -74,7 +74,7 @@ def test_a_run_within_the_file_is_accepted() -> None:
         ({"methods": []}, {}, {}, "fedavg", "method_not_allowed", "'fedavg'", "allowed: none"),
         ({}, {}, {"method": "fedkper"}, "fedavg", "different_method", "'fedkper'", "'fedavg'"),
         ({}, {"rounds": 21}, {}, "fedavg", "too_many_rounds", "21 rounds", "at most 20"),
-        ({}, {"global_test": True}, {}, "fedavg", "global_test_not_allowed", "global test", "allowed: no"),
+        ({}, {"cross_site_evaluation": True}, {}, "fedavg", "global_test_not_allowed", "global test", "allowed: no"),
         (
             {"exchange": True}, {"shared_test": True},
             {}, "fedavg", "shared_test_not_allowed", "shared_test", "allowed: no",
@@ -122,7 +122,7 @@ def test_a_looser_run_is_refused_with_both_values(
 def test_all_that_is_not_allowed_comes_in_one_message() -> None:
     problems = ["method_not_allowed", "too_many_rounds", "global_test_not_allowed", WEAK]
     with refused(RefusedError, "run_not_allowed", site="site-01", run="first", problems=problems) as caught:
-        check(site_file(methods=[], privacy=PROMISE), settings(rounds=99, global_test=True))
+        check(site_file(methods=[], privacy=PROMISE), settings(rounds=99, cross_site_evaluation=True))
     for word in ("'fedavg'", "99 rounds", "global test", "epsilon 8.0"):
         assert word in str(caught.value)
 

@@ -64,7 +64,11 @@ def test_all_keys_are_read_and_relative_paths_begin_at_the_file(tmp_path: Path, 
     site_file = read_site_file("local/medfl-site.toml")
     assert (site_file.site, site_file.is_server, site_file.methods) == ("site-01", False, ("fedavg", "fedkper"))
     assert (site_file.max_rounds, site_file.max_message_mb, site_file.min_count, site_file.threads) == (20, 64, 5, 2)
-    assert (site_file.describe, site_file.exchange, site_file.device) == (("size", "label_counts"), True, "cuda:1")
+    assert (site_file.describe, site_file.cross_site_evaluation, site_file.device) == (
+        ("size", "label_counts"),
+        True,
+        "cuda:1",
+    )
     assert site_file.shared_test
     kept = tmp_path / "local" / "kept"
     assert site_file.execution == Execution(threads=2, device="cuda:1", cache="disk", cache_dir=kept, loaders=3)
@@ -82,7 +86,7 @@ def test_all_keys_are_read_and_relative_paths_begin_at_the_file(tmp_path: Path, 
 
 def test_what_is_left_out_allows_little(tmp_path: Path) -> None:
     site_file = read_site_file(write(tmp_path, LEAST))
-    assert (site_file.methods, site_file.bundles, site_file.exchange) == ((), {}, False)
+    assert (site_file.methods, site_file.bundles, site_file.cross_site_evaluation) == ((), {}, False)
     assert site_file.execution == Execution(device="cpu")
     assert (site_file.min_count, site_file.describe, site_file.device, site_file.privacy) == (
         10,

@@ -9,7 +9,7 @@ import pytest
 
 from medfl.bundle.files import bundle_hash, shipped
 from medfl.cli.main import main
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 from medfl_flare import submit
 from medfl_flare.session import Submission
 
@@ -32,7 +32,7 @@ def run(*words: Any) -> int:
 def test_what_is_submitted(tmp_path: Path, submitted: list[Submission]) -> None:
     words = ("--output_dir", tmp_path / "one", "--method", "fedprox", "--method_args#mu", 0.5, "--optimizer#lr", 0.1)
     sites = ("--sites", "['b','a']", "--answer_timeout", 60, "--num_classes", 2)
-    assert run("--carrier", "flare", "--kit", tmp_path / "kit", *words, *sites) == 0
+    assert run("--backend", "flare", "--kit", tmp_path / "kit", *words, *sites) == 0
     (submission,) = submitted
     offer = submission.offer
     assert (offer.run, offer.sites, offer.answer_timeout) == ("one", ["a", "b"], 60)
@@ -45,7 +45,7 @@ def test_what_is_submitted(tmp_path: Path, submitted: list[Submission]) -> None:
 
 def test_facts_come_from_data_at_hand(tmp_path: Path, submitted: list[Submission]) -> None:
     make_cohort(tmp_path / "data", sites=1, images_per_site=9, classes=3, size=12)
-    assert run("--dataset-dir", tmp_path / "data", "--carrier", "flare", "--kit", tmp_path) == 0
+    assert run("--dataset-dir", tmp_path / "data", "--backend", "flare", "--kit", tmp_path) == 0
     facts = {"num_classes": 3, "in_channels": 3, "size": [12, 12], "spatial_dims": 2}
     assert submitted[0].offer.overrides == facts
 
@@ -53,11 +53,11 @@ def test_facts_come_from_data_at_hand(tmp_path: Path, submitted: list[Submission
 def test_what_tracking_is_told_stays_here(tmp_path: Path, submitted: list[Submission]) -> None:
     uri = f"sqlite:///{tmp_path}/runs.db"
     words = ("--output_dir", tmp_path / "one", "--tracking", "mlflow", "--tracking_uri", uri)
-    assert run("--carrier", "flare", "--kit", tmp_path / "kit", *words) == 0
+    assert run("--backend", "flare", "--kit", tmp_path / "kit", *words) == 0
     (submission,) = submitted
     assert submission.tracking["tracking_uri"] == uri
     assert uri not in str(submission.offer.to_json())
-    assert run("--carrier", "flare", "--kit", tmp_path / "kit", "--output_dir", tmp_path / "two") == 0
+    assert run("--backend", "flare", "--kit", tmp_path / "kit", "--output_dir", tmp_path / "two") == 0
     assert submitted[1].tracking == {}
 
 
@@ -76,7 +76,7 @@ def test_what_tracking_is_told_stays_here(tmp_path: Path, submitted: list[Submis
 def test_what_sites_would_refuse_is_refused_here(
     submitted: list[Submission], capsys: pytest.CaptureFixture[str], words: tuple[str, ...], text: str
 ) -> None:
-    assert run("--carrier", "flare", *words) == 2
+    assert run("--backend", "flare", *words) == 2
     assert text.lower() in capsys.readouterr().err.lower()
     assert submitted == []
 
@@ -87,7 +87,7 @@ def test_a_run_here_needs_data(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_unknown_carrier_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--carrier", "pigeon", "--dataset-dir", tmp_path) == 2
+    assert run("--backend", "pigeon", "--dataset-dir", tmp_path) == 2
     assert "Known: flare, local" in capsys.readouterr().err
 
 
@@ -96,7 +96,7 @@ def test_stock_monai_does_not_run_it_here_in_silence(tmp_path: Path) -> None:
 
     root = shipped()[BUNDLE]
     files = [str(root / "configs" / name) for name in ("train.json", "federate.json")]
-    stock = ConfigWorkflow(files, workflow_type="train", bundle_root=str(root), carrier="flare", dataset_dir=".")
+    stock = ConfigWorkflow(files, workflow_type="train", bundle_root=str(root), backend="flare", dataset_dir=".")
     stock.initialize()
     with pytest.raises(RuntimeError) as wrapped:  # by MONAI, which evaluates the call
         stock.run()

@@ -6,7 +6,7 @@ import torch
 from quadratic_toys import quadratic
 from torch import nn
 
-from medfl.contract import Holder
+from medfl.contract import Participant
 from medfl.data.pooled import Empty
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
@@ -85,7 +85,7 @@ def test_relabelled_sites_end_alike(tmp_path, monkeypatch, name):
     before = bits(case.run(tmp_path / "before", batch_size=64 if name == "centralized" else 5))
     key_of = {new: old for old, new in other.items()}
     monkeypatch.setattr(
-        Holder, "rng", lambda self, label: make_generator(7, key_of.get(self.name, self.name), self.round, label)
+        Participant, "rng", lambda self, label: make_generator(7, key_of.get(self.name, self.name), self.round, label)
     )
     for module in (circulating, relay):  # the server draws over sorted names: the draw is carried along, too
         monkeypatch.setattr(module, "route", lambda hosts, held, *how: carried_along(other, key_of, hosts, held, *how))

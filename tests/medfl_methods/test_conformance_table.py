@@ -328,7 +328,7 @@ def test_what_stays_at_a_site(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", names_with("untrained"))
 def test_a_site_that_never_trained_has_the_global_model(tmp_path: Path, name: str) -> None:
-    models = case_of(name, {}).run(tmp_path, rounds=2, absent=lambda site, step: site == "site-3").models["site-3"]
+    models = case_of(name, {}).run(tmp_path, rounds=2, unavailable=lambda site, step: site == "site-3").models["site-3"]
     assert tensors_equal(models["personal"].tensors, models["global"].tensors)
 
 

@@ -90,9 +90,9 @@ def test_what_was_trained_with_it_is_thrown_away_and_it_stays(tmp_path):
     seen = []
 
     class Watched(DBE):
-        def orders(self, server):
-            seen.append({name: tensor.clone() for name, tensor in super().orders(server)[0].tensors.items()})
-            return super().orders(server)
+        def requests(self, server):
+            seen.append({name: tensor.clone() for name, tensor in super().requests(server)[0].tensors.items()})
+            return super().requests(server)
 
     run(tmp_path, make_method=Watched)
     first = DBE().task_of(make_task()).initial(7)

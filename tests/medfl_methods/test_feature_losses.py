@@ -8,7 +8,7 @@ from fedtpf_toys import DATA, fed, server_of, site_of, tpf, with_scale
 from torch import nn
 from torch.nn import functional as F
 
-from medfl.contract import Order
+from medfl.contract import Request
 from medfl.task import Scale
 from medfl.toolkit.fit import Fit
 from medfl.training.loop import Batch
@@ -69,7 +69,7 @@ def test_the_loss_of_generator_and_classifier_is_the_cards(tmp_path, make, noise
     """5 MSE + 0.005 KL + 2 CE of the noised residual, the mean over copies, + 0.4 CE of the whole image."""
     method, site = make(noise=noise, clip=None), site_of(DATA)
     server = server_of(method, tmp_path)
-    work = method.own_distiller(site, Order("site-1", "distil", method.distiller(server)))
+    work = method.own_distiller(site, Request("site-1", "distil", method.distiller(server)))
     batch = Batch(DATA.images[:6], DATA.class_labels[:6], torch.arange(6))
     torch.manual_seed(4)
     divided = work.divide(batch)
@@ -100,7 +100,7 @@ def test_the_loss_of_generator_and_classifier_is_the_cards(tmp_path, make, noise
 def test_tp_02_the_classification_pulls_the_class_into_the_residual(tmp_path):
     """With its natural sign: a step down the cross-entropy alone lowers it, by the generator as by the classifier."""
     method, site = tpf(noise="none", clip=None, reconstruction=0.0, kl=0.0, x_ce=0.0), site_of(DATA)
-    work = method.own_distiller(site, Order("site-1", "distil", method.distiller(server_of(method, tmp_path))))
+    work = method.own_distiller(site, Request("site-1", "distil", method.distiller(server_of(method, tmp_path))))
     work.model.eval()
     batch = Batch(DATA.images, DATA.class_labels, torch.arange(40))
     before = method.distil_loss(work, work.divide(batch), site.task.loss)

@@ -105,7 +105,7 @@ def test_where_nothing_is_tuned_the_common_model_stands_in(tmp_path):
     for models in result.models.values():
         assert tensors_equal(models["personal"].tensors, result.outcome.models["global"].tensors)
     sites = make_sites({"a": 8, "b": 9, "empty": 0})
-    result = run(tmp_path / "away", sites=sites, absent=lambda site, step: site == "a" and step == 3)
+    result = run(tmp_path / "away", sites=sites, unavailable=lambda site, step: site == "a" and step == 3)
     common = result.outcome.models["global"].tensors
     alike = {name: tensors_equal(models["personal"].tensors, common) for name, models in result.models.items()}
     assert alike == {"a": True, "b": False, "empty": True}

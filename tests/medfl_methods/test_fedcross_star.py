@@ -121,14 +121,16 @@ def test_an_owner_that_was_away_takes_its_model_in_later(tmp_path):
     """Away for the homecoming of round 1, it still sends in round 2 what was trained elsewhere in round 1."""
     assert owners(1)[1] == "site-3"
     result = run(tmp_path / "whole", "fedcross_star", rounds=3)
-    late = run(tmp_path / "late", "fedcross_star", rounds=3, absent=lambda site, step: (site, step) == ("site-3", 3))
+    late = run(
+        tmp_path / "late", "fedcross_star", rounds=3, unavailable=lambda site, step: (site, step) == ("site-3", 3)
+    )
     assert bits(late).keys() == bits(result).keys()
     assert all(tensors_equal(tensors, bits(result)[key]) for key, tensors in bits(late).items())
 
 
 def test_a_visit_that_did_not_happen_leaves_the_model_as_it_was(tmp_path):
     """site-2 is never there: who would have been its guest stays untrained in that round."""
-    result = run(tmp_path, "fedcross_star", rounds=1, absent=lambda site, step: site == "site-2")
+    result = run(tmp_path, "fedcross_star", rounds=1, unavailable=lambda site, step: site == "site-2")
     start = make_task().initial(7)
     owner = owners(1)[1]
     assert tensors_equal(result.models[owner]["personal"].tensors, start)

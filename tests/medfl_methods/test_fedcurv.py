@@ -4,7 +4,7 @@ import pytest
 import torch
 from refusals import refused
 
-from medfl.contract import Order, Site, State
+from medfl.contract import Request, Site, State
 from medfl.engine.store import Store
 from medfl.errors import RefusedError
 from medfl.plugins import load_plugins
@@ -62,16 +62,16 @@ def test_a_site_takes_its_own_terms_out_of_its_own_copy():
 def test_terms_that_the_server_never_got_are_not_taken_out(monkeypatch):
     """A site's last reply may have been lost."""
     own = {}
-    monkeypatch.setattr(FedCurv.__mro__[1], "train", lambda self, site, order: own.update(kept(site, FISHER)))
-    FedCurv().train(site_with_terms(), Order("a", "fit", meta={"counted": True}))
+    monkeypatch.setattr(FedCurv.__mro__[1], "train", lambda self, site, request: own.update(kept(site, FISHER)))
+    FedCurv().train(site_with_terms(), Request("a", "fit", meta={"counted": True}))
     assert own["w"].tolist() == [1.0, 2.0]
     own.clear()
-    FedCurv().train(site_with_terms(), Order("a", "fit", meta={"counted": False}))
+    FedCurv().train(site_with_terms(), Request("a", "fit", meta={"counted": False}))
     assert own == {}
 
 
 def test_sums_are_those_of_the_last_round(tmp_path):
-    run(tmp_path, rounds=2, absent=lambda site, step: site == "site-1" and step == 2)
+    run(tmp_path, rounds=2, unavailable=lambda site, step: site == "site-1" and step == 2)
     held = states(tmp_path)
     assert Store(tmp_path / "state" / SERVER).latest().state().meta["counted"] == ["site-2", "site-3"]
     for name in (name for name in held[SERVER] if name.startswith("kept/fisher/")):
@@ -79,13 +79,13 @@ def test_sums_are_those_of_the_last_round(tmp_path):
 
 
 def test_negative_information_is_refused():
-    order = Order("a", "fit", {"model/w": torch.zeros(1), "fisher/w": torch.zeros(1), "pull/w": torch.zeros(1)})
+    request = Request("a", "fit", {"model/w": torch.zeros(1), "fisher/w": torch.zeros(1), "pull/w": torch.zeros(1)})
     sound = {"model/w": torch.ones(1), "fisher/w": torch.ones(1), "pull/w": -torch.ones(1)}
-    FedCurv().check_tensors(make_task(), order, sound)
+    FedCurv().check_tensors(make_task(), request, sound)
     for code, wrong in (
         ("invalid_tensor_values", {"fisher/w": -torch.ones(1)}),
         ("wrong_tensor", {"fisher/x": torch.ones(1)}),
         ("wrong_tensor", {"pull/w": torch.ones(2)}),
     ):
         with refused(RefusedError, code):
-            FedCurv().check_tensors(make_task(), order, sound | wrong)
+            FedCurv().check_tensors(make_task(), request, sound | wrong)

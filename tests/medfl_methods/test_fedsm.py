@@ -5,7 +5,7 @@ import torch
 from refusals import refused
 from torch import nn
 
-from medfl.contract import Order
+from medfl.contract import Request
 from medfl.engine.evaluation import predictor_of
 from medfl.engine.store import Store
 from medfl.errors import RefusedError, SettingsError
@@ -57,7 +57,7 @@ def test_with_lam_1_own_models_are_those_of_local_training(tmp_path):
 
 def test_a_site_that_is_away_keeps_its_own_model_and_pulls_nobody(tmp_path):
     run(tmp_path / "first", rounds=1)
-    run(tmp_path / "later", absent=lambda site, step: site == "site-2" and step == 2)
+    run(tmp_path / "later", unavailable=lambda site, step: site == "site-2" and step == 2)
     first, later = own_models(tmp_path / "first"), own_models(tmp_path / "later")
     assert tensors_equal(later[1], first[1])
     sent = [select(Store(tmp_path / "later" / "state" / f"site-{n}").latest().tensors, "reply/own/") for n in (1, 3)]
@@ -146,6 +146,8 @@ def test_replies_that_could_not_be_used_are_refused(tmp_path):
             check_moments(moments | broken, selector)
     sent = Store(tmp_path / "state" / "site-1").latest().tensors
     common = select(sent, "reply/model/")
-    order = Order("site-1", "fit", {prefix + name: t for prefix in ("model/", "own/") for name, t in common.items()})
+    request = Request(
+        "site-1", "fit", {prefix + name: t for prefix in ("model/", "own/") for name, t in common.items()}
+    )
     with refused(RefusedError, "missing_tensor", tensor="own/"):
-        FedSM().check_tensors(make_task(), order, {f"model/{name}": tensor for name, tensor in common.items()})
+        FedSM().check_tensors(make_task(), request, {f"model/{name}": tensor for name, tensor in common.items()})

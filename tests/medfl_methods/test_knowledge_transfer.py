@@ -7,7 +7,7 @@ import torch
 from refusals import refused
 from torch.nn import functional as F
 
-from medfl.contract import Order, Site, State
+from medfl.contract import Request, Site, State
 from medfl.errors import RefusedError
 from medfl.networks.norms import evaluating
 from medfl.plugins import load_plugins
@@ -95,10 +95,10 @@ def test_fedkd_factors_of_something_huge_are_refused_before_it_is_made():
 
 
 def test_fedkd_the_energy_goes_from_its_start_to_its_end():
-    holder, matrix = SimpleNamespace(), torch.diag(torch.tensor([4.0, 3.0] + [0.0] * 14))
+    participant, matrix = SimpleNamespace(), torch.diag(torch.tensor([4.0, 3.0] + [0.0] * 14))
     ranks = []
-    for holder.round in (1, 2, 3, 4, 9):  # T .55, .6, .65, .7, .7 against .64 for one direction
-        done = FedKD(energy_start=0.5, energy_end=0.7, over=4).cut(holder, {"w": matrix})["w"]
+    for participant.round in (1, 2, 3, 4, 9):  # T .55, .6, .65, .7, .7 against .64 for one direction
+        done = FedKD(energy_start=0.5, energy_end=0.7, over=4).cut(participant, {"w": matrix})["w"]
         ranks.append(int(torch.linalg.matrix_rank(done)))
     assert ranks == [1, 1, 2, 2, 2]
 
@@ -147,19 +147,21 @@ FEDMD_QUICK = {"public_epochs": 1, "private_epochs": 1}
 class WatchedFedmd(FedMD):
     """Notes what it orders, in `seen`."""
 
-    def score_orders(self, server):
-        return note(super().score_orders(server))
+    def score_requests(self, server):
+        return note(super().score_requests(server))
 
-    def digest_orders(self, server):
-        return note(super().digest_orders(server))
-
-
-seen: list[dict[str, Order]] = []
+    def digest_requests(self, server):
+        return note(super().digest_requests(server))
 
 
-def note(orders):
-    seen.append({order.to: Order(order.to, order.op, dict(order.tensors), order.meta) for order in orders})
-    return orders
+seen: list[dict[str, Request]] = []
+
+
+def note(requests):
+    seen.append(
+        {request.to: Request(request.to, request.op, dict(request.tensors), request.meta) for request in requests}
+    )
+    return requests
 
 
 def run_fedmd(folder, args=None, **options):
@@ -204,9 +206,11 @@ def test_fedmd_a_site_that_says_what_all_say_has_nothing_to_digest(tmp_path):
 
 def test_fedmd_images_are_drawn_anew_in_each_round_and_alike_for_all_sites(tmp_path):
     run_fedmd(tmp_path, {"align": 5}, rounds=2)
-    rows = [orders["site-1"].tensors["rows"] for orders in seen]
+    rows = [requests["site-1"].tensors["rows"] for requests in seen]
     assert all(
-        torch.equal(order.tensors["rows"], rows[at]) for at, orders in enumerate(seen) for order in orders.values()
+        torch.equal(request.tensors["rows"], rows[at])
+        for at, requests in enumerate(seen)
+        for request in requests.values()
     )
     assert torch.equal(rows[0], rows[1])
     assert not torch.equal(rows[0], rows[2])
@@ -215,8 +219,10 @@ def test_fedmd_images_are_drawn_anew_in_each_round_and_alike_for_all_sites(tmp_p
 
 
 def test_fedmd_public_images_are_sent_once_and_anew_to_who_was_missing(tmp_path):
-    run_fedmd(tmp_path, absent=lambda site, step: site == "site-2" and step == 1)
-    brought = [sorted(name for name, order in orders.items() if "public/images" in order.tensors) for orders in seen]
+    run_fedmd(tmp_path, unavailable=lambda site, step: site == "site-2" and step == 1)
+    brought = [
+        sorted(name for name, request in requests.items() if "public/images" in request.tensors) for requests in seen
+    ]
     assert brought == [["site-1", "site-2", "site-3"], [], ["site-2"], [], [], []]
     assert sorted(seen[1]) == ["site-1", "site-3"], "who did not score has nothing to digest"
     assert sorted(seen[3]) == ["site-1", "site-2", "site-3"]

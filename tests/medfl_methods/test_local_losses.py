@@ -278,7 +278,7 @@ def test_fenda_bodies_that_stay_do_not_move_the_statistics(tmp_path):
 
 
 def test_fenda_the_previous_body_is_that_of_the_last_participation(tmp_path):
-    run_fenda(tmp_path, name="perfcl", absent=lambda site, step: site == "site-1" and step == 2)
+    run_fenda(tmp_path, name="perfcl", unavailable=lambda site, step: site == "site-1" and step == 2)
     first, held = PerFCL().task_of(make_task()).initial(7), states(tmp_path)
     update = select(Store(tmp_path / "state" / "site-1").latest().tensors, "reply/model/")
     previous = select(held["site-1"], "kept/previous/")

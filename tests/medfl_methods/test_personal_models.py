@@ -17,7 +17,7 @@ from quadratic_toys import (
     run_quadratic,
 )
 
-from medfl.contract import Order, Site, State
+from medfl.contract import Request, Site, State
 from medfl.engine.store import Store
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
@@ -41,7 +41,7 @@ def scalar_apfl(w, v, epochs, **args):
     site = Site("c", 1, State(), QUADRATIC, Settings(rounds=1, epochs=epochs))
     site.train = quadratic_sites()["c"].train
     keep(site, OWN, {"w": torch.tensor(v, dtype=torch.float64)})
-    reply = APFL(**args).train(site, Order("c", "fit", {"model/w": torch.tensor(w, dtype=torch.float64)}))
+    reply = APFL(**args).train(site, Request("c", "fit", {"model/w": torch.tensor(w, dtype=torch.float64)}))
     return site, w + reply.tensors["model/w"].item()
 
 
@@ -143,7 +143,7 @@ def test_pfedme_the_server_steps_by_beta_times_the_mean(tmp_path, weights, beta,
 def test_per_fedavg_a_step_has_the_value_of_the_formula(order, expected):
     site = Site("a", 1, State(), CURVED_TASK, Settings(rounds=1, epochs=1), train=one_image(1.0, 2.0))
     received = {"model/w": torch.zeros((), dtype=torch.float64)}
-    reply = PerFedAvg(alpha=0.1, beta=0.05, order=order).train(site, Order("a", "fit", received))
+    reply = PerFedAvg(alpha=0.1, beta=0.05, order=order).train(site, Request("a", "fit", received))
     assert reply.tensors["model/w"].item() == pytest.approx(expected, abs=1e-7)
 
 
@@ -211,7 +211,7 @@ def test_fedamp_mixtures_have_the_values_of_the_formula():
 def test_fedamp_an_absent_site_counts_with_what_it_sent_last_and_one_that_never_sent_for_nobody(tmp_path):
     args, pull = {"alpha_k": 1.0, "sigma": 4.0}, 1.0
     away = {"b": (2,), "c": (1, 2, 3)}  # the third round has the models of the second
-    held = quadratic_fedamp(tmp_path, args, 3, absent=lambda site, step: step in away.get(site, ()))
+    held = quadratic_fedamp(tmp_path, args, 3, unavailable=lambda site, step: step in away.get(site, ()))
     a, b = five_steps_fedamp(0.0, 0.0, 0.0, pull), five_steps_fedamp(0.0, 0.0, 1.0, pull)
     a = five_steps_fedamp(a, mixture_fedamp(a, [b], 1.0, 4.0), 0.0, pull)
     a, b = (

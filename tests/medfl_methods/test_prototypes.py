@@ -70,7 +70,7 @@ def test_fedproto_a_class_that_nobody_sends_any_more_keeps_its_prototype(tmp_pat
     sites["b"] = make_site(6, "b", torch.zeros(6, dtype=torch.int64))
     run_fedproto(tmp_path, sites=sites, rounds=1)
     before = states(tmp_path)[SERVER]
-    run_fedproto(tmp_path, sites=sites, rounds=2, absent=lambda site, step: site == "a")
+    run_fedproto(tmp_path, sites=sites, rounds=2, unavailable=lambda site, step: site == "a")
     after = states(tmp_path)[SERVER]
     assert before.keys() == after.keys()
     moved = {name for name in before if not torch.equal(before[name], after[name])}

@@ -51,11 +51,11 @@ def visits(folder: Path, args: dict[str, Any] | None = None, away: Sequence[str]
     """The sites in the order in which the model is sent to them."""
     order: list[str] = []
 
-    def absent(site: str, step: int) -> bool:
+    def unavailable(site: str, step: int) -> bool:
         order.append(site)
         return site in away
 
-    run_cyclic(folder, args, absent=absent, **options)
+    run_cyclic(folder, args, unavailable=unavailable, **options)
     return order
 
 

@@ -70,10 +70,10 @@ def sgd_fednova(momentum=0.0, lr=0.1, **options):
 class Uneven(FedNova):
     """Sites a, b, c take 1, 5 and 10 steps."""
 
-    def train(self, site, order):
+    def train(self, site, request):
         steps = {"a": 1, "b": 5, "c": 10}[site.name]
         settings = site.settings.model_copy(update={"steps": steps})
-        return super().train(dataclasses.replace(site, settings=settings), order)
+        return super().train(dataclasses.replace(site, settings=settings), request)
 
 
 def test_fednova_three_rounds_have_the_values_of_the_formulas(tmp_path):
@@ -166,10 +166,10 @@ def test_feddyn_a_lost_reply_counts_at_neither_side(tmp_path):
     class Lost(FedDyn):
         """The reply of site-2 in round 1 is not taken."""
 
-        def aggregate(self, server, replies):
+        def aggregate_updates(self, server, replies):
             if server.round == 1:
                 replies = Without(replies, "site-2")
-            super().aggregate(server, replies)
+            super().aggregate_updates(server, replies)
 
     class Without:
         def __init__(self, replies, name):

@@ -86,7 +86,7 @@ def test_fedce_the_mean_without_a_model():
 def test_fedce_a_site_that_was_away_keeps_its_weight_and_scores_the_mean_as_it_is(tmp_path):
     run_fedce(tmp_path, rounds=1)
     shares = newest_fedce(tmp_path, SERVER).meta["shares"]
-    common = run_fedce(tmp_path, absent=lambda site, step: site == "site-2").outcome.models["global"].tensors
+    common = run_fedce(tmp_path, unavailable=lambda site, step: site == "site-2").outcome.models["global"].tensors
     after = newest_fedce(tmp_path, SERVER).meta["shares"]
     assert after["site-2"] == shares["site-2"] != 1 / 3
     assert after["site-1"] != shares["site-1"]
@@ -148,7 +148,7 @@ def test_feddg_ga_weights_stay_shares_and_an_absent_site_keeps_its_own():
 
 
 def test_feddg_ga_a_site_that_was_away_has_no_gap(tmp_path):
-    run_feddg_ga(tmp_path, rounds=3, absent=lambda site, step: site == "site-2" and step == 2)
+    run_feddg_ga(tmp_path, rounds=3, unavailable=lambda site, step: site == "site-2" and step == 2)
     shares = newest_feddg_ga(tmp_path, SERVER).meta["shares"]
     assert math.fsum(shares.values()) == pytest.approx(1)
     assert newest_feddg_ga(tmp_path, "site-2").meta["sent"]["round"] == 3

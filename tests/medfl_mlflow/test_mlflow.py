@@ -16,7 +16,7 @@ import medfl_mlflow
 from medfl.cli.main import main
 from medfl.engine.evaluation import Row
 from medfl.plugins import load_plugins
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 
 
 def test_the_store_holds_what_the_metrics_file_says(run_folder: Path) -> None:

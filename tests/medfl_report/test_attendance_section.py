@@ -66,14 +66,14 @@ def test_in_words() -> None:
 def test_a_real_run_knows_who_was_absent_also_when_it_is_resumed(tmp_path: Path) -> None:
     sites = make_sites({"site-1": 7, "site-2": 5})
 
-    def absent(site: str, step: int) -> bool:
+    def unavailable(site: str, step: int) -> bool:
         return site == "site-2" and step in (2, 3)
 
     case = builtin("fedavg")
-    case.run(tmp_path, sites=sites, rounds=2, absent=absent)
-    summary = case.run(tmp_path, sites=sites, rounds=5, absent=absent).summary
+    case.run(tmp_path, sites=sites, rounds=2, unavailable=unavailable)
+    summary = case.run(tmp_path, sites=sites, rounds=5, unavailable=unavailable).summary
     assert summary.attendance.sites == 2
-    (span,) = summary.attendance.missed["site-2"]
+    (span,) = summary.attendance.missed_rounds["site-2"]
     known = attendance_of(read_run(tmp_path))["site-2"]
     assert known == {round_: MISSED if span[0] <= round_ <= span[1] else TOOK_PART for round_ in range(1, 6)}
     losses = pd.read_csv(tmp_path / "metrics.csv").query("site == 'site-2' and metric == 'loss'")["round"]

@@ -22,8 +22,8 @@ from medfl.engine.runs.records import read_run
 from medfl.engine.runs.site_bundles import _csv
 from medfl.objectives import Multiclass
 from medfl.testing.cohort import make_task
-from medfl_datasets.abide.phantom import write_release
 from medfl_datasets.abide.spec import Abide
+from medfl_datasets.abide.synthetic import write_release
 from medfl_report.gains import TOO_FEW
 from medfl_report.groups import group_runs
 from medfl_report.page import write_report

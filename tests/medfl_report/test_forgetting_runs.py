@@ -78,7 +78,12 @@ def plain_measures(folder, model):
 def test_a_real_run(tmp_path, method, model, seed):
     sites = {f"site-{number}": make_site(5 + number, f"site-{number}") for number in range(4)}
     sites["site-4"] = Splits(make_data(7, "untested"), make_data(3, "untested/val"), make_data(0, "untested/test"))
-    options = {"rounds": len(ROUNDS), "fraction": 0.6, "moments": ("aggregated", "trained"), "global_test": True}
+    options = {
+        "rounds": len(ROUNDS),
+        "fraction": 0.6,
+        "moments": ("aggregated", "trained"),
+        "cross_site_evaluation": True,
+    }
     Case(load_plugins(), method).run(tmp_path, sites=sites, seed=seed, **options)
     run = read_run(tmp_path)
     values = measures(run, "accuracy")

@@ -314,7 +314,7 @@ def test_runs_without_a_common_metric_are_not_compared(page):
 
 
 def test_a_page_says_first_that_a_run_is_an_attack(tmp_path):
-    run = make_run(tmp_path / "run", settings={"poison": {"attack": "alie", "sites": ["site-1", "site-2"]}})
+    run = make_run(tmp_path / "run", settings={"adversaries": {"attack": "alie", "sites": ["site-1", "site-2"]}})
     text = write_report([run]).read_text()
     assert "is a simulated attack (alie at site-1 and site-2), no honest run." in text
     assert "simulated attack" not in write_report([make_run(tmp_path / "other")]).read_text()

@@ -22,7 +22,7 @@ from medfl.engine.site import Splits
 from medfl.objectives import Multiclass
 from medfl.settings import Settings
 from medfl.testing.cohort import make_task
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 from medfl_report.page import write_report
 from medfl_report.statistics import Interval, paired_bootstrap, wilson, wilson_over_patients
 

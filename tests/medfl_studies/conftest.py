@@ -10,7 +10,7 @@ import pytest
 import yaml
 from study_toys import SMALL, changed
 
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 from medfl_studies.study import Prepared, load_study
 
 

@@ -12,7 +12,7 @@ from medfl.data.datalists import read_datalist
 from medfl.data.ingest.prepare import prepare
 from medfl.errors import DataError, SettingsError
 from medfl_datasets.bloodcells.labels import SHIPPED
-from medfl_datasets.bloodcells.phantom import ACEVEDO, BODZAS, write_acevedo, write_bodzas, write_matek
+from medfl_datasets.bloodcells.synthetic import ACEVEDO, BODZAS, write_acevedo, write_bodzas, write_matek
 
 
 @pytest.fixture

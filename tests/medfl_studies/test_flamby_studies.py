@@ -14,9 +14,9 @@ from medfl.bundle.federation import read_federation
 from medfl.cli.run import parse_overrides
 from medfl.data.sites import load_sites
 from medfl.objectives import Binary, Objective, Survival
-from medfl_datasets.flamby_heart.phantom import write_release as write_heart
-from medfl_datasets.flamby_tcga_brca.phantom import write_release as write_brca
+from medfl_datasets.flamby_heart.synthetic import write_release as write_heart
 from medfl_datasets.flamby_tcga_brca.spec import OFFICIAL
+from medfl_datasets.flamby_tcga_brca.synthetic import write_release as write_brca
 from medfl_studies.cohorts import make_data
 from medfl_studies.study import Prepared, load_study
 

@@ -21,7 +21,7 @@ from study_toys import contents
 from medfl.cli.main import main
 from medfl.contract import State
 from medfl.engine.journal import Commit, Journal
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 from medfl.utils.locks import being_written
 from medfl_studies.study import load_study, run_study
 

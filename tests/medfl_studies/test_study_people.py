@@ -13,7 +13,7 @@ from refusals import refused
 
 from medfl.data.datalists import Datalist, write_datalist
 from medfl.errors import SettingsError
-from medfl_datasets.abide.phantom import write_release
+from medfl_datasets.abide.synthetic import write_release
 from medfl_datasets.abide.tables import FILE, read_phenotypes
 from medfl_studies.people import ALL, people_table
 from medfl_studies.study import run_study

@@ -17,7 +17,7 @@ from medfl.plugins import load_plugins
 def source(tmp_path):
     """A study's source folder with both releases, each in a folder of its name."""
     for name in ("lc25000", "celeba"):
-        load_plugins().phantom(name)(tmp_path / "source" / name)
+        load_plugins().synthetic(name)(tmp_path / "source" / name)
     return tmp_path / "source"
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from refusals import refused
 
-from medfl.contract import Order, State
+from medfl.contract import Request, State
 from medfl.engine.site import SiteRunner
 from medfl.engine.store import Store
 from medfl.errors import SettingsError
@@ -99,10 +99,10 @@ def test_without_a_ledger_a_run_keeps_account_of_itself(tmp_path: Path) -> None:
 
 def test_a_method_that_sends_too_often_is_stopped(tmp_path: Path) -> None:
     task, settings = make_task("plain"), case().settings_of(privacy={"epsilon": 5.0, "clip": 0.5})
-    host = SiteRunner("a", make_sites()["site-1"], tmp_path, make_plan(settings, task), lambda step, parcel: None)
-    order = Order("a", "fit", prefixed(task.initial(1), "model/"))
+    host = SiteRunner("a", make_sites()["site-1"], tmp_path, make_plan(settings, task), lambda step, peer_message: None)
+    request = Request("a", "fit", prefixed(task.initial(1), "model/"))
     for step in (1, 2, 3):
-        answer = host.step(case().make_method, order, step, round_=step, tensors_digest=str(step))
+        answer = host.step(case().make_method, request, step, round_=step, tensors_digest=str(step))
         assert (answer.refused is None) == (step < 3), "two rounds, three sendings"
     assert "spread over 2 releases, and all were made" in answer.refused
     assert not host.store.read(3, "reply/")

@@ -183,7 +183,7 @@ def test_a_payload_that_no_noise_covers_stays(name: str) -> None:
         fields = {"site": "north", "tensor": "b", "payload": "weights"}
         with refused(RefusedError, "unprotected_payload", **fields):
             allowed.check_payloads({"c": "samples", "b": "weights", "a": "update"}, "north")
-        with refused(RefusedError, "unprotected_payload", site="north", payload="parcel"):
+        with refused(RefusedError, "unprotected_payload", site="north", payload="peer_message"):
             allowed.check_peer_message("north")
     else:
         allowed.check_payloads({"c": "samples", "b": "weights"}, "north")

@@ -173,7 +173,7 @@ def test_stopped_and_continued_ends_in_the_same_bits_and_pays_once(tmp_path: Pat
         return False
 
     with pytest.raises(StoppedError):
-        case().run(tmp_path / "run", task=make_task("plain"), privacy=PRIVACY, absent=stop)
+        case().run(tmp_path / "run", task=make_task("plain"), privacy=PRIVACY, unavailable=stop)
     continued = run(tmp_path / "run")
     again = case().run(tmp_path / "workers", task=make_task("plain"), privacy=PRIVACY, workers=2)
     for other in (continued, again):

@@ -12,7 +12,7 @@ from monai.transforms import Compose, RandGaussianNoised
 from refusals import refused
 from torch import nn
 
-from medfl.contract import Capability, Order, Reply, Site
+from medfl.contract import Capability, Reply, Request, Site
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.simulation import RunData, SimulatedRun, Simulation, simulate
 from medfl.engine.site import SiteRunner, Splits
@@ -39,20 +39,20 @@ class Fit(Averaging):
 class Draws(Fit):
     """Sends what it draws in place of an update: from the global generator, and from a stream of the site."""
 
-    def work(self, site: Site, order: Order) -> Reply:
+    def execute(self, site: Site, request: Request) -> Reply:
         numbers = {"global": torch.rand(8), "stream": torch.rand(8, generator=site.rng("a"))}
         return Reply(prefixed(numbers, "model/"))
 
-    def check_tensors(self, task: Task, order: Order, tensors: dict[str, torch.Tensor]) -> None:
+    def check_tensors(self, task: Task, request: Request, tensors: dict[str, torch.Tensor]) -> None:
         """Nothing is folded."""
 
 
 class Twice(Fit):
     """Trains twice in a step."""
 
-    def work(self, site: Site, order: Order) -> Reply:
-        super().work(site, order)
-        return super().work(site, order)
+    def execute(self, site: Site, request: Request) -> Reply:
+        super().execute(site, request)
+        return super().execute(site, request)
 
 
 def host_of(folder: Path, data: TensorData | None = None, task: Task | None = None, privacy: dict | None = PRIVACY):
@@ -62,8 +62,8 @@ def host_of(folder: Path, data: TensorData | None = None, task: Task | None = No
 
 
 def sent(host: SiteRunner, method: type[Averaging], meta: dict | None = None) -> dict[str, torch.Tensor]:
-    order = Order("a", "fit", prefixed(host.task.initial(1), "model/"), meta or {})
-    answer = host.step(method, order, 1, round_=1, tensors_digest="d")
+    request = Request("a", "fit", prefixed(host.task.initial(1), "model/"), meta or {})
+    answer = host.step(method, request, 1, round_=1, tensors_digest="d")
     assert answer.refused is None
     return host.store.read(1, "reply/model/")
 
@@ -162,7 +162,7 @@ def test_a_run_does_not_go_on_where_its_account_is_another(tmp_path: Path, chang
     data, ledger = make_site(21, "a"), tmp_path / "ledger"
     data.digest = "list"
     with pytest.raises(StoppedError):
-        run(tmp_path / "run", data, make_task("plain"), ledger, absent=stop)
+        run(tmp_path / "run", data, make_task("plain"), ledger, unavailable=stop)
     train = data.train
     assert isinstance(train, TensorData)
     if change == "pixels":

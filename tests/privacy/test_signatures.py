@@ -38,14 +38,14 @@ def north(kits: dict[str, Path]) -> Signer:
 
 def test_a_signature_is_good_for_its_purpose_and_content_only(north: Signer, kits: dict[str, Path]) -> None:
     south = read_signer(kits["south"])
-    signature = north.sign("parcel", b"content")
+    signature = north.sign("peer_message", b"content")
     assert len(signature) == 256
-    south.verify("parcel", b"content", signature, north.certificate, "north")
+    south.verify("peer_message", b"content", signature, north.certificate, "north")
     changed = signature[:-1] + bytes([signature[-1] ^ 1])
     others = {"key", "parcel\0content"}, {b"Content", b"", b"content\0"}, {signature[:-1], b"", changed}
     wrong = [(purpose, b"content", signature) for purpose in others[0]]
-    wrong += [("parcel", content, signature) for content in others[1]]
-    wrong += [("parcel", b"content", other) for other in others[2]]
+    wrong += [("peer_message", content, signature) for content in others[1]]
+    wrong += [("peer_message", b"content", other) for other in others[2]]
     for purpose, content, other in wrong:
         with refused(RefusedError, "invalid_signature", name="north", purpose=purpose):
             south.verify(purpose, content, other, north.certificate, "north")
@@ -59,20 +59,22 @@ def test_purpose_and_content_do_not_run_into_each_other(north: Signer) -> None:
 
 def test_nobody_signs_for_another(north: Signer, kits: dict[str, Path]) -> None:
     south, stranger = read_signer(kits["south"]), read_signer(kits["stranger"])
-    signature = south.sign("parcel", b"content")
+    signature = south.sign("peer_message", b"content")
     with refused(RefusedError, "wrong_certificate_name", expected="north", found="south"):
-        north.verify("parcel", b"content", signature, south.certificate, "north")
-    with refused(RefusedError, "invalid_signature", name="north", purpose="parcel"):
-        north.verify("parcel", b"content", signature, north.certificate, "north")
+        north.verify("peer_message", b"content", signature, south.certificate, "north")
+    with refused(RefusedError, "invalid_signature", name="north", purpose="peer_message"):
+        north.verify("peer_message", b"content", signature, north.certificate, "north")
     with refused(RefusedError, "foreign_certificate", name="north"):
-        north.verify("parcel", b"content", stranger.sign("parcel", b"content"), stranger.certificate, "north")
+        north.verify(
+            "peer_message", b"content", stranger.sign("peer_message", b"content"), stranger.certificate, "north"
+        )
 
 
 def test_a_certificate_that_a_participant_issued_is_none_of_the_root(north: Signer, root: Root) -> None:
     mallory = Root("north")  # has a certificate's subject as its name, but no certificate that may issue
     certificate = mallory.certify("south", mallory.key.public_key())
     with refused(RefusedError, "foreign_certificate", name="south"):
-        verify("parcel", b"", b"", certificate, root.pem, "south")
+        verify("peer_message", b"", b"", certificate, root.pem, "south")
 
 
 @pytest.mark.parametrize("days", [(-10.0, -1.0), (1.0, 10.0)])
@@ -83,13 +85,13 @@ def test_a_certificate_out_of_its_time_is_refused(
         read_signer(root.kit(tmp_path / "old", "old", days=days))
     certificate = (tmp_path / "old" / "startup" / "client.crt").read_bytes()
     with refused(RefusedError, "certificate_not_current", name="old", certificate="certificate"):
-        north.verify("parcel", b"", b"", certificate, "old")
+        north.verify("peer_message", b"", b"", certificate, "old")
 
 
 @pytest.mark.parametrize("certificate", [b"", b"-----BEGIN CERTIFICATE-----\n", b"x" * (MAX_CERTIFICATE + 1)])
 def test_what_is_no_certificate_is_refused(north: Signer, certificate: bytes) -> None:
     with refused(RefusedError, "invalid_certificate", name="north"):
-        north.verify("parcel", b"", b"", certificate, "north")
+        north.verify("peer_message", b"", b"", certificate, "north")
 
 
 def test_a_kit_whose_key_is_another_ones_is_refused(kits: dict[str, Path], tmp_path: Path) -> None:

@@ -86,7 +86,9 @@ def test_centralized_trains_each_architecture_on_all_images_as_if_it_were_the_on
 
 
 def test_the_global_test_of_pooled_training_has_every_site(tmp_path):
-    result = Case(REGISTRY, "centralized").run(tmp_path, global_test=True, networks_by_site={"site-2": "wide"})
+    result = Case(REGISTRY, "centralized").run(
+        tmp_path, cross_site_evaluation=True, networks_by_site={"site-2": "wide"}
+    )
     assert result.outcome.status == "finished"
     table = read_metrics(tmp_path / "metrics.csv")
     pairs = table[table["model"].str.contains("@")][["model", "site"]].drop_duplicates()

@@ -12,7 +12,7 @@ from refusals import refused
 from medfl.contract import Capability, Model
 from medfl.engine.checks import check_plan
 from medfl.engine.evaluation import predictor_of
-from medfl.engine.runs.home import Home
+from medfl.engine.runs.export import Home
 from medfl.engine.runs.site_bundles import export_global
 from medfl.engine.store import Store
 from medfl.errors import ContractError
@@ -130,8 +130,8 @@ class Equally(Counting):
     def extra_weights(self, server, metas):
         return dict.fromkeys(metas, 1.0)
 
-    def extra_fold(self, server, prefix, mean, replied):
-        super().extra_fold(server, prefix, {name: tensor * replied for name, tensor in mean.items()}, replied)
+    def aggregate_extra(self, server, prefix, mean, replied):
+        super().aggregate_extra(server, prefix, {name: tensor * replied for name, tensor in mean.items()}, replied)
 
 
 def test_tensors_beside_the_model_go_down_and_up_and_change_no_bit_of_it(tmp_path):

@@ -47,7 +47,7 @@ def test_another_seed_is_another_schedule_for_all_methods():
         settings = Settings(rounds=3, fraction=0.25, seed=seed)
         server = Server("server", 1, State(), make_task(), settings, sites=sites)
         method.setup(server)
-        return [order.to for order in method.plan(server).orders]
+        return [request.to for request in method.plan(server).requests]
 
     assert asked_by(FedAvg(), 1) == asked_by(Scaffold(), 1) != asked_by(FedAvg(), 2)
 
@@ -59,7 +59,7 @@ def test_a_site_without_training_data_is_never_asked():
     method.setup(server)
     names = set()
     for server.round in range(1, 10):
-        orders = method.plan(server).orders
-        assert len(orders) == 1  # half of the two that can train
-        names.add(orders[0].to)
+        requests = method.plan(server).requests
+        assert len(requests) == 1  # half of the two that can train
+        names.add(requests[0].to)
     assert names == {"a", "c"}

@@ -250,7 +250,7 @@ def test_no_run_begins_with_too_few_sites(tmp_path):
 
 def test_a_round_with_too_few_replies_ends_the_run(tmp_path):
     result = Case(REGISTRY, "fedavg").run(
-        tmp_path, robust={"rule": "median"}, absent=lambda site, step: site == "site-2" and step == 2
+        tmp_path, robust={"rule": "median"}, unavailable=lambda site, step: site == "site-2" and step == 2
     )
     assert (result.outcome.status, result.outcome.rounds) == ("incomplete", 1)
     assert "2 of 3 needed replies came" in result.outcome.reason

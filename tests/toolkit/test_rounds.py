@@ -9,7 +9,7 @@ import torch
 from refusals import refused
 from toys import Toy
 
-from medfl.contract import Order, Reply, Server, Site, State
+from medfl.contract import Reply, Request, Server, Site, State
 from medfl.engine.store import Store
 from medfl.errors import ContractError
 from medfl.settings import Settings
@@ -41,20 +41,20 @@ class Counting(Averaging):
     def round_steps(self):
         return (
             *super().round_steps(),
-            Step("count", self.count_orders, self.count, self.add, quorum=self.expected),
-            Step("note", fold=self.note),
+            Step("count", self.count_requests, self.count, self.add, quorum=self.expected),
+            Step("note", aggregate=self.note),
         )
 
     def schedule(self, server, done):
         counts = [Due("count", turn) for turn in range(server.round)]
         return [Due("fit"), *counts, Due("note")][len(done) :]
 
-    def count_orders(self, server):
+    def count_requests(self, server):
         turn = self.due(server).turn
-        return [Order(name, "count", meta={"turn": turn}) for name in server.trainable()]
+        return [Request(name, "count", meta={"turn": turn}) for name in server.trainable()]
 
-    def count(self, site, order):
-        site.state.meta["turns"] = [*site.state.meta.get("turns", []), [site.round, order.meta["turn"]]]
+    def count(self, site, request):
+        site.state.meta["turns"] = [*site.state.meta.get("turns", []), [site.round, request.meta["turn"]]]
         return Reply(meta={"size": len(site.train)})
 
     def add(self, server, replies):
@@ -81,9 +81,9 @@ def steps_of(method, server, replies):
         plan = method.plan(server)
         if plan is None:
             return
-        ops = {order.op for order in plan.orders}
-        yield (plan.round, *(ops or {"-"}), len(plan.orders), plan.ends_round, plan.quorum)
-        method.fold(server, replies if plan.orders else Replies())
+        ops = {request.op for request in plan.requests}
+        yield (plan.round, *(ops or {"-"}), len(plan.requests), plan.ends_round, plan.quorum)
+        method.aggregate(server, replies if plan.requests else Replies())
         server.rounds_done += plan.ends_round
 
 
@@ -115,15 +115,15 @@ def test_steps_follow_the_schedule_and_the_last_one_ends_the_round():
 def test_by_default_each_step_is_taken_once_in_its_turn():
     class Twice(Averaging):
         def round_steps(self):
-            return *super().round_steps(), Step("rest", lambda server: [Order("site-1", "rest")], quorum=0)
+            return *super().round_steps(), Step("rest", lambda server: [Request("site-1", "rest")], quorum=0)
 
     server, method = server_of(rounds=1, min_replies=9), Twice()
     method.setup(server)
     assert list(steps_of(method, server, Replies())) == [(1, "fit", 3, False, 3), (1, "rest", 1, True, 0)]
     site = Site("site-1", 1, State(), make_task("plain"), server.settings, train=make_data(4, "own"))
-    assert method.work(site, Order("site-1", "rest")) == Reply(), "a step without work is answered with nothing"
+    assert method.execute(site, Request("site-1", "rest")) == Reply(), "a step without work is answered with nothing"
     with refused(ContractError, "unknown_order", name="sleep", known=["fit", "rest"]):
-        method.work(site, Order("site-1", "sleep"))
+        method.execute(site, Request("site-1", "sleep"))
 
 
 @pytest.mark.parametrize("check", ["it_resumes_at_every_step", "it_forgets", "schedules_are_pure"])
@@ -144,7 +144,9 @@ def test_a_round_ends_where_changed_settings_leave_nothing_of_it():
 
     class Final(Averaging):
         def round_steps(self):
-            return *super().round_steps(), Step("last", fold=lambda server, replies: server.state.meta.update(last=1))
+            return *super().round_steps(), Step(
+                "last", aggregate=lambda server, replies: server.state.meta.update(last=1)
+            )
 
         def schedule(self, server, done):
             names = ["fit", "last"] if server.round == server.settings.rounds else ["fit"]
@@ -153,7 +155,7 @@ def test_a_round_ends_where_changed_settings_leave_nothing_of_it():
     server, method = server_of(rounds=1), Final()
     method.setup(server)
     next(steps := steps_of(method, server, Replies()))
-    method.fold(server, Replies())
+    method.aggregate(server, Replies())
     steps.close()
     server.settings = Settings(rounds=2, min_replies=2)
     assert list(steps_of(method, server, Replies())) == [
@@ -170,8 +172,8 @@ def test_a_round_without_a_step_and_a_step_with_other_orders_are_refused():
             return []
 
     class Mistaken(Averaging):
-        def orders(self, server):
-            return [Order("site-1", "fti")]
+        def requests(self, server):
+            return [Request("site-1", "fti")]
 
     for method, code, fields in (
         (Idle(), "empty_schedule", {"round": 1}),

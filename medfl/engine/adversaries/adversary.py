@@ -1,7 +1,7 @@
 """What a poisoning attack is: a frozen pydantic model whose fields are its settings.
 
-There are two kinds. A `DataPoison` changes what attackers train on; what it wants of a model at the end follows from
-the same functions, so that `medfl attack poison` can say how often it gets that. A `ReplyPoison` changes what attackers
+There are two kinds. A `DataAdversary` changes what attackers train on; what it wants of a model at the end follows from
+the same functions, so that `medfl attack poisoning` can say how often it gets that. A `ReplyAdversary` changes what attackers
 reply, behind the filters of their site. Any plugin brings some by the hook ``medfl_adversaries``
 (`medfl.hooks.AdversaryRecord`); those of medfl itself are listed in `medfl_attacks`.
 
@@ -26,7 +26,7 @@ from medfl.types import MODEL, Tensors
 from medfl.utils.wire import select
 
 
-class DataPoison(Strict, ABC):
+class DataAdversary(Strict, ABC):
     """An attack on what attackers train on: wrong labels, and images that are changed.
 
     Attributes:
@@ -107,7 +107,7 @@ class Knowledge:
         return {name: (total / max(len(self.honest) - 1, 1)).sqrt() for name, total in squares.items()}
 
 
-class ReplyPoison(Strict, ABC):
+class ReplyAdversary(Strict, ABC):
     """An attack on what attackers reply."""
 
     @property

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from pydantic import Field
 
-from medfl.contract import Method, Order, Replies, State
+from medfl.contract import Method, Replies, Request, State
 from medfl.data.pooled import Empty, labels_of, patients_of
-from medfl.engine.adversaries.adversary import DataPoison, Knowledge, ReplyPoison
-from medfl.engine.backends.local import LocalCarrier
-from medfl.engine.carrier import Answer, Evaluation
+from medfl.engine.adversaries.adversary import DataAdversary, Knowledge, ReplyAdversary
+from medfl.engine.backend import Evaluation, SiteResult
+from medfl.engine.backends.local import LocalBackend
 from medfl.engine.evaluation import Row
 from medfl.engine.site import Splits
 from medfl.engine.store import Steps, Store
@@ -64,7 +64,7 @@ class Attackers:
 
     attack: str
     sites: tuple[str, ...]
-    poison: DataPoison | ReplyPoison
+    adversary: DataAdversary | ReplyAdversary
 
 
 def read_attackers(setting: Mapping[str, Any], registry: Registry) -> Attackers | None:
@@ -83,17 +83,17 @@ def read_attackers(setting: Mapping[str, Any], registry: Registry) -> Attackers 
     common = {name: value for name, value in setting.items() if name in _Who.model_fields}
     who = read_settings(_Who, common, "the setting 'poison'")
     kind = registry.adversary(who.attack)
-    if not (isinstance(kind, type) and issubclass(kind, DataPoison | ReplyPoison)):
+    if not (isinstance(kind, type) and issubclass(kind, DataAdversary | ReplyAdversary)):
         raise PluginError(
             "wrong_type",
-            f"expected the poison '{who.attack}' to be a class that inherits from DataPoison or ReplyPoison of "
+            f"expected the poison '{who.attack}' to be a class that inherits from DataAdversary or ReplyAdversary of "
             f"medfl.engine.adversaries.adversary; got {kind!r}.",
             name=who.attack,
             found=repr(kind),
         )
     own = {name: value for name, value in setting.items() if name not in common}
-    poison = read_settings(kind, own, f"the attack '{who.attack}' (setting 'poison')", also=_Who.model_fields)
-    return Attackers(who.attack, tuple(sorted(set(who.sites))), poison)
+    adversary = read_settings(kind, own, f"the attack '{who.attack}' (setting 'poison')", also=_Who.model_fields)
+    return Attackers(who.attack, tuple(sorted(set(who.sites))), adversary)
 
 
 def check_attackers(
@@ -104,7 +104,7 @@ def check_attackers(
     Raises:
         SettingsError: Naming what was expected.
     """
-    attack, poison = attackers.attack, attackers.poison
+    attack, adversary = attackers.attack, attackers.adversary
     if unknown := sorted(set(attackers.sites) - set(sites)):
         raise SettingsError(
             "unknown_site",
@@ -116,29 +116,29 @@ def check_attackers(
         raise SettingsError(
             "method_not_supported",
             "'poison' needs sites that train themselves, and this method pools their data.",
-            feature="poison",
+            feature="adversaries",
         )
-    if isinstance(poison, DataPoison):
+    if isinstance(adversary, DataAdversary):
         data = [sites[name].train for name in attackers.sites]
         if any(train.class_labels is None or isinstance(train, Visited) for train in data):
             raise SettingsError(
                 "data_not_supported",
                 f"The attack '{attack}' needs images in an array, each of a class.",
-                feature="poison",
+                feature="adversaries",
                 attack=attack,
             )
-        poison.check(len(task.objective.titles), task.scale)
+        adversary.check(len(task.objective.titles), task.scale)
     elif method.sends.get(MODEL) != "update" or method.filters():
         raise SettingsError(
             "method_not_supported",
             f"The attack '{attack}' is on updates of a model, and this method sends none, or sends them encoded.",
-            feature="poison",
+            feature="adversaries",
             attack=attack,
         )
     candidates = [name for name, data in sites.items() if len(data.train)]
     bad = len(set(candidates) & set(attackers.sites))
-    if isinstance(poison, ReplyPoison):
-        poison.check(len(candidates), bad)
+    if isinstance(adversary, ReplyAdversary):
+        adversary.check(len(candidates), bad)
     logger.warning("POISONED simulation: attack '%s' at %s.", attack, ", ".join(attackers.sites))
     drawn = participants(len(candidates), settings.fraction)
     if settings.robust is not None and (chance := chance_of_more(len(candidates), bad, drawn, settings.robust.f)):
@@ -157,15 +157,15 @@ def poisoned_sites(sites: Mapping[str, Splits], attackers: Attackers, task: Task
     """The sites; attackers have no test images and, if that is the attack, wrong training data."""
     generator, poisoned = make_generator(seed, "poison"), dict(sites)
     for name in attackers.sites:
-        data, poison = sites[name], attackers.poison
+        data, adversary = sites[name], attackers.adversary
         train = data.train
-        if isinstance(poison, DataPoison) and len(train):
-            train = PoisonedData(train, poison, len(task.objective.titles), task.scale, generator)
+        if isinstance(adversary, DataAdversary) and len(train):
+            train = AttackedData(train, adversary, len(task.objective.titles), task.scale, generator)
         poisoned[name] = replace(data, train=train, test=Empty(), shared=None)
     return poisoned
 
 
-class PoisonedData:
+class AttackedData:
     """An attacker's training images: some are changed, and called something else.
 
     Args:
@@ -177,15 +177,15 @@ class PoisonedData:
     """
 
     def __init__(
-        self, data: Dataset, poison: DataPoison, classes: int, scale: Scale | None, generator: torch.Generator
+        self, data: Dataset, adversary: DataAdversary, classes: int, scale: Scale | None, generator: torch.Generator
     ) -> None:
-        self._data, self._poison, self._scale = data, poison, scale
+        self._data, self._poison, self._scale = data, adversary, scale
         labels = labels_of(data)
-        rows = poison.touches(labels).nonzero().flatten()
-        rows = rows[torch.randperm(len(rows), generator=generator)[: round(poison.rate * len(rows))]]
+        rows = adversary.touches(labels).nonzero().flatten()
+        rows = rows[torch.randperm(len(rows), generator=generator)[: round(adversary.rate * len(rows))]]
         self._changed = torch.zeros(len(labels), dtype=torch.bool)
         self._changed[rows] = True
-        self._labels = torch.where(self._changed, poison.label(labels, classes), labels)
+        self._labels = torch.where(self._changed, adversary.label(labels, classes), labels)
         self.class_labels: torch.Tensor | None = self._labels
         self.patients = patients_of(data)
 
@@ -210,14 +210,14 @@ class PoisonedData:
 # ---- replies
 
 
-class PoisonedCarrier(LocalCarrier):
+class AttackedBackend(LocalBackend):
     """Attackers reply with something else than they trained: changed behind their filters, before it is folded.
 
     Args:
         attackers: Who they are; they change their replies.
         seed: The run's.
         memory: Where they note what they received.
-        **options: Arguments of `LocalCarrier`.
+        **options: Arguments of `LocalBackend`.
     """
 
     def __init__(self, attackers: Attackers, seed: int, memory: Store, **options: Any) -> None:
@@ -226,27 +226,27 @@ class PoisonedCarrier(LocalCarrier):
         self._round = 0
 
     def step(
-        self, step: int, round_: int, orders: list[Order], evaluation: Evaluation | None = None, keep: Steps = ()
-    ) -> tuple[list[Answer], list[str], list[Row]]:
+        self, step: int, round_: int, requests: list[Request], evaluation: Evaluation | None = None, keep: Steps = ()
+    ) -> tuple[list[SiteResult], list[str], list[Row]]:
         """As any step; attackers note what they receive."""
         self._round = round_  # a run that is continued has the same rounds, and other numbers of steps
-        if isinstance(self._attackers.poison, ReplyPoison) and self._attackers.poison.remembers:
-            self._remember(step, orders)
-        return super().step(step, round_, orders, evaluation, keep)
+        if isinstance(self._attackers.adversary, ReplyAdversary) and self._attackers.adversary.remembers:
+            self._remember(step, requests)
+        return super().step(step, round_, requests, evaluation, keep)
 
-    def replies(self, answers: list[Answer], missing: list[str]) -> Replies:
+    def replies(self, results: list[SiteResult], missing: list[str]) -> Replies:
         """The replies, with the attackers' changed."""
-        replies = super().replies(answers, missing)
-        if not isinstance(self._attackers.poison, ReplyPoison) or not answers:
+        replies = super().replies(results, missing)
+        if not isinstance(self._attackers.adversary, ReplyAdversary) or not results:
             return replies
-        step, known = answers[0].step, Tensors()
+        step, known = results[0].step, Tensors()
         if self._memory.path(step).exists():
             known = select(self._memory.load(step).tensors, CHANGE)
-        return PoisonedReplies(replies, self._attackers, self._seed, self._round, known)
+        return AttackedReplies(replies, self._attackers, self._seed, self._round, known)
 
-    def _remember(self, step: int, orders: list[Order]) -> None:
+    def _remember(self, step: int, requests: list[Request]) -> None:
         """The model that came, and its change; once, so that a step that is done again finds the same."""
-        models = [select(order.tensors, MODEL) for order in orders if order.to in self._attackers.sites]
+        models = [select(request.tensors, MODEL) for request in requests if request.to in self._attackers.sites]
         if not any(models) or self._memory.path(step).exists():
             return
         received = {name: x for name, x in next(filter(None, models)).items() if x.is_floating_point()}
@@ -256,7 +256,7 @@ class PoisonedCarrier(LocalCarrier):
         self._memory.save(step, State(), {}, prefixed(received, RECEIVED) | prefixed(change, CHANGE))
 
 
-class PoisonedReplies:
+class AttackedReplies:
     """Replies of a step in which some sites are attackers. Sites' sizes and facts stay as they are.
 
     Args:
@@ -278,11 +278,11 @@ class PoisonedReplies:
         return len(self._replies)
 
     def __iter__(self) -> Iterator[tuple[str, Tensors]]:
-        generator, poison = make_generator(self._seed, "poison", self._round), self._attackers.poison
+        generator, adversary = make_generator(self._seed, "poison", self._round), self._attackers.adversary
         for site, tensors in self._replies:
             updates = {name: x for name, x in select(tensors, MODEL).items() if x.is_floating_point()}
-            if site in self._attackers.sites and updates and isinstance(poison, ReplyPoison):
-                changed = poison.reply(updates, self._knowledge, generator)
+            if site in self._attackers.sites and updates and isinstance(adversary, ReplyAdversary):
+                changed = adversary.reply(updates, self._knowledge, generator)
                 tensors = tensors | prefixed({name: x.to(updates[name].dtype) for name, x in changed.items()}, MODEL)
             yield site, tensors
 

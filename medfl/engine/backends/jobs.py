@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
-from medfl.contract import Order
+from medfl.contract import Request
 from medfl.types import Meta, Tensors
 
 
@@ -56,7 +56,7 @@ class StepJob(Job):
     """
 
     name: ClassVar[str] = "step"
-    order: Meta
+    request: Meta
     digest: str
     step: int
     round: int
@@ -65,11 +65,11 @@ class StepJob(Job):
     @property
     def whose(self) -> list[str]:
         """The site."""
-        return [self.order["to"]]
+        return [self.request["to"]]
 
-    def unpacked(self) -> Order:
+    def unpacked(self) -> Request:
         """Return the order with the job's tensors."""
-        return Order(**self.order, tensors=self.tensors)
+        return Request(**self.request, tensors=self.tensors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ class PredictJob(Job):
     """
 
     name: ClassVar[str] = "predict"
-    holder: str
+    participant: str
     cases: tuple[int, int]
     step: int
     round: int
@@ -115,11 +115,11 @@ class PredictJob(Job):
     @property
     def whose(self) -> list[str]:
         """The name of the test set."""
-        return [self.holder]
+        return [self.participant]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExchangeJob(Job):
+class CrossSiteJob(Job):
     """Score one site's model on every site's test data; the tensors are what the server published.
 
     Attributes:
@@ -139,5 +139,5 @@ class ExchangeJob(Job):
         return [self.owner]
 
 
-JOBS: tuple[type[Job], ...] = (StepJob, EvaluateJob, PredictJob, ExchangeJob)
+JOBS: tuple[type[Job], ...] = (StepJob, EvaluateJob, PredictJob, CrossSiteJob)
 """All of them."""

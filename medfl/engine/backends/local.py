@@ -13,10 +13,10 @@ from itertools import pairwise
 
 import torch
 
-from medfl.contract import Order, Replies
-from medfl.engine.backends.jobs import EvaluateJob, ExchangeJob, Job, PredictJob, StepJob
+from medfl.contract import Replies, Request
+from medfl.engine.backend import Evaluation, MethodFactory, Note, SiteResult, unnoted
+from medfl.engine.backends.jobs import CrossSiteJob, EvaluateJob, Job, PredictJob, StepJob
 from medfl.engine.backends.pool import Pool, Result, Stage, describe_bug
-from medfl.engine.carrier import Answer, Evaluation, MethodFactory, Note, unnoted
 from medfl.engine.evaluation import Predictors, Row, predictions, rows_of, score, score_predictions
 from medfl.engine.replies import StoredReplies
 from medfl.engine.site import SiteRunner
@@ -35,7 +35,7 @@ DOING: dict[type[Job], str] = {
     StepJob: TRAINING,
     EvaluateJob: SCORING,
     PredictJob: SCORING,
-    ExchangeJob: "global test",
+    CrossSiteJob: "global test",
 }
 """Kind of a job to what its sites do, before they say more themselves."""
 
@@ -43,7 +43,7 @@ JOBS_OF_WORKER = 3
 """Into how many jobs for each worker an evaluation is divided."""
 
 
-class LocalCarrier:
+class LocalBackend:
     """Moves messages between a server and sites on one machine.
 
     Args:
@@ -63,11 +63,11 @@ class LocalCarrier:
         viewers: dict[str, SiteRunner] | None = None,
         workers: int = 1,
         threads: int = 1,
-        absent: Callable[[str, int], bool] = lambda site, step: False,
+        unavailable: Callable[[str, int], bool] = lambda site, step: False,
         note: Note = unnoted,
     ) -> None:
         self.hosts, self.viewers = hosts, viewers or {}
-        self._make_method, self._absent, self._note = make_method, absent, note
+        self._make_method, self._is_unavailable, self._note = make_method, unavailable, note
         self._hides_counts = any(policy_of(host.settings).is_private for host in hosts.values())
         for host in hosts.values():
             host.store.flushes = False  # `step` does it for all sites at once, before the server counts on it
@@ -78,7 +78,7 @@ class LocalCarrier:
         """Names of the sites that can be ordered, sorted."""
         return sorted(self.hosts)
 
-    def describe(self) -> dict[str, Meta]:
+    def site_info(self) -> dict[str, Meta]:
         """What each site tells about itself."""
         return {name: self.hosts[name].describe() for name in self.sites}
 
@@ -87,8 +87,8 @@ class LocalCarrier:
         return self.hosts[site].store.mend()
 
     def step(
-        self, step: int, round_: int, orders: list[Order], evaluation: Evaluation | None = None, keep: Steps = ()
-    ) -> tuple[list[Answer], list[str], list[Row]]:
+        self, step: int, round_: int, requests: list[Request], evaluation: Evaluation | None = None, keep: Steps = ()
+    ) -> tuple[list[SiteResult], list[str], list[Row]]:
         """Carry out a step's orders, and the evaluation of the round before beside them.
 
         Args:
@@ -101,23 +101,23 @@ class LocalCarrier:
         Returns:
             Answers, names of absent sites, and the rows of the evaluation.
         """
-        absent = [order.to for order in orders if self._absent(order.to, step)]
-        jobs = self._step_jobs(step, round_, [order for order in orders if order.to not in absent], keep)
+        unavailable = [request.to for request in requests if self._is_unavailable(request.to, step)]
+        jobs = self._step_jobs(step, round_, [request for request in requests if request.to not in unavailable], keep)
         scoring = self._evaluation_jobs(evaluation) if evaluation else []
         results = self._do([*jobs, *scoring])
         answers = [_answer(result) for result, _ in results[: len(jobs)]]
         flush_files([self.hosts[answer.site].store.path(answer.step) for answer in answers])
         rows = self._scores(scoring, results[len(jobs) :])
-        return sorted(answers, key=lambda answer: answer.site), absent, sorted(rows, key=lambda row: row.site)
+        return sorted(answers, key=lambda answer: answer.site), unavailable, sorted(rows, key=lambda row: row.site)
 
-    def replies(self, answers: list[Answer], missing: list[str]) -> Replies:
+    def replies(self, answers: list[SiteResult], missing: list[str]) -> Replies:
         """The replies behind answers that were not refused, from the sites' step files."""
         return StoredReplies(lambda answer: self.hosts[answer.site].store.read(answer.step, "reply/"), answers, missing)
 
-    def exchange(self, evaluation: Evaluation) -> list[Row]:
+    def evaluate_cross_site(self, evaluation: Evaluation) -> list[Row]:
         """The global test: each site's model on every site's test data, in ring order."""
         step, round_, published = evaluation.step, evaluation.round, evaluation.published
-        jobs = [ExchangeJob(owner=name, step=step, round=round_, tensors=published) for name in self._tested()]
+        jobs = [CrossSiteJob(owner=name, step=step, round=round_, tensors=published) for name in self._tested()]
         results = self._do(jobs)
         return [Row(*row) for result, _ in results for row in result["rows"]]
 
@@ -125,7 +125,7 @@ class LocalCarrier:
         """The sites that take a model home, sorted: those that only look on where one participant pools their data."""
         return sorted(name for name in self.viewers if name not in NO_SITES) or self.sites
 
-    def _holder(self, name: str) -> SiteRunner:
+    def _runner(self, name: str) -> SiteRunner:
         """Who has a test set: a site, or one that only looks on."""
         return self.hosts.get(name) or self.viewers[name]
 
@@ -136,21 +136,21 @@ class LocalCarrier:
 
     # ---- jobs
 
-    def _step_jobs(self, step: int, round_: int, orders: list[Order], keep: Steps) -> list[StepJob]:
+    def _step_jobs(self, step: int, round_: int, requests: list[Request], keep: Steps) -> list[StepJob]:
         """Return the jobs of the orders, those of the largest sites first."""
         digests: dict[int, str] = {}  # most orders of a step share their tensors
         jobs = []
-        for order in sorted(orders, key=lambda order: (-len(self.hosts[order.to].data.train), order.to)):
-            if id(order.tensors) not in digests:
-                digests[id(order.tensors)] = wire.digest(order.tensors)
+        for request in sorted(requests, key=lambda request: (-len(self.hosts[request.to].data.train), request.to)):
+            if id(request.tensors) not in digests:
+                digests[id(request.tensors)] = wire.digest(request.tensors)
             jobs.append(
                 StepJob(
-                    order={"to": order.to, "op": order.op, "meta": order.meta},
-                    digest=digests[id(order.tensors)],
+                    request={"to": request.to, "op": request.op, "meta": request.meta},
+                    digest=digests[id(request.tensors)],
                     step=step,
                     round=round_,
                     keep=list(keep),
-                    tensors=order.tensors,
+                    tensors=request.tensors,
                 )
             )
         return jobs
@@ -161,7 +161,7 @@ class LocalCarrier:
         A test set of the server that is larger than such a job is divided between batches.
         """
         everyone = self.hosts | self.viewers
-        sizes = {name: len(holder.data.test) + len(holder.data.val) for name, holder in everyone.items()}
+        sizes = {name: len(participant.data.test) + len(participant.data.val) for name, participant in everyone.items()}
         count = 1 if self._pool is None else JOBS_OF_WORKER * len(self._pool)
         share = -(-sum(sizes.values()) // count)
         step, round_, published = evaluation.step, evaluation.round, evaluation.published
@@ -171,7 +171,7 @@ class LocalCarrier:
                 batch = evaluation_batch(viewer.task.objective)
                 cuts = [*range(0, sizes[name], max(1, share // batch) * batch), sizes.pop(name)]
                 for cases in pairwise(cuts):
-                    jobs.append(PredictJob(holder=name, cases=cases, step=step, round=round_, tensors=published))
+                    jobs.append(PredictJob(participant=name, cases=cases, step=step, round=round_, tensors=published))
         chunks: list[list[str]] = [[] for _ in range(min(len(sizes), count))]
         filled = [0] * len(chunks)
         for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
@@ -190,9 +190,9 @@ class LocalCarrier:
         for job, (result, predicted) in zip(jobs, results, strict=True):
             rows += [Row(*row) for row in result["rows"]]
             for name, known in result["known"].items():
-                self._holder(name).scorer.known = known
+                self._runner(name).scorer.known = known
             if isinstance(job, PredictJob) and predicted:
-                parts.setdefault(job.holder, []).append(predicted)
+                parts.setdefault(job.participant, []).append(predicted)
         for name, tensors in parts.items():
             judged, kept = (torch.cat([part[key] for part in tensors]) for key in ("judged", "kept"))
             scores = score_predictions(judged, kept, self.viewers[name].task)
@@ -233,13 +233,13 @@ class LocalCarrier:
         match job:
             case StepJob():
                 at = (job.step, job.round, job.digest, job.keep)
-                return vars(self.hosts[job.order["to"]].step(self._make_method, job.unpacked(), *at)), {}
+                return vars(self.hosts[job.request["to"]].step(self._make_method, job.unpacked(), *at)), {}
             case EvaluateJob():
                 rows = self._evaluate(job)
-                return {"rows": rows, "known": {name: self._holder(name).scorer.known for name in job.sites}}, {}
+                return {"rows": rows, "known": {name: self._runner(name).scorer.known for name in job.sites}}, {}
             case PredictJob():
                 return {"rows": [], "known": {}}, self._predict(job)
-            case ExchangeJob():
+            case CrossSiteJob():
                 return {"rows": self._exchange(job)}, {}
         raise TypeError(f"expected a job of the local carrier, got {job}")
 
@@ -247,14 +247,14 @@ class LocalCarrier:
         shared: Predictors = {}
         rows: list[Row] = []
         for name in sorted(job.sites):
-            holder = self._holder(name)
-            holder.scorer.known = job.known[name]
-            rows += holder.evaluate(self._make_method(), job.tensors, job.step, job.round, shared)
+            participant = self._runner(name)
+            participant.scorer.known = job.known[name]
+            rows += participant.evaluate(self._make_method(), job.tensors, job.step, job.round, shared)
         return rows
 
     def _predict(self, job: PredictJob) -> Tensors:
         """What scores need of the global model on some cases; empty where a method has none."""
-        method, viewer = self._make_method(), self.viewers[job.holder]
+        method, viewer = self._make_method(), self.viewers[job.participant]
         model = viewer.models(method, job.tensors, job.step, job.round).get("global")
         if model is None:
             return {}
@@ -262,7 +262,7 @@ class LocalCarrier:
         judged, kept = predictions(predictor, viewer.data.test, viewer.task, viewer.settings, job.cases)
         return {"judged": judged, "kept": kept}
 
-    def _exchange(self, job: ExchangeJob) -> list[Row]:
+    def _exchange(self, job: CrossSiteJob) -> list[Row]:
         method, everyone, names = self._make_method(), self.hosts | self.viewers, self._tested()
         models = everyone[job.owner].models(method, job.tensors, job.step, job.round)
         kind = "personal" if "personal" in models else "global"
@@ -276,5 +276,5 @@ class LocalCarrier:
         return rows
 
 
-def _answer(result: Meta) -> Answer:
-    return Answer(**(result | {"rows": [Row(*row) for row in result["rows"]]}))
+def _answer(result: Meta) -> SiteResult:
+    return SiteResult(**(result | {"rows": [Row(*row) for row in result["rows"]]}))

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from medfl.contract import Model, PeerMessage, Server, Site, State
 from medfl.data.pooled import Empty
-from medfl.engine.carrier import Carrier, Note
+from medfl.engine.backend import Backend, Note
 from medfl.engine.evaluation import Row
 from medfl.engine.journal import Commit, Journal, Outcome
 from medfl.engine.plan import RunPlan, ServerData
@@ -241,7 +241,7 @@ class Participants(ABC):
         return {}
 
     @abstractmethod
-    def connect(self, note: Note) -> Carrier:
+    def connect(self, note: Note) -> Backend:
         """Connect the server to its sites, and return the carrier.
 
         Args:
@@ -302,11 +302,11 @@ def carry_out(writer: RunWriter, participants: Participants) -> Outcome:
         participants.start()
         writer.begin()
         with writer.noted(participants.missing) as note:
-            carrier = participants.connect(note)
+            backend = participants.connect(note)
             try:
                 outcome = ServerLoop(
                     plan=writer.plan,
-                    carrier=carrier,
+                    backend=backend,
                     folder=writer.folder,
                     data=participants.server_data,
                     on_round=participants.end_round,
@@ -321,7 +321,7 @@ def carry_out(writer: RunWriter, participants: Participants) -> Outcome:
     return outcome
 
 
-def _refuse_to_post(step: int, parcel: PeerMessage) -> None:
+def _refuse_to_post(step: int, peer_message: PeerMessage) -> None:
     raise RefusedError("read_only_run", "who only looks on posts nothing", step=step)
 
 
@@ -385,8 +385,8 @@ class RunViewer:
             task,
             settings,
             _Blobs(self._journal.store),
-            sites=sorted(last.facts),
-            facts=last.facts,
+            sites=sorted(last.site_info),
+            site_info=last.site_info,
             rounds_done=last.rounds_done,
         )
 

@@ -32,7 +32,7 @@ from medfl.types import NO_SITES
 if TYPE_CHECKING:  # a terminal that watches needs none of torch
     from collections.abc import Callable, Iterable, Iterator
 
-    from medfl.engine.carrier import Note
+    from medfl.engine.backend import Note
     from medfl.engine.evaluation import Row
     from medfl.engine.journal import Commit
 
@@ -64,7 +64,7 @@ class ProgressFile:
         except (OSError, ValueError) as error:
             if not self._warned:
                 why = error.strerror if isinstance(error, OSError) else type(error).__name__
-                logger.warning("'%s' can't be written (%s): `medfl watch` won't see all of the run.", self.path, why)
+                logger.warning("'%s' can't be written (%s): `medfl monitor` won't see all of the run.", self.path, why)
                 self._warned = True
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ def committed_step(commit: Commit, metric: str) -> CommittedStep:
         step=commit.step,
         round=commit.round,
         rounds_done=commit.rounds_done,
-        requested=tuple(commit.ordered),
+        requested=tuple(commit.requested),
         unavailable=tuple(commit.missing),
         metrics=step_metrics(commit.rows, metric),
     )

@@ -12,9 +12,9 @@ import torch
 
 from medfl.contract import Method, Model, PeerMessage
 from medfl.data.pooled import Empty, pool
-from medfl.engine.adversaries.simulation import Attackers, PoisonedCarrier, check_attackers, poisoned_sites
-from medfl.engine.backends.local import LocalCarrier
-from medfl.engine.carrier import Carrier, Note
+from medfl.engine.adversaries.simulation import AttackedBackend, Attackers, check_attackers, poisoned_sites
+from medfl.engine.backend import Backend, Note
+from medfl.engine.backends.local import LocalBackend
 from medfl.engine.checks import (
     check_plan,
     check_privacy,
@@ -83,7 +83,7 @@ class Simulation:
         secrets: Maps sites to their secrets; the secrets of all others are derived from the seed.
     """
 
-    absent: Callable[[str, int], bool] = lambda site, step: False
+    unavailable: Callable[[str, int], bool] = lambda site, step: False
     attackers: Attackers | None = None
     secrets: Mapping[str, bytes] = field(default_factory=dict)
 
@@ -199,9 +199,9 @@ class _LocalParticipants(Participants):
             host.check_account()
         self.run.callbacks.on_start()
 
-    def connect(self, note: Note) -> Carrier:
-        self._carrier = _carrier(self.run, self._hosts, self._viewers, note)
-        return self._carrier
+    def connect(self, note: Note) -> Backend:
+        self._backend = _backend(self.run, self._hosts, self._viewers, note)
+        return self._backend
 
     @property
     def server_data(self) -> ServerData:
@@ -211,7 +211,7 @@ class _LocalParticipants(Participants):
         self.run.callbacks.on_round(round_, rows)
 
     def disconnect(self) -> None:
-        self._carrier.close()
+        self._backend.close()
 
     def export(self, outcome: Outcome) -> Summary:
         self.result = Result(outcome, self._models(outcome), self._summarise(outcome))
@@ -258,11 +258,11 @@ def check(run: SimulatedRun, method: Method) -> None:
     check_targets(task.objective, data.sites, public)
     images = {site: len(splits.train) for site, splits in data.sites.items() if len(splits.train)}
     check_privacy(settings, method, networks, images, len(images), simulated=True)
-    if bool(run.settings.poison) != (run.simulation.attackers is not None):
+    if bool(run.settings.adversaries) != (run.simulation.attackers is not None):
         raise SettingsError(
             "attackers_mismatch",
             "expected attackers if, and only if, the setting 'poison' names some.",
-            setting="poison",
+            setting="adversaries",
         )
     if run.simulation.attackers is not None:
         check_attackers(run.simulation.attackers, run.settings, method, run.task, run.data.sites)
@@ -271,21 +271,21 @@ def check(run: SimulatedRun, method: Method) -> None:
 # ---- sites
 
 
-def _carrier(
+def _backend(
     run: SimulatedRun, hosts: dict[str, SiteRunner], viewers: dict[str, SiteRunner], note: Note
-) -> LocalCarrier:
+) -> LocalBackend:
     """Return the carrier of honest sites, or the one with attackers among them."""
-    make_carrier: Callable[..., LocalCarrier] = LocalCarrier
+    make_backend: Callable[..., LocalBackend] = LocalBackend
     if run.simulation.attackers is not None:
         memory = Store(run.folder / "state" / SERVER / "attackers")
-        make_carrier = partial(PoisonedCarrier, run.simulation.attackers, run.settings.seed, memory)
-    return make_carrier(
+        make_backend = partial(AttackedBackend, run.simulation.attackers, run.settings.seed, memory)
+    return make_backend(
         hosts=hosts,
         make_method=run.plan.make_method,
         viewers=viewers,
         workers=run.execution.workers,
         threads=run.execution.threads,
-        absent=run.simulation.absent,
+        unavailable=run.simulation.unavailable,
         note=note,
     )
 
@@ -294,8 +294,8 @@ def _hosts(run: SimulatedRun, writer: RunWriter) -> tuple[dict[str, SiteRunner],
     """Sites that train, and holders of test data only."""
 
     def site(name: str, data: Splits) -> SiteRunner:
-        def post(step: int, parcel: PeerMessage) -> None:
-            Inbox(run.folder / "state" / parcel.to).post(step, name, parcel)
+        def post(step: int, peer_message: PeerMessage) -> None:
+            Inbox(run.folder / "state" / peer_message.to).post(step, name, peer_message)
 
         return writer.runner(name, data, post, SiteOptions(secret=run.simulation.secrets.get(name)))
 

@@ -21,7 +21,7 @@ from medfl.data.pooled import patients_of
 from medfl.data.sites import PATIENT
 from medfl.engine.constant_predictions import Predictions, find_constant_predictions
 from medfl.engine.evaluation import completed, predictor_of
-from medfl.engine.runs.home import Facts, Home, describe, named
+from medfl.engine.runs.export import Facts, SiteExport, describe, named
 from medfl.engine.runs.records import PREDICTIONS, TEST_CONFIG
 from medfl.engine.runs.simulation import Result, SimulatedRun
 from medfl.engine.runs.worst_cases import keep_worst
@@ -54,7 +54,7 @@ LEFT_OUT = {"federate.json"}
 """Configurations that make no sense for one site alone."""
 
 
-def export(run: SimulatedRun, result: Result, home: Home) -> list[Path]:
+def export(run: SimulatedRun, result: Result, site_export: SiteExport) -> list[Path]:
     """Write a bundle for every site, and ``global/`` where the method has a global model.
 
     Models that predict the same for every image are logged and added to the summary.
@@ -73,8 +73,8 @@ def export(run: SimulatedRun, result: Result, home: Home) -> list[Path]:
     written, method, predictions, weights = [], run.method.make(), {}, WeightsWriter()
     for site, models in sorted(result.models.items()):
         if models:
-            target, facts = run.folder / "sites" / site, home.facts.get(site, {})
-            model = export_site(target, home, site, completed(method, run.task, models), method, weights)
+            target, facts = run.folder / "sites" / site, site_export.facts.get(site, {})
+            model = export_site(target, site_export, site, completed(method, run.task, models), method, weights)
             predictor = predictor_of(method, run.task, model)
             predictions[site] = write_predictions(
                 target, predictor, run.data.sites[site], run.task, run.settings, facts, run.execution.pictures
@@ -85,11 +85,15 @@ def export(run: SimulatedRun, result: Result, home: Home) -> list[Path]:
     for entry in constant:
         logger.warning("%s", entry.sentence)
     server_models = completed(method, run.task, result.outcome.models)
-    return written + export_global(run.folder, home, server_models, method, weights)
+    return written + export_global(run.folder, site_export, server_models, method, weights)
 
 
 def export_global(
-    folder: Path, home: Home, models: Mapping[str, Model], method: Method, weights: WeightsWriter | None = None
+    folder: Path,
+    site_export: SiteExport,
+    models: Mapping[str, Model],
+    method: Method,
+    weights: WeightsWriter | None = None,
 ) -> list[Path]:
     """Write the server's model to ``global`` in a folder, where there is one; returns the bundles' folders.
 
@@ -98,13 +102,13 @@ def export_global(
     """
     if "global" not in models:
         return []
-    _write(folder / "global", home, models["global"], {}, method, weights)
+    _write(folder / "global", site_export, models["global"], {}, method, weights)
     return [folder / "global"]
 
 
 def export_site(
     target: Path,
-    home: Home,
+    site_export: SiteExport,
     site: str,
     models: Mapping[str, Model],
     method: Method,
@@ -116,7 +120,7 @@ def export_site(
         StoreError: If it can't be written.
     """
     model = models.get("personal") or models["global"]
-    _write(target, home, model, {"site": site}, method, weights)
+    _write(target, site_export, model, {"site": site}, method, weights)
     return model
 
 
@@ -179,23 +183,28 @@ def write_test_cases(target: Path, test: Dataset) -> None:
 
 
 def _write(
-    target: Path, home: Home, model: Model, values: Meta, method: Method, weights: WeightsWriter | None = None
+    target: Path,
+    site_export: SiteExport,
+    model: Model,
+    values: Meta,
+    method: Method,
+    weights: WeightsWriter | None = None,
 ) -> None:
     """Write a bundle, each of its files whole or not at all."""
     weights = weights or WeightsWriter()
-    if home.stock is not None:
-        _write_stock(target, home.bundle_root, home.stock, model, method, weights)
+    if site_export.stock is not None:
+        _write_stock(target, site_export.bundle_root, site_export.stock, model, method, weights)
         return
-    names = list(map(str, home.output_names))
-    values = home.values | values | {"network_name": model.network, "output_names": names}
-    for path in _files(home.bundle_root):
-        inside = path.relative_to(home.bundle_root)
+    names = list(map(str, site_export.output_names))
+    values = site_export.values | values | {"network_name": model.network, "output_names": names}
+    for path in _files(site_export.bundle_root):
+        inside = path.relative_to(site_export.bundle_root)
         content = path.read_bytes()
         if inside.parent == Path("configs") and path.suffix == ".json":
-            content = _settled(content, path.name, home, values, partial(method.network_config, model))
+            content = _settled(content, path.name, site_export, values, partial(method.network_config, model))
         if inside != README:
             write_atomic(target / inside, content)
-    write_atomic(target / README, _introduction(home, model).encode())
+    write_atomic(target / README, _introduction(site_export, model).encode())
     weights.write(target / WEIGHTS, model)
 
 
@@ -255,26 +264,28 @@ def _files(root: Path) -> list[Path]:
     return [path for path in (*paths, root / "LICENSE") if path.is_file() and path.name not in LEFT_OUT]
 
 
-def _introduction(home: Home, model: Model) -> str:
+def _introduction(site_export: SiteExport, model: Model) -> str:
     """The bundle's docs, which begin with what this model is; the rest is about the bundle that it was made from."""
-    readme = home.bundle_root / README
+    readme = site_export.bundle_root / README
     rest = readme.read_text(encoding="utf-8") if readme.is_file() else ""
     return (
         f"# A network '{model.network}' trained by a federation\n\n"
-        f"Data: {home.data or 'not stated'}. {named(home)}. Network, classes and "
+        f"Data: {site_export.data or 'not stated'}. {named(site_export)}. Network, classes and "
         "image size are written into `configs/`, so that no option is needed for them. The run's report has the scores."
         " Research only: not a medical device.\n\nWhat follows is about the bundle from which it was made.\n\n" + rest
     )
 
 
-def _settled(config: bytes, name: str, home: Home, values: Meta, network_of: Callable[[Any], Any]) -> bytes:
+def _settled(
+    config: bytes, name: str, site_export: SiteExport, values: Meta, network_of: Callable[[Any], Any]
+) -> bytes:
     """A configuration with the run's values where it has such ids, so that nobody needs to give them again.
 
     What builds the network is as the method says (`medfl.contract.Method.network_config`).
     """
     content = json.loads(config)
     if name == "metadata.json":
-        describe(content, home)
+        describe(content, site_export)
     else:
         content |= {key: value for key, value in values.items() if key in content}
         if "network_def" in content:

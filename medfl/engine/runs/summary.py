@@ -87,9 +87,10 @@ def summarise(
         },
         attendance=Attendance(
             sites=len(sites),
-            unavailable=tuple(sorted({*outcome.away, *missing} & {*sites})),
-            missed={
-                site: tuple((first, last) for first, last in stretches) for site, stretches in outcome.missed.items()
+            unavailable=tuple(sorted({*outcome.unavailable, *missing} & {*sites})),
+            missed_rounds={
+                site: tuple((first, last) for first, last in stretches)
+                for site, stretches in outcome.missed_rounds.items()
             },
         ),
     )

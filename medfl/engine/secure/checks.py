@@ -90,11 +90,11 @@ def _check_others(settings: Settings) -> None:
             "aggregation has 'secure_aggregation.bits' in its place: leave 'compression' out.",
             settings=["compression", "secure_aggregation"],
         )
-    if settings.poison:
+    if settings.adversaries:
         raise SettingsError(
             "incompatible_settings",
             "'poison' changes replies on their way, and masked ones can't be changed in any useful way: leave it or "
             "'secure_aggregation' out.",
-            settings=["poison", "secure_aggregation"],
+            settings=["adversaries", "secure_aggregation"],
         )
     policy_of(settings).check_secure_aggregation()

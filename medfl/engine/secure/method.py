@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from medfl.contract import Filter, Method, Order, PayloadKind, Plan, Replies, Reply, Server, Site
-from medfl.engine.carrier import MethodFactory
+from medfl.contract import Filter, Method, PayloadKind, Plan, Replies, Reply, Request, Server, Site
+from medfl.engine.backend import MethodFactory
 from medfl.engine.reply_checks import check_sent
 from medfl.engine.secure.ops import MASKED, OPS, PREFIX, check_reply, layout_of, numbers_of
 from medfl.engine.secure.register import Register
@@ -84,42 +84,42 @@ class Secured:
         """The next operation."""
         return ServerEnd(server, self.inner).plan()
 
-    def fold(self, server: Server, replies: Replies) -> None:
+    def aggregate(self, server: Server, replies: Replies) -> None:
         """Take in the replies of an operation."""
-        ServerEnd(server, self.inner).fold(replies)
+        ServerEnd(server, self.inner).aggregate(replies)
 
-    def work(self, site: Site, order: Order) -> Reply:
+    def execute(self, site: Site, request: Request) -> Reply:
         """Carry an operation out; or an order after which nothing leaves."""
         assert self.tools is not None, "a site has tools"
-        if order.op in OPS:
-            return SiteEnd(site, order, self.inner, self.tools).work()
-        sent = replace(order, tensors=dict(order.tensors), meta=dict(order.meta))
-        reply = self.inner.work(site, order)
+        if request.op in OPS:
+            return SiteEnd(site, request, self.inner, self.tools).execute()
+        sent = replace(request, tensors=dict(request.tensors), meta=dict(request.meta))
+        reply = self.inner.execute(site, request)
         check_sent(self.inner, site.task, self.settings, sent, reply, f"site '{site.name}'")
-        if reply.tensors or reply.parcels:
+        if reply.tensors or reply.peer_messages:
             raise RefusedError(
                 "unmasked_reply",
-                f"Under secure aggregation nothing leaves a site but in a sum, and the order '{order.op}' asks for an "
+                f"Under secure aggregation nothing leaves a site but in a sum, and the order '{request.op}' asks for an "
                 "answer in the clear: the server is not honest, or has another setting.",
-                op=order.op,
+                op=request.op,
             )
         return replace(reply, meta={key: value for key, value in reply.meta.items() if key in self.sends_meta})
 
-    def check_tensors(self, task: Task, order: Order, tensors: Tensors) -> None:
+    def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
         """Refuse replies of another form than that of their operation."""
-        if order.op not in OPS:
+        if request.op not in OPS:
             if tensors:
                 raise RefusedError(
                     "unexpected_tensors",
-                    f"expected no tensors in a reply to '{order.op}', got {len(tensors)}",
-                    op=order.op,
+                    f"expected no tensors in a reply to '{request.op}', got {len(tensors)}",
+                    op=request.op,
                     found=len(tensors),
                 )
             return
         secure = self.settings.secure_aggregation
         assert secure is not None
-        numbers = numbers_of(layout_of(order.tensors, self.inner.sends)) if order.op == MASKED else 0
-        check_reply(order, tensors, (numbers + 1) * secure.bits // 8)
+        numbers = numbers_of(layout_of(request.tensors, self.inner.sends)) if request.op == MASKED else 0
+        check_reply(request, tensors, (numbers + 1) * secure.bits // 8)
 
 
 def secured(make_method: MethodFactory, settings: Settings) -> MethodFactory:

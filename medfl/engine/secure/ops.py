@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from medfl.contract import Order, PayloadKind
+from medfl.contract import PayloadKind, Request
 from medfl.engine.secure.keys import KEY, NONCE
 from medfl.engine.secure.shamir import BYTES
 from medfl.errors import RefusedError
@@ -78,20 +78,20 @@ class About:
         return cls(sites, peers, masked, entry.get("op", ""))
 
     @classmethod
-    def of(cls, order: Order) -> About:
+    def of(cls, request: Request) -> About:
         """What an order says.
 
         Raises:
             RefusedError: If it is of another form.
         """
-        entry: Any = order.meta.get(ABOUT)
+        entry: Any = request.meta.get(ABOUT)
         lists = ("sites", "peers", "masked")
         known = isinstance(entry, dict) and entry.keys() == {"op", *lists}
         if not known or not isinstance(entry["op"], str) or any(not _names(entry[name]) for name in lists):
             raise RefusedError(
                 "invalid_request",
-                f"expected an order '{order.op}' with what it says of its aggregation, got another one",
-                op=order.op,
+                f"expected an order '{request.op}' with what it says of its aggregation, got another one",
+                op=request.op,
             )
         return cls.named(entry)
 
@@ -171,7 +171,7 @@ def numbers_of(layout: Layout) -> int:
     return sum(count for _, _, count in layout)
 
 
-def check_reply(order: Order, tensors: Tensors, expected: int) -> None:
+def check_reply(request: Request, tensors: Tensors, expected: int) -> None:
     """Refuse a reply of another form.
 
     Args:
@@ -182,15 +182,15 @@ def check_reply(order: Order, tensors: Tensors, expected: int) -> None:
     Raises:
         RefusedError: If a name is missing or not expected, or a tensor has another dtype or length.
     """
-    about = About.of(order)
-    if order.op in (KEYS, CONFIRM):
-        sizes = {PUBLIC: PUBLIC_BYTES} if order.op == KEYS else {CONFIRMED: DIGEST_BYTES}
-        signed = (SIGNATURE, CERTIFICATE) if order.op == KEYS else (CONFIRMED_SIGNATURE,)
+    about = About.of(request)
+    if request.op in (KEYS, CONFIRM):
+        sizes = {PUBLIC: PUBLIC_BYTES} if request.op == KEYS else {CONFIRMED: DIGEST_BYTES}
+        signed = (SIGNATURE, CERTIFICATE) if request.op == KEYS else (CONFIRMED_SIGNATURE,)
         sizes |= {name: min(tensors[name].numel(), LONGEST) for name in signed if name in tensors}
-    elif order.op == SHARES:
-        others = of_sites(order.tensors, PUBLIC).keys() - {order.to}
+    elif request.op == SHARES:
+        others = of_sites(request.tensors, PUBLIC).keys() - {request.to}
         sizes = {f"{SEALED}/{name}": SEALED_BYTES for name in others}
-    elif order.op == MASKED:
+    elif request.op == MASKED:
         sizes = {NUMBERS: expected}
     else:
         sizes = {f"{REVEALED}/{name}": BYTES for name in about.peers}
@@ -198,8 +198,8 @@ def check_reply(order: Order, tensors: Tensors, expected: int) -> None:
         odd = sorted(tensors.keys() ^ sizes.keys())[0]
         raise RefusedError(
             "unlike_tensor_names",
-            f"A reply to '{order.op}' was refused: expected {len(sizes)} tensors, and not {ascii(odd)}.",
-            op=order.op,
+            f"A reply to '{request.op}' was refused: expected {len(sizes)} tensors, and not {ascii(odd)}.",
+            op=request.op,
             tensor=odd,
             expected=len(sizes),
         )
@@ -207,8 +207,8 @@ def check_reply(order: Order, tensors: Tensors, expected: int) -> None:
         if (tensors[name].dtype, tuple(tensors[name].shape)) != (torch.uint8, (size,)):
             raise RefusedError(
                 "wrong_shape",
-                f"A reply to '{order.op}' was refused: expected '{name}' as {size} bytes, got another.",
-                op=order.op,
+                f"A reply to '{request.op}' was refused: expected '{name}' as {size} bytes, got another.",
+                op=request.op,
                 tensor=name,
                 expected=size,
             )

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from medfl.contract import Method, Order, Plan, Replies, Server
-from medfl.engine.journal import order_digest
+from medfl.contract import Method, Plan, Replies, Request, Server
+from medfl.engine.journal import request_digest
 from medfl.engine.secure.fixed_point import signed, unpacked
 from medfl.engine.secure.keys import KEY, MASK, agreed, public_key
 from medfl.engine.secure.masks import Words, add_mask, pair_sign
@@ -102,10 +102,12 @@ class ServerEnd:
         if kept["phase"] == SHARES:
             return self._asking(kept["keyed"], SHARES, about, dict.fromkeys(kept["keyed"], public))
         if kept["phase"] == MASKED:
-            orders = [
-                _with_inner(order, about, public) for order in self._planned().orders if order.to in kept["peers"]
+            requests = [
+                _with_inner(request, about, public)
+                for request in self._planned().requests
+                if request.to in kept["peers"]
             ]
-            return self._plan(orders, kept["quorum"])
+            return self._plan(requests, kept["quorum"])
         if kept["phase"] == CONFIRM:
             return self._asking(kept["masked"], CONFIRM, about, dict.fromkeys(kept["masked"], public))
         sealed, confirmed = self.server.blob(SEALED), self.server.blob(CONFIRMED)
@@ -121,9 +123,9 @@ class ServerEnd:
         """The first operation for what the method plans next. Its plan is made anew for the orders themselves."""
         state = self.server.state
         plan = self.inner.plan(replace(self.server, state=copied(state)))
-        if plan is None or not plan.orders or not plan.folds:
+        if plan is None or not plan.requests or not plan.aggregates:
             return self.inner.plan(self.server)
-        sites, least = sorted(order.to for order in plan.orders), self.secure.resolved_threshold
+        sites, least = sorted(request.to for request in plan.requests), self.secure.resolved_threshold
         if not least <= len(sites) < 2 * least:
             raise SettingsError(
                 "wrong_participant_count",
@@ -141,7 +143,7 @@ class ServerEnd:
                 "another method, or leave 'secure_aggregation' out.",
                 round=self.server.round,
             )
-        if any(not _same(order, plan.orders[0]) for order in plan.orders[1:]):
+        if any(not _same(request, plan.requests[0]) for request in plan.requests[1:]):
             raise SettingsError(
                 "unlike_tensors",
                 "Secure aggregation sums updates of one model, and this run gives sites unlike tensors. Give all one "
@@ -159,14 +161,14 @@ class ServerEnd:
 
     def _asking(self, sites: list[str], op: str, about: About, tensors: dict[str, Tensors]) -> Plan:
         quorum = self.secure.resolved_threshold if op in (CONFIRM, UNMASK) else self.kept["quorum"]
-        return self._plan([Order(name, op, tensors[name], about.meta()) for name in sites], quorum)
+        return self._plan([Request(name, op, tensors[name], about.meta()) for name in sites], quorum)
 
-    def _plan(self, orders: list[Order], quorum: int) -> Plan:
-        return Plan(self.server.round, orders, ends_round=False, quorum=quorum)
+    def _plan(self, requests: list[Request], quorum: int) -> Plan:
+        return Plan(self.server.round, requests, ends_round=False, quorum=quorum)
 
     # ---- fold
 
-    def fold(self, replies: Replies) -> None:
+    def aggregate(self, replies: Replies) -> None:
         """Take in the replies of an operation; after the last one the method folds the mean."""
         parts = {
             KEYS: self._take_keys,
@@ -176,7 +178,7 @@ class ServerEnd:
             UNMASK: self._take_revealed,
         }
         phase = self.kept.get("phase")
-        parts[phase](replies) if phase else self.inner.fold(self.server, replies)
+        parts[phase](replies) if phase else self.inner.aggregate(self.server, replies)
 
     def _take_keys(self, replies: Replies) -> None:
         held, keyed = Tensors(), []
@@ -212,14 +214,14 @@ class ServerEnd:
         self.kept.update(phase=UNMASK, confirmed=sites)
 
     def _take_revealed(self, replies: Replies) -> None:
-        kept, order = self.kept, self._replanned().orders[0]
+        kept, request = self.kept, self._replanned().requests[0]
         total = self.server.blob(NUMBERS)[NUMBERS].numpy().copy()
-        self._remove_masks(total, {site: of_sites(tensors, REVEALED) for site, tensors in replies}, order)
+        self._remove_masks(total, {site: of_sites(tensors, REVEALED) for site, tensors in replies}, request)
         metas, missing = kept["metas"], sorted({*kept["sites"]} - {*kept["masked"]})
         self.server.state.meta[ABOUT] = {"done": self.server.round}
         for name in (PUBLIC, SEALED, NUMBERS, CONFIRMED):
             self.server.state.blobs.pop(name)
-        self.inner.fold(self.server, Aggregated(self._mean(total, order, len(kept["peers"])), metas, missing))
+        self.inner.aggregate(self.server, Aggregated(self._mean(total, request, len(kept["peers"])), metas, missing))
 
     def _replanned(self) -> Plan:
         """What the method planned for this round, without a change to the server's state."""
@@ -227,13 +229,13 @@ class ServerEnd:
         assert plan is not None
         return plan
 
-    def _remove_masks(self, total: Words, revealed: dict[str, dict[str, torch.Tensor]], order: Order) -> None:
+    def _remove_masks(self, total: Words, revealed: dict[str, dict[str, torch.Tensor]], request: Request) -> None:
         """Subtract the masks that have not cancelled: each site's own, and those with sites that dropped out."""
         kept, threshold = self.kept, self.secure.resolved_threshold
         public = {name: to_bytes(key) for name, key in of_sites(self.server.blob(PUBLIC), PUBLIC).items()}
         places = {name: place for place, name in enumerate(sorted(public), start=1)}
         session = session_digest(self.server.round, threshold, kept["sites"], public)
-        context = mask_context(session, kept["peers"], order_digest(order, wire.digest(order.tensors)))
+        context = mask_context(session, kept["peers"], request_digest(request, wire.digest(request.tensors)))
         for name in kept["peers"]:
             shares = {places[site]: to_bytes(tensors[name]) for site, tensors in revealed.items()}
             secret = combine(shares, threshold)
@@ -250,9 +252,9 @@ class ServerEnd:
                 key = agreed(secret, public[other][KEY:], MASK, context)
                 add_mask(total, key, -pair_sign(other, name))
 
-    def _mean(self, total: Words, order: Order, sites: int) -> Tensors:
+    def _mean(self, total: Words, request: Request, sites: int) -> Tensors:
         """The weighted mean of the updates, float64, from the sum of their numbers and of their weights."""
-        layout = layout_of(order.tensors, self.inner.sends)
+        layout = layout_of(request.tensors, self.inner.sends)
         point, heaviest = fixed_point(self.inner, self.server.settings, sites, numbers_of(layout))
         weight = int(signed(total[-1:], point.bits)[0])
         values = point.values(total[:-1]) * (heaviest / weight if weight > 0 else 0.0)
@@ -260,12 +262,12 @@ class ServerEnd:
         return {name: part.reshape(shape) for (name, shape, _), part in zip(layout, parts, strict=True)}
 
 
-def _with_inner(order: Order, about: About, public: Tensors) -> Order:
+def _with_inner(request: Request, about: About, public: Tensors) -> Request:
     """The operation in which a site does the method's own order."""
-    return Order(order.to, MASKED, order.tensors | public, order.meta | replace(about, op=order.op).meta())
+    return Request(request.to, MASKED, request.tensors | public, request.meta | replace(about, op=request.op).meta())
 
 
-def _same(left: Order, right: Order) -> bool:
+def _same(left: Request, right: Request) -> bool:
     """Whether two orders ask for the same with the same tensors, to the last bit."""
     if (left.op, left.meta) != (right.op, right.meta) or left.tensors.keys() != right.tensors.keys():
         return False

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from medfl.contract import Method, Order, Reply, Site
+from medfl.contract import Method, Reply, Request, Site
 from medfl.engine.filters import Filters
-from medfl.engine.journal import order_digest
+from medfl.engine.journal import request_digest
 from medfl.engine.reply_checks import check_sent
 from medfl.engine.secure.discrete_gaussian import discrete_gaussian
 from medfl.engine.secure.fixed_point import FixedPoint, packed
@@ -103,11 +103,11 @@ class SiteEnd:
     """
 
     site: Site
-    order: Order
+    request: Request
     inner: Method
     tools: SiteTools
 
-    def work(self) -> Reply:
+    def execute(self) -> Reply:
         """Carry the operation out.
 
         Raises:
@@ -120,14 +120,14 @@ class SiteEnd:
             MASKED: self._masked,
             CONFIRM: self._confirm,
         }
-        return parts.get(self.order.op, self._unmask)()
+        return parts.get(self.request.op, self._unmask)()
 
     # ---- what all operations have
 
     @cached_property
     def about(self) -> About:
         """What the order says of its aggregation."""
-        return About.of(self.order)
+        return About.of(self.request)
 
     def _check_participants(self) -> None:
         """Refuse participants that the run does not have, that are too few or too many, or that the round had not."""
@@ -156,7 +156,7 @@ class SiteEnd:
     @cached_property
     def public(self) -> dict[str, bytes]:
         """Maps each participant to its two public keys, as the order has them; checked, and the same in each order."""
-        keys = {name: to_bytes(tensor) for name, tensor in sorted(of_sites(self.order.tensors, PUBLIC).items())}
+        keys = {name: to_bytes(tensor) for name, tensor in sorted(of_sites(self.request.tensors, PUBLIC).items())}
         self._check_crowd(tuple(keys), "keys", keys.get(self.site.name) == self._own_public)
         if any(len(key) != 2 * KEY for key in keys.values()) or not keys.keys() <= {*self.about.sites}:
             raise RefusedError(
@@ -197,7 +197,7 @@ class SiteEnd:
         """
         if self.tools.signer is None:
             return
-        signatures, certificates = (of_sites(self.order.tensors, what) for what in (signature, CERTIFICATE))
+        signatures, certificates = (of_sites(self.request.tensors, what) for what in (signature, CERTIFICATE))
         if name not in signatures or name not in certificates:
             raise RefusedError(
                 "missing_signature",
@@ -266,15 +266,15 @@ class SiteEnd:
     def _masked(self) -> Reply:
         public, about, round_ = self.public, self.about, self.site.round
         self._check_peers()
-        tensors = {name: tensor for name, tensor in self.order.tensors.items() if not name.startswith(PREFIX)}
-        meta = {name: value for name, value in self.order.meta.items() if name != ABOUT}
-        order = replace(self.order, op=about.op, tensors=tensors, meta=meta)
+        tensors = {name: tensor for name, tensor in self.request.tensors.items() if not name.startswith(PREFIX)}
+        meta = {name: value for name, value in self.request.meta.items() if name != ABOUT}
+        request = replace(self.request, op=about.op, tensors=tensors, meta=meta)
         model = wire.digest(tensors)
-        payload = order_digest(order, model)
+        payload = request_digest(request, model)
         self.tools.register.model_once(round_, model)
         self.tools.register.once(round_, "orders", payload)
         layout = layout_of(tensors, self.inner.sends)
-        reply, update, public_facts = self._updated(order)
+        reply, update, public_facts = self._updated(request)
         words, point = self._encoded(layout, update, weight_of(self.inner, reply.meta, self.site.settings))
         self.tools.register.once(round_, "numbers", hashlib.sha256(words.tobytes()).hexdigest())
         add_mask(words, self.own_mask)
@@ -297,7 +297,7 @@ class SiteEnd:
         about = self.about
         self._check_masked()
         self._check_confirmed()
-        sealed = of_sites(self.order.tensors, SEALED)
+        sealed = of_sites(self.request.tensors, SEALED)
         if sealed.keys() != {*about.peers} - {self.site.name}:
             raise RefusedError("wrong_sealed_shares", "expected a sealed share of each other site, got others")
         shares = {self.site.name: self._split()[0][self.site.name]}
@@ -336,7 +336,7 @@ class SiteEnd:
 
         It is the consistency check of Bonawitz et al. (CCS 2017) against servers that do not follow the protocol.
         """
-        confirmed = of_sites(self.order.tensors, CONFIRMED)
+        confirmed = of_sites(self.request.tensors, CONFIRMED)
         if len(confirmed) < self._threshold or not confirmed.keys() <= {*self.about.masked}:
             raise RefusedError(
                 "too_few_confirmations",
@@ -358,13 +358,13 @@ class SiteEnd:
                 )
             self._verify(CONFIRMING, statement, CONFIRMED_SIGNATURE, name)
 
-    def _updated(self, order: Order) -> tuple[Reply, Tensors, Meta]:
+    def _updated(self, request: Request) -> tuple[Reply, Tensors, Meta]:
         """What the method makes of its own order: its reply, the update that may leave in a sum, and public facts."""
         site, inner, who = self.site, self.inner, f"site '{self.site.name}'"
-        sent = replace(order, tensors=dict(order.tensors), meta=dict(order.meta))
-        reply = inner.work(site, order)
+        sent = replace(request, tensors=dict(request.tensors), meta=dict(request.meta))
+        reply = inner.execute(site, request)
         check_sent(inner, site.task, site.settings, sent, reply, who)
-        if reply.parcels:
+        if reply.peer_messages:
             raise RefusedError(
                 "unexpected_parcels", "secure aggregation covers updates only, and the method posts parcels"
             )

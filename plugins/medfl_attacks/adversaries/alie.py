@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from scipy.stats import norm
 
-from medfl.engine.adversaries.adversary import Knowledge, ReplyPoison
+from medfl.engine.adversaries.adversary import Knowledge, ReplyAdversary
 from medfl.types import Tensors
 
 logger = logging.getLogger(__name__)
@@ -17,7 +17,7 @@ WEAK = 0.3
 """Standard deviations below which the attack hardly moves anything."""
 
 
-class Alie(ReplyPoison):
+class Alie(ReplyAdversary):
     """All attackers reply with the mean of the honest updates less z of their standard deviations, in each coordinate.
 
     They know all honest replies.

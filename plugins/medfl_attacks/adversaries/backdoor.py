@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from pydantic import Field
 
-from medfl.engine.adversaries.adversary import DataPoison
+from medfl.engine.adversaries.adversary import DataAdversary
 from medfl.errors import SettingsError
 from medfl.task import Scale
 
 
-class Backdoor(DataPoison):
+class Backdoor(DataAdversary):
     """Attackers put the brightest square into the last corner of images, in volumes a cube, and call them `target`.
 
     The brightest is 1 before normalisation, in each channel. A model that learned this calls any image with the square

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
-from medfl.engine.adversaries.adversary import Knowledge, ReplyPoison, gaussian_noise, root_mean_square
+from medfl.engine.adversaries.adversary import Knowledge, ReplyAdversary, gaussian_noise, root_mean_square
 from medfl.types import Tensors
 
 
-class FreeRider(ReplyPoison):
+class FreeRider(ReplyAdversary):
     """Attackers want the common model for nothing: they reply with zeros, or with how the common model changed last.
 
     Attributes:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
-from medfl.engine.adversaries.adversary import Knowledge, ReplyPoison, gaussian_noise, root_mean_square
+from medfl.engine.adversaries.adversary import Knowledge, ReplyAdversary, gaussian_noise, root_mean_square
 from medfl.types import Tensors
 
 
-class Gaussian(ReplyPoison):
+class Gaussian(ReplyAdversary):
     """Attackers reply with Gaussian noise of mean 0, which teaches nobody anything.
 
     Attributes:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
-from medfl.engine.adversaries.adversary import Knowledge, ReplyPoison
+from medfl.engine.adversaries.adversary import Knowledge, ReplyAdversary
 from medfl.types import Tensors
 
 
-class InnerProduct(ReplyPoison):
+class InnerProduct(ReplyAdversary):
     """All attackers reply with the mean of the honest updates times -`epsilon`.
 
     They know all honest replies. A mean over n sites, m of them attackers, goes the wrong way if epsilon > (n - m) / m;

@@ -7,12 +7,12 @@ from typing import Self
 import torch
 from pydantic import Field, model_validator
 
-from medfl.engine.adversaries.adversary import DataPoison
+from medfl.engine.adversaries.adversary import DataAdversary
 from medfl.errors import SettingsError
 from medfl.task import Scale
 
 
-class LabelFlip(DataPoison):
+class LabelFlip(DataAdversary):
     """Attackers call images of one class another, or turn all classes round: class y of C becomes C - 1 - y.
 
     Attributes:

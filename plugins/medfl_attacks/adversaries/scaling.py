@@ -7,11 +7,11 @@ import math
 import torch
 from pydantic import Field
 
-from medfl.engine.adversaries.adversary import Knowledge, ReplyPoison
+from medfl.engine.adversaries.adversary import Knowledge, ReplyAdversary
 from medfl.types import Tensors
 
 
-class Scaling(ReplyPoison):
+class Scaling(ReplyAdversary):
     """Attackers reply with a multiple of their update.
 
     Attributes:

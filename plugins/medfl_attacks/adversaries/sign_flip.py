@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
-from medfl.engine.adversaries.adversary import Knowledge, ReplyPoison
+from medfl.engine.adversaries.adversary import Knowledge, ReplyAdversary
 from medfl.types import Tensors
 
 
-class SignFlip(ReplyPoison):
+class SignFlip(ReplyAdversary):
     """Attackers reply with their update times -`scale`.
 
     Attributes:

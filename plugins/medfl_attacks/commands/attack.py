@@ -154,9 +154,9 @@ def inversion(
 
 
 @app.command()
-def poison(
+def poisoning(
     run: Run,
-    poison: Annotated[
+    poisoning: Annotated[
         str | None,
         typer.Option(
             metavar="JSON",
@@ -170,13 +170,13 @@ def poison(
 ) -> None:
     """Judge a simulation with attackers (setting poison): accuracy, worst honest site, how often attackers succeed.
 
-    Example: medfl attack poison runs/median
+    Example: medfl attack poisoning runs/median
     """
     with quick_imports():
         from medfl_attacks.attack_files import results_path
         from medfl_attacks.open_run import open_run
-        from medfl_attacks.poisoning import NAME, PoisonOptions, plain_line, run_poison
+        from medfl_attacks.poisoning import NAME, PoisoningOptions, plain_line, run_poisoning
 
-    for row in run_poison(open_run(run, device, data, plugin or ()), PoisonOptions(poison=poison)):
+    for row in run_poisoning(open_run(run, device, data, plugin or ()), PoisoningOptions(poisoning=poisoning)):
         typer.echo(plain_line(row))
     typer.echo(f"wrote {results_path(run, NAME)}")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medfl.contract import Method, Order
-from medfl.engine.carrier import Answer
+from medfl.contract import Method, Request
+from medfl.engine.backend import SiteResult
 from medfl.engine.encoding import decode_filtered
 from medfl.engine.evaluation import Row
 from medfl.engine.filters import decode
@@ -83,8 +83,8 @@ class Step:
 
 
 def read_answer(
-    site: str, message: Message, step: Step, order: Order | None, expected: Expected, limits: Limits
-) -> tuple[Answer | None, list[Row]]:
+    site: str, message: Message, step: Step, request: Request | None, expected: Expected, limits: Limits
+) -> tuple[SiteResult | None, list[Row]]:
     """A site's answer to a step, if it got an order, and its rows of the evaluation.
 
     Raises:
@@ -94,7 +94,7 @@ def read_answer(
     if scores and step.evaluated is None:
         raise RefusedError("unexpected_scores", "expected no scores, as none were asked for", site=site)
     content = message.meta.get("answer")
-    if order is None:
+    if request is None:
         return None, scores
     if not isinstance(content, dict) or content.keys() != {"step", "refused", "meta", "rows", UNDELIVERED}:
         raise RefusedError("missing_reply", "expected an answer to the order, got none", site=site)
@@ -104,10 +104,10 @@ def read_answer(
         )
     rows = rows_from_json(content["rows"], site, step.round)
     if content["refused"] is not None:
-        return Answer(site, step.number, one_line(content["refused"], REASON), {}, rows), scores
-    _check_reply(f"site '{site}'", order, message.tensors, content["meta"], expected, limits)
+        return SiteResult(site, step.number, one_line(content["refused"], REASON), {}, rows), scores
+    _check_reply(f"site '{site}'", request, message.tensors, content["meta"], expected, limits)
     undelivered = names(content, UNDELIVERED)
-    return Answer(
+    return SiteResult(
         site, step.number, None, content["meta"] | ({UNDELIVERED: undelivered} if undelivered else {}), rows
     ), scores
 
@@ -132,11 +132,11 @@ def unwritten(path: Path, error: OSError) -> StoreError:
     )
 
 
-def _check_reply(who: str, order: Order, tensors: Tensors, meta: Any, expected: Expected, limits: Limits) -> None:
+def _check_reply(who: str, request: Request, tensors: Tensors, meta: Any, expected: Expected, limits: Limits) -> None:
     if not isinstance(meta, dict):
         raise RefusedError("invalid_metadata", f"expected facts by name beside the reply of {who}", sender=who)
     check_codec(tensors, meta, limits)
     method = expected.method
     plain, facts = decode_filtered(method, *decode(tensors, meta))
     check_tensors(plain, prefixes=tuple(method.sends), shapes={}, norm_bound=expected.norm_bound, who=who)
-    check_reply(method, expected.task, order, plain, facts, who, expected.private)
+    check_reply(method, expected.task, request, plain, facts, who, expected.private)

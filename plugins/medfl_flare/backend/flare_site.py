@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 REFUSED = "refused"
 """In the answer to a parcel: why it is refused, or nothing."""
 
-PARCEL = "medfl.parcel"
+PEER_MESSAGE = "medfl.peer_message"
 """Topic of aux messages from site to site."""
 
-PARCEL_TRIES = 3
+PEER_MESSAGE_TRIES = 3
 """How often a parcel is sent before its receiver counts as out of reach. A dead one is known at once."""
 
 LOST = 30.0
@@ -80,7 +80,7 @@ class FlareExecutor(Executor):  # type: ignore[misc]
             workspace = engine.get_workspace()
             self._path = Path(workspace.get_run_dir(fl_ctx.get_job_id())).absolute() / "medfl.message"
             self.open(Path(workspace.get_site_config_dir()).absolute())
-            engine.register_aux_message_handler(PARCEL, self._on_parcel)
+            engine.register_aux_message_handler(PEER_MESSAGE, self._on_peer_message)
             engine.register_aux_message_handler(PARTS, self._on_part)
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
@@ -125,12 +125,12 @@ class FlareExecutor(Executor):  # type: ignore[misc]
     def post(self, to: str, blob: bytes, patience: float) -> bool:
         """Bring a parcel to another site, encrypted for it; returns whether it was acknowledged within `patience` s."""
         assert self._fl_ctx is not None
-        for _ in range(PARCEL_TRIES):
+        for _ in range(PEER_MESSAGE_TRIES):
             answers = self._fl_ctx.get_engine().send_aux_request(
                 targets=[to],
-                topic=PARCEL,
+                topic=PEER_MESSAGE,
                 request=Shareable({BLOB: blob}),
-                timeout=patience / PARCEL_TRIES,
+                timeout=patience / PEER_MESSAGE_TRIES,
                 fl_ctx=self._fl_ctx,
                 secure=True,
             )
@@ -151,7 +151,7 @@ class FlareExecutor(Executor):  # type: ignore[misc]
         with contextlib.suppress(Exception), self._engine.new_context() as fl_ctx:
             self._engine.fire_and_forget_aux_request(topic, about, fl_ctx, optional=True)
 
-    def _on_parcel(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
+    def _on_peer_message(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
         sender, blob = str(fl_ctx.get_peer_context().get_identity_name()), request.get(BLOB)
         refused = self.receive(sender, blob) if isinstance(blob, bytes) else "expected bytes"
         reply = make_reply(ReturnCode.OK)

@@ -29,8 +29,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from medfl.contract import Order
-from medfl.engine.carrier import Answer, Evaluation, Note, unnoted
+from medfl.contract import Request
+from medfl.engine.backend import Evaluation, Note, SiteResult, unnoted
 from medfl.engine.evaluation import Row
 from medfl.engine.replies import StoredReplies
 from medfl.engine.store import Steps
@@ -73,7 +73,7 @@ DOING = {
 """Kind of a message to what a site does with it, before it says more itself."""
 
 
-class RemoteCarrier:
+class FlareBackend:
     """Moves messages between the server, which is here, and sites on other machines.
 
     Args:
@@ -103,7 +103,7 @@ class RemoteCarrier:
         self._viewers: Callable[[Evaluation], list[Row]] = lambda evaluation: []
         self._lock, self._silent = threading.Lock(), dict[str, int]()
         self.missing: dict[str, str] = {}
-        self.facts: dict[str, Meta] = {}
+        self.greetings: dict[str, Meta] = {}
         self.joins: dict[str, int] = {}
         self._expected: Expected | None = None
         self.note: Note = unnoted
@@ -145,49 +145,49 @@ class RemoteCarrier:
         def read(site: str, message: Message) -> Meta:
             return read_facts(site, message, *counts, frozen=expected.task.frozen_digest(networks.get(site)))
 
-        self.facts = self._talk(dict.fromkeys(ready, message), read)
+        self.greetings = self._talk(dict.fromkeys(ready, message), read)
 
     def drop(self, site: str, why: str) -> None:
         """Leave a site out of the run, as far as the quorum allows."""
-        self.facts.pop(site, None)
+        self.greetings.pop(site, None)
         self.missing[site] = why
         self.note(UnavailableSite(site=site, reason=why))
 
-    def describe(self) -> dict[str, Meta]:
+    def site_info(self) -> dict[str, Meta]:
         """What each site tells about itself; nothing of a site that is missing."""
-        return {site: self.facts[site]["facts"] if site in self.facts else {} for site in self._all}
+        return {site: self.greetings[site]["facts"] if site in self.greetings else {} for site in self._all}
 
     def newest(self, site: str) -> int:
         """The newest valid step on a site's disk. A missing site is taken to have all that it ever answered."""
-        return int(self.facts[site]["newest"]) if site in self.facts else 2**31
+        return int(self.greetings[site]["newest"]) if site in self.greetings else 2**31
 
     # ---- the run
 
     def step(
-        self, step: int, round_: int, orders: list[Order], evaluation: Evaluation | None = None, keep: Steps = ()
-    ) -> tuple[list[Answer], list[str], list[Row]]:
+        self, step: int, round_: int, requests: list[Request], evaluation: Evaluation | None = None, keep: Steps = ()
+    ) -> tuple[list[SiteResult], list[str], list[Row]]:
         """Carry out a step's orders, and the evaluation of the round before beside them."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
         assert self._expected is not None, "begin comes first"
-        ordered, expected = {order.to: order for order in orders}, self._expected
-        there = [site for site in self._all if site in self.facts and self.joins.get(site, 0) <= round_]
-        sites = [site for site in there if site in ordered or evaluation]
+        requested, expected = {request.to: request for request in requests}, self._expected
+        there = [site for site in self._all if site in self.greetings and self.joins.get(site, 0) <= round_]
+        sites = [site for site in there if site in requested or evaluation]
         packed = StepMessages(step, round_, evaluation, keep)
         asked_for = Step(step, round_, evaluation.round if evaluation else None)
         rows = self._viewers(evaluation) if evaluation else []
         answered = self._talk(
-            {site: packed.message(ordered.get(site)) for site in sites},
-            lambda site, message: read_answer(site, message, asked_for, ordered.get(site), expected, self._limits),
+            {site: packed.message(requested.get(site)) for site in sites},
+            lambda site, message: read_answer(site, message, asked_for, requested.get(site), expected, self._limits),
             keep=True,
         )
         self._leave_out_silent(sites, answered)
         answers = [answer for answer, _ in answered.values() if answer is not None]
         rows += [row for _, scores in answered.values() for row in scores]
-        absent = sorted(set(ordered) - {answer.site for answer in answers})
-        self._blame_senders(answers, absent)
-        answers = [answer for answer in answers if answer.site not in absent]
-        return sorted(answers, key=lambda answer: answer.site), absent, sorted(rows, key=lambda row: row.site)
+        unavailable = sorted(set(requested) - {answer.site for answer in answers})
+        self._blame_senders(answers, unavailable)
+        answers = [answer for answer in answers if answer.site not in unavailable]
+        return sorted(answers, key=lambda answer: answer.site), unavailable, sorted(rows, key=lambda row: row.site)
 
     def _leave_out_silent(self, sites: list[str], answered: Collection[str]) -> None:
         """Ask a site no more that was silent several times in a row: each time all others waited for it."""
@@ -196,23 +196,23 @@ class RemoteCarrier:
             if self._silent[site] >= MAX_SILENT:
                 self.drop(site, f"{self.missing.get(site, 'no answer')}; left out until the run is resumed")
 
-    def _blame_senders(self, answers: list[Answer], absent: list[str]) -> None:
+    def _blame_senders(self, answers: list[SiteResult], unavailable: list[str]) -> None:
         """Count senders whose parcel did not reach a receiver that is there as missing: the receiver lacks it."""
         for answer in answers:
-            lost = sorted(set(answer.meta.pop(UNDELIVERED, [])) - set(absent) - set(self.missing))
+            lost = sorted(set(answer.meta.pop(UNDELIVERED, [])) - set(unavailable) - set(self.missing))
             if lost:
                 self.missing[answer.site] = f"could not deliver its parcel to {', '.join(lost)}"
-                absent.append(answer.site)
+                unavailable.append(answer.site)
 
-    def replies(self, answers: list[Answer], missing: list[str]) -> StoredReplies:
+    def replies(self, answers: list[SiteResult], missing: list[str]) -> StoredReplies:
         """The replies behind answers that were not refused, from the files that they were laid into."""
         return StoredReplies(lambda answer: wire.view(mapped(self._file(answer.site)))[0], answers, missing)
 
-    def exchange(self, evaluation: Evaluation) -> list[Row]:
+    def evaluate_cross_site(self, evaluation: Evaluation) -> list[Row]:
         """The global test: each site's model on every site's test data, one foreign model at a time, in ring order."""
         rows, read = [], partial(read_rows, round_=evaluation.round)
         meta = {"step": evaluation.step, "round": evaluation.round}
-        names = sorted(self.facts)
+        names = sorted(self.greetings)
         for start, owner in enumerate(names):
             others = names[start + 1 :] + names[:start]
             post = Message("post", evaluation.published, meta | {"to": others})
@@ -235,11 +235,11 @@ class RemoteCarrier:
             Maps each site that answered to its privacy account, or to None if it keeps none.
         """
         message = Message("install", published, {"step": step, "round": round_})
-        return self._talk(dict.fromkeys(sorted(self.facts), message), read_account)
+        return self._talk(dict.fromkeys(sorted(self.greetings), message), read_account)
 
     def end(self) -> None:
         """Tell the sites that are there that the run is over for now."""
-        there = sorted(set(self.facts) - set(self.missing))
+        there = sorted(set(self.greetings) - set(self.missing))
         self._talk(dict.fromkeys(there, Message("end")), lambda site, message: None)
 
     # ---- one exchange of messages

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from pydantic import ValidationError
 
-from medfl.contract import Order
-from medfl.engine.carrier import Evaluation
+from medfl.contract import Request
+from medfl.engine.backend import Evaluation
 from medfl.engine.evaluation import Row
 from medfl.engine.store import Steps
 from medfl.errors import PluginError, RefusedError
@@ -106,7 +106,7 @@ def _is_number(value: Any) -> bool:
     return (type(value) is int and abs(value) < 2**63) or (type(value) is float and abs(value) <= LARGEST)
 
 
-ORDER, PUBLISHED = "order/", "published/"
+REQUEST, PUBLISHED = "request/", "published/"
 """Before the names of tensors in a message to a site."""
 
 
@@ -193,22 +193,26 @@ class StepMessages:
         self._step, self._round, self._evaluation, self._keep = step, round_, evaluation, list(keep)
         self._made: dict[tuple[int, str], Message] = {}
 
-    def message(self, order: Order | None) -> Message:
+    def message(self, request: Request | None) -> Message:
         """The message for one site."""
-        key = (0, "") if order is None else (id(order.tensors), json.dumps([order.op, order.meta], sort_keys=True))
+        key = (
+            (0, "")
+            if request is None
+            else (id(request.tensors), json.dumps([request.op, request.meta], sort_keys=True))
+        )
         if key not in self._made:
-            self._made[key] = self._make(order)
+            self._made[key] = self._make(request)
         return self._made[key]
 
-    def _make(self, order: Order | None) -> Message:
+    def _make(self, request: Request | None) -> Message:
         tensors: Tensors = {}
-        meta: Meta = {"order": None, "evaluate": None, "keep": self._keep}
-        if order is not None:
-            tensors |= wire.prefixed(order.tensors, ORDER)
-            facts = {"op": order.op, "meta": order.meta, "digest": wire.digest(order.tensors)}
-            meta["order"] = facts | {"step": self._step, "round": self._round}
+        meta: Meta = {"request": None, "evaluate": None, "keep": self._keep}
+        if request is not None:
+            tensors |= wire.prefixed(request.tensors, REQUEST)
+            facts = {"op": request.op, "meta": request.meta, "digest": wire.digest(request.tensors)}
+            meta["request"] = facts | {"step": self._step, "round": self._round}
         if self._evaluation is not None:
-            sent = {} if order is None else order.tensors
+            sent = {} if request is None else request.tensors
             published = self._evaluation.published
             same = [name for name, tensor in published.items() if name in sent and _equal(tensor, sent[name])]
             tensors |= {PUBLISHED + name: tensor for name, tensor in published.items() if name not in same}

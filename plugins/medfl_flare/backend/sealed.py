@@ -16,7 +16,7 @@ from medfl.privacy.signatures import MAX_CERTIFICATE, Signer
 from medfl.types import Meta
 
 MARK = b"medfl sealed parcel 1\0"
-PURPOSE = "parcel"
+PURPOSE = "peer_message"
 """What the signatures are for (`medfl.privacy.signatures`)."""
 
 _LENGTH = 2

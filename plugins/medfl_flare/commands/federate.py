@@ -73,7 +73,7 @@ def start(
 
     if foreground:
         kits.run_here(kit)
-    kits.start(kit, watch=not once, patience=patience, as_service=True)
+    kits.start(kit, restart=not once, patience=patience, as_service=True)
     typer.echo(f"'{kit}' is up")
 
 
@@ -86,7 +86,7 @@ def submit(
         Path | None, typer.Option(help="Data of the same task here: number of classes, channels and size come from it.")
     ] = None,
 ) -> None:
-    """Submit a run, follow it, and fetch its results: `medfl run` with `--carrier flare`.
+    """Submit a run, follow it, and fetch its results: `medfl run` with `--backend flare`.
 
     Every other option names an id of the bundle's configuration, as in `medfl run`: --method fedprox --rounds 20
     --output_dir runs/one. Without data here, give what is not the bundle's own: --num_classes 2 --in_channels 1.
@@ -97,7 +97,7 @@ def submit(
     """
     from medfl.cli import run
 
-    options = run.parse_overrides(context.args) | {"carrier": "flare", "kit": str(kit)}
+    options = run.parse_overrides(context.args) | {"backend": "flare", "kit": str(kit)}
     run.run_bundle(bundle, ({} if dataset_dir is None else {"dataset_dir": str(dataset_dir)}) | options)
 
 

@@ -67,11 +67,11 @@ def _with_sites(request: Request, connection: Connection) -> Request:
         raise SettingsError(
             "no_connected_sites", "no site is connected to the server; start them with `medfl federate start KIT`"
         )
-    if away := sorted(set(request.sites) - set(connected)):
+    if unavailable := sorted(set(request.sites) - set(connected)):
         raise SettingsError(
             "unavailable_site",
-            f"no site '{away[0]}' is connected to the server. {did_you_mean(away[0], connected)}",
-            site=away[0],
+            f"no site '{unavailable[0]}' is connected to the server. {did_you_mean(unavailable[0], connected)}",
+            site=unavailable[0],
             known=connected,
         )
     return request if request.sites else request.with_sites(connected)

@@ -45,7 +45,7 @@ def answer_request(request: Request, site_file: SiteFile) -> tuple[Description, 
     measured = measure_site(folder)
     allow_changes = site_file.bundle(request.bundle).allow_changes
     check_unchanged(folder.parent, [measured.data], allow_changes)
-    policy = Policy(site_file.describe, site_file.min_count)
+    policy = Policy(site_file.disclose, site_file.min_count)
     if privacy is None:
         return describe(measured, policy), None
     accounts: list[Account] = []

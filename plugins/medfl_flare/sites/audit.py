@@ -69,8 +69,8 @@ class Audit:
         Raises:
             StoreError: If it can't be noted; then it must not leave.
         """
-        order = question.meta.get("order") or question.meta.get("evaluate") or question.meta
-        facts: Meta = {"round": order.get("round"), "work": order.get("op"), "bytes": length}
+        request = question.meta.get("request") or question.meta.get("evaluate") or question.meta
+        facts: Meta = {"round": request.get("round"), "work": request.get("op"), "bytes": length}
         facts["tells"] = tuple(sorted(name for name, value in answer.meta.items() if value not in (None, [], {})))
         if budget is not None:
             facts["budget"] = Budget(**budget.model_dump(include=set(Budget.model_fields)))
@@ -81,17 +81,19 @@ class Audit:
         """A message of the server is refused, `why` is what it is told. Nothing leaves: a full disk is just logged."""
         self._try_to_note(sender=SERVER, kind=kind, outcome="refused", why=why)
 
-    def sends(self, parcel: PeerMessage) -> None:
+    def sends(self, peer_message: PeerMessage) -> None:
         """A parcel for another site leaves next.
 
         Raises:
             StoreError: If it can't be noted; then it must not leave.
         """
-        self._note(receiver=parcel.to, kind="parcel", outcome="sent", **self._sent_tensors(parcel.tensors))
+        self._note(
+            receiver=peer_message.to, kind="peer_message", outcome="sent", **self._sent_tensors(peer_message.tensors)
+        )
 
     def received(self, sender: str, why: str | None) -> None:
         """A parcel of another site came; `why` it is refused, or None. A full disk is just logged."""
-        self._try_to_note(sender=sender, kind="parcel", outcome="refused" if why else "accepted", why=why)
+        self._try_to_note(sender=sender, kind="peer_message", outcome="refused" if why else "accepted", why=why)
 
     def _sent_tensors(self, tensors: Tensors) -> Meta:
         """Return the fields of an entry about tensors that leave."""

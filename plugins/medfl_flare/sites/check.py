@@ -160,7 +160,7 @@ def _device(file: SiteFile) -> str:
 
 
 def _limits(file: SiteFile) -> str:
-    tells = " and ".join(file.describe) or "nothing"
+    tells = " and ".join(file.disclose) or "nothing"
     can_do = "nothing" if file.profile is None else "what it can do"
     least = file.least_threshold
     alone = "one by one" if least is None else f"in a sum of {least} sites or more only"
@@ -168,7 +168,7 @@ def _limits(file: SiteFile) -> str:
         f"at most {file.max_rounds} rounds, messages of {file.max_message_mb} MB and networks of "
         f"{file.max_network_mb} MB; scores only of {file.min_count} images or more; tells {tells} of its training data "
         f"and {can_do} of its machine; updates leave {alone}; "
-        f"models {'are' if file.exchange else 'are not'} exchanged for a global test, "
+        f"models {'are' if file.cross_site_evaluation else 'are not'} exchanged for a global test, "
         f"its own {'is' if file.shared_test else 'is not'} scored on a test set that all sites share"
     )
 

@@ -141,9 +141,9 @@ class SiteFile(Strict):
     max_message_mb: int = Field(512, ge=1, le=100_000)
     max_network_mb: int = Field(1024, ge=1, le=100_000)
     min_count: int = Field(10, ge=1)
-    describe: tuple[Fact, ...] = ("size",)
+    disclose: tuple[Fact, ...] = ("size",)
     profile: Literal["live"] | dict[str, Amount] | None = None
-    exchange: bool = False
+    cross_site_evaluation: bool = False
     shared_test: bool = False
     threads: int = Field(1, ge=1)
     device: Device = "cpu"

@@ -41,7 +41,7 @@ def check_run(site_file: SiteFile, offer: Offer, settings: Settings, method_name
         _method(site_file, offer, method_name)
         | _sites(site_file, offer)
         | _rounds(site_file, settings)
-        | _exchange(site_file, settings)
+        | _cross_site_evaluation(site_file, settings)
         | _shared_test(site_file, settings)
         | _privacy(site_file.privacy, settings.privacy)
         | _sums(site_file, settings)
@@ -99,7 +99,7 @@ def told(site_file: SiteFile, facts: Meta, counts: Sequence[int]) -> Meta:
             ``min_count`` of them.
     """
     few = any(0 < count < site_file.min_count for count in counts)
-    kept = {"trainable", "validates", *site_file.describe} - ({"label_counts"} if few else set())
+    kept = {"trainable", "validates", *site_file.disclose} - ({"label_counts"} if few else set())
     return {name: value for name, value in facts.items() if name in kept}
 
 
@@ -230,11 +230,11 @@ def _rounds(site_file: SiteFile, settings: Settings) -> dict[str, str]:
     return {"too_many_rounds": f"The run wants {settings.rounds} rounds; allowed: at most {site_file.max_rounds}."}
 
 
-def _exchange(site_file: SiteFile, settings: Settings) -> dict[str, str]:
-    if settings.global_test and not policy_of(settings).discloses("weights"):
+def _cross_site_evaluation(site_file: SiteFile, settings: Settings) -> dict[str, str]:
+    if settings.cross_site_evaluation and not policy_of(settings).discloses("weights"):
         text = "The run promises privacy and wants a global test, in which whole models leave a site without noise."
         return {"privacy_with_global_test": text}
-    if site_file.exchange or site_file.is_server or not settings.global_test:
+    if site_file.cross_site_evaluation or site_file.is_server or not settings.cross_site_evaluation:
         return {}
     text = "The run wants a global test (global_test), which scores each site's model at every site; allowed: no."
     return {"global_test_not_allowed": text}
@@ -250,10 +250,10 @@ def _shared_test(site_file: SiteFile, settings: Settings) -> dict[str, str]:
 def _needed(site_file: SiteFile, method: Any) -> dict[str, str]:
     """Facts that the method can't do without and this site does not tell."""
     needed = [fact for fact, field in method.sends_meta.items() if field.visibility == "needed"]
-    facts = [fact for fact in needed if fact not in site_file.describe]
+    facts = [fact for fact in needed if fact not in site_file.disclose]
     if site_file.is_server or not facts:
         return {}
-    allowed = ", ".join(site_file.describe) or "none"
+    allowed = ", ".join(site_file.disclose) or "none"
     text = f"The run's method can't do without the fact {', '.join(sorted(facts))}; told here: {allowed}."
     return {"undisclosed_facts": text}
 

@@ -7,15 +7,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from medfl.contract import Capability, Model, Order, PeerMessage
+from medfl.contract import Capability, Model, PeerMessage, Request
 from medfl.data.partition_file import check_unchanged
 from medfl.data.pooled import countable
 from medfl.data.sites import SiteData
 from medfl.engine.checks import check_plan, check_privacy, check_targets
 from medfl.engine.constant_predictions import find_constant_predictions
 from medfl.engine.evaluation import Row, completed, predictor_of, rows_of, score
-from medfl.engine.reply_checks import GUEST, check_parcel
-from medfl.engine.runs.home import Home
+from medfl.engine.reply_checks import GUEST, check_peer_message
+from medfl.engine.runs.export import SiteExport
 from medfl.engine.runs.lifecycle import JOB_PATIENCE, RunWriter
 from medfl.engine.runs.progress import noted
 from medfl.engine.runs.site_bundles import export_site, write_predictions
@@ -30,7 +30,7 @@ from medfl.records.run_file import DataOrigin, Provenance
 from medfl.types import GLOBAL, MODEL, Dataset, Meta, Tensors
 from medfl.utils import wire
 from medfl_flare.backend.messages import Message, check_tensors, shapes_of
-from medfl_flare.backend.remote_messages import ORDER, PUBLISHED, UNDELIVERED, integer, names, rows_to_json, steps
+from medfl_flare.backend.remote_messages import PUBLISHED, REQUEST, UNDELIVERED, integer, names, rows_to_json, steps
 from medfl_flare.offered_bundle import OfferedRun
 from medfl_flare.sites.data_watch import DataWatch, check_same_data
 from medfl_flare.sites.file import SiteFile
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 Send = Callable[[PeerMessage, int, str], bool]
 """Posts a parcel: (parcel, step, use) to whether its receiver has stored it."""
 
-METHOD, EXCHANGE = "method", "exchange"
+METHOD, CROSS_SITE = "method", "exchange"
 """What a parcel is for: the method's own, or a model in the global test."""
 
 WAITING = 4
@@ -164,7 +164,7 @@ class SiteRun:
 
     def _host(self, writer: RunWriter) -> SiteRunner:
         scored = tellable(self._file, {split: len(getattr(self._splits, split)) for split in SCORED})
-        withheld = {"size", "label_counts"} - set(self._file.describe)
+        withheld = {"size", "label_counts"} - set(self._file.disclose)
         signer = None
         if self.settings.secure_aggregation is not None:
             from medfl.privacy.signatures import read_signer  # needs an extra
@@ -176,7 +176,7 @@ class SiteRun:
     def facts(self) -> Meta:
         """What this site tells when a run begins: its data as far as it may, and how far it is."""
         counts = self.task.objective.counts(countable(self._data.train, self.task.objective))
-        facts = told(self._file, self.host.describe(), counts)
+        facts = told(self._file, self.host.site_info(), counts)
         about: Meta = {"classes": list(self._data.classes), "name": self._data.source, "modality": self._data.modality}
         about["names"] = list(self._data.names)
         about["shared_test"] = None if self._splits.shared is None else fingerprint(self._splits.shared)
@@ -186,15 +186,15 @@ class SiteRun:
 
     def step(self, message: Message) -> tuple[Tensors, Meta]:
         """Score the models of the round before, then carry out the order, as far as each is in the message."""
-        order, evaluate = message.meta.get("order"), message.meta.get("evaluate")
-        sent = wire.select(message.tensors, ORDER)
+        request, evaluate = message.meta.get("request"), message.meta.get("evaluate")
+        sent = wire.select(message.tensors, REQUEST)
         self._check_tensors(sent)
         self._watch.check()
         scores = [] if evaluate is None else self._evaluate(evaluate, message.tensors, sent)
         meta: Meta = {"evaluation": rows_to_json(scores), "answer": None}
-        if order is None:
+        if request is None:
             return {}, meta
-        tensors, meta["answer"] = self._carry_out(order, sent, steps(message.meta, "keep"))
+        tensors, meta["answer"] = self._carry_out(request, sent, steps(message.meta, "keep"))
         return tensors, meta
 
     def _evaluate(self, evaluate: Meta, tensors: Tensors, sent: Tensors) -> list[Row]:
@@ -206,27 +206,27 @@ class SiteRun:
         step, round_ = integer(evaluate, "step"), integer(evaluate, "round")
         return leaving_rows(self.settings, self.host.evaluate(self._opened.make_method(), published, step, round_, {}))
 
-    def _carry_out(self, order: Meta, sent: Tensors, keep: list[int]) -> tuple[Tensors, Meta]:
-        step, round_, digest = integer(order, "step", 1), integer(order, "round", 1), order.get("digest")
+    def _carry_out(self, request: Meta, sent: Tensors, keep: list[int]) -> tuple[Tensors, Meta]:
+        step, round_, digest = integer(request, "step", 1), integer(request, "round", 1), request.get("digest")
         if wire.digest(sent) != digest:
             raise RefusedError("wrong_checksum", "expected the tensors of the order's digest, got others")
-        if round_ > self.settings.rounds or not isinstance(order.get("meta"), dict):
+        if round_ > self.settings.rounds or not isinstance(request.get("meta"), dict):
             raise RefusedError(
                 "invalid_request",
                 f"expected an order of one of {self.settings.rounds} rounds, with its facts by name",
                 rounds=self.settings.rounds,
             )
         self._undelivered = []
-        received = Order(self.name, str(order.get("op")), sent, order["meta"])
+        received = Request(self.name, str(request.get("op")), sent, request["meta"])
         answer = self.host.step(self._opened.plan().make_method, received, step, round_, str(digest), keep)
         tensors = {} if answer.refused is not None else self.host.store.read(step, "reply/")
         facts = {"step": step, "refused": answer.refused, "meta": answer.meta, UNDELIVERED: self._undelivered}
         return tensors, facts | {"rows": rows_to_json(leaving_rows(self.settings, answer.rows))}
 
-    def _deliver(self, step: int, parcel: PeerMessage) -> None:
-        if not self._send(parcel, step, METHOD):
-            logger.warning("The parcel for '%s' was not acknowledged.", parcel.to)
-            self._undelivered.append(parcel.to)
+    def _deliver(self, step: int, peer_message: PeerMessage) -> None:
+        if not self._send(peer_message, step, METHOD):
+            logger.warning("The parcel for '%s' was not acknowledged.", peer_message.to)
+            self._undelivered.append(peer_message.to)
 
     def _check_tensors(self, tensors: Tensors, prefixes: Collection[str] | None = None) -> None:
         check_tensors(tensors, prefixes=prefixes, shapes=self._shapes, norm_bound=None, who="the run")
@@ -238,14 +238,18 @@ class SiteRun:
             RefusedError: If it can't be what that site may send.
         """
         meta = message.meta
-        if message.kind != "parcel" or meta.keys() != {"step", "use", "meta"} or not isinstance(meta["meta"], dict):
+        if (
+            message.kind != "peer_message"
+            or meta.keys() != {"step", "use", "meta"}
+            or not isinstance(meta["meta"], dict)
+        ):
             raise RefusedError("invalid_message", "expected a parcel")
         step = integer(meta, "step", 1)
         if sender not in self._opened.offer.sites or sender == self.name:
             raise RefusedError(
                 "unknown_sender", f"expected a parcel of another site of the run, got one of '{sender}'", sender=sender
             )
-        guest = meta["use"] == EXCHANGE
+        guest = meta["use"] == CROSS_SITE
         if not guest and Capability.PEER_MESSAGES not in self._opened.make_method().supports:
             raise RefusedError(
                 "unexpected_peer_message",
@@ -254,9 +258,11 @@ class SiteRun:
             )
         if guest:
             self._check_exchange()
-        self._check_parcel(message.tensors, (MODEL,) if guest else tuple(self._sends))
-        check_parcel(GUEST if guest else self._sends_meta, self.task, self.settings, meta["meta"], f"site '{sender}'")
-        inbox = Inbox(self.folder / EXCHANGE if guest else self.host.store.folder)
+        self._check_peer_message(message.tensors, (MODEL,) if guest else tuple(self._sends))
+        check_peer_message(
+            GUEST if guest else self._sends_meta, self.task, self.settings, meta["meta"], f"site '{sender}'"
+        )
+        inbox = Inbox(self.folder / CROSS_SITE if guest else self.host.store.folder)
         if inbox.waiting_bytes(sender, step) > WAITING * self._file.max_message_mb * 10**6:
             raise RefusedError(
                 "too_many_messages",
@@ -265,7 +271,7 @@ class SiteRun:
             )
         inbox.post(step, sender, PeerMessage(self.name, message.tensors, meta["meta"], sender))
 
-    def _check_parcel(self, tensors: Tensors, prefixes: Collection[str]) -> None:
+    def _check_peer_message(self, tensors: Tensors, prefixes: Collection[str]) -> None:
         """Refuse a model that is a part of one of the run's networks only."""
         known = tensors.keys() & self._shapes.keys()
         if known and not any(known == forms.keys() for forms in self._forms.values()):
@@ -278,8 +284,8 @@ class SiteRun:
 
     def _check_exchange(self) -> None:
         """Refuse to take part in a global test that the run or this site's file does not have."""
-        is_allowed = self._file.exchange and policy_of(self.settings).discloses("weights")
-        if not is_allowed or not self.settings.global_test:
+        is_allowed = self._file.cross_site_evaluation and policy_of(self.settings).discloses("weights")
+        if not is_allowed or not self.settings.cross_site_evaluation:
             raise RefusedError(
                 "no_cross_site_evaluation", f"'{self.name}' takes part in no global test in this run", site=self.name
             )
@@ -299,14 +305,14 @@ class SiteRun:
         model = models[kind]
         meta = {"network": model.network, "meta": model.meta, "owner": kind}
         for receiver in to:
-            self._send(PeerMessage(receiver, wire.prefixed(model.tensors, MODEL), meta), step, EXCHANGE)
+            self._send(PeerMessage(receiver, wire.prefixed(model.tensors, MODEL), meta), step, CROSS_SITE)
         return {}, {"rows": rows_to_json(self._score(model, f"{kind}@{self.name}", round_))}
 
     def score_guest(self, message: Message) -> tuple[Tensors, Meta]:
         """The global test: score the model of another site, which came as a parcel."""
         step, owner = integer(message.meta, "step"), message.meta.get("owner")
-        inbox = Inbox(self.folder / EXCHANGE)
-        messages = [parcel for parcel in inbox.read(step, step + 1) if parcel.sender == owner]
+        inbox = Inbox(self.folder / CROSS_SITE)
+        messages = [peer_message for peer_message in inbox.read(step, step + 1) if peer_message.sender == owner]
         if not messages:
             raise RefusedError("missing_model", f"the model of '{owner}' has not come", owner=str(owner))
         meta = messages[0].meta
@@ -336,7 +342,7 @@ class SiteRun:
         models = self.host.models(method, message.tensors, step, round_)
         if models:
             built = self._opened.built
-            home = Home(
+            site_export = SiteExport(
                 bundle_root=self._opened.folder,
                 values=built.site_values,
                 shape=data.shape,
@@ -347,7 +353,9 @@ class SiteRun:
                 objective=self.task.objective,
                 stock=built.source.weights,
             )
-            model = export_site(self.folder / "bundle", home, self.name, completed(method, self.task, models), method)
+            model = export_site(
+                self.folder / "bundle", site_export, self.name, completed(method, self.task, models), method
+            )
             predictor = predictor_of(method, self.task, model)
             splits = Splits(data.train, data.val, data.test)
             predictions = write_predictions(

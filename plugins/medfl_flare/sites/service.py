@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 Post = Callable[[str, bytes, float], bool]
 """Brings a parcel to another site: (receiver, blob, seconds to try) to whether it was acknowledged."""
 
-PARCELS = 0.5
+PEER_MESSAGES = 0.5
 """Share of a step's time-out that sending its parcels may take."""
 
 BEFORE_BEGIN = Limits(max_bytes=2**20, max_tensors=0)
@@ -199,17 +199,17 @@ class SiteService:
 
     def _note_step(self, run: SiteRun, step: Meta, answer: Meta) -> None:
         """Record for this site's administrator what the site did, as far as the server learns it, too."""
-        site, order, evaluate = self._file.site, step.get("order"), step.get("evaluate")
-        if (request := order or evaluate) is None:
+        site, request, evaluate = self._file.site, step.get("request"), step.get("evaluate")
+        if (request := request or evaluate) is None:
             return
         rows = rows_from_json(answer["evaluation"] + (answer["answer"] or {"rows": []})["rows"], site)
-        rounds_done = request["round"] - bool(order)
+        rounds_done = request["round"] - bool(request)
         run.note(
             CommittedStep(
                 step=request["step"],
-                round=rounds_done + bool(order),
+                round=rounds_done + bool(request),
                 rounds_done=rounds_done,
-                requested=(site,) if order else (),
+                requested=(site,) if request else (),
                 metrics=step_metrics(rows, run.task.metrics[0]),
             )
         )
@@ -251,16 +251,18 @@ class SiteService:
             )
         opened = self._opened
         discloses = opened is not None and policy_of(opened.settings).discloses_metadata("private")
-        tells = discloses and "size" in self._file.describe
+        tells = discloses and "size" in self._file.disclose
         self._send_beat(pack_beat(beat if tells else replace(beat, share=None)))
 
-    def _send(self, parcel: PeerMessage, step: int, use: str) -> bool:
-        meta = {"step": step, "use": use, "meta": parcel.meta}
+    def _send(self, peer_message: PeerMessage, step: int, use: str) -> bool:
+        meta = {"step": step, "use": use, "meta": peer_message.meta}
         assert self._opened is not None
-        self._audit.sends(parcel)
-        patience = PARCELS * self._opened.offer.answer_timeout
-        blob = pack(Message("parcel", parcel.tensors, meta))
-        return self._post(parcel.to, blob if self._seal is None else self._seal.close(blob, parcel.to), patience)
+        self._audit.sends(peer_message)
+        patience = PEER_MESSAGES * self._opened.offer.answer_timeout
+        blob = pack(Message("peer_message", peer_message.tensors, meta))
+        return self._post(
+            peer_message.to, blob if self._seal is None else self._seal.close(blob, peer_message.to), patience
+        )
 
 
 def _networks(meta: Meta) -> dict[str, str]:

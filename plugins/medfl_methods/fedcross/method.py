@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import nn
 
-from medfl.contract import Capability, Model, Order, PeerMessage, ReducesTo, Reply, Server, Site
+from medfl.contract import Capability, Model, PeerMessage, ReducesTo, Reply, Request, Server, Site
 from medfl.task import Task
 from medfl.toolkit.rounds import Step
 from medfl.toolkit.transfer import MODEL
@@ -89,13 +89,13 @@ class FedCross(Relay):
             Step("keep", partial(self.to_all, "keep"), self.keep, quorum=0),
         )
 
-    def share(self, site: Site, order: Order) -> Reply:
+    def share(self, site: Site, request: Request) -> Reply:
         """Post copies of the models that this site holds."""
-        return Reply(parcels=self.copies(site, order.meta["sites"]))
+        return Reply(peer_messages=self.copies(site, request.meta["sites"]))
 
-    def keep(self, site: Site, order: Order) -> Reply:
+    def keep(self, site: Site, request: Request) -> Reply:
         """Keep the copies that came."""
-        came = [parcel.tensors for parcel in site.inbox if parcel.meta["stamp"] == [site.round]]
+        came = [peer_message.tensors for peer_message in site.inbox if peer_message.meta["stamp"] == [site.round]]
         site.state.tensors = {name: t for name, t in site.state.tensors.items() if name.startswith(HELD)}
         for tensors in came:
             site.state.tensors |= prefixed(select(tensors, MODEL), SEEN)
@@ -106,28 +106,30 @@ class FedCross(Relay):
         """A parcel for each other site that is scored with a model that this one holds; all models in it."""
         mine = {model: split(held(site, model))[0] for model in site.state.meta["holds"]}
         everywhere = self.circulating == "one" or self.test == "ensemble"
-        parcels = []
+        peer_messages = []
         for to in sites:
             wanted = [model for model in mine if to != site.name and (everywhere or model == to)]
             tensors = {f"{MODEL}{model}/{name}": t for model in wanted for name, t in mine[model].items()}
             meta: Meta = {"owner": site.name, "network": site.network, "stamp": [site.round]}
-            parcels += [PeerMessage(to, tensors, meta)] if wanted else []
-        return parcels
+            peer_messages += [PeerMessage(to, tensors, meta)] if wanted else []
+        return peer_messages
 
-    def models(self, holder: Server | Site) -> dict[str, Model]:
+    def models(self, participant: Server | Site) -> dict[str, Model]:
         """What a site is scored with; nothing at the server."""
-        if isinstance(holder, Server):
+        if isinstance(participant, Server):
             return {}
-        known = self.known(holder)
-        latest = split(held(holder, holder.state.meta.get("resident", "")))[0] or self.begin(holder, holder.name)
-        was_away = holder.state.meta.get("seen") != holder.round  # when copies were shared
-        if self.circulating == "one" and not was_away:
-            return {"global": Model(holder.network, known.get(ONE) or self.begin(holder, ONE))}
+        known = self.known(participant)
+        latest = split(held(participant, participant.state.meta.get("resident", "")))[0] or self.begin(
+            participant, participant.name
+        )
+        was_unavailable = participant.state.meta.get("seen") != participant.round  # when copies were shared
+        if self.circulating == "one" and not was_unavailable:
+            return {"global": Model(participant.network, known.get(ONE) or self.begin(participant, ONE))}
         if self.circulating == "K" and self.test == "owner":
-            return {"personal": Model(holder.network, known.get(holder.name, latest))}
-        if self.circulating == "one" or was_away or not known:
-            return {"personal": Model(holder.network, latest)}
-        return {"personal": ensemble_model(holder, known)}
+            return {"personal": Model(participant.network, known.get(participant.name, latest))}
+        if self.circulating == "one" or was_unavailable or not known:
+            return {"personal": Model(participant.network, latest)}
+        return {"personal": ensemble_model(participant, known)}
 
     def known(self, site: Site) -> dict[str, Tensors]:
         """The models that a site holds or has copies of, by name."""

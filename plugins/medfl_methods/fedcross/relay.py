@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from medfl.contract import Capability, Model, Order, PayloadKind, PeerMessage, Replies, Reply, Server, Site
+from medfl.contract import Capability, Model, PayloadKind, PeerMessage, Replies, Reply, Request, Server, Site
 from medfl.errors import RefusedError
 from medfl.toolkit.aggregation import sample
 from medfl.toolkit.personal import Personal
@@ -83,8 +83,8 @@ class Relay(Personal):
     def round_steps(self) -> tuple[Step, ...]:
         """Models are sent and trained."""
         return (
-            Step("send", self.send_orders, self.send, quorum=0),
-            Step("train", self.orders, self.train, self.aggregate, self.needed),
+            Step("send", self.send_requests, self.send, quorum=0),
+            Step("train", self.requests, self.train, self.aggregate_updates, self.needed),
         )
 
     def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
@@ -96,29 +96,29 @@ class Relay(Personal):
         left = dues[max(begun, default=-1) + 1 :]
         return left[1:] if left and left[0].name == "send" and not self._moves(server, left[0].turn) else left
 
-    def send_orders(self, server: Server) -> list[Order]:
+    def send_requests(self, server: Server) -> list[Request]:
         """To those who hold a model that moves in this turn."""
         turn = self.due(server).turn
         moves = self._moves(server, turn)
-        return [self.order(server, turn, site, "send", {"posts": posts}) for site, posts in moves.items()]
+        return [self.request(server, turn, site, "send", {"posts": posts}) for site, posts in moves.items()]
 
-    def orders(self, server: Server) -> list[Order]:
+    def requests(self, server: Server) -> list[Request]:
         """To the hosts of this turn, to train."""
         at, turn = server.state.meta["at"], self.due(server).turn
         models = {host: {"model": model, "from": at.get(model)} for host, model in self.turns(server)[turn].items()}
-        return [self.order(server, turn, host, "train", meta) for host, meta in models.items()]
+        return [self.request(server, turn, host, "train", meta) for host, meta in models.items()]
 
-    def to_all(self, op: str, server: Server) -> list[Order]:
+    def to_all(self, op: str, server: Server) -> list[Request]:
         """To all sites, which the meta names."""
-        return [self.order(server, AFTER, site, op, {"sites": server.sites}) for site in server.sites]
+        return [self.request(server, AFTER, site, op, {"sites": server.sites}) for site in server.sites]
 
-    def order(self, server: Server, turn: int, to: str, op: str, meta: Meta) -> Order:
+    def request(self, server: Server, turn: int, to: str, op: str, meta: Meta) -> Request:
         """An order that says which models the site holds, and what parcels of the turn are stamped with."""
         at = server.state.meta["at"]
         holds = sorted(model for model in at if at[model] == to)
-        return Order(to, op, meta=meta | {"stamp": [server.round, turn], "holds": holds})
+        return Request(to, op, meta=meta | {"stamp": [server.round, turn], "holds": holds})
 
-    def aggregate(self, server: Server, replies: Replies) -> None:
+    def aggregate_updates(self, server: Server, replies: Replies) -> None:
         """Note who holds what now, and how many have replied in this round."""
         meta, first = server.state.meta, self.due(server).turn == 0
         meta["at"] |= {reply["trained"]: host for host, reply in replies.meta.items() if reply["trained"]}
@@ -142,31 +142,31 @@ class Relay(Personal):
 
     # ---- a site
 
-    def work(self, site: Site, order: Order) -> Reply:
+    def execute(self, site: Site, request: Request) -> Reply:
         """Do what is asked, after forgetting the models that were trained elsewhere since."""
-        site.state.meta["holds"] = order.meta["holds"]
-        forget(site, {*order.meta["holds"], site.state.meta.get("resident", "")})
-        return super().work(site, order)
+        site.state.meta["holds"] = request.meta["holds"]
+        forget(site, {*request.meta["holds"], site.state.meta.get("resident", "")})
+        return super().execute(site, request)
 
-    def send(self, site: Site, order: Order) -> Reply:
+    def send(self, site: Site, request: Request) -> Reply:
         """Post models to their next hosts."""
-        posts, stamp = order.meta["posts"], order.meta["stamp"]
-        return Reply(parcels=[_post(site, model, to, stamp) for model, to in posts.items()])
+        posts, stamp = request.meta["posts"], request.meta["stamp"]
+        return Reply(peer_messages=[_post(site, model, to, stamp) for model, to in posts.items()])
 
-    def train(self, site: Site, order: Order) -> Reply:
+    def train(self, site: Site, request: Request) -> Reply:
         """Train the model that is here for this turn, and hold it."""
-        model = order.meta["model"]
-        kept = self._found(site, model, order)
+        model = request.meta["model"]
+        kept = self._found(site, model, request)
         if not kept:
             return Reply(meta={"trained": ""}, log={"trained": 0.0})
         done, kept = self.go_on(site, kept)
         if not is_finite(kept):
             logger.warning("Round %d: a training at %s diverged; the model goes on as it came.", site.round, site.name)
             return Reply(meta={"trained": ""}, log=done.log | {"trained": 0.0})
-        forget(site, set(order.meta["holds"]) - {model})
+        forget(site, set(request.meta["holds"]) - {model})
         site.state.tensors |= prefixed(kept, f"{HELD}{model}/")
         site.state.meta["resident"] = model
-        site.state.meta["holds"] = sorted({*order.meta["holds"], model})
+        site.state.meta["holds"] = sorted({*request.meta["holds"], model})
         log = done.log | {"trained": 1.0}
         return Reply(meta={"trained": model}, log=log, trained={"personal": Model(site.network, done.after)})
 
@@ -174,13 +174,13 @@ class Relay(Personal):
         """The initial tensors of a model."""
         return self.initial(site, "" if model == ONE else model)
 
-    def _found(self, site: Site, model: str, order: Order) -> Tensors:
+    def _found(self, site: Site, model: str, request: Request) -> Tensors:
         """The model that is to be trained: new, held or arrived; empty if it did not come."""
-        if order.meta["from"] is None:
+        if request.meta["from"] is None:
             return self.begin(site, model)
-        if order.meta["from"] == site.name:
+        if request.meta["from"] == site.name:
             return held(site, model)
-        guest = arrived(site, model, order.meta["stamp"])
+        guest = arrived(site, model, request.meta["stamp"])
         return guest.kept if guest else {}
 
 

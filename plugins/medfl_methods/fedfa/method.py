@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch.nn import functional as F
 
-from medfl.contract import Need, Order, PayloadKind, ReducesTo, Replies, Server
+from medfl.contract import Need, PayloadKind, ReducesTo, Replies, Request, Server
 from medfl.errors import RefusedError, SettingsError
 from medfl.networks.parts import body_and_head, features_and_logits, features_of
 from medfl.task import Task
@@ -113,11 +113,11 @@ class FedFA(FedAvg):
         """The anchors."""
         return prefixed(kept(server, ANCHORS), ANCHORS)
 
-    def check_tensors(self, task: Task, order: Order, tensors: Tensors) -> None:
+    def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
         """Updates of the model, and anchors of the order's shape."""
-        super().check_tensors(task, order, tensors)
+        super().check_tensors(task, request, tensors)
         for name, tensor in tensors.items():
-            old = order.tensors.get(name)
+            old = request.tensors.get(name)
             if name.startswith(ANCHORS) and (old is None or (old.shape, old.dtype) != (tensor.shape, tensor.dtype)):
                 raise RefusedError(
                     "wrong_tensor",
@@ -127,7 +127,7 @@ class FedFA(FedAvg):
                     found=f"{tensor.dtype} {list(tensor.shape)}",
                 )
 
-    def aggregate(self, server: Server, replies: Replies) -> None:
+    def aggregate_updates(self, server: Server, replies: Replies) -> None:
         """FedAvg's, and the mean anchors of the sites that own a class."""
         self.average(server, replies)
         sent = {site: select(tensors, ANCHORS) for site, tensors in replies}

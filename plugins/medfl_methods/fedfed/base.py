@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from medfl.contract import Findings, Order, PayloadKind, Replies, Reply, Server, Site
+from medfl.contract import Findings, PayloadKind, Replies, Reply, Request, Server, Site
 from medfl.data.pooled import labels_of
 from medfl.data.sampling import stratified_share
 from medfl.errors import RefusedError, SettingsError
@@ -75,7 +75,7 @@ class FeatureSharing(Dividing):
 
     # ---- what a method overrides
 
-    def distil(self, site: Site, order: Order) -> Reply:
+    def distil(self, site: Site, request: Request) -> Reply:
         """What a site does in a round of the first stage."""
         raise NotImplementedError
 
@@ -110,9 +110,9 @@ class FeatureSharing(Dividing):
     def round_steps(self) -> tuple[Step, ...]:
         """A round of the first stage, sharing, a round of the second stage."""
         return (
-            Step("distil", self.distil_orders, self.distil, self.fold_distilled),
-            Step("share", self.share_orders, self.send_shared, self.fold_shared, updates=()),
-            Step("train", self.orders, self.train, self.aggregate),
+            Step("distil", self.distil_requests, self.distil, self.aggregate_distilled),
+            Step("share", self.share_requests, self.send_shared, self.aggregate_shared, updates=()),
+            Step("train", self.requests, self.train, self.aggregate_updates),
         )
 
     def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
@@ -126,47 +126,47 @@ class FeatureSharing(Dividing):
         """This round's participants."""
         return sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
 
-    def distil_orders(self, server: Server) -> list[Order]:
+    def distil_requests(self, server: Server) -> list[Request]:
         """A round of the first stage."""
         tensors = self.distiller(server)
-        return [Order(name, "distil", tensors) for name in self.chosen(server)]
+        return [Request(name, "distil", tensors) for name in self.chosen(server)]
 
-    def share_orders(self, server: Server) -> list[Order]:
+    def share_requests(self, server: Server) -> list[Request]:
         """To all sites that have images, with generator and classifier."""
         tensors = self.distiller(server)
-        return [Order(name, "share", tensors) for name in server.trainable()]
+        return [Request(name, "share", tensors) for name in server.trainable()]
 
-    def orders(self, server: Server) -> list[Order]:
+    def requests(self, server: Server) -> list[Request]:
         """A round of the second stage; whoever takes part for the first time gets the shared set, once."""
         model, chosen, holders = self.publish(server), self.chosen(server), set(server.state.meta["holders"])
         if SHARED not in server.state.blobs:
-            return [Order(name, "train", model) for name in chosen]
+            return [Request(name, "train", model) for name in chosen]
         whole = model | server.blob(SHARED) if set(chosen) - holders else model
         return [
-            Order(name, "train", model, {"holds": True}) if name in holders else Order(name, "train", whole)
+            Request(name, "train", model, {"holds": True}) if name in holders else Request(name, "train", whole)
             for name in chosen
         ]
 
-    def aggregate(self, server: Server, replies: Replies) -> None:
+    def aggregate_updates(self, server: Server, replies: Replies) -> None:
         """Take the task's network, and who holds the shared set now."""
         self.average(server, replies)
         holders = {*server.state.meta["holders"], *replies.meta} - set(replies.missing)
         server.state.meta["holders"] = sorted(holders)  # whoever is missing may have lost it, and gets it again
 
-    def check_tensors(self, task: Task, order: Order, tensors: Tensors) -> None:
+    def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
         """Updates of what the order brought, or shared images of the task's shape with labels of its classes."""
-        super().check_tensors(task, order, tensors)
+        super().check_tensors(task, request, tensors)
         shared = select(tensors, SHARED)
-        if bool(shared) != (order.op == "share"):
+        if bool(shared) != (request.op == "share"):
             raise RefusedError(
                 "unexpected_tensors",
-                f"Expected shared images in a reply to 'share' and in no other, got '{order.op}'.",
-                op=order.op,
+                f"Expected shared images in a reply to 'share' and in no other, got '{request.op}'.",
+                op=request.op,
             )
         if shared:
             check_shared(shared, len(self.releases()), scale_of(task).shape, task.objective.classes)
 
-    def fold_distilled(self, server: Server, replies: Replies) -> None:
+    def aggregate_distilled(self, server: Server, replies: Replies) -> None:
         """Take the networks, generators and classifiers of a round of the first stage."""
         self.average(server, replies)
         self.average_distillers(server, replies)
@@ -182,7 +182,7 @@ class FeatureSharing(Dividing):
         server.state.meta["ended"] = {"rounds": server.round, "ended": why}
         logger.info("The first stage ended after round %d (%s).", server.round, why)
 
-    def fold_shared(self, server: Server, replies: Replies) -> None:
+    def aggregate_shared(self, server: Server, replies: Replies) -> None:
         """The shared set of all sites: written once, sent once to each site."""
         sent = {name: SharedImages.read(select(tensors, SHARED)) for name, tensors in replies}
         shared = SharedImages.joined(sent)
@@ -195,31 +195,31 @@ class FeatureSharing(Dividing):
         if warning := poor_generator(errors):
             logger.warning("%s", warning)
 
-    def shared_images(self, holder: Server | Site) -> SharedImages | None:
+    def shared_images(self, participant: Server | Site) -> SharedImages | None:
         """The shared set, where the holder has it."""
-        if SHARED not in holder.state.blobs:
+        if SHARED not in participant.state.blobs:
             return None
-        return SharedImages.read(select(holder.blob(SHARED), SHARED))
+        return SharedImages.read(select(participant.blob(SHARED), SHARED))
 
     # ---- a site
 
-    def train(self, site: Site, order: Order) -> Reply:
+    def train(self, site: Site, request: Request) -> Reply:
         """A round of the second stage, after keeping the shared set if the order brought it."""
-        if received := select(order.tensors, SHARED):
+        if received := select(request.tensors, SHARED):
             site.keep_blob(SHARED, prefixed(received, SHARED))
-        if order.meta.get("holds") and SHARED not in site.state.blobs:
+        if request.meta.get("holds") and SHARED not in site.state.blobs:
             raise RefusedError(
                 "lost_shared_images",
                 f"Site '{site.name}' has lost the shared images; the server sends them again next time.",
                 site=site.name,
             )
-        return self.train_task(site, order)
+        return self.train_task(site, request)
 
-    def train_task(self, site: Site, order: Order) -> Reply:
+    def train_task(self, site: Site, request: Request) -> Reply:
         """The task's network, on own images and, where the site has them, shared ones."""
-        return super().train(site, order)
+        return super().train(site, request)
 
-    def send_shared(self, site: Site, order: Order) -> Reply:
+    def send_shared(self, site: Site, request: Request) -> Reply:
         """Clipped and noised parts of the site's images, with noise that only this site knows.
 
         Raises:
@@ -233,7 +233,7 @@ class FeatureSharing(Dividing):
                 site=site.name,
             )
         site.state.meta["sent"] = True
-        part = self.shared_part(site.task, select(order.tensors, PART))
+        part = self.shared_part(site.task, select(request.tensors, PART))
         rows = stratified_share(labels_of(site.train), self.share_fraction, site.rng("share"))
         whole = torch.cat([part(raw_images(site, some)).cpu() for some in rows.split(256)])
         releases = self.releases()
@@ -242,10 +242,10 @@ class FeatureSharing(Dividing):
         )
         copies = tuple(release.apply(whole, stream).half() for release in releases)
         labels = labels_of(site.train)[rows].clone()
-        errors = dict(zip(ERRORS, self.errors(site, order), strict=True))
+        errors = dict(zip(ERRORS, self.errors(site, request), strict=True))
         return Reply(prefixed(SharedImages(copies, labels).tensors(), SHARED), {"size": len(site.train)} | errors)
 
-    def errors(self, site: Site, order: Order) -> tuple[float, float]:
+    def errors(self, site: Site, request: Request) -> tuple[float, float]:
         """How far the generator is off, and the mean of the site's training images, on its validation images.
 
         Without validation images it is on the training images.
@@ -253,7 +253,7 @@ class FeatureSharing(Dividing):
         rows = torch.arange(len(site.train)).split(256)
         usual = torch.stack([raw_images(site, some).sum(0) for some in rows]).sum(0) / len(site.train)
         data = site.val if site.val is not None and len(site.val) else site.train
-        model = self.loaded(site.task, select(order.tensors, PART))
+        model = self.loaded(site.task, select(request.tensors, PART))
         return rebuilding(model, data, usual, scale_of(site.task), site.settings.batch_size)
 
     def shared_part(self, task: Task, distiller: Tensors) -> SharedPart:

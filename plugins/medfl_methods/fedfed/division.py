@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional
 
-from medfl.contract import Order, PayloadKind, Replies, Server, Site
+from medfl.contract import PayloadKind, Replies, Request, Server, Site
 from medfl.networks.parts import features_of
 from medfl.privacy.release import Noise, Release
 from medfl.task import Task
@@ -178,10 +178,10 @@ class Dividing(Averaging):
 
     # ---- a site
 
-    def own_distiller(self, site: Site, order: Order) -> Distilling:
+    def own_distiller(self, site: Site, request: Request) -> Distilling:
         """Generator and classifier at a site, as received, with the site's own optimiser state."""
         task, kept = self.with_distiller(site.task), select(site.state.tensors, f"{KEPT}optimizer/")
-        received, rate, weight_decay = select(order.tensors, PART), self.distil_lr, self.weight_decay()
+        received, rate, weight_decay = select(request.tensors, PART), self.distil_lr, self.weight_decay()
         return Distilling(site, task, received, kept, rate, weight_decay, self.gradient_clip, self.distil_steps)
 
     def keep_optimizer(self, site: Site, distilling: Distilling) -> None:
@@ -189,10 +189,10 @@ class Dividing(Averaging):
         kept = {name: t for name, t in site.state.tensors.items() if not name.startswith(f"{KEPT}optimizer/")}
         site.state.tensors = kept | prefixed(distilling.optimizer_state(), f"{KEPT}optimizer/")
 
-    def distiller_update(self, order: Order, model: nn.Module) -> Tensors:
+    def distiller_update(self, request: Request, model: nn.Module) -> Tensors:
         """What leaves the site of generator and classifier."""
         after = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
-        before = select(order.tensors, PART)
+        before = select(request.tensors, PART)
         return prefixed({name: subtract(after[name], before[name]) for name in before}, PART)
 
     def distil_loss(

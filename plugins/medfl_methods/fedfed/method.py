@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field, field_validator
 
-from medfl.contract import Need, Order, ReducesTo, Reply, Server, Site
+from medfl.contract import Need, ReducesTo, Reply, Request, Server, Site
 from medfl.data.pooled import labels_of
 from medfl.privacy.release import Release
 from medfl.training.loop import Batch
@@ -100,27 +100,27 @@ class FedFed(FeatureSharing):
 
     # ---- the server
 
-    def distil_orders(self, server: Server) -> list[Order]:
+    def distil_requests(self, server: Server) -> list[Request]:
         """All sites take part, and learn how many images a site has on average."""
         tensors, names = self.distiller(server), server.trainable()
-        sizes = [float(server.facts[name]["size"]) for name in names if "size" in server.facts[name]]
+        sizes = [float(server.site_info[name]["size"]) for name in names if "size" in server.site_info[name]]
         mean = sum(sizes) / max(len(sizes), 1)
-        return [Order(name, "distil", tensors, {"mean_size": mean}) for name in names]
+        return [Request(name, "distil", tensors, {"mean_size": mean}) for name in names]
 
     # ---- a site
 
-    def distil(self, site: Site, order: Order) -> Reply:
+    def distil(self, site: Site, request: Request) -> Reply:
         """Train generator and classifier alone."""
-        distilling, kind = self.own_distiller(site, order), self.kind_of(site, order)
+        distilling, kind = self.own_distiller(site, request), self.kind_of(site, request)
         loss = torch.nan
         for epoch in range(self.distil_epochs):
             loss = self.one_pass(site, distilling, epoch, kind)
         self.keep_optimizer(site, distilling)
-        return Reply(self.distiller_update(order, distilling.model), {"size": len(site.train)}, log={"loss": loss})
+        return Reply(self.distiller_update(request, distilling.model), {"size": len(site.train)}, log={"loss": loss})
 
-    def kind_of(self, site: Site, order: Order) -> Skew:
+    def kind_of(self, site: Site, request: Request) -> Skew:
         """How a site is unlike the others."""
-        size, mean = len(site.train), float(order.meta.get("mean_size", 0.0))
+        size, mean = len(site.train), float(request.meta.get("mean_size", 0.0))
         if not self.site_weights or size == FEW * mean:
             return "none"
         if size < FEW * mean:

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from torch import nn
 from torch.nn import functional as F
 
-from medfl.contract import Capability, Filter, Model, Need, Order, Reply, Server, Site
+from medfl.contract import Capability, Filter, Model, Need, Reply, Request, Server, Site
 from medfl.networks.parts import features_and_logits, features_of
 from medfl.toolkit.averaging import Averaging
 from medfl.toolkit.co_training import CompanionModel
@@ -100,9 +100,9 @@ class FedKD(Averaging):
         """What is of low rank goes as factors."""
         return (LowRankFactors(),) if self.cuts else ()
 
-    def cut(self, holder: Server | Site, updates: Tensors) -> Tensors:
+    def cut(self, participant: Server | Site, updates: Tensors) -> Tensors:
         """Updates cut to this round's share of their energy."""
-        energy = self.energy_start + (self.energy_end - self.energy_start) * min(holder.round / self.over, 1)
+        energy = self.energy_start + (self.energy_end - self.energy_start) * min(participant.round / self.over, 1)
         if energy >= 1:
             return updates
         return {name: cut(update, energy, self.max_rank) for name, update in updates.items()}
@@ -119,10 +119,10 @@ class FedKD(Averaging):
 
     # ---- a site
 
-    def train(self, site: Site, order: Order) -> Reply:
+    def train(self, site: Site, request: Request) -> Reply:
         """Train the mentee, with the mentor beside it."""
         site.state.meta["mentor"] = site.network
-        reply = super().train(as_host(site, site.task.network), order)
+        reply = super().train(as_host(site, site.task.network), request)
         reply.tensors = self.cut(site, reply.tensors)
         reply.trained = {"global": reply.trained["personal"], "personal": self.mentor(site)}
         return reply
@@ -186,9 +186,11 @@ class FedKD(Averaging):
         network = site.state.meta.get("mentor", site.network)
         return Model(network, kept(site, MENTOR) or site.task.initial(site.settings.seed, network))
 
-    def models(self, holder: Server | Site) -> dict[str, Model]:
+    def models(self, participant: Server | Site) -> dict[str, Model]:
         """The mentee where all of it is shared; the mentor at a site."""
-        if isinstance(holder, Server):
-            return super().models(holder)
-        shared = super().models(as_host(holder, holder.task.network))
-        return {kind: model for kind, model in shared.items() if kind == "global"} | {"personal": self.mentor(holder)}
+        if isinstance(participant, Server):
+            return super().models(participant)
+        shared = super().models(as_host(participant, participant.task.network))
+        return {kind: model for kind, model in shared.items() if kind == "global"} | {
+            "personal": self.mentor(participant)
+        }

@@ -91,10 +91,10 @@ class FedKF(FedAvg):
 
     # ---- the server
 
-    def aggregate(self, server: Server, replies: Replies) -> None:
+    def aggregate_updates(self, server: Server, replies: Replies) -> None:
         """FedAvg's; and the last model of each site that replied."""
         old = shared_of(server)
-        super().aggregate(server, replies)
+        super().aggregate_updates(server, replies)
         for site, tensors in replies if self.gamma else ():
             update = {name: wide(tensor) for name, tensor in select(tensors, MODEL).items()}
             keep(server, f"{LAST}{site}/", self.server_update(server, old, update))

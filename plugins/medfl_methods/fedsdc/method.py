@@ -10,7 +10,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from medfl.contract import Findings, Holder, Model, Need, Order, PayloadKind, Replies, Reply, Server, Site
+from medfl.contract import Findings, Model, Need, Participant, PayloadKind, Replies, Reply, Request, Server, Site
 from medfl.data.pooled import labels_of
 from medfl.errors import RefusedError, SettingsError
 from medfl.networks.heads import Activation, HeadKind, kind_of, make_head, unlike_widths, xavier
@@ -143,25 +143,25 @@ class FedSDC(Averaging):
     def round_steps(self) -> tuple[Step, ...]:
         """Participants train with the heads dealt to them; sites judge all heads."""
         return (
-            Step("fit", self.orders, self.train, self.aggregate),
-            Step("judge", self.judge_orders, self.judge_heads, self.note_judgement, quorum=int(self.selects)),
+            Step("fit", self.requests, self.train, self.aggregate_updates),
+            Step("judge", self.judge_requests, self.judge_heads, self.note_judgement, quorum=int(self.selects)),
         )
 
     def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
         """Heads are judged where that is due, once or twice."""
         return [Due("fit"), *(Due("judge", turn) for turn in range(self.judgements(server)))][len(done) :]
 
-    def orders(self, server: Server) -> list[Order]:
+    def requests(self, server: Server) -> list[Request]:
         """To this round's participants, each with the body and a head."""
         path = MODEL + head_path(server.task.build(), server.task.network)
         body, heads, dealt = prefixed(shared_of(server), MODEL), pool(server), self.dealt(server).items()
-        return [Order(name, "fit", body | prefixed(heads[slot], path), {"head": path}) for name, slot in dealt]
+        return [Request(name, "fit", body | prefixed(heads[slot], path), {"head": path}) for name, slot in dealt]
 
-    def judge_orders(self, server: Server) -> list[Order]:
+    def judge_requests(self, server: Server) -> list[Request]:
         """To those who compare heads, with all of them."""
         slots = range(len(pool(server)))
         tensors, meta = published(server, slots), {"ranking": server.state.meta.get("ranking"), "heads": len(slots)}
-        return [Order(name, "judge", tensors, meta) for name in self.judges(server)]
+        return [Request(name, "judge", tensors, meta) for name in self.judges(server)]
 
     def dealt(self, server: Server) -> dict[str, int]:
         """Site to head of this round's participants."""
@@ -171,20 +171,20 @@ class FedSDC(Averaging):
             return {name: sites.index(name) for name in chosen}
         return dict(zip(chosen, torch.randperm(len(chosen), generator=server.rng("heads")).tolist(), strict=True))
 
-    def check_tensors(self, task: Task, order: Order, tensors: Tensors) -> None:
+    def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
         """Updates of the body and of the head that was dealt, and nothing where heads are judged."""
-        path = order.meta.get("head", HEAD)
+        path = request.meta.get("head", HEAD)
         heads = prefixed(select(tensors, HEAD), path)
-        if bool(heads) != (order.op == "fit"):
+        if bool(heads) != (request.op == "fit"):
             raise RefusedError(
                 "unexpected_tensors",
-                f"Expected the update of a head in a reply to 'fit' and in no other, got '{order.op}'.",
-                op=order.op,
+                f"Expected the update of a head in a reply to 'fit' and in no other, got '{request.op}'.",
+                op=request.op,
             )
         body = {name: tensor for name, tensor in tensors.items() if not name.startswith((path, HEAD))}
-        check_updates(body | heads, order.tensors, self.sends, self.sends if order.op == "fit" else ())
+        check_updates(body | heads, request.tensors, self.sends, self.sends if request.op == "fit" else ())
 
-    def aggregate(self, server: Server, replies: Replies) -> None:
+    def aggregate_updates(self, server: Server, replies: Replies) -> None:
         """The body's step with momentum and each head's change."""
         self.average(server, replies)
         heads, dealt = pool(server), self.dealt(server)
@@ -220,7 +220,7 @@ class FedSDC(Averaging):
         """The sites that compare heads."""
         if self.select_on == "training":
             return server.trainable()
-        return [name for name in server.sites if server.facts.get(name, {}).get("validates")]
+        return [name for name in server.sites if server.site_info.get(name, {}).get("validates")]
 
     def judgements(self, server: Server) -> int:
         """How often heads are judged in this round: once to choose, and in the end again, for the votes by rank."""
@@ -268,23 +268,23 @@ class FedSDC(Averaging):
 
     # ---- a site
 
-    def judge_heads(self, site: Site, order: Order) -> Reply:
+    def judge_heads(self, site: Site, request: Request) -> Reply:
         """Count how often each head is right, each two agree, and the best ones together are right."""
         data = site.val if self.select_on == "validation" else site.train
         assert data is not None
-        voting = self.voting(site, order.tensors, site.task.build())
+        voting = self.voting(site, request.tensors, site.task.build())
         predicted = opinions(self.predictor(site.task, [voting]), data, site)
         return Reply(
-            meta={"judged": judge(predicted, labels_of(data), order.meta["ranking"], self.ensemble != "prob_mean")}
+            meta={"judged": judge(predicted, labels_of(data), request.meta["ranking"], self.ensemble != "prob_mean")}
         )
 
-    def train(self, site: Site, order: Order) -> Reply:
+    def train(self, site: Site, request: Request) -> Reply:
         """Train body and head and reply with the changes of both."""
         with torch.random.fork_rng(devices=[]):  # a look at networks takes no numbers from the training's dropout
             model = site.task.build(site.network)
             path, features = MODEL + head_path(model, site.network), features_of(model, site.network)
-            head = single(self.kind(model, select(order.tensors, path)), features, site.task.objective.outputs)
-        reply = super().train(replace(site, task=headed(site.task, site.network, head)), order)
+            head = single(self.kind(model, select(request.tensors, path)), features, site.task.objective.outputs)
+        reply = super().train(replace(site, task=headed(site.task, site.network, head)), request)
         changes = select(reply.tensors, path)
         body = {name: tensor for name, tensor in reply.tensors.items() if not name.startswith(path)}
         trained = {kind: Model(site.network, model.tensors, {"head": head}) for kind, model in reply.trained.items()}
@@ -296,31 +296,35 @@ class FedSDC(Averaging):
             return kind_of(body_and_head(model)[1])
         return HeadKind(width_of(head), self.dropout, self.head_activation)
 
-    def models(self, holder: Server | Site) -> dict[str, Model]:
+    def models(self, participant: Server | Site) -> dict[str, Model]:
         """The body with the heads that answer: the run's global model, but where normalisation stays at the sites."""
-        model = holder.task.build()
-        if isinstance(holder, Server):
-            return {"global": self.voting(holder, self.publish(holder), model)} if self.whole(holder, model) else {}
-        kind = "global" if self.whole(holder, model) else "personal"
-        return {kind: self.voting(holder, holder.published, model)}
+        model = participant.task.build()
+        if isinstance(participant, Server):
+            return (
+                {"global": self.voting(participant, self.publish(participant), model)}
+                if self.whole(participant, model)
+                else {}
+            )
+        kind = "global" if self.whole(participant, model) else "personal"
+        return {kind: self.voting(participant, participant.published, model)}
 
-    def voting(self, holder: Server | Site, published: Tensors, model: nn.Module) -> Model:
+    def voting(self, participant: Server | Site, published: Tensors, model: nn.Module) -> Model:
         """A body with all the heads that are published beside it; `model` is a network like it."""
-        network = holder.task.network
+        network = participant.task.network
         body, heads = select(published, MODEL), grouped(select(published, HEADS))
-        if isinstance(holder, Site) and not self.whole(holder, model):
-            body = self.full_state(holder, body)
+        if isinstance(participant, Site) and not self.whole(participant, model):
+            body = self.full_state(participant, body)
         path = head_path(model, network)
         tensors = {name: tensor for name, tensor in body.items() if not name.startswith(path)}
         for number, head in enumerate(heads):
             tensors |= prefixed(head, f"{path}heads.{number}.")
         kinds, features = [self.kind(model, head) for head in heads], features_of(model, network)
         together: Literal["vote", "prob_mean"] = "prob_mean" if self.ensemble == "prob_mean" else "vote"
-        return Model(network, tensors, {"head": several(kinds, features, holder.task.objective.outputs, together)})
+        return Model(network, tensors, {"head": several(kinds, features, participant.task.objective.outputs, together)})
 
-    def whole(self, holder: Holder, model: nn.Module) -> bool:
+    def whole(self, participant: Participant, model: nn.Module) -> bool:
         """Whether all of the body is shared, in a network like `model`."""
-        return self.shared(model, holder.settings.norm_sync) == self.shared(model, "all")
+        return self.shared(model, participant.settings.norm_sync) == self.shared(model, "all")
 
     def network_config(self, model: Model, network_def: Any) -> Any:
         """Return the configuration of the network with the model's heads in place of its own."""

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import nn
 
-from medfl.contract import Capability, Model, Need, Order, ReducesTo, Reply, Server, Site
+from medfl.contract import Capability, Model, Need, ReducesTo, Reply, Request, Server, Site
 from medfl.errors import SettingsError
 from medfl.toolkit.co_training import CompanionModel, ModelPair
 from medfl.toolkit.feature_hooks import check_alike, stages
@@ -179,17 +179,17 @@ class FedSKD(Circulating):
 
     # ---- a site
 
-    def lent(self, site: Site, order: Order) -> Tensors:
+    def lent(self, site: Site, request: Request) -> Tensors:
         """The model, and its optimiser's state only if the model comes back."""
-        return super().lent(site, order) if order.meta["returns"] else split(self.own(site))[0]
+        return super().lent(site, request) if request.meta["returns"] else split(self.own(site))[0]
 
-    def train(self, site: Site, order: Order) -> Reply:
+    def train(self, site: Site, request: Request) -> Reply:
         """Train the own model beside its guest; before the similarity loss begins, the guest itself."""
-        if order.meta["returns"]:
-            return super().train(site, order)
-        owner = order.meta["owner"]
+        if request.meta["returns"]:
+            return super().train(site, request)
+        owner = request.meta["owner"]
         guest = None if owner == site.name else arrived(site, owner, [site.round])
-        host = as_host(site, site.network, order.meta["scale"])
+        host = as_host(site, site.network, request.meta["scale"])
         done, site.state.tensors = self.go_on(host, self.own(site), {"guest": guest})
         log = done.log | {"guests": float(guest is not None)}
         return Reply(

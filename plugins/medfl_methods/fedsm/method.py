@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional as F
 
-from medfl.contract import Model, Order, PayloadKind, Replies, Reply, Server, Site
+from medfl.contract import Model, PayloadKind, Replies, Reply, Request, Server, Site
 from medfl.errors import RefusedError, SettingsError
 from medfl.task import Task
 from medfl.toolkit.aggregation import check_updates, mean_update, subtract
@@ -126,38 +126,38 @@ class FedSM(Averaging):
             keep(server, f"{OWN}{number}/", first)
         keep(server, SELECTOR, self.selecting(server.task, len(members)).initial(server.settings.seed, NAME))
 
-    def orders(self, server: Server) -> list[Order]:
+    def requests(self, server: Server) -> list[Request]:
         """To this round's participants: the common model, the own one, and the selector with its moments."""
         members = server.state.meta["members"]
         tensors = prefixed(shared_of(server), MODEL)
         for prefix in (SELECTOR, MOMENTS):
             tensors |= prefixed(kept(server, prefix), prefix)
 
-        def order_of(site: str) -> Order:
+        def request_to(site: str) -> Request:
             number = members.index(site)
             own = prefixed(kept(server, f"{OWN}{number}/"), OWN)
-            return Order(site, "fit", tensors | own, {"number": number, "sites": len(members)})
+            return Request(site, "fit", tensors | own, {"number": number, "sites": len(members)})
 
-        return [order_of(order.to) for order in super().orders(server) if order.to in members]
+        return [request_to(request.to) for request in super().requests(server) if request.to in members]
 
     def publish(self, server: Server) -> Tensors:
         """The common model, all own ones, and the selector."""
         beside = {prefix: prefixed(kept(server, prefix), prefix) for prefix in (OWN, SELECTOR)}
         return super().publish(server) | beside[OWN] | beside[SELECTOR]
 
-    def check_tensors(self, task: Task, order: Order, tensors: Tensors) -> None:
+    def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
         """Updates of the common model and the selector, an own model, and moments that fit the selector.
 
         Raises:
             RefusedError: If anything else comes.
         """
-        super().check_tensors(task, order, tensors)
-        check_updates(tensors, order.tensors, {OWN: "update"})
+        super().check_tensors(task, request, tensors)
+        check_updates(tensors, request.tensors, {OWN: "update"})
         if not select(tensors, OWN):
             raise RefusedError("missing_tensor", "Expected the site's own model in its reply, got none.", tensor=OWN)
-        check_moments(select(tensors, MOMENTS), select(order.tensors, SELECTOR))
+        check_moments(select(tensors, MOMENTS), select(request.tensors, SELECTOR))
 
-    def aggregate(self, server: Server, replies: Replies) -> None:
+    def aggregate_updates(self, server: Server, replies: Replies) -> None:
         """The means of common model, selector and moments; then own models pull each other."""
         self.average(server, replies, (SELECTOR, MOMENTS))
         total = mean_update(replies, dict.fromkeys(replies.meta, 1.0), OWN)
@@ -165,12 +165,12 @@ class FedSM(Averaging):
             place = f"{OWN}{server.state.meta['members'].index(site)}/"
             keep(server, place, pulled(select(tensors, OWN), total, len(replies), self.lam))
 
-    def extra_fold(self, server: Server, prefix: str, mean: Tensors, replied: int) -> None:
+    def aggregate_extra(self, server: Server, prefix: str, mean: Tensors, replied: int) -> None:
         """The selector's mean update is added; the moments are their mean."""
         if prefix == MOMENTS:
             keep(server, MOMENTS, {name: tensor.float() for name, tensor in mean.items()})
         else:
-            super().extra_fold(server, prefix, mean, replied)
+            super().aggregate_extra(server, prefix, mean, replied)
 
     # ---- a site
 
@@ -178,13 +178,13 @@ class FedSM(Averaging):
         """The own model's, and the common one's; the selector's comes after them."""
         return Training("own", apart=True), Training()
 
-    def train(self, site: Site, order: Order) -> Reply:
+    def train(self, site: Site, request: Request) -> Reply:
         """All three networks."""
-        keep(site, OWN, select(order.tensors, OWN))
-        reply, received = super().train(site, order), select(order.tensors, SELECTOR)
-        there = as_host(replace(site, task=self.selecting(site.task, order.meta["sites"])), NAME)
-        training, number = Training(NAME), {"number": order.meta["number"]}
-        done = self.fit(there, received, select(order.tensors, MOMENTS), number, training=training)
+        keep(site, OWN, select(request.tensors, OWN))
+        reply, received = super().train(site, request), select(request.tensors, SELECTOR)
+        there = as_host(replace(site, task=self.selecting(site.task, request.meta["sites"])), NAME)
+        training, number = Training(NAME), {"number": request.meta["number"]}
+        done = self.fit(there, received, select(request.tensors, MOMENTS), number, training=training)
         update = {name: subtract(done.after[name], old) for name, old in received.items()}
         reply.tensors |= prefixed(kept(site, OWN), OWN) | prefixed(update, SELECTOR)
         reply.tensors |= prefixed(done.optimizer, MOMENTS)
@@ -204,17 +204,17 @@ class FedSM(Averaging):
         logits = fit.logits(batch)
         return F.cross_entropy(logits, torch.full((len(logits),), fit.extra["number"], device=logits.device))
 
-    def models(self, holder: Server | Site) -> dict[str, Model]:
+    def models(self, participant: Server | Site) -> dict[str, Model]:
         """The common model, and at each site all of them with the selector."""
-        if isinstance(holder, Server):
-            return super().models(holder)
-        common, own = (select(holder.published, prefix) for prefix in (MODEL, OWN))
-        models = {"global": Model(holder.network, common)}
+        if isinstance(participant, Server):
+            return super().models(participant)
+        common, own = (select(participant.published, prefix) for prefix in (MODEL, OWN))
+        models = {"global": Model(participant.network, common)}
         if own:
-            tensors = prefixed(common, "common.") | prefixed(select(holder.published, SELECTOR), "selector.")
+            tensors = prefixed(common, "common.") | prefixed(select(participant.published, SELECTOR), "selector.")
             tensors |= {f"own.{name.replace('/', '.', 1)}": tensor for name, tensor in own.items()}
             sites = len({name.partition("/")[0] for name in own})
-            models["personal"] = Model(holder.network, tensors, {"sites": sites})
+            models["personal"] = Model(participant.network, tensors, {"sites": sites})
         return models
 
 

@@ -188,4 +188,4 @@ def last_change(history: Sequence[Mapping[str, Any]], active: Sequence[str]) -> 
 
 def judges(server: Server) -> list[str]:
     """Sites that have validation images, sorted."""
-    return [name for name in server.sites if server.facts.get(name, {}).get("validates")]
+    return [name for name in server.sites if server.site_info.get(name, {}).get("validates")]

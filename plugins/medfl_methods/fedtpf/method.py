@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from medfl.contract import Need, Order, ReducesTo, Replies, Reply, Server, Site
+from medfl.contract import Need, ReducesTo, Replies, Reply, Request, Server, Site
 from medfl.data.pooled import count_patients
 from medfl.errors import SettingsError
 from medfl.networks.parts import features_of
@@ -157,7 +157,7 @@ class FedTPF(FeatureSharing):
         Nobody's judgement is needed to go on.
         """
         distil, *others = super().round_steps()
-        assess = Step("assess", self.assess_orders, self.assess, self.fold_assessed, quorum=0, updates=())
+        assess = Step("assess", self.assess_requests, self.assess, self.aggregate_assessed, quorum=0, updates=())
         return distil, assess, *others
 
     def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
@@ -165,18 +165,18 @@ class FedTPF(FeatureSharing):
         left = super().schedule(server, done)
         return [*left, Due("assess")][len(done) :] if left[0].name == "distil" and judges(server) else left
 
-    def distil_orders(self, server: Server) -> list[Order]:
+    def distil_requests(self, server: Server) -> list[Request]:
         """All train the task's network; only sites that are not frozen get generator and classifier."""
         model, frozen = self.publish(server), server.state.meta["frozen"]
         both = model | self.distiller(server)
-        return [Order(name, "distil", model if name in frozen else both) for name in self.chosen(server)]
+        return [Request(name, "distil", model if name in frozen else both) for name in self.chosen(server)]
 
-    def assess_orders(self, server: Server) -> list[Order]:
+    def assess_requests(self, server: Server) -> list[Request]:
         """To all who can judge generator and classifier."""
         tensors = self.distiller(server)
-        return [Order(name, "assess", tensors) for name in judges(server)]
+        return [Request(name, "assess", tensors) for name in judges(server)]
 
-    def fold_assessed(self, server: Server, replies: Replies) -> None:
+    def aggregate_assessed(self, server: Server, replies: Replies) -> None:
         """The first stage ends if all are right often enough, or at its limit."""
         accuracy = {name: float(meta["accuracy"]) for name, meta in replies.meta.items()}
         judged = {name: int(meta["judged"]) for name, meta in replies.meta.items()}
@@ -187,7 +187,7 @@ class FedTPF(FeatureSharing):
         else:
             self.check_limit(server)
 
-    def fold_distilled(self, server: Server, replies: Replies) -> None:
+    def aggregate_distilled(self, server: Server, replies: Replies) -> None:
         """Average; what a site sent last stands for it once it is frozen."""
         self.average(server, replies)
         known, before = server.state.meta, select(server.state.tensors, KEPT + PART)
@@ -216,19 +216,19 @@ class FedTPF(FeatureSharing):
 
     # ---- a site
 
-    def assess(self, site: Site, order: Order) -> Reply:
+    def assess(self, site: Site, request: Request) -> Reply:
         """How often the classifier is right on the site's validation images."""
-        model = self.loaded(site.task, select(order.tensors, PART))
+        model = self.loaded(site.task, select(request.tensors, PART))
         judged = 0 if site.val is None else count_patients(site.val)
         return Reply(meta={"accuracy": self.judge(site, model)[0], "judged": judged})
 
-    def distil(self, site: Site, order: Order) -> Reply:
+    def distil(self, site: Site, request: Request) -> Reply:
         """Train the task's network, then, unless this site is frozen, generator and classifier."""
-        reply = self.train_task(site, order)
+        reply = self.train_task(site, request)
         reply.meta["frozen"] = False
-        if not select(order.tensors, PART):
+        if not select(request.tensors, PART):
             return reply
-        distilling, adversary = self.own_distiller(site, order), self.adversary(site)
+        distilling, adversary = self.own_distiller(site, request), self.adversary(site)
         trained = reply.trained["personal"].tensors
         pulled = self.prototypes(site, site.task.load(trained, site.network)) if self.pulls else None
         past = site.state.meta.setdefault("judged", [])
@@ -242,7 +242,7 @@ class FedTPF(FeatureSharing):
             if site.val is not None and len(site.val):
                 past.append(list(self.judge(site, distilling.model)))
         self.remember(site, reply, distilling, adversary)
-        reply.tensors |= self.distiller_update(order, distilling.model)
+        reply.tensors |= self.distiller_update(request, distilling.model)
         return reply
 
     def pull(self, divided: Divided, adversary: Adversary | None, pulled: torch.Tensor | None) -> torch.Tensor:

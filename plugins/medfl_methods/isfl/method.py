@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from medfl.contract import Need, Order, Replies, Reply, Server, Site
+from medfl.contract import Need, Replies, Reply, Request, Server, Site
 from medfl.data.pooled import labels_of
 from medfl.errors import SettingsError
 from medfl.privacy.policy import policy_of
@@ -110,27 +110,27 @@ class ISFL(FedAvg):
                 self.sigma,
             )
         super().setup(server)
-        counts = {name: facts[COUNTS] for name, facts in server.facts.items() if COUNTS in facts}
+        counts = {name: site_info[COUNTS] for name, site_info in server.site_info.items() if COUNTS in site_info}
         server.state.meta[COUNTS] = counts if self.target == "counts" else {}
 
-    def orders(self, server: Server) -> list[Order]:
+    def requests(self, server: Server) -> list[Request]:
         """As in FedAvg, with the sum of the counts that the server knows."""
-        orders, known = super().orders(server), server.state.meta[COUNTS].values()
-        for order in orders if known else []:
-            order.meta[COUNTS] = [sum(counts) for counts in zip(*known, strict=True)]
-        return orders
+        requests, known = super().requests(server), server.state.meta[COUNTS].values()
+        for request in requests if known else []:
+            request.meta[COUNTS] = [sum(counts) for counts in zip(*known, strict=True)]
+        return requests
 
-    def aggregate(self, server: Server, replies: Replies) -> None:
+    def aggregate_updates(self, server: Server, replies: Replies) -> None:
         """As in FedAvg; counts are kept, by site."""
-        super().aggregate(server, replies)
+        super().aggregate_updates(server, replies)
         server.state.meta[COUNTS] |= {name: meta[COUNTS] for name, meta in replies.meta.items() if COUNTS in meta}
 
     # ---- a site
 
-    def train(self, site: Site, order: Order) -> Reply:
+    def train(self, site: Site, request: Request) -> Reply:
         """As in FedAvg; the counts of the order are kept for the sampling."""
-        site.state.meta[COUNTS] = order.meta.get(COUNTS)
-        return super().train(site, order)
+        site.state.meta[COUNTS] = request.meta.get(COUNTS)
+        return super().train(site, request)
 
     def row_weights(self, fit: Fit) -> torch.Tensor:
         """The weight of each image's class."""

@@ -14,11 +14,11 @@ from medfl.contract import (
     Findings,
     Model,
     Need,
-    Order,
     PayloadKind,
     ReducesTo,
     Replies,
     Reply,
+    Request,
     Server,
     Site,
 )
@@ -183,8 +183,8 @@ class PFedCDP(Averaging):
     def round_steps(self) -> tuple[Step, ...]:
         """Participants train; the server alone makes the student."""
         return (
-            Step("fit", self.orders, self.train, self.aggregate, updates=(MODEL,)),
-            Step("refine", fold=self.make_student),
+            Step("fit", self.requests, self.train, self.aggregate_updates, updates=(MODEL,)),
+            Step("refine", aggregate=self.make_student),
         )
 
     def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
@@ -192,14 +192,14 @@ class PFedCDP(Averaging):
         names = ("fit", "refine") if self.refines(server) else ("fit",)
         return [Due(name) for name in names[len(done) :]]
 
-    def orders(self, server: Server) -> list[Order]:
+    def requests(self, server: Server) -> list[Request]:
         """To this round's participants, each with its cluster's body and classifier."""
         self.begin_clusters(server)
         chosen = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
         lent = {network: select(server.state.tensors, f"{CLUSTER}{network}/") for network in networks(server)}
-        return [Order(name, "fit", lent[server.network_of(name)]) for name in chosen]
+        return [Request(name, "fit", lent[server.network_of(name)]) for name in chosen]
 
-    def aggregate(self, server: Server, replies: Replies) -> None:
+    def aggregate_updates(self, server: Server, replies: Replies) -> None:
         """The mean update of each cluster, and the server's classifier for its new body."""
         state = server.state
         for name in [name for name in state.tensors if name.startswith((STUDENT, FINDINGS))]:
@@ -231,15 +231,15 @@ class PFedCDP(Averaging):
         server.state.tensors |= prefixed(student, STUDENT) | prefixed(findings.tensors, FINDINGS)
         server.state.meta["findings"] = findings.meta
 
-    def teacher(self, holder: Server | Site, network: str, lent: Tensors | None = None) -> Split:
+    def teacher(self, participant: Server | Site, network: str, lent: Tensors | None = None) -> Split:
         """A cluster's body with the server's classifier, as the server has them or as a site got them."""
-        lent = select(holder.state.tensors, f"{CLUSTER}{network}/") if lent is None else lent
+        lent = select(participant.state.tensors, f"{CLUSTER}{network}/") if lent is None else lent
         body, classifier = select(lent, MODEL), select(lent, TEACHER)
-        return assemble(holder.task, network, self.server_classifier, body, classifier, holder.settings.seed)
+        return assemble(participant.task, network, self.server_classifier, body, classifier, participant.settings.seed)
 
-    def student(self, holder: Server | Site) -> str:
+    def student(self, participant: Server | Site) -> str:
         """Name of the student's network."""
-        return (self.refine and self.refine.student) or holder.task.network
+        return (self.refine and self.refine.student) or participant.task.network
 
     def publish(self, server: Server) -> Tensors:
         """The student, once there is one."""
@@ -251,12 +251,12 @@ class PFedCDP(Averaging):
 
     # ---- a site
 
-    def train(self, site: Site, order: Order) -> Reply:
+    def train(self, site: Site, request: Request) -> Reply:
         """As in `Averaging`, with classifiers where these are averaged; the site keeps all of its model."""
-        reply = super().train(site, order)
+        reply = super().train(site, request)
         site.state.tensors = reply.trained["personal"].tensors
         if self.server_classifier == "average":
-            reply.tensors |= self.classifier_update(site, site.state.tensors, select(order.tensors, TEACHER))
+            reply.tensors |= self.classifier_update(site, site.state.tensors, select(request.tensors, TEACHER))
         return reply
 
     def trainings(self, site: Site) -> Sequence[Training]:
@@ -304,14 +304,14 @@ class PFedCDP(Averaging):
         path = head_path(site.task.build(site.network), site.network)
         return prefixed({name: tensor - received[name] for name, tensor in select(own, path).items()}, TEACHER)
 
-    def models(self, holder: Server | Site) -> dict[str, Model]:
+    def models(self, participant: Server | Site) -> dict[str, Model]:
         """A personal model at each site; once it is there, the student as the global one."""
-        published = holder.state.tensors if isinstance(holder, Server) else holder.published
+        published = participant.state.tensors if isinstance(participant, Server) else participant.published
         student = select(published, STUDENT)
-        models = {"global": Model(self.student(holder), student)} if student else {}
-        if isinstance(holder, Site):
-            own = holder.state.tensors or holder.task.initial(holder.settings.seed, holder.network)
-            models["personal"] = Model(holder.network, own)
+        models = {"global": Model(self.student(participant), student)} if student else {}
+        if isinstance(participant, Site):
+            own = participant.state.tensors or participant.task.initial(participant.settings.seed, participant.network)
+            models["personal"] = Model(participant.network, own)
         return models
 
 

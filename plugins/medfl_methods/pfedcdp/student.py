@@ -50,8 +50,8 @@ def make_student(server: Server, how: Refinement, teachers: Mapping[str, nn.Modu
     models = list(teachers.values())
 
     def after_epoch(epoch: int) -> None:
-        if server.watch is not None:
-            server.watch(Model(network, cpu_state(student)), epoch)
+        if server.score_epoch is not None:
+            server.score_epoch(Model(network, cpu_state(student)), epoch)
 
     rng, views = server.rng("student"), views_of(server)
     losses = refine(

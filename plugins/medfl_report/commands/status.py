@@ -27,7 +27,7 @@ def command(
 
 
 def describe(folder: Path) -> dict[str, str]:
-    """The lines about a run, by their names: what `medfl watch` shows of it, its disk use and its bundles.
+    """The lines about a run, by their names: what `medfl monitor` shows of it, its disk use and its bundles.
 
     Raises:
         StoreError: If the folder holds no run, or what it says of it can't be read.
@@ -36,11 +36,11 @@ def describe(folder: Path) -> dict[str, str]:
     from medfl.engine.status import DIVERGED, INCOMPLETE
     from medfl.utils.files import bytes_in
     from medfl.utils.formats import size
-    from medfl_report.monitor.folders import WatchedRun
+    from medfl_report.monitor.folders import MonitoredRun
 
     run, summary = read_facts(folder)
     constant = () if summary is None else summary.constant_predictions
-    watched = WatchedRun(folder, str(folder))
+    watched = MonitoredRun(folder, str(folder))
     watched.look()
     view = watched.view()
     sites = "" if view.over else view.summary

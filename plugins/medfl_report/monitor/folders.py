@@ -28,7 +28,7 @@ DEEPEST = 5
 
 
 @dataclass
-class WatchedRun:
+class MonitoredRun:
     """A run's folder, and what was read of its events so far.
 
     Attributes:
@@ -117,7 +117,7 @@ class WatchedRun:
         return epsilon(parts, privacy.delta, privacy.adjacency)
 
 
-class WatchedFolder:
+class MonitoredFolder:
     """A run's folder, or one with several runs below it: a study's, or that of a participant's runs.
 
     Args:
@@ -132,7 +132,7 @@ class WatchedFolder:
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time, stays: bool = False) -> None:
         self.folder, self._clock, self._looked, self.stays = folder, clock, 0.0, stays
         self.single = (folder / "run.json").is_file() or (folder / PROGRESS).is_file()
-        self.runs: dict[Path, WatchedRun] = {}
+        self.runs: dict[Path, MonitoredRun] = {}
         if not folder.is_dir() and not stays:
             raise StoreError(
                 "missing_folder",
@@ -154,7 +154,7 @@ class WatchedFolder:
             self._looked = self._clock()
             for folder in [self.folder] if self.single else sorted(_runs_below(self.folder)):
                 name = visible(str(folder) if folder == self.folder else folder.relative_to(self.folder).as_posix())
-                self.runs.setdefault(folder, WatchedRun(folder, name, self._clock))
+                self.runs.setdefault(folder, MonitoredRun(folder, name, self._clock))
         news = [run.look() for run in self.runs.values()]
         return any(news)
 

@@ -31,7 +31,7 @@ def page(title: str, nonce: str, shown: Markup) -> str:
         nonce: Names the page's own script, which is the only one that a browser runs.
         shown: Its content now; what follows comes by the stream of events.
     """
-    return str(render_template(__file__, "watch.html", title=title, nonce=nonce, shown=shown))
+    return str(render_template(__file__, "monitor.html", title=title, nonce=nonce, shown=shown))
 
 
 def content(views: Sequence[View]) -> Markup:

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from markupsafe import Markup
 
 from medfl.errors import SettingsError
-from medfl_report.monitor.folders import WatchedFolder
+from medfl_report.monitor.folders import MonitoredFolder
 from medfl_report.monitor.page import content, page
 
 HOST = "127.0.0.1"
@@ -50,7 +50,7 @@ class Feed:
         clock: Seconds that only go on.
     """
 
-    def __init__(self, folder: WatchedFolder, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, folder: MonitoredFolder, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._clock, self._lock = folder, clock, threading.Lock()
         self._text, self._made = Markup(""), 0.0
 
@@ -142,7 +142,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(folder: WatchedFolder, title: str, port: int = 0, token: str = "") -> Iterator[Server]:
+def serving(folder: MonitoredFolder, title: str, port: int = 0, token: str = "") -> Iterator[Server]:
     """Serve the page for the length of a block.
 
     Args:

@@ -140,7 +140,7 @@ class RunState:
     step: int = 0
     status: str = ""
     reason: str = ""
-    away: list[str] = field(default_factory=list)
+    unavailable: list[str] = field(default_factory=list)
     begun: float = 0.0
     last: float = 0.0
     took: dict[int, float] = field(default_factory=dict)
@@ -198,7 +198,7 @@ class RunState:
                 del known[round_]
         self.method, self.seed, self.rounds = one_line(start.method, 80), start.seed, start.rounds
         self.metric, self.privacy = one_line(start.metric, 80), start.privacy
-        went_on, self.status, self.reason, self.away, self._mark = self.last > 0, "", "", [], at
+        went_on, self.status, self.reason, self.unavailable, self._mark = self.last > 0, "", "", [], at
         sites = f"{self.rounds} rounds at {len(names)} site{'s' * (len(names) != 1)}"
         self._say(at, f"went on after round {self.round}" if went_on else f"began: {self.method}, {sites}")
         for name, site in self.sites.items():
@@ -261,7 +261,7 @@ class RunState:
 
     def _end(self, at: float, end: RunEnd) -> None:
         self.status, self.reason = end.status, one_line(end.reason)
-        self.away, self.round = [one_line(name, 80) for name in end.unavailable], end.rounds
+        self.unavailable, self.round = [one_line(name, 80) for name in end.unavailable], end.rounds
         self._rest()
         why = f": {self.reason}" if self.reason else ""
         self._say(at, f"{self.status}{self.ended_on}{why}", "info" if self.status == FINISHED else "bad")
@@ -279,8 +279,8 @@ class RunState:
     @property
     def ended_on(self) -> str:
         """On how many of its sites it ended, as a part of a sentence; empty if on all."""
-        there, count = len(self.sites) - len(self.away), len(self.sites)
-        return f" on {there} of {count} sites" if self.away and self.status != DIVERGED else ""
+        there, count = len(self.sites) - len(self.unavailable), len(self.sites)
+        return f" on {there} of {count} sites" if self.unavailable and self.status != DIVERGED else ""
 
     def _rest(self) -> None:
         for site in self.sites.values():

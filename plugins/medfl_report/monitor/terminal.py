@@ -15,7 +15,7 @@ from rich.text import Text
 from medfl.engine.attendance import MISSED, TOOK_PART
 from medfl.utils.formats import MISSING, score
 from medfl.utils.text import Say
-from medfl_report.monitor.folders import WatchedFolder
+from medfl_report.monitor.folders import MonitoredFolder
 from medfl_report.monitor.view import Drawn, View
 
 POLL = 0.5
@@ -40,8 +40,8 @@ DETAILED = 2
 """Runs at work that are shown in full beside the table of all."""
 
 
-def watch(
-    folder: WatchedFolder,
+def monitor(
+    folder: MonitoredFolder,
     console: Console,
     follow: bool,
     wait: Callable[[float], None] = time.sleep,
@@ -73,7 +73,7 @@ def watch(
         live.update(frame(folder.views()), refresh=True)
 
 
-def _follow_in_lines(folder: WatchedFolder, say: Say, wait: Callable[[float], None]) -> None:
+def _follow_in_lines(folder: MonitoredFolder, say: Say, wait: Callable[[float], None]) -> None:
     """Say what happens in plain lines: what the logs have, and who is silent."""
     known: dict[str, str] = {}
     seen: dict[str, int] = {}
@@ -97,7 +97,7 @@ def _follow_in_lines(folder: WatchedFolder, say: Say, wait: Callable[[float], No
         folder.look()
 
 
-def is_over(folder: WatchedFolder) -> bool:
+def is_over(folder: MonitoredFolder) -> bool:
     """Whether nothing more comes unless somebody continues a run, or begins one."""
     return not folder.stays and not folder.at_work and all(view.over for view in folder.views())
 

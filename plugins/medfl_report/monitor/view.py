@@ -160,7 +160,7 @@ def make_view(
 def _standing(state: RunState, now: float, writing: bool | None) -> tuple[str, str, bool]:
     """Status, its level, and whether it is over."""
     if state.status == FINISHED:
-        return f"finished{state.ended_on}", "warn" if state.away else "good", True
+        return f"finished{state.ended_on}", "warn" if state.unavailable else "good", True
     if state.status in (DIVERGED, INCOMPLETE):
         return f"{state.status}{state.ended_on}: {state.reason}", "bad", True
     if state.status == STOPPED:
@@ -177,7 +177,7 @@ def _standing(state: RunState, now: float, writing: bool | None) -> tuple[str, s
 
 def _line(name: str, state: RunState, now: float, over: bool, epsilon: float | None) -> SiteLine:
     site, known = state.sites[name], state.attendance.get(name, {})
-    doing, level = _doing(site, now, over or state.status != "", name in state.away)
+    doing, level = _doing(site, now, over or state.status != "", name in state.unavailable)
     return SiteLine(
         name,
         doing,
@@ -192,7 +192,7 @@ def _line(name: str, state: RunState, now: float, over: bool, epsilon: float | N
     )
 
 
-def _doing(site: SiteState, now: float, over: bool, away: bool) -> tuple[str, str]:
+def _doing(site: SiteState, now: float, over: bool, unavailable: bool) -> tuple[str, str]:
     """What a site does in words, and the level."""
     quiet = None if over else site.silent(now)
     if site.why:
@@ -201,7 +201,7 @@ def _doing(site: SiteState, now: float, over: bool, away: bool) -> tuple[str, st
         return f"silent for {duration(quiet)}, while {site.task.doing}", "bad"
     if site.task and not over:
         return f"{site.task.doing} for {duration(max(0.0, now - site.task.since))}", "work"
-    return ("missing in the end", "bad") if away else ("–" if over else "waiting", "idle")
+    return ("missing in the end", "bad") if unavailable else ("–" if over else "waiting", "idle")
 
 
 def _last_of(state: RunState, name: str) -> float | None:

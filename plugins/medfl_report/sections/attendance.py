@@ -14,14 +14,14 @@ from medfl_report.section import ReportData, TemplateSection
 
 def attendance_of(run: RunRecord) -> dict[str, dict[int, str]]:
     """Site to round to what it did, of a run that is over: who spent time in a round took part, unless it missed it."""
-    missed = {} if run.summary is None else run.summary.attendance.missed
+    missed_rounds = {} if run.summary is None else run.summary.attendance.missed_rounds
     sites = run.sites
     known: dict[str, dict[int, str]] = {site: {} for site in sites}
     table = run.metrics
     worked = table[(table["metric"] == "work_seconds") & table["site"].isin(sites)]
     for site, round_ in zip(worked["site"], worked["round"], strict=True):
         known[str(site)][int(round_)] = TOOK_PART
-    for site, spans in missed.items():
+    for site, spans in missed_rounds.items():
         for first, last in spans:
             known.setdefault(str(site), {}).update(dict.fromkeys(range(first, last + 1), MISSED))
     return known
@@ -40,7 +40,7 @@ class AttendanceSection(TemplateSection):
 
 
 def _with_gaps(runs: Sequence[Named]) -> list[Named]:
-    return [(name, run) for name, run in runs if run.summary is not None and run.summary.attendance.missed]
+    return [(name, run) for name, run in runs if run.summary is not None and run.summary.attendance.missed_rounds]
 
 
 def _matrix(name: str, run: RunRecord) -> Meta:

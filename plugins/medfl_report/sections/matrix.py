@@ -83,7 +83,7 @@ def global_mean(table: Table) -> float:
     return mean_defined(mean_defined(row.values()) for row in table.values())
 
 
-def global_test(run: RunRecord, metric: str) -> tuple[float, float]:
+def cross_site_score(run: RunRecord, metric: str) -> tuple[float, float]:
     """The global test of a run, and its standard deviation (ddof = 1) over the models.
 
     NaN where the run has no such scores; the spread, too, where all sites have the same model.

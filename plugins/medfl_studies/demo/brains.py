@@ -67,7 +67,7 @@ def brains(out: Path, rounds: int, per_centre: int, seed: int, console: Console)
             "--settings#networks_by_site",
             str(NETWORKS),
         ),
-        *("--settings#evaluate_every", "2", "--settings#global_test", "True"),
+        *("--settings#evaluate_every", "2", "--settings#cross_site_evaluation", "True"),
         *("--optimizer#lr", "0.001", "--seed", str(seed)),
     ]
     alone, together = (
@@ -82,7 +82,7 @@ def _prepare(out: Path, per_centre: int, seed: int, console: Console) -> Path:
     release, pooled, data = out / "release", out / "pooled", out / "data"
     if not data.exists():
         registry = load_plugins()
-        registry.phantom("abide")(release, per_centre, seed=seed)
+        registry.synthetic("abide")(release, per_centre, seed=seed)
         console.print(f"\nMade-up brain maps, as ABIDE is published: {release}")
         atlas = next(release.glob("*atlas.nii.gz"))
         console.print(f"\nmedfl prep abide --source {release} --atlas {atlas} --size {SIZE} --out {pooled}")

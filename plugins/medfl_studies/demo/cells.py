@@ -1,6 +1,6 @@
 """Made-up blood cells of six hospitals that differ as hospitals do: every one alone, and all together.
 
-The images are drawn by `medfl.testing.phantoms`: eight kinds of white blood cells; nothing of them is real. Each
+The images are drawn by `medfl.testing.synthetic`: eight kinds of white blood cells; nothing of them is real. Each
 hospital has a stain and a lamp of its own, more or fewer images, and other shares of the eight kinds, down to a few
 images of a kind or none. They lie as PNG files in a folder with a table, as anybody's own images would.
 
@@ -42,7 +42,7 @@ from medfl.data.partition.by_column import by_site
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins
-from medfl.testing.phantoms import CELLS, Stain, draw_cells, draw_stain
+from medfl.testing.synthetic import CELLS, Stain, draw_cells, draw_stain
 from medfl.utils.seeds import seed_of
 from medfl_report.sections.holdings import draw_partition
 from medfl_studies.demo.runs import Shown, report, run
@@ -62,7 +62,7 @@ ALPHA = 1.0
 """Concentration of the shares of classes at a hospital: small is skewed."""
 
 STAINED = 0.5
-"""How unlike the hospitals' stains and lamps are: 1 is as in `medfl.testing.phantoms`, 0 is all alike."""
+"""How unlike the hospitals' stains and lamps are: 1 is as in `medfl.testing.synthetic`, 0 is all alike."""
 
 SIZE, TEST_SHARE = 28, 0.8
 

@@ -9,7 +9,7 @@ from own_cohort import prepare
 from refusals import refused
 
 from medfl.data.ingest.labels import Columns
-from medfl.data.ingest.own_phantom import write_table
+from medfl.data.ingest.own_synthetic import write_table
 from medfl.errors import DataError, SettingsError
 
 PIXELS = np.linspace(0, 4095, 48 * 40).astype(np.uint16).reshape(48, 40)

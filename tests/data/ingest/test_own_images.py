@@ -13,7 +13,7 @@ from refusals import refused
 
 from medfl.data.datalists import SPLITS
 from medfl.data.ingest.labels import Columns
-from medfl.data.ingest.own_phantom import HEAD, ROWS, write_table
+from medfl.data.ingest.own_synthetic import HEAD, ROWS, write_table
 from medfl.data.readers.images import read_image
 from medfl.errors import DataError, SettingsError
 

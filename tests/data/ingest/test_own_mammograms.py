@@ -16,7 +16,7 @@ from refusals import refused
 from medfl.cli.main import main
 from medfl.data.ingest.labels import Columns
 from medfl.data.ingest.own_form import Form, read_row
-from medfl.data.ingest.own_phantom import write_table
+from medfl.data.ingest.own_synthetic import write_table
 from medfl.data.mammogram_files import how_read, load_mammograms
 from medfl.data.partition.writing import presentation_intents
 from medfl.data.readers.mammogram_image import check_reading, read_mammogram

@@ -13,7 +13,7 @@ from refusals import refused
 from medfl.data.datalists import read_datalist
 from medfl.data.folders import written_whole
 from medfl.data.ingest import own_form
-from medfl.data.ingest.own_phantom import ROWS
+from medfl.data.ingest.own_synthetic import ROWS
 from medfl.data.ingest.pipeline import work_folder
 from medfl.data.readers.images import read_image
 from medfl.errors import DataError

@@ -10,7 +10,7 @@ from refusals import refused
 
 from medfl.data.readers.pgm import read_pgm
 from medfl.errors import DataError
-from medfl_datasets.mias.phantom import HEAD, write_film
+from medfl_datasets.mias.synthetic import HEAD, write_film
 
 GREY = np.arange(6, dtype=np.uint8).reshape(2, 3) * 51
 

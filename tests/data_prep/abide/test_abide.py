@@ -20,7 +20,7 @@ from medfl.data.sites import load_sites
 from medfl.objectives import Multiclass
 from medfl.records.site_card import SiteCard
 from medfl_datasets.abide.files import Maps
-from medfl_datasets.abide.phantom import ATLAS_FILE, REGION, write_release
+from medfl_datasets.abide.synthetic import ATLAS_FILE, REGION, write_release
 from medfl_datasets.abide.tables import FILE
 
 

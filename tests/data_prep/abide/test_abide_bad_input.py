@@ -15,7 +15,7 @@ from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import Exclusion
 from medfl_datasets.abide import images as abide_images
 from medfl_datasets.abide.files import Maps
-from medfl_datasets.abide.phantom import ATLAS_FILE
+from medfl_datasets.abide.synthetic import ATLAS_FILE
 from medfl_datasets.abide.tables import FILE
 
 

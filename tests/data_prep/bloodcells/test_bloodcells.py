@@ -15,8 +15,8 @@ from prepare_specs import prepare_spec
 
 from medfl.data.datalists import read_datalist
 from medfl_datasets.bloodcells import acevedo, bodzas, matek
-from medfl_datasets.bloodcells.phantom import ACEVEDO, BODZAS, MATEK, write_acevedo, write_bodzas, write_matek
 from medfl_datasets.bloodcells.split import choose_test
+from medfl_datasets.bloodcells.synthetic import ACEVEDO, BODZAS, MATEK, write_acevedo, write_bodzas, write_matek
 
 HOW = {"size": 12, "workers": 1}
 PAPER_TRAIN = {

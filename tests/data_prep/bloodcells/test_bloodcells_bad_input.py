@@ -20,8 +20,8 @@ from medfl.settings import read_settings
 from medfl_datasets.bloodcells import acevedo, bodzas, matek
 from medfl_datasets.bloodcells.files import read_cell
 from medfl_datasets.bloodcells.labels import SHIPPED, read_label_map
-from medfl_datasets.bloodcells.phantom import write_acevedo, write_bodzas, write_matek
 from medfl_datasets.bloodcells.spec import BloodCells
+from medfl_datasets.bloodcells.synthetic import write_acevedo, write_bodzas, write_matek
 
 HOW = {"size": 4, "workers": 1}
 SPECS = {"acevedo": acevedo.Acevedo, "matek": matek.Matek, "bodzas": bodzas.Bodzas}

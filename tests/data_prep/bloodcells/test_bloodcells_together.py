@@ -15,8 +15,8 @@ from medfl.data.sites import load_sites
 from medfl.objectives import Multiclass
 from medfl_datasets.bloodcells.acevedo import LABELS
 from medfl_datasets.bloodcells.labels import read_label_map
-from medfl_datasets.bloodcells.phantom import ACEVEDO, BODZAS, MATEK, write_acevedo, write_bodzas, write_matek
 from medfl_datasets.bloodcells.spec import BloodCells
+from medfl_datasets.bloodcells.synthetic import ACEVEDO, BODZAS, MATEK, write_acevedo, write_bodzas, write_matek
 
 
 def prepare(folders, out, **options):

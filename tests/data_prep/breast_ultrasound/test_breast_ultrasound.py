@@ -27,8 +27,8 @@ from medfl.data.sites import load_sites
 from medfl.errors import DataError
 from medfl.objectives import Segmentation
 from medfl_datasets.breast_ultrasound.files import NORMAL, Part, read_part, read_release
-from medfl_datasets.breast_ultrasound.phantom import SITES, write_release
 from medfl_datasets.breast_ultrasound.spec import BreastUltrasound
+from medfl_datasets.breast_ultrasound.synthetic import SITES, write_release
 
 REAL = Path(os.environ.get("MEDFL_DATA", "nowhere"), "segmentation", "breast_ultrasound")
 

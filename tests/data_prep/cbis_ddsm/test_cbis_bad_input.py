@@ -17,9 +17,9 @@ from medfl.cli.main import main
 from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import Exclusion
 from medfl_datasets.cbis_ddsm.choice import choose
-from medfl_datasets.cbis_ddsm.phantom import film_pixels, mask_pixels, nbia, write_release
 from medfl_datasets.cbis_ddsm.release import read_release
 from medfl_datasets.cbis_ddsm.spec import NO_FILE, CbisDdsm
+from medfl_datasets.cbis_ddsm.synthetic import film_pixels, mask_pixels, nbia, write_release
 from medfl_datasets.cbis_ddsm.tables import TABLES
 
 

@@ -18,7 +18,9 @@ from medfl.data.datalists import SPLITS, read_datalist
 from medfl.data.readers.mammograms import breast_box, to_row
 from medfl.records.datalist import Exclusion
 from medfl_datasets.cbis_ddsm.choice import LEAKING, choose
-from medfl_datasets.cbis_ddsm.phantom import (
+from medfl_datasets.cbis_ddsm.release import read_release
+from medfl_datasets.cbis_ddsm.spec import CbisDdsm
+from medfl_datasets.cbis_ddsm.synthetic import (
     FILM,
     LAYOUTS,
     ROWS,
@@ -28,8 +30,6 @@ from medfl_datasets.cbis_ddsm.phantom import (
     write_tables,
     write_tree,
 )
-from medfl_datasets.cbis_ddsm.release import read_release
-from medfl_datasets.cbis_ddsm.spec import CbisDdsm
 from medfl_datasets.cbis_ddsm.tables import KINDS
 
 SYNTAXES = (ExplicitVRLittleEndian, ImplicitVRLittleEndian, *COMPRESSED)

@@ -13,8 +13,8 @@ from refusals import refused
 from medfl.errors import DataError
 from medfl_datasets.cbis_ddsm.choice import choose
 from medfl_datasets.cbis_ddsm.files import look_through
-from medfl_datasets.cbis_ddsm.phantom import LAYOUTS, ROWS, write_tables
 from medfl_datasets.cbis_ddsm.release import find_films, read_release
+from medfl_datasets.cbis_ddsm.synthetic import LAYOUTS, ROWS, write_tables
 from medfl_datasets.cbis_ddsm.tables import OFFICIAL, TABLES, Lesion, Series, deviations, read_tables
 
 REAL = Path(os.environ.get("MEDFL_DATA", "nowhere"), "cbis_ddsm")

@@ -18,7 +18,8 @@ from medfl.data.partition.by_column import by_site
 from medfl.data.partition.plan import PartitionPlan
 from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import Exclusion
-from medfl_datasets.celeba.phantom import (
+from medfl_datasets.celeba.spec import CelebA
+from medfl_datasets.celeba.synthetic import (
     NAMES,
     PERSONS,
     SPLITS,
@@ -28,7 +29,6 @@ from medfl_datasets.celeba.phantom import (
     write_images,
     write_release,
 )
-from medfl_datasets.celeba.spec import CelebA
 from medfl_datasets.celeba.tables import read_attribute
 
 SPLIT_NAMES = ("training", "validation", "test")

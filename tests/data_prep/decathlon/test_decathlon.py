@@ -30,8 +30,8 @@ from medfl.objectives import Segmentation
 from medfl.plugins import load_plugins
 from medfl.records.partition import Partition
 from medfl_datasets.decathlon.files import read_release
-from medfl_datasets.decathlon.phantom import SCANNERS, TABLE, write_release
 from medfl_datasets.decathlon.spec import Decathlon
+from medfl_datasets.decathlon.synthetic import SCANNERS, TABLE, write_release
 
 REAL = Path(os.environ.get("MEDFL_DATA", "nowhere"), "segmentation", "hippocampus")
 

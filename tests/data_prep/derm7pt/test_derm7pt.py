@@ -18,8 +18,8 @@ from medfl.data.datalists import SPLITS, read_datalist
 from medfl.data.sites import load_sites
 from medfl.errors import DataError, SettingsError
 from medfl.objectives import Multiclass
-from medfl_datasets.derm7pt.phantom import write_indexes, write_meta, write_release
 from medfl_datasets.derm7pt.spec import Derm7pt
+from medfl_datasets.derm7pt.synthetic import write_indexes, write_meta, write_release
 from medfl_datasets.derm7pt.tables import read_release
 
 FILES = dict(zip(SPLITS, ("train", "valid", "test"), strict=True))

@@ -22,9 +22,9 @@ from medfl.errors import DataError, SettingsError
 from medfl.objectives import Binary
 from medfl.records.datalist import Exclusion
 from medfl_datasets.flamby_heart.files import HOSPITALS, features, read_hospital
-from medfl_datasets.flamby_heart.phantom import write_release
 from medfl_datasets.flamby_heart.spec import OFFICIAL, FlambyHeart
 from medfl_datasets.flamby_heart.split import rows_for_tests
+from medfl_datasets.flamby_heart.synthetic import write_release
 
 REAL = Path(os.environ.get("MEDFL_DATA", "nowhere"), "flamby", "fed_heart_disease")
 

@@ -16,8 +16,8 @@ from medfl.data.partition.by_column import by_site
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
 from medfl.errors import DataError
-from medfl_datasets.flamby_isic2019.phantom import write_release
 from medfl_datasets.flamby_isic2019.spec import CLASSES, IMAGES, METADATA, OFFICIAL, SPLIT, FlambyISIC2019
+from medfl_datasets.flamby_isic2019.synthetic import write_release
 
 
 def records(datalist: Datalist) -> list[dict]:

@@ -17,8 +17,8 @@ from torch.nn.functional import adaptive_avg_pool3d
 from medfl.data.datalists import Datalist
 from medfl.errors import DataError, SettingsError
 from medfl.objectives import Segmentation
-from medfl_datasets.flamby_ixi.phantom import write_release
 from medfl_datasets.flamby_ixi.spec import OFFICIAL, SPLIT, VOLUMES, FlambyIXI
+from medfl_datasets.flamby_ixi.synthetic import write_release
 
 SIZE = (6, 10, 6)
 

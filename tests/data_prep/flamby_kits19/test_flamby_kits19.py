@@ -14,8 +14,8 @@ from refusals import refused
 from medfl.data.datalists import Datalist
 from medfl.errors import DataError
 from medfl.objectives import Segmentation
-from medfl_datasets.flamby_kits19.phantom import write_release
 from medfl_datasets.flamby_kits19.spec import MASK, SPLIT, FlambyKiTS19
+from medfl_datasets.flamby_kits19.synthetic import write_release
 
 
 def prepare(source: Path, out: Path, **options) -> Datalist:

@@ -11,8 +11,8 @@ from refusals import refused
 
 from medfl.errors import DataError
 from medfl.objectives import Segmentation
-from medfl_datasets.flamby_lidc_idri.phantom import write_release
 from medfl_datasets.flamby_lidc_idri.spec import IMAGE, MASK, OFFICIAL, SPLIT, FlambyLidcIdri
+from medfl_datasets.flamby_lidc_idri.synthetic import write_release
 
 
 def test_scans_manufacturers_and_splits_are_flambys(tmp_path):

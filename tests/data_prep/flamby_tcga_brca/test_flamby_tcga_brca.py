@@ -21,8 +21,8 @@ from medfl.errors import DataError
 from medfl.objectives import Survival
 from medfl.records.datalist import Exclusion
 from medfl_datasets.flamby_tcga_brca.files import REGIONS, find_files, read_patients
-from medfl_datasets.flamby_tcga_brca.phantom import ROWS, UNUSED, write_release
 from medfl_datasets.flamby_tcga_brca.spec import OFFICIAL, FlambyTcgaBrca
+from medfl_datasets.flamby_tcga_brca.synthetic import ROWS, UNUSED, write_release
 
 REAL = Path(os.environ.get("MEDFL_DATA", "nowhere"), "flamby", "fed_tcga_brca")
 

@@ -20,7 +20,8 @@ from medfl.data.partition.plan import PartitionPlan
 from medfl.errors import DataError
 from medfl.records.partition import Partition
 from medfl_datasets.ham10000.files import crop_box
-from medfl_datasets.ham10000.phantom import (
+from medfl_datasets.ham10000.spec import HAM10000, make_records
+from medfl_datasets.ham10000.synthetic import (
     COLLECTIONS,
     HEADER,
     IMAGES,
@@ -31,7 +32,6 @@ from medfl_datasets.ham10000.phantom import (
     write_release,
     write_table,
 )
-from medfl_datasets.ham10000.spec import HAM10000, make_records
 from medfl_datasets.ham10000.tables import read_metadata
 
 CLASSES = ["akiec", "bcc", "bkl", "df", "mel", "nv", "vasc"]

@@ -12,7 +12,7 @@ from PIL import Image
 from refusals import refused
 
 from medfl.errors import DataError, SettingsError
-from medfl_datasets.ham10000.phantom import make_rows, write_release, write_table
+from medfl_datasets.ham10000.synthetic import make_rows, write_release, write_table
 from medfl_datasets.ham10000.tables import read_metadata
 
 CLASSES = ["akiec", "bcc", "bkl", "df", "mel", "nv", "vasc"]

@@ -14,7 +14,7 @@ from refusals import refused
 
 from medfl.errors import DataError, SettingsError
 from medfl.objectives import Segmentation
-from medfl_datasets.ham10000.phantom import make_rows, write_release
+from medfl_datasets.ham10000.synthetic import make_rows, write_release
 
 FOLDER = "HAM10000_segmentations_lesion_tschandl"
 

@@ -19,8 +19,8 @@ from medfl.data.partition.iid import iid
 from medfl.data.partition.plan import PartitionPlan
 from medfl.errors import DataError, SettingsError
 from medfl_datasets.lc25000.files import find_files
-from medfl_datasets.lc25000.phantom import COPIES, TILES, write_release
 from medfl_datasets.lc25000.spec import LC25000
+from medfl_datasets.lc25000.synthetic import COPIES, TILES, write_release
 
 CLASSES = ["colon_aca", "colon_n", "lung_aca", "lung_n", "lung_scc"]
 

@@ -10,7 +10,7 @@ from micrograph import grey, tiles
 from PIL import Image
 
 from medfl_datasets.lc25000.copies import ANGLES, EDGE, RADIUS, correlation, group_copies, kept, spectra
-from medfl_datasets.lc25000.phantom import copied, rectangle
+from medfl_datasets.lc25000.synthetic import copied, rectangle
 
 
 def test_the_rectangle_is_that_of_augmentor_and_has_room_for_the_disc():

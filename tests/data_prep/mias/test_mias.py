@@ -15,7 +15,8 @@ from medfl.data.readers.mammograms import to_row
 from medfl.data.readers.pgm import read_pgm
 from medfl_datasets.mias.choice import choose
 from medfl_datasets.mias.files import crop_box
-from medfl_datasets.mias.phantom import (
+from medfl_datasets.mias.spec import LABELS, Mias
+from medfl_datasets.mias.synthetic import (
     KINDS,
     SEVERITIES,
     SOME,
@@ -26,7 +27,6 @@ from medfl_datasets.mias.phantom import (
     write_release,
     write_table,
 )
-from medfl_datasets.mias.spec import LABELS, Mias
 from medfl_datasets.mias.tables import deviations, read_films
 
 

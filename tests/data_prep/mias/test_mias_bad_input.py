@@ -12,8 +12,8 @@ from refusals import refused
 
 from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import Exclusion
-from medfl_datasets.mias.phantom import SOME, SOME_ROWS, write_film, write_release
 from medfl_datasets.mias.spec import Mias
+from medfl_datasets.mias.synthetic import SOME, SOME_ROWS, write_film, write_release
 
 
 def prepare(source, out, size=8, **options):

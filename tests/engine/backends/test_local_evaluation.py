@@ -10,7 +10,7 @@ from torch import nn
 from toys import builtin, snapshot
 
 from medfl.engine.backends.jobs import EvaluateJob, Job, PredictJob
-from medfl.engine.backends.local import LocalCarrier
+from medfl.engine.backends.local import LocalBackend
 from medfl.engine.evaluation import Scorer
 from medfl.testing.cohort import make_data, scores
 from medfl.types import Dataset
@@ -66,8 +66,8 @@ def test_a_test_set_of_the_server_that_is_divided_scores_as_the_whole(
     case, test = builtin(method), make_data(59, "global")
     case.run(tmp_path / "one", server_test=test)
     jobs: list[Job] = []
-    run_jobs = LocalCarrier._do
-    monkeypatch.setattr(LocalCarrier, "_do", lambda self, todo: jobs.extend(todo) or run_jobs(self, todo))
+    run_jobs = LocalBackend._do
+    monkeypatch.setattr(LocalBackend, "_do", lambda self, todo: jobs.extend(todo) or run_jobs(self, todo))
     case.run(tmp_path / "two", server_test=test, workers=2)
     parts = [job.cases for job in jobs if isinstance(job, PredictJob) and job.round == 1]
     assert len(parts) >= 3

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from medfl.cli.main import app
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.home import Home
+from medfl.engine.runs.export import SiteExport
 from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, simulate
 from medfl.engine.runs.site_bundles import export
 from medfl.plugins import load_plugins
@@ -41,7 +41,7 @@ def train(folder: Path, network: type[torch.nn.Module] | None, rounds: int, site
     if network is not None:
         task = replace(task, networks={"plain": network})
     registry = load_plugins()
-    home = Home(BUNDLE, classes=CLASSES, objective=task.objective)
+    home = SiteExport(BUNDLE, classes=CLASSES, objective=task.objective)
     run = SimulatedRun(
         method=MethodChoice(name="fedavg", make=lambda: registry.make_method("fedavg", {})),
         task=task,

@@ -52,7 +52,9 @@ def test_more_rounds_continue_a_run_that_was_freed(tmp_path: Path, method: str, 
 
 def test_a_run_that_ended_early_keeps_what_its_last_round_needs(tmp_path: Path) -> None:
     case = Case(load_plugins(), "fedavg")
-    result = case.run(tmp_path / "run", sites=make_sites(PAIR), frees_space=True, absent=lambda site, step: step == 3)
+    result = case.run(
+        tmp_path / "run", sites=make_sites(PAIR), frees_space=True, unavailable=lambda site, step: step == 3
+    )
     assert result.outcome.status == "incomplete"
     assert len(Store(tmp_path / "run" / "state" / SERVER).steps()) == 2
     assert same_end(case, tmp_path / "run", tmp_path / "whole")
@@ -69,10 +71,10 @@ def test_a_reply_that_was_deleted_is_not_made_again(tmp_path: Path) -> None:
     class Stopped(case.kind):  # type: ignore[name-defined]
         supports = case.kind.supports
 
-        def fold(self, server: Server, replies: object) -> None:
+        def aggregate(self, server: Server, replies: object) -> None:
             if server.round == 2:
                 raise _StopError
-            super().fold(server, replies)
+            super().aggregate(server, replies)
 
     with pytest.raises(_StopError):
         case.run(tmp_path / "run", sites=make_sites(PAIR), make_method=Stopped)

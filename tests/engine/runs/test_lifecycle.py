@@ -73,12 +73,12 @@ def test_who_only_looks_can_keep_nothing_and_post_nothing(case: Case, tmp_path: 
     viewer = RunViewer(tmp_path)
     committed = viewer.latest()
     assert committed is not None
-    for holder in (
+    for participant in (
         viewer.server(*committed, make_task(), case.settings_of()),
         viewer.site("site-1", committed[1], make_task(), case.settings_of()),
     ):
         with refused(StoreError, "read_only_run"):
-            holder.keep_blob("mean", kept)
+            participant.keep_blob("mean", kept)
     site = viewer.site("site-1", committed[1], make_task(), case.settings_of())
     site.state.blobs["mean"] = digest(kept)
     assert tensors_equal(site.blob("mean"), kept)

@@ -17,7 +17,7 @@ from medfl.engine.runs.network_assignment import NetworkAssignment, read_assignm
 from medfl.errors import PluginError, SettingsError
 from medfl.plugins import Registry, load_plugins
 from medfl.records.run_file import AssignedNetwork, RunFile
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 
 PLUGIN = """
 from medfl.engine.runs.network_assignment import NetworkAssignment

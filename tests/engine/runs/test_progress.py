@@ -136,7 +136,7 @@ def test_a_run_has_the_same_bits_where_nothing_can_be_noted_down(
     monkeypatch.setattr(module, "PROGRESS", "no/such/folder/progress.jsonl")
     case.run(tmp_path / "alone", sites=make_sites(SIZES))
     assert snapshot(tmp_path / "alone") == snapshot(tmp_path / "watched")
-    assert caplog.text.count("`medfl watch` won't see all of the run") == 1
+    assert caplog.text.count("`medfl monitor` won't see all of the run") == 1
 
 
 def test_under_privacy_no_share_of_the_batches_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

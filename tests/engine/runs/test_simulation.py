@@ -304,7 +304,7 @@ def test_an_undefined_score_does_not_spoil_the_mean(tmp_path):
 def test_too_few_replies_end_the_run_as_incomplete_and_it_can_be_taken_up(tmp_path, caplog):
     caplog.set_level(logging.WARNING)
     whole = case().run(tmp_path / "whole", min_replies=3)
-    result = case().run(tmp_path / "cut", min_replies=3, absent=lambda site, step: site == "site-2" and step == 2)
+    result = case().run(tmp_path / "cut", min_replies=3, unavailable=lambda site, step: site == "site-2" and step == 2)
     assert (result.outcome.status, result.outcome.rounds) == ("incomplete", 1)
     assert "2 of 3 needed replies came." in result.outcome.reason
     assert "Round 2: no reply from site-2." in caplog.text

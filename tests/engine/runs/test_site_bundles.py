@@ -19,7 +19,7 @@ from medfl.data.datalists import read_datalist, write_datalist
 from medfl.data.sites import load_site
 from medfl.engine.runs.records import read_run
 from medfl.objectives import Multiclass
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 from medfl.workflow import FederatedWorkflow
 
 SEXES = ("female", None, "male")

@@ -11,8 +11,8 @@ import torch
 from refusals import refused
 from site_refusals import raise_refusal, recorded_refusals
 
-from medfl.contract import Order
-from medfl.engine.carrier import Answer
+from medfl.contract import Request
+from medfl.engine.backend import SiteResult
 from medfl.engine.secure.method import secured
 from medfl.engine.secure.ops import (
     CONFIRM,
@@ -63,9 +63,9 @@ class Sites:
         tensors: Tensors,
         keep: tuple[int, ...] = (),
         round_: int = 1,
-    ) -> Answer:
-        order = Order(name, op, dict(tensors), about.meta())
-        return self.runners[name].step(method, order, step, round_, wire.digest(tensors), keep)
+    ) -> SiteResult:
+        request = Request(name, op, dict(tensors), about.meta())
+        return self.runners[name].step(method, request, step, round_, wire.digest(tensors), keep)
 
     def demand(self, *arguments: Any, **options: Any) -> None:
         """Ask a site as `ask` does, and raise the error with which it refuses."""
@@ -234,15 +234,15 @@ def test_a_share_that_was_sealed_for_another_site_is_refused(sites: Sites, keys:
 
 def test_nothing_leaves_in_the_clear(sites: Sites) -> None:
     with recorded_refusals() as errors:
-        answer = sites.runners["site-1"].step(method, Order("site-1", "fit", model()), 1, 1, wire.digest(model()))
+        answer = sites.runners["site-1"].step(method, Request("site-1", "fit", model()), 1, 1, wire.digest(model()))
     with refused(RefusedError, "unmasked_reply", op="fit"):
         raise_refusal(answer, errors)
     assert not sites.sent("site-1", 1)
 
 
 def test_orders_of_another_form_are_refused(sites: Sites) -> None:
-    order = Order("site-1", KEYS, {}, {"secure_aggregation": {"sites": []}})
+    request = Request("site-1", KEYS, {}, {"secure_aggregation": {"sites": []}})
     with recorded_refusals() as errors:
-        answer = sites.runners["site-1"].step(method, order, 1, 1, wire.digest({}))
+        answer = sites.runners["site-1"].step(method, request, 1, 1, wire.digest({}))
     with refused(RefusedError, "invalid_request", op=KEYS):
         raise_refusal(answer, errors)

@@ -17,7 +17,7 @@ from kit_keys import Root
 from refusals import refused
 from site_refusals import raise_refusal, recorded_refusals
 
-from medfl.contract import Method, Order
+from medfl.contract import Method, Request
 from medfl.engine.secure.fixed_point import signed, unpacked
 from medfl.engine.secure.keys import public_key
 from medfl.engine.secure.masks import Words, add_mask
@@ -106,10 +106,10 @@ class Server:
     def ask(self, name: str, op: str, about: About, tensors: Tensors, round_: int = 1) -> Tensors:
         """What leaves a site, or its refusal."""
         self.steps += 1
-        order = Order(name, op, dict(tensors), about.meta())
+        request = Request(name, op, dict(tensors), about.meta())
         with recorded_refusals() as errors:
             answer = self.runners[name].step(
-                secured(fedavg, self.settings), order, self.steps, round_, wire.digest(tensors)
+                secured(fedavg, self.settings), request, self.steps, round_, wire.digest(tensors)
             )
         left = self.runners[name].store.read(self.steps, "reply/")
         if answer.refused is not None:
@@ -179,7 +179,7 @@ def plain_update(name: str, folder: Path) -> torch.Tensor:
     """A site's update as it leaves without secure aggregation."""
     settings = Settings.model_validate(PLAIN)
     runner = SiteRunner(name, make_site(6, name), folder, make_plan(settings), lambda *_: None)
-    runner.step(fedavg, Order(name, "fit", model()), 1, 1, wire.digest(model()))
+    runner.step(fedavg, Request(name, "fit", model()), 1, 1, wire.digest(model()))
     tensors = runner.store.read(1, "reply/")
     return torch.cat([tensors[name].double().flatten() for name, _, _ in LAYOUT])
 

@@ -72,7 +72,7 @@ PRIVACY = {"epsilon": 5.0, "clip": 1.0}
 CONTRADICTIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "robust": ({"robust": {"rule": "median"}}, ["robust", "secure_aggregation"]),
     "bits": ({"compression": {"bits": 8}}, ["compression", "secure_aggregation"]),
-    "attackers": ({"poison": {"attack": "sign_flip", "sites": ["site-1"]}}, ["poison", "secure_aggregation"]),
+    "attackers": ({"adversaries": {"attack": "sign_flip", "sites": ["site-1"]}}, ["adversaries", "secure_aggregation"]),
     "images": ({"privacy": PRIVACY | {"unit": "sample"}}, ["privacy.unit", "secure_aggregation"]),
     "clip": (
         {"privacy": PRIVACY, "secure_aggregation": {"threshold": 2, "clip": 2.0}},

@@ -104,6 +104,6 @@ def test_log_and_report_say_whom_one_has_to_trust(
 
 def test_a_refused_release_is_no_noise_twice(whole: tuple[Result, Path], tmp_path: Path) -> None:
     """A budget is spread over the rounds that were planned; with drop-outs a site may have spent less."""
-    result = run(tmp_path, absent=lambda site, at: site == "site-2" and at == 3)
+    result = run(tmp_path, unavailable=lambda site, at: site == "site-2" and at == 3)
     releases = {site: facts.releases for site, facts in result.summary.privacy.items()}
     assert releases == {"site-1": 2, "site-2": 1, "site-3": 2, "site-4": 2, "site-5": 2}

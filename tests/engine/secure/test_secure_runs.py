@@ -51,7 +51,7 @@ class Stopped:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        result = run(folder, secure_aggregation=THREE, absent=lambda site, at: at == MASKING + 1)
+        result = run(folder, secure_aggregation=THREE, unavailable=lambda site, at: at == MASKING + 1)
         assert result.outcome.status == "incomplete"
 
     def of(self, site: str) -> Record:
@@ -115,25 +115,25 @@ def test_a_clip_bounds_every_update(tmp_path: Path) -> None:
 @pytest.mark.parametrize("operation", range(5))
 def test_drop_outs_in_any_operation_recover(operation: int, tmp_path: Path) -> None:
     """Two of five are away in one operation of round 2; those that have sent their numbers are in the sum."""
-    away, step = {"site-2", "site-5"}, 5 + operation + 1
+    unavailable, step = {"site-2", "site-5"}, 5 + operation + 1
 
-    def absent(site: str, at: int) -> bool:
-        return site in away and at == step
+    def unavailable(site: str, at: int) -> bool:
+        return site in unavailable and at == step
 
-    result = run(tmp_path / "secure", secure_aggregation=THREE, absent=absent)
+    result = run(tmp_path / "secure", secure_aggregation=THREE, unavailable=unavailable)
     assert result.outcome.status == "finished"
-    plain = run(tmp_path / "plain", absent=lambda site, at: site in away and at == 2 and operation < 3)
+    plain = run(tmp_path / "plain", unavailable=lambda site, at: site in unavailable and at == 2 and operation < 3)
     assert distance(plain, result) < 1e-4
 
 
 def test_drop_outs_one_after_the_other(tmp_path: Path) -> None:
     """One leaves before it shares, another one before it sends its numbers; both stay away."""
 
-    def absent(site: str, at: int) -> bool:
+    def unavailable(site: str, at: int) -> bool:
         return at < 6 and ((site == "site-1" and at >= 2) or (site == "site-4" and at >= 3))
 
-    result = run(tmp_path / "secure", secure_aggregation=THREE, absent=absent)
-    plain = run(tmp_path / "plain", absent=lambda site, at: site in ("site-1", "site-4") and at == 1)
+    result = run(tmp_path / "secure", secure_aggregation=THREE, unavailable=unavailable)
+    plain = run(tmp_path / "plain", unavailable=lambda site, at: site in ("site-1", "site-4") and at == 1)
     assert distance(plain, result) < 1e-4
 
 
@@ -141,8 +141,8 @@ def test_drop_outs_one_after_the_other(tmp_path: Path) -> None:
 def test_beyond_the_threshold_the_run_stops_and_goes_on_later(
     operation: int, whole: tuple[Result, Path], tmp_path: Path
 ) -> None:
-    away, step = {"site-2", "site-3", "site-5"}, 5 + operation + 1
-    result = run(tmp_path, secure_aggregation=THREE, absent=lambda site, at: site in away and at == step)
+    unavailable, step = {"site-2", "site-3", "site-5"}, 5 + operation + 1
+    result = run(tmp_path, secure_aggregation=THREE, unavailable=lambda site, at: site in unavailable and at == step)
     assert (result.outcome.status, result.outcome.rounds) == ("incomplete", 1)
     assert "2 of 3 needed replies came. Missing: site-2, site-3, site-5." in result.outcome.reason
     again = run(tmp_path, secure_aggregation=THREE)
@@ -171,7 +171,11 @@ def blob(folder: Path, record: Record, name: str) -> Tensors:
 
 def test_no_secret_is_on_any_disk_or_in_any_message(tmp_path: Path) -> None:
     """In a run that stopped before its sum was unmasked; an unmasked site's own mask is known to the server."""
-    run(tmp_path, secure_aggregation=THREE, absent=lambda site, at: at == 5 and site in ("site-1", "site-2", "site-3"))
+    run(
+        tmp_path,
+        secure_aggregation=THREE,
+        unavailable=lambda site, at: at == 5 and site in ("site-1", "site-2", "site-3"),
+    )
     run_id = RunFile.read(tmp_path / "run.json").identity.run_id
     content = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     hidden = [secret for site in SIZES for secret in secrets(tmp_path, site, run_id, 1)]
@@ -182,7 +186,7 @@ def test_no_secret_is_on_any_disk_or_in_any_message(tmp_path: Path) -> None:
 
 def test_what_is_sealed_is_bound_to_the_list_of_participants(tmp_path: Path) -> None:
     """By the key and by the additional data, each on its own."""
-    run(tmp_path, secure_aggregation=THREE, absent=lambda site, at: at == MASKING)
+    run(tmp_path, secure_aggregation=THREE, unavailable=lambda site, at: at == MASKING)
     run_id = RunFile.read(tmp_path / "run.json").identity.run_id
     server = Store(tmp_path / "state" / "server").latest()
     assert server is not None

@@ -9,8 +9,8 @@ import pytest
 import torch
 from refusals import refused
 
-from medfl.engine.adversaries.adversary import DataPoison, Knowledge, ReplyPoison, root_mean_square
-from medfl.engine.adversaries.simulation import Attackers, PoisonedData, PoisonedReplies, read_attackers
+from medfl.engine.adversaries.adversary import DataAdversary, Knowledge, ReplyAdversary, root_mean_square
+from medfl.engine.adversaries.simulation import AttackedData, AttackedReplies, Attackers, read_attackers
 from medfl.errors import PluginError, SettingsError
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import CLASSES, make_data, make_task
@@ -53,7 +53,7 @@ def attackers(attack, *sites, **options) -> Attackers:
 
 def replies(attack, *sites, sent=None, last=None, **options):
     """What a server sees, by site."""
-    seen = PoisonedReplies(sent or Sent(), attackers(attack, *sites, **options), 0, 1, last)
+    seen = AttackedReplies(sent or Sent(), attackers(attack, *sites, **options), 0, 1, last)
     return {site: tensors["model/a"].tolist() for site, tensors in seen}
 
 
@@ -73,7 +73,7 @@ def replies(attack, *sites, sent=None, last=None, **options):
 )
 def test_an_attacker_replies_with_something_else_and_nobody_else_does(attack, options, expected):
     sent = Sent()
-    seen = PoisonedReplies(sent, attackers(attack, **options), 0, 1)
+    seen = AttackedReplies(sent, attackers(attack, **options), 0, 1)
     came = dict(seen)
     assert came["site-7"]["model/a"].tolist() == pytest.approx(expected, abs=1e-9)
     assert came["site-7"]["model/count"] == 3
@@ -99,12 +99,12 @@ def test_a_scaled_update_makes_up_for_the_sizes_of_the_others():
 
 def test_noise_is_as_long_as_the_update_and_the_same_whenever_replies_are_read():
     long = Sent([torch.full((20000,), value).tolist() for value in (1.0, 3.0)])
-    seen = PoisonedReplies(long, attackers("gaussian", "site-2", scale=0.5), 0, 1)
+    seen = AttackedReplies(long, attackers("gaussian", "site-2", scale=0.5), 0, 1)
     first, again = (dict(seen)["site-2"]["model/a"] for _ in range(2))
     assert torch.equal(first, again)
     assert root_mean_square({"a": first}) == pytest.approx(1.5, rel=0.03)
     assert float(first.mean()) == pytest.approx(0, abs=0.05)
-    other = dict(PoisonedReplies(long, attackers("gaussian", "site-2", scale=0.5), 0, 2))["site-2"]["model/a"]
+    other = dict(AttackedReplies(long, attackers("gaussian", "site-2", scale=0.5), 0, 2))["site-2"]["model/a"]
     assert not torch.equal(first, other), "each round draws anew"
 
 
@@ -162,8 +162,8 @@ def test_alie_among_few_sites_is_no_attack_and_says_so(caplog):
 
 
 def poisoned(attack, **options):
-    data, poison = make_data(12, "poison"), attackers(attack, **options).poison
-    return data, PoisonedData(data, poison, CLASSES, make_task().scale, torch.Generator().manual_seed(0))
+    data, poison = make_data(12, "adversaries"), attackers(attack, **options).poison
+    return data, AttackedData(data, poison, CLASSES, make_task().scale, torch.Generator().manual_seed(0))
 
 
 def test_labels_are_flipped():
@@ -238,7 +238,7 @@ def test_without_a_setting_nobody_attacks():
 def test_records_say_what_the_classes_are():
     for name, record in REGISTRY.adversaries.items():
         kind = REGISTRY.adversary(name)
-        assert issubclass(kind, DataPoison if record.on == "data" else ReplyPoison), name
+        assert issubclass(kind, DataAdversary if record.on == "data" else ReplyAdversary), name
         assert "Source: " in (kind.__doc__ or ""), name
         for option in kind.model_fields:
             assert option in record.summary, f"'{option}' of {name} is not in its line of `medfl list adversaries`"
@@ -257,7 +257,7 @@ def test_anybody_adds_one(tmp_path):
     registry = load_plugins(files=[tmp_path / "half_hearted.py", tmp_path / "odd.py"])
     made = read_attackers({"attack": "half_hearted", "sites": ["site-7"], "share": 0.25}, registry)
     assert made is not None
-    assert dict(PoisonedReplies(Sent(), made, 0, 1))["site-7"]["model/a"].tolist() == [2.5, -2.5]
+    assert dict(AttackedReplies(Sent(), made, 0, 1))["site-7"]["model/a"].tolist() == [2.5, -2.5]
     with refused(PluginError, "wrong_type", name="root"):
         read_attackers({"attack": "root", "sites": ["site-7"]}, registry)
 

@@ -45,7 +45,9 @@ def test_attackers_train_on_wrong_data(tmp_path, attack):
 
 def test_no_test_image_of_an_attacker_is_in_a_score(tmp_path):
     poison = {"attack": "free_rider", "sites": ["site-2"]}
-    Case(REGISTRY, "fedprox").run(tmp_path / "one", rounds=1, poison=poison, shared_test=True, global_test=True)
+    Case(REGISTRY, "fedprox").run(
+        tmp_path / "one", rounds=1, poison=poison, shared_test=True, cross_site_evaluation=True
+    )
     rows = read_run(tmp_path / "one").metrics
     tested = rows[rows["split"].isin(["test", "shared"]) & rows["metric"].eq("accuracy")]
     assert set(tested["site"]) == {"site-1", "site-3", "global"}
@@ -88,7 +90,7 @@ def test_attackers_work_under_bits_noise_and_several_processes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("method", "poison", "code", "fields"),
+    ("method", "adversaries", "code", "fields"),
     [
         (
             "fedavg",
@@ -118,13 +120,13 @@ def test_attackers_work_under_bits_noise_and_several_processes(tmp_path):
             "local",
             {"attack": "sign_flip", "sites": ["site-1"]},
             "method_not_supported",
-            {"feature": "poison", "attack": "sign_flip"},
+            {"feature": "adversaries", "attack": "sign_flip"},
         ),
         (
             "centralized",
             {"attack": "label_flip", "sites": ["site-1"]},
             "method_not_supported",
-            {"feature": "poison", "attack": None},
+            {"feature": "adversaries", "attack": None},
         ),
     ],
 )

@@ -41,15 +41,15 @@ def test_every_message_that_leaves_is_in_the_record_with_what_it_holds(place: Pl
         left.extend([blob] if site == SITE else [])
         return blob
 
-    parcels: list[tuple[str, int]] = []
+    peer_messages: list[tuple[str, int]] = []
 
-    def keep_parcel(sender: str, to: str, blob: bytes) -> bytes:
-        parcels.extend([(to, len(blob))] if sender == SITE else [])
+    def keep_peer_message(sender: str, to: str, blob: bytes) -> bytes:
+        peer_messages.extend([(to, len(blob))] if sender == SITE else [])
         return blob
 
     files = place.files("audit")
     offer = place.offer("audited", method="fedcross", steps=1)
-    _, progress = Loopback(files, tamper_answer=keep, tamper_parcel=keep_parcel).serve(offer)
+    _, progress = Loopback(files, tamper_answer=keep, tamper_peer_message=keep_peer_message).serve(offer)
     assert progress.state == "finished"
     entries = entries_of(files[SITE])
     answers = [entry for entry in entries if entry.outcome == "answered"]
@@ -62,7 +62,7 @@ def test_every_message_that_leaves_is_in_the_record_with_what_it_holds(place: Pl
         assert sum(kind.values for kind in entry.leaves.values()) == numbers
         assert (entry.run, entry.method, entry.bundle_sha256) == ("audited", "fedcross", offer.bundle_hash)
     sent = [entry for entry in entries if entry.outcome == "sent"]
-    assert [entry.receiver for entry in sent] == [to for to, _ in parcels]
+    assert [entry.receiver for entry in sent] == [to for to, _ in peer_messages]
     assert sent
     assert all(entry.leaves for entry in sent)
     assert sum(entry.outcome == "accepted" for entry in entries) > 0
@@ -130,7 +130,9 @@ WHOLE = AuditEntry(
         unit="site", adjacency="replace", delta=1e-5, epsilon=float("inf"), composed=None, total_epsilon=None
     ),
 )
-SHORT = AuditEntry(time="2026-01-02T03:04:05+00:00", site="north", receiver="south", kind="parcel", outcome="sent")
+SHORT = AuditEntry(
+    time="2026-01-02T03:04:05+00:00", site="north", receiver="south", kind="peer_message", outcome="sent"
+)
 
 
 def test_entries_come_back_from_a_file_for_its_owner_alone(tmp_path: Path) -> None:

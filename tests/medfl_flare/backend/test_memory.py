@@ -25,8 +25,8 @@ from types import SimpleNamespace
 import torch
 from medfl_flare.backend import remote
 from medfl_flare.backend.messages import Limits, check_tensors, unpack
-from medfl_flare.backend.remote import RemoteCarrier
-from medfl.engine.carrier import Answer
+from medfl_flare.backend.remote import FlareBackend
+from medfl.engine.backend import Answer
 from medfl.engine.replies import DecodedReplies
 from medfl.toolkit.aggregation import add_update, mean_update
 from medfl.utils.files import mapped
@@ -36,7 +36,7 @@ def megabytes(name):
     return int(lines[name].split()[0]) * 1024 / 1e6
 
 folder, sites = Path(sys.argv[1]), [f"site-{number:02d}" for number in range(9)]
-carrier = RemoteCarrier(SimpleNamespace(listen=lambda *about: None), sites, folder, Limits(), 5.0)
+carrier = FlareBackend(SimpleNamespace(listen=lambda *about: None), sites, folder, Limits(), 5.0)
 method = SimpleNamespace(filters=lambda: ())
 
 beside = []

@@ -14,7 +14,7 @@ from toys import snapshot
 from medfl.errors import StoreError
 from medfl.records.summary import Summary
 from medfl.testing.cohort import scores
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 from medfl.utils import wire
 
 
@@ -52,11 +52,11 @@ METHODS = ["local", "fedavg", "feddisco", "fedper", "fedcross", "fedskd", "fedtp
 SLOW = ("local", "fedcross", "feddisco", "fedper", "fedtpf")
 """Those that use it in hardly a way that the others don't."""
 MORE = {
-    "fedavg": {"global_test": True, "fraction": 0.7, "evaluate_every": 2},
+    "fedavg": {"cross_site_evaluation": True, "fraction": 0.7, "evaluate_every": 2},
     "fedper": {"rounds": 3, "best_round": True, "seed": 5, "shared_test": True},
     "feddisco": {"describe": ["size", "label_counts"]},
     "fedtpf": {"method_args": {"distil_rounds": 1, "width": 2}},
-    "fedskd": {"networks_by_site": UNLIKE, "global_test": True},
+    "fedskd": {"networks_by_site": UNLIKE, "cross_site_evaluation": True},
     "pfedcdp": {
         "networks_by_site": UNLIKE,
         "method_args": {"fisher_samples": 8, "server_epochs": 1, "refine": {"epochs": 1, "probe_epochs": 1}},

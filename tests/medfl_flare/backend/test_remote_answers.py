@@ -179,8 +179,8 @@ def check_harmless(place: Place, alone: dict[str, Any], what: str, change: Chang
 def test_flipped_bits_in_an_answer_make_its_site_missing(place: Place, alone: dict[str, Any]) -> None:
     def flip(site: str, blob: bytes) -> bytes:
         message = unpack(blob, LIMITS)
-        ordered = message.kind == "step" and message.meta["answer"]
-        return flipped(blob, len(blob) - 9) if site == "site-03" and ordered else blob
+        requested = message.kind == "step" and message.meta["answer"]
+        return flipped(blob, len(blob) - 9) if site == "site-03" and requested else blob
 
     files = place.files("flipped")
     folder, progress, _ = serve(files, offered(place, min_replies=2, rounds=1), tamper_answer=flip)

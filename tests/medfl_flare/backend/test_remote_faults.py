@@ -49,7 +49,7 @@ def unbroken(place: Place) -> dict[str, Any]:
 
 
 RESUMED: dict[str, tuple[int, dict[str, Any]]] = {
-    "fedavg": (5, {"rounds": 1, "global_test": True}),
+    "fedavg": (5, {"rounds": 1, "cross_site_evaluation": True}),
     "fedcross": (9, {"rounds": 1}),
     "fedsdc": (15, {"rounds": 2}),
 }
@@ -140,14 +140,14 @@ def test_an_answer_of_an_earlier_step_is_not_taken_for_one_of_this_step(
 
 
 def test_a_parcel_delivered_twice_is_one_parcel(place: Place, tmp_path: Path) -> None:
-    files, offer = place.files("parcels"), offered(place, method="fedskd", rounds=1)
+    files, offer = place.files("peer_messages"), offered(place, method="fedskd", rounds=1)
     loopback = Loopback(files)
 
     def twice(sender: str, to: str, blob: bytes) -> bytes:
         assert loopback.services[to].receive(sender, blob) is None
         return blob
 
-    loopback.tamper_parcel = twice
+    loopback.tamper_peer_message = twice
     folder, _ = loopback.serve(offer)
     place.local(offer, files, tmp_path / "local")
     assert outcome(folder, files) == local_outcome(tmp_path / "local")
@@ -163,7 +163,7 @@ def test_a_lost_parcel_makes_its_sender_missing(place: Place, tmp_path: Path) ->
         return None
 
     with_reason: list[str] = []
-    loopback = Loopback(files, tamper_parcel=lose)
+    loopback = Loopback(files, tamper_peer_message=lose)
 
     def look(site: str, blob: bytes) -> bytes:
         with_reason.append(progress_of.missing.get("site-02", ""))
@@ -186,7 +186,7 @@ def test_a_sender_is_not_blamed_for_a_receiver_that_is_away(place: Place) -> Non
     def to_nobody(sender: str, to: str, blob: bytes) -> bytes | None:
         return None if to == "site-03" else blob
 
-    loopback.tamper_parcel = to_nobody
+    loopback.tamper_peer_message = to_nobody
     progress = Progress()
 
     def look(site: str, blob: bytes) -> bytes:

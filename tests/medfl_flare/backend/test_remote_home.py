@@ -120,9 +120,9 @@ def test_under_privacy_a_personal_model_is_not_posted(place: Place, method: str)
         posted.append(to)
         return blob
 
-    offer = offered(place, method=method, global_test=True, **PRIVATE)
+    offer = offered(place, method=method, cross_site_evaluation=True, **PRIVATE)
     with contextlib.suppress(MedflError):  # a run that does not begin is as good
-        serve(files, offer, tamper_parcel=look)
+        serve(files, offer, tamper_peer_message=look)
     assert posted == []
 
 
@@ -131,7 +131,7 @@ def test_under_privacy_a_personal_model_is_not_posted(place: Place, method: str)
 
 @pytest.mark.parametrize(
     ("method", "more"),
-    [("fedavg", {"global_test": True, "describe": ["size", "label_counts"]}), ("fedskd", {}), ("fedsdc", {})],
+    [("fedavg", {"cross_site_evaluation": True, "describe": ["size", "label_counts"]}), ("fedskd", {}), ("fedsdc", {})],
 )
 def test_no_message_names_a_folder_or_a_subject(place: Place, method: str, more: dict[str, Any]) -> None:
     files, left = place.files(f"names-{method}"), []
@@ -140,11 +140,13 @@ def test_no_message_names_a_folder_or_a_subject(place: Place, method: str, more:
         left.append(blob)
         return blob
 
-    def parcel(sender: str, to: str, blob: bytes) -> bytes:
+    def peer_message(sender: str, to: str, blob: bytes) -> bytes:
         left.append(blob)
         return blob
 
-    serve(files, offered(place, method=method, rounds=1, **more), tamper_answer=answer, tamper_parcel=parcel)
+    serve(
+        files, offered(place, method=method, rounds=1, **more), tamper_answer=answer, tamper_peer_message=peer_message
+    )
     check_silent(place, left)
 
 
@@ -202,12 +204,12 @@ def test_an_unexpected_error_is_told_by_its_kind_alone(
 def test_a_refusal_within_a_step_is_told_and_the_others_go_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     from medfl.toolkit.averaging import Averaging
 
-    work = Averaging.work
+    execute = Averaging.execute
 
-    def refuse(self: Any, site: Any, order: Any) -> Any:
+    def refuse(self: Any, site: Any, request: Any) -> Any:
         if site.name == "site-03":
             raise RefusedError("not_today", "not today")
-        return work(self, site, order)
+        return execute(self, site, request)
 
     monkeypatch.setattr(Averaging, "work", refuse)
     folder, progress, _ = serve(place.files("today"), offered(place, rounds=1, min_replies=2))

@@ -26,7 +26,7 @@ from medfl.engine.journal import Journal
 from medfl.engine.runs.lifecycle import RunViewer
 from medfl.records.run_file import JoinedSite, RunFile
 from medfl.records.summary import Summary
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 from medfl_flare.records.offer import Offer
 from medfl_report.page import write_report
 
@@ -80,7 +80,7 @@ def test_it_takes_part_from_the_next_round_on_with_the_bits_of_one_machine(place
     assert (progress.state, progress.missing) == ("finished", {})
     assert joined_sites(folder) == {LATE: JoinedSite(round=2, network=MINIS[LATE])}
     equals_one_machine_without_it_in_round_1(place, files, folder, tmp_path)
-    assert Summary.read(folder / "summary.json").attendance.missed == {LATE: ((1, 1),)}
+    assert Summary.read(folder / "summary.json").attendance.missed_rounds == {LATE: ((1, 1),)}
     page = write_report([folder]).read_text()
     assert f"{LATE} missed round 1, took part in round 2" in page
     assert f"{LATE} came later: it takes part from round 2 on, with the network {MINIS[LATE]}" in page
@@ -121,7 +121,7 @@ def test_in_a_round_that_has_begun_it_is_not_asked(place: Place, tmp_path: Path)
     assert (progress.state, progress.missing) == ("finished", {})
     assert joined_sites(folder)[LATE].round == 2
     equals_one_machine_without_it_in_round_1(place, files, folder, tmp_path / "local")
-    assert Summary.read(folder / "summary.json").attendance.missed == {LATE: ((1, 1),)}
+    assert Summary.read(folder / "summary.json").attendance.missed_rounds == {LATE: ((1, 1),)}
 
 
 @pytest.mark.parametrize("method", ["pfedcdp", pytest.param("feddf", marks=pytest.mark.slow)])

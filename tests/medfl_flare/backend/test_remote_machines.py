@@ -22,7 +22,7 @@ from remote_cases import (
 from medfl.bundle.federation import read_federation
 from medfl.errors import SettingsError
 from medfl.records.run_file import RunFile
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 
 NETWORKS = {"high": "mini8", "medium": "mini6", "low": "mini4"}
 MACHINES = {

@@ -38,9 +38,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
         yield mini_place(tmp_path_factory.mktemp("messages"))
 
 
-def set_order(**values: Any) -> Change:
+def set_request(**values: Any) -> Change:
     def change(message: Message) -> None:
-        message.meta["order"] |= values
+        message.meta["request"] |= values
 
     return change
 
@@ -59,20 +59,20 @@ def without_digest(message: Message) -> None:
 
 TO_SITE: dict[str, Change] = {
     "another kind": renamed,
-    "another digest": set_order(digest="0" * 64),
+    "another digest": set_request(digest="0" * 64),
     "tensors of another digest": without_digest,
     "other shape": set_tensor(other_shape),
     "other dtype": set_tensor(lambda t: t.double()),
     "not finite": set_tensor(lambda t: torch.full_like(t, torch.nan) if t.is_floating_point() else t.double() / 0),
     "no order": set_meta(order="fit"),
-    "no facts": set_order(meta=[]),
-    "a round above the run's": set_order(round=3),
-    "an absurd round": set_order(round=2**40),
-    "round 0": set_order(round=0),
-    "a negative step": set_order(step=-1),
-    "step 0": set_order(step=0),
-    "an absurd step": set_order(step=2**31),
-    "a step as text": set_order(step="1"),
+    "no facts": set_request(meta=[]),
+    "a round above the run's": set_request(round=3),
+    "an absurd round": set_request(round=2**40),
+    "round 0": set_request(round=0),
+    "a negative step": set_request(step=-1),
+    "step 0": set_request(step=0),
+    "an absurd step": set_request(step=2**31),
+    "a step as text": set_request(step="1"),
     "evaluate as list": set_meta(evaluate=[1]),
     "same of other names": set_meta(evaluate={"step": 1, "round": 1, "same": ["model/none"]}),
     "same as a path": set_meta(evaluate={"step": 1, "round": 1, "same": "../../secret"}),
@@ -80,11 +80,11 @@ TO_SITE: dict[str, Change] = {
 
 
 def test_a_site_refuses_changed_messages_and_then_answers_the_honest_ones_as_ever(place: Place) -> None:
-    orders, replies = talk(place, "to-site")
+    requests, replies = talk(place, "to-site")
     other = place.files("to-site-again")
     before = set(place.root.rglob("*"))
     service = SiteService(other["site-01"], lambda to, blob, patience: False)
-    hello, begin, first = orders[:3]
+    hello, begin, first = requests[:3]
     for early in (begin, first, pack(Message("install", {}, {"step": 1, "round": 1}))):
         assert refused(service.answer(early))
     service.answer(hello), service.answer(begin)
@@ -99,7 +99,7 @@ def test_a_site_refuses_changed_messages_and_then_answers_the_honest_ones_as_eve
     assert all(own in path.parents or path in (own, *own.parents, *beside) for path in
                set(place.root.rglob("*")) - before)  # fmt: skip
     assert not list(own.rglob("step-*"))
-    answers = [unpack(service.answer(blob), LIMITS) for blob in orders[2:5]]
+    answers = [unpack(service.answer(blob), LIMITS) for blob in requests[2:5]]
     for mine, honest in zip(answers, (unpack(blob, LIMITS) for blob in replies[2:5]), strict=True):
         assert wire.digest(mine.tensors) == wire.digest(honest.tensors)
         assert untimed(mine.meta) == untimed(honest.meta)
@@ -107,10 +107,10 @@ def test_a_site_refuses_changed_messages_and_then_answers_the_honest_ones_as_eve
 
 
 def test_a_step_number_that_the_store_can_not_name_is_refused(place: Place) -> None:
-    orders, _ = talk(place, "steps")
+    requests, _ = talk(place, "steps")
     service = SiteService(place.files("steps-again")["site-01"], lambda to, blob, patience: False)
-    service.answer(orders[0]), service.answer(orders[1])
-    answer = service.answer(changed(orders[2], set_order(step=10**9)))
+    service.answer(requests[0]), service.answer(requests[1])
+    answer = service.answer(changed(requests[2], set_request(step=10**9)))
     service.close()
     assert refused(answer)
 
@@ -152,11 +152,11 @@ def test_an_offer_holds_no_code_and_no_path(place: Place, what: str) -> None:
 
 
 def test_a_model_is_posted_only_to_sites_of_the_run_and_only_in_a_global_test(place: Place) -> None:
-    orders, _ = talk(place, "post", method="fedper", rounds=1, global_test=True)
+    requests, _ = talk(place, "post", method="fedper", rounds=1, cross_site_evaluation=True)
     posted: list[str] = []
     service = SiteService(place.files("post-again")["site-01"], lambda to, blob, patience: posted.append(to) is None)
-    post = next(blob for blob in orders if unpack(blob, LIMITS).kind == "post")
-    for blob in orders[:3]:
+    post = next(blob for blob in requests if unpack(blob, LIMITS).kind == "post")
+    for blob in requests[:3]:
         service.answer(blob)
     for other in ("server", "stranger", "../site-02"):
         service.answer(changed(post, set_meta(to=[other])))
@@ -165,12 +165,12 @@ def test_a_model_is_posted_only_to_sites_of_the_run_and_only_in_a_global_test(pl
 
 
 def test_a_model_is_not_posted_where_the_run_has_no_global_test(place: Place) -> None:
-    orders, _ = talk(place, "no-post", method="fedper", rounds=1)
+    requests, _ = talk(place, "no-post", method="fedper", rounds=1)
     posted: list[str] = []
     service = SiteService(place.files("no-post-again")["site-01"], lambda to, blob, patience: posted.append(to) is None)
-    for blob in orders[:3]:
+    for blob in requests[:3]:
         service.answer(blob)
-    published = wire.select(unpack(orders[3], LIMITS).tensors, "published/")
+    published = wire.select(unpack(requests[3], LIMITS).tensors, "published/")
     answer = service.answer(pack(Message("post", published, {"step": 1, "round": 1, "to": ["site-02"]})))
     service.close()
     assert refused(answer)
@@ -180,7 +180,7 @@ def test_a_model_is_not_posted_where_the_run_has_no_global_test(place: Place) ->
 def test_nothing_is_written_outside_the_state_folders(place: Place) -> None:
     files = place.files("inside")
     before = set(place.root.rglob("*"))
-    serve(files, offered(place, method="fedskd", rounds=1, global_test=True))
+    serve(files, offered(place, method="fedskd", rounds=1, cross_site_evaluation=True))
     states = [file.state for file in files.values()]
     written = set(place.root.rglob("*")) - before
     assert written

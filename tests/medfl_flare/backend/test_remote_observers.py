@@ -33,7 +33,7 @@ def medfl_round_ended(run_folder, round, rows): see("round", [run_folder, round,
 @hookimpl
 def medfl_run_ended(run_folder, status): see("ended", [run_folder, status])
 """
-OF_A_MACHINE = {"carrier", "device", "min_replies", "workers"}
+OF_A_MACHINE = {"backend", "device", "min_replies", "workers"}
 """Settings that are other ones between machines."""
 
 

@@ -58,7 +58,7 @@ REFUSING: dict[str, tuple[Mapping[str, Any], Mapping[str, Any], list[str]]] = {
     "rounds": ({"max_rounds": 1}, {"rounds": 2}, ["2 rounds", "at most 1"]),
     "floor": ({"privacy": {"unit": "site", "epsilon": 2.0}}, {}, ["none", "epsilon 2.0"]),
     "counts": ({"min_count": 500}, {}, ["500"]),
-    "exchange": ({"exchange": False}, {"global_test": True}, ["global_test", "no"]),
+    "exchange": ({"exchange": False}, {"cross_site_evaluation": True}, ["global_test", "no"]),
     "shared test": ({"shared_test": False}, {"shared_test": True}, ["shared_test", "no"]),
 }
 
@@ -187,7 +187,7 @@ def test_a_second_job_waits_for_the_first_one_and_is_refused(place: Place, monke
 
 def test_the_global_test_is_among_the_sites_whose_files_allow_it(place: Place) -> None:
     files = place.files("exchanging", {"site-03": {"exchange": False}})
-    folder, _, loopback = serve(files, offered(place, rounds=1, global_test=True, min_replies=2))
+    folder, _, loopback = serve(files, offered(place, rounds=1, cross_site_evaluation=True, min_replies=2))
     exchanged = {tuple(line.split(",")[1:3]) for line in scores(folder) if "@" in line}
     assert exchanged == {(site, f"global@{owner}") for site in SITES[:2] for owner in SITES[:2]}
 

@@ -15,10 +15,10 @@ from medfl.data.ingest.prepare import prepare
 from medfl.data.partition.by_column import by_site
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
-from medfl.testing.phantoms import make_cohort
-from medfl_datasets.abide.phantom import ATLAS_FILE, write_release
+from medfl.testing.synthetic import make_cohort
 from medfl_datasets.abide.regions import load_regions
 from medfl_datasets.abide.spec import Abide
+from medfl_datasets.abide.synthetic import ATLAS_FILE, write_release
 from medfl_flare.offer import make_offer
 from medfl_flare.offered_bundle import open_offer
 from medfl_flare.records.offer import Offer

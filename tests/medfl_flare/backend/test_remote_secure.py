@@ -48,10 +48,12 @@ def test_bits_are_those_of_one_machine(private: bool, place: Place, root: Root, 
     folder, progress = Loopback(files).serve(offer)
     assert progress.state == "finished", progress.message
     place.local(offer, files, tmp_path / "local")
-    local = {holder: Store(tmp_path / "local" / "state" / holder).latest() for holder in ("server", *SITES)}
-    states = {holder: record.state() for holder, record in local.items() if record is not None}
+    local = {
+        participant: Store(tmp_path / "local" / "state" / participant).latest() for participant in ("server", *SITES)
+    }
+    states = {participant: record.state() for participant, record in local.items() if record is not None}
     assert digests(folder, files, offer.run) == {
-        holder: [wire.digest(state.tensors), state.meta, state.blobs] for holder, state in states.items()
+        participant: [wire.digest(state.tensors), state.meta, state.blobs] for participant, state in states.items()
     }
     left, right = (
         [row for row in scores(where) if "bytes_" not in row and "loss" not in row]  # signatures are bytes, too
@@ -66,12 +68,12 @@ def test_a_server_that_puts_its_own_keys_in_place_is_noticed(place: Place, root:
 
     def with_own_keys(site: str, blob: bytes) -> bytes:
         message = unpack(blob, Limits())
-        name = "order/secure/public/site-02"
+        name = "request/secure/public/site-02"
         if site != "site-01" or name not in message.tensors:
             return blob
         message.tensors[name] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
-        order = {n.removeprefix("order/"): t for n, t in message.tensors.items() if n.startswith("order/")}
-        meta = message.meta | {"order": message.meta["order"] | {"digest": wire.digest(order)}}
+        request = {n.removeprefix("request/"): t for n, t in message.tensors.items() if n.startswith("request/")}
+        meta = message.meta | {"request": message.meta["request"] | {"digest": wire.digest(request)}}
         return pack(Message(message.kind, message.tensors, meta))
 
     loop = Loopback(files, tamper=with_own_keys)

@@ -98,7 +98,7 @@ def test_a_dishonest_server_can_alter_make_and_move_nothing_and_the_run_has_the_
             tried[f"{what}, {sender} to {to}"] = refusal, why.format(sender=name)
         return sealed
 
-    loopback = Loopback(files, tamper_parcel=attack, signers=signers)
+    loopback = Loopback(files, tamper_peer_message=attack, signers=signers)
     folder, progress = loopback.serve(offer)
     assert (progress.state, progress.missing) == ("finished", {})
     assert len(tried) >= 10 * 6
@@ -127,11 +127,11 @@ def test_parcels_that_were_kept_from_an_earlier_run_are_refused_in_the_next_one(
         refusals.append(second.services[to].receive(sender, kept[sender, to, step_of(sender, sealed)]))
         return sealed
 
-    first = Loopback(files, tamper_parcel=keep, signers=signers)
+    first = Loopback(files, tamper_peer_message=keep, signers=signers)
     assert first.serve(place.offer("first", rounds=1, **CHEAP))[1].state == "finished"
     for service in first.services.values():
         service.close()
-    second = Loopback(files, tamper_parcel=replay, signers=signers)
+    second = Loopback(files, tamper_peer_message=replay, signers=signers)
     assert second.serve(place.offer("second", rounds=1, **CHEAP))[1].missing == {}
     assert len(refusals) == len(kept) > 0
     assert all(refusal is not None and "fits the content" in refusal for refusal in refusals)
@@ -152,7 +152,7 @@ def test_where_a_server_forges_a_sites_parcels_that_site_counts_as_missing(
         head, blob = blob_of(sealed, signers[sender])
         return head + changed(blob, one_number) if sender == SITES[0] else sealed
 
-    loopback = Loopback(place.files("forged"), tamper_parcel=forge, signers=signers)
+    loopback = Loopback(place.files("forged"), tamper_peer_message=forge, signers=signers)
     _, progress = loopback.serve(place.offer("forged", rounds=1, min_replies=1, **CHEAP))
     assert progress.state == "finished"
     assert f"Round 1: no reply from {SITES[0]}." in caplog.text

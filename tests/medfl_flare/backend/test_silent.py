@@ -18,7 +18,7 @@ from medfl_flare.backend.heartbeat import pack_beat
 from medfl_flare.backend.messages import Limits, unpack
 from medfl_flare.backend.remote import MAX_SILENT
 from medfl_report.commands.status import describe
-from medfl_report.monitor.folders import WatchedFolder
+from medfl_report.monitor.folders import MonitoredFolder
 from medfl_report.page import write_report
 
 PRIVACY = {"unit": "site", "adjacency": "replace", "epsilon": 50.0, "delta": 1e-5, "clip": 0.5}
@@ -52,12 +52,12 @@ def test_a_silent_site_is_left_out_after_a_few_steps(place: Place) -> None:
     why = "did not answer in time; left out until the run is resumed"
     assert progress.missing == {SITES[-1]: why}
     attendance = Summary.read(folder / "summary.json").attendance
-    assert attendance == Attendance(sites=3, unavailable=(SITES[-1],), missed={SITES[-1]: ((1, 4),)})
+    assert attendance == Attendance(sites=3, unavailable=(SITES[-1],), missed_rounds={SITES[-1]: ((1, 4),)})
     assert describe(folder)["status"] == "finished on 2 of 3 sites"
     page = write_report([folder]).read_text()
     assert "finished on 2 of 3 sites" in page
     assert f"{SITES[-1]} missed rounds 1 to 4" in page
-    view = WatchedFolder(folder).views()[0]
+    view = MonitoredFolder(folder).views()[0]
     assert view.status == "finished on 2 of 3 sites"
     assert [site.now for site in view.sites] == ["–", "–", f"missing: {why}"]
     assert [site.rounds for site in view.sites] == ["4 of 4", "4 of 4", "0 of 4"]
@@ -131,7 +131,7 @@ def test_heartbeats_of_a_site_that_floods_are_noted_once(place: Place, monkeypat
 def test_a_site_sees_its_own_part(place: Place) -> None:
     files = place.files("own-part")
     Loopback(files).serve(place.offer(rounds=2, steps=1))
-    (view,) = WatchedFolder(files[SITES[1]].state / "runs").views()
+    (view,) = MonitoredFolder(files[SITES[1]].state / "runs").views()
     assert view.status == "the server ended its job; nothing runs here"
     assert [(site.name, site.rounds) for site in view.sites] == [(SITES[1], "2 of 2")]
     assert view.curves

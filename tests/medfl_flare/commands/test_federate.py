@@ -27,7 +27,7 @@ def test_submit_is_run_with_the_carrier_and_the_kit(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(run, "run_bundle", lambda bundle, options: seen.extend([bundle, options]))
     done = call("submit", "a_bundle", "--kit", str(tmp_path), "--method", "fedavg", "--rounds", "3")
     assert done.exit_code == 0, done.output
-    assert seen == ["a_bundle", {"method": "fedavg", "rounds": 3, "carrier": "flare", "kit": str(tmp_path)}]
+    assert seen == ["a_bundle", {"method": "fedavg", "rounds": 3, "backend": "flare", "kit": str(tmp_path)}]
 
 
 def test_provision_takes_the_sites_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from loopback import write_site_file
 
 from medfl.bundle.files import shipped
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 from medfl_flare import kit as kits
 from medfl_flare.offer import make_offer
 from medfl_flare.provision import Project, provision
@@ -48,7 +48,7 @@ class Running:
         """One round over a line; returns the summary."""
         with lines.listening(lambda connection: proxy.pipe(connection, ("127.0.0.1", self.port))) as port:
             self.behind(port)
-            kits.start(self.kits[SITE], watch=False, patience=300)
+            kits.start(self.kits[SITE], restart=False, patience=300)
             try:
                 facts = {"num_classes": 4, "in_channels": 3, "size": 28, "spatial_dims": 2}
                 settings = {"method": "fedavg", "rounds": 1, "steps": 2}
@@ -76,7 +76,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             root / who, who, shipped()[BUNDLE], data, methods=["fedavg"], **{f"bundles.{BUNDLE}": entry}
         )
         (names[who] / "local" / "medfl-site.toml").write_text(own.read_text())
-    kits.start(names["server"], watch=False, patience=300)
+    kits.start(names["server"], restart=False, patience=300)
     try:
         yield Running(root, port, names)
     finally:

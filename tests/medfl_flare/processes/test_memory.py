@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 
 pytestmark = [pytest.mark.flare, pytest.mark.slow]
 

@@ -63,7 +63,7 @@ def test_moving_neither_loses_nor_mixes_models(tmp_path, route):
 
 def test_a_site_that_never_answers_loses_only_what_it_holds(tmp_path, caplog):
     """Its model never began, the others go round, and they are scored together."""
-    result = run(tmp_path, "fedcross", absent=lambda site, step: site == "site-2", rounds=4)
+    result = run(tmp_path, "fedcross", unavailable=lambda site, step: site == "site-2", rounds=4)
     at = states(tmp_path)["server"].meta["at"]
     assert set(at) >= {"site-1", "site-3"}
     assert "site-2" not in at.values()
@@ -81,9 +81,9 @@ def test_partial_participation_leaves_the_others_in_peace(tmp_path, circulating)
     class Watched(REGISTRY.method_class("fedcross")):
         def plan(self, server):
             plan = super().plan(server)
-            if plan and plan.orders[0].op == "train":
-                trained.append((server.round, sorted(order.to for order in plan.orders)))
-                stamps.append(plan.orders[0].meta["stamp"])
+            if plan and plan.requests[0].op == "train":
+                trained.append((server.round, sorted(request.to for request in plan.requests)))
+                stamps.append(plan.requests[0].meta["stamp"])
             return plan
 
     def make_method():
@@ -160,7 +160,7 @@ def test_a_site_that_was_away_when_copies_were_shared_has_its_own_only(tmp_path,
     last = {"K": 3, "one": 7}[circulating]  # train, share, keep; with one model three visits, two of them with a send
     gone = {("site-1", last)}
     args = {"circulating": circulating}
-    result = run(tmp_path, "fedcross", args, rounds=1, absent=lambda site, step: (site, step) in gone)
+    result = run(tmp_path, "fedcross", args, rounds=1, unavailable=lambda site, step: (site, step) in gone)
     assert set(result.models["site-1"]) == {"personal"}
     assert result.models["site-1"]["personal"].meta == {}
     for site in ("site-2", "site-3"):
@@ -189,21 +189,21 @@ def moves():
 
 def visits(route, rounds=12, names=tuple("abcd")):
     """Return the order in which the single model visits the sites, for each round."""
-    method, orders = REGISTRY.make_method("fedcross", {"circulating": "one", "route": route}), []
+    method, requests = REGISTRY.make_method("fedcross", {"circulating": "one", "route": route}), []
     for round_ in range(1, rounds + 1):
         server = Server("server", round_, State(), make_task(), Settings(rounds=rounds, seed=7), sites=[*names])
         method.setup(server)
-        orders.append([host for turn in method.turns(server) for host in turn])
-    return orders
+        requests.append([host for turn in method.turns(server) for host in turn])
+    return requests
 
 
 @pytest.mark.parametrize("route", ["random_permutation", "derangement"])
 def test_a_single_model_takes_another_way_in_each_round(route):
     """Twelve draws from 24 permutations contain fewer than six different ones about once in 20,000 times."""
-    orders = visits(route)
-    assert all(sorted(order) == list("abcd") for order in orders)
-    assert len({tuple(order) for order in orders}) >= 6
-    assert orders == visits(route), "the orders depend on the seed alone"
+    requests = visits(route)
+    assert all(sorted(request) == list("abcd") for request in requests)
+    assert len({tuple(request) for request in requests}) >= 6
+    assert requests == visits(route), "the orders depend on the seed alone"
 
 
 def test_on_a_ring_a_single_model_visits_sites_by_name():

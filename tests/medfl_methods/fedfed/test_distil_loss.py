@@ -8,7 +8,7 @@ from fedtpf_toys import DATA, fed, server_of, site_of, tpf
 from torch import nn
 from torch.nn import functional as F
 
-from medfl.contract import Order
+from medfl.contract import Request
 from medfl.privacy.release import Release
 from medfl.task import Scale
 from medfl.utils.wire import tensors_equal
@@ -99,7 +99,7 @@ def test_prototypes_are_those_of_the_model_that_was_just_trained(tmp_path) -> No
     method = Watched(width=2, distil_rounds=1)
     site, server = site_of(DATA), server_of(method, tmp_path)
     received = method.publish(server)
-    reply = method.distil(site, Order(site.name, "distil", received | method.distiller(server)))
+    reply = method.distil(site, Request(site.name, "distil", received | method.distiller(server)))
     (model,) = seen
     assert tensors_equal(model, reply.trained["personal"].tensors)
     assert not tensors_equal(model, {name.removeprefix("model/"): tensor for name, tensor in received.items()})

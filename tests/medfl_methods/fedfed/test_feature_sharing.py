@@ -9,7 +9,7 @@ from fedtpf_toys import DATA, fed, parts_of, sent_by, server_of, site_of, told, 
 from refusals import refused
 from torch.nn import functional as F
 
-from medfl.contract import Order, Reply
+from medfl.contract import Reply, Request
 from medfl.data.pooled import TensorData
 from medfl.engine.store import Store
 from medfl.errors import ContractError, RefusedError
@@ -148,7 +148,7 @@ def test_forms_of_what_is_shared(tmp_path, make):
         else:
             torch.testing.assert_close(sent["images/0"].float(), whole, atol=1e-3, rtol=1e-3)
         server.round = 3
-        method.fold_shared(server, told({"site-1": Reply(prefixed(sent, "shared/"))}))
+        method.aggregate_shared(server, told({"site-1": Reply(prefixed(sent, "shared/"))}))
         assert method.released(server).releases[0].of == ("raw" if share == "raw+noise" else "x_s")
         images = site.task.scale.raw(DATA.images)
         torch.testing.assert_close(method.released(server).part(images), whole)
@@ -172,7 +172,7 @@ def test_the_set_is_everyones_with_its_owners(tmp_path):
     datas = {"site-2": make_data(3, "b"), "site-1": make_data(4, "a")}
     sent = {name: sent_by(method, site_of(data, name=name), server)[0] for name, data in datas.items()}
     assert method.released(server) is None
-    method.fold_shared(
+    method.aggregate_shared(
         server, told({name: Reply(prefixed(part, "shared/")) for name, part in sent.items()}, ["site-3"])
     )
     released = method.released(server)
@@ -202,10 +202,10 @@ def test_an_empty_shared_set_is_no_set(tmp_path):
     server = server_of(method, tmp_path)
     nothing = SharedImages((torch.empty(0, 1, 6, 6).half(),), torch.empty(0, dtype=torch.int64))
     empty = prefixed(nothing.tensors(), "shared/")
-    method.fold_shared(server, told({name: Reply(empty) for name in ("site-1", "site-2")}))
+    method.aggregate_shared(server, told({name: Reply(empty) for name in ("site-1", "site-2")}))
     assert method.released(server) is None
-    orders = method.orders(server)
-    assert not any(name.startswith("shared") for order in orders for name in order.tensors)
+    requests = method.requests(server)
+    assert not any(name.startswith("shared") for request in requests for name in request.tensors)
     facts = method.findings(server)
     assert (facts.meta["sharing"]["classes"], facts.tensors) == ([], {})
     site, model = site_of(DATA), SmallNet(norm=False)
@@ -223,13 +223,15 @@ def test_a_site_does_what_the_order_says(tmp_path):
     for method in (tpf(), fed()):
         server = server_of(method, tmp_path)
         both = method.publish(server) | method.distiller(server)
-        replies = {op: method.work(site_of(DATA), Order("site-1", op, both)) for op in ("train", "share", "distil")}
+        replies = {
+            op: method.execute(site_of(DATA), Request("site-1", op, both)) for op in ("train", "share", "distil")
+        }
         names = {op: {name.split("/")[0] for name in reply.tensors} for op, reply in replies.items()}
         distils = {"model", "distiller"} if isinstance(method, FedTPF) else {"distiller"}
         kinds = ["distil", "assess", "share", "train"] if isinstance(method, FedTPF) else ["distil", "share", "train"]
         assert names == {"train": {"model"}, "share": {"shared"}, "distil": distils}
         with refused(ContractError, "unknown_order", name="freeze", known=kinds):
-            method.work(site_of(DATA), Order("site-1", "freeze", both))
+            method.execute(site_of(DATA), Request("site-1", "freeze", both))
 
 
 def test_once_and_again_in_the_second_stage(tmp_path):
@@ -241,8 +243,8 @@ def test_once_and_again_in_the_second_stage(tmp_path):
     for first in (prefixed(sent, "shared/"), {}):
         site = site_of(make_data(10, "own"))
         site.blobs = Store(tmp_path / str(len(losses)))
-        method.work(site, Order("site-1", "train", method.publish(server) | first))
-        losses.append(method.work(site, Order("site-1", "train", method.publish(server))).tensors)
+        method.execute(site, Request("site-1", "train", method.publish(server) | first))
+        losses.append(method.execute(site, Request("site-1", "train", method.publish(server))).tensors)
         assert ("shared/" in site.state.blobs) == bool(first)
     assert not tensors_equal(*losses)
 
@@ -253,11 +255,11 @@ def test_a_site_that_lost_the_shared_set_says_so(tmp_path):
     server = server_of(method, tmp_path)
     sent, _ = sent_by(method, site_of(DATA), server)
     server.round = 3
-    method.fold_shared(server, told({"site-1": Reply(prefixed(sent, "shared/"))}))
+    method.aggregate_shared(server, told({"site-1": Reply(prefixed(sent, "shared/"))}))
     server.state.meta["holders"] = ["site-1", "site-2"]
-    order = method.orders(server)[0]
+    request = method.requests(server)[0]
     with refused(RefusedError, "lost_shared_images", site="site-1"):
-        method.work(site_of(make_data(10, "own")), order)
+        method.execute(site_of(make_data(10, "own")), request)
 
 
 def test_a_site_that_did_not_answer_gets_the_shared_set_again(tmp_path):
@@ -265,14 +267,14 @@ def test_a_site_that_did_not_answer_gets_the_shared_set_again(tmp_path):
     method = tpf(clip=None)
     server = server_of(method, tmp_path, ("site-1", "site-2", "site-3"))
     sent, _ = sent_by(method, site_of(DATA), server)
-    method.fold_shared(server, told({"site-1": Reply(prefixed(sent, "shared/"))}))
+    method.aggregate_shared(server, told({"site-1": Reply(prefixed(sent, "shared/"))}))
     server.state.meta["holders"] = ["site-1", "site-2"]
     update = {name: torch.zeros_like(tensor) for name, tensor in method.publish(server).items()}
     replies = told({name: Reply(update, {"size": 1}) for name in ("site-1", "site-3")})
     replies.missing = ["site-2"]
-    method.aggregate(server, replies)
+    method.aggregate_updates(server, replies)
     assert server.state.meta["holders"] == ["site-1", "site-3"]
-    brought = {order.to: "shared/labels" in order.tensors for order in method.orders(server)}
+    brought = {request.to: "shared/labels" in request.tensors for request in method.requests(server)}
     assert brought == {"site-1": False, "site-2": True, "site-3": False}
 
 
@@ -285,10 +287,10 @@ def test_initial_tensors_do_not_hang_on_how_the_latent_was_set(tmp_path):
 def test_a_site_sends_its_images_once(tmp_path):
     """A second order, by whatever generator, would be a second release, and the epsilon is one for a single one."""
     method, site = tpf(clip=1.0), site_of(DATA)
-    order = Order("site-1", "share", method.distiller(server_of(method, tmp_path)))
-    method.work(site, order)
+    request = Request("site-1", "share", method.distiller(server_of(method, tmp_path)))
+    method.execute(site, request)
     with refused(RefusedError, "repeated_release", site="site-1"):
-        method.work(site, order)
+        method.execute(site, request)
 
 
 # ---- what the generator is worth
@@ -301,7 +303,7 @@ def test_a_site_tells_how_far_generator_and_mean_image_are_off(tmp_path, judged)
     server = server_of(method, tmp_path)
     if judged == "training":
         site.val = TensorData(DATA.images[:0], DATA.class_labels[:0])
-    reply = method.work(site, Order("site-1", "share", method.distiller(server)))
+    reply = method.execute(site, Request("site-1", "share", method.distiller(server)))
     model = method.with_distiller(site.task).load(select(server.state.tensors, "kept/distiller/"), "distiller").eval()
     images = site.task.scale.raw((site.val if judged == "validation" else site.train).images)
     usual = site.task.scale.raw(DATA.images).mean(0)
@@ -323,7 +325,7 @@ def test_a_generator_worse_than_the_mean_image_is_warned_of(tmp_path, caplog):
             told_errors = dict(zip(("generator_error", "mean_image_error"), errors.get(name, ()), strict=False))
             replies[name] = Reply(prefixed(tensors, "shared/"), {"size": 40} | told_errors)
         server.state.meta["ended"] = {"rounds": 1, "ended": "round limit"}
-        method.fold(server, told(replies))
+        method.aggregate(server, told(replies))
         facts = method.findings(server).meta["sharing"]["errors"]
         assert facts == {name: list(pair) for name, pair in errors.items()}
         warnings = [line for line in caplog.messages if "worse than the mean" in line]
@@ -336,7 +338,7 @@ def test_the_first_stage_has_a_budget_of_its_own(tmp_path, budget, batches):
     """40 images in batches of 5, whatever the steps of the task's network."""
     method, site = tpf(generator="vae", **budget), site_of(DATA, steps=1)
     server = server_of(method, tmp_path)
-    method.work(site, Order("site-1", "distil", method.publish(server) | method.distiller(server)))
+    method.execute(site, Request("site-1", "distil", method.publish(server) | method.distiller(server)))
     kept = select(site.state.tensors, "kept/optimizer/")
     assert {int(tensor) for name, tensor in kept.items() if name.endswith("/step")} == {batches}
 
@@ -353,9 +355,9 @@ def test_a_shadow_network_sees_what_the_attacked_network_saw(tmp_path, share):
 
     method, task = tpf(share=share, noise="none", clip=None), with_scale(Scale((1, 6, 6), (0.5,), (0.25,)))
     site, server, seen = site_of(DATA, task), server_of(method, tmp_path, task=task), []
-    replies = {"site-1": method.work(site, Order("site-1", "share", method.distiller(server)))}
+    replies = {"site-1": method.execute(site, Request("site-1", "share", method.distiller(server)))}
     server.state.meta["ended"] = {"rounds": 1, "ended": "round limit"}
-    method.fold(server, told(replies))
+    method.aggregate(server, told(replies))
     fit = Fit(site, lambda images: seen.append(images) or torch.zeros(len(images), 3), {})
     site.blobs, site.state.blobs = server.blobs, server.state.blobs
     method.before_fit(fit)
@@ -381,7 +383,7 @@ def test_the_mean_image_is_that_of_all_training_images_and_is_judged_on_validati
     train.images[-1] += 50
     site = site_of(train)
     server = server_of(method, tmp_path)
-    reply = method.work(site, Order(site.name, "share", method.distiller(server)))
+    reply = method.execute(site, Request(site.name, "share", method.distiller(server)))
     usual, raw = (site.task.scale.raw(data.images) for data in (train, site.val))
     expected = float((raw - usual.mean(0)).square().mean())
     assert reply.meta["mean_image_error"] == pytest.approx(expected, rel=1e-4)

@@ -16,7 +16,7 @@ from fedtpf_toys import (
 )
 from torch.nn import functional as F
 
-from medfl.contract import Order
+from medfl.contract import Request
 from medfl.testing.cohort import bits, make_data, make_site, make_task
 from medfl.toolkit.averaging import Averaging
 from medfl.training.loop import Batch
@@ -52,7 +52,7 @@ def test_only_generator_and_classifier_are_trained_first(whole):
         received, sent = ({name.split("/")[0] for name in names} for names in (work.received, work.sent))
         assert received == (moved[work.op][0] if (work.op, work.round) != ("train", 3) else {"model"})
         reply_facts = {"size"} | ({"generator_error", "mean_image_error"} if work.op == "share" else set())
-        assert (sent, work.parcels, set(work.meta)) == (moved[work.op][1], 0, reply_facts)
+        assert (sent, work.peer_messages, set(work.meta)) == (moved[work.op][1], 0, reply_facts)
         assert not any("critic" in name for name in work.kept)
     first = select(log.of("train", 2)["site-1"].received, "model/")
     assert tensors_equal(first, make_task().initial(7))
@@ -67,8 +67,8 @@ def test_only_generator_and_classifier_are_trained_first(whole):
 class Late(Averaging):
     """FedAvg that begins with the second round."""
 
-    def work(self, site, order):
-        return nothing_learned(site, order) if site.round == 1 else super().work(site, order)
+    def execute(self, site, request):
+        return nothing_learned(site, request) if site.round == 1 else super().execute(site, request)
 
 
 def test_tp_10_where_nothing_is_shared_the_second_stage_is_fedavg(alone, tmp_path):
@@ -87,7 +87,7 @@ def test_tp_10_where_nothing_is_shared_the_second_stage_is_fedavg(alone, tmp_pat
 def steps_of(method, folder):
     """Steps of the optimiser over parameters of the generator and of the classifier in a round of 3 batches."""
     site, server = site_of(make_data(13, "own")), server_of(method, folder)
-    method.work(site, Order("site-1", "distil", method.distiller(server)))
+    method.execute(site, Request("site-1", "distil", method.distiller(server)))
     kept = select(site.state.tensors, "kept/optimizer/")
     steps = {}
     for name, tensor in kept.items():
@@ -116,7 +116,7 @@ def test_mixed_images_are_priced_by_their_shares(tmp_path, monkeypatch):
     """The loss of that pass alone, by the pieces that `mixup` gave: share CE(one) + (1 - share) CE(other)."""
     method, site = FedFed(**QUICK), site_of(make_data(6, "own"))
     server, passes = server_of(method, tmp_path), []
-    distilling = method.own_distiller(site, Order("site-1", "distil", method.distiller(server)))
+    distilling = method.own_distiller(site, Request("site-1", "distil", method.distiller(server)))
 
     def mixing(images, labels, alpha, generator):
         assert alpha == 2.0
@@ -154,20 +154,20 @@ def test_mixed_images_are_priced_by_their_shares(tmp_path, monkeypatch):
 )
 def test_the_codes_two_kinds_of_unlike_sites(mean, labels, kind):
     site = site_of(make_data(40, "own", torch.tensor(labels)))
-    order = Order("site-1", "distil", {}, {"mean_size": mean})
-    assert FedFed().kind_of(site, order) == kind
-    assert FedFed(site_weights=False).kind_of(site, order) == "none"
+    request = Request("site-1", "distil", {}, {"mean_size": mean})
+    assert FedFed().kind_of(site, request) == kind
+    assert FedFed(site_weights=False).kind_of(site, request) == "none"
 
 
 def test_all_sites_take_part_in_the_first_stage_and_learn_the_mean_size(tmp_path):
     method = FedFed(**QUICK)
     server = server_of(method, tmp_path, ("a", "b", "c", "d"), fraction=0.25)
     for name, size in (("a", 40), ("b", 10), ("d", 100)):
-        server.facts[name]["size"] = size
-    orders = method.plan(server).orders
-    assert [(order.to, order.meta) for order in orders] == [(name, {"mean_size": 50.0}) for name in "abcd"]
+        server.site_info[name]["size"] = size
+    requests = method.plan(server).requests
+    assert [(request.to, request.meta) for request in requests] == [(name, {"mean_size": 50.0}) for name in "abcd"]
     server.state.meta |= {"ended": {"rounds": 1, "ended": "round limit"}, "items": {}}
-    assert len(method.plan(server).orders) == 1
+    assert len(method.plan(server).requests) == 1
 
 
 def test_weights_of_unlike_sites_and_early_epochs():
@@ -185,7 +185,7 @@ def test_weights_of_unlike_sites_and_early_epochs():
 def test_a_site_of_one_class_glues_no_images(tmp_path, monkeypatch):
     """And its loss is that of the weights."""
     method, site = FedFed(**QUICK), site_of(make_data(6, "own"))
-    distilling = method.own_distiller(site, Order("site-1", "distil", method.distiller(server_of(method, tmp_path))))
+    distilling = method.own_distiller(site, Request("site-1", "distil", method.distiller(server_of(method, tmp_path))))
     passes, prices = [], []
     monkeypatch.setattr(distilling, "pass_over", lambda loss, label: passes.append((label, loss)) or 0.0)
     monkeypatch.setattr(FedFed, "distil_loss", lambda *args: prices.append(args[-1]))

@@ -46,7 +46,7 @@ def test_sd_2_who_takes_part_is_as_in_all_methods_and_no_head_is_idle():
     server.state.tensors = make_task("plain").initial(7)
     for number, held in enumerate(dealt, start=1):
         plan = FedAvg().plan(dataclasses.replace(server, round=number))
-        assert list(held) == [order.to for order in plan.orders]
+        assert list(held) == [request.to for request in plan.requests]
         assert sorted(held.values()) == [0, 1, 2]
     assert deals(9, 5, fraction=0.6, seed=1) != dealt[:9]
 
@@ -118,10 +118,10 @@ def test_sd_1_the_body_moves_to_the_sites_with_momentum(beta, expected):
     centres, sizes = {"site-0": 0, "site-1": 1, "site-2": 4}, {"site-0": 1, "site-1": 1, "site-2": 2}
     heads = [0.0, 0.0, 0.0]
     for number, value in enumerate(expected, start=1):
-        server.round, server.facts = number, {name: {"trainable": True} for name in server.sites}
+        server.round, server.site_info = number, {name: {"trainable": True} for name in server.sites}
         w, kept = server.state.tensors["w"], 0.9**5
         moved = {name: {"model/w": (1 - kept) * (c - w), "head/weight": zero + c} for name, c in centres.items()}
-        method.fold(server, Told(moved, sizes))
+        method.aggregate(server, Told(moved, sizes))
         assert float(server.state.tensors["w"]) == pytest.approx(value, abs=1e-9)
         for name, slot in method.dealt(server).items():
             heads[slot] += centres[name]
@@ -163,7 +163,7 @@ def test_what_a_site_finds_out_about_heads(ranking):
     assert judged["right"] == [sum(c == y for c, y in zip(choices, labels.tolist(), strict=True)) for choices in chosen]
     agree = [[sum(a == b for a, b in zip(choices, two, strict=True)) for two in chosen] for choices in chosen]
     assert judged["agree"] == agree
-    votes = [[vote(opinions[order[:n], i].tolist()) for i in range(30)] for n in (1, 2, 3, 4)]
+    votes = [[vote(opinions[request[:n], i].tolist()) for i in range(30)] for n in (1, 2, 3, 4)]
     assert judged["votes"] == [sum(c == y for c, y in zip(choices, labels.tolist(), strict=True)) for choices in votes]
     assert total([judged, judged]) == {
         "images": 60,

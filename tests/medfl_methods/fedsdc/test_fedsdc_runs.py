@@ -15,10 +15,10 @@ from medfl_methods.fedsdc.method import FedSDC
 class Refusing(FedSDC):
     """Site 2 never replies to the second round's training."""
 
-    def work(self, site, order):
-        if (site.name, site.round, order.op) == ("site-2", 2, "fit"):
+    def execute(self, site, request):
+        if (site.name, site.round, request.op) == ("site-2", 2, "fit"):
             raise RefusedError("not_today", "not today")
-        return super().work(site, order)
+        return super().execute(site, request)
 
 
 def dealt(result):
@@ -79,8 +79,8 @@ def test_sd_6_with_one_participant_a_round_it_is_fedavg(tmp_path, network):
 @pytest.mark.parametrize("norm_sync", ["none", "params"])
 def test_with_personal_norms_models_are_personal(tmp_path, norm_sync):
     """A site's model is the common body and all heads, under its own norms; a site that never trained has the first."""
-    absent = {"absent": lambda site, step: site == "site-3"}
-    result = run(tmp_path, {"gamma": 0.5}, norm_sync=norm_sync, **absent)
+    unavailable = {"absent": lambda site, step: site == "site-3"}
+    result = run(tmp_path, {"gamma": 0.5}, norm_sync=norm_sync, **unavailable)
     assert result.outcome.models == {}
     assert [set(result.models[name]) for name in NAMES] == [{"personal"}] * 3
     kept = result.outcome.findings.meta["heads"]["kept"]
@@ -111,7 +111,7 @@ def test_a_body_without_norms_is_shared_whole(tmp_path):
 
 def test_without_a_choice_nobody_needs_to_judge(tmp_path):
     """All heads answer anyway; the last round is scored, only nothing is known of the heads."""
-    result = run(tmp_path, rounds=1, absent=lambda site, step: step > 1)
+    result = run(tmp_path, rounds=1, unavailable=lambda site, step: step > 1)
     assert (result.outcome.status, result.outcome.rounds) == ("finished", 1)
     heads = result.outcome.findings.meta["heads"]
     assert heads["kept"] == [0, 1, 2]

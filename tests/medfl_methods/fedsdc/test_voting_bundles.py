@@ -16,7 +16,7 @@ from torch import nn
 from medfl.cli.clean import clean
 from medfl.data.sites import load_site
 from medfl.objectives import Multiclass
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 from medfl.workflow import FederatedWorkflow
 from medfl_methods.fedsdc.voting import VotingHead, elected
 

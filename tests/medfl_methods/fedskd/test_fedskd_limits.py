@@ -57,7 +57,9 @@ def test_left_to_itself_a_site_trains_as_local(tmp_path):
     away = route["site-2"]
     assert away != "site-2"
     args, gone = {"p2p_scale": 1, "init": "own"}, {(away, 1)}
-    result = run(tmp_path / "a", "fedskd", args, task=task, rounds=1, absent=lambda site, step: (site, step) in gone)
+    result = run(
+        tmp_path / "a", "fedskd", args, task=task, rounds=1, unavailable=lambda site, step: (site, step) in gone
+    )
     local = run(tmp_path / "b", "local", {"optimizer_state": "persistent", "init": "own"}, task=task, rounds=1)
     assert tensors_equal(result.models["site-2"]["personal"].tensors, local.models["site-2"]["personal"].tensors)
     assert record_of(tmp_path / "a", "site-2", 2).meta["reply"] == {"guest": ""}

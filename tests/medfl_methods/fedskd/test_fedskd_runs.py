@@ -116,7 +116,7 @@ def test_fedskd_is_a_plain_loop_over_unlike_networks(tmp_path):
 
 def test_a_guest_that_came_too_late_is_no_guest(tmp_path):
     """site-2 is away when it should train with its guest of round 1; in round 2 it gets that of round 2."""
-    run(tmp_path, "fedskd", rounds=2, absent=lambda site, step: (site, step) == ("site-2", 2))
+    run(tmp_path, "fedskd", rounds=2, unavailable=lambda site, step: (site, step) == ("site-2", 2))
     table = pd.read_csv(tmp_path / "metrics.csv").query("metric == 'guests' and site == 'site-2'")
     assert table["round"].tolist() == [2]
     assert record_of(tmp_path, "site-2", 4).meta["reply"] == {"guest": host_to_owner(2)["site-2"]}

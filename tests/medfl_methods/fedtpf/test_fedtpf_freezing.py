@@ -144,9 +144,9 @@ def test_accuracy_at_all_sites_ends_the_first_stage(tmp_path):
     for low, ended in ((0.10, {"rounds": 1, "ended": "accuracy"}), (0.09, {"rounds": 3, "ended": "round limit"})):
 
         class Judged(Scripted):
-            def work(self, site, order, low=low):
-                reply = super().work(site, order)
-                if order.op == "assess":
+            def execute(self, site, request, low=low):
+                reply = super().execute(site, request)
+                if request.op == "assess":
                     reply.meta["accuracy"] = low if site.name == "site-1" else 0.9
                 return reply
 
@@ -165,9 +165,9 @@ def test_the_papers_preset_is_the_paper(tmp_path):
     for low, stage in ((0.90, "share"), (0.89, "distil")):
 
         class Judged(Scripted):
-            def work(self, site, order, low=low):
+            def execute(self, site, request, low=low):
                 reply = Reply(meta={"accuracy": low, "judged": 50})
-                return reply if order.op == "assess" else super().work(site, order)
+                return reply if request.op == "assess" else super().execute(site, request)
 
         steps = federate(lambda kind=Judged: kind(**args), tmp_path / str(low), small_sites(), rounds=9)
         *_, server = itertools.islice(steps, 2)

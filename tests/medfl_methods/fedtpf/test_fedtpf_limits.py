@@ -20,7 +20,7 @@ from refusals import refused
 from torch import nn
 from toys import Forgetful
 
-from medfl.contract import Order
+from medfl.contract import Request
 from medfl.data.pooled import TensorData
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
@@ -66,7 +66,7 @@ def test_tp_10_also_where_the_tasks_network_draws_numbers(tmp_path):
         server = server_of(method, tmp_path / str(len(parts)), task=task)
         site = site_of(make_data(12, "own"), task=task)
         torch.manual_seed(1)
-        reply = method.work(site, Order("site-1", "distil", method.publish(server) | method.distiller(server)))
+        reply = method.execute(site, Request("site-1", "distil", method.publish(server) | method.distiller(server)))
         parts.append(select(reply.tensors, "distiller/"))
     assert tensors_equal(*parts)
 
@@ -85,7 +85,7 @@ def test_tp_10_each_of_its_parts_makes_a_difference(tmp_path):
         site = site_of(make_data(7, "own"))
         site.task = make_task()
         server = server_of(made, tmp_path / name, task=site.task)
-        reply = made.work(site, Order("site-1", "distil", made.publish(server) | made.distiller(server)))
+        reply = made.execute(site, Request("site-1", "distil", made.publish(server) | made.distiller(server)))
         generators[name] = select(reply.tensors, "distiller/generator")
     assert all(not tensors_equal(generators["none"], generators[name]) for name in runs if name != "none")
 
@@ -117,7 +117,7 @@ def test_a_generator_that_diverges_is_refused_with_what_to_do(tmp_path):
     server = server_of(method, tmp_path)
     site = site_of(make_data(12, "own"))
     with refused(RefusedError, "diverged_training", site="site-1"):
-        method.work(site, Order("site-1", "distil", method.publish(server) | method.distiller(server)))
+        method.execute(site, Request("site-1", "distil", method.publish(server) | method.distiller(server)))
 
 
 # ---- other data, other settings, together

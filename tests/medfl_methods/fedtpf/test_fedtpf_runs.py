@@ -52,8 +52,8 @@ def test_only_declared_parts_leave_the_server_and_the_sites(whole):
     facts["share"] = {"size", "generator_error", "mean_image_error"}
     for work in log.work:
         assert set(work.received) in brought[work.op], work.op
-        assert (set(work.sent), set(work.meta), work.parcels) == (sent[work.op], facts[work.op], 0)
-        assert work.order_meta == ({"holds": True} if work.op == "train" and set(work.received) == model else {})
+        assert (set(work.sent), set(work.meta), work.peer_messages) == (sent[work.op], facts[work.op], 0)
+        assert work.request_meta == ({"holds": True} if work.op == "train" and set(work.received) == model else {})
     assert {work.op for work in log.work} == set(brought)
     critics = [work for work in log.work if any("critic" in name for name in work.kept)]
     assert {work.site for work in critics} == {"site-1", "site-2", "site-3"}, "and there are some to hide"
@@ -63,8 +63,8 @@ def test_only_declared_parts_leave_the_server_and_the_sites(whole):
 class Leaking(FedTPF):
     """Sends its critic along."""
 
-    def distil(self, site, order):
-        reply = super().distil(site, order)
+    def distil(self, site, request):
+        reply = super().distil(site, request)
         kept = select(site.state.tensors, "kept/")
         reply.tensors |= {name: tensor for name, tensor in kept.items() if name.startswith("critic/model")}
         return reply
@@ -136,7 +136,12 @@ def test_a_run_that_loses_all_sites_in_the_share_step_goes_on(whole, tmp_path):
     _, unbroken, folder = whole
     factory = recorded(Log(), FedTPF, **ARGS)
     ended = run(
-        tmp_path, args=ARGS, make_method=factory, sites=unlike_sites(), absent=lambda site, step: step == 5, **ROUNDS
+        tmp_path,
+        args=ARGS,
+        make_method=factory,
+        sites=unlike_sites(),
+        unavailable=lambda site, step: step == 5,
+        **ROUNDS,
     )
     assert (ended.outcome.status, ended.outcome.rounds) == ("incomplete", 2)
     log = Log()

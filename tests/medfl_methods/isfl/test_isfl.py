@@ -264,7 +264,7 @@ def test_counts_that_sites_tell_are_the_target(tmp_path):
     args, still = {"target": "counts"}, {"epochs": 0}  # without training, what is drawn is the target
     first = drawn(tmp_path / "told", args, describe=("size", "label_counts"), rounds=1, **still)
     assert first[0] == pytest.approx([12 / 42, 15 / 42, 15 / 42])
-    later = drawn(tmp_path / "later", args, absent=lambda site, step: (site, step) == ("site-2", 1), **still)
+    later = drawn(tmp_path / "later", args, unavailable=lambda site, step: (site, step) == ("site-2", 1), **still)
     assert later[0] == pytest.approx([1 / 3] * 3)
     assert later[2] == pytest.approx([12 / 29, 6 / 29, 11 / 29])  # site 2 was away; its counts are not known
     assert later[3] == pytest.approx([0, 9 / 20, 11 / 20])  # at site 2, which has more of class 1 than the others

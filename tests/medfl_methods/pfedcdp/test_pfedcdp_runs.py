@@ -114,13 +114,13 @@ def test_a_cluster_that_never_answers_keeps_its_body_and_classifier(tmp_path):
     def quiet(site, step):
         return TWO[site] == "wide"
 
-    absent = run(tmp_path, {"refine": SHORT}, networks_by_site=TWO, rounds=2, absent=quiet)
-    run(tmp_path / "shorter", networks_by_site=TWO, rounds=1, absent=quiet)
+    unavailable = run(tmp_path, {"refine": SHORT}, networks_by_site=TWO, rounds=2, unavailable=quiet)
+    run(tmp_path / "shorter", networks_by_site=TWO, rounds=1, unavailable=quiet)
     assert tensors_equal(classifier(tmp_path, "wide"), classifier(tmp_path / "shorter", "wide"))
-    assert absent.outcome.status == "finished"
+    assert unavailable.outcome.status == "finished"
     assert tensors_equal(bodies(tmp_path, "wide"), body_of(make_task().initial(7, "wide")))
     assert not tensors_equal(bodies(tmp_path, "norm"), body_of(make_task().initial(7, "norm")))
-    assert tensors_equal(personal(absent, "site-1"), make_task().initial(7, "wide"))
+    assert tensors_equal(personal(unavailable, "site-1"), make_task().initial(7, "wide"))
 
 
 @pytest.mark.parametrize("quiet", ["site-1", "site-2"])
@@ -131,7 +131,7 @@ def test_a_cluster_that_is_away_changes_no_other(tmp_path, quiet):
             tmp_path / folder,
             networks_by_site=networks,
             rounds=1,
-            absent=lambda s, step, f=folder: f == "some" and s == quiet,
+            unavailable=lambda s, step, f=folder: f == "some" and s == quiet,
         )
     other = "wide" if quiet == "site-1" else "norm"
     for look in (bodies, classifier):

@@ -425,7 +425,12 @@ def test_a_simulated_attack_is_told_at_once_and_its_attackers_count_nowhere(tmp_
     poison = {"attack": "label_flip", "sites": ["site-3"]}
     scores = {"accuracy": {"site-1": 0.5, "site-2": 0.4}}
     folder = make_run(
-        tmp_path / "run", images=10, metrics=("accuracy",), settings={"poison": poison}, scores=scores, leaks=["A leak"]
+        tmp_path / "run",
+        images=10,
+        metrics=("accuracy",),
+        settings={"adversaries": poison},
+        scores=scores,
+        leaks=["A leak"],
     )
     write_cards(folder, registry)
     text = (folder / "global" / "README.md").read_text()

@@ -1,4 +1,4 @@
-"""The command line, for tests of `medfl watch`."""
+"""The command line, for tests of `medfl monitor`."""
 
 from __future__ import annotations
 

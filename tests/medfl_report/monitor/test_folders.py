@@ -15,7 +15,7 @@ from medfl.engine.store import only_writer
 from medfl.errors import StoreError
 from medfl.settings import Privacy
 from medfl.testing.cohort import make_sites
-from medfl_report.monitor.folders import AGAIN, WatchedFolder, WatchedRun
+from medfl_report.monitor.folders import AGAIN, MonitoredFolder, MonitoredRun
 
 PRIVACY = Privacy(epsilon=6.0, clip=1.0)
 
@@ -29,7 +29,7 @@ class Clock:
 
 
 def test_a_run_is_read_further_as_it_grows_and_from_the_start_where_it_is_another_one(tmp_path: Path) -> None:
-    run = WatchedRun(write(tmp_path, [start(0), commit(5, 1)]), "one")
+    run = MonitoredRun(write(tmp_path, [start(0), commit(5, 1)]), "one")
     assert run.look()
     assert not run.look()
     add(tmp_path, commit(9, 2))
@@ -54,7 +54,7 @@ def test_silence_is_counted_by_the_clock_of_the_machine_that_writes(tmp_path: Pa
     written = 5e8
     os.utime(tmp_path / PROGRESS, (written, written))
     clock = Clock(written + 20)
-    run = WatchedRun(tmp_path, "one", clock)
+    run = MonitoredRun(tmp_path, "one", clock)
     run.look()
     assert run.now == 1030
     assert {site.level for site in run.view().sites} == {"work"}
@@ -65,16 +65,16 @@ def test_silence_is_counted_by_the_clock_of_the_machine_that_writes(tmp_path: Pa
 def test_a_run_that_a_process_holds_is_at_work_and_else_it_was_stopped(tmp_path: Path) -> None:
     folder = write(tmp_path / "one", [start(0), commit(5, 1)])
     with only_writer(folder):
-        (view,) = WatchedFolder(folder).views()
+        (view,) = MonitoredFolder(folder).views()
         assert view.status == "running, round 2 of 3"
-    (view,) = WatchedFolder(folder).views()
+    (view,) = MonitoredFolder(folder).views()
     assert view.status.startswith("stopped: no process is at work on it")
 
 
 def test_a_study_has_the_runs_below_it_also_those_that_begin_later(tmp_path: Path) -> None:
     write(tmp_path / "runs" / "blood" / "fedavg" / "seed-0", [start(0), end(9)])
     clock = Clock(100.0)
-    study = WatchedFolder(tmp_path, clock)
+    study = MonitoredFolder(tmp_path, clock)
     assert [view.name for view in study.views()] == ["runs/blood/fedavg/seed-0"]
     assert not study.at_work
     write(tmp_path / "runs" / "blood" / "local" / "seed-0", [start(0), commit(5, 1)])
@@ -89,10 +89,10 @@ def test_a_study_has_the_runs_below_it_also_those_that_begin_later(tmp_path: Pat
 
 def test_what_can_not_be_watched_says_why(tmp_path: Path) -> None:
     with refused(StoreError, "missing_folder", path=str(tmp_path / "nowhere")):
-        WatchedFolder(tmp_path / "nowhere")
+        MonitoredFolder(tmp_path / "nowhere")
     (tmp_path / "run.json").write_text("{}")
     with refused(StoreError, "missing_file", path=str(tmp_path / PROGRESS)) as caught:
-        WatchedFolder(tmp_path)
+        MonitoredFolder(tmp_path)
     assert "`medfl status`" in str(caught.value)
 
 
@@ -100,7 +100,7 @@ def test_what_is_spent_is_what_the_accounts_of_the_sites_say(tmp_path: Path) -> 
     case, sites = builtin("fedavg"), make_sites({"site-1": 7, "site-2": 5})
     settings = {"privacy": PRIVACY.model_dump(), "norm_sync": "params", "rounds": 2}
     result = case.run(tmp_path / "one", sites=sites, **settings)
-    run = WatchedRun(tmp_path / "one", "one")
+    run = MonitoredRun(tmp_path / "one", "one")
     run.look()
     spent = {site.name: site.epsilon for site in run.view().sites}
     assert spent == {site: pytest.approx(facts.epsilon) for site, facts in result.summary.privacy.items()}
@@ -110,7 +110,7 @@ def test_what_is_spent_is_what_the_accounts_of_the_sites_say(tmp_path: Path) -> 
 def test_where_the_accounts_are_elsewhere_the_noise_that_hides_a_site_says_it(tmp_path: Path) -> None:
     events = [start(0, privacy=PRIVACY, rounds=2), work(1, *SITES), done(2, *SITES), commit(5, 1, ["site-3"])]
     write(tmp_path, events)
-    run = WatchedRun(tmp_path, "one")
+    run = MonitoredRun(tmp_path, "one")
     run.look()
     first, second, third = (site.epsilon for site in run.view().sites)
     assert first == second
@@ -121,7 +121,7 @@ def test_where_the_accounts_are_elsewhere_the_noise_that_hides_a_site_says_it(tm
     assert run.view().sites[0].epsilon == pytest.approx(6.0, rel=1e-3)
     images = Privacy(unit="sample", epsilon=6.0, clip=1.0)
     write(tmp_path / "images", [start(0, privacy=images), commit(5, 1)])
-    other = WatchedRun(tmp_path / "images", "images")
+    other = MonitoredRun(tmp_path / "images", "images")
     other.look()
     assert other.view().sites[0].epsilon is None
     assert other.view().privacy == "epsilon of 6 for an image; what is spent so far each site knows"

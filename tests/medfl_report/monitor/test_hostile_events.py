@@ -13,7 +13,7 @@ from run_events import SITES, beat, commit, done, end, missing, start, stop, wor
 
 from medfl.records.progress import ProgressLine
 from medfl.settings import Privacy
-from medfl_report.monitor.folders import WatchedFolder
+from medfl_report.monitor.folders import MonitoredFolder
 from medfl_report.monitor.page import content
 from medfl_report.monitor.serve import serving
 from medfl_report.monitor.state import RunState
@@ -66,13 +66,13 @@ def test_a_line_without_end_is_passed_over(tmp_path: Path) -> None:
     write(tmp_path, [start(0)])
     with (tmp_path / "progress.jsonl").open("a") as file:
         file.write("[" * 100_000 + "\n" + '{"time": ' + "9" * 5000 + "}\n" + commit(5, 1).to_bytes().decode())
-    assert WatchedFolder(tmp_path).views()[0].round == 1
+    assert MonitoredFolder(tmp_path).views()[0].round == 1
 
 
 def test_names_of_folders_steer_no_terminal(tmp_path: Path) -> None:
     write(tmp_path / "a\x1b[2J", [start(0)])
     write(tmp_path / "b", [start(0)])
-    assert [view.name for view in WatchedFolder(tmp_path).views()] == ["a\\x1b[2J", "b"]
+    assert [view.name for view in MonitoredFolder(tmp_path).views()] == ["a\\x1b[2J", "b"]
 
 
 @pytest.mark.parametrize("path", ["//[", "http://[", "/%00", "/\xff", "/?token"])
@@ -80,7 +80,7 @@ def test_an_address_that_is_none_is_answered_as_any_other(
     tmp_path: Path, path: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path, [start(0)])
-    with serving(WatchedFolder(tmp_path), "runs", token="a-token-of-a-test") as server:
+    with serving(MonitoredFolder(tmp_path), "runs", token="a-token-of-a-test") as server:
         connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
         connection.connect()
         connection.sock.sendall(f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n".encode("latin-1"))

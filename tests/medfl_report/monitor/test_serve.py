@@ -18,7 +18,7 @@ from medfl.engine.runs.progress import PROGRESS, ProgressFile
 from medfl.errors import SettingsError
 from medfl.testing.cohort import make_sites
 from medfl_report.monitor import serve
-from medfl_report.monitor.folders import WatchedFolder
+from medfl_report.monitor.folders import MonitoredFolder
 from medfl_report.monitor.serve import Feed, Server, serving
 
 TOKEN = "a-token-of-a-test"
@@ -29,7 +29,7 @@ EVIL = "<script src='https://evil.example/x.js'></script>"
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(serve, "POLL", 0.02)
     write(tmp_path, [start(0), work(1, *SITES), commit(5, 1), missing(6, "site-2", EVIL)])
-    with serving(WatchedFolder(tmp_path), f"runs/{EVIL}", token=TOKEN) as server:
+    with serving(MonitoredFolder(tmp_path), f"runs/{EVIL}", token=TOKEN) as server:
         yield server
 
 
@@ -104,7 +104,7 @@ def test_a_committed_round_comes_by_itself(server: Server, tmp_path: Path) -> No
 def test_a_real_run_is_seen_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "POLL", 0.02)
     (tmp_path / "run").mkdir()
-    with serving(WatchedFolder(tmp_path), "runs", token=TOKEN) as server:
+    with serving(MonitoredFolder(tmp_path), "runs", token=TOKEN) as server:
         feed: Feed = server.feed
         monkeypatch.setattr(feed._folder, "_looked", 0.0)
         stream = ask(server, f"/{TOKEN}/events")
@@ -135,7 +135,7 @@ def test_a_port_that_is_taken_is_an_error(server: Server, tmp_path: Path) -> Non
 def test_the_token_of_each_page_is_its_own(tmp_path: Path) -> None:
     tokens = set()
     for _ in range(2):
-        with serving(WatchedFolder(tmp_path), "runs") as server:
+        with serving(MonitoredFolder(tmp_path), "runs") as server:
             tokens.add(server.token)
             assert server.address == f"http://127.0.0.1:{server.server_port}/{server.token}/"
     assert len(tokens) == 2

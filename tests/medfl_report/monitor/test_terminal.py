@@ -12,8 +12,8 @@ from run_events import SITES, add, commit, done, end, missing, start, work, writ
 
 from medfl.engine.runs.progress import PROGRESS
 from medfl.engine.store import only_writer
-from medfl_report.monitor.folders import WatchedFolder
-from medfl_report.monitor.terminal import bar, spark, watch
+from medfl_report.monitor.folders import MonitoredFolder
+from medfl_report.monitor.terminal import bar, monitor, spark
 
 
 def console(terminal: bool = False) -> Console:
@@ -34,7 +34,7 @@ def test_once_shows_all_that_there_is_to_know(tmp_path: Path) -> None:
     folder = write(tmp_path / "one", events)
     screen = console()
     with only_writer(folder):
-        watch(WatchedFolder(folder), screen, follow=False, wait=no_wait)
+        monitor(MonitoredFolder(folder), screen, follow=False, wait=no_wait)
     text = shown(screen)
     for part in (
         "fedavg, seed 0, 3 sites",
@@ -62,7 +62,7 @@ def test_without_a_terminal_there_is_a_line_for_what_happens_until_it_is_over(tm
         add(folder, *later.pop(0))
 
     with only_writer(folder):
-        watch(WatchedFolder(folder), screen, follow=True, wait=wait)
+        monitor(MonitoredFolder(folder), screen, follow=True, wait=wait)
     lines = [line.split(" ", 1)[1] for line in shown(screen).splitlines()]
     assert lines == [
         "began: fedavg, 3 rounds at 3 sites",
@@ -85,7 +85,7 @@ def test_a_silent_site_has_a_line_of_its_own_once(tmp_path: Path) -> None:
             add(folder, end(200))
 
     with only_writer(folder):
-        watch(WatchedFolder(folder, lambda: now[0]), screen, follow=True, wait=wait)
+        monitor(MonitoredFolder(folder, lambda: now[0]), screen, follow=True, wait=wait)
     assert shown(screen).count("silent: site-1\n") == 1
 
 
@@ -94,16 +94,16 @@ def test_in_a_terminal_the_view_stays_when_the_runs_are_over(tmp_path: Path, run
     for number in range(runs):
         write(tmp_path / str(number), [start(0), commit(5, 1), end(9, 1)])
     screen = console(terminal=True)
-    watch(WatchedFolder(tmp_path / "0" if runs == 1 else tmp_path), screen, follow=True, wait=no_wait)
+    monitor(MonitoredFolder(tmp_path / "0" if runs == 1 else tmp_path), screen, follow=True, wait=no_wait)
     assert "finished" in shown(screen)
     assert ("3 runs, 3 over" in shown(screen)) == (runs == 3)
 
 
 def test_nothing_there_yet(tmp_path: Path) -> None:
     screen = console()
-    watch(WatchedFolder(tmp_path), screen, follow=False)
+    monitor(MonitoredFolder(tmp_path), screen, follow=False)
     assert shown(screen) == "No run has begun there yet.\n"
-    watch(WatchedFolder(tmp_path), again := console(), follow=True, wait=no_wait)
+    monitor(MonitoredFolder(tmp_path), again := console(), follow=True, wait=no_wait)
     assert shown(again) == shown(screen)
 
 

@@ -11,7 +11,7 @@ from study_toys import changed
 from tune_toys import SMALL
 
 from medfl.plugins import Registry, load_plugins
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 from medfl_studies.tune.search import Search, load_search
 
 

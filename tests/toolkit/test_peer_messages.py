@@ -10,7 +10,7 @@ import pytest
 import torch
 from toys import SIZES, Ring, Toy, snapshot
 
-from medfl.contract import Order, PeerMessage, Plan, Reply, Server, Site
+from medfl.contract import PeerMessage, Plan, Reply, Request, Server, Site
 from medfl.engine.journal import Outcome
 from medfl.engine.store import Store
 from medfl.testing import CHECKS
@@ -71,7 +71,7 @@ def test_the_server_gets_neither_tensors_nor_meta_of_parcels(tmp_path: Path) -> 
 @pytest.mark.parametrize("who", ["site-1", "site-3"])
 def test_without_its_sender_a_site_has_an_empty_inbox(who: str, tmp_path: Path) -> None:
     case = Toy(Ring, quorum=1)
-    case.run(tmp_path, absent=lambda site, step: site == who and step == 1)
+    case.run(tmp_path, unavailable=lambda site, step: site == who and step == 1)
     follower = {"site-1": "site-2", "site-3": "site-1"}[who]
     rounds_by_site = met(tmp_path)
     assert rounds_by_site[follower][0] == [1, []]
@@ -85,7 +85,7 @@ def test_without_its_sender_a_site_has_an_empty_inbox(who: str, tmp_path: Path) 
 def test_a_parcel_waits_for_a_site_that_was_away(tmp_path: Path) -> None:
     """Away for `train` of round 1 and `send` of round 2: it finds both guests in the training of round 2."""
     case = Toy(Ring, quorum=1)
-    case.run(tmp_path, absent=lambda site, step: site == "site-2" and step in (2, 3))
+    case.run(tmp_path, unavailable=lambda site, step: site == "site-2" and step in (2, 3))
     assert met(tmp_path)["site-2"] == [[2, ["site-1", "site-1"]]]
 
 
@@ -97,11 +97,11 @@ def test_a_site_may_post_to_itself(tmp_path: Path) -> None:
 class Everybody(Ring):
     """Each site posts to all others and to itself, in an order that is not sorted."""
 
-    def work(self, site: Site, order: Order) -> Reply:
-        reply = super().work(site, order)
-        if order.op == "send":
-            mine = reply.parcels[0]
-            reply.parcels = [PeerMessage(to, mine.tensors, mine.meta) for to in ("site-3", "site-1", "site-2")]
+    def execute(self, site: Site, request: Request) -> Reply:
+        reply = super().execute(site, request)
+        if request.op == "send":
+            mine = reply.peer_messages[0]
+            reply.peer_messages = [PeerMessage(to, mine.tensors, mine.meta) for to in ("site-3", "site-1", "site-2")]
         return reply
 
 
@@ -139,9 +139,9 @@ def test_it_continues_at_every_step(alone: bool) -> None:
     CHECKS["it_resumes_at_every_step"](Toy(Ring, alone=alone))
 
 
-def outcomes(folder: Path, absent: Any) -> Iterator[Outcome]:
-    yield Toy(Ring).run(folder, absent=absent).outcome
-    yield Toy(Ring).run(folder, absent=absent).outcome
+def outcomes(folder: Path, unavailable: Any) -> Iterator[Outcome]:
+    yield Toy(Ring).run(folder, unavailable=unavailable).outcome
+    yield Toy(Ring).run(folder, unavailable=unavailable).outcome
     yield Toy(Ring).run(folder).outcome
 
 
@@ -178,13 +178,13 @@ def test_a_guest_is_a_copy(tmp_path: Path) -> None:
     """What a receiver does to its guest reaches nobody else."""
 
     class Rough(Everybody):
-        def work(self, site: Site, order: Order) -> Reply:
-            reply = super().work(site, order)
+        def execute(self, site: Site, request: Request) -> Reply:
+            reply = super().execute(site, request)
             for guest in site.inbox:
                 for tensor in guest.tensors.values():
                     tensor.zero_()
-            if order.op == "send":
-                for tensor in reply.parcels[0].tensors.values():
+            if request.op == "send":
+                for tensor in reply.peer_messages[0].tensors.values():
                     assert bool(torch.isfinite(tensor).all())
             return reply
 

@@ -32,7 +32,7 @@ import psutil
 
 from medfl.bundle.files import shipped
 from medfl.engine.runs.records import read_metrics
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 from medfl_flare.kit import start, stop
 from medfl_flare.offer import make_offer
 from medfl_flare.provision import Project, provision

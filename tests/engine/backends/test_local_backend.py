@@ -17,9 +17,9 @@ import torch
 from refusals import refused
 from toys import SIZES, Toy, builtin, snapshot
 
-from medfl.contract import Order, Plan, Reply, Server, Site
+from medfl.contract import Plan, Reply, Request, Server, Site
 from medfl.engine.backends.jobs import EvaluateJob, Job, StepJob
-from medfl.engine.backends.local import LocalCarrier
+from medfl.engine.backends.local import LocalBackend
 from medfl.engine.backends.pool import Pool, Result, _receive
 from medfl.engine.site import SiteRunner
 from medfl.engine.store import Store
@@ -170,11 +170,11 @@ def test_a_worker_that_dies_while_it_answers() -> None:
 
 def test_a_copy_of_a_job_is_what_a_worker_gets() -> None:
     meta, tensors = {"rate": 0.1, "of": (1, 2)}, {"x": torch.ones(2)}
-    order = {"to": "site-1", "op": "train", "meta": meta}
-    job = StepJob(order=order, digest="d", step=3, round=2, keep=[1], tensors=tensors)
+    request = {"to": "site-1", "op": "train", "meta": meta}
+    job = StepJob(request=request, digest="d", step=3, round=2, keep=[1], tensors=tensors)
     copy = job.copy()
     unpacked = copy.unpacked()
-    assert unpacked == Order("site-1", "train", copy.tensors, {"rate": 0.1, "of": [1, 2]})
+    assert unpacked == Request("site-1", "train", copy.tensors, {"rate": 0.1, "of": [1, 2]})
     assert (copy.who, copy.digest, copy.step, copy.round, copy.keep) == ("site-1", "d", 3, 2, [1])
     unpacked.tensors["x"].zero_()
     unpacked.meta["rate"] = 1.0
@@ -199,14 +199,14 @@ class Counting(Averaging):
 
     log: str
 
-    def work(self, site: Site, order: Order) -> Reply:
+    def execute(self, site: Site, request: Request) -> Reply:
         with open(self.log, "a") as file:
             file.write(f"{site.name} {site.round}\n")
-        reply = super().work(site, order)
-        site.state.meta["seen"] = {name: float(t.double().sum()) for name, t in order.tensors.items()}
-        for tensor in order.tensors.values():
+        reply = super().execute(site, request)
+        site.state.meta["seen"] = {name: float(t.double().sum()) for name, t in request.tensors.items()}
+        for tensor in request.tensors.values():
             tensor.fill_(99)
-        order.meta["spoilt"] = True
+        request.meta["spoilt"] = True
         return reply
 
 
@@ -215,64 +215,64 @@ def lines(path: Path) -> list[str]:
 
 
 @pytest.fixture
-def carriers(tmp_path: Path) -> Iterator[Any]:
+def backends(tmp_path: Path) -> Iterator[Any]:
     """Makes carriers over the same folder."""
     made = []
 
-    def make(workers: int = 1) -> LocalCarrier:
+    def make(workers: int = 1) -> LocalBackend:
         plan = make_plan(Settings(rounds=2, batch_size=5), sites=list(SIZES))
         hosts = {
-            name: SiteRunner(name, data, tmp_path / name, plan, lambda step, parcel: None)
+            name: SiteRunner(name, data, tmp_path / name, plan, lambda step, peer_message: None)
             for name, data in make_sites(SIZES).items()
         }
-        made.append(LocalCarrier(hosts, lambda: Counting(log=str(tmp_path / "log")), workers=workers))
+        made.append(LocalBackend(hosts, lambda: Counting(log=str(tmp_path / "log")), workers=workers))
         return made[-1]
 
     yield make
-    for carrier in made:
-        carrier.close()
+    for backend in made:
+        backend.close()
 
 
-def orders(value: float = 0.0) -> list[Order]:
+def requests(value: float = 0.0) -> list[Request]:
     tensors = {"model/" + name: (tensor + value).to(tensor.dtype) for name, tensor in make_task().initial(0).items()}
-    return [Order(name, "fit", tensors, {"a": 1}) for name in SIZES]
+    return [Request(name, "fit", tensors, {"a": 1}) for name in SIZES]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_order_that_is_sent_again_is_answered_from_disk(workers: int, carriers: Any, tmp_path: Path) -> None:
-    carrier = carriers(workers)
-    first, absent, _ = carrier.step(1, 1, orders())
-    assert absent == []
+def test_an_order_that_is_sent_again_is_answered_from_disk(workers: int, backends: Any, tmp_path: Path) -> None:
+    backend = backends(workers)
+    first, unavailable, _ = backend.step(1, 1, requests())
+    assert unavailable == []
     assert [answer.site for answer in first] == sorted(SIZES)
     assert lines(tmp_path / "log") == [f"{name} 1" for name in sorted(SIZES)]
-    replies = dict(carrier.replies(first, []))
+    replies = dict(backend.replies(first, []))
     files = {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")}
-    for again in (carrier, carriers(1)):  # the same process, and one that was started anew
-        answers, _, _ = again.step(1, 1, orders())
+    for again in (backend, backends(1)):  # the same process, and one that was started anew
+        answers, _, _ = again.step(1, 1, requests())
         assert [vars(answer) for answer in answers] == [vars(answer) for answer in first]
         assert all(tensors_equal(tensors, replies[name]) for name, tensors in again.replies(answers, []))
     assert lines(tmp_path / "log") == [f"{name} 1" for name in sorted(SIZES)], "nobody trained twice"
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")} == files
 
 
-def test_another_order_for_a_step_that_is_done_is_refused(carriers: Any, tmp_path: Path) -> None:
-    carrier = carriers()
-    carrier.step(1, 1, orders())
-    other_op = [Order(order.to, "other", order.tensors, order.meta) for order in orders()]
-    other_meta = [Order(order.to, order.op, order.tensors, {"a": 2}) for order in orders()]
-    for changed in (orders(0.5), other_op, other_meta):
+def test_another_order_for_a_step_that_is_done_is_refused(backends: Any, tmp_path: Path) -> None:
+    backend = backends()
+    backend.step(1, 1, requests())
+    other_op = [Request(request.to, "other", request.tensors, request.meta) for request in requests()]
+    other_meta = [Request(request.to, request.op, request.tensors, {"a": 2}) for request in requests()]
+    for changed in (requests(0.5), other_op, other_meta):
         with refused(StoreError, "other_run", site="site-1", step=1):
-            carrier.step(1, 1, changed)
+            backend.step(1, 1, changed)
     assert len(lines(tmp_path / "log")) == 3
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_a_site_does_to_its_order_reaches_nobody(workers: int, carriers: Any, tmp_path: Path) -> None:
-    own_orders, carrier = orders(), carriers(workers)
-    sums = {name: float(tensor.double().sum()) for name, tensor in own_orders[0].tensors.items()}
-    carrier.step(1, 1, own_orders)
-    assert {name: float(tensor.double().sum()) for name, tensor in own_orders[0].tensors.items()} == sums
-    assert all(order.meta == {"a": 1} for order in own_orders)
+def test_what_a_site_does_to_its_order_reaches_nobody(workers: int, backends: Any, tmp_path: Path) -> None:
+    own_requests, backend = requests(), backends(workers)
+    sums = {name: float(tensor.double().sum()) for name, tensor in own_requests[0].tensors.items()}
+    backend.step(1, 1, own_requests)
+    assert {name: float(tensor.double().sum()) for name, tensor in own_requests[0].tensors.items()} == sums
+    assert all(request.meta == {"a": 1} for request in own_requests)
     for name in SIZES:
         assert Store(tmp_path / name).latest().state().meta["seen"] == sums  # type: ignore[union-attr]
 
@@ -300,10 +300,10 @@ class Blobs(Averaging):
             server.keep_blob("start", {name: tensor + 0 for name, tensor in server.state.tensors.items()})
         return plan
 
-    def work(self, site: Site, order: Order) -> Reply:
+    def execute(self, site: Site, request: Request) -> Reply:
         if site.round == 1:
             site.keep_blob("own", {"c": torch.randn(5, generator=site.rng("constant"))})
-        reply = super().work(site, order)
+        reply = super().execute(site, request)
         reply.meta["sum"] = float(site.blob("own")["c"].sum())
         site.state.meta.setdefault("sums", []).append(reply.meta["sum"])
         return reply

@@ -1,4 +1,4 @@
-"""``medfl watch``: runs as they happen, in the terminal or on a page of this machine. Nothing is written."""
+"""``medfl monitor``: runs as they happen, in the terminal or on a page of this machine. Nothing is written."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def command(
     It reads what runs note down in progress.jsonl and writes nothing. Without a terminal it says what happens in plain
     lines. It ends when the runs are over; a page stays until Ctrl-C, and so does the view of a kit.
 
-    Example: medfl watch runs/fedavg --serve
+    Example: medfl monitor runs/fedavg --serve
     """
     from rich.console import Console
 
-    from medfl_report.monitor.folders import WatchedFolder
-    from medfl_report.monitor.terminal import watch
+    from medfl_report.monitor.folders import MonitoredFolder
+    from medfl_report.monitor.terminal import monitor
 
     if serve and once:
         raise SettingsError(
@@ -40,7 +40,7 @@ def command(
             settings=["serve", "once"],
         )
     location = load_plugins().run_location(what) or RunLocation(what)
-    folder = WatchedFolder(location.folder, stays=location.gets_more_runs)
+    folder = MonitoredFolder(location.folder, stays=location.gets_more_runs)
     if serve:
         from medfl_report.monitor.serve import serving
 
@@ -52,6 +52,6 @@ def command(
                 time.sleep(3600)
     console = Console(highlight=False, markup=False, emoji=False)
     try:
-        watch(folder, console, not once)
+        monitor(folder, console, not once)
     except KeyboardInterrupt:
         typer.echo("no longer watching; the run goes on", err=True)

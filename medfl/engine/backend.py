@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from medfl.contract import Method, Order, Replies
+from medfl.contract import Method, Replies, Request
 from medfl.engine.evaluation import Row
 from medfl.engine.store import Steps
 from medfl.records.progress import Event
 from medfl.types import Meta, Tensors
 
 
-class Carrier(Protocol):
+class Backend(Protocol):
     """What the loop needs of a carrier."""
 
     @property
@@ -21,7 +21,7 @@ class Carrier(Protocol):
         """Names of the sites that can be ordered, sorted."""
         ...
 
-    def describe(self) -> dict[str, Meta]:
+    def site_info(self) -> dict[str, Meta]:
         """What each site tells about itself."""
         ...
 
@@ -30,19 +30,19 @@ class Carrier(Protocol):
         ...
 
     def step(
-        self, step: int, round_: int, orders: list[Order], evaluation: Evaluation | None = None, keep: Steps = ()
-    ) -> tuple[list[Answer], list[str], list[Row]]:
+        self, step: int, round_: int, requests: list[Request], evaluation: Evaluation | None = None, keep: Steps = ()
+    ) -> tuple[list[SiteResult], list[str], list[Row]]:
         """Carry out orders, and beside them an evaluation; answers, absent sites, rows of the evaluation.
 
         The sites keep what they had after the steps in `keep`.
         """
         ...
 
-    def replies(self, answers: list[Answer], missing: list[str]) -> Replies:
+    def replies(self, results: list[SiteResult], missing: list[str]) -> Replies:
         """The replies behind answers that were not refused."""
         ...
 
-    def exchange(self, evaluation: Evaluation) -> list[Row]:
+    def evaluate_cross_site(self, evaluation: Evaluation) -> list[Row]:
         """Each site's model on every site's test data."""
         ...
 
@@ -57,7 +57,7 @@ class Evaluation:
 
 
 @dataclass
-class Answer:
+class SiteResult:
     """What the server learns of a site's step. The reply's tensors stay in a file until they are folded.
 
     Attributes:

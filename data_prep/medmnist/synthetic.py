@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from medfl.testing.phantoms import draw_cells, draw_stain
+from medfl.testing.synthetic import draw_cells, draw_stain
 from medfl.utils.seeds import seed_of
 
-FLAG = "phantommnist"
-"""Name of the data set; its file is ``phantommnist.npz``."""
+FLAG = "syntheticmnist"
+"""Name of the data set; its file is ``syntheticmnist.npz``."""
 
 STAINS = 12
 """Stains in the pool; an image has one of them by chance."""
@@ -19,7 +19,7 @@ STAINS = 12
 def write_release(
     folder: Path, train: int = 480, val: int = 40, test: int = 200, classes: int = 4, size: int = 28, seed: int = 0
 ) -> Path:
-    """Write ``phantommnist.npz`` with the arrays of a MedMNIST file.
+    """Write ``syntheticmnist.npz`` with the arrays of a MedMNIST file.
 
     Args:
         folder: Where to write; made if it is not there.

@@ -15,7 +15,7 @@ Facts = Mapping[str, Sequence[str | None]]
 
 
 @dataclass(frozen=True)
-class Home:
+class SiteExport:
     """What the bundles that sites take home are made from.
 
     Attributes:
@@ -68,50 +68,54 @@ class Home:
         return list(map(str, range(self.objective.outputs))) if self.draws else list(self.objective.columns(()))
 
 
-def named(home: Home) -> str:
+def named(site_export: SiteExport) -> str:
     """What a network tells apart, in a line."""
-    names = home.names or home.classes
-    kind = "Classes" if not home.names else "Structures" if home.draws else "Outputs"
+    names = site_export.names or site_export.classes
+    kind = "Classes" if not site_export.names else "Structures" if site_export.draws else "Outputs"
     return f"{kind}: {'; '.join(names) or 'not stated'}"
 
 
-def _inputs(home: Home, channels: int, lengths: str) -> str:
+def _inputs(site_export: SiteExport, channels: int, lengths: str) -> str:
     if not lengths:
         return f"{channels} numbers, as in the data that it was trained on"
-    how = "as inference.json makes them" if home.draws else "scaled to [0, 1], normalised as in inference.json"
+    how = "as inference.json makes them" if site_export.draws else "scaled to [0, 1], normalised as in inference.json"
     return f"{channels} channels of {lengths}, {how}"
 
 
-def _targets(home: Home) -> str:
-    if home.draws:
-        return f"one of {len(home.outputs)} structures in each voxel: {'; '.join(home.outputs)}"
-    if home.objective is not None and not home.objective.has_class_labels:
-        return "; ".join(home.names or home.objective.target_columns)
-    return f"one of {len(home.classes)} classes: {'; '.join(home.classes)}"
+def _targets(site_export: SiteExport) -> str:
+    if site_export.draws:
+        return f"one of {len(site_export.outputs)} structures in each voxel: {'; '.join(site_export.outputs)}"
+    if site_export.objective is not None and not site_export.objective.has_class_labels:
+        return "; ".join(site_export.names or site_export.objective.target_columns)
+    return f"one of {len(site_export.classes)} classes: {'; '.join(site_export.classes)}"
 
 
-def describe(metadata: Any, home: Home) -> None:
+def describe(metadata: Any, site_export: SiteExport) -> None:
     """Make the metadata say what this network takes and gives, and which data it comes from."""
-    names = home.names or home.classes
-    if home.shape and names:
-        channels, *edges = home.shape
+    names = site_export.names or site_export.classes
+    if site_export.shape and names:
+        channels, *edges = site_export.shape
         metadata |= {
-            "description": f"A network trained by a federation on '{home.data}'",
-            "data_source": home.data or "not stated",
-            "image_classes": _inputs(home, channels, " x ".join(map(str, edges))),
-            "label_classes": _targets(home),
-            "pred_classes": f"one output for each of: {'; '.join(home.outputs)}",
+            "description": f"A network trained by a federation on '{site_export.data}'",
+            "data_source": site_export.data or "not stated",
+            "image_classes": _inputs(site_export, channels, " x ".join(map(str, edges))),
+            "label_classes": _targets(site_export),
+            "pred_classes": f"one output for each of: {'; '.join(site_export.outputs)}",
         }
     formats = metadata.get("network_data_format", {})
     image = formats.get("inputs", {}).get("image")
     pred = formats.get("outputs", {}).get("pred")
-    if image is not None and home.shape:
-        channels, *size = home.shape
-        image |= {"num_channels": channels, "spatial_shape": list(size), "modality": home.modality or "not stated"}
+    if image is not None and site_export.shape:
+        channels, *size = site_export.shape
+        image |= {
+            "num_channels": channels,
+            "spatial_shape": list(size),
+            "modality": site_export.modality or "not stated",
+        }
         if len(image.get("channel_def", {})) != channels:
             image["channel_def"] = {str(number): f"channel {number}" for number in range(channels)}
             image["format"] = "magnitude"
     if pred is not None and names:
-        shape = list(home.shape[1:]) if home.draws else [len(home.outputs)]
-        numbered = {str(number): name for number, name in enumerate(home.outputs)}
-        pred |= {"num_channels": len(home.outputs), "spatial_shape": shape, "channel_def": numbered}
+        shape = list(site_export.shape[1:]) if site_export.draws else [len(site_export.outputs)]
+        numbered = {str(number): name for number, name in enumerate(site_export.outputs)}
+        pred |= {"num_channels": len(site_export.outputs), "spatial_shape": shape, "channel_def": numbered}

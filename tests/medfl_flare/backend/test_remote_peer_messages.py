@@ -33,9 +33,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
         yield mini_place(tmp_path_factory.mktemp("messages"))
 
 
-PARCELS: dict[str, Change] = {
+PEER_MESSAGES: dict[str, Change] = {
     "another kind": renamed,
-    "a wrong prefix": lambda m: Message("parcel", wire.prefixed(m.tensors, "other/"), m.meta),
+    "a wrong prefix": lambda m: Message("peer_message", wire.prefixed(m.tensors, "other/"), m.meta),
     "other shape": set_tensor(other_shape, "model/"),
     "not finite": set_tensor(lambda t: torch.full_like(t, torch.nan), "model/"),
     "undeclared meta": set_meta(meta={"patient": 1}),
@@ -53,13 +53,13 @@ STORED = {"a negative step", "an absurd step", "meta as list", "one tensor less"
 
 
 @pytest.fixture(scope="module")
-def parcel(place: Place) -> tuple[str, str, bytes]:
+def peer_message(place: Place) -> tuple[str, str, bytes]:
     """A parcel of a circulation: sender, receiver, blob."""
-    parcels: list[tuple[str, str, bytes]] = []
+    peer_messages: list[tuple[str, str, bytes]] = []
     loopback = Loopback(place.files("circulating"))
-    loopback.tamper_parcel = lambda sender, to, blob: parcels.append((sender, to, blob)) or blob
+    loopback.tamper_peer_message = lambda sender, to, blob: peer_messages.append((sender, to, blob)) or blob
     loopback.serve(offered(place, method="fedskd", rounds=1))
-    return parcels[0]
+    return peer_messages[0]
 
 
 def begun(place: Place, name: str, site: str, **overrides: Any) -> SiteService:
@@ -70,13 +70,15 @@ def begun(place: Place, name: str, site: str, **overrides: Any) -> SiteService:
     return service
 
 
-def test_a_site_refuses_parcels_that_the_method_would_not_post(place: Place, parcel: tuple[str, str, bytes]) -> None:
-    sender, to, blob = parcel
+def test_a_site_refuses_parcels_that_the_method_would_not_post(
+    place: Place, peer_message: tuple[str, str, bytes]
+) -> None:
+    sender, to, blob = peer_message
     early = SiteService(place.files("parcels-early")[to], lambda to, blob, patience: True)
     assert early.receive(sender, blob)  # no run has begun
     service = begun(place, "parcels-again", to, method="fedskd", rounds=1)
     inbox = place.root / "parcels-again" / to / "state" / "runs" / "one" / "state" / to / "inbox"
-    for name, change in PARCELS.items():
+    for name, change in PEER_MESSAGES.items():
         if name not in STORED:
             assert service.receive(sender, changed(blob, change)), name
     for stranger in ("stranger", "server", to, "../site-02", ""):
@@ -91,18 +93,18 @@ def test_a_site_refuses_parcels_that_the_method_would_not_post(place: Place, par
 
 @pytest.mark.parametrize("what", sorted(STORED))
 def test_a_parcel_that_its_receiver_can_not_use_is_refused(
-    place: Place, parcel: tuple[str, str, bytes], what: str
+    place: Place, peer_message: tuple[str, str, bytes], what: str
 ) -> None:
     name = what.replace(" ", "-")
-    sender, to, blob = parcel
+    sender, to, blob = peer_message
     service = begun(place, name, to, method="fedskd", rounds=1)
-    answer = service.receive(sender, changed(blob, PARCELS[what]))
+    answer = service.receive(sender, changed(blob, PEER_MESSAGES[what]))
     service.close()
     assert answer
 
 
-def test_a_method_without_parcels_takes_none(place: Place, parcel: tuple[str, str, bytes]) -> None:
-    sender, to, blob = parcel
+def test_a_method_without_parcels_takes_none(place: Place, peer_message: tuple[str, str, bytes]) -> None:
+    sender, to, blob = peer_message
     files = place.files("plain", {to: {"exchange": False}})
     service = SiteService(files[to], lambda to, blob, patience: True)
     service.answer(pack(Message("hello", {}, offered(place).to_json())))
@@ -114,10 +116,10 @@ def test_a_method_without_parcels_takes_none(place: Place, parcel: tuple[str, st
 
 
 def test_a_site_does_not_fill_anothers_disk_with_parcels(
-    place: Place, parcel: tuple[str, str, bytes], monkeypatch: pytest.MonkeyPatch
+    place: Place, peer_message: tuple[str, str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("medfl_flare.sites.run.WAITING", 0)
-    sender, to, blob = parcel
+    sender, to, blob = peer_message
     service = begun(place, "flood", to, method="fedskd", rounds=1)
     assert service.receive(sender, blob) is None
     assert "too many wait" in str(service.receive(sender, changed(blob, set_meta(step=7))))

@@ -11,7 +11,7 @@ from medfl.data.sites import load_global, load_sites
 from medfl.errors import SettingsError
 from medfl.networks.cnn import CNN4
 from medfl.objectives import Multiclass
-from medfl.testing.phantoms import make_cohort
+from medfl.testing.synthetic import make_cohort
 
 
 def test_a_cohort_is_whole_and_the_same_for_a_seed(tmp_path):

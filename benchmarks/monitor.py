@@ -1,6 +1,6 @@
 """What it costs that a run can be watched: its share of a run's CPU time.
 
-What `medfl watch` reads is noted while the run works: each batch is counted, each job has a thread that beats, each
+What `medfl monitor` reads is noted while the run works: each batch is counted, each job has a thread that beats, each
 event is a line of progress.jsonl. The share is too small for the difference of two runs, so the prices of a batch, a
 job and a line are measured alone, and multiplied by how many of each a run has. Two runs of fedavg: the work of
 `round_loop.py` (20 sites, two in a round, 5 epochs, batch 50, a four-layer CNN), and one with as little work between

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from flare_federation import RESEARCHER, federation
-from home_keys import Home, foreign_keys
 from loopback import SITES
+from participant_keys import Home, foreign_keys
 from typer.testing import CliRunner
 
 from medfl_flare.commands import federate, site
@@ -42,7 +42,7 @@ def test_runs_end_with_the_bits_of_one_machine_their_parcels_are_signed_and_no_k
             )
             running.equals_local(offer, out)
         lines = [line for line in read_entries(audit_file(running.files["site-01"])) if line.sender is not None]
-        audit = [line.outcome for line in lines if line.kind == "parcel"]
+        audit = [line.outcome for line in lines if line.kind == "peer_message"]
         assert audit
         assert set(audit) == {"accepted"}
         status = CliRunner().invoke(federate.app, ["status", str(running.kits["researcher"])])
