@@ -1,21 +1,30 @@
-"""The contract between a method and a carrier. Read this file first.
+"""The interfaces between a method, the engine and a backend. Read this file first.
 
-A **method** says what is computed: which orders the server plans, what a site does with one, how the server folds the
-replies. A **carrier** moves the messages: `local` within this process and its forks, `flare` across machines. A method
-never sees a carrier, and a carrier never sees inside a method.
+A `Method` is a federated algorithm: it plans requests, computes replies at sites, and aggregates replies at the server.
+A backend transports the messages: ``local`` within one machine, ``flare`` between machines. A method does not know
+which backend runs it, and a backend does not know what a method computes.
 
-One exchange is a **step**: plan, work at each ordered site, fold. A round of a paper is one or more steps.
+One **step** is one exchange between the server and the sites:
 
-Promises that a method makes (`medfl.testing.check_method` checks each):
+1. `Method.plan` at the server returns a `Plan` with at most one `Request` per site.
+2. `Method.execute` at each of these sites turns its request into a `Reply`.
+3. `Method.aggregate` at the server updates the server's state from the replies.
 
-* Nothing lives on the method object. All that outlives a step is in `holder.state`, so every method resumes for free.
-* `work` changes nothing but `site.state` and returns what it sends. Asked again, the site answers from disk.
-* Random numbers come from `holder.rng(label)`, which depends on (seed, name, round, label) and on nothing else, or from
-  torch's global generator, which is pinned in the same way before each step.
-* Only tensors whose name begins with a prefix in `sends`, and only declared meta keys, leave a site.
-* `fold` can use whatever `sends_meta` and `check_tensors` let through: a site that is not honest ends no run.
+A round, as papers count them, consists of one or more steps.
 
-This module imports torch and the smallest modules of the package, so that a method author can read it on its own.
+A method must keep these promises; `medfl.testing.check_method` tests each of them:
+
+* A method object stores nothing between steps. Everything that must survive a step is in `Participant.state`, so every
+  run can be interrupted and resumed.
+* `execute` changes nothing but ``site.state``. If a request is repeated, the site sends the stored reply again.
+* Random numbers come from `Participant.rng`, which depends only on (seed, participant, round, label), or from torch's
+  global generator, which the engine seeds before each call.
+* Only tensors whose name starts with a prefix in `Method.sends`, and only metadata declared in `Method.sends_meta`,
+  leave a site.
+* `aggregate` can handle every reply that passes `Method.sends_meta` and `Method.check_tensors`, so that a dishonest
+  site can't end a run.
+
+This module imports only torch and small modules of medfl, so that authors of methods can read it on its own.
 """
 
 from __future__ import annotations
@@ -38,7 +47,7 @@ if TYPE_CHECKING:
 
 
 PayloadKind = Literal["update", "weights", "statistic", "samples"]
-"""What a tensor that leaves a site is. Clipping, noise and compression apply to ``update`` only."""
+"""Kind of a tensor that leaves a site. Clipping, noise and compression apply to ``update`` only."""
 
 
 Need = Literal[
@@ -52,12 +61,19 @@ Need = Literal[
     "public_data",
     "pooled_data",
 ]
-"""Requirement of a method; `medfl.engine.needs` describes when a task or a run meets it."""
+"""Requirement of a method; `medfl.engine.needs` defines when a task or a run meets it."""
 
 
 @dataclass
 class Request:
-    """Server to site: do `op` with these tensors."""
+    """Message from the server to a site: perform an operation of the method with these tensors.
+
+    Attributes:
+        to: Name of the site.
+        op: Name of the operation; `Method.execute` dispatches on it.
+        tensors: Maps names to tensors.
+        meta: JSON values that go with the tensors.
+    """
 
     to: str
     op: str
@@ -67,7 +83,16 @@ class Request:
 
 @dataclass
 class PeerMessage:
-    """Site to site. It waits at its receiver until the receiver's next step is saved; the server never holds it."""
+    """Message from one site to another. The server never stores it.
+
+    The receiving site keeps it until its next step is saved.
+
+    Attributes:
+        to: Name of the receiving site.
+        tensors: Maps names to tensors.
+        meta: JSON values that go with the tensors.
+        sender: Name of the sending site; the engine fills it in.
+    """
 
     to: str
     tensors: Tensors
@@ -77,9 +102,12 @@ class PeerMessage:
 
 @dataclass
 class Model:
-    """Enough to rebuild a predictor anywhere: the network's name in the task, its tensors, and facts about it.
+    """Description of a trained model, sufficient to rebuild its predictor on any machine.
 
-    The facts are the method's own: `Method.predictor` and `Method.network_config` read them.
+    Attributes:
+        network: Name of the network in the task.
+        tensors: Maps names to the model's tensors.
+        meta: JSON values that `Method.predictor` and `Method.network_config` of the same method read.
     """
 
     network: str
@@ -89,11 +117,11 @@ class Model:
 
 @dataclass
 class Findings:
-    """What a method found out at the server that people may want to look at. Nothing hangs on it.
+    """Results of a method for its report section, beside models and scores. Nothing is computed from them.
 
     Attributes:
-        meta: JSON facts.
-        tensors: Pictures and maps, made of nobody's private images.
+        meta: JSON values.
+        tensors: Maps names to images and maps; none may be derived from a private image.
     """
 
     meta: Meta = field(default_factory=dict)
@@ -102,15 +130,15 @@ class Findings:
 
 @dataclass
 class Reply:
-    """Site to server: tensors and meta for the server, and parcels for other sites.
+    """Message from a site to the server, with messages to other sites.
 
     Attributes:
-        tensors: Named as the method's `sends` declares.
-        meta: Keys as the method's `sends_meta` declares.
-        parcels: For other sites; the server gets neither their tensors nor their meta.
-        log: Numbers for the metrics file, such as the training loss. Scores only, never data.
-        trained: The models right after local training, by names as in `Method.models`, for the core to score at the
-            moment ``trained``; a single one is ``personal``. They stay here.
+        tensors: Maps names to tensors; `Method.sends` declares the names.
+        meta: JSON values; `Method.sends_meta` declares the keys.
+        peer_messages: Messages to other sites. The server receives neither their tensors nor their metadata.
+        log: Maps metric names to values for the metrics file, such as the training loss. Never data of patients.
+        trained: Models directly after local training, by kind as in `Method.models`. The engine scores them under the
+            moment ``trained``. They don't leave the site. A method with a single model uses the kind ``personal``.
     """
 
     tensors: Tensors = field(default_factory=dict)
@@ -122,12 +150,12 @@ class Reply:
 
 @dataclass
 class State:
-    """All that outlives a step at one participant.
+    """State of a participant that survives a step.
 
     Attributes:
-        tensors: Saved with every step.
-        meta: JSON, saved with every step.
-        blobs: Name to SHA-256 of a large constant, written once by `Participant.keep_blob`.
+        tensors: Maps names to tensors, saved with every step.
+        meta: JSON values, saved with every step.
+        blobs: Maps the name of each large constant to its SHA-256. `Participant.keep_blob` writes it once.
     """
 
     tensors: Tensors = field(default_factory=dict)
@@ -137,14 +165,14 @@ class State:
 
 @dataclass
 class Plan:
-    """The next step.
+    """Description of the next step.
 
     Attributes:
-        round: The round it belongs to, counted from 1.
-        orders: One at most for each site; none makes this a step of the server alone.
-        ends_round: Whether the round is over after this step; then it is evaluated when that is due.
-        quorum: How many replies are needed to go on; None means all of them.
-        folds: Whether `Method.aggregate` makes anything of the replies. Without, sites work for themselves and send nothing.
+        round: Round of the step, counted from 1.
+        requests: At most one request per site. With an empty list only the server computes in this step.
+        ends_round: Whether the step is the last one of its round. A round is evaluated after its last step.
+        quorum: Minimum number of replies for the run to continue; None requires all of them.
+        aggregates: Whether `Method.aggregate` uses the replies. If not, the sites send nothing to the server.
     """
 
     round: int
@@ -156,14 +184,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class ReducesTo:
-    """A case in which a method is another one. It stands in the docstring, warns at run time, and is tested bitwise.
+    """Limit case: settings with which a method equals another method bit by bit.
+
+    It is documented on the method's page, causes a warning at run time, and is tested.
 
     Attributes:
-        args: Settings of the method that lead there, for example ``{"mu": 0.0}``.
-        equals: Name of the method that it becomes.
-        equals_args: That method's settings.
-        equals_settings: Settings of the run under which the other method is the same.
-        only_without_norms: Whether it holds only for networks without batch-norm layers.
+        equals: Name of the other method.
+        args: Settings of the method itself, for example ``{"mu": 0.0}``.
+        equals_args: Settings of the other method.
+        equals_settings: Settings of the run with which the other method is equal.
+        only_without_norms: Whether the equality holds only for networks without batch normalisation.
     """
 
     equals: str
@@ -174,27 +204,28 @@ class ReducesTo:
 
 
 class Blobs(Protocol):
-    """Where a participant keeps large constants."""
+    """Storage of a participant's large constants."""
 
     def put(self, tensors: Tensors) -> str:
-        """Write once; returns the SHA-256."""
+        """Write the tensors once and return their SHA-256."""
         ...
 
     def get(self, digest: str) -> Tensors:
-        """Read by SHA-256."""
+        """Read the tensors that have this SHA-256."""
         ...
 
 
 @dataclass
 class Participant:
-    """What a method sees of a participant. There is one for the server and one for each site.
+    """A method's view of the server (`Server`) or of one site (`Site`).
 
     Attributes:
-        name: Its name.
-        round: The round of the current step, from 1; 0 in `setup`.
-        state: All that outlives the step. Change it freely; it is saved when the step is.
-        task: Networks by name, loss, optimiser, metrics.
-        settings: The settings of the run.
+        name: Name of the participant.
+        round: Round of the current step, from 1; 0 in `Method.setup`.
+        state: State that survives the step. A method may change it; the engine saves it with the step.
+        task: Learning problem: networks, loss, optimiser and metrics.
+        settings: Settings of the run.
+        blobs: Storage of large constants; None where there is none.
     """
 
     name: str
@@ -205,39 +236,55 @@ class Participant:
     blobs: Blobs | None = None
 
     def rng(self, label: str) -> torch.Generator:
-        """A generator that depends on (run seed, name, round, label) only: not on the step, the method or the past."""
+        """Return a generator that depends only on (run seed, participant, round, label).
+
+        It doesn't depend on the step, on the method or on earlier draws.
+        """
         return make_generator(self.settings.seed, self.name, self.round, label)
 
     def network_of(self, site: str) -> str:
-        """The network that a site trains: its own by ``settings.networks_by_site``, otherwise the task's default."""
+        """Return the name of the network that a site trains.
+
+        Returns:
+            The site's entry in ``settings.networks_by_site``, or the task's default network.
+        """
         return self.settings.networks_by_site.get(site, self.task.network)
 
     def keep_blob(self, name: str, tensors: Tensors) -> None:
-        """Write a large constant once; later steps name it by hash instead of saving it again."""
+        """Write a large constant once. Later steps store only its hash.
+
+        Raises:
+            RuntimeError: If the participant has no blob storage.
+        """
         if self.blobs is None:
-            raise RuntimeError("this holder has no blob store")
+            raise RuntimeError("this participant has no blob store")
         self.state.blobs[name] = self.blobs.put(tensors)
 
     def blob(self, name: str) -> Tensors:
-        """Read a constant written by `keep_blob`."""
+        """Read a constant that `keep_blob` wrote.
+
+        Raises:
+            RuntimeError: If the participant has no blob storage.
+        """
         if self.blobs is None:
-            raise RuntimeError("this holder has no blob store")
+            raise RuntimeError("this participant has no blob store")
         return self.blobs.get(self.state.blobs[name])
 
 
 @dataclass
 class Server(Participant):
-    """The server's side.
+    """A method's view of the server.
 
     Attributes:
-        sites: Names, sorted as strings.
-        facts: What each site told about itself at the start, as far as its policy allows: ``trainable`` and
-            ``validates``, whether it has training and validation images, always; ``size`` and ``label_counts`` when
-            shared.
-        rounds_done: How many rounds are over.
-        public: Public data, if the run has any; no site sees them.
-        watch: In `Method.aggregate`, where the run's ``moments`` ask for ``epochs``: hands the core a model that is trained
-            here, with the number of its epoch from 1, to be scored on the server's test sets. Nothing comes back.
+        sites: Names of all sites, sorted.
+        site_info: Maps each site to the information that it disclosed at the start: always ``trainable`` and
+            ``validates`` (whether it has training and validation images), and ``size`` (number of training images) and
+            ``label_counts`` if its policy allows them.
+        rounds_done: Number of completed rounds.
+        public: Public data at the server, if the run has any. They aren't sent to sites.
+        score_epoch: Callback that scores a model on the server's test sets: ``score_epoch(model, epoch)``, epochs from
+            1. The engine sets it in `Method.aggregate` if ``moments`` contains ``epochs``, for methods that train a
+            model at the server. It returns nothing, so test scores can't influence the method.
     """
 
     sites: list[str] = field(default_factory=list)
@@ -247,27 +294,32 @@ class Server(Participant):
     score_epoch: Callable[[Model, int], None] | None = None
 
     def shared_rng(self, label: str) -> torch.Generator:
-        """A generator keyed by (run seed, label, round) for what all methods share, such as who takes part (G-3)."""
+        """Return a generator that depends only on (run seed, label, round), for draws that all methods share.
+
+        An example is the choice of participating sites (rule G-3), which must not differ between methods.
+        """
         return make_generator(self.settings.seed, label, self.round)
 
     def trainable(self) -> list[str]:
-        """Sites that have training data, sorted (G-11)."""
+        """Return the names of the sites that have training data, sorted (rule G-11)."""
         return [name for name in self.sites if self.site_info.get(name, {}).get("trainable", True)]
 
     def networks(self) -> list[str]:
-        """Names of the networks that sites train, sorted; the task's own where there are no sites."""
+        """Return the sorted names of the networks that the sites train; the task's default if there are no sites."""
         return sorted({self.network_of(name) for name in self.sites} or {self.task.network})
 
 
 @dataclass
 class Site(Participant):
-    """A site's side. Its test data are not here: a method can't reach them.
+    """A method's view of one site. It has no test data, so a method can't use them.
 
     Attributes:
-        inbox: Parcels that arrived since this site's last step, sorted by sender.
         train: Training data.
-        val: Validation data, possibly empty.
-        published: In evaluation and installation only: what the server published (`Method.publish`).
+        val: Validation data; may be empty.
+        inbox: Peer messages that arrived since the site's last step, sorted by sender.
+        published: Tensors of `Method.publish`; set only during evaluation and export.
+        secret: Key of the site for privacy noise; it never leaves the site.
+        run_id: Identity of the run, which keys the privacy noise.
     """
 
     train: Dataset = None  # type: ignore[assignment]
@@ -279,15 +331,15 @@ class Site(Participant):
 
     @property
     def network(self) -> str:
-        """The network this site trains."""
+        """Name of the network that this site trains."""
         return self.network_of(self.name)
 
     def secret_rng(self, label: str, payload: str) -> SecretStream:
-        """Randomness that nobody else can predict, for privacy noise.
+        """Return a random stream for privacy noise that no other party can predict.
 
         Args:
-            label: What it is for.
-            payload: A hash of what will be noised, so that two payloads never share their noise.
+            label: Purpose of the stream.
+            payload: Hash of the value that receives the noise, so that two values never share their noise.
 
         Returns:
             A stream keyed by (site secret; run id, round, label, payload).
@@ -296,10 +348,15 @@ class Site(Participant):
 
 
 class Replies(Protocol):
-    """The replies of a step, sorted by site. It may be iterated twice; tensors are read one reply at a time."""
+    """Replies of a step: an iterable of (site, tensors), sorted by site.
+
+    It can be iterated several times. Tensors are read from disk one reply at a time, to save memory.
+    """
 
     meta: dict[str, Meta]
+    """Maps each site that replied to the metadata of its reply."""
     missing: list[str]
+    """Names of the requested sites that sent no usable reply."""
 
     def __iter__(self) -> Iterator[tuple[str, Tensors]]: ...
 
@@ -307,156 +364,162 @@ class Replies(Protocol):
 
 
 class Filter(Protocol):
-    """What a method does to tensors on their way out of a site, and undoes where they arrive: it sends fewer bytes.
+    """Reversible transformation of the tensors of replies that reduces the bytes a site sends, such as a low-rank code.
 
-    At a site a filter takes all tensors of one kind of a reply at once, after the checks and before clip, noise and
-    bits; where they arrive it is undone before `Method.aggregate`. It is pure and keeps no state. It may lose what it can't
-    send, as a lower precision does.
+    At a site, `encode` receives all tensors of one kind of a reply at once: after the checks, and before clipping,
+    noise and quantisation. At the server, `decode` restores them before `Method.aggregate`. A filter is a pure function
+    without state. It may be lossy.
 
-    Under privacy with the unit ``site`` clip and noise are of the encoded numbers, so the sensitivity that noise is
-    reckoned with is that of clipped encoded tensors, and decoding is post-processing: the guarantee is the same one.
-    It holds only if nothing but these numbers hangs on the data. A filter whose meta, names, shapes or dtypes do, or
-    that sends whole numbers, such as the places of the largest entries, is refused there. With the unit ``sample`` the
-    noise is in the training, and all that a filter does comes after it.
+    Under privacy with the unit ``site``, clipping and noise apply to the encoded values. The sensitivity is therefore
+    that of clipped encoded tensors, decoding is post-processing, and the guarantee is unchanged. This holds only if
+    nothing but the encoded values depends on the data. The engine refuses a filter whose metadata, names, shapes or
+    dtypes depend on the data, or that sends integers (such as the positions of the largest entries). With the unit
+    ``sample``, the noise is part of the training, and a filter is post-processing.
     """
 
     @property
     def kinds(self) -> Collection[PayloadKind]:
-        """Which kinds of tensors it takes, out of those that the method sends; all others pass it by."""
+        """Kinds of tensors to transform, out of those the method sends. Tensors of other kinds are left unchanged."""
         ...
 
     def encode(self, tensors: Tensors, rng: torch.Generator) -> tuple[Tensors, Meta]:
-        """What leaves in place of the tensors.
+        """Return the tensors that are sent instead.
 
         Args:
-            tensors: Of one kind, at least one, by name; finite.
-            rng: For whatever it draws; an order that is carried out again draws the same.
+            tensors: At least one tensor, all of one kind, finite, by name.
+            rng: Generator for random choices. A repeated request draws the same numbers.
 
         Returns:
-            Finite tensors under any names with prefixes of this kind, and JSON for `decode`.
+            Finite tensors under any names with prefixes of this kind, and JSON metadata for `decode`.
         """
         ...
 
     def decode(self, tensors: Tensors, meta: Meta) -> Tensors:
-        """The tensors again, of the names, shapes and dtypes that `encode` was given.
+        """Restore the names, shapes and dtypes that `encode` received.
 
         Args:
-            tensors: As `encode` gave them, but for noise and rounding.
-            meta: As `encode` gave it. Both come from another machine: what raises here counts that site as missing, so
-                an index or a size that can't be right should raise rather than take memory.
+            tensors: Result of `encode`, up to noise and rounding.
+            meta: Metadata returned by `encode`. Tensors and metadata come from another machine. If this method raises,
+                the site counts as unavailable; raise for an impossible index or size instead of allocating memory.
         """
         ...
 
 
 class Method(Protocol):
-    """A federated algorithm. Most are a few lines on `medfl.toolkit.averaging.Averaging`."""
+    """A federated algorithm. Most methods are a few lines on top of `medfl.toolkit.averaging.Averaging`."""
 
     sends: ClassVar[Mapping[str, PayloadKind]]
-    """Name prefix to kind. A tensor that leaves a site under any other name is refused there."""
+    """Maps each name prefix to the kind of its tensors. The engine refuses to send tensors under other names."""
 
     sends_meta: ClassVar[Mapping[str, MetaField]]
-    """Meta keys that a reply or a parcel may carry: of which type, shape and range, and whether they may leave."""
+    """Maps each metadata key of replies and peer messages to its type, shape, range and disclosure."""
 
     supports: ClassVar[frozenset[Capability]]
-    """Capabilities. Some may depend on the settings: see `active_supports`. Each class declares its own set."""
+    """Capabilities. Each class declares its own set; `active_supports` restricts it for given settings."""
 
     needs: ClassVar[frozenset[Need]]
-    """Requirements with its default settings. Other settings may need more or less: see `active_needs`."""
+    """Requirements with the default settings; `active_needs` gives them for other settings."""
 
     reduces_to: ClassVar[tuple[ReducesTo, ...]]
-    """Declared limit cases."""
+    """Limit cases in which the method equals another one."""
 
     presets: ClassVar[Mapping[str, Meta]]
-    """Name to settings of the method that are given together, for example those of its paper."""
+    """Maps each preset, for example ``paper``, to settings of the method."""
 
     preset_settings: ClassVar[Mapping[str, Meta]]
-    """Preset to the settings of runs that it belongs to. A method can't set them, so a run with others is warned."""
+    """Maps each preset to the settings of the run that belong to it. A run with other settings is warned."""
 
     @property
     def active_supports(self) -> frozenset[Capability]:
-        """Capabilities with the method's settings, a subset of `supports`."""
+        """Capabilities with the method's current settings, a subset of `supports`."""
         ...
 
     @property
     def active_needs(self) -> frozenset[Need]:
-        """What it needs of a task with the settings that it has; a run without it is refused before anything begins."""
+        """Requirements with the method's current settings. A run that doesn't meet them is refused before it starts."""
         ...
 
     @property
     def gradient_clip(self) -> float | None:
-        """Largest L2 norm of a batch's gradient in a site's training, > 0; None if gradients are not clipped."""
+        """Maximum L2 norm of a batch's gradient in local training, > 0; None if gradients are not clipped."""
         ...
 
     def setup(self, server: Server) -> None:
-        """Once, before the first step."""
+        """Initialise the server's state, once, before the first step."""
         ...
 
     def plan(self, server: Server) -> Plan | None:
-        """The next step, or None when the method is finished."""
+        """Return the next step, or None if the method has finished."""
         ...
 
     def execute(self, site: Site, request: Request) -> Reply:
-        """What a site does with an order; dispatches on ``order.op``."""
+        """Compute a site's reply to a request, dispatching on ``request.op``. May change ``site.state``."""
         ...
 
     def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
-        """Called at the site and again at the server, before `fold`: refuse a reply that `fold` could not use.
+        """Raise if `aggregate` can't use the tensors of a reply. Called at the site and again at the server.
 
         Args:
-            task: The learning problem.
-            order: As the server sent it.
-            tensors: Of the reply, finite; their names begin with prefixes in `sends`.
+            task: Learning problem.
+            request: Request as the server sent it.
+            tensors: Tensors of the reply; finite, with names that start with prefixes in `sends`.
 
         Raises:
-            RefusedError: If names, shapes or dtypes are not what `fold` expects. The site counts as missing.
+            RefusedError: If names, shapes or dtypes are not as expected. The site then counts as unavailable.
         """
         ...
 
     def filters(self) -> tuple[Filter, ...]:
-        """What is done to the tensors of replies on their way, in this order; undone in reverse. Most have none."""
+        """Return the filters of replies in the order of encoding; decoding reverses it. Most methods have none."""
         ...
 
     def aggregate(self, server: Server, replies: Replies) -> None:
-        """Take the replies of the step into the server's state."""
+        """Update the server's state from the replies of the step."""
         ...
 
     def publish(self, server: Server) -> Tensors:
-        """What every site needs from the server to be evaluated and to take its model home."""
+        """Return the tensors that every site needs for its evaluation and for the export of its model."""
         ...
 
     def findings(self, server: Server) -> Findings:
-        """What to show of the run in the end, beside its scores; most methods have nothing."""
+        """Return results for the report at the end of the run. Most methods return an empty object."""
         ...
 
     def models(self, participant: Participant) -> dict[str, Model]:
-        """Return the models by kind: ``global`` at the server; ``personal``, ``global`` or both at a site."""
+        """Return the models of a participant.
+
+        Returns:
+            Maps kinds to models: ``global`` at the server; ``personal``, ``global`` or both at a site.
+        """
         ...
 
     def model_dump(self, *, mode: str = "python") -> Meta:
-        """The method's settings by name, as every pydantic model gives them."""
+        """Return the method's settings by name, as pydantic models do."""
         ...
 
     def task_of(self, task: Task) -> Task:
-        """The task with the method's own networks or heads in place of the run's; most methods leave it as it is.
+        """Return the task with the method's own networks or heads. Most methods return it unchanged.
 
-        Pure: it depends on the method's settings alone. Wherever a method gets a task, in a holder, in `check_tensors`
-        or in `predictor`, it is one that this has made.
+        The result must depend only on the task and the method's settings. Every task that a method receives, in a
+        participant, in `check_tensors` or in `predictor`, is a result of this function.
         """
         ...
 
     def network_config(self, model: Model, network_def: Any) -> Any:
-        """What a bundle that takes a model home builds, if the run's own network is not it.
+        """Return the MONAI configuration of the network in an exported bundle. Most methods return `network_def`.
 
         Args:
             model: One of `models`.
-            network_def: What builds the run's network of this name, JSON as in MONAI's configurations.
+            network_def: Configuration of the run's network of this name, JSON as in MONAI's configuration files.
 
         Returns:
-            The same for a network that takes `Model.tensors`, with the same logits as `predictor`. Most methods return
-            `network_def`.
+            Configuration of a network that loads ``model.tensors`` and has the same logits as `predictor`.
         """
         ...
 
     def predictor(self, task: Task, models: list[Model]) -> nn.Module:
-        """A network whose outputs are as the task's objective says. Pure: it also runs elsewhere, without the run."""
+        """Return a network that predicts with the models; its outputs have the form that the task's objective expects.
+
+        A pure function: it is also called on other machines, without the run.
+        """
         ...

@@ -1,10 +1,14 @@
-"""What the server's loop asks of a carrier, and what a carrier hands back."""
+"""Interface between the server loop and a backend, with the data that a backend returns.
+
+A backend transports requests and replies. `medfl.engine.backends.local.LocalBackend` runs sites on this machine;
+`medfl_flare` runs them on other machines.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from medfl.contract import Method, Replies, Request
 from medfl.engine.evaluation import Row
@@ -13,43 +17,15 @@ from medfl.records.progress import Event
 from medfl.types import Meta, Tensors
 
 
-class Backend(Protocol):
-    """What the loop needs of a carrier."""
-
-    @property
-    def sites(self) -> list[str]:
-        """Names of the sites that can be ordered, sorted."""
-        ...
-
-    def site_info(self) -> dict[str, Meta]:
-        """What each site tells about itself."""
-        ...
-
-    def newest(self, site: str) -> int:
-        """The newest valid step on a site's disk; 0 if none."""
-        ...
-
-    def step(
-        self, step: int, round_: int, requests: list[Request], evaluation: Evaluation | None = None, keep: Steps = ()
-    ) -> tuple[list[SiteResult], list[str], list[Row]]:
-        """Carry out orders, and beside them an evaluation; answers, absent sites, rows of the evaluation.
-
-        The sites keep what they had after the steps in `keep`.
-        """
-        ...
-
-    def replies(self, results: list[SiteResult], missing: list[str]) -> Replies:
-        """The replies behind answers that were not refused."""
-        ...
-
-    def evaluate_cross_site(self, evaluation: Evaluation) -> list[Row]:
-        """Each site's model on every site's test data."""
-        ...
-
-
 @dataclass
 class Evaluation:
-    """A round to be scored: the sites' states after `step`, and what the server published then."""
+    """A completed round whose models are to be scored.
+
+    Attributes:
+        round: Number of the round, from 1.
+        step: Last step of the round; the sites' models are those of their states after this step.
+        published: Tensors that the server published after this step (`Method.publish`).
+    """
 
     round: int
     step: int
@@ -58,14 +34,14 @@ class Evaluation:
 
 @dataclass
 class SiteResult:
-    """What the server learns of a site's step. The reply's tensors stay in a file until they are folded.
+    """Result of a step at one site. The tensors of the reply stay in a file until they are aggregated.
 
     Attributes:
-        site: Who answers.
-        step: Which step.
-        refused: Why nothing is sent, or None.
-        meta: The reply's meta, as it left the site.
-        rows: Scores and costs.
+        site: Name of the site.
+        step: Step number.
+        refused: Reason why the site sent no reply, or None if it replied.
+        meta: Metadata of the reply.
+        rows: Scores and costs of the step at this site.
     """
 
     site: str
@@ -75,13 +51,71 @@ class SiteResult:
     rows: list[Row] = field(default_factory=list)
 
 
-Note = Callable[[Event], None]
-"""Callback that receives progress events and raises nothing."""
+class StepResult(NamedTuple):
+    """Result of a step at all requested sites.
+
+    Attributes:
+        results: Results of the sites that responded, including refusals.
+        unavailable: Names of the requested sites that did not respond.
+        scores: Rows of the evaluation that ran beside the step.
+    """
+
+    results: list[SiteResult]
+    unavailable: list[str]
+    scores: list[Row]
 
 
-def unnoted(event: Event) -> None:
+class Backend(Protocol):
+    """Runs the sites of a federation and transports messages between them and the server loop."""
+
+    @property
+    def sites(self) -> list[str]:
+        """Names of the sites that can receive requests, sorted."""
+        ...
+
+    def site_info(self) -> dict[str, Meta]:
+        """Return the information that each site discloses about itself, by site (`medfl.contract.Server.site_info`)."""
+        ...
+
+    def newest(self, site: str) -> int:
+        """Return the newest valid step on a site's disk; 0 if there is none."""
+        ...
+
+    def step(
+        self, step: int, round_: int, requests: list[Request], evaluation: Evaluation | None = None, keep: Steps = ()
+    ) -> StepResult:
+        """Send requests to the sites, wait for their results, and evaluate an earlier round meanwhile.
+
+        Args:
+            step: Step number.
+            round_: Round of the step.
+            requests: Requests of the step, at most one per site.
+            evaluation: Round to evaluate beside the step, or None.
+            keep: Earlier steps whose states the sites must not delete.
+        """
+        ...
+
+    def replies(self, results: list[SiteResult], missing: list[str]) -> Replies:
+        """Return the replies that belong to results without a refusal.
+
+        Args:
+            results: Results of a step whose sites replied.
+            missing: Names of the requested sites without a usable reply.
+        """
+        ...
+
+    def evaluate_cross_site(self, evaluation: Evaluation) -> list[Row]:
+        """Score each site's model on the test data of every other site."""
+        ...
+
+
+EventListener = Callable[[Event], None]
+"""Callback that receives progress events. It must not raise."""
+
+
+def ignore_event(event: Event) -> None:
     """Discard a progress event."""
 
 
 MethodFactory = Callable[[], Method]
-"""Makes the method anew; called before every step, since nothing may live on a method object."""
+"""Creates a method object. The engine calls it before every step, because a method must keep nothing between steps."""

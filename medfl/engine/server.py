@@ -1,7 +1,8 @@
-"""The server loop. One loop serves every carrier.
+"""The server loop: run a method on a backend, step by step, from wherever the run folder stands.
 
-A step is: the method plans, the sites work, the method folds, the step is committed. A restart
-begins from the newest valid commit (`medfl.engine.journal`). A round is evaluated while the next one trains.
+`ServerLoop.run` is the federated algorithm. Each iteration plans a step, sends its requests to the sites, aggregates
+their replies and commits the new state to disk (`medfl.engine.journal`). A restarted run continues after the newest
+valid commit. To save time, the scores of a completed round are computed while the next round trains.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from medfl.contract import Plan, Server, State
 from medfl.engine.attendance import add_missed_round
-from medfl.engine.backend import Backend, Evaluation
+from medfl.engine.backend import Backend, Evaluation, SiteResult, StepResult
 from medfl.engine.evaluation import Best, Row, epoch_scorer
 from medfl.engine.journal import Commit, Journal, Outcome
 from medfl.engine.plan import RunPlan, ServerData
@@ -28,16 +29,37 @@ from medfl.utils.rng import pinned
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class _Exchange:
+    """Responses of the sites to the requests of a step.
+
+    Attributes:
+        accepted: Results of the sites that replied.
+        responded: Names of the sites that responded, with a reply or a refusal.
+        failed: Sorted names of the requested sites without a usable reply.
+        has_unavailable: Whether a requested site did not respond at all.
+        scores: Rows of the evaluation that ran beside the step.
+        rows: All rows of the step, the evaluation's included.
+    """
+
+    accepted: list[SiteResult]
+    responded: list[str]
+    failed: list[str]
+    has_unavailable: bool
+    scores: list[Row]
+    rows: list[Row]
+
+
 class ServerLoop:
-    """Runs a method over a carrier, in a run folder.
+    """Runs a method on a backend and stores its state in a run folder.
 
     Args:
-        plan: The run; its method is made anew before each step.
-        carrier: Moves the messages.
-        folder: The run folder; the caller holds it (`medfl.engine.store.only_writer`).
+        plan: Description of the run. Its method is created again before each step.
+        backend: Transports requests and replies.
+        folder: Run folder. The caller holds its lock (`medfl.engine.store.only_writer`).
         data: The server's own data.
-        on_round: Called after each committed round with (round, rows): those of all its steps that this process
-            carried out, and scores of the round before.
+        on_round: Called after each committed round as ``on_round(round, rows)``. The rows are those of all steps of the
+            round that this process ran, and the scores of the previous round.
         on_commit: Called after each committed step.
     """
 
@@ -54,233 +76,310 @@ class ServerLoop:
         self._backend, self._data = backend, data or ServerData()
         self._on_round, self._on_commit = on_round, on_commit
         self._journal = Journal(folder)
-        self._rows: list[Row] = []  # of the steps of a round that is not over
+        self._round_rows: list[Row] = []  # rows of the steps of the current round
 
     def run(self) -> Outcome:
-        """Run to the end, from wherever the folder stands.
+        """Run the method until it finishes, or until the run diverges or lacks replies.
 
         Raises:
             StoreError: If state can't be written or read.
-            MedflError: If a site or the method fails in a way that is no refusal.
+            MedflError: If a site or the method fails other than by refusing a request.
         """
+        # 1. Continue after the newest commit of the run folder, or set up a new run.
         server, last = self._resume() or self._set_up()
-        if self._settings.keep_rounds:
-            self._journal.check_keeping(self._settings, self._make_method().models(server), last.rounds_done)
+        self._check_kept_rounds(server, last)
         if last.status in (DIVERGED, INCOMPLETE):
-            logger.warning("Round %d had ended as %s: %s Trying it again.", last.round, last.status, last.reason)
-            server, last = self._back(last)
+            server, last = self._retry_failed_step(last)
+
         while last.status == RUNNING:
-            pending = self._pending(server, last)
+            # 2. Plan the next step.
+            evaluation = self._due_evaluation(server, last)
             server.round = last.rounds_done + 1
-            with self._pinned(server):
-                plan = None if self._stops(last) else self._make_method().plan(server)
-            last = self._close(server, last, pending) if plan is None else self._step(server, last, plan, pending)
-        then, taken = self._taken(server, last, last.best)
-        method = self._make_method()
-        return Outcome(
-            status=last.status,
-            rounds=last.rounds_done,
-            round=taken.rounds_done,
-            step=taken.step,
-            best=last.best,
-            reason=last.reason,
-            published=method.publish(then),
-            models=method.models(then),
-            findings=method.findings(server),
-            missed_rounds=last.missed_rounds,
-            unavailable=last.unavailable,
-        )
+            plan = self._plan(server, last)
+            # 3. Run it, or evaluate the final models if the method has finished.
+            if plan is None:
+                last = self._finish(server, last, evaluation)
+            else:
+                last = self._run_step(server, last, plan, evaluation)
+
+        return self._outcome(server, last)
 
     # ---- one step
 
-    def _step(self, server: Server, last: Commit, plan: Plan, pending: Evaluation | None) -> Commit:
-        self._check_plan(plan)
-        step = last.step + 1
-        keep = self._kept(last, pending)
-        results, unavailable, scores = self._backend.step(step, plan.round, plan.requests, pending, keep)
-        accepted = [result for result in results if result.refused is None]
-        for result in results:
-            if result.refused is not None:
-                logger.warning("Round %d: %s", plan.round, result.refused)
-        if unavailable:
-            logger.warning("Round %d: no reply from %s.", plan.round, ", ".join(sorted(unavailable)))
-        missing = sorted(set(unavailable) | {result.site for result in results if result.refused is not None})
-        rows = scores + [row for result in results for row in result.rows]
-        requested = [request.to for request in plan.requests]
-        unavailable = sorted({*last.unavailable} - {*requested} | {*missing})
-        now = Commit(
-            step,
-            RUNNING,
-            plan.round,
-            last.rounds_done + int(plan.ends_round),
-            pending.round if pending else last.evaluated,
-            last.answers | {result.site: step for result in answers},
-            last.site_info,
-            rows=rows,
-            best=self._best(last, pending, scores),
+    def _plan(self, server: Server, last: Commit) -> Plan | None:
+        """Return the method's next step; None if it has finished or early stopping ends the run."""
+        if self._is_patience_exhausted(last):
+            return None
+        with self._seeded(server):
+            plan = self._make_method().plan(server)
+        if plan is not None:
+            self._check_plan(plan)
+        return plan
+
+    def _run_step(self, server: Server, last: Commit, plan: Plan, evaluation: Evaluation | None) -> Commit:
+        """Run one step and return its commit."""
+        # 1. The sites execute the requests; an earlier round is evaluated meanwhile.
+        steps_to_keep = self._steps_to_keep(last, evaluation)
+        exchange = self._exchange(last.step + 1, plan, evaluation, steps_to_keep)
+        commit = self._next_commit(last, plan, evaluation, exchange, steps_to_keep)
+
+        # 2. End the run if too few sites replied.
+        quorum = len(plan.requests) if plan.quorum is None else plan.quorum
+        if len(exchange.accepted) < quorum:
+            names = f" Missing: {', '.join(exchange.failed)}." if exchange.failed else ""
+            reason = f"{len(exchange.accepted)} of {quorum} needed replies came.{names}"
+            return self._end_run(server, commit, last, INCOMPLETE if exchange.has_unavailable else DIVERGED, reason)
+
+        # 3. The method aggregates the replies.
+        self._aggregate(server, plan, exchange)
+        server.rounds_done = commit.rounds_done
+        if (name := _first_not_finite(server.state.tensors)) is not None:
+            return self._end_run(server, commit, last, DIVERGED, f"The aggregated tensor '{name}' is not finite.")
+
+        # 4. Commit the new state.
+        if plan.ends_round and commit.rounds_done in self._settings.keep_rounds:
+            self._journal.keep_model(commit.rounds_done, self._make_method().models(server)["global"])
+        self._commit(server.state, commit)
+        release()
+        self._round_rows += exchange.rows
+        if plan.ends_round:
+            self._on_round(plan.round, self._round_rows)
+            self._round_rows = []
+        return commit
+
+    def _exchange(self, step: int, plan: Plan, evaluation: Evaluation | None, keep: list[int]) -> _Exchange:
+        """Send the requests of a step, wait for the results, and log refusals and unavailable sites."""
+        response: StepResult = self._backend.step(step, plan.round, plan.requests, evaluation, keep)
+        refusals = [result for result in response.results if result.refused is not None]
+        for result in refusals:
+            logger.warning("Round %d: %s", plan.round, result.refused)
+        if response.unavailable:
+            logger.warning("Round %d: no reply from %s.", plan.round, ", ".join(sorted(response.unavailable)))
+        return _Exchange(
+            accepted=[result for result in response.results if result.refused is None],
+            responded=[result.site for result in response.results],
+            failed=sorted({*response.unavailable} | {result.site for result in refusals}),
+            has_unavailable=bool(response.unavailable),
+            scores=response.scores,
+            rows=response.scores + [row for result in response.results for row in result.rows],
+        )
+
+    def _next_commit(
+        self, last: Commit, plan: Plan, evaluation: Evaluation | None, exchange: _Exchange, keep: list[int]
+    ) -> Commit:
+        """Return the commit of a step whose replies have arrived, before they are aggregated."""
+        step, requested = last.step + 1, [request.to for request in plan.requests]
+        return Commit(
+            step=step,
+            status=RUNNING,
+            round=plan.round,
+            rounds_done=last.rounds_done + int(plan.ends_round),
+            evaluated=evaluation.round if evaluation else last.evaluated,
+            answered_steps=last.answered_steps | dict.fromkeys(exchange.responded, step),
+            site_info=last.site_info,
+            rows=exchange.rows,
+            best=self._best_round(last, evaluation, exchange.scores),
             keep=keep,
             requested=requested,
-            missed_rounds=add_missed_round(last.missed_rounds, missing, plan.round),
-            unavailable=unavailable,
+            missed_rounds=add_missed_round(last.missed_rounds, exchange.failed, plan.round),
+            unavailable=sorted({*last.unavailable} - {*requested} | {*exchange.failed}),
         )
-        quorum = len(plan.requests) if plan.quorum is None else plan.quorum
-        if len(accepted) < quorum:
-            who = f" Missing: {', '.join(missing)}." if missing else ""
-            reason = f"{len(accepted)} of {quorum} needed replies came.{who}"
-            return self._fail(server, now, last, reason, bool(unavailable))
+
+    def _aggregate(self, server: Server, plan: Plan, exchange: _Exchange) -> None:
+        """Let the method aggregate the replies of a step. Changes the server's state in place."""
         method = self._make_method()
-        server.score_epoch = epoch_scorer(method, self._data.tests, self._task, self._settings, plan.round, rows)
-        with self._pinned(server):
-            method.aggregate(server, DecodedReplies(method, self._backend.replies(accepted, missing)))
-        server.rounds_done = now.rounds_done
-        if (name := _not_finite(server.state.tensors)) is not None:
-            return self._fail(server, now, last, f"The folded tensor '{name}' is not finite.", False)
-        if plan.ends_round and now.rounds_done in self._settings.keep_rounds:
-            self._journal.keep_model(now.rounds_done, self._make_method().models(server)["global"])
-        self._commit(server.state, now)
-        release()
-        self._rows += rows
-        if plan.ends_round:
-            self._on_round(plan.round, self._rows)
-            self._rows = []
-        return now
+        server.score_epoch = epoch_scorer(
+            method, self._data.tests, self._task, self._settings, plan.round, exchange.rows
+        )
+        replies = self._backend.replies(exchange.accepted, exchange.failed)
+        with self._seeded(server):
+            method.aggregate(server, DecodedReplies(method, replies))
 
     def _check_plan(self, plan: Plan) -> None:
+        """Raise if a plan has several requests for one site, or a request for an unknown site."""
         names = [request.to for request in plan.requests]
         unknown = sorted(set(names) - set(self._backend.sites))
         if unknown or len(set(names)) != len(names):
             raise ContractError(
                 "invalid_plan",
-                f"The method planned orders for {names}: expected each at most once, out of {self._backend.sites}.",
+                f"The method planned requests for {names}: expected at most one for each of {self._backend.sites}.",
                 sites=names,
                 known=list(self._backend.sites),
             )
 
-    def _fail(self, server: Server, now: Commit, last: Commit, reason: str, unavailable: bool) -> Commit:
-        """End the run at this round; its rows are kept, the state stays that of the step before."""
-        status = INCOMPLETE if unavailable else DIVERGED
-        now = replace(now, status=status, reason=reason, rounds_done=last.rounds_done)
+    def _end_run(self, server: Server, commit: Commit, last: Commit, status: str, reason: str) -> Commit:
+        """Commit the failure of a step: its rows are kept, and the server's state remains that of the previous step."""
+        commit = replace(commit, status=status, reason=reason, rounds_done=last.rounds_done)
         server.state, _ = self._journal.at(last.step)
-        self._commit(server.state, now)
-        return now
+        self._commit(server.state, commit)
+        return commit
 
-    def _commit(self, state: State, now: Commit) -> None:
-        self._journal.commit(state, now)
-        self._on_commit(now)
+    def _commit(self, state: State, commit: Commit) -> None:
+        self._journal.commit(state, commit)
+        self._on_commit(commit)
 
     # ---- evaluation
 
-    def _pending(self, server: Server, last: Commit) -> Evaluation | None:
-        """The last finished round, if it is due and its scores are not committed yet."""
-        due = self._settings.due(last.rounds_done) or self._stops(last)
-        if not due or last.rounds_done <= last.evaluated or last.round > last.rounds_done:
+    def _due_evaluation(self, server: Server, last: Commit) -> Evaluation | None:
+        """Return the evaluation of the last completed round if it is due and not committed yet, else None."""
+        is_due = self._settings.due(last.rounds_done) or self._is_patience_exhausted(last)
+        if not is_due or last.rounds_done <= last.evaluated or last.round > last.rounds_done:
             return None
         return Evaluation(last.rounds_done, last.step, self._make_method().publish(server))
 
-    def _close(self, server: Server, last: Commit, pending: Evaluation | None) -> Commit:
-        """The scores of the last round, and the global test. A run that ends early is over for good."""
-        if pending is None:
+    def _finish(self, server: Server, last: Commit, evaluation: Evaluation | None) -> Commit:
+        """Evaluate the last round, then the exported models across sites if the settings ask for it.
+
+        The commit of a run that early stopping ended says ``finished``, so that a later call does not continue it. The
+        commit of a run that reached its last round says ``running``, so that more rounds can be added.
+        """
+        if evaluation is None:
             return replace(last, status=FINISHED)
-        keep, step = self._kept(last, pending), last.step + 1
-        _, _, rows = self._backend.step(step, last.round, [], pending, keep)
-        best = self._best(last, pending, rows)
+        steps_to_keep, step = self._steps_to_keep(last, evaluation), last.step + 1
+        rows = self._backend.step(step, last.round, [], evaluation, steps_to_keep).scores
+        best = self._best_round(last, evaluation, rows)
         if self._settings.cross_site_evaluation:
-            then, taken = self._taken(server, last, best)
-            rows += self._backend.evaluate_cross_site(
-                Evaluation(taken.rounds_done, taken.step, self._make_method().publish(then))
-            )
-        status = FINISHED if self._stops(last) else RUNNING
-        now = replace(last, step=step, status=status, evaluated=pending.round, rows=rows, best=best)
-        now.keep, now.requested = keep, []
-        self._commit(server.state, now)
-        self._on_round(pending.round, rows)
-        return replace(now, status=FINISHED)
+            rows += self._cross_site_rows(server, last, best)
+        commit = replace(
+            last,
+            step=step,
+            status=FINISHED if self._is_patience_exhausted(last) else RUNNING,
+            evaluated=evaluation.round,
+            rows=rows,
+            best=best,
+            keep=steps_to_keep,
+            requested=[],
+        )
+        self._commit(server.state, commit)
+        self._on_round(evaluation.round, rows)
+        return replace(commit, status=FINISHED)
 
-    # ---- the best round
+    def _cross_site_rows(self, server: Server, last: Commit, best: Best) -> list[Row]:
+        """Score the model that each site exports on every site's test data."""
+        exported_server, exported = self._exported_state(server, last, best)
+        published = self._make_method().publish(exported_server)
+        return self._backend.evaluate_cross_site(Evaluation(exported.rounds_done, exported.step, published))
 
-    def _best(self, last: Commit, pending: Evaluation | None, rows: list[Row]) -> Best:
-        metric = self._task.metrics[0]
-        return last.best.after(pending.round, pending.step, rows, metric) if pending else last.best
+    def _outcome(self, server: Server, last: Commit) -> Outcome:
+        """Return the run's outcome, with the models of the round that the sites export."""
+        exported_server, exported = self._exported_state(server, last, last.best)
+        method = self._make_method()
+        return Outcome(
+            status=last.status,
+            rounds=last.rounds_done,
+            round=exported.rounds_done,
+            step=exported.step,
+            best=last.best,
+            reason=last.reason,
+            published=method.publish(exported_server),
+            models=method.models(exported_server),
+            findings=method.findings(server),
+            missed_rounds=last.missed_rounds,
+            unavailable=last.unavailable,
+        )
 
-    def _stops(self, last: Commit) -> bool:
-        """Whether validation scores have been no better for too long; between rounds only."""
+    # ---- the best round and early stopping
+
+    def _best_round(self, last: Commit, evaluation: Evaluation | None, rows: list[Row]) -> Best:
+        """Return the round with the best validation score, given the rows of an evaluation."""
+        if evaluation is None:
+            return last.best
+        return last.best.after(evaluation.round, evaluation.step, rows, self._task.metrics[0])
+
+    def _is_patience_exhausted(self, last: Commit) -> bool:
+        """Whether validation scores have not improved for `patience` evaluations. True only between rounds."""
         patience = self._settings.patience
         return patience is not None and last.best.since >= patience and last.round == last.rounds_done
 
-    def _kept(self, last: Commit, pending: Evaluation | None) -> list[int]:
-        """Earlier steps that are still needed: that of the best round, and one that may turn out to be the best."""
-        steps = {last.best.step, pending.step if pending else 0} - {0}
-        return sorted(steps) if self._settings.best_round else []
+    def _steps_to_keep(self, last: Commit, evaluation: Evaluation | None) -> list[int]:
+        """Return the earlier steps whose states are needed: the best round's, and that of the round being evaluated."""
+        if not self._settings.best_round:
+            return []
+        return sorted({last.best.step, evaluation.step if evaluation else 0} - {0})
 
-    def _taken(self, server: Server, last: Commit, best: Best) -> tuple[Server, Commit]:
-        """The server after the round whose models the sites take home."""
+    def _exported_state(self, server: Server, last: Commit, best: Best) -> tuple[Server, Commit]:
+        """Return the server's state after the round whose models the sites export: the last or the best one."""
         if not self._settings.best_round or not best.round:
             return server, last
-        state, then = self._journal.at(best.step)
-        return self._server(state, then), then
+        state, commit = self._journal.at(best.step)
+        return self._server(state, commit), commit
 
     # ---- start and restart
 
-    def _pinned(self, server: Server) -> AbstractContextManager[None]:
-        """The server's global generators in a round; its sites' are pinned in the same way."""
+    def _seeded(self, server: Server) -> AbstractContextManager[None]:
+        """Return a context in which torch's global generator depends only on (seed, server, round)."""
         return pinned(self._settings.seed, SERVER, server.round, "global")
 
-    def _server(self, state: State, last: Commit) -> Server:
+    def _server(self, state: State, commit: Commit) -> Server:
+        """Return the method's view of the server after a commit."""
         return Server(
-            SERVER,
-            last.round,
-            state,
-            self._make_method().task_of(self._task),
-            self._settings,
-            self._journal.store,
+            name=SERVER,
+            round=commit.round,
+            state=state,
+            task=self._make_method().task_of(self._task),
+            settings=self._settings,
+            blobs=self._journal.store,
             sites=self._backend.sites,
-            site_info=last.site_info,
-            rounds_done=last.rounds_done,
+            site_info=commit.site_info,
+            rounds_done=commit.rounds_done,
             public=self._data.public,
         )
 
     def _set_up(self) -> tuple[Server, Commit]:
-        last = Commit(site_info=self._backend.site_info())
-        server = self._server(State(), last)
-        with self._pinned(server):
+        """Initialise the method in a new run folder and commit step 0."""
+        commit = Commit(site_info=self._backend.site_info())
+        server = self._server(State(), commit)
+        with self._seeded(server):
             self._make_method().setup(server)
-        self._journal.begin(server.state, last)
-        return server, last
+        self._journal.begin(server.state, commit)
+        return server, commit
 
     def _resume(self) -> tuple[Server, Commit] | None:
-        """The newest commit from which every site can go on; None in a new folder."""
+        """Return the newest commit from which every site can continue, or None in a new run folder.
+
+        A site can lag behind the commit if its disk lost its last step. The loop then goes back by one step, if the
+        previous commit still exists.
+        """
         newest = self._journal.latest()
         if newest is None:
             return None
         state, last = newest
-        behind = {site: self._backend.newest(site) for site, step in last.answered_steps.items()}
-        behind = {site: step for site, step in behind.items() if step < last.answered_steps[site]}
-        if any(last.answered_steps[site] == last.step for site in behind) and self._journal.can_go_back(last):
-            names = ", ".join(sorted(behind))
+        site_steps = {site: self._backend.newest(site) for site in last.answered_steps}
+        lagging = {site: step for site, step in site_steps.items() if step < last.answered_steps[site]}
+        if any(last.answered_steps[site] == last.step for site in lagging) and self._journal.can_go_back(last):
+            names = ", ".join(sorted(lagging))
             logger.warning("Going back to step %d, from which %s can continue.", last.step - 1, names)
             self._journal.go_back(last)
             return self._resume()
-        for site in sorted(behind):
+        for site in sorted(lagging):
             logger.warning(
-                "%s goes on from its step %d, though it had answered more: a file of its state was damaged, the state "
-                "was lost, or another machine has its name.",
+                "%s continues after its step %d, though it had answered later steps: a file of its state was damaged, "
+                "its state was lost, or another machine uses its name.",
                 site,
-                behind[site],
+                lagging[site],
             )
-        current_site_info = self._backend.site_info()  # of sites that were away at the start nothing is known yet
-        last.facts |= {site: facts for site, facts in current_site_info.items() if not last.facts.get(site)}
+        for site, site_info in self._backend.site_info().items():
+            if not last.site_info.get(site):  # the site was unavailable at the start
+                last.site_info[site] = site_info
         self._journal.reconcile(last)
         logger.info("Continuing after step %d (%d rounds done).", last.step, last.rounds_done)
         return self._server(state, last), last
 
-    def _back(self, last: Commit) -> tuple[Server, Commit]:
-        """Forget the step that ended the run, so that it is tried again."""
-        state, last = self._journal.go_back(last)
-        self._journal.reconcile(last)
-        return self._server(state, last), last
+    def _retry_failed_step(self, last: Commit) -> tuple[Server, Commit]:
+        """Delete the commit of the step that ended the run, so that the step is run again."""
+        logger.warning("Round %d had ended as %s: %s Trying it again.", last.round, last.status, last.reason)
+        state, previous = self._journal.go_back(last)
+        self._journal.reconcile(previous)
+        return self._server(state, previous), previous
+
+    def _check_kept_rounds(self, server: Server, last: Commit) -> None:
+        """Raise if the setting `keep_rounds` asks for models that this run can't keep."""
+        if self._settings.keep_rounds:
+            self._journal.check_keeping(self._settings, self._make_method().models(server), last.rounds_done)
 
 
-def _not_finite(tensors: Tensors) -> str | None:
+def _first_not_finite(tensors: Tensors) -> str | None:
+    """Return the name of the first tensor with a value that is not finite, or None."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not all_finite(tensor):
             return name

@@ -2,8 +2,8 @@
 
 A method overrides what it changes: at a site what `medfl.toolkit.local_training` lists, such as `loss`; here `shared`
 (what is exchanged), `weight`, `weights_of`, `server_update`, for tensors beside the model `extra_down`, `extra_weights`
-and `aggregate_extra`, and for rounds of several steps `round_steps` and `schedule` (`medfl.toolkit.rounds`). As it stands
-this is FedAvg (McMahan et al., AISTATS 2017).
+`aggregate_extra`, and for rounds of several steps `round_steps` and `schedule` (`medfl.toolkit.rounds`). Unchanged,
+it is FedAvg (McMahan et al., AISTATS 2017).
 """
 
 from __future__ import annotations

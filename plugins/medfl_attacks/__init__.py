@@ -115,8 +115,8 @@ def medfl_attacks() -> list[AttackRecord]:
             "with.",
         ),
         AttackRecord(
-            "poison",
-            "medfl_attacks.poisoning:PoisonOptions",
+            "poisoning",
+            "medfl_attacks.poisoning:PoisoningOptions",
             "medfl_attacks.attack_files:PoisonFile",
             measures={"accuracy": "accuracy", "worst_accuracy": "worst honest site", "success": "attack success"},
             note="What attackers reached: accuracy on all test images of honest sites and of the server, at the worst "

@@ -242,17 +242,17 @@ class PoisoningFile(AttackFile):
         results: Result for each attack.
     """
 
-    NAME: ClassVar[str] = "poison.json"
+    NAME: ClassVar[str] = "poisoning.json"
     REPAIR: ClassVar[str] = "Attack again: medfl attack poisoning."
 
-    attack: Literal["poison"] = "poison"
+    attack: Literal["poisoning"] = "poisoning"
     results: tuple[PoisoningResult, ...]
 
 
 FILES: dict[str, type[MembershipFile] | type[InversionFile] | type[PoisoningFile]] = {
     "membership": MembershipFile,
     "inversion": InversionFile,
-    "poison": PoisoningFile,
+    "poisoning": PoisoningFile,
 }
 """Maps each kind of attack to the class of its file."""
 

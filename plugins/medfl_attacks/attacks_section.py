@@ -62,7 +62,7 @@ COLUMNS = {
         "psnr": ("PSNR", "dB", ".1f"),
         "ssim": ("SSIM", "1: the same image", ".3f"),
     },
-    "poison": {
+    "poisoning": {
         "accuracy": ("accuracy", "honest sites and server", ".3f"),
         "worst_accuracy": ("worst honest site", "accuracy", ".3f"),
         "success": ("attack success", "as the attacker wants", ".3f"),
@@ -70,10 +70,14 @@ COLUMNS = {
 }
 """Kind of attack to its numbers, with heading, note and format."""
 
-KEYS = {"membership": ("target", "attack"), "inversion": ("target", "attack", "item"), "poison": ("target", "attack")}
+KEYS = {
+    "membership": ("target", "attack"),
+    "inversion": ("target", "attack", "item"),
+    "poisoning": ("target", "attack"),
+}
 """Kind of attack to what tells its results on a run apart."""
 
-IMAGES = {"membership": ("members", "non_members"), "inversion": ("images",), "poison": ("images",)}
+IMAGES = {"membership": ("members", "non_members"), "inversion": ("images",), "poisoning": ("images",)}
 """Kind of attack to the numbers of images in its results."""
 
 
@@ -135,7 +139,7 @@ def attacks_section(groups: Sequence[Group], folder: Path | None) -> Meta | None
         "membership": _table("membership", by_kind["membership"]),
         "rounds": _pictures(by_kind["membership"], looks([group.label for group in groups])),
         "inversion": _table("inversion", by_kind["inversion"]),
-        "poison": _table("poison", by_kind["poison"]),
+        "poisoning": _table("poisoning", by_kind["poisoning"]),
         "links": [
             (f"{attacked.name}, {kind}", attacked.page) for kind in FILES for attacked in by_kind[kind] if attacked.page
         ],

@@ -28,7 +28,7 @@ from medfl_attacks.attack_files import Interval, PoisoningFile, PoisoningResult,
 from medfl_attacks.open_run import OpenedRun
 from medfl_report.statistics import wilson_over_patients
 
-NAME = "poison"
+NAME = "poisoning"
 
 EXAMPLE = {"attack": "label_flip", "sites": ["site-1"]}
 
@@ -41,11 +41,11 @@ class PoisoningOptions:
     """What is looked for.
 
     Attributes:
-        poison: What to look for in a run without attackers, as the setting `poison` has it: a JSON object, or a list of
-            them. A run with attackers is judged by its own.
+        adversaries: Attacks to look for in a run without adversaries, in the form of the setting `adversaries`: a JSON
+            object, or a list of them. A run with adversaries is measured by its own.
     """
 
-    poison: str | None = None
+    adversaries: str | None = None
 
     def __post_init__(self) -> None:
         self.settings()
@@ -57,17 +57,17 @@ class PoisoningOptions:
             SettingsError: If the text holds none.
         """
         try:
-            value = json.loads(self.poison or "[]")
+            value = json.loads(self.adversaries or "[]")
         except ValueError:
             value = None
         values = [value] if isinstance(value, dict) else value
         if not isinstance(values, list) or not all(isinstance(item, dict) and item for item in values):
             raise SettingsError(
                 "invalid_json",
-                f"expected poison as JSON, such as {json.dumps(EXAMPLE)}, or a list of such objects; got "
-                f"{self.poison!r}.",
-                setting="poison",
-                found=self.poison,
+                f"expected adversaries as JSON, such as {json.dumps(EXAMPLE)}, or a list of such objects; got "
+                f"{self.adversaries!r}.",
+                setting="adversaries",
+                found=self.adversaries,
             )
         return values
 
@@ -90,7 +90,7 @@ class Judged:
 def run_poisoning(
     run: OpenedRun, options: PoisoningOptions | None = None, out: Path | None = None
 ) -> list[PoisoningResult]:
-    """Judge a run and write ``attacks/poison.json`` in its folder.
+    """Judge a run and write ``attacks/poisoning.json`` in its folder.
 
     Args:
         run: The run.
@@ -116,13 +116,13 @@ def run_poisoning(
 
 
 def judge(run: OpenedRun, attackers: Attackers | None) -> PoisoningResult:
-    """Measure the models' accuracy and the attackers' success; raises the errors of `run_poison`."""
+    """Measure the models' accuracy and the attackers' success; raises the errors of `run_poisoning`."""
     bad = () if attackers is None else attackers.sites
     if unknown := sorted(set(bad) - set(run.sites)):
         raise SettingsError(
             "unknown_site",
-            f"'poison.sites' names sites that are not there: {unknown}. Sites: {sorted(run.sites)}.",
-            setting="poison.sites",
+            f"'adversaries.sites' names sites that are not there: {unknown}. Sites: {sorted(run.sites)}.",
+            setting="adversaries.sites",
             sites=unknown,
         )
     parts = _parts(run, bad)
@@ -173,10 +173,10 @@ def _answers(run: OpenedRun, model: nn.Module, data: Dataset) -> torch.Tensor:
     return torch.where(outputs.isfinite().all(dim=1), outputs.argmax(dim=1), -1)
 
 
-def _success(run: OpenedRun, poison: DataAdversary, parts: Sequence[Judged]) -> Meta:
+def _success(run: OpenedRun, adversary: DataAdversary, parts: Sequence[Judged]) -> Meta:
     """How often models answer what the attacker would, of the images that it calls something else than they are."""
-    poison.check(len(run.task.objective.titles), run.task.scale)
-    every = poison.model_copy(update={"rate": 1.0})
+    adversary.check(len(run.task.objective.titles), run.task.scale)
+    every = adversary.model_copy(update={"rate": 1.0})
     classes, generator = len(run.task.objective.titles), torch.Generator()
     gained, chosen = [], []
     for part in parts:

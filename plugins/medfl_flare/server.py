@@ -14,7 +14,7 @@ from torch import nn
 from medfl.data.cohort import load_public
 from medfl.data.partition_file import check_unchanged
 from medfl.data.sites import SiteData, load_site
-from medfl.engine.backend import Evaluation, Note, unnoted
+from medfl.engine.backend import Evaluation, EventListener, ignore_event
 from medfl.engine.checks import check_plan, check_privacy, check_shared_test, check_validation, warn_of_preset
 from medfl.engine.evaluation import Predictors, Row, completed
 from medfl.engine.journal import Outcome
@@ -154,7 +154,7 @@ class _RemoteParticipants(Participants):
     def missing(self) -> Mapping[str, str]:
         return self._backend.missing
 
-    def connect(self, note: Note) -> FlareBackend:
+    def connect(self, note: EventListener) -> FlareBackend:
         backend, opened, data = self._backend, self._opened, self._data
         self._progress.folder = self.writer.folder
         backend.note = note
@@ -163,9 +163,9 @@ class _RemoteParticipants(Participants):
         _same_shared_test(backend, data.tests.get(GLOBAL))
         data.meet(tuple(self._about.get("classes", ())))
         backend.set_viewers(data.viewers(self.writer))
-        facts_by_site = {site: facts["facts"] for site, facts in backend.facts.items()}
-        check_validation(opened.settings, [site for site, facts in facts_by_site.items() if facts["validates"]])
-        training = sum(bool(facts.get("trainable", True)) for facts in facts_by_site.values())
+        info_by_site = {site: greeting["facts"] for site, greeting in backend.greetings.items()}
+        check_validation(opened.settings, [site for site, info in info_by_site.items() if info["validates"]])
+        training = sum(bool(info.get("trainable", True)) for info in info_by_site.values())
         check_privacy(opened.settings, opened.make_method(), self._networks, {}, training)
         self._networks = []  # they are whole networks, and no longer needed
         self._progress.state = "running"
@@ -206,7 +206,7 @@ class _RemoteParticipants(Participants):
 
     def end(self, outcome: Outcome) -> None:
         self._observers.run_ended(outcome.status)
-        self._backend.note = unnoted  # the end is noted, and what follows is no part of the run
+        self._backend.note = ignore_event  # the end is noted, and what follows is no part of the run
         self._backend.end()
 
 

@@ -251,8 +251,8 @@ def with_sites(offer: Offer, connection: Connection, *, waiting: bool) -> Offer:
     if unavailable and not waiting and not (isinstance(least, int) and len(connected) >= least):
         raise SettingsError(
             "unavailable_site",
-            f"no site '{unavailable[0]}' is connected to the server. {did_you_mean(unavailable[0], connected)} With --min_replies a "
-            "run begins without sites that are away, and they join when it is resumed.",
+            f"no site '{unavailable[0]}' is connected to the server. {did_you_mean(unavailable[0], connected)} With "
+            "--min_replies a run starts without unavailable sites, and they join when it is resumed.",
             site=unavailable[0],
             known=connected,
         )

@@ -44,7 +44,7 @@ class Cyclic(Averaging):
 
     def round_steps(self) -> tuple[Step, ...]:
         """A visit, which is a step of FedAvg with one participant."""
-        return (Step("fit", self.orders, self.train, self.aggregate_updates, quorum=0),)
+        return (Step("fit", self.requests, self.train, self.aggregate_updates, quorum=0),)
 
     def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
         """A visit for each participant."""
@@ -58,7 +58,7 @@ class Cyclic(Averaging):
         places = torch.randperm(len(chosen), generator=server.shared_rng("cycle"))
         return [chosen[place] for place in places.tolist()]
 
-    def orders(self, server: Server) -> list[Request]:
+    def requests(self, server: Server) -> list[Request]:
         """To the site whose turn it is, with the model as it came from the one before."""
         turn = self.due(server).turn
         return [Request(name, "fit", self.publish(server)) for name in self.route(server)[turn : turn + 1]]

@@ -86,7 +86,7 @@ def make_notices(groups: Sequence[Group], of_sections: Sequence[Notice] = ()) ->
     """
     runs = named_runs(groups)
     notices = [
-        *_poisoned(runs),
+        *_simulated_attacks(runs),
         *_secure(groups),
         *_endings(runs),
         *_constant(groups),
@@ -102,10 +102,14 @@ def make_notices(groups: Sequence[Group], of_sections: Sequence[Notice] = ()) ->
     return sorted(notices, key=lambda notice: LEVELS.index(notice.level))
 
 
-def _poisoned(runs: Sequence[Named]) -> list[Notice]:
+def _simulated_attacks(runs: Sequence[Named]) -> list[Notice]:
     """Simulated attacks: their scores are no federation's."""
     return [
-        Notice("bad", f"{name} is a simulated attack ({poison['attack']} at {listed(poison['sites'])}), no honest run.")
+        Notice(
+            "bad",
+            f"{name} simulates an attack ({adversaries['attack']} at {listed(adversaries['sites'])}). Its scores are "
+            "not those of an honest federation.",
+        )
         for name, run in runs
         if (adversaries := run.settings.adversaries)
     ]

@@ -13,13 +13,13 @@ def test_stretches_are_the_rounds_that_were_missed(rounds: list[set[str]]) -> No
     missed_rounds: Stretches = {}
     for number, sites in enumerate(rounds, 1):
         before = {site: [list(span) for span in spans] for site, spans in missed_rounds.items()}
-        after = add_missed_round(missed, sites, number)
-        assert missed == before, "the commit before keeps its own"
-        missed = add_missed_round(after, sites, number)  # a second step of the same round
-        assert missed == after
+        after = add_missed_round(missed_rounds, sites, number)
+        assert missed_rounds == before, "the commit before keeps its own"
+        missed_rounds = add_missed_round(after, sites, number)  # a second step of the same round
+        assert missed_rounds == after
     for site in "abc":
         wanted = [number for number, sites in enumerate(rounds, 1) if site in sites]
-        spans = missed.get(site, [])
+        spans = missed_rounds.get(site, [])
         assert [number for first, last in spans for number in range(first, last + 1)] == wanted
         assert all(span[1] + 1 < after[0] for span, after in zip(spans, spans[1:], strict=False)), "they don't touch"
 

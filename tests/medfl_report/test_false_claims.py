@@ -17,9 +17,7 @@ from medfl_report.statistics import LEVEL, Exchange, exchange_models, mean_excha
 METRICS = ("accuracy", "auc", "dice", "c_index")
 
 
-def evaluate_cross_site(
-    metric: str, patients: int, rng: np.random.Generator, gain: float, correlation: float
-) -> Exchange | None:
+def exchange(metric: str, patients: int, rng: np.random.Generator, gain: float, correlation: float) -> Exchange | None:
     """A test set with two models whose errors are alike in distribution and correlated; the first may be better.
 
     The second model's scores are on another scale, which an AUC or a C-index must not notice.

@@ -50,18 +50,18 @@ BROKEN = {
         """
         _seen: list = PrivateAttr(default_factory=list)
 
-        def work(self, site, order):
+        def execute(self, site, request):
             self._seen.append(site.name)
-            return moved(super().work(site, order), 1e-3 * len(self._seen))
+            return moved(super().execute(site, request), 1e-3 * len(self._seen))
         """,
     ),
     "memory in the module": (
         "it_is_deterministic",
         "the same run twice: other bits",
         """
-        def work(self, site, order):
+        def execute(self, site, request):
             KNOWN[site.name] = KNOWN.get(site.name, 0) + 1
-            return moved(super().work(site, order), 1e-3 * KNOWN[site.name])
+            return moved(super().execute(site, request), 1e-3 * KNOWN[site.name])
         """,
     ),
     "a counter of steps in this process": (
@@ -75,12 +75,12 @@ BROKEN = {
         def plan(self, server):
             plan = super().plan(server)
             step = next(KNOWN.setdefault("steps", itertools.count()))
-            for order in plan.orders if plan else []:
-                order.meta["step"] = step
+            for request in plan.requests if plan else []:
+                request.meta["step"] = step
             return plan
 
-        def work(self, site, order):
-            return moved(super().work(site, order), 1e-3 * order.meta["step"])
+        def execute(self, site, request):
+            return moved(super().execute(site, request), 1e-3 * request.meta["step"])
         """,
     ),
     "momentum of the server in the module": (
@@ -101,8 +101,8 @@ BROKEN = {
         "it_is_deterministic",
         "the same run twice: other bits",
         """
-        def work(self, site, order):
-            return moved(super().work(site, order), 1e-3 * os.urandom(1)[0])
+        def execute(self, site, request):
+            return moved(super().execute(site, request), 1e-3 * os.urandom(1)[0])
         """,
     ),
     "the time of day": (
@@ -121,8 +121,8 @@ BROKEN = {
             super().setup(server)
             server.state.tensors = {k: torch.zeros_like(t) for k, t in server.state.tensors.items()}
 
-        def work(self, site, order):
-            return Reply({k: torch.ones_like(t) for k, t in order.tensors.items()}, {"size": len(site.train)})
+        def execute(self, site, request):
+            return Reply({k: torch.ones_like(t) for k, t in request.tensors.items()}, {"size": len(site.train)})
         """,
     ),
     "who worked before in this process": (
@@ -133,9 +133,9 @@ BROKEN = {
             KNOWN["order"] = 0
             return super().plan(server)
 
-        def work(self, site, order):
+        def execute(self, site, request):
             KNOWN["order"] = KNOWN.get("order", 0) + 1
-            return moved(super().work(site, order), 1e-3 * KNOWN["order"])
+            return moved(super().execute(site, request), 1e-3 * KNOWN["order"])
         """,
     ),
     "a size of zero": (
@@ -162,8 +162,8 @@ BROKEN = {
         "only_what_is_declared_leaves",
         "may not send the tensor 'images/0'",
         """
-        def work(self, site, order):
-            reply = super().work(site, order)
+        def execute(self, site, request):
+            reply = super().execute(site, request)
             reply.tensors["images/0"] = site.train.batch(torch.tensor([0]))[0]
             return reply
         """,
@@ -172,8 +172,8 @@ BROKEN = {
         "only_what_is_declared_leaves",
         "may not send the meta key 'labels'",
         """
-        def work(self, site, order):
-            reply = super().work(site, order)
+        def execute(self, site, request):
+            reply = super().execute(site, request)
             reply.meta["labels"] = site.train.class_labels.tolist()
             return reply
         """,

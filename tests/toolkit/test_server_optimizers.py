@@ -158,7 +158,7 @@ def test_what_the_server_remembers_goes_to_nobody(tmp_path, name):
     after(toy, server, mean_updates(server))
     assert len(server.state.tensors) > len(start)
     assert toy.publish(server).keys() == {"model/" + key for key in start}
-    assert toy.plan(server).orders[0].tensors.keys() == {"model/" + key for key in start}
+    assert toy.plan(server).requests[0].tensors.keys() == {"model/" + key for key in start}
     assert {t.dtype for key, t in server.state.tensors.items() if key.startswith("kept/")} == {torch.float32}
 
 

@@ -1,9 +1,9 @@
 """What a poisoning attack is: a frozen pydantic model whose fields are its settings.
 
-There are two kinds. A `DataAdversary` changes what attackers train on; what it wants of a model at the end follows from
-the same functions, so that `medfl attack poisoning` can say how often it gets that. A `ReplyAdversary` changes what attackers
-reply, behind the filters of their site. Any plugin brings some by the hook ``medfl_adversaries``
-(`medfl.hooks.AdversaryRecord`); those of medfl itself are listed in `medfl_attacks`.
+There are two kinds. A `DataAdversary` changes the attackers' training data; the same functions define its goal, so
+that `medfl attack poisoning` can measure its success rate. A `ReplyAdversary` changes the attackers' replies after the
+filters of their site. Plugins add adversaries with the hook ``medfl_adversaries`` (`medfl.hooks.AdversaryRecord`);
+`medfl_attacks` contains those of medfl.
 
 All attackers of a run do the same, know each other and share one random stream. They exist in simulations only.
 """

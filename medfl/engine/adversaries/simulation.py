@@ -1,6 +1,6 @@
 """Attackers in a simulated federation: sites that train on wrong data, or reply with something else than they trained.
 
-The setting `poison` names them, and what they do (`medfl_attacks.adversaries`). Nothing of it exists outside a
+The setting `adversaries` names them, and what they do (`medfl_attacks.adversaries`). Nothing of it exists outside a
 simulation: no server can set it at a site, and only the carrier that has all sites on this machine changes replies. It
 stands in ``run.json`` and on the report. Attackers keep their validation images; no test image of theirs is in any
 score.
@@ -20,9 +20,8 @@ from pydantic import Field
 from medfl.contract import Method, Replies, Request, State
 from medfl.data.pooled import Empty, labels_of, patients_of
 from medfl.engine.adversaries.adversary import DataAdversary, Knowledge, ReplyAdversary
-from medfl.engine.backend import Evaluation, SiteResult
+from medfl.engine.backend import Evaluation, SiteResult, StepResult
 from medfl.engine.backends.local import LocalBackend
-from medfl.engine.evaluation import Row
 from medfl.engine.site import Splits
 from medfl.engine.store import Steps, Store
 from medfl.errors import PluginError, SettingsError
@@ -59,7 +58,7 @@ class Attackers:
     Attributes:
         attack: Name of the attack.
         sites: Names of the attackers, sorted; at least one.
-        poison: What each of them does.
+        adversary: Change of the attackers' data or replies.
     """
 
     attack: str
@@ -68,7 +67,7 @@ class Attackers:
 
 
 def read_attackers(setting: Mapping[str, Any], registry: Registry) -> Attackers | None:
-    """The attackers that the setting `poison` names; None without any.
+    """The attackers that the setting `adversaries` names; None without any.
 
     Args:
         setting: ``attack``, ``sites``, and the settings of the attack.
@@ -81,18 +80,18 @@ def read_attackers(setting: Mapping[str, Any], registry: Registry) -> Attackers 
     if not setting:
         return None
     common = {name: value for name, value in setting.items() if name in _Who.model_fields}
-    who = read_settings(_Who, common, "the setting 'poison'")
+    who = read_settings(_Who, common, "the setting 'adversaries'")
     kind = registry.adversary(who.attack)
     if not (isinstance(kind, type) and issubclass(kind, DataAdversary | ReplyAdversary)):
         raise PluginError(
             "wrong_type",
-            f"expected the poison '{who.attack}' to be a class that inherits from DataAdversary or ReplyAdversary of "
+            f"expected the adversary '{who.attack}' to be a class derived from DataAdversary or ReplyAdversary of "
             f"medfl.engine.adversaries.adversary; got {kind!r}.",
             name=who.attack,
             found=repr(kind),
         )
     own = {name: value for name, value in setting.items() if name not in common}
-    adversary = read_settings(kind, own, f"the attack '{who.attack}' (setting 'poison')", also=_Who.model_fields)
+    adversary = read_settings(kind, own, f"the attack '{who.attack}' (setting 'adversaries')", also=_Who.model_fields)
     return Attackers(who.attack, tuple(sorted(set(who.sites))), adversary)
 
 
@@ -108,14 +107,14 @@ def check_attackers(
     if unknown := sorted(set(attackers.sites) - set(sites)):
         raise SettingsError(
             "unknown_site",
-            f"'poison.sites' names sites that are not there: {unknown}. Sites: {sorted(sites)}.",
+            f"'adversaries.sites' names sites that are not there: {unknown}. Sites: {sorted(sites)}.",
             sites=unknown,
-            setting="poison.sites",
+            setting="adversaries.sites",
         )
     if "pooled_data" in method.needs:
         raise SettingsError(
             "method_not_supported",
-            "'poison' needs sites that train themselves, and this method pools their data.",
+            "'adversaries' needs sites that train themselves, and this method pools their data.",
             feature="adversaries",
         )
     if isinstance(adversary, DataAdversary):
@@ -153,16 +152,16 @@ def check_attackers(
 # ---- data
 
 
-def poisoned_sites(sites: Mapping[str, Splits], attackers: Attackers, task: Task, seed: int) -> dict[str, Splits]:
+def attacked_sites(sites: Mapping[str, Splits], attackers: Attackers, task: Task, seed: int) -> dict[str, Splits]:
     """The sites; attackers have no test images and, if that is the attack, wrong training data."""
-    generator, poisoned = make_generator(seed, "poison"), dict(sites)
+    generator, attacked = make_generator(seed, "poison"), dict(sites)
     for name in attackers.sites:
         data, adversary = sites[name], attackers.adversary
         train = data.train
         if isinstance(adversary, DataAdversary) and len(train):
             train = AttackedData(train, adversary, len(task.objective.titles), task.scale, generator)
-        poisoned[name] = replace(data, train=train, test=Empty(), shared=None)
-    return poisoned
+        attacked[name] = replace(data, train=train, test=Empty(), shared=None)
+    return attacked
 
 
 class AttackedData:
@@ -170,7 +169,7 @@ class AttackedData:
 
     Args:
         data: The images as they are, each of a class.
-        poison: The attack.
+        adversary: Change of the attackers' data.
         classes: How many classes there are.
         scale: Of the images.
         generator: Draws which images are changed.
@@ -179,7 +178,7 @@ class AttackedData:
     def __init__(
         self, data: Dataset, adversary: DataAdversary, classes: int, scale: Scale | None, generator: torch.Generator
     ) -> None:
-        self._data, self._poison, self._scale = data, adversary, scale
+        self._data, self._adversary, self._scale = data, adversary, scale
         labels = labels_of(data)
         rows = adversary.touches(labels).nonzero().flatten()
         rows = rows[torch.randperm(len(rows), generator=generator)[: round(adversary.rate * len(rows))]]
@@ -198,7 +197,7 @@ class AttackedData:
         changed = self._changed[rows]
         if changed.any():
             inputs = inputs.clone()
-            inputs[changed] = self._poison.change(inputs[changed], self._scale)
+            inputs[changed] = self._adversary.change(inputs[changed], self._scale)
         return inputs, self.targets(rows)
 
     def targets(self, rows: torch.Tensor) -> torch.Tensor:
@@ -227,8 +226,8 @@ class AttackedBackend(LocalBackend):
 
     def step(
         self, step: int, round_: int, requests: list[Request], evaluation: Evaluation | None = None, keep: Steps = ()
-    ) -> tuple[list[SiteResult], list[str], list[Row]]:
-        """As any step; attackers note what they receive."""
+    ) -> StepResult:
+        """Run a step. Attackers that need it record the model they receive."""
         self._round = round_  # a run that is continued has the same rounds, and other numbers of steps
         if isinstance(self._attackers.adversary, ReplyAdversary) and self._attackers.adversary.remembers:
             self._remember(step, requests)

@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 
 from medfl.contract import Replies, Request
-from medfl.engine.backend import Evaluation, MethodFactory, Note, SiteResult, unnoted
+from medfl.engine.backend import Evaluation, EventListener, MethodFactory, SiteResult, StepResult, ignore_event
 from medfl.engine.backends.jobs import CrossSiteJob, EvaluateJob, Job, PredictJob, StepJob
 from medfl.engine.backends.pool import Pool, Result, Stage, describe_bug
 from medfl.engine.evaluation import Predictors, Row, predictions, rows_of, score, score_predictions
@@ -64,7 +64,7 @@ class LocalBackend:
         workers: int = 1,
         threads: int = 1,
         unavailable: Callable[[str, int], bool] = lambda site, step: False,
-        note: Note = unnoted,
+        note: EventListener = ignore_event,
     ) -> None:
         self.hosts, self.viewers = hosts, viewers or {}
         self._make_method, self._is_unavailable, self._note = make_method, unavailable, note
@@ -80,7 +80,7 @@ class LocalBackend:
 
     def site_info(self) -> dict[str, Meta]:
         """What each site tells about itself."""
-        return {name: self.hosts[name].describe() for name in self.sites}
+        return {name: self.hosts[name].site_info() for name in self.sites}
 
     def newest(self, site: str) -> int:
         """The newest valid step on a site's disk; 0 if none. Damaged newer ones are set aside."""
@@ -88,7 +88,7 @@ class LocalBackend:
 
     def step(
         self, step: int, round_: int, requests: list[Request], evaluation: Evaluation | None = None, keep: Steps = ()
-    ) -> tuple[list[SiteResult], list[str], list[Row]]:
+    ) -> StepResult:
         """Carry out a step's orders, and the evaluation of the round before beside them.
 
         Args:
@@ -108,7 +108,8 @@ class LocalBackend:
         answers = [_answer(result) for result, _ in results[: len(jobs)]]
         flush_files([self.hosts[answer.site].store.path(answer.step) for answer in answers])
         rows = self._scores(scoring, results[len(jobs) :])
-        return sorted(answers, key=lambda answer: answer.site), unavailable, sorted(rows, key=lambda row: row.site)
+        answers.sort(key=lambda answer: answer.site)
+        return StepResult(answers, unavailable, sorted(rows, key=lambda row: row.site))
 
     def replies(self, answers: list[SiteResult], missing: list[str]) -> Replies:
         """The replies behind answers that were not refused, from the sites' step files."""

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from medfl.contract import Model, PeerMessage, Server, Site, State
 from medfl.data.pooled import Empty
-from medfl.engine.backend import Backend, Note
+from medfl.engine.backend import Backend, EventListener
 from medfl.engine.evaluation import Row
 from medfl.engine.journal import Commit, Journal, Outcome
 from medfl.engine.plan import RunPlan, ServerData
@@ -130,7 +130,7 @@ class RunWriter:
         """
         return self.runner(name, Splits(Empty(), val or Empty(), test), _refuse_to_post)
 
-    def noted(self, missing: Mapping[str, str] | None = None) -> AbstractContextManager[Note]:
+    def noted(self, missing: Mapping[str, str] | None = None) -> AbstractContextManager[EventListener]:
         """Record the run's progress during a block (`medfl.engine.runs.progress.noted`).
 
         Args:
@@ -155,7 +155,7 @@ class RunWriter:
             unavailable=dict(unavailable),
         )
 
-    def commit_noted(self, note: Note) -> Callable[[Commit], None]:
+    def commit_noted(self, note: EventListener) -> Callable[[Commit], None]:
         """Return a callback that records each commit.
 
         Args:
@@ -197,7 +197,7 @@ class RunWriter:
             if path.is_dir():
                 Store(path).free_space(keep)
 
-    def end_noted(self, note: Note, summary: Summary) -> None:
+    def end_noted(self, note: EventListener, summary: Summary) -> None:
         """Add the event of the run's end.
 
         Args:
@@ -241,7 +241,7 @@ class Participants(ABC):
         return {}
 
     @abstractmethod
-    def connect(self, note: Note) -> Backend:
+    def connect(self, note: EventListener) -> Backend:
         """Connect the server to its sites, and return the carrier.
 
         Args:

@@ -32,7 +32,7 @@ from medfl.types import NO_SITES
 if TYPE_CHECKING:  # a terminal that watches needs none of torch
     from collections.abc import Callable, Iterable, Iterator
 
-    from medfl.engine.backend import Note
+    from medfl.engine.backend import EventListener
     from medfl.engine.evaluation import Row
     from medfl.engine.journal import Commit
 
@@ -84,7 +84,7 @@ class ProgressFile:
 
 
 @contextlib.contextmanager
-def noted(folder: Path, start: RunStart) -> Iterator[Note]:
+def noted(folder: Path, start: RunStart) -> Iterator[EventListener]:
     """Record the events of a run during a block, and its stop if an error ends the block.
 
     The start is written before the first event. A finished run that is started again has nothing to do, so no event is

@@ -12,8 +12,8 @@ import torch
 
 from medfl.contract import Method, Model, PeerMessage
 from medfl.data.pooled import Empty, pool
-from medfl.engine.adversaries.simulation import AttackedBackend, Attackers, check_attackers, poisoned_sites
-from medfl.engine.backend import Backend, Note
+from medfl.engine.adversaries.simulation import AttackedBackend, Attackers, attacked_sites, check_attackers
+from medfl.engine.backend import Backend, EventListener
 from medfl.engine.backends.local import LocalBackend
 from medfl.engine.checks import (
     check_plan,
@@ -199,7 +199,7 @@ class _LocalParticipants(Participants):
             host.check_account()
         self.run.callbacks.on_start()
 
-    def connect(self, note: Note) -> Backend:
+    def connect(self, note: EventListener) -> Backend:
         self._backend = _backend(self.run, self._hosts, self._viewers, note)
         return self._backend
 
@@ -272,7 +272,7 @@ def check(run: SimulatedRun, method: Method) -> None:
 
 
 def _backend(
-    run: SimulatedRun, hosts: dict[str, SiteRunner], viewers: dict[str, SiteRunner], note: Note
+    run: SimulatedRun, hosts: dict[str, SiteRunner], viewers: dict[str, SiteRunner], note: EventListener
 ) -> LocalBackend:
     """Return the carrier of honest sites, or the one with attackers among them."""
     make_backend: Callable[..., LocalBackend] = LocalBackend
@@ -304,7 +304,7 @@ def _hosts(run: SimulatedRun, writer: RunWriter) -> tuple[dict[str, SiteRunner],
     if run.settings.shared_test:
         sites = {name: replace(data, shared=run.data.global_test) for name, data in sites.items()}
     if run.simulation.attackers is not None:
-        sites = poisoned_sites(sites, run.simulation.attackers, run.task, run.settings.seed)
+        sites = attacked_sites(sites, run.simulation.attackers, run.task, run.settings.seed)
     if "pooled_data" not in run.method.make().needs or len(sites) == 1:
         return {name: site(name, data) for name, data in sites.items()}, viewers
     parts = [data.train for data in sites.values() if len(data.train)]

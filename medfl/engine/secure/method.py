@@ -99,8 +99,8 @@ class Secured:
         if reply.tensors or reply.peer_messages:
             raise RefusedError(
                 "unmasked_reply",
-                f"Under secure aggregation nothing leaves a site but in a sum, and the order '{request.op}' asks for an "
-                "answer in the clear: the server is not honest, or has another setting.",
+                f"Under secure aggregation a site sends only masked values, and the request '{request.op}' asks for "
+                "an unmasked reply: the server is dishonest, or has another setting.",
                 op=request.op,
             )
         return replace(reply, meta={key: value for key, value in reply.meta.items() if key in self.sends_meta})

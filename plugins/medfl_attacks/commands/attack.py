@@ -156,11 +156,11 @@ def inversion(
 @app.command()
 def poisoning(
     run: Run,
-    poisoning: Annotated[
+    adversaries: Annotated[
         str | None,
         typer.Option(
             metavar="JSON",
-            help="What to look for in a run without attackers, as the setting poison has it, or a list of such.",
+            help="What to look for in a run without attackers, as the setting adversaries has it, or a list of such.",
             show_default="how good the models are",
         ),
     ] = None,
@@ -168,7 +168,7 @@ def poisoning(
     data: Data = None,
     plugin: Plugins = None,
 ) -> None:
-    """Judge a simulation with attackers (setting poison): accuracy, worst honest site, how often attackers succeed.
+    """Measure a simulation with adversaries: accuracy, worst honest site, success rate of the attack.
 
     Example: medfl attack poisoning runs/median
     """
@@ -177,6 +177,6 @@ def poisoning(
         from medfl_attacks.open_run import open_run
         from medfl_attacks.poisoning import NAME, PoisoningOptions, plain_line, run_poisoning
 
-    for row in run_poisoning(open_run(run, device, data, plugin or ()), PoisoningOptions(poisoning=poisoning)):
+    for row in run_poisoning(open_run(run, device, data, plugin or ()), PoisoningOptions(adversaries=adversaries)):
         typer.echo(plain_line(row))
     typer.echo(f"wrote {results_path(run, NAME)}")

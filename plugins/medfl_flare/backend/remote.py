@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from medfl.contract import Request
-from medfl.engine.backend import Evaluation, Note, SiteResult, unnoted
+from medfl.engine.backend import Evaluation, EventListener, SiteResult, StepResult, ignore_event
 from medfl.engine.evaluation import Row
 from medfl.engine.replies import StoredReplies
 from medfl.engine.store import Steps
@@ -106,7 +106,7 @@ class FlareBackend:
         self.greetings: dict[str, Meta] = {}
         self.joins: dict[str, int] = {}
         self._expected: Expected | None = None
-        self.note: Note = unnoted
+        self.note: EventListener = ignore_event
         self._noted: dict[str, float] = {}
         transport.listen(self._hear, folder, limits)
 
@@ -165,7 +165,7 @@ class FlareBackend:
 
     def step(
         self, step: int, round_: int, requests: list[Request], evaluation: Evaluation | None = None, keep: Steps = ()
-    ) -> tuple[list[SiteResult], list[str], list[Row]]:
+    ) -> StepResult:
         """Carry out a step's orders, and the evaluation of the round before beside them."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
@@ -187,7 +187,11 @@ class FlareBackend:
         unavailable = sorted(set(requested) - {answer.site for answer in answers})
         self._blame_senders(answers, unavailable)
         answers = [answer for answer in answers if answer.site not in unavailable]
-        return sorted(answers, key=lambda answer: answer.site), unavailable, sorted(rows, key=lambda row: row.site)
+        return StepResult(
+            results=sorted(answers, key=lambda answer: answer.site),
+            unavailable=unavailable,
+            scores=sorted(rows, key=lambda row: row.site),
+        )
 
     def _leave_out_silent(self, sites: list[str], answered: Collection[str]) -> None:
         """Ask a site no more that was silent several times in a row: each time all others waited for it."""

@@ -115,14 +115,14 @@ def test_a_clip_bounds_every_update(tmp_path: Path) -> None:
 @pytest.mark.parametrize("operation", range(5))
 def test_drop_outs_in_any_operation_recover(operation: int, tmp_path: Path) -> None:
     """Two of five are away in one operation of round 2; those that have sent their numbers are in the sum."""
-    unavailable, step = {"site-2", "site-5"}, 5 + operation + 1
+    sites, step = {"site-2", "site-5"}, 5 + operation + 1
 
     def unavailable(site: str, at: int) -> bool:
-        return site in unavailable and at == step
+        return site in sites and at == step
 
     result = run(tmp_path / "secure", secure_aggregation=THREE, unavailable=unavailable)
     assert result.outcome.status == "finished"
-    plain = run(tmp_path / "plain", unavailable=lambda site, at: site in unavailable and at == 2 and operation < 3)
+    plain = run(tmp_path / "plain", unavailable=lambda site, at: site in sites and at == 2 and operation < 3)
     assert distance(plain, result) < 1e-4
 
 

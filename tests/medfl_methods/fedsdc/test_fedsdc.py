@@ -163,7 +163,7 @@ def test_what_a_site_finds_out_about_heads(ranking):
     assert judged["right"] == [sum(c == y for c, y in zip(choices, labels.tolist(), strict=True)) for choices in chosen]
     agree = [[sum(a == b for a, b in zip(choices, two, strict=True)) for two in chosen] for choices in chosen]
     assert judged["agree"] == agree
-    votes = [[vote(opinions[request[:n], i].tolist()) for i in range(30)] for n in (1, 2, 3, 4)]
+    votes = [[vote(opinions[order[:n], i].tolist()) for i in range(30)] for n in (1, 2, 3, 4)]
     assert judged["votes"] == [sum(c == y for c, y in zip(choices, labels.tolist(), strict=True)) for choices in votes]
     assert total([judged, judged]) == {
         "images": 60,
