@@ -110,10 +110,10 @@ METHOD_MEMBERS = (
         "plan",
     ),
     *(
-        "work",
+        "execute",
         "check_tensors",
         "filters",
-        "fold",
+        "aggregate",
         "publish",
         "findings",
         "models",

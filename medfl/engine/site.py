@@ -1,7 +1,7 @@
-"""A site's side of a step: everything a carrier calls at a site, whatever machine that is on.
+"""A site's part of a step: execute the request, check and filter the reply, save the step, score the models.
 
-`SiteRunner.step` is idempotent: a step that is on disk is answered from there, so an order that is sent again never
-trains twice and never draws fresh noise.
+Every backend calls `SiteRunner`, on whatever machine the site is. `SiteRunner.step` is idempotent: if the step is on
+disk, the stored result is returned. A repeated request therefore never trains twice and never draws fresh noise.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,13 +37,20 @@ if TYPE_CHECKING:
     from medfl.privacy.signatures import Signer
 
 SCORED = ("val", "test")
-"""Splits that models are scored on."""
+"""Splits on which models are scored."""
 
 
 @dataclass
 class Splits:
-    """The splits of one site; `test` is for the core only. Whoever made them gives their digest, if there is one.
-    `shared` are test images that all sites have in common; only personal models are scored on them."""
+    """Data of one site.
+
+    Attributes:
+        train: Training data.
+        val: Validation data; may be empty.
+        test: Test data; may be empty. Only the engine uses them, never a method.
+        digest: Digest of the data lists, or empty if there are none.
+        shared: Test data that all sites share, or None. Only personal models are scored on them.
+    """
 
     train: Dataset
     val: Dataset
@@ -54,13 +61,13 @@ class Splits:
 
 @dataclass(frozen=True)
 class SiteOptions:
-    """The part of a site's behaviour in a run that its administrator decides.
+    """Options of a site that its administrator decides.
 
     Attributes:
-        secret: Keys the site's privacy noise; None derives it from the run's seed, as only a simulation may.
+        secret: Key of the site's privacy noise. None derives it from the run's seed, which is safe only in simulations.
         scored: Splits whose scores may leave the site.
-        withheld: Keys of a reply's meta that stay at the site.
-        signer: Signs the site's keys in a secure aggregation.
+        withheld: Metadata keys of replies that must not leave the site.
+        signer: Signs the site's keys in secure aggregation.
     """
 
     secret: bytes | None = None
@@ -69,16 +76,31 @@ class SiteOptions:
     signer: Signer | None = None
 
 
+@dataclass
+class _Outgoing:
+    """Everything of a step that leaves the site, after checks and filters.
+
+    Attributes:
+        tensors: Tensors of the reply (prefix ``reply/``) and of the peer messages (``peer_message/INDEX/``).
+        meta: Metadata of the reply.
+        peer_messages: For each peer message, a dict with the keys ``to`` (receiving site) and ``meta``.
+    """
+
+    tensors: Tensors = field(default_factory=dict)
+    meta: Meta = field(default_factory=dict)
+    peer_messages: list[Meta] = field(default_factory=list)
+
+
 class SiteRunner:
-    """One site: its data, its private folder, and what a carrier may ask of it.
+    """Runs the steps of one site and stores them in the site's private folder.
 
     Args:
-        name: The site's name.
-        data: Its splits.
-        folder: Where its steps are stored.
-        plan: The run. Parcels can be sent to its sites only.
-        post: Delivers a parcel durably: ``post(step, parcel)``; returns when the receiver has stored it.
-        options: What the site's administrator decides.
+        name: Name of the site.
+        data: Data of the site.
+        folder: Folder in which the site's steps are stored.
+        plan: Description of the run. Peer messages can be sent only to its sites.
+        post: Delivers a peer message as ``post(step, message)``. It returns when the receiver has stored the message.
+        options: Options that the site's administrator decides.
     """
 
     def __init__(
@@ -105,10 +127,10 @@ class SiteRunner:
         self.account = open_account(settings, data.train, data.digest, name, self.run_id, folder)
 
     def check_account(self) -> None:
-        """Refuse to go on where the account lacks what stored steps released.
+        """Raise if the privacy account lacks a release that a stored step made.
 
         Raises:
-            StoreError: If it does; else the run's summary would say too little.
+            StoreError: If a release is missing; the summary would then report too small an epsilon.
         """
         if self.account is not None:
             records = [self.store.latest(before=step + 1) for step in self.store.steps()]
@@ -117,24 +139,27 @@ class SiteRunner:
             )
 
     def site_info(self) -> Meta:
-        """Return what this site tells about itself.
+        """Return the information that this site discloses to the server at the start.
 
-        The keys are ``trainable``, ``validates``, the digest of its ``frozen`` parameters if it has any, and what the
-        run's `describe` lists.
+        Returns:
+            A dict with the keys ``trainable`` and ``validates`` (bool), ``frozen`` (digest of the frozen parameters, if
+            the network has any), and ``size`` and ``label_counts`` if the setting `disclose` lists them and the run's
+            privacy policy allows them.
         """
         train, objective = self.data.train, self.task.objective
-        facts: Meta = {
+        info: Meta = {
             "trainable": objective.teaches(countable(train, objective)),
             "validates": len(self.data.val) > 0,
         }
         frozen = self.task.frozen_digest(self.settings.networks_by_site.get(self.name))
-        facts |= {} if frozen is None else {"frozen": frozen}
+        if frozen is not None:
+            info["frozen"] = frozen
         if policy_of(self.settings).discloses_statistics:
             if "size" in self.settings.disclose:
-                facts["size"] = len(train)
+                info["size"] = len(train)
             if "label_counts" in self.settings.disclose:
-                facts["label_counts"] = objective.counts(countable(train, objective))
-        return facts
+                info["label_counts"] = objective.counts(countable(train, objective))
+        return info
 
     def step(
         self,
@@ -145,23 +170,26 @@ class SiteRunner:
         tensors_digest: str,
         keep: Steps = (),
     ) -> SiteResult:
-        """Carry out an order, or answer from disk if that was done before.
+        """Execute a request and save the step, or return the stored result if the step is on disk.
 
         Args:
-            make_method: Makes the method.
-            order: With tensors that nobody else holds.
-            step: The step's number.
-            round_: Its round.
-            tensors_digest: `wire.digest` of the order's tensors.
-            keep: Earlier steps after which the site's state is still needed (`Store.save`).
+            make_method: Creates the method.
+            request: Request of the server. The site may change its tensors in place.
+            step: Step number.
+            round_: Round of the step.
+            tensors_digest: Digest of the request's tensors (`wire.digest`).
+            keep: Earlier steps whose states must not be deleted (`Store.save`).
+
+        Returns:
+            Result of the step. The tensors of the reply stay in the step's file.
 
         Raises:
-            StoreError: If the stored step answers another order, or the step can't be saved.
+            StoreError: If the stored step belongs to another request, or the step can't be saved.
         """
         digest = request_digest(request, tensors_digest)
         record = self._stored(step, digest)
         if record is None:
-            record = self._carry_out(make_method(), request, step, round_, digest, keep)
+            record = self._execute_and_save(make_method(), request, step, round_, digest, keep)
         for index, peer_message in enumerate(record.meta["peer_messages"]):
             tensors = wire.select(record.tensors, f"peer_message/{index}/")
             self._post(step, PeerMessage(peer_message["to"], tensors, peer_message["meta"], self.name))
@@ -169,14 +197,19 @@ class SiteRunner:
         return SiteResult(self.name, step, meta["refused"], meta["reply"], [Row(*row) for row in meta["rows"]])
 
     def _stored(self, step: int, digest: str) -> Record | None:
+        """Return the valid record of a step on disk, or None.
+
+        Raises:
+            StoreError: If the record belongs to another request, or its reply was deleted.
+        """
         record = self.store.latest(before=step + 1) if step in self.store.steps() else None
         if record is None or record.step != step:
-            return None  # not done, or damaged: it is done again from the step before
+            return None  # absent or damaged: the step runs again from the previous state
         if record.meta["request"] != digest:
             raise StoreError(
                 "other_run",
-                f"Site '{self.name}' has carried out another order as step {step}: expected {digest[:12]}, found "
-                f"{record.meta['order'][:12]}. The run folder mixes two runs; start in a new folder.",
+                f"Site '{self.name}' has stored step {step} for another request: expected {digest[:12]}, found "
+                f"{record.meta['request'][:12]}. The run folder mixes two runs; start in a new folder.",
                 site=self.name,
                 step=step,
                 expected=digest[:12],
@@ -185,67 +218,92 @@ class SiteRunner:
         if DISCARDED in record.meta:
             raise StoreError(
                 "deleted_reply",
-                f"Site '{self.name}' no longer has its reply of step {step}: the run had finished, and replies were "
-                "deleted then. The server's state is older than that. Put back its state, or start in a new folder.",
+                f"Site '{self.name}' no longer has its reply of step {step}: the run had finished and its replies were "
+                "deleted. The server's state is older than that. Restore the server's state, or start in a new folder.",
                 site=self.name,
                 step=step,
             )
         return record
 
-    def _carry_out(self, method: Method, request: Request, step: int, round_: int, digest: str, keep: Steps) -> Record:
+    def _execute_and_save(
+        self, method: Method, request: Request, step: int, round_: int, digest: str, keep: Steps
+    ) -> Record:
+        """Execute a request and save the step as one file. A refusal is saved with the state of the previous step."""
+        # 1. Restore the site's state and its peer messages.
         last = self.store.latest(before=step) or Record(0, {}, {"state": {}, "blobs": {}})
-        site, before = self._view(method, round_, last.state(), digest), copied(last.state())
+        site, state_before = self._view(method, round_, last.state(), digest), copied(last.state())
         site.inbox = self.inbox.read(last.step, step)
-        encoder = Encoder(method.filters(), method.sends, site.rng)
-        filters = Filters(method.sends, method.sends_meta, self.settings, self.settings.rounds, encoder)
-        refused: str | None = None
-        released: list[str] = []
-        reply, tensors = Reply(), Tensors()
         started = time.perf_counter()
-        as_sent = replace(
-            request, tensors=dict(request.tensors), meta=dict(request.meta)
-        )  # the method may change its own
+
+        # 2. Execute the request, and check and filter everything that leaves the site.
+        refused, released = None, list[str]()
         try:
-            noise = partial(self._noise, site, released)
-            if isinstance(method, Secured):
-                method = method.at(self.store.folder, noise, self._signer, self._peers)
-            reply = self._execute(method, site, request, digest, released)
-            sent, meta = reply.tensors, reply.meta
-            if not isinstance(method, Secured):  # all that it lets out has passed the filters
-                check_sent(method, self.task, self.settings, as_sent, reply, f"site '{self.name}'")
-                sent, meta = filters.outgoing(reply.tensors, reply.meta, site=self.name, stream_factory=noise)
-            meta = {key: value for key, value in meta.items() if key not in self._withheld}
-            tensors |= wire.prefixed(sent, "reply/")
-            check_peer_messages(
-                reply.peer_messages, Capability.PEER_MESSAGES in method.supports, self.name, self._peers
-            )
-            peer_messages = []
-            for index, peer_message in enumerate(reply.peer_messages):
-                posted, peer_message_meta = filters.outgoing_peer_message(
-                    peer_message.tensors, peer_message.meta, site=self.name
-                )
-                tensors |= wire.prefixed(posted, f"peer_message/{index}/")
-                peer_messages.append({"to": peer_message.to, "meta": peer_message_meta})
+            reply, outgoing = self._outgoing(method, site, request, digest, released)
         except RefusedError as error:
-            refused, reply, tensors, meta, peer_messages = str(error), Reply(), {}, {}, []
-            site.state = before
+            refused, reply, outgoing = str(error), Reply(), _Outgoing()
+            site.state = state_before
         if self.settings.compression is not None:
-            reply.log["bytes_up_plain"] = plain_bytes(wire.select(tensors, "reply/"), meta)
-        rows = self._rows(method, reply, request, tensors, round_, time.perf_counter() - started)
+            reply.log["bytes_up_plain"] = plain_bytes(wire.select(outgoing.tensors, "reply/"), outgoing.meta)
+
+        # 3. Score the trained models and save everything in one file.
+        rows = self._rows(method, reply, request, outgoing.tensors, round_, time.perf_counter() - started)
         content: Meta = {
             "request": digest,
-            "reply": meta,
-            "peer_messages": peer_messages,
+            "reply": outgoing.meta,
+            "peer_messages": outgoing.peer_messages,
             "refused": refused,
             "round": round_,
+            "rows": [list(row) for row in rows],
         }
-        content |= {"rows": [list(row) for row in rows]} | ({"released": released} if released else {})
-        self.store.save(step, site.state, content, tensors, keep)
+        if released:
+            content["released"] = released
+        self.store.save(step, site.state, content, outgoing.tensors, keep)
         self.inbox.forget([0, *self.store.steps()][-KEEP])
-        return Record(step, tensors, content)
+        return Record(step, outgoing.tensors, content)
+
+    def _outgoing(
+        self, method: Method, site: Site, request: Request, digest: str, released: list[str]
+    ) -> tuple[Reply, _Outgoing]:
+        """Execute a request, and check and filter its reply and peer messages.
+
+        Args:
+            method: Method of the run.
+            site: View of this site; its state changes in place.
+            request: Request of the server.
+            digest: Digest of the request.
+            released: List to which the site's privacy releases are appended.
+
+        Raises:
+            RefusedError: If the method refuses the request, or the reply breaks a rule of the contract.
+        """
+        encoder = Encoder(method.filters(), method.sends, site.rng)
+        filters = Filters(method.sends, method.sends_meta, self.settings, self.settings.rounds, encoder)
+        noise = partial(self._noise, site, released)
+        # A method may change the dictionaries of its request; the checks need the request as the server sent it.
+        as_sent = replace(request, tensors=dict(request.tensors), meta=dict(request.meta))
+        if isinstance(method, Secured):
+            method = method.at(self.store.folder, noise, self._signer, self._peers)
+        reply = self._execute(method, site, request, digest, released)
+        sent, meta = reply.tensors, reply.meta
+        if not isinstance(method, Secured):  # secure aggregation has already checked and filtered its inner reply
+            check_sent(method, self.task, self.settings, as_sent, reply, f"site '{self.name}'")
+            sent, meta = filters.outgoing(reply.tensors, reply.meta, site=self.name, stream_factory=noise)
+        outgoing = _Outgoing(
+            tensors=wire.prefixed(sent, "reply/"),
+            meta={key: value for key, value in meta.items() if key not in self._withheld},
+        )
+        check_peer_messages(reply.peer_messages, Capability.PEER_MESSAGES in method.supports, self.name, self._peers)
+        for index, message in enumerate(reply.peer_messages):
+            tensors, message_meta = filters.outgoing_peer_message(message.tensors, message.meta, site=self.name)
+            outgoing.tensors |= wire.prefixed(tensors, f"peer_message/{index}/")
+            outgoing.peer_messages.append({"to": message.to, "meta": message_meta})
+        return reply, outgoing
 
     def _execute(self, method: Method, site: Site, request: Request, digest: str, released: list[str]) -> Reply:
-        """The method's work. Where single images are hidden it is in the account before anything of it leaves."""
+        """Execute a request with seeded generators.
+
+        With privacy of the unit ``sample``, the release is recorded in the privacy account before the reply can leave.
+        """
         if not isinstance(site, SecretSite):
             with pinned(self.settings.seed, self.name, site.round, "global"):
                 return method.execute(site, request)
@@ -254,19 +312,19 @@ class SiteRunner:
             with pinned("secret", site.secret_seed("global")):
                 reply = method.execute(site, request)
         except RefusedError:
-            self._release(f"{start} refused", released)  # that it refuses says something, too
+            self._release(f"{start} refused", released)  # a refusal depends on the data, too
             raise
         self._release(f"{start} {wire.digest(reply.tensors)} {wire.digest(site.state.tensors)}", released)
         return reply
 
     def _noise(self, site: Site, released: list[str], payload: str, turn: str = "") -> SecretStream:
-        """Return the noise of an update. The release is in the account before the noise is drawn.
+        """Return the random stream of an update's noise. Records the release in the privacy account first.
 
         Args:
-            site: In the round.
-            released: Takes the release in.
-            payload: A hash of the update; the same one has the same noise.
-            turn: Names the secure aggregation that the update is for; the account counts it in each one.
+            site: View of this site in the round.
+            released: List to which the release is appended.
+            payload: Hash of the update. Equal updates receive equal noise.
+            turn: Identifies the secure aggregation of the update; the account counts the update once per aggregation.
         """
         self._release(f"{site.round} {payload} {turn}".rstrip(), released)
         return site.secret_rng("noise", payload)
@@ -296,7 +354,7 @@ class SiteRunner:
         return rows
 
     def _view(self, method: Method, round_: int, state: State, request: str = "") -> Site:
-        """The method's view of this site with a given state."""
+        """Return the method's view of this site with the given state."""
         task = method.task_of(self.task).in_round(round_, self.settings.lr_decay)
         site = Site(self.name, round_, state, task, self.settings, self.store)
         if self._noises_training:
@@ -305,16 +363,21 @@ class SiteRunner:
         return site
 
     def evaluate(self, method: Method, published: Tensors, step: int, round_: int, shared: Predictors) -> list[Row]:
-        """Score this site's models after a round on its validation and test data, the personal one on shared ones, too.
+        """Score this site's models after a round, on its validation and test data and on shared test data.
 
-        A personal model that has the bits of when it was last scored is not scored again.
+        Only personal models are scored on shared test data. A personal model that is unchanged since its last scoring
+        is not scored again.
 
         Args:
-            method: The method.
-            published: What the server published after `step`.
-            step: The round's last step.
-            round_: The round.
-            shared: Predictors that are the same at every site, by kind; a caller passes one dict per round.
+            method: Method of the run.
+            published: Tensors that the server published after `step`.
+            step: Last step of the round.
+            round_: Round to score.
+            shared: Cache of predictors that are equal at all sites, by kind of model. Changed in place; pass one dict
+                per round.
+
+        Returns:
+            Rows with the scores, and one with the seconds that scoring took.
         """
         own = {split: getattr(self.data, split) for split in self._scored}
         every = own | ({"shared": self.data.shared} if self.data.shared is not None else {})
@@ -329,7 +392,14 @@ class SiteRunner:
         return rows + rows_of(cost, round_, self.name, "personal", "train", "aggregated")
 
     def models(self, method: Method, published: Tensors, step: int, round_: int) -> dict[str, Model]:
-        """The site's models after `step`, given what the server published; its own test sets have none."""
+        """Return the site's models after `step`, by kind.
+
+        Args:
+            method: Method of the run.
+            published: Tensors that the server published after `step`.
+            step: Step after which the models are taken.
+            round_: Round of the step.
+        """
         site = self._view(method, round_, self.store.peek(before=step + 1))
         site.published = published
         models = method.models(site)

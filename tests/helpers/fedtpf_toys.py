@@ -274,7 +274,7 @@ def server_of(method, folder, names=("site-1", "site-2"), task=None, **settings)
     facts = {name: {"trainable": True, "validates": True} for name in names}
     settings = Settings(**({"rounds": 9, "batch_size": 5, "seed": 7} | settings))
     store = Store(folder)
-    server = Server("server", 0, State(), task or make_task("plain"), settings, store, sites=[*names], facts=facts)
+    server = Server("server", 0, State(), task or make_task("plain"), settings, store, sites=[*names], site_info=facts)
     method.setup(server)
     server.round = 1
     return server

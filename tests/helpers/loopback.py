@@ -51,7 +51,7 @@ def write_site_file(folder: Path, site: str, bundle: Path, data: Path | None, **
     """A participant's own file; a change to None leaves the line out."""
     values: dict[str, Any] = {
         "site": site, "state": str(folder / "state"), "max_rounds": 5, "min_count": 1, "threads": 1, "device": "cpu",
-        "methods": METHODS, "exchange": True, "shared_test": True, "describe": ["size", "label_counts"],
+        "methods": METHODS, "cross_site_evaluation": True, "shared_test": True, "disclose": ["size", "label_counts"],
     }  # fmt: skip
     tables = {key: value for key, value in changes.items() if isinstance(value, dict)}
     values |= {key: value for key, value in changes.items() if key not in tables}

@@ -29,7 +29,7 @@ def recorded_refusals() -> Iterator[list[RefusedError]]:
             errors.append(error)
             raise
 
-    with mock.patch.object(Secured, "work", recorded):
+    with mock.patch.object(Secured, "execute", recorded):
         yield errors
 
 

@@ -25,7 +25,7 @@ from medfl_flare.statistics.folder import describe_folder
 from medfl_flare.statistics.telling import Policy
 
 SITE = SITES[0]
-OPEN = {"describe": list(FACTS)}
+OPEN = {"disclose": list(FACTS)}
 FLOOR = {"unit": "sample", "adjacency": "replace", "epsilon": 4.0, "delta": 1e-5}
 
 
@@ -51,7 +51,7 @@ def test_the_sites_tell_what_the_same_folder_tells_here(place: Place, tmp_path: 
 
 
 def test_each_site_tells_as_much_as_its_own_file_allows(place: Place, tmp_path: Path) -> None:
-    own = {SITES[0]: {"describe": ["size"]}, SITES[1]: {"describe": []}, SITES[2]: OPEN | {"min_count": 10_000}}
+    own = {SITES[0]: {"disclose": ["size"]}, SITES[1]: {"disclose": []}, SITES[2]: OPEN | {"min_count": 10_000}}
     sites, _ = ask(Loopback(place.files("own", own)), tmp_path)
     first, second, third = (sites[site] for site in SITES)
     assert first.images is not None

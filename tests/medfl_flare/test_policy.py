@@ -229,7 +229,7 @@ FACTS = {"trainable": True, "validates": False, "size": 40, "label_counts": [20,
 def test_a_site_tells_what_its_file_lists_and_no_small_counts(
     describe: list[str], counts: list[int], told_of: set[str]
 ) -> None:
-    facts = told(site_file(describe=describe), FACTS, counts)
+    facts = told(site_file(disclose=describe), FACTS, counts)
     assert set(facts) == told_of
     assert all(facts[name] == FACTS[name] for name in facts)
 

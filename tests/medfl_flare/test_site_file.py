@@ -111,7 +111,7 @@ def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch) -> None:
         (LEAST + "max_rounds = 0", "setting_out_of_range", "max_rounds"),
         (LEAST + "min_count = 0", "setting_out_of_range", "min_count"),
         (LEAST + "max_message_mb = -1", "setting_out_of_range", "max_message_mb"),
-        (LEAST + 'describe = ["names"]', "unknown_choice", "describe.0"),
+        (LEAST + 'disclose = ["names"]', "unknown_choice", "disclose.0"),
         (LEAST + 'device = "gpu"', "invalid_setting", "device"),
         (LEAST + 'cache = "ram"', "unknown_choice", "cache"),
         (LEAST + "loaders = -1", "setting_out_of_range", "loaders"),

@@ -201,7 +201,7 @@ REFUSED = {
         *unknown("metric", "target"),
     ),
     "feddr_plus": (Refused("incompatible_settings", run={"balance": "loss"}, settings=["ce_mode", "balance"]),),
-    "feddyn": (Refused("missing_site_sizes", {"by_size": True}, {"describe": ()}, setting="by_size"),),
+    "feddyn": (Refused("missing_site_sizes", {"by_size": True}, {"disclose": ()}, setting="by_size"),),
     "fedfa": (Refused("too_few_features", run=on("flat"), minimum=3, found=2),),
     "fedfed": (
         private("'shared/' (samples)"),

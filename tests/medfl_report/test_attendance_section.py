@@ -21,7 +21,7 @@ from medfl_report.sections.attendance import attendance_of
 
 
 def with_attendance(folder: Path, away: list[str], missed: dict[str, list[list[int]]]) -> RunRecord:
-    rewrite(Summary, folder, attendance={"sites": len(SITES), "unavailable": away, "missed": missed})
+    rewrite(Summary, folder, attendance={"sites": len(SITES), "unavailable": away, "missed_rounds": missed})
     return read_run(folder)
 
 

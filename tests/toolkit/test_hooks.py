@@ -12,7 +12,7 @@ from refusals import refused
 from medfl.contract import Capability, Model
 from medfl.engine.checks import check_plan
 from medfl.engine.evaluation import predictor_of
-from medfl.engine.runs.export import Home
+from medfl.engine.runs.export import SiteExport
 from medfl.engine.runs.site_bundles import export_global
 from medfl.engine.store import Store
 from medfl.errors import ContractError
@@ -311,7 +311,7 @@ def test_what_is_taken_home_is_built_as_the_method_says(tmp_path):
     images, _ = make_site(4, "x").train.batch(torch.arange(4))
     torch.testing.assert_close(network(images), predictor_of(method, task, model)(images))
     for kind, own in ((method, True), (Averaging(), False)):
-        export_global(tmp_path / str(own), Home(BUNDLE), {"global": model}, kind)
+        export_global(tmp_path / str(own), SiteExport(BUNDLE), {"global": model}, kind)
         for name in ("train.json", "inference.json"):
             before, after = (
                 json.loads((root / "configs" / name).read_text())["network_def"]

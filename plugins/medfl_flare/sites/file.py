@@ -117,7 +117,7 @@ class SiteFile(Strict):
         max_message_mb: Size of a message in MB (10^6 bytes), at most.
         max_network_mb: Size of a network in MB, at most; none beyond it is built.
         min_count: Fewest images of which numbers may leave, >= 1.
-        describe: Facts that may be told about the training data.
+        disclose: Facts that may be told about the training data.
         profile: Facts that may be reported about this machine, for runs that assign networks by them: ``live`` measures
             them, a table has numbers by name, None reports nothing.
         exchange: Whether models of other sites may be scored here, and this site's elsewhere.

@@ -16,7 +16,7 @@ from medfl_studies.records.study_files import Result, Trial
 from medfl_studies.schema import DataSet, Study, slug
 from medfl_studies.tune.space import with_parameters
 
-CLOSED: Meta = {"open_test": False, "global_test": False, "shared_test": False}
+CLOSED: Meta = {"open_test": False, "cross_site_evaluation": False, "shared_test": False}
 """Options of every trial: no test image is opened, so no model is scored on one."""
 
 SCORED = ("finished", "diverged")

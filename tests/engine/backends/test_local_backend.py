@@ -154,7 +154,7 @@ def test_an_error_is_raised_when_the_running_jobs_have_ended(
         with refused(MedflError, "dead_worker"):  # it stays dead, and that is said again
             pool.run(touch)
     else:
-        assert "test_carrier_local.py" in caught.value.__notes__[0], "where it happened"
+        assert "test_local_backend.py" in caught.value.__notes__[0], "where it happened"
         pool.run(touch)
         assert len(list(tmp_path.iterdir())) == 23
 

@@ -48,7 +48,7 @@ def train(folder: Path, network: type[torch.nn.Module] | None, rounds: int, site
         settings=Settings(rounds=rounds, batch_size=5, seed=7),
         data=RunData(sites=sites or make_sites(), classes=CLASSES),
         folder=folder,
-        callbacks=Callbacks(export=partial(export, home=home)),
+        callbacks=Callbacks(export=partial(export, site_export=home)),
     )
     simulate(run)
     return run

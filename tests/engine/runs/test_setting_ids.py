@@ -11,7 +11,7 @@ from medfl.settings import run_fields
 CONFIG = {
     "rounds": 3,
     "device": "cpu",
-    "settings": {"rounds": "@rounds", "device": "@device", "epochs": 5, "describe": ["size"]},
+    "settings": {"rounds": "@rounds", "device": "@device", "epochs": 5, "disclose": ["size"]},
 }
 
 
@@ -58,10 +58,10 @@ def test_options_go_where_the_configuration_has_them() -> None:
 
 
 def test_parts_of_a_setting_are_put_into_the_whole() -> None:
-    options = {"networks_by_site#a": "wide", "networks_by_site#b": "deep", "describe#0": "label_counts"}
+    options = {"networks_by_site#a": "wide", "networks_by_site#b": "deep", "disclose#0": "label_counts"}
     parser = ConfigParser(CONFIG)
     parser.update(pairs=to_ids(options, parser.get()))
     settings = parser.get_parsed_content("settings")
     assert settings["networks_by_site"] == {"a": "wide", "b": "deep"}
-    assert (settings["describe"], settings["rounds"], settings["epochs"]) == (["label_counts"], 3, 5)
+    assert (settings["disclose"], settings["rounds"], settings["epochs"]) == (["label_counts"], 3, 5)
     assert default_values()["networks_by_site"] == {}

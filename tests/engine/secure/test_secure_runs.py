@@ -205,7 +205,7 @@ def test_what_is_sealed_is_bound_to_the_list_of_participants(tmp_path: Path) -> 
 def test_the_server_learns_neither_sizes_nor_updates(whole: tuple[Result, Path], stopped: Stopped) -> None:
     last = Store(whole[1] / "state" / "server").latest()
     assert last is not None
-    assert all(facts == {"trainable": True, "validates": True} for facts in last.meta["commit"]["facts"].values())
+    assert all(facts == {"trainable": True, "validates": True} for facts in last.meta["commit"]["site_info"].values())
     for site in SIZES:
         record = stopped.of(site)
         assert record.meta["reply"] == {}

@@ -198,7 +198,7 @@ def test_what_share_of_its_images_a_site_has_been_through_leaves_it_only_where_t
     privacy: dict[str, float] | None, described: list[str], share: float | None
 ) -> None:
     sent: list[bytes] = []
-    file: Any = SimpleNamespace(max_message_mb=1, threads=torch.get_num_threads(), describe=described)
+    file: Any = SimpleNamespace(max_message_mb=1, threads=torch.get_num_threads(), disclose=described)
     service = SiteService(file, lambda to, blob, patience: False, sent.append)
     service._beat(Beat("training", 0.5, True))
     run: Any = SimpleNamespace(settings=Settings.model_validate({"rounds": 1, "privacy": privacy}))

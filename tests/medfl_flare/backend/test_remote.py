@@ -54,7 +54,7 @@ SLOW = ("local", "fedcross", "feddisco", "fedper", "fedtpf")
 MORE = {
     "fedavg": {"cross_site_evaluation": True, "fraction": 0.7, "evaluate_every": 2},
     "fedper": {"rounds": 3, "best_round": True, "seed": 5, "shared_test": True},
-    "feddisco": {"describe": ["size", "label_counts"]},
+    "feddisco": {"disclose": ["size", "label_counts"]},
     "fedtpf": {"method_args": {"distil_rounds": 1, "width": 2}},
     "fedskd": {"networks_by_site": UNLIKE, "cross_site_evaluation": True},
     "pfedcdp": {

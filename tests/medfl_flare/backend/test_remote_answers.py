@@ -228,7 +228,7 @@ def test_label_counts_of_another_form_make_their_site_missing(
     place: Place, counts: Any, request: pytest.FixtureRequest
 ) -> None:
     files = place.files(request.node.callspec.id)
-    offer = offered(place, min_replies=2, rounds=1, method="feddisco", describe=["size", "label_counts"])
+    offer = offered(place, min_replies=2, rounds=1, method="feddisco", disclose=["size", "label_counts"])
     _, progress, _ = serve(files, offer, tamper_answer=on("site-03", "step", once(set_reply_meta(label_counts=counts))))
     assert progress.state == "finished"
 
@@ -237,7 +237,7 @@ def test_label_counts_of_another_form_make_their_site_missing(
 def test_facts_that_can_not_be_make_their_site_missing(place: Place, what: str) -> None:
     files = place.files(f"facts-{what}".replace(" ", "-"))
     offer = offered(
-        place, min_replies=2, rounds=1, method="isfl", method_args={"probe": 3}, describe=["size", "label_counts"]
+        place, min_replies=2, rounds=1, method="isfl", method_args={"probe": 3}, disclose=["size", "label_counts"]
     )
     progress = server_run.Progress()
 
@@ -257,7 +257,7 @@ def test_a_privacy_account_of_another_form_leaves_its_site_out_with_the_reason(p
         message.meta["privacy"] |= {"releases": -1}
 
     files = place.files("account")
-    private = {"privacy": {"unit": "site", "epsilon": 4.0, "clip": 1.0}, "norm_sync": "params", "describe": []}
+    private = {"privacy": {"unit": "site", "epsilon": 4.0, "clip": 1.0}, "norm_sync": "params", "disclose": []}
     offer = offered(place, rounds=1, **private)
     folder, progress, _ = serve(files, offer, tamper_answer=on("site-03", "install", change))
     assert progress.state == "finished"

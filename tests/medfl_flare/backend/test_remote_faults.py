@@ -202,7 +202,7 @@ def test_a_sender_is_not_blamed_for_a_receiver_that_is_away(place: Place) -> Non
 BACK = {
     "fedavg": ("step", {}),
     "fedcross": ("step", {}),
-    "isfl": ("hello", {"method_args": {"probe": 3}, "describe": ["size", "label_counts"]}),
+    "isfl": ("hello", {"method_args": {"probe": 3}, "disclose": ["size", "label_counts"]}),
 }
 
 

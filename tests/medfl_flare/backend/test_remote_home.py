@@ -27,7 +27,7 @@ from medfl_report.cards.verify import verify
 from medfl_report.cards.write import write_cards
 
 PRIVACY = {"unit": "site", "epsilon": 4.0, "clip": 1.0}
-PRIVATE = {"privacy": PRIVACY, "norm_sync": "params", "rounds": 1, "describe": []}
+PRIVATE = {"privacy": PRIVACY, "norm_sync": "params", "rounds": 1, "disclose": []}
 SECRETS = {site: bytes([number + 1]) * 32 for number, site in enumerate(SITES)}
 
 
@@ -131,7 +131,7 @@ def test_under_privacy_a_personal_model_is_not_posted(place: Place, method: str)
 
 @pytest.mark.parametrize(
     ("method", "more"),
-    [("fedavg", {"cross_site_evaluation": True, "describe": ["size", "label_counts"]}), ("fedskd", {}), ("fedsdc", {})],
+    [("fedavg", {"cross_site_evaluation": True, "disclose": ["size", "label_counts"]}), ("fedskd", {}), ("fedsdc", {})],
 )
 def test_no_message_names_a_folder_or_a_subject(place: Place, method: str, more: dict[str, Any]) -> None:
     files, left = place.files(f"names-{method}"), []
@@ -211,7 +211,7 @@ def test_a_refusal_within_a_step_is_told_and_the_others_go_on(place: Place, monk
             raise RefusedError("not_today", "not today")
         return execute(self, site, request)
 
-    monkeypatch.setattr(Averaging, "work", refuse)
+    monkeypatch.setattr(Averaging, "execute", refuse)
     folder, progress, _ = serve(place.files("today"), offered(place, rounds=1, min_replies=2))
     assert progress.state == "finished"
     _, progress, _ = serve(place.files("not-today"), offered(place, rounds=1, min_replies=3))

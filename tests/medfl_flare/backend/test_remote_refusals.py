@@ -58,7 +58,7 @@ REFUSING: dict[str, tuple[Mapping[str, Any], Mapping[str, Any], list[str]]] = {
     "rounds": ({"max_rounds": 1}, {"rounds": 2}, ["2 rounds", "at most 1"]),
     "floor": ({"privacy": {"unit": "site", "epsilon": 2.0}}, {}, ["none", "epsilon 2.0"]),
     "counts": ({"min_count": 500}, {}, ["500"]),
-    "exchange": ({"exchange": False}, {"cross_site_evaluation": True}, ["global_test", "no"]),
+    "exchange": ({"cross_site_evaluation": False}, {"cross_site_evaluation": True}, ["cross_site_evaluation", "no"]),
     "shared test": ({"shared_test": False}, {"shared_test": True}, ["shared_test", "no"]),
 }
 
@@ -186,7 +186,7 @@ def test_a_second_job_waits_for_the_first_one_and_is_refused(place: Place, monke
 
 
 def test_the_global_test_is_among_the_sites_whose_files_allow_it(place: Place) -> None:
-    files = place.files("exchanging", {"site-03": {"exchange": False}})
+    files = place.files("exchanging", {"site-03": {"cross_site_evaluation": False}})
     folder, _, loopback = serve(files, offered(place, rounds=1, cross_site_evaluation=True, min_replies=2))
     exchanged = {tuple(line.split(",")[1:3]) for line in scores(folder) if "@" in line}
     assert exchanged == {(site, f"global@{owner}") for site in SITES[:2] for owner in SITES[:2]}
@@ -211,7 +211,7 @@ def test_threads_and_device_are_those_of_each_ones_own_file(place: Place) -> Non
 
 @pytest.mark.parametrize("at_site", [["size"], []])
 def test_a_site_tells_no_more_than_its_file_allows(place: Place, at_site: list[str]) -> None:
-    files = place.files(f"told-{len(at_site)}", {"site-02": {"describe": at_site}})
+    files = place.files(f"told-{len(at_site)}", {"site-02": {"disclose": at_site}})
     facts, sizes = {}, []
 
     def look(site: str, blob: bytes) -> bytes:
@@ -222,7 +222,7 @@ def test_a_site_tells_no_more_than_its_file_allows(place: Place, at_site: list[s
             sizes.append("size" in message.meta["answer"]["meta"])
         return blob
 
-    offer = offered(place, rounds=1, describe=["size", "label_counts"], min_replies=2)
+    offer = offered(place, rounds=1, disclose=["size", "label_counts"], min_replies=2)
     serve(files, offer, tamper_answer=look)
     assert facts["site-01"].keys() == {"trainable", "validates", "size", "label_counts"}
     assert facts["site-02"].keys() == {"trainable", "validates", *at_site}
@@ -243,7 +243,7 @@ def test_small_splits_are_not_scored_and_small_classes_not_counted(place: Place)
             facts[site] = message.meta["facts"]
         return blob
 
-    offer = offered(place, rounds=1, describe=["size", "label_counts"], moments=["aggregated", "trained"])
+    offer = offered(place, rounds=1, disclose=["size", "label_counts"], moments=["aggregated", "trained"])
     folder, _, _ = serve(files, offer, tamper_answer=look)
     allowed = {split for split in ("val", "test") if len(getattr(own, split)) >= limit}
     scored = {line.split(",")[3] for line in scores(folder) if ",site-02," in line}

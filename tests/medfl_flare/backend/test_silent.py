@@ -91,7 +91,7 @@ class Spoken(Pulse):
     ("name", "settings", "own", "share"),
     [
         ("told", {}, {}, 1.0),
-        ("withheld", {}, {SITES[0]: {"describe": []}}, None),
+        ("withheld", {}, {SITES[0]: {"disclose": []}}, None),
         ("private", {"privacy": PRIVACY, "norm_sync": "params"}, {}, None),
     ],
 )

@@ -34,9 +34,9 @@ def test_sites_describe_their_data_across_processes_and_one_whose_floor_asks_for
 ) -> None:
     floor = {"unit": "sample", "adjacency": "replace", "epsilon": 8.0, "delta": 1e-5}
     running.write_files(
-        site_01={"describe": list(FACTS), "min_count": 5},
-        site_02={"describe": ["size"], "min_count": 5},
-        site_03={"describe": list(FACTS), "min_count": 5, "privacy": floor},
+        site_01={"disclose": list(FACTS), "min_count": 5},
+        site_02={"disclose": ["size"], "min_count": 5},
+        site_03={"disclose": list(FACTS), "min_count": 5, "privacy": floor},
     )
     kit = running.kits["researcher"]
     exact = Request(describe="before", bundle="small", answer_timeout=300)

@@ -290,7 +290,7 @@ def test_a_site_that_was_away_joins_with_its_own_network_also_after_a_kill(runni
     summary = json.loads((out / "summary.json").read_text())
     joined = json.loads((out / "run.json").read_text())["provenance"]["joined"]
     assert joined == {"site-03": {"round": 2, "network": UNLIKE["site-03"]}}
-    assert summary["attendance"] == {"sites": 3, "unavailable": [], "missed": {"site-03": [[1, 1]]}}
+    assert summary["attendance"] == {"sites": 3, "unavailable": [], "missed_rounds": {"site-03": [[1, 1]]}}
     folder = running.place.root / "local" / "late"
     known = running.offer("late", networks_by_site=UNLIKE, **values)
     running.place.local(known, running.files, folder, absent=lambda site, step: site == "site-03" and step < 3)

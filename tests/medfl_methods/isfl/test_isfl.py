@@ -262,7 +262,7 @@ def test_later_one_class_is_drawn_as_rarely_as_sigma_lets_it(tmp_path):
 def test_counts_that_sites_tell_are_the_target(tmp_path):
     """From the first round where the run's sites tell them at the start; otherwise from what came in replies."""
     args, still = {"target": "counts"}, {"epochs": 0}  # without training, what is drawn is the target
-    first = drawn(tmp_path / "told", args, describe=("size", "label_counts"), rounds=1, **still)
+    first = drawn(tmp_path / "told", args, disclose=("size", "label_counts"), rounds=1, **still)
     assert first[0] == pytest.approx([12 / 42, 15 / 42, 15 / 42])
     later = drawn(tmp_path / "later", args, unavailable=lambda site, step: (site, step) == ("site-2", 1), **still)
     assert later[0] == pytest.approx([1 / 3] * 3)

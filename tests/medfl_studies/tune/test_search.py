@@ -28,7 +28,7 @@ def test_every_row_has_the_same_budget(load, sampler: str) -> None:
     for row in ("mean", "near"):
         assert [s.trial.number for s in tuned.results if s.row == row] == list(range(search.trials))
     assert {call["rounds"] for call in runs.calls} == {search.rounds} == {4}
-    closed = {"open_test": False, "global_test": False, "shared_test": False, "seed": 0}
+    closed = {"open_test": False, "cross_site_evaluation": False, "shared_test": False, "seed": 0}
     assert all({name: call[name] for name in closed} == closed for call in runs.calls)
 
 
@@ -79,7 +79,7 @@ def test_the_study_of_the_winners_runs_as_it_is_with_all_seeds(load, source: Pat
     for job in prepared.jobs:
         trial = search.job(job.row, tuned.winners[job.row].trial).options
         unlike = {name for name in trial.keys() | job.options.keys() if trial.get(name) != job.options.get(name)}
-        assert unlike - {"seed"} == {"given_by", "open_test", "global_test", "shared_test"}
+        assert unlike - {"seed"} == {"given_by", "open_test", "cross_site_evaluation", "shared_test"}
     content = yaml.safe_load(file.read_text())
     assert content["name"] == "small-tuned"
     assert content["rows"]["near"]["method_args"] == {"mu": tuned.winners["near"].trial.parameters["method_args#mu"]}
