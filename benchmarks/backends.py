@@ -56,7 +56,7 @@ class Measured:
 
 
 def write_bundle(out: Path, megabytes: float) -> Path:
-    """The bundle for MedMNIST with a network of so many MB of float32."""
+    """Write the MedMNIST bundle with a network of the given size in MB (float32) and return its folder."""
     shutil.copytree(shipped()["medmnist_classification"], out)
     path = out / "configs" / "train.json"
     content = json.loads(path.read_text())
@@ -153,7 +153,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def federation(root: Path, bundles: dict[str, Path], data: Path) -> Iterator[Path]:
-    """A server and three sites on this machine; gives the folder of their kits."""
+    """Start a server and three sites on this machine, and yield the folder of their startup kits."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])

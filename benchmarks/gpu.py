@@ -115,7 +115,7 @@ def now(device: str) -> float:
 
 
 def works(quick: bool) -> dict[str, Work]:
-    """The two works by their names; small ones for a try."""
+    """Return the two workloads by name; small ones if `quick`."""
     flat, deep = (32, 16) if quick else (224, 48)
     images = 16 if quick else 256
     return {
@@ -133,7 +133,7 @@ def works(quick: bool) -> dict[str, Work]:
 
 
 def small() -> Work:
-    """What correctness is tried on."""
+    """Return the small workload of the correctness checks."""
     return Work("fedavg", lambda: CNN4(3, 8), (28, 28, 3), 64, 8)
 
 
@@ -146,7 +146,7 @@ def run(
     passes: Passes | None = None,
     on_round: Callable[[int, list[Row]], None] = lambda number, rows: None,
 ) -> dict[str, torch.Tensor]:
-    """A run of two sites; the tensors that the first one takes home.
+    """Run two sites and return the exported tensors of the first one.
 
     Args:
         work: What is trained.
@@ -239,7 +239,7 @@ def _verdict(holds: bool) -> str:
 
 
 def speed(name: str, work: Work, device: str, rounds: int, folder: Path, precision: str = "fp32") -> dict[str, float]:
-    """A round beside the bare passes, interleaved."""
+    """Measure a round and plain training passes, interleaved."""
     passes: Passes = Counter()
     taken: list[float] = []
     bare = Bare(work.build().to(device), device, Counter())
@@ -269,7 +269,7 @@ def speed(name: str, work: Work, device: str, rounds: int, folder: Path, precisi
 
 
 def machine(device: str) -> str:
-    """What it ran on."""
+    """Return a description of the machine."""
     if not device.startswith("cuda"):
         return f"CPU, torch {torch.__version__}"
     about = torch.cuda.get_device_properties(device)
@@ -277,7 +277,7 @@ def machine(device: str) -> str:
 
 
 def page(where: str, outcomes: dict[str, str], figures: dict[str, float]) -> str:
-    """All of it in Markdown."""
+    """Return the results as Markdown."""
     lines = ["# On a GPU", "", f"`python benchmarks/gpu.py` on {where}.", "", "| promise | held |", "| --- | --- |"]
     lines += [f"| {name} | {outcome} |" for name, outcome in outcomes.items()]
     lines += ["", "| figure | measured |", "| --- | --- |"]

@@ -46,7 +46,7 @@ PASSES = 8
 
 
 def write_film(path: Path, number: int, rows: int, columns: int, bits: int, syntax: UID) -> None:
-    """A made-up mammogram: a bright half disc with film grain."""
+    """Write a synthetic mammogram: a bright half disc with film grain."""
     rng = np.random.default_rng(number)
     y, x = np.ogrid[:rows, :columns]
     breast = np.clip(1 - np.hypot(x / columns, (y - rows / 2) / rows), 0.02, 1)
@@ -66,7 +66,7 @@ def write_film(path: Path, number: int, rows: int, columns: int, bits: int, synt
 
 
 def bare(paths: list[Path], size: int, folder: Path) -> None:
-    """What one would write without medfl."""
+    """Read the images as a script without medfl would."""
     rows = np.lib.format.open_memmap(folder / "bare.npy", "w+", np.uint16, (len(paths), size, size))
     for row, path in enumerate(paths):
         image = Image.fromarray(pydicom.dcmread(path).pixel_array)
@@ -75,7 +75,7 @@ def bare(paths: list[Path], size: int, folder: Path) -> None:
 
 
 def medfl(paths: list[Path], size: int, folder: Path, workers: int = 1) -> None:
-    """What `medfl prep cbis_ddsm` does once it knows the files."""
+    """Read the images as `medfl prep cbis_ddsm` does."""
     films = [Film((path,), ("1.2.3",), ("P_00001",), "left", crop=False) for path in paths]
     job = functools.partial(load, Options((size, size)))
     target, work = folder / "medfl.npy", folder / "work"
@@ -83,7 +83,7 @@ def medfl(paths: list[Path], size: int, folder: Path, workers: int = 1) -> None:
 
 
 def bare_in_processes(paths: list[Path], size: int, folder: Path, workers: int) -> None:
-    """The same as `bare`, each process with its share of the files."""
+    """Run `bare` in several processes, each with a share of the files."""
     places = [folder / f"share {number}" for number in range(workers)]
     for place in places:
         place.mkdir(exist_ok=True)
@@ -130,7 +130,7 @@ def measure(paths: list[Path], size: int, folder: Path, repetitions: int, worker
 
 
 def peak_of(which: str, folder: Path, size: int) -> float:
-    """The peak of the resident set of a process that reads all files of a folder, in MiB."""
+    """Return the peak resident memory of a process that reads all files of a folder, in MiB."""
     command = [sys.executable, __file__, "--peak", which, "--folder", str(folder), "--size", str(size)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 

@@ -63,7 +63,7 @@ def plain(options: argparse.Namespace) -> None:
 
 
 def medfl(options: argparse.Namespace) -> None:
-    """A federation in memory."""
+    """Run a federation in memory with medfl."""
     from medfl.data.arrays import ArrayDataset
     from medfl.data.pooled import Empty
     from medfl.engine.plan import MethodChoice

@@ -205,7 +205,7 @@ def summarise(rounds: dict[str, list[Round]]) -> dict[str, dict[str, float]]:
 
 
 def table(figures: dict[str, dict[str, float]]) -> str:
-    """The figures as a Markdown table."""
+    """Return the figures as a Markdown table."""
     lines = ["| | CPU s a round | CPU / plain | wall / plain | RSS, PSS in MiB |", "|---|---|---|---|---|"]
     for name, row in figures.items():
         spread = f"{row['CPU / plain']:.2f} ({row['CPU / plain, least']:.2f} to {row['CPU / plain, greatest']:.2f})"

@@ -119,14 +119,14 @@ class Interleaved:
         self.seconds_to_start = 0.0
 
     def unavailable(self, site: str, step: int) -> bool:
-        """medfl asks this of each site before its first step's work: the moment at which the first round starts."""
+        """Record the start of the first round: medfl calls this before each site executes a request."""
         if not self.seconds_to_start:
             self.seconds_to_start = time.perf_counter() - self.begun
             self.meter.start()
         return False
 
     def on_round(self, round_: int, rows: list[Row]) -> None:
-        """medfl has committed a round; now one of the plain loop with the same participants."""
+        """Run one round of the plain loop with the same participants after each committed round of medfl."""
         self.meter.stop()
         self.memory.append(self.meter.memory())
         if self.plain is not None and len(self.plain_wall) < self.options.rounds:
@@ -167,7 +167,7 @@ def _growth(sizes: list[int]) -> float:
 
 
 def make_sites(work: Work, names: list[str]) -> tuple[dict[str, Splits], ArrayDataset]:
-    """The sites' data and the global test set, over one shared array."""
+    """Return the sites' data and the global test set, over one shared array."""
 
     def dataset(rows: np.ndarray) -> ArrayDataset:
         return ArrayDataset(work.images, work.labels[rows], rows, (0.5,) * 3, (0.5,) * 3)

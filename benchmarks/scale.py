@@ -46,7 +46,7 @@ class Meter:
     memory: list[int] = field(default_factory=list)
 
     def note_start(self, site: str, step: int) -> bool:
-        """medfl asks before each site's work whether it is absent: the first time, the first round begins."""
+        """Record the start of the first round: medfl calls this before each site executes a request."""
         if not self.started:
             self.started = time.perf_counter()
             self.ends.append(self.started)
@@ -54,17 +54,17 @@ class Meter:
         return False
 
     def note_round(self, round_: int, rows: list[Row]) -> None:
-        """A round was committed."""
+        """Record the resources after a committed round."""
         self.ends.append(time.perf_counter())
         self.cpu.append(self.cpu_seconds())
         self.memory.append(sum(process.memory_full_info().pss for process in self.everyone()))
 
     def cpu_seconds(self) -> float:
-        """CPU seconds so far."""
+        """Return the CPU seconds so far."""
         return float(sum(sum(process.cpu_times()[:2]) for process in self.everyone()))
 
     def everyone(self) -> list[psutil.Process]:
-        """This process and its workers."""
+        """Return this process and its workers."""
         return [psutil.Process(), *psutil.Process().children()]
 
 

@@ -46,7 +46,7 @@ Sizes = list[tuple[int, int]]
 
 
 def direct(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The loss as the paper prints it, x and y of shape (k, n)."""
+    """Compute the loss as printed in the paper, x and y of shape (k, n)."""
     n = x.shape[1]
 
     def similarity(h: torch.Tensor) -> torch.Tensor:
@@ -57,7 +57,7 @@ def direct(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def loss_of(form: str, n: int, k: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """The function behind a form's name."""
+    """Return the loss function of a form."""
     if form == "direct":
         return direct
     square = "small" if choose_form(n, n) == "small" else "tiles"
@@ -110,7 +110,7 @@ def measure_memory(form: str, n: int, k: int, threads: int) -> float:
 
 
 def peak(form: str, n: int, k: int) -> int:
-    """The same in this process."""
+    """Return the peak memory of one loss in this process."""
     x, y = features(n, k)
     seconds(form, 64, 32, *features(64, 32), gradient=True)  # libraries load what they need
     release()
@@ -132,7 +132,7 @@ def moved_atlas(edge: int, regions: int, batch: int) -> torch.Tensor:
 
 
 def by_masks(labels: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
-    """The weights of the regions (B, R, *size), a mask for each region."""
+    """Return the weights of the regions, shape (B, R, *size), with one mask per region."""
     masks = [(labels == value)[:, None].float() for value in labels.unique() if value > 0]
     return torch.cat([pool(mask, size) for mask in masks], dim=1)
 

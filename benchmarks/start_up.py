@@ -62,13 +62,13 @@ def to_end_of_round(contestant: Contestant, peers_python: Path) -> float:
 
 
 def in_memory(peers_python: Path | None) -> list[Contestant]:
-    """The contestants with one process that change nothing of their environment."""
+    """Return the contestants that run in one process with an unchanged environment."""
     single = [each for each in CONTESTANTS if each.workers == 1 and not each.environment]
     return [each for each in single if peers_python is not None or not each.peer]
 
 
 def measure(repetitions: int, folder: Path, peers_python: Path | None) -> dict[str, float]:
-    """Command to median seconds; a first turn, which may compile modules, does not count."""
+    """Return the median seconds of each command. A first turn, which may compile modules, is discarded."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     make_cohort(folder / "data", sites=4, images_per_site=20)
     answers = {"medfl --help": ["--help"], "medfl list methods": ["list", "methods"], "medfl status": ["status"]}

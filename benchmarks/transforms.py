@@ -68,7 +68,7 @@ def made_up_cases(folder: Path, count: int) -> list[dict[str, str]]:
 
 
 def make_chain(edge: int) -> Compose:
-    """What a zoo bundle of 3-D segmentation has, with two patches of a case."""
+    """Return the transforms of a 3-D segmentation bundle of the model zoo, with two patches per case."""
     return Compose(
         [
             LoadImaged(KEYS),
@@ -86,7 +86,7 @@ def make_chain(edge: int) -> Compose:
 
 
 def resident() -> float:
-    """MiB of this process in memory."""
+    """Return the resident memory of this process in MiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
@@ -101,7 +101,7 @@ class Plain:
         )
 
     def epoch(self, number: int) -> int:
-        """Samples of one pass."""
+        """Run one pass and return its number of samples."""
         return sum(len(batch["image"].as_tensor()) + 0 * len(batch["label"]) for batch in self._loader)
 
 
@@ -113,21 +113,21 @@ class Ours:
         self.epoch(0)
 
     def epoch(self, number: int) -> int:
-        """Samples of one pass."""
+        """Run one pass and return its number of samples."""
         generator = torch.Generator().manual_seed(number)
         batches = row_batches(len(self._data), self._batch, generator, epochs=1)
         return sum(len(loaded.rows) for loaded in load(self._data, batches, generator))
 
 
 def filled(make: Callable[[], Plain | Ours]) -> tuple[Plain | Ours, float, float]:
-    """A side with its cache, the seconds that took, and the MiB that it added."""
+    """Fill the cache of one side. Return the side, the seconds, and the added memory in MiB."""
     before, start = resident(), time.perf_counter()
     side = make()
     return side, time.perf_counter() - start, resident() - before
 
 
 def measure(cases: list[dict[str, str]], edge: int, batch: int, loaders: int, repetitions: int) -> dict[str, float]:
-    """Seconds, their ratios, and memory."""
+    """Measure seconds, their ratios, and memory."""
     figures: dict[str, float] = {}
     sides: dict[str, Plain | Ours] = {}
     for name, kind in (("plain", Plain), ("medfl", Ours)):

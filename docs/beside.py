@@ -46,7 +46,7 @@ LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".json": "json", 
 
 
 def linked(page: Path) -> Iterator[Path]:
-    """The files that a page links to; of a folder its README.md.
+    """Yield the files that a page links to; for a folder, its README.md.
 
     Args:
         page: A Markdown file, absolute.
@@ -80,7 +80,7 @@ def in_nav(nav: Any) -> list[str]:
 
 
 def spelt_out(nav: list[Any]) -> list[Any]:
-    """A ``nav`` with pages in place of patterns.
+    """Return a ``nav`` with pages in place of patterns.
 
     ``folder/*.md`` are the pages of a folder of ``docs/`` but its README.md, ``beside/*`` all pages from outside
     ``docs/`` that are named nowhere else.
@@ -110,7 +110,7 @@ def place(path: Path) -> str:
 
 
 def bent(markdown: str, page: Path) -> str:
-    """A page's text with its links to files as the site needs them.
+    """Return a page's text with links to files rewritten for the site.
 
     Args:
         markdown: The text.
@@ -179,7 +179,7 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
 
 
 def on_post_template(output_content: str, template_name: str, config: MkDocsConfig) -> str:
-    """The same for the page of addresses that don't exist."""
+    """Rewrite the page of addresses that don't exist in the same way."""
     return output_content.replace(SHIM, f"/{OWN_SHIM}")
 
 
