@@ -1,4 +1,4 @@
-"""Which rounds a site took part in, and which it missed: it was asked, and nothing usable came."""
+"""Participation of sites by round: rounds in which a site took part, missed its request, or received none."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 Stretches = dict[str, list[list[int]]]
-"""Site to stretches of rounds, each its first and its last one, ascending."""
+"""Maps each site to its stretches of missed rounds, ascending; a stretch is [first round, last round]."""
 
 
 def add_missed_round(missed_rounds: Stretches, sites: Iterable[str], round_: int) -> Stretches:
-    """The rounds that sites missed, with a further one.
+    """Return the missed rounds with a further round added.
 
     Args:
-        missed: Of the rounds up to it; it stays as it is.
-        sites: Those that missed this one, in a step of it at least.
-        round_: Not below any in `missed`.
+        missed_rounds: Missed rounds so far; not modified.
+        sites: Sites that received a request in a step of the round and sent no usable reply.
+        round_: Number of the round, >= every round in `missed_rounds`.
     """
     after = {site: [list(stretch) for stretch in stretches] for site, stretches in missed_rounds.items()}
     for site in sites:
@@ -27,62 +27,64 @@ def add_missed_round(missed_rounds: Stretches, sites: Iterable[str], round_: int
     return after
 
 
-TOOK_PART, MISSED, NOT_ASKED = "took part", "missed", "not asked"
-"""What a site did in a round."""
+TOOK_PART, MISSED, NOT_REQUESTED = "took part", "missed", "not asked"
+"""Participation of a site in a round: it replied; it sent no usable reply; it received no request."""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Rounds in a row in which a site did the same.
+    """Consecutive rounds with the same participation of a site.
 
     Attributes:
-        did: `TOOK_PART`, `MISSED` or `NOT_ASKED`.
-        first: The first of them, >= 1.
-        last: The last of them.
+        participation: `TOOK_PART`, `MISSED` or `NOT_REQUESTED`.
+        first: First round, >= 1.
+        last: Last round.
     """
 
-    did: str
+    participation: str
     first: int
     last: int
 
     @property
     def rounds(self) -> int:
-        """How many."""
+        """Number of rounds."""
         return self.last - self.first + 1
 
     @property
-    def look(self) -> str:
-        """What a picture knows it by."""
-        return {TOOK_PART: "took", MISSED: "missed"}.get(self.did, "skipped")
+    def css_class(self) -> str:
+        """CSS class of the stretch in the report: ``took``, ``missed`` or ``skipped``."""
+        return {TOOK_PART: "took", MISSED: "missed"}.get(self.participation, "skipped")
 
     @property
-    def words(self) -> str:
-        """As ``missed rounds 3 to 5``."""
-        verb = {TOOK_PART: "took part in", MISSED: "missed"}.get(self.did, "was not asked in")
+    def description(self) -> str:
+        """Text such as ``missed rounds 3 to 5``."""
+        verb = {TOOK_PART: "took part in", MISSED: "missed"}.get(self.participation, "was not asked in")
         return f"{verb} " + (f"round {self.first}" if self.rounds == 1 else f"rounds {self.first} to {self.last}")
 
 
 def stretches(attendance: Mapping[str, Mapping[int, str]], rounds: int) -> dict[str, list[Stretch]]:
-    """Site to its stretches, which together are all rounds.
+    """Return each site's stretches, which together cover all rounds.
 
     Args:
-        attendance: Site to round to `TOOK_PART` or `MISSED`; a round that is not there it was not asked in.
-        rounds: The last one, >= 0.
+        attendance: Maps each site to a mapping from round to `TOOK_PART` or `MISSED`. In other rounds the site received
+            no request.
+        rounds: Last round, >= 0.
     """
     rows: dict[str, list[Stretch]] = {}
-    for site, known in sorted(attendance.items()):
+    for site, participation_by_round in sorted(attendance.items()):
         rows[site], at = [], 1
-        for round_ in sorted(round_ for round_ in known if 1 <= round_ <= rounds):  # the work of what is known alone
-            _append(rows[site], NOT_ASKED, at, round_ - 1)
-            _append(rows[site], known[round_], round_, round_)
+        # Only listed rounds are visited, so that a forged number of rounds costs nothing.
+        for round_ in sorted(round_ for round_ in participation_by_round if 1 <= round_ <= rounds):
+            _append(rows[site], NOT_REQUESTED, at, round_ - 1)
+            _append(rows[site], participation_by_round[round_], round_, round_)
             at = round_ + 1
-        _append(rows[site], NOT_ASKED, at, rounds)
+        _append(rows[site], NOT_REQUESTED, at, rounds)
     return rows
 
 
-def _append(row: list[Stretch], did: str, first: int, last: int) -> None:
-    """Add a stretch, which is none where it ends before it begins, or which the last one grows by."""
-    if row and row[-1].did == did and first <= last:
-        row[-1] = Stretch(did, row[-1].first, last)
+def _append(row: list[Stretch], participation: str, first: int, last: int) -> None:
+    """Append a stretch to a row in place, merging it with an equal neighbour. Does nothing if it is empty."""
+    if row and row[-1].participation == participation and first <= last:
+        row[-1] = Stretch(participation, row[-1].first, last)
     elif first <= last:
-        row.append(Stretch(did, first, last))
+        row.append(Stretch(participation, first, last))

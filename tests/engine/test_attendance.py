@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis
 from hypothesis import strategies as st
 
-from medfl.engine.attendance import MISSED, NOT_ASKED, TOOK_PART, Stretches, add_missed_round, stretches
+from medfl.engine.attendance import MISSED, NOT_REQUESTED, TOOK_PART, Stretches, add_missed_round, stretches
 
 
 @hypothesis.given(st.lists(st.sets(st.sampled_from("abc")), max_size=12))
@@ -27,12 +27,12 @@ def test_stretches_are_the_rounds_that_were_missed(rounds: list[set[str]]) -> No
 def test_a_matrix_has_every_round_of_every_site_once() -> None:
     rows = stretches({"b": {1: TOOK_PART, 2: TOOK_PART, 4: MISSED}, "a": {}}, 5)
     assert list(rows) == ["a", "b"]
-    assert [(part.did, part.first, part.last) for part in rows["b"]] == [
+    assert [(part.participation, part.first, part.last) for part in rows["b"]] == [
         (TOOK_PART, 1, 2),
-        (NOT_ASKED, 3, 3),
+        (NOT_REQUESTED, 3, 3),
         (MISSED, 4, 4),
-        (NOT_ASKED, 5, 5),
+        (NOT_REQUESTED, 5, 5),
     ]
-    assert [part.words for part in rows["b"]][::2] == ["took part in rounds 1 to 2", "missed round 4"]
-    assert [(part.did, part.rounds) for part in rows["a"]] == [(NOT_ASKED, 5)]
+    assert [part.description for part in rows["b"]][::2] == ["took part in rounds 1 to 2", "missed round 4"]
+    assert [(part.participation, part.rounds) for part in rows["a"]] == [(NOT_REQUESTED, 5)]
     assert stretches({"a": {}}, 0) == {"a": []}

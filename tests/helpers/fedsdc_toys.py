@@ -31,7 +31,9 @@ def dealing_server(sites, **settings):
     """A server of sites that all have training and validation images, before anything was done."""
     names = [f"site-{number}" for number in range(sites)]
     facts = {name: {"trainable": True, "validates": True} for name in names}
-    return Server("server", 1, State(), make_task("plain"), Settings(rounds=9, **settings), sites=names, site_info=facts)
+    return Server(
+        "server", 1, State(), make_task("plain"), Settings(rounds=9, **settings), sites=names, site_info=facts
+    )
 
 
 def body_at(folder):

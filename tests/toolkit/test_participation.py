@@ -54,7 +54,9 @@ def test_another_seed_is_another_schedule_for_all_methods():
 
 def test_a_site_without_training_data_is_never_asked():
     facts = {"a": {"trainable": True}, "b": {"trainable": False}, "c": {"trainable": True}}
-    server = Server("server", 0, State(), make_task(), Settings(rounds=9, fraction=0.5), sites=list("abc"), site_info=facts)
+    server = Server(
+        "server", 0, State(), make_task(), Settings(rounds=9, fraction=0.5), sites=list("abc"), site_info=facts
+    )
     method = FedAvg()
     method.setup(server)
     names = set()
