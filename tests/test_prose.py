@@ -28,7 +28,7 @@ OPENINGS = {
     "by",
     "with",
 }
-OPENINGS |= {"whatever", "whoever"}
+OPENINGS |= {"with", "whatever", "whoever"}
 """First words of a docstring that postpone its subject."""
 
 SLOW = re.compile(
