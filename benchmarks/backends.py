@@ -31,6 +31,7 @@ from pathlib import Path
 import psutil
 
 from medfl.bundle.files import shipped
+from medfl.bundle.option_spelling import option_of_id
 from medfl.engine.runs.records import read_metrics
 from medfl.testing.synthetic import make_cohort
 from medfl_flare.kit import start, stop
@@ -113,9 +114,9 @@ def sent(run: Path) -> int:
 def run_local(bundle: Path, data: Path, out: Path, rounds: int) -> Measured:
     """One run of the local carrier, in a process of its own."""
     measured = Measured()
-    words = [f"--{name}={value}" for name, value in options(rounds).items()]
+    words = [f"{option_of_id(name)}={value}" for name, value in options(rounds).items()]
     command = [str(Path(sys.executable).with_name("medfl")), "run", str(bundle), "--dataset-dir", str(data)]
-    with subprocess.Popen([*command, f"--output_dir={out}", *words], stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen([*command, f"--output-dir={out}", *words], stdout=subprocess.DEVNULL) as process:
         here = {"one process": [psutil.Process(process.pid)]}
         with watched(out / "state" / "server", lambda: here, measured):
             assert process.wait() == 0

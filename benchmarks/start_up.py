@@ -40,8 +40,8 @@ def seconds(words: list[str], environment: dict[str, str]) -> tuple[float, float
 
 def to_first_job(data: Path, out: Path, environment: dict[str, str]) -> float:
     """Seconds from the call of `medfl run` until the first site is told to train."""
-    words = ["run", str(shipped()["medmnist_classification"]), "--dataset-dir", str(data), "--output_dir", str(out)]
-    start, _ = seconds([*words, "--rounds", "1", "--steps", "1", "--batch_size", "2", "--workers", "2"], environment)
+    words = ["run", str(shipped()["medmnist_classification"]), "--dataset-dir", str(data), "--output-dir", str(out)]
+    start, _ = seconds([*words, "--rounds", "1", "--steps", "1", "--batch-size", "2", "--workers", "2"], environment)
     lines = [ProgressLine.from_bytes(line) for line in (out / PROGRESS).read_bytes().splitlines()]
     return next(line.time for line in lines if line is not None and isinstance(line.event, JobStart)) - start
 

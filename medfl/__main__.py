@@ -1,4 +1,4 @@
-"""``python -m medfl`` is ``medfl``."""
+"""Run the command line by ``python -m medfl``."""
 
 from medfl.cli.main import main
 

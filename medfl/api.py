@@ -1,7 +1,7 @@
-"""Python API: prepare data, divide them among sites, run federations, and read and compare their results.
+"""Python API: prepare data, split them into sites, run federations, and read and compare their results.
 
-The package `medfl` offers everything here under its own name, for example ``medfl.run``. The command line calls the
-same functions. Errors are exceptions (`medfl.errors.MedflError`); nothing ends the process.
+The package `medfl` exports everything here, for example ``medfl.run``. The command line calls the same functions.
+Errors are exceptions (`medfl.errors.MedflError`); no function exits the process.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OnRound = Callable[[int, "pd.DataFrame"], object]
-"""Function that is called after each round with its number and the new rows of metrics (columns as `Run.metrics`).
+"""Function that is called after each round with its number and a table of new metrics (columns as in `Run.metrics`).
 
-A round is scored in the course of the next one, so the rows hold the scores of the round before. After the last round
-the function is called once more, with that round's scores."""
+A round is scored during the next round, so the table contains the scores of the round before. After the last round the
+function is called once more, with the scores of that round."""
 
 SiteParts = Sequence["TorchDataset[Any] | Dataset | None"]
-"""Training, validation and test data of a site; None for a part that it does not have."""
+"""Training, validation and test data of a site, each None if the site has none."""
 
 
 Plugins = Sequence[PathLike] | Registry
@@ -52,11 +52,11 @@ Plugins = Sequence[PathLike] | Registry
 
 @dataclass(frozen=True)
 class PreparedData(os.PathLike[str]):
-    """Prepared data on disk: pooled, or divided among sites. Functions that take a path take it, too.
+    """Prepared data on disk, pooled or split into sites. Functions accept it in place of a path.
 
     Attributes:
         folder: Folder of the data.
-        lists: Maps each site to its data list; pooled data are under ``pooled``.
+        lists: Maps each site to its data list. Pooled data have the only key ``pooled``.
     """
 
     folder: Path
@@ -67,7 +67,7 @@ class PreparedData(os.PathLike[str]):
 
     @property
     def counts(self) -> pd.DataFrame:
-        """Number of images by class, with the columns site, split, class and images."""
+        """Table of the numbers of images, with the columns site, split, class and images."""
         import pandas as pd
 
         rows = [
@@ -90,22 +90,22 @@ def prepare(
     say: Callable[[str], None] | None = None,
     **options: Any,
 ) -> PreparedData:
-    """Turn a data set as downloaded, or your own images, into one array of images and a data list.
+    """Write a data set as downloaded, or your own images, to a folder as one array of images and a data list.
 
     Args:
         dataset: Name of the data set (``medfl list datasets``); ``folder`` for your own images with a table.
-        out: Folder to write. It is written whole or not at all.
-        force: Whether data that are there may be replaced.
+        out: Folder to write. After an error it does not exist.
+        force: Whether existing data may be replaced.
         workers: Number of processes; by default one for each core.
-        require_complete: Whether an unreadable image is an error; by default as the data set says.
+        require_complete: Whether an unreadable image is an error; by default the data set decides.
         plugins: Plugin files to load, or loaded plugins.
-        say: Function that gets lines of progress and warnings; by default they are logged.
+        say: Function that receives lines of progress and warnings; by default they are logged.
         **options: Options of the data set, as in ``medfl prep NAME --help`` with underscores, such as ``source``.
 
     Raises:
         PluginError: If no plugin has a data set of that name.
         SettingsError: If an option is unknown, missing or not valid.
-        DataError: If the data are not as expected.
+        DataError: If files are missing, or their content is not valid.
     """
     from medfl.data.ingest.prepare import prepare as prepare_spec
     from medfl.settings import read_settings
@@ -127,20 +127,20 @@ def partition(
     plugins: Plugins = (),
     **options: Any,
 ) -> PreparedData:
-    """Divide the training images of pooled data among sites. No image is copied.
+    """Split the training images of pooled data into sites, and write a data list for each site. No image is copied.
 
     Args:
-        data: Pooled data, as `prepare` writes them.
-        out: Folder to write, with one folder for each site. It is written whole or not at all.
+        data: Pooled data that `prepare` wrote.
+        out: Folder to write, with one folder for each site. After an error it does not exist.
         scheme: Name of the partition (``medfl list partitions``).
-        force: Whether a partition that is there may be replaced.
+        force: Whether an existing partition may be replaced.
         plugins: Plugin files to load, or loaded plugins.
         **options: Fields of `medfl.data.partition.plan.PartitionPlan`, such as ``sites``, ``seed``, ``column`` and
             ``val_fraction``, and options of the scheme, such as ``alpha``.
 
     Raises:
         PluginError: If no plugin has a partition of that name.
-        SettingsError: If an option is unknown or can't be fulfilled.
+        SettingsError: If an option is unknown, or the data do not allow it.
         DataError: If the pooled data are damaged, or images leak between training and test.
     """
     from medfl.data.partition.partition import partition as write_partition
@@ -158,11 +158,12 @@ def partition(
 
 
 def _texts(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with text in place of paths, as settings read them."""
+    """Return options with paths converted to text, as settings need them."""
     return {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in options.items()}
 
 
 def _registry(plugins: Plugins) -> Registry:
+    """Return loaded plugins; load plugin files if paths are given."""
     return plugins if isinstance(plugins, Registry) else load_plugins([Path(path) for path in plugins])
 
 
@@ -173,23 +174,26 @@ def _registry(plugins: Plugins) -> Registry:
 class Run(RunRecord):
     """A run and its results.
 
-    Beside the attributes below it has those of `medfl.engine.runs.records.RunRecord`, such as `sites` and `status`.
+    It also has the attributes of `medfl.engine.runs.records.RunRecord`, such as `sites` and `status`.
 
     Attributes:
         folder: Path of the run folder.
         run: Content of ``run.json``.
-        summary: Content of ``summary.json``; None while the run is not over.
+        summary: Content of ``summary.json``; None until the run has ended.
         metrics: Scores and costs of all rounds, with the columns round, site, model, split, moment, metric, value.
+        load_model: Function that returns the model of a site, or the global model for None, of a run on data in memory.
+            None for a run over a bundle, whose models are in the run folder.
+        kept_alive: Object that has to live as long as the run, such as its temporary folder.
     """
 
     load_model: Callable[[str | None], nn.Module] | None = field(default=None, repr=False, compare=False)
-    keeps: object = field(default=None, repr=False, compare=False)
+    kept_alive: object = field(default=None, repr=False, compare=False)
 
     def model(self, site: str | None = None) -> nn.Module:
-        """Return a network with its weights, on the CPU, in evaluation mode.
+        """Return a trained network on the CPU, in evaluation mode.
 
         Args:
-            site: Name of a site, for the model that it exports; None for the global model.
+            site: Name of a site, for the model of its exported bundle; None for the global model.
 
         Raises:
             StoreError: If the run has no such model.
@@ -207,7 +211,7 @@ class Run(RunRecord):
             out: File to write; by default ``report.html`` in the run folder.
 
         Raises:
-            PluginError: If the report's plugin is not there or switched off.
+            PluginError: If the plugin that writes reports is not installed or is disabled.
         """
         place = None if out is None else os.fspath(out)
         written = load_plugins().hook.medfl_write_report(folders=[str(self.folder)], out=place)
@@ -217,10 +221,13 @@ class Run(RunRecord):
 
 
 def load_run(folder: PathLike) -> Run:
-    """Read a run folder, of a finished run or of one that is still at work.
+    """Read a run folder. The run may be finished or still running.
+
+    Args:
+        folder: Run folder.
 
     Raises:
-        StoreError: If the folder holds no run, or one of its files can't be read.
+        StoreError: If the folder contains no run, or one of its files can't be read.
     """
     return Run(**vars(read_run(folder)))
 
@@ -238,48 +245,50 @@ def run(
     progress: bool = True,
     **options: Any,
 ) -> Run:
-    """Run a federation to its end. A run that stopped, given again with the same folder, continues with the same bits.
+    """Run a federation to its end, and write its results to the run folder.
 
-    Give a bundle and prepared data, or a task and data sets of PyTorch.
+    Give a bundle and prepared data, or a task and data sets of PyTorch. A call with the folder of an interrupted run
+    continues that run, with bitwise the same results as without the interruption.
 
     Args:
         bundle: Name of a bundle (``medfl list bundles``), or its folder.
-        sites: With a bundle: folder of the sites, as `partition` writes it; None takes the bundle's own. With a task:
-            maps each site to its training, validation and test data, which are map-style data sets of
-            ``(input, target)`` pairs.
+        sites: With a bundle: folder of the sites that `partition` wrote; None takes the folder in the bundle's
+            configuration. With a task: maps each site to its training, validation and test data, which are map-style
+            data sets of ``(input, target)`` pairs.
         task: Networks, loss, optimiser and objective, in place of a bundle.
         method: Name of a method (``medfl list methods``), or a method object with a task.
-        method_args: The method's settings.
-        out: Run folder. By default the bundle's choice; with a task a temporary folder that lives as long as the `Run`.
+        method_args: Settings of the method.
+        out: Run folder. By default the bundle decides; with a task it is a temporary folder that exists as long as the
+            `Run`.
         plugins: Plugin files to load.
         on_round: Function that is called after each round.
         progress: Whether to show the rounds and, with a bundle, a table of scores at the end.
         **options: Settings of the run (`medfl.settings`), such as ``rounds``, ``workers``, ``seed`` and ``privacy``.
-            With a bundle also ids of its configuration; ``__`` reaches into a part: ``optimizer__lr=0.05``.
+            With a bundle also ids of its configuration; ``__`` separates an id and its part: ``optimizer__lr=0.05``.
 
     Returns:
         The finished run.
 
     Raises:
-        MedflError: If settings, data, method or run folder are not as needed.
+        MedflError: If settings, data, method or run folder are not valid.
     """
     if (bundle is None) == (task is None):
         raise SettingsError(
             "incompatible_settings",
-            "expected either a bundle, such as medfl.run('medmnist_classification', 'data/sites'), or a task with data "
+            "Expected either a bundle, such as medfl.run('medmnist_classification', 'data/sites'), or a task with data "
             f"sets, such as medfl.run(task=..., sites={{...}}); got {'neither' if bundle is None else 'both'}.",
             settings=["bundle", "task"],
         )
     if task is not None:
-        return _run_parts(task, sites, method, method_args, out, plugins, on_round, progress, options)
+        return _run_in_memory(task, sites, method, method_args, out, plugins, on_round, progress, options)
     from medfl.bundle.files import find_bundle
     from medfl.workflow import run_bundle
 
     if not isinstance(method, str) or isinstance(sites, Mapping):
         raise SettingsError(
             "incompatible_settings",
-            "expected the name of a method and the folder of the sites with a bundle; method objects and data sets go "
-            "with a task.",
+            "Expected the name of a method and the folder of the sites with a bundle. Method objects and data sets "
+            "need a task.",
             settings=["bundle", "method", "sites"],
         )
     values = {name.replace("__", "#"): value for name, value in _texts(options).items()} | {"method": method}
@@ -291,7 +300,7 @@ def run(
     return load_run(folder)
 
 
-def _run_parts(
+def _run_in_memory(
     task: Task,
     sites: object,
     method: str | Method,
@@ -302,19 +311,19 @@ def _run_parts(
     progress: bool,
     options: Mapping[str, Any],
 ) -> Run:
-    """Run a federation over data sets in memory; arguments as in `run`."""
+    """Run a federation over data sets in memory. The arguments are those of `run`."""
     from medfl.engine.memory_run import run_in_memory
 
     if not isinstance(sites, Mapping):
         raise SettingsError(
             "wrong_setting_type",
-            "expected sites as a mapping from their names to (training, validation, test) data sets, got "
+            "Expected sites as a mapping from their names to (training, validation, test) data sets, got "
             f"{type(sites).__name__}.",
             setting="sites",
             found=type(sites).__name__,
         )
     temporary = tempfile.TemporaryDirectory(prefix="medfl-") if out is None else None
-    folder = Path(out) if temporary is None else Path(temporary.name, "run")  # type: ignore[arg-type]  # out is given
+    folder = Path(out) if out is not None else Path(temporary.name, "run")  # type: ignore[union-attr]  # as out is None
     load_model = run_in_memory(
         task,
         sites,
@@ -326,7 +335,7 @@ def _run_parts(
         _as_rows(on_round),
         progress,
     )
-    return Run(**vars(read_run(folder)), load_model=load_model, keeps=temporary)
+    return Run(**vars(read_run(folder)), load_model=load_model, kept_alive=temporary)
 
 
 def compare(
@@ -339,9 +348,9 @@ def compare(
     """Compare runs over their seeds and folds: means, worst sites, and differences from a baseline.
 
     Args:
-        runs: Runs or run folders. Those that differ only in their seed and fold make one row.
-        metrics: Names of metrics; by default the task's first.
-        baseline: Label of the row that the others are compared with; by default the first.
+        runs: Runs or run folders. Runs that differ only in their seed and fold form one row.
+        metrics: Names of metrics; by default the first metric of the task.
+        baseline: Label of the row with which the others are compared; by default the first row.
         split: ``test`` or ``val``.
 
     Returns:
@@ -351,7 +360,7 @@ def compare(
     Raises:
         SettingsError: If a metric, the baseline or the split is unknown.
         StoreError: If no run has scores.
-        PluginError: If the report's plugin is not there or switched off.
+        PluginError: If the plugin that compares runs is not installed or is disabled.
     """
     folders = [str(each.folder) if isinstance(each, RunRecord) else os.fspath(each) for each in runs]
     table = load_plugins().hook.medfl_compare(
@@ -364,11 +373,12 @@ def compare(
 
 
 def _as_rows(on_round: OnRound | None) -> Callable[[int, list[Row]], object] | None:
-    """Return the function as a run calls it, with rows in place of a table."""
+    """Return a function that a run can call with rows of metrics; it calls `on_round` with a table. None stays None."""
     return None if on_round is None else bind(_call_with_table, on_round)
 
 
 def _call_with_table(on_round: OnRound, round_: int, rows: list[Row]) -> None:
+    """Call the user's function with the rows as a table."""
     import pandas as pd
 
     from medfl.engine.evaluation import Row
@@ -377,9 +387,10 @@ def _call_with_table(on_round: OnRound, round_: int, rows: list[Row]) -> None:
 
 
 def _missing_plugin(what: str, plugin: str) -> PluginError:
+    """Return the error about a plugin that is not loaded."""
     return PluginError(
         "missing_plugin",
-        f"Expected a plugin that makes {what}, such as '{plugin}'; there is none. Install it, or don't leave it out "
-        "(MEDFL_DISABLE).",
+        f"Expected a plugin that makes {what}, such as '{plugin}'; found none. Install it, or remove it from the "
+        "environment variable MEDFL_DISABLE.",
         plugin=plugin,
     )

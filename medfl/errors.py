@@ -99,22 +99,30 @@ class ContractError(MedflError):
     """A method broke the contract. Its author can mend it; the message says which promise and where."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a sentence for an unknown name: the nearest known one, and all of them, each once.
+MAX_NAMES = 8
+"""Number of known names up to which a message lists them all, whether or not a command does."""
 
-    The nearest name is one that begins with what was typed, or else the most similar one.
+
+def did_you_mean(name: str, known: Iterable[str], command: str = "") -> str:
+    """Return the end of a message about an unknown name: the nearest known name, and where all known names are.
+
+    The nearest name is one that begins with what was typed, or else the most similar one. More than `MAX_NAMES` names
+    are left out if `command` lists them.
 
     Args:
         name: What was typed.
         known: What would have been accepted.
+        command: Command that lists the known names, such as ``medfl list methods``; empty if there is none.
 
     Returns:
-        For example ``Did you mean 'fedprox'? Known: fedavg, fedprox.``
+        For example ``Did you mean 'fedprox'? `medfl list methods` lists all names.`` or ``Known: accuracy, ece.``
     """
     names = sorted(set(known))
     longer = [known_name for known_name in names if name and known_name.startswith(name)]
     close = longer[:1] or difflib.get_close_matches(name, names, n=1)
     hint = f"Did you mean '{close[0]}'? " if close else ""
+    if command and len(names) > MAX_NAMES:
+        return f"{hint}`{command}` lists all names."
     return f"{hint}Known: {', '.join(names) if names else 'none'}."
 
 

@@ -252,7 +252,7 @@ class Registry:
             problems = "".join(f"\n  Plugin problem: {text}" for text in self.problems)
             raise PluginError(
                 "unknown_choice",
-                f"Unknown {kind.replace('_', ' ')} '{name}'. {did_you_mean(name, known)}{problems}",
+                f"Unknown {kind.replace('_', ' ')} '{name}'. {did_you_mean(name, known, _listing(kind))}{problems}",
                 what=kind,
                 choice=name,
                 problems=self.problems,
@@ -419,6 +419,14 @@ def known_names(kind: str) -> list[str]:
     """Return the names of a kind in the plugins that this process has loaded and in the installed ones, sorted."""
     load_plugins()
     return sorted(name for known_kind, name in _latest if known_kind == kind)
+
+
+def _listing(kind: str) -> str:
+    """Return the command that lists the records of a kind, or "" if there is none."""
+    plural = next(record.plural for record in hooks.RECORDS if record.kind == kind)
+    words = {"report_sections": "list sections", "commands": "--help"}
+    unlisted = ("networks_by_site", "attacks", "backends")
+    return "" if plural in unlisted else f"medfl {words.get(plural, 'list ' + plural.replace('_', '-'))}"
 
 
 def _ambiguous(kind: str, name: str, plugins: Sequence[str]) -> str:

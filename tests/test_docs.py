@@ -91,8 +91,8 @@ class Talkative(Averaging):
         "| `proto/...` | statistic | numbers computed over the site's data; a run with a privacy setting refuses it |",
         "| `count` | list of number, >= 0, <= 1, 'classes' entries |",
         "| `size` | whole number, >= 0 (not in a run with a privacy setting) |",
-        "Sites also send parcels to each other, past the server; a run with a privacy setting refuses it.",
-        "- Networks: sites may have unlike ones.",
+        "Sites also send messages to each other directly; a run with a privacy setting refuses that.",
+        "- Networks: sites may have different ones.",
         "- Public data: needed (`--public FOLDER`).",
         "- Privacy setting (`--privacy`): refused.",
         "| `rate` | number or `None`, > 0, <= 5 | `None` | How fast, in metres. |",
@@ -100,7 +100,7 @@ class Talkative(Averaging):
         "| `steps` | whole number, >= 1 | `required` |  |",
         "- `paper`: `rate = 2.0`",
         "- `medfl`: the defaults",
-        "- With `rate = 0.0` this is what `fedavg` with `weights = uniform` is in a run with `norm_sync = none`.",
+        "- With `rate = 0.0`, the method equals `fedavg` with `weights = uniform` in a run with `norm_sync = none`.",
     ],
 )
 def test_a_page_tells_all_that_a_class_declares(line):

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from medfl.bundle.option_spelling import id_of_option
 from medfl.cli.main import all_commands, import_target, real_command
+from medfl.errors import SettingsError
 from medfl.settings import run_fields
 
 ROOT = Path(__file__).parents[1]
@@ -88,12 +90,15 @@ def unknown_options(words: list[str]) -> list[str]:
     if command is None:
         return []
     typed = [word.split("=")[0] for word in rest if re.match(r"--[A-Za-z]", word)]
-    names = {option: option[2:].partition("#")[0].replace("-", "_") for option in typed}
-    return [
-        option
-        for option in typed
-        if option not in known and not (path in TAKES_SETTINGS and names[option] in settings())
-    ]
+    return [option for option in typed if option not in known and not (path in TAKES_SETTINGS and sets_a_value(option))]
+
+
+def sets_a_value(option: str) -> bool:
+    """Whether an option names a setting or an id, in the spelling of ``medfl run``."""
+    try:
+        return id_of_option(option).partition("#")[0] in settings()
+    except SettingsError:
+        return False
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -106,10 +111,21 @@ def test_documented_options_exist(page: Path) -> None:
     assert wrong == {}
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "methods"], ids=lambda page: page.name)
+def test_options_are_spelled_as_medfl_takes_them_where_monai_is_not_named(page: Path) -> None:
+    wrong = []
+    for paragraph in re.split(
+        r"\n\s*\n", re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    ):
+        if not re.search("monai|FL4Health", paragraph, re.I):
+            wrong += re.findall(r"`(--[a-z]+(?:[_#:][\w#:]+)+)", paragraph)
+    assert wrong == []
+
+
 def test_what_is_looked_for() -> None:
-    block = "```sh\nmedfl run b --rounds 3 \\\n  --method_args#mu 1 --ronds 2 | tee\n```"
+    block = "```sh\nmedfl run b --rounds 3 \\\n  --method-args.mu 1 --ronds 2 --lr_decay 1 | tee\n```"
     text = f"Use `medfl partition A --picture x`.\n\n{block}\n"
     commands = list(commands_in(text))
-    assert [unknown_options(words) for words in commands] == [["--ronds"], ["--picture"]]
+    assert [unknown_options(words) for words in commands] == [["--ronds", "--lr_decay"], ["--picture"]]
     assert unknown_options(["federate", "submit", "x", "--rounds", "3", "--kit", "k"]) == []
     assert sum(len(list(commands_in(page.read_text()))) for page in PAGES) > 100

@@ -1,1 +1,1 @@
-"""All that touches MONAI's bundle machinery or its client API."""
+"""Everything that uses MONAI's bundles or its client interface."""

@@ -1,4 +1,7 @@
-"""The entry of a ``federate.json`` that an adopted bundle has: which ids of the stock bundle a federation builds."""
+"""Adopted bundles: the ids of a stock MONAI bundle that a federation builds, and the folders of the sites.
+
+An adopted bundle is a stock MONAI bundle to which ``medfl adopt`` added a ``federate.json``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from medfl.types import NO_SITES
 from medfl.utils.text import name_problem
 
 ADOPTED, OVERRIDES = "adopted", "overrides"
-"""Ids that a stock bundle has once it is adopted: what was recognised of it, and what options change of it."""
+"""Ids of an adopted bundle: the result of its adoption, and the options that its sites apply to the stock bundle."""
 
 OVERLAY_IDS = frozenset(
     {
@@ -49,16 +52,16 @@ OVERLAY_IDS = frozenset(
         "val_fraction",
     }
 )
-"""Ids at the top of an adopted bundle that are the run's own, whatever the stock bundle means by them."""
+"""Top-level ids of an adopted bundle that belong to the run, even if the stock bundle has ids of the same names."""
 
 
 @dataclass(frozen=True)
 class Used:
-    """The ids of a configuration that a federation builds.
+    """Ids of a stock configuration that a federation builds.
 
     Attributes:
-        ids: Ids that are built, with all that is below them.
-        replaced: Ids below those that a run puts something else in place of.
+        ids: Ids that a federation builds, with all of their parts.
+        replaced: Parts of these ids in whose place a run uses other objects.
     """
 
     ids: frozenset[str]
@@ -66,48 +69,60 @@ class Used:
 
     @classmethod
     def of(cls, adopted: Mapping[str, Any]) -> Used:
-        """Return what ``adopted`` of a ``federate.json`` says.
+        """Read the ids from the object ``adopted`` of a ``federate.json``.
+
+        Args:
+            adopted: Content of the object, with the keys ``used`` and ``replaced``.
 
         Raises:
-            SettingsError: If the bundle was adopted by an older version.
+            SettingsError: If an older version of medfl adopted the bundle.
         """
         if "used" not in adopted:
             raise SettingsError(
                 "outdated_adoption",
-                "the bundle was adopted by an older version: expected 'adopted#used' in its configs/federate.json, the "
-                "ids that a run builds. Adopt it again.",
+                "An older version of medfl adopted this bundle: expected 'adopted#used' in its configs/federate.json, "
+                "the ids that a run builds. Adopt it again.",
                 id="adopted#used",
             )
         return cls(frozenset(adopted["used"]), frozenset(adopted["replaced"]))
 
     def has_effect(self, id_: str) -> bool:
-        """True if another value of an id, or of a part of it, changes what a federation builds."""
+        """Return whether a new value of an id, or of a part of it, changes an object that a federation builds."""
         if is_replaced(id_, self.ids, self.replaced):
             return any(is_within(used, id_) for used in self.ids)
         return any(is_within(id_, used) or is_within(used, id_) for used in self.ids)
 
 
 def is_replaced(id_: str, built: Collection[str], replaced: Collection[str]) -> bool:
-    """True if the innermost of the given ids around an id is one that a run puts something else in place of."""
+    """Return whether a run replaces an id, which is the case if the innermost listed id around it is in `replaced`.
+
+    Args:
+        id_: Id to look up.
+        built: Ids that a run builds.
+        replaced: Ids in whose place a run uses other objects.
+    """
     inner = max((len(other) for other in replaced if is_within(id_, other)), default=-1)
     return inner > max((len(other) for other in built if is_within(id_, other)), default=-1)
 
 
 def is_within(id_: str, other: str) -> bool:
-    """True if an id is another one or lies below it."""
+    """Return whether an id is equal to another id or is a part of it."""
     return id_ == other or id_.startswith(f"{other}#")
 
 
 def site_folders(dataset_dir: Path) -> list[str]:
-    """Return the sites of an adopted bundle, sorted: all folders but hidden ones and those of `NO_SITES`.
+    """Return the names of the sites in a data folder, sorted: all folders except hidden ones and `NO_SITES`.
+
+    Args:
+        dataset_dir: Folder with one folder for each site.
 
     Raises:
-        DataError: If there is none, or a name will not do.
+        DataError: If there is no such folder or no site, or a name of a site is not valid.
     """
     if not dataset_dir.is_dir():
         raise DataError(
             "missing_folder",
-            f"expected a folder with one folder for each site, there is none at {dataset_dir}.",
+            f"Expected a folder with one folder for each site at {dataset_dir}, found none.",
             path=dataset_dir,
         )
     folders = [path.name for path in dataset_dir.iterdir() if path.is_dir() and not path.name.startswith(".")]
@@ -117,8 +132,8 @@ def site_folders(dataset_dir: Path) -> list[str]:
     if not names:
         raise DataError(
             "missing_site",
-            f"expected one folder for each site in {dataset_dir}, each with what the bundle reads; got none. `medfl "
-            "partition LIST` makes them of one list.",
+            f"Expected one folder for each site in {dataset_dir}, with the files that the bundle reads; found none. "
+            "`medfl partition LIST` makes such folders from a list of cases.",
             path=dataset_dir,
         )
     return names

@@ -1,4 +1,4 @@
-"""Fedavg at a site behind MONAI's own client interface, for any engine that drives ``monai.fl.client.ClientAlgo``."""
+"""FedAvg at one site behind MONAI's client interface ``monai.fl.client.ClientAlgo``, for other federated engines."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from monai.fl.client import ClientAlgo
 from monai.fl.utils.constants import ExtraItems, FlStatistics, ModelType, WeightType
 from monai.fl.utils.exchange_object import ExchangeObject
 
-from medfl.bundle.client_side import Side, open_side
-from medfl.bundle.watched import Watched, watched
+from medfl.bundle.abortable_dataset import AbortableDataset, make_abortable
+from medfl.bundle.opened_site import OpenedSite, open_site
 from medfl.contract import Request, State
 from medfl.data.datalists import SPLITS
 from medfl.engine.evaluation import score
@@ -27,44 +27,54 @@ from medfl.utils.wire import prefixed, select
 logger = logging.getLogger(__name__)
 
 ROUND = "medfl_round"
-"""Key of `train`'s ``extra``: the round, from 1. Without it rounds are counted from `MedflAlgo.initialize` on."""
+"""Key of ``extra`` in `MedflAlgo.train`: number of the round, from 1. By default the site counts rounds itself."""
 
 SPLIT = "medfl_split"
-"""Key of `evaluate`'s ``extra``: one of `medfl.data.datalists.SPLITS`; ``validation`` without it."""
+"""Key of ``extra`` in `MedflAlgo.evaluate`: one of `medfl.data.datalists.SPLITS`; by default ``validation``."""
 
 
 class CallError(MedflError):
-    """Calls of `MedflAlgo` came in an order that makes no sense; who drives it can mend that."""
+    """The engine called methods of `MedflAlgo` in a wrong order. The engine's author can correct that."""
 
 
 class MedflAlgo(ClientAlgo):
-    """Fedavg at one site, with the numbers of a run of medfl, under any engine that drives MONAI's `ClientAlgo`.
+    """FedAvg at one site for any engine that uses MONAI's `ClientAlgo`. It trains exactly as in a run of medfl.
 
-    A server that drives MONAI's own ``MonaiAlgo`` drives this one unchanged: it sends all weights of the model, as
-    tensors or NumPy arrays by state-dict name, and gets weight differences (or weights) and the statistics
-    ``num_executed_iterations`` (batches) and ``data_count`` (training images). Fedavg's mean weighs a site by its
-    ``data_count``; a server that weighs by iterations computes another mean where sites differ in size.
+    A server that works with MONAI's own ``MonaiAlgo`` works with this class without changes. The server sends all
+    weights of the model, as tensors or NumPy arrays by state-dict name. It receives weight differences (or weights)
+    and the statistics ``num_executed_iterations`` (batches) and ``data_count`` (training images). FedAvg weighs a site
+    by its ``data_count``. A server that weighs by iterations computes another mean if sites differ in size.
 
-    Unlike ``MonaiAlgo`` it trains with medfl's loop, streams and settings, takes only weights of exactly the names,
-    shapes and types of its model, all finite (a counter may come as a float), copies all that comes in and goes
-    out, and keeps nothing on disk. It reads the bundle that is named here and no other: an engine's ``APP_ROOT``,
-    ``LOGGING_FILE``, ``CLIENT_NAME`` and ``STATS_SENDER`` are ignored, as who may choose a configuration may run code.
+    Differences from ``MonaiAlgo``:
 
-    Limits: One method, fedavg. Updates pass medfl's filters (finite, ``norm_bound``); ``privacy`` and
-    ``compression`` are refused, for they need an account on disk and a receiver that can decode. Who takes part, the
-    mean, quorum and rounds are the engine's affair, so the settings about them do nothing. With ``norm_sync`` of
-    ``params`` or ``none`` only the shared tensors come and go; the site's own are lost when the process ends. A
-    restarted process counts rounds from 1 again unless the engine gives the round (`ROUND`). There is no
-    ``get_data_stats``. Training uses torch's global generator: one training at a time in a process.
+    - It trains with medfl's loop, random streams and settings.
+    - It accepts only finite weights with exactly the names, shapes and types of its model. A counter may be a float.
+    - It copies all tensors that it receives and returns, and writes nothing to disk.
+    - It reads only the bundle that is given here. It ignores an engine's ``APP_ROOT``, ``LOGGING_FILE``,
+      ``CLIENT_NAME`` and ``STATS_SENDER``, because a party that may choose a configuration may run code.
+
+    Limits:
+
+    - The only method is ``fedavg``.
+    - Updates pass medfl's filters (finite, ``norm_bound``). ``privacy`` and ``compression`` are refused, because they
+      need a privacy ledger on disk and a receiver that decodes.
+    - The engine decides the participants, the mean, the quorum and the number of rounds. Settings about these have no
+      effect.
+    - With ``norm_sync`` of ``params`` or ``none`` only the shared tensors are exchanged. The site's own tensors are
+      lost when the process ends.
+    - A restarted process counts rounds from 1 again unless the engine gives the round (`ROUND`).
+    - There is no ``get_data_stats``.
+    - Training uses torch's global random generator, so only one training at a time may run in a process.
 
     Args:
-        bundle_root: A bundle of medfl, with ``configs/train.json`` and ``configs/federate.json``; their expressions are
-            evaluated, so it must be one that was read and trusted.
-        dataset_dir: Folder with the site's folder, which has a ``datalist.json``.
-        site: Name of the site in the federation, and of its folder. Streams hang on it.
-        overrides: Id of the bundle's configuration to value, as on the command line: ``{"optimizer#lr": 0.1}``.
-        send_weight_diff: Send after minus before, as MONAI's own does by default; otherwise the weights.
-        **settings: More overrides, for ids that are plain names: ``epochs=1``, ``batch_size=16``, ``seed=3``.
+        bundle_root: Folder of a bundle of medfl, with ``configs/train.json`` and ``configs/federate.json``. Their
+            expressions are evaluated, so the bundle must have been reviewed and be trusted.
+        dataset_dir: Folder with the site's folder, which contains a ``datalist.json``.
+        site: Name of the site in the federation and of its folder. The random streams depend on it.
+        overrides: Maps ids of the bundle's configuration to values, for example ``{"optimizer#lr": 0.1}``.
+        send_weight_diff: Whether to send the weights after training minus those before, as ``MonaiAlgo`` does by
+            default. If False, send the weights after training.
+        **settings: More overrides, for ids without parts: ``epochs=1``, ``batch_size=16``, ``seed=3``.
     """
 
     def __init__(
@@ -79,39 +89,40 @@ class MedflAlgo(ClientAlgo):
         self.site, self.send_weight_diff = site, send_weight_diff
         self._root, self._data = Path(bundle_root).resolve(), Path(dataset_dir).resolve()
         self._overrides = dict(overrides or {}) | settings
-        self._side: Side | None = None
-        self._stop, self._progress = threading.Event(), Progress()
+        self._opened: OpenedSite | None = None
+        self._stop, self._progress = threading.Event(), ClientProgress()
 
     def initialize(self, extra: dict | None = None) -> None:
-        """Read the bundle and the site's data, set the process's threads, and begin before round 1, also a second time.
+        """Read the bundle and the site's data, set the process's number of threads, and reset the state to round 0.
 
         Args:
             extra: Ignored, see the class.
 
         Raises:
-            MedflError: If bundle, overrides or data are not as needed.
+            MedflError: If the bundle, an override or the data are not valid.
         """
         self.finalize()
-        self._side = open_side(self._root, self._data, self.site, self._overrides)
+        self._opened = open_site(self._root, self._data, self.site, self._overrides)
 
     def train(self, data: ExchangeObject, extra: dict | None = None) -> None:
-        """Train from the server's weights; `get_weights` then gives the result.
+        """Train for one round, starting from the server's weights. `get_weights` returns the result.
 
         Args:
-            data: ``weights`` is all that is read of it.
-            extra: `ROUND`, and ``ExtraItems.ABORT``: an object whose attribute ``triggered`` turns true to abort.
+            data: Exchange object with the server's ``weights``; its other content is ignored.
+            extra: Optional values: `ROUND`, and ``ExtraItems.ABORT``, an object whose attribute ``triggered`` becomes
+                true to abort the training.
 
         Raises:
-            CallError: Before `initialize`.
-            RefusedError: If the weights are not those of the model, or the update may not leave the site.
-            AbortedError: If it was aborted. The round is not over then, and the site's own tensors are as before.
+            CallError: If `initialize` was not called before.
+            RefusedError: If the weights do not fit the model, or the update may not leave the site.
+            AbortedError: If the training was aborted. The round does not count then, and the site's state is unchanged.
             DataError: If the site has no training images.
         """
-        side, progress = self._ready(), self._progress
-        images = self._watched(side.data.train, extra)
+        opened, progress = self._ready(), self._progress
+        images = self._abortable(opened.data.train, extra)
         progress.sent, progress.trained = None, True
-        received = side.receive(weights_of(data, self.site))
-        if not len(side.data.train):
+        received = opened.receive(read_weights(data, self.site))
+        if not len(opened.data.train):
             raise DataError(
                 "no_images",
                 f"Site '{self.site}' has no training images: expected at least one. It can only evaluate.",
@@ -119,46 +130,48 @@ class MedflAlgo(ClientAlgo):
                 split="training",
             )
         round_ = read_round(extra, progress.round + 1)
-        site = side.view(round_, copy.deepcopy(progress.state), images)
-        with pinned(side.settings.seed, self.site, round_, "global"):
-            reply = side.method.execute(site, Request(self.site, "fit", prefixed(received, MODEL)))
-        update, meta = side.filters.outgoing(
+        site = opened.view(round_, copy.deepcopy(progress.state), images)
+        with pinned(opened.settings.seed, self.site, round_, "global"):
+            reply = opened.method.execute(site, Request(self.site, "fit", prefixed(received, MODEL)))
+        update, meta = opened.filters.outgoing(
             reply.tensors,
             reply.meta,
             site=self.site,
             stream_factory=lambda payload: site.secret_rng("noise", payload),  # never called: privacy is refused
         )
         after = {name: reply.trained["personal"].tensors[name].clone() for name in received}
-        progress.sent = Sent(after, select(update, MODEL), images.batches, meta["size"])
+        progress.sent = TrainingResult(after, select(update, MODEL), images.batches, meta["size"])
         progress.state, progress.round = site.state, round_
 
     def get_weights(self, extra: dict | None = None) -> ExchangeObject:
-        """What the last training gave: weight differences, or weights; before the first one the initial weights.
+        """Return the weight differences or weights of the last training, or the initial weights before the first one.
 
         Args:
-            extra: ``ExtraItems.MODEL_TYPE`` as ``ModelType.FINAL_MODEL`` gives the weights after the last training,
-                whatever `send_weight_diff` is. There is no ``BEST_MODEL``: this site does not choose by score.
+            extra: Optional values: with ``ExtraItems.MODEL_TYPE`` of ``ModelType.FINAL_MODEL`` the method returns the
+                weights after the last training, independent of `send_weight_diff`. There is no ``BEST_MODEL``, because
+                the site does not select a model by its score.
 
         Returns:
-            Copies on the CPU; the statistics are plain integers.
+            Exchange object with copies of the weights on the CPU. Its statistics are ``num_executed_iterations`` and
+            ``data_count``, plain integers.
 
         Raises:
-            CallError: Before `initialize`; after a training that failed or was aborted; or if there was none yet and
-                differences or the final model are asked for.
-            RefusedError: If another model is asked for.
+            CallError: If `initialize` was not called before, or the last training failed or was aborted, or the engine
+                wants differences or the final model before the first training.
+            RefusedError: If the engine wants another model.
         """
-        side, progress = self._ready(), self._progress
-        final = wants_final_model(extra, self.site)
+        opened, progress = self._ready(), self._progress
+        final = is_final_model_wanted(extra, self.site)
         if progress.sent is None and (progress.trained or final or self.send_weight_diff):
             why = "its last training failed or was aborted" if progress.trained else "it has not trained yet"
             raise CallError(
                 "no_weights_to_send",
-                f"Site '{self.site}' has no weights to send: {why}. Call train first; initial weights are given before "
-                "that with send_weight_diff=False.",
+                f"Site '{self.site}' has no weights to send: {why}. Call train first; with send_weight_diff=False the "
+                "site returns its initial weights before that.",
                 site=self.site,
                 trained=progress.trained,
             )
-        sent = progress.sent or Sent(side.start, {}, 0, len(side.data.train))
+        sent = progress.sent or TrainingResult(opened.start, {}, 0, len(opened.data.train))
         differences = self.send_weight_diff and not final
         weights = sent.update if differences else sent.after
         return ExchangeObject(
@@ -168,61 +181,70 @@ class MedflAlgo(ClientAlgo):
         )
 
     def evaluate(self, data: ExchangeObject, extra: dict | None = None) -> ExchangeObject:
-        """Score the server's weights (with the site's own tensors, if it has any) on a split of the site.
+        """Score the server's weights, with the site's own tensors if it has any, on a split of the site's data.
 
         Args:
-            data: ``weights`` is all that is read of it.
-            extra: `SPLIT`, and ``ExtraItems.ABORT`` as in `train`.
+            data: Exchange object with the server's ``weights``; its other content is ignored.
+            extra: Optional values: `SPLIT`, and ``ExtraItems.ABORT`` as in `train`.
 
         Returns:
-            ``metrics``: the task's metrics by name; empty where the split is, nan where a metric is undefined.
+            Exchange object whose ``metrics`` maps each of the task's metrics to its value. It is empty if the split
+            has no images. A value is nan if the metric is undefined.
 
         Raises:
-            CallError: Before `initialize`.
-            RefusedError: If the weights are not those of the model.
-            SettingsError: If the split is unknown.
-            AbortedError: If it was aborted.
+            CallError: If `initialize` was not called before.
+            RefusedError: If the weights do not fit the model.
+            SettingsError: If there is no such split.
+            AbortedError: If the evaluation was aborted.
         """
-        side = self._ready()
+        opened = self._ready()
         split = str((extra or {}).get(SPLIT, "validation"))
         check_choice("split", split, SPLITS)
-        parts = dict(zip(SPLITS, (side.data.train, side.data.val, side.data.test), strict=True))
-        images = self._watched(parts[split], extra)
-        received = side.receive(weights_of(data, self.site))
-        site = side.view(self._progress.round, self._progress.state, side.data.train)
+        parts = dict(zip(SPLITS, (opened.data.train, opened.data.val, opened.data.test), strict=True))
+        images = self._abortable(parts[split], extra)
+        received = opened.receive(read_weights(data, self.site))
+        site = opened.view(self._progress.round, self._progress.state, opened.data.train)
         site.published = prefixed(received, MODEL)
-        (model,) = side.method.models(site).values()
-        predictor = side.method.predictor(side.task, [model])
-        return ExchangeObject(metrics=score(predictor, images, side.task, side.settings))
+        (model,) = opened.method.models(site).values()
+        predictor = opened.method.predictor(opened.task, [model])
+        return ExchangeObject(metrics=score(predictor, images, opened.task, opened.settings))
 
     def abort(self, extra: object = None) -> None:
-        """Stop a training or evaluation that another thread is in, before its next batch; else do nothing."""
-        logger.info("Site '%s' was told to abort.", self.site)
+        """Stop a training or evaluation in another thread before its next batch. Without one, do nothing."""
+        logger.info("Site '%s' received a request to abort.", self.site)
         self._stop.set()
 
     def finalize(self, extra: object = None) -> None:
-        """Let go of model and data; `initialize` begins anew."""
-        self._side, self._progress = None, Progress()
+        """Release the model and the data. Call `initialize` to start again."""
+        self._opened, self._progress = None, ClientProgress()
 
-    def _ready(self) -> Side:
-        if self._side is None:
+    def _ready(self) -> OpenedSite:
+        """Return the opened site, or raise if `initialize` was not called."""
+        if self._opened is None:
             raise CallError(
                 "not_initialized",
-                f"Site '{self.site}' is not ready: expected a call of initialize first, and none of finalize.",
+                f"Site '{self.site}' is not ready: expected a call of initialize, and no call of finalize after it.",
                 site=self.site,
             )
-        return self._side
+        return self._opened
 
-    def _watched(self, images: Dataset, extra: Mapping[str, Any] | None) -> Watched:
-        """The images of the call that begins now; an abort that came before it is over."""
+    def _abortable(self, images: Dataset, extra: Mapping[str, Any] | None) -> AbortableDataset:
+        """Return the images for the call that begins now, which an abort stops. An earlier abort no longer counts."""
         self._stop = stop = threading.Event()
         signal = (extra or {}).get(ExtraItems.ABORT)
-        return watched(images, lambda: stop.is_set() or bool(getattr(signal, "triggered", False)), self.site)
+        return make_abortable(images, lambda: stop.is_set() or bool(getattr(signal, "triggered", False)), self.site)
 
 
 @dataclasses.dataclass(frozen=True)
-class Sent:
-    """What a training gave: the shared tensors after it, their update, batches taken, and training images."""
+class TrainingResult:
+    """Result of a training.
+
+    Attributes:
+        after: Shared tensors after the training.
+        update: Shared tensors after the training minus those before, filtered.
+        batches: Number of batches.
+        images: Number of the site's training images.
+    """
 
     after: Tensors
     update: Tensors
@@ -231,20 +253,31 @@ class Sent:
 
 
 @dataclasses.dataclass
-class Progress:
-    """How far a site is: rounds trained, its own tensors, what it would send, and whether it ever began to train."""
+class ClientProgress:
+    """ClientProgress of a site.
+
+    Attributes:
+        round: Number of the last finished round, 0 before the first.
+        state: The site's own tensors and values, which last between rounds.
+        sent: Result of the last training, or None if there is none or it failed.
+        trained: Whether a training has begun since `MedflAlgo.initialize`.
+    """
 
     round: int = 0
     state: State = dataclasses.field(default_factory=State)
-    sent: Sent | None = None
+    sent: TrainingResult | None = None
     trained: bool = False
 
 
-def weights_of(data: object, site: str) -> object:
-    """The weights of an exchange object.
+def read_weights(data: object, site: str) -> object:
+    """Return the weights in an exchange object from the server.
+
+    Args:
+        data: Object that the engine passed.
+        site: Name of the site, for the message.
 
     Raises:
-        RefusedError: If it is none, or says that it holds differences.
+        RefusedError: If the object is not an exchange object, or contains weight differences.
     """
     if not isinstance(data, ExchangeObject):
         raise RefusedError(
@@ -266,16 +299,20 @@ def weights_of(data: object, site: str) -> object:
 
 
 def read_round(extra: Mapping[str, Any] | None, following: int) -> int:
-    """The round that the engine names, or the one that follows.
+    """Return the number of the round that the engine gives, or `following` if it gives none.
+
+    Args:
+        extra: Values from the engine.
+        following: Number of the next round.
 
     Raises:
-        SettingsError: If it is no whole number of at least 1.
+        SettingsError: If the number is not a whole number >= 1.
     """
     number = (extra or {}).get(ROUND, following)
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise SettingsError(
             "setting_out_of_range",
-            f"expected extra['{ROUND}'] to be a round, a whole number from 1 on, got {number!r}.",
+            f"Expected extra['{ROUND}'] to be the number of a round, a whole number >= 1; got {number!r}.",
             setting=ROUND,
             minimum=1,
             found=repr(number),
@@ -283,18 +320,22 @@ def read_round(extra: Mapping[str, Any] | None, following: int) -> int:
     return number
 
 
-def wants_final_model(extra: Mapping[str, Any] | None, site: str) -> bool:
-    """Whether the engine asks for the model after the last training.
+def is_final_model_wanted(extra: Mapping[str, Any] | None, site: str) -> bool:
+    """Return whether the engine wants the model after the last training.
+
+    Args:
+        extra: Values from the engine.
+        site: Name of the site, for the message.
 
     Raises:
-        RefusedError: If it asks for another model.
+        RefusedError: If the engine wants another model.
     """
     wanted = (extra or {}).get(ExtraItems.MODEL_TYPE)
     if wanted not in (None, ModelType.FINAL_MODEL):
         raise RefusedError(
             "unknown_model",
-            f"Site '{site}' has no model '{wanted}': expected '{ModelType.FINAL_MODEL}', the one after its last "
-            "training. It keeps no best one, for it does not choose by score; the server can, by validation scores.",
+            f"Site '{site}' has no model '{wanted}': expected '{ModelType.FINAL_MODEL}', the model after its last "
+            "training. The site does not select a best model by its score; the server can, by validation scores.",
             site=site,
             expected=str(ModelType.FINAL_MODEL),
             found=str(wanted),

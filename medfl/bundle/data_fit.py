@@ -1,9 +1,10 @@
-"""Whether data are of the kind that a bundle learns from, looked at before anything is built."""
+"""Check before a run that the data are of the kind that the bundle learns from."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 from medfl.data.arrays import open_array
 from medfl.data.datalists import FILE, Datalist, parse_datalist, read_bytes
@@ -11,23 +12,43 @@ from medfl.data.sites import image_shape, site_names
 from medfl.engine.runs.provenance import bundle_values
 from medfl.errors import DataError
 
-GOALS = {"Multiclass": "classes", "Binary": "classes", "Segmentation": "masks"}
-"""Class of `medfl.objectives` in a bundle's ``train.json`` to what is learned; a bundle with another takes any."""
+TARGETS_BY_OBJECTIVE = {"Multiclass": "classes", "Binary": "classes", "Segmentation": "masks"}
+"""Maps the objective's class in a bundle's ``train.json`` to the kind of target. Other objectives accept any kind."""
+
+
+class DataKind(NamedTuple):
+    """Kind of the data that a bundle takes, or that a data list describes.
+
+    Attributes:
+        inputs: ``images`` or ``rows of a table``; "" if unknown.
+        targets: ``classes``, ``masks`` or the name of an objective; "" if unknown.
+    """
+
+    inputs: str
+    targets: str
+
+    def fits(self, wanted: DataKind) -> bool:
+        """Return whether data of this kind fit a bundle. An unknown entry of `wanted` fits any data."""
+        return wanted.inputs in ("", self.inputs) and wanted.targets in ("", self.targets)
+
+    def __str__(self) -> str:
+        return f"{self.inputs or 'cases'} with {self.targets}" if self.targets else self.inputs
 
 
 def check_fit(bundle: Path, dataset_dir: Path, shipped: dict[str, Path]) -> None:
-    """Refuse images where a bundle takes the rows of a table, masks where it learns classes, and the other way round.
+    """Raise if the data are images and the bundle takes rows of a table, or targets are masks instead of classes.
 
-    Whether images are 2-D or volumes is not looked at: networks follow the data. A bundle that tells neither passes,
-    and so does an adopted one: what builds it says more.
+    The reverse cases raise, too. The function does not compare the number of dimensions, because networks adapt to the
+    data. It accepts any data for a bundle whose configuration does not show the kind, and for an adopted bundle, which
+    reads its own files.
 
     Args:
-        bundle: Its folder.
-        dataset_dir: Holds one folder for each site.
-        shipped: Name to folder of the bundles that come with medfl, to name those that would do.
+        bundle: Folder of the bundle.
+        dataset_dir: Folder with one folder for each site.
+        shipped: Maps the name of each bundle that comes with medfl to its folder. The message names fitting ones.
 
     Raises:
-        DataError: If the folder holds no site with a list; or if the data are of another kind.
+        DataError: If no site has a data list, or the data are of another kind.
     """
     if "adopted" in bundle_values(bundle):  # a stock bundle, which reads its own files
         return
@@ -36,43 +57,36 @@ def check_fit(bundle: Path, dataset_dir: Path, shipped: dict[str, Path]) -> None
     try:
         table = len(image_shape(open_array(folder / datalist.image_array).shape)) == 1
     except DataError:
-        return  # the run says what is wrong with it
-    kind = ("rows of a table" if table else "images", _learned(datalist))
+        return  # the run reports the problem
+    kind = DataKind("rows of a table" if table else "images", _target_kind(datalist))
     wanted = bundle_kind(bundle)
-    if not _fits(kind, wanted):
-        fitting = [name for name, root in shipped.items() if _fits(kind, bundle_kind(root))]
+    if not kind.fits(wanted):
+        fitting = [name for name, root in shipped.items() if kind.fits(bundle_kind(root))]
         raise DataError(
             "data_not_supported",
-            f"expected {_words(wanted)} for the bundle '{bundle.name}', got {_words(kind)} in {dataset_dir}. Bundles "
+            f"Expected {wanted} for the bundle '{bundle.name}', got {kind} in {dataset_dir}. Bundles "
             f"for these: {', '.join(fitting) or 'none that comes with medfl'}.",
             bundle=bundle.name,
             path=dataset_dir,
-            expected=_words(wanted),
-            found=_words(kind),
+            expected=str(wanted),
+            found=str(kind),
         )
 
 
-def bundle_kind(bundle: Path) -> tuple[str, str]:
-    """What a bundle takes and what it learns, by its configuration; empty where that does not tell."""
+def bundle_kind(bundle: Path) -> DataKind:
+    """Return the kind of data that a bundle takes, as far as its configuration shows it."""
     try:
         metadata = json.loads((bundle / "configs" / "metadata.json").read_text(encoding="utf-8"))
         train = json.loads((bundle / "configs" / "train.json").read_text(encoding="utf-8"))
         sort = metadata["network_data_format"]["inputs"]["image"]["type"]
         target = str(train["objective"]["_target_"])
     except (OSError, ValueError, KeyError, TypeError):
-        return "", ""
-    return {"image": "images", "vector": "rows of a table"}.get(sort, ""), GOALS.get(target.rpartition(".")[2], "")
+        return DataKind("", "")
+    inputs = {"image": "images", "vector": "rows of a table"}.get(sort, "")
+    return DataKind(inputs, TARGETS_BY_OBJECTIVE.get(target.rpartition(".")[2], ""))
 
 
-def _learned(datalist: Datalist) -> str:
+def _target_kind(datalist: Datalist) -> str:
+    """Return the kind of target of a data list."""
     goal = datalist.goal
     return "classes" if goal.has_class_labels else "masks" if goal.in_space else goal.name
-
-
-def _fits(kind: tuple[str, str], wanted: tuple[str, str]) -> bool:
-    return all(want in ("", have) for have, want in zip(kind, wanted, strict=True))
-
-
-def _words(kind: tuple[str, str]) -> str:
-    cases, learned = kind
-    return f"{cases or 'cases'} with {learned}" if learned else cases

@@ -1,4 +1,4 @@
-"""medfl's metrics for MONAI's evaluators, so that a bundle's own evaluation gives the numbers of a federation."""
+"""medfl's metrics for MONAI's evaluators, so that a bundle's own evaluation gives the same scores as a federation."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ from medfl.objectives import Objective
 
 
 def epoch_metrics(names: Sequence[str], objective: Objective) -> dict[str, EpochMetric]:
-    """One metric over all images of an epoch for each name, in the order given.
+    """Return a metric over all cases of an epoch for each name, in the order of `names`.
 
     Args:
-        names: Of metrics in `medfl.metrics`.
-        objective: What is learned.
+        names: Names of metrics in `medfl.metrics`.
+        objective: Objective of the task.
 
     Raises:
-        SettingsError: If a name is unknown.
+        SettingsError: If the objective has no metric of a name.
     """
     objective.check_metrics(names)
     return {name: _epoch_metric(name, objective) for name in names}
 
 
 def _epoch_metric(name: str, objective: Objective) -> EpochMetric:
+    """Return one metric. It keeps only the values that the score needs, which are small even if outputs are masks."""
     read = from_engine(["pred", "label"])
 
-    def judged(output: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        outputs, targets = read(output)  # what is judged is small, even where outputs are masks
+    def score_inputs(output: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        outputs, targets = read(output)
         return objective.judged(outputs.float(), targets, [name]), objective.kept(targets)
 
     def compute(rows: torch.Tensor, targets: torch.Tensor) -> float:
-        rows = rows.unsqueeze(1) if rows.dim() == 1 else rows  # ignite drops an axis of one channel
+        rows = rows.unsqueeze(1) if rows.dim() == 1 else rows  # ignite drops an axis of length 1
         if targets.dim() == 1 and not objective.has_class_labels:
             targets = targets.unsqueeze(1)
         return objective.score(name, rows, targets)
 
-    return EpochMetric(compute, output_transform=judged, check_compute_fn=False)
+    return EpochMetric(compute, output_transform=score_inputs, check_compute_fn=False)

@@ -1,4 +1,4 @@
-"""Models of exported bundles, with their weights."""
+"""Load the model of an exported bundle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from medfl.engine.runs.site_bundles import WEIGHTS
 from medfl.errors import StoreError
 
 CONFIG = Path("configs") / "train.json"
-"""Configuration of a bundle that defines its network."""
+"""Relative path of the configuration that defines a bundle's network."""
 
 
 def load_exported(bundle: Path) -> nn.Module:
@@ -22,7 +22,7 @@ def load_exported(bundle: Path) -> nn.Module:
         bundle: Folder of the bundle, such as ``sites/site-01`` of a run folder.
 
     Raises:
-        StoreError: If there is no bundle with a network and weights, or they don't fit each other.
+        StoreError: If there is no bundle with a network and weights, or the weights don't fit the network.
     """
     if not (bundle / WEIGHTS).is_file() or not (bundle / CONFIG).is_file():
         raise StoreError(
@@ -37,14 +37,14 @@ def load_exported(bundle: Path) -> nn.Module:
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise StoreError(
             "unreadable_bundle",
-            f"Could not load the model of the bundle '{bundle}': {error}. Put the bundle back, or run again.",
+            f"Could not load the model of the bundle '{bundle}': {error}. Restore the bundle, or repeat the run.",
             path=bundle,
         ) from None
     return network
 
 
 def build_network(bundle: Path) -> nn.Module:
-    """Return a new network as a bundle builds it; its weights are not loaded."""
+    """Build and return the network of a bundle without loading its weights."""
     parser = ConfigParser()
     parser.read_config(str(bundle / CONFIG))
     parser.update(pairs={"bundle_root": str(bundle)})

@@ -1,4 +1,4 @@
-"""A federation as a bundle's ``federate.json`` builds it: data in, a run folder with bundles out."""
+"""The run object of a bundle's ``federate.json``: read data and settings, run the federation, write the run folder."""
 
 from __future__ import annotations
 
@@ -41,43 +41,43 @@ from medfl.utils.imports import refuse_other_distribution
 logger = logging.getLogger(__name__)
 
 LOCAL = "local"
-"""Name of the backend that runs a federation on this machine; plugins have further ones."""
+"""Name of the backend that runs a federation on this machine. Plugins have further backends."""
 
 
 class FederatedRun:
-    """A federation as a bundle's ``federate.json`` describes it.
+    """A federated run as a bundle's ``federate.json`` describes it.
 
     Args:
-        task: The bundle's task.
-        bundle_root: The bundle.
-        dataset_dir: Folder with one folder per site, each with a ``datalist.json``.
-        output_dir: The run folder.
+        task: Task of the bundle.
+        bundle_root: Folder of the bundle.
+        dataset_dir: Folder with one folder for each site, each with a ``datalist.json``.
+        output_dir: Run folder.
         method: Name of the method.
-        method_args: The method's settings.
-        sites: Names of the sites to use; None means all in `dataset_dir`.
-        mean: Per-channel mean of the images after scaling to [0, 1].
-        std: Per-channel standard deviation.
-        plugins: Plugin files to load.
-        disabled_plugins: Plugins to switch off, by name.
+        method_args: Settings of the method.
+        sites: Names of the sites that take part; None takes all in `dataset_dir`.
+        mean: Mean of each channel of the images after scaling to [0, 1].
+        std: Standard deviation of each channel after this scaling.
+        plugins: Paths of plugin files to load.
+        disabled_plugins: Names of plugins not to load.
         network_assignment: Rule that decides which network each site trains: its ``name``, and its options
-            (`medfl.engine.runs.network_assignment`). None leaves that to the setting `networks_by_site`, which takes
+            (`medfl.engine.runs.network_assignment`). With None only the setting `networks_by_site` decides, which takes
             precedence in any case.
-        public: Folder with public data, for methods that need them: the server trains on its training images, and its
-            test images score the server's model. It may be prepared data elsewhere; a relative path begins at
-            `dataset_dir`. None means the folder `medfl.types.PUBLIC` there, if there is one.
-        label_map: Name of each class of the public data to the name of the sites' class that it is, or to None to
-            leave its images out; None goes by equal names.
-        allow_leaks: Violations of the splits that are allowed: ``subjects``, ``pixels``; the report names them.
-        allow_changes: Files that may have changed since ``medfl partition``, by their names in ``partition.json``; the
-            report names them.
-        given_by: Who gave the settings that differ from the bundle's, for the record.
-        tracked_config: Where MONAI wrote the executed configuration, if its ``--tracking`` is on.
-        site_values: Values of the run that go into the configurations of the bundles that sites take home.
-        source: Reads the sites' folders; None reads lists over arrays, normalised by `mean` and `std`.
-        carrier: ``local``; to any other backend `medfl.workflow.FederatedWorkflow` submits the run, and nothing of this
-            class runs here.
-        settings: Name to value, for all that is not a default of `medfl.settings.Settings` and
-            `medfl.settings.Execution`.
+        public: Folder with public data, for methods that need them. The server trains on the training images; the test
+            images score the server's model. A relative path starts at `dataset_dir`. None takes the folder
+            `medfl.types.PUBLIC` there, if it exists.
+        label_map: Maps the name of each class of the public data to the name of a class of the sites, or to None to
+            leave its images out. None maps classes of equal names.
+        allow_leaks: Kinds of leaks between splits to allow: ``subjects``, ``pixels``. The report names them.
+        allow_changes: Names in ``partition.json`` of files that may have changed since ``medfl partition``. The report
+            names them.
+        given_by: Origin of the settings that differ from the bundle's, for the record in ``run.json``.
+        tracked_config: Path of the configuration that MONAI wrote, if its ``--tracking`` is on.
+        site_values: Values of the run to write into the configurations of the exported bundles.
+        source: Reader of the sites' folders. None reads data lists and arrays, normalised by `mean` and `std`.
+        carrier: Name of the backend. This class runs ``local`` only; `medfl.workflow.FederatedWorkflow` submits the run
+            to any other backend.
+        settings: Maps the names of settings that differ from the defaults of `medfl.settings.Settings` and
+            `medfl.settings.Execution` to their values.
 
     Attributes:
         on_round: Function that is called after each round with its number and rows of metrics; None by default.
@@ -112,7 +112,7 @@ class FederatedRun:
         if not isinstance(method_args, Mapping | None):
             raise SettingsError(
                 "wrong_setting_type",
-                "expected the method's settings as --method_args#NAME value, or as --method_args \"{'NAME': value}\"; "
+                "Expected the method's settings as --method-args.NAME value, or as --method-args \"{'NAME': value}\"; "
                 f"got {method_args!r}.",
                 setting="method_args",
                 found=repr(method_args),
@@ -120,7 +120,7 @@ class FederatedRun:
         if isinstance(sites, str):
             raise SettingsError(
                 "wrong_setting_type",
-                f"expected a list of sites, as --sites \"['{sites}']\"; got {sites!r}.",
+                f"Expected a list of sites, as --sites \"['{sites}']\"; got {sites!r}.",
                 setting="sites",
                 found=sites,
             )
@@ -142,11 +142,11 @@ class FederatedRun:
         self.settings = values
 
     def run(self) -> None:
-        """Run, write the summary and a bundle per site, and print the scores.
+        """Run the federation, write the summary and a bundle for each site, and print the scores.
 
         Raises:
-            MedflError: If settings, data, method or run folder are not as needed. On MONAI's command line the process
-                ends with the message alone (`medfl.engine.runs.console.ends_monai_command`).
+            MedflError: If settings, data, method or run folder are not valid. Under MONAI's own command the process
+                exits with the message instead (`medfl.engine.runs.console.ends_monai_command`).
         """
         if self.shows_progress:
             show_log()
@@ -157,10 +157,13 @@ class FederatedRun:
                 show_scores(result.summary, self.task.metrics, self.output_dir)
 
     def simulate(self) -> Result:
-        """Run the federation and write its bundles; plugins write the report.
+        """Run the federation, write its bundles, and let plugins observe it, for example to write the report.
+
+        Returns:
+            Result of the run.
 
         Raises:
-            MedflError: If settings, data, method or run folder are not as needed.
+            MedflError: If settings, data, method or run folder are not valid.
         """
         refuse_other_distribution()
         registry = load_plugins(files=self.plugins, disabled=self.disabled)
@@ -184,12 +187,12 @@ class FederatedRun:
         return result
 
     def _prepare(self, registry: Registry) -> SimulatedRun:
-        """Everything checked and loaded, nothing written."""
+        """Check all settings, load the data, and return the run. It writes nothing."""
         if self.backend != LOCAL:
             check_choice("backend", self.backend, (LOCAL, *registry.backends))
             raise SettingsError(
                 "unsupported_carrier",
-                f"carrier '{self.backend}' submits the run to other machines, which takes medfl's own workflow: add "
+                f"The backend '{self.backend}' submits the run to other machines and needs medfl's own workflow: add "
                 "--workflow_name medfl.workflow.FederatedWorkflow, or use `medfl federate submit`.",
                 backend=self.backend,
             )
@@ -200,17 +203,17 @@ class FederatedRun:
         if policy_of(settings).is_private and not execution.open_test and self.source.weights is not None:
             raise SettingsError(
                 "incompatible_settings",
-                "Without its test cases an adopted bundle's site has another fingerprint, under which no other run "
-                "would find what this one releases: leave out 'privacy', or 'open_test'.",
+                "Without its test cases, a site of an adopted bundle has another fingerprint, under which other runs "
+                "would not find this run's entries in the privacy ledger: leave out 'privacy', or 'open_test'.",
                 settings=["open_test", "privacy"],
             )
         device = pick_device(execution.device, execution.workers)
         bundle = bundle_values(self.bundle_root)
         warn_of_handlers(bundle)
         data = self.source.cohort(self.dataset_dir, execution, self.sites, self.public, self.label_map)
-        if execution.workers > (most := max(len(data.sites), 2)):  # nobody has work for more
+        if execution.workers > (most := max(len(data.sites), 2)):  # more would have nothing to do
             logger.warning(
-                "%d workers were asked for; %d start, for %d sites.", execution.workers, most, len(data.sites)
+                "%d workers were requested; %d start, for %d sites.", execution.workers, most, len(data.sites)
             )
             execution = execution.model_copy(update={"workers": most})
         changes = check_unchanged(self.dataset_dir, data.parts, self.allow_changes, every_site=self.sites is None)
@@ -232,7 +235,7 @@ class FederatedRun:
         origin = DataOrigin(
             name=data.first.source,
             sites=data.digests(),
-            folder=os.path.relpath(self.dataset_dir, self.output_dir),  # for pictures of the data in the report
+            folder=os.path.relpath(self.dataset_dir, self.output_dir),  # so that the report can show images of the data
             allowed_leaks=tuple(self.allow_leaks),
             allowed_changes=tuple(changes),
             label_map=dict(data.label_map),
@@ -281,12 +284,13 @@ class FederatedRun:
             provenance=provenance,
             simulation=Simulation(attackers=read_attackers(settings.adversaries, registry)),
             callbacks=Callbacks(
-                on_start=lambda: self._report_start(registry, provenance),
+                on_start=lambda: self._notify_start(registry, provenance),
                 export=partial(export, site_export=site_export),
                 frees_space=True,
             ),
         )
 
-    def _report_start(self, registry: Registry, provenance: Provenance) -> None:
+    def _notify_start(self, registry: Registry, provenance: Provenance) -> None:
+        """Notify plugins that the run starts."""
         values = {name: setting.value for name, setting in provenance.settings.items()}
         registry.notify("medfl_run_started", run_folder=str(self.output_dir), settings=values, tracking=self.tracking)

@@ -1,4 +1,4 @@
-"""The federation that a bundle describes, read from its files without running it."""
+"""Read the federation that a bundle describes from its files, without running it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ T = TypeVar("T")
 
 
 def with_own_errors(build: Callable[[], T]) -> T:
-    """What a call gives; an error of medfl's within MONAI's own about a component comes out as it is.
+    """Return the result of a call. If MONAI wraps an error of medfl in its own error, raise the error of medfl.
+
+    Args:
+        build: Call that lets MONAI build components.
 
     Raises:
         MedflError: If a component raised it.
@@ -34,14 +37,14 @@ def with_own_errors(build: Callable[[], T]) -> T:
 
 
 def read_federation(root: Path, values: Meta) -> FederatedRun:
-    """The federation that a bundle describes, with other values for some of its ids.
+    """Build and return the federation that a bundle describes, with other values for some of its ids.
 
     Args:
-        root: The bundle. Its ``$`` expressions are evaluated, so it must be one that you trust.
-        values: Id or setting to value; ``optimizer#lr`` names a part.
+        root: Folder of the bundle. Its ``$`` expressions are evaluated, so the bundle must be trusted.
+        values: Maps ids or settings to values; ``optimizer#lr`` names a part of an id.
 
     Raises:
-        SettingsError: If it is no bundle that medfl can run, or an id means nothing to it.
+        SettingsError: If medfl can't run the bundle, or the bundle has no such id or setting.
     """
     files = run_files(root)
     drop_missing_codec()
@@ -53,7 +56,7 @@ def read_federation(root: Path, values: Meta) -> FederatedRun:
     if not isinstance(run, FederatedRun):
         raise SettingsError(
             "wrong_type",
-            f"expected the id 'federation' of '{files[1]}' to be a medfl.bundle.federated_run.FederatedRun, got "
+            f"Expected the id 'federation' of '{files[1]}' to be a medfl.bundle.federated_run.FederatedRun, got "
             f"{type(run).__name__}.",
             path=files[1],
             id="federation",

@@ -1,4 +1,4 @@
-"""Bundles on disk: the shipped ones, those that users name, and the hash of their configurations and code."""
+"""Find bundles on disk, and compute the hash of a bundle's configurations and code."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ from pathlib import Path
 
 from medfl.errors import SettingsError, did_you_mean
 
+LIST_BUNDLES = "medfl list bundles"
+"""Command that lists the bundles that come with medfl, for messages."""
+
 
 def shipped() -> dict[str, Path]:
-    """Name to folder of the bundles that come with medfl, by name."""
+    """Return the folder of each bundle that comes with medfl, by name."""
     folder = Path(str(files("medfl") / "bundles")).resolve()
     return {path.name: path for path in sorted(folder.iterdir()) if (path / "configs" / "metadata.json").is_file()}
 
 
 def find_bundle(name_or_path: str) -> Path:
-    """The folder of a bundle.
+    """Return the folder of a bundle.
 
     Args:
-        name_or_path: A folder that exists, or the name of a bundle that comes with medfl; a folder wins.
+        name_or_path: A folder that exists, or the name of a bundle that comes with medfl. A folder takes precedence.
 
     Raises:
-        SettingsError: If it is neither.
+        SettingsError: If there is neither such a folder nor such a bundle.
     """
     if Path(name_or_path).is_dir():
         return Path(name_or_path)
@@ -31,19 +34,23 @@ def find_bundle(name_or_path: str) -> Path:
         raise SettingsError(
             "unknown_bundle",
             f"There is no folder '{name_or_path}', and no bundle of that name comes with medfl. "
-            f"{did_you_mean(name_or_path, bundles)}",
+            f"{did_you_mean(name_or_path, bundles, LIST_BUNDLES)}",
             name=name_or_path,
         )
     return bundles[name_or_path]
 
 
 def bundle_hash(root: Path) -> str:
-    """SHA-256 over names and bytes of a bundle's configurations and its Python code; 64 hexadecimal digits.
+    """Return the SHA-256 of the names and bytes of a bundle's configurations and Python files, 64 hexadecimal digits.
 
-    A file that was changed, renamed, added or removed changes it; subfolders of ``configs`` do not count.
+    The hash changes if such a file is changed, renamed, added or removed. Files in subfolders of ``configs`` do not
+    count as configurations.
+
+    Args:
+        root: Folder of the bundle.
 
     Raises:
-        SettingsError: If there is no such file, or one can't be read.
+        SettingsError: If the bundle has no configuration, or a file can't be read.
     """
     configs = [path for path in (root / "configs").glob("*") if path.suffix in (".json", ".yaml", ".yml")]
     files = {path.name: path for path in sorted(configs, key=lambda path: path.name)}

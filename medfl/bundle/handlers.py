@@ -1,4 +1,4 @@
-"""What a federation makes of parts of a configuration that are for stock MONAI: handlers of a trainer, and tracking."""
+"""Parts of a bundle's configuration that only MONAI's own training uses: its handlers, and its experiment tracking."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from medfl.types import Meta
 logger = logging.getLogger(__name__)
 
 STOCK_HANDLERS = frozenset({"ValidationHandler", "StatsHandler", "CheckpointSaver", "MLFlowHandler"})
-"""Handlers of a bundle's trainer whose work a federation does in its own way."""
+"""Names of MONAI's handlers for which a federation has a replacement, so that no warning is needed."""
 
 
 TRACKED = ("tracking_uri", "experiment_name", "run_name")
-"""What MONAI's ``--tracking`` is told."""
+"""Ids in which MONAI stores the settings of its ``--tracking``."""
 
 
 def warn_of_handlers(bundle: Meta) -> None:
-    """A federation does not run the bundle's trainer; name what the author may have expected to run with it."""
+    """Log a warning that names the handlers of a bundle's trainer that a federation does not run.
+
+    Args:
+        bundle: Content of the bundle's configuration by id.
+    """
     parts = [bundle.get(part, {}).get("handlers") or [] for part in ("train", "validate")]
     targets = {str(handler.get("_target_", "")) for handlers in parts for handler in handlers}
     custom = sorted(target for target in targets if target.rpartition(".")[2] not in STOCK_HANDLERS)
@@ -32,15 +36,16 @@ def warn_of_handlers(bundle: Meta) -> None:
 
 
 def read_tracking(tracked_config: str | bool | None, output_dir: Path) -> Meta:
-    """What MONAI's ``--tracking`` was told, from the configuration that it then writes beside the run.
+    """Return the settings of MONAI's ``--tracking``, read from the configuration that MONAI writes to the run folder.
 
     Args:
-        tracked_config: The configuration's id ``save_execute_config``: text only if tracking is on. It ends with the
-            name of the file, but is no path where the output folder was given as an option (MONAI joins the texts).
-        output_dir: The run folder, where MONAI writes it.
+        tracked_config: Value of the id ``save_execute_config``, which is text only if tracking is on. The text ends
+            with the name of the file. It is not a valid path if the output folder was given as an option, because
+            MONAI joins the two texts.
+        output_dir: Run folder, in which MONAI writes the file.
 
     Returns:
-        ``tracking_uri``, ``experiment_name`` and ``run_name``; empty if tracking is off.
+        Values by the keys ``tracking_uri``, ``experiment_name`` and ``run_name``; empty if tracking is off.
     """
     if not isinstance(tracked_config, str):
         return {}

@@ -1,6 +1,6 @@
-"""Checking a bundle's configuration before anything in it is built: unknown options, and ids that are missing.
+"""Check a bundle's configuration before anything in it is built: refuse unknown options and missing ids.
 
-MONAI takes any option silently and stops at the first missing id; a mistyped ``--optimizer#lrr`` would be ignored.
+MONAI itself ignores an unknown option, such as a mistyped ``--optimizer#lrr``, and stops at the first missing id.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from monai.bundle.config_item import ComponentLocator
 from monai.utils import optional_import
 
 from medfl.bundle.adopted import ADOPTED, OVERLAY_IDS, OVERRIDES, Used
+from medfl.bundle.option_spelling import option_of_id
 from medfl.bundle.problems import joined
 from medfl.engine.runs.setting_ids import SETTINGS, bare_name, clashes, to_ids, values_in
 from medfl.errors import SettingsError, did_you_mean
@@ -24,7 +25,10 @@ from medfl.types import Meta
 from medfl.utils.dotted import texts
 
 RUN_IDS = ("imports", "initialize", "run", "finalize")
-"""What MONAI evaluates of a configuration when it runs it; all else it builds only where something refers to it."""
+"""Ids that MONAI evaluates when it runs a configuration. It builds another id only if one of these refers to it."""
+
+LIST_OPTIONS = "medfl run BUNDLE --help"
+"""Command that lists the options of a run, for messages."""
 
 MONAI_OPTIONS = (
     "args_file",
@@ -41,29 +45,29 @@ MONAI_OPTIONS = (
     "run_id",
     "final_id",
 )
-"""Options of MONAI's own command, and the two places, which hold for every site of an adopted bundle."""
+"""Options of MONAI's own command, and the two folders, which apply to every site of an adopted bundle."""
 
 FEDERATION = {
-    "loss": "what a site minimises, from outputs and targets",
-    "optimizer": "the optimiser of a site, with one group of parameters",
-    "objective": "what is learned, one of medfl.objectives",
+    "loss": "loss function that a site minimises, of outputs and targets",
+    "optimizer": "optimiser of a site, with one group of parameters",
+    "objective": "objective of the task, a class of medfl.objectives",
     "task": "medfl.task.Task: networks, loss, optimizer, objective, metrics",
-    "settings": "what differs from the defaults of medfl.settings, by name; {} if nothing does",
+    "settings": "settings that differ from the defaults of medfl.settings, by name; {} if none does",
     "federation": "medfl.bundle.federated_run.FederatedRun, as in medfl's federate.json",
 }
-"""Ids that a federation needs beside MONAI's own properties, with what they are."""
+"""Maps each id that a federation needs beside MONAI's own properties to its description."""
 
 
 def check_options(parser: ConfigParser, options: Meta, elsewhere: Collection[str] = ()) -> None:
-    """Refuse options that name nothing in the configuration, or nothing that a federation uses; and unknown networks.
+    """Raise if an option names no id or setting, or has no effect in a federation, or names an unknown network.
 
     Args:
-        parser: With the configuration files read.
-        options: Id or setting to value, as given by the user; ``optimizer#lr`` names a part.
-        elsewhere: Ids that are used in another way than by the federation.
+        parser: Parser that has read the configuration files.
+        options: Maps each id or setting to the value that the user gave; ``optimizer#lr`` names a part of an id.
+        elsewhere: Ids that the caller uses itself, so that they have an effect.
 
     Raises:
-        SettingsError: With one line for each such option, and the known ones.
+        SettingsError: If at least one option is refused. The message has a line for each.
     """
     settings = set(values_in(parser.get()))
     used = {*used_ids(parser, RUN_IDS), *RUN_IDS, *elsewhere, *settings}
@@ -76,11 +80,12 @@ def check_options(parser: ConfigParser, options: Meta, elsewhere: Collection[str
             problems.append(problem)
         elif stock is not None and top not in {*OVERLAY_IDS, *elsewhere, *settings}:
             if not stock.has_effect(name):
-                text = f"option '--{name}' has no effect in a federation: {_why_unused(parser, name)}"
+                text = f"Option '{option_of_id(name)}' has no effect in a federation: {_why_unused(parser, name)}"
                 problems.append(SettingsError("option_without_effect", text, options=[name]))
         elif top not in used:
             text = (
-                f"option '--{name}' has no effect in a federation, which uses: {', '.join(sorted(used - {'imports'}))}."
+                f"Option '{option_of_id(name)}' has no effect in a federation, which uses these ids: "
+                f"{', '.join(sorted(used - {'imports'}))}."
             )
             problems.append(SettingsError("option_without_effect", text, options=[name]))
     if "network_name" in options and options["network_name"] not in (networks := parser.get("networks", {})):
@@ -92,11 +97,14 @@ def check_options(parser: ConfigParser, options: Meta, elsewhere: Collection[str
 
 
 def apply_options(parser: ConfigParser, options: Meta) -> None:
-    """Put options into a configuration; where it parses that of a stock bundle anew for each site, into that, too.
+    """Set options in a configuration, in place.
+
+    An adopted bundle parses its stock configuration again for each site. Its options are also stored under the id
+    `OVERRIDES`, as JSON text, so that each site sets them there.
 
     Args:
-        parser: With the configuration files read.
-        options: Id or setting to value. ``metrics`` takes one name as well as a list of names.
+        parser: Parser that has read the configuration files.
+        options: Maps each id or setting to its value. ``metrics`` takes a single name as well as a list of names.
     """
     metrics = options.get("metrics")
     if isinstance(metrics, str) and metrics[:1] not in {*"$@%"}:
@@ -107,20 +115,20 @@ def apply_options(parser: ConfigParser, options: Meta) -> None:
         ids = {name: value for name, value in ids.items() if stock.has_effect(name)}
         before = parser.get(OVERRIDES) or {}
         text = json.dumps((json.loads(before) if isinstance(before, str) else before) | ids, default=str)
-        for letter in "#@%$":  # that mean something to MONAI, and only shall at a site
+        for letter in "#@%$":  # MONAI interprets these; escaped, it does so only when the site parses the text
             text = text.replace(letter, f"\\u{ord(letter):04x}")
         parser[OVERRIDES] = text
 
 
 def check_passed_over(command: Sequence[str], configs: Iterable[Path]) -> None:
-    """Refuse a setting by its bare name where MONAI's own command would pass it over without a word.
+    """Raise if MONAI's own command would silently ignore a setting or an option of an adopted bundle.
 
     Args:
-        command: The words of the process, as in ``sys.argv``; of any other program nothing is said.
-        configs: The bundle's configuration files in JSON.
+        command: Words of the process, as in ``sys.argv``. Those of a program other than MONAI's are not checked.
+        configs: Paths of the bundle's JSON configurations.
 
     Raises:
-        SettingsError: Naming each such option as MONAI takes it.
+        SettingsError: If MONAI would ignore an option. The message spells each as MONAI accepts it.
     """
     if not command or Path(command[0]).parts[-3:] != ("monai", "bundle", "__main__.py"):
         return
@@ -136,8 +144,8 @@ def check_passed_over(command: Sequence[str], configs: Iterable[Path]) -> None:
         lines = ", ".join(f"--{SETTINGS}#{name} in place of --{name}" for name in settings)
         raise SettingsError(
             "misplaced_setting",
-            f"MONAI's own command sets ids, and these are settings that no id of the bundle stands for: give {lines}; "
-            "or use medfl run.",
+            f"MONAI's own command only sets ids, and the bundle has no ids for these settings: give {lines}, or use "
+            "`medfl run`.",
             settings=settings,
         )
     if ADOPTED in overlay:
@@ -145,18 +153,18 @@ def check_passed_over(command: Sequence[str], configs: Iterable[Path]) -> None:
         if lost:
             raise SettingsError(
                 "misplaced_option",
-                f"MONAI's own command tells the sites of an adopted bundle nothing of {', '.join(lost)}. Give it as "
-                "--overrides \"{'ID': value}\", or use medfl run.",
+                f"MONAI's own command does not pass these options on to the sites of an adopted bundle: "
+                f"{', '.join(lost)}. Give them as --overrides \"{{'ID': value}}\", or use `medfl run`.",
                 options=lost,
             )
 
 
 def used_ids(parser: ConfigParser, ids: Iterable[str]) -> set[str]:
-    """The top-level ids that a configuration's ids refer to, directly or not.
+    """Return the top-level ids to which some ids of a configuration refer, directly or through other ids.
 
     Args:
-        parser: With the configuration files read.
-        ids: Where to begin.
+        parser: Parser that has read the configuration files.
+        ids: Ids to start from. An id that the configuration does not have is skipped.
     """
     used: set[str] = set()
     rest = [name for name in ids if name in parser]
@@ -170,52 +178,52 @@ def used_ids(parser: ConfigParser, ids: Iterable[str]) -> set[str]:
 
 
 def _used_at_sites(parser: ConfigParser) -> Used | None:
-    """Return what the sites build of an adopted bundle; None for any other bundle.
+    """Return the ids that the sites of an adopted bundle build, or None if the bundle is not adopted.
 
     Raises:
-        SettingsError: If the bundle was adopted by a version that did not note that.
+        SettingsError: If an older version of medfl, which did not record these ids, adopted the bundle.
     """
     adopted = parser.get(ADOPTED)
     return None if adopted is None else Used.of(adopted)
 
 
 def _why_unused(parser: ConfigParser, name: str) -> str:
-    """Return why an id of an adopted bundle has no effect, and what has."""
+    """Return the reason why an id of an adopted bundle has no effect, and what to use instead."""
     for entry in parser.get(ADOPTED)["ignored"]:
         if entry["id"] and (name == entry["id"] or name.startswith(f"{entry['id']}#")):
-            return f"{entry['why']}. In its place: {entry['instead']}."
-    return "a run builds nothing from it. `docs/federate.md` of the bundle lists what it builds and what is left out."
+            return f"{entry['why']}. Use instead: {entry['instead']}."
+    return "a run builds nothing from it. The bundle's `docs/federate.md` lists the ids that a run builds."
 
 
 def _ambiguity(parser: ConfigParser, option: str, top: str, stock: Used | None) -> SettingsError | None:
-    """Return an error if an option could mean a setting of the run or an id of the bundle, else None.
+    """Return an error if an option may name a setting of the run or an id of the bundle; otherwise None.
 
-    An id that no run builds is not meant: the option is the setting then.
+    If no run builds the id, the option names the setting.
     """
     config = parser.get()
     if option.replace("::", "#").startswith(f"{SETTINGS}#") or top not in clashes(config):
         return None
     if not (stock.has_effect(top) if stock is not None else top in used_ids(parser, RUN_IDS)):
         return None
-    other = f"--{OVERRIDES} \"{{'{top}': VALUE}}\" for the id" if stock is not None else "rename the id in its files"
+    other = f"--{OVERRIDES} \"{{'{top}': VALUE}}\" for the id" if stock is not None else "rename the id in the bundle"
     return SettingsError(
         "ambiguous_option",
-        f"option '--{option}' is both a setting of the run and an id of the bundle, which means another thing by it: "
-        f"give --{SETTINGS}#{top} for the setting, or {other}.",
+        f"Option '{option_of_id(option)}' is a setting of the run and also an id of the bundle with another meaning: "
+        f"give {option_of_id(f'{SETTINGS}#{top}')} for the setting, or {other}.",
         option=option,
     )
 
 
 def check_ids(parser: ConfigParser, properties: Mapping[str, Mapping[str, Any]], where: str) -> None:
-    """Refuse a configuration without what a federation needs.
+    """Raise if a configuration lacks ids that a federation needs.
 
     Args:
-        parser: With the configuration files read.
-        properties: MONAI's properties of the workflow, each with ``id`` and ``required``.
-        where: What was read, for the message.
+        parser: Parser that has read the configuration files.
+        properties: MONAI's properties of the workflow by name, each with ``id``, ``description`` and ``required``.
+        where: Names of the files, for the message.
 
     Raises:
-        SettingsError: Naming all missing ids at once.
+        SettingsError: If ids are missing. The message lists all of them.
     """
     required = [(facts["id"], facts["description"]) for facts in properties.values() if facts["required"]]
     required += list(FEDERATION.items())
@@ -224,21 +232,25 @@ def check_ids(parser: ConfigParser, properties: Mapping[str, Mapping[str, Any]],
         lines = "\n  ".join(f"{name}: {what}" for name, what in missing.items())
         raise SettingsError(
             "missing_ids",
-            f"The configuration {where} lacks {len(missing)} ids that it needs:\n  {lines}",
+            f"The configuration {where} lacks {len(missing)} required ids:\n  {lines}",
             where=where,
             ids=list(missing),
         )
 
 
 def _problem(parser: ConfigParser, name: str) -> SettingsError | None:
-    """Return an error if an option names nothing, else None."""
+    """Return an error if an option names no id, setting or part; otherwise None."""
     top, *rest = name.split("#")
     settings = values_in(parser.get())
     known = [*(key for key in parser.get() if not key.startswith("_")), *settings]
     if top not in known:
-        inner = [f"'--{key}#{top}'" for key, part in parser.get().items() if top in _names(part)]
-        hint = f"It is a part of another one: did you mean {' or '.join(inner)}? " if inner and not rest else ""
-        text = f"unknown option '--{name}'. {hint}{did_you_mean(top, known)}"
+        owners = [key for key, part in parser.get().items() if top in _names(part)]
+        if owners and not rest:
+            options = " or ".join(f"'{option_of_id(f'{owner}#{top}')}'" for owner in owners)
+            hint = f"Did you mean {options}? `{LIST_OPTIONS}` lists all options."
+        else:
+            hint = did_you_mean(option_of_id(top), map(option_of_id, known), LIST_OPTIONS)
+        text = f"Unknown option '{option_of_id(name)}'. {hint}"
         return SettingsError("unknown_option", text, option=name)
     parent, path = settings[top] if top in settings else parser[top], top
     for part in rest:
@@ -247,23 +259,27 @@ def _problem(parser: ConfigParser, name: str) -> SettingsError | None:
         elif isinstance(parent, Mapping):
             names = list(run_fields()) if path == SETTINGS else _parts(parent)
             if names is not None and part not in names:
-                text = f"unknown option '--{name}': '{path}' has no part '{part}'. {did_you_mean(part, names)}"
+                hint = did_you_mean(part, names, "medfl run --help-settings" if path == SETTINGS else "")
+                text = f"Unknown option '{option_of_id(name)}': '{path}' has no part '{part}'. {hint}"
                 return SettingsError("unknown_option", text, option=name, path=path, part=part)
             parent = parent.get(part)
         else:
-            text = f"unknown option '--{name}': '{path}' has no part '{part}'; it is {parent!r}."
+            text = f"Unknown option '{option_of_id(name)}': '{path}' has no part '{part}'; it is {parent!r}."
             return SettingsError("unknown_option", text, option=name, path=path, part=part)
         path += f"#{part}"
     return None
 
 
 def _names(config: Any) -> list[str]:
-    """Return the names of a component's arguments; none if it is no component, or takes any argument."""
+    """Return the names of a component's arguments, or [] if it is not a component or accepts any argument."""
     return _parts(config) or [] if isinstance(config, Mapping) and "_target_" in config else []
 
 
 def _parts(config: Mapping[str, Any]) -> list[str] | None:
-    """What a part of a configuration may hold: for a component the arguments of its target; None means anything."""
+    """Return the keys that a mapping of a configuration may have, or None if any key is allowed.
+
+    A component may have its present keys and the arguments of its target. Any other mapping may have any key.
+    """
     target = config.get("_target_")
     if target is None:
         return None
@@ -272,7 +288,7 @@ def _parts(config: Mapping[str, Any]) -> list[str] | None:
 
 
 def _arguments(target: str) -> Iterable[str] | None:
-    """The names of a target's arguments; None where it takes any, or can't be found (MONAI then says so)."""
+    """Return the names of a target's arguments, or None if it accepts any or can't be found (MONAI reports that)."""
     function = _locate(target)
     if function is None:
         return None
@@ -286,7 +302,7 @@ def _arguments(target: str) -> Iterable[str] | None:
 
 
 def _locate(target: str) -> Callable[..., Any] | None:
-    """The function or class that a target names, as MONAI finds it."""
+    """Return the function or class that a target names, found as MONAI does, or None."""
     module = ComponentLocator().get_component_module_name(target) if "." not in target else None
     name = f"{module}.{target}" if isinstance(module, str) else target
     package, _, attribute = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""The file of predictions that a bundle's ``inference.json`` writes: with a header, decisions, thresholds and units."""
+"""Writer of the file of predictions of a bundle's ``inference.json``, with decisions, thresholds and units."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from medfl.utils.files import write_atomic
 
 
 class PredictionSaver:
-    """Handler that writes one row per case: its name, the decision, and the predicted numbers.
+    """Ignite handler that writes a row for each case: its name, the decision, and the predicted numbers.
 
-    The columns are ``case`` and those of `Objective.prediction_columns`.
+    The columns are ``case`` and the columns of `Objective.prediction_columns`.
 
     Args:
         output_dir: Folder of the file.
         objective: Objective of the task.
-        names: Names of the classes, or of the outputs if cases are of no class; empty uses their numbers.
+        names: Names of the classes, or of the outputs for an objective without classes. If empty, numbers are used.
         filename: Name of the file; an earlier file is replaced.
         batch_transform: Takes a batch and returns the metadata of its images, as MONAI's `ClassificationSaver` does.
         output_transform: Takes the engine's output and returns the predictions of the batch.
@@ -43,15 +43,17 @@ class PredictionSaver:
         self._rows: list[list[str]] = []
 
     def attach(self, engine: Engine) -> None:
-        """Collect the predictions of an engine's batches and write them when it has completed."""
+        """Register the handler with an engine: collect the predictions of each batch, and write the file at the end."""
         engine.add_event_handler(Events.STARTED, self._start)
         engine.add_event_handler(Events.ITERATION_COMPLETED, self._collect)
         engine.add_event_handler(Events.COMPLETED, self._write)
 
     def _start(self, engine: Engine) -> None:
+        """Discard the rows of an earlier run of the engine."""
         self._rows = []
 
     def _collect(self, engine: Engine) -> None:
+        """Add a row for each case of the batch."""
         meta = self._batch_transform(engine.state.batch)
         files = meta["filename_or_obj"] if isinstance(meta, Mapping) else [case["filename_or_obj"] for case in meta]
         predictions = self._output_transform(engine.state.output)
@@ -60,6 +62,7 @@ class PredictionSaver:
             self._rows.append([str(file), *self._objective.prediction_cells(values, self._names)])
 
     def _write(self, engine: Engine) -> None:
+        """Write the file."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["case", *self._objective.prediction_columns(self._names)])

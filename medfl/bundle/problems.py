@@ -1,4 +1,4 @@
-"""Several faults of a bundle or of options, reported in one error."""
+"""Report several problems of a bundle or of its options in one error."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from medfl.errors import SettingsError
 
 
 def joined(problems: Sequence[SettingsError], separator: str, start: str = "") -> SettingsError:
-    """Join errors into one, so that the user sees all faults at once.
+    """Join several errors into one, so that the user sees all problems at once.
 
     Args:
-        problems: At least one error. An only one is returned as it is.
+        problems: Errors, at least one. A single error is returned unchanged.
         separator: Text between two messages.
         start: Text before the first message if there are several.
 
     Returns:
-        The only error, or one with the code ``several_problems``. Its field ``problems`` lists the code and the fields
-        of each.
+        The single error, or an error with the code ``several_problems`` and the field ``problems``, which lists the
+        code and the fields of each error.
     """
     if len(problems) == 1:
         return problems[0]

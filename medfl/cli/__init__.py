@@ -1,1 +1,1 @@
-"""The command line, one file for each command; `medfl.cli.main` lists them."""
+"""The command line ``medfl``, one module for each command of the core."""

@@ -1,4 +1,4 @@
-"""``medfl clean``: free the room that finished runs no longer need."""
+"""``medfl clean``: free the disk space that finished runs no longer need."""
 
 from __future__ import annotations
 
@@ -17,26 +17,29 @@ from medfl.records.summary import Summary
 from medfl.utils.files import bytes_in
 from medfl.utils.formats import size
 
-KNOWN = (
+RUN_FOLDER_PATTERNS = (
     *(".lock", "run.json", "metrics.csv", "progress.jsonl", "summary.json", "report.html", "state", "sites", "global"),
     *("findings.safetensors", ATTACKS_FOLDER, "kept"),
-    *("mlflow.json", "mlruns", "mlruns.db*", "config_*.json"),
+    *("mlflow.json", "mlruns", "mlruns.db*", "config_*.json"),  # MONAI's tracking
     "study.json",
-    ".*.tmp",
+    ".*.tmp",  # a process that was killed while it wrote
 )
-"""What stands at the top of a run folder: the run's own, what attacks found, models of earlier rounds, what MONAI's
-tracking leaves, a study's, a kill's."""
+"""Patterns of the names that a run folder may contain at its top level."""
 
 
 def command(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.", show_default=False)],
-    everything: Annotated[bool, typer.Option("--all", help="Remove the whole run folder, finished or not.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Don't ask before --all.")] = False,
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Run folder; several may be given.", show_default=False)
+    ],
+    everything: Annotated[
+        bool, typer.Option("--all", help="Remove the whole run folder, also of an unfinished run.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove without asking for confirmation.")] = False,
 ) -> None:
-    """Remove what finished runs no longer need: the state that would continue them.
+    """Remove the saved state of finished runs, which only serves to continue them.
 
-    Scores, summary, report, bundles and kept models of rounds stay. A run that was cleaned can't be continued with
-    more rounds.
+    Scores, summary, report, bundles and models of earlier rounds stay. A run can't be continued with more rounds
+    after that.
 
     Example: medfl clean runs/fedavg runs/local
     """
@@ -47,7 +50,7 @@ def command(
         if being_written(folder):
             raise StoreError(
                 "folder_in_use",
-                f"'{folder}' is being written now. Wait for it, or stop it; nothing was removed.",
+                f"A run is writing '{folder}' now. Wait until it ends, or stop it; nothing was removed.",
                 path=folder,
             )
     if everything and not yes:
@@ -61,31 +64,37 @@ def command(
 
 
 def clean(folder: Path) -> int:
-    """Remove a finished run's state, and note in ``run.json`` that it was.
+    """Delete the saved state of a finished run, and record that in its ``run.json``.
+
+    Args:
+        folder: Run folder.
 
     Returns:
-        Bytes freed.
+        Number of bytes freed.
 
     Raises:
-        StoreError: If the run is not finished, is being written, or can't be written.
+        StoreError: If the run is not finished, another process writes it, or the folder can't be written.
     """
     from medfl.engine.store import only_writer
 
     with only_writer(folder):
-        _check(folder, everything=False)  # again: nobody else can change it any more
+        _check(folder, everything=False)  # again, now that no other process can change the folder
         run, _ = read_facts(folder)
         run.model_copy(update={"cleaned": True}).write(folder / RunFile.NAME)
         return _delete(folder / "state")
 
 
 def remove(folder: Path) -> int:
-    """Remove a run folder.
+    """Delete a run folder.
+
+    Args:
+        folder: Run folder.
 
     Returns:
-        Bytes freed.
+        Number of bytes freed.
 
     Raises:
-        StoreError: If it holds what no run writes, is being written, or can't be removed.
+        StoreError: If the folder contains files that no run writes, another process writes it, or it can't be removed.
     """
     from medfl.engine.store import only_writer
 
@@ -95,12 +104,20 @@ def remove(folder: Path) -> int:
 
 
 def _check(folder: Path, everything: bool) -> Path:
-    """The absolute path of a run folder from which the state, or everything, may be removed."""
+    """Return the absolute path of a run folder, or raise if its state (or the whole folder) may not be deleted.
+
+    Args:
+        folder: Run folder.
+        everything: Whether the whole folder is to be deleted.
+
+    Raises:
+        StoreError: If the folder is a link, contains files that no run writes, or belongs to an unfinished run.
+    """
     for path in (folder, folder / "state"):
         if path.is_symlink():
             raise StoreError(
                 "linked_folder",
-                f"'{path}' is a link. Give the folder itself, with its state in it; nothing was removed.",
+                f"'{path}' is a link. Give the folder that contains the run and its state; nothing was removed.",
                 path=path,
             )
     folder = folder.resolve()
@@ -113,23 +130,26 @@ def _check(folder: Path, everything: bool) -> Path:
 
 
 def _check_names(folder: Path) -> None:
+    """Raise if a folder contains files that no run writes."""
     foreign = sorted(path.name for path in folder.iterdir() if not _written_by_a_run(path))
     if foreign:
         raise StoreError(
             "foreign_file",
-            f"'{folder}' holds what no run writes: {', '.join(foreign)}. Move that away first; nothing was removed.",
+            f"'{folder}' contains files that no run writes: {', '.join(foreign)}. Move them first; "
+            "nothing was removed.",
             path=folder,
             names=foreign,
         )
 
 
 def _check_finished(folder: Path, run: RunFile, summary: Summary | None) -> None:
+    """Raise if a run is not finished or has not yet written the bundles of all sites."""
     status = "stopped" if summary is None else summary.status
     if status != "finished":
         raise StoreError(
             "unfinished_run",
-            f"The run in '{folder}' is {status}, not finished: its state is what continues it. "
-            "Let the same command finish it, or remove the whole run with --all. Nothing was removed.",
+            f"The run in '{folder}' is {status}, not finished, and needs its state to continue. "
+            "Finish it with the same command, or remove the whole run with --all. Nothing was removed.",
             path=folder,
             status=status,
         )
@@ -137,19 +157,20 @@ def _check_finished(folder: Path, run: RunFile, summary: Summary | None) -> None
     if missing:
         raise StoreError(
             "missing_bundles",
-            f"The run in '{folder}' is finished, but the bundles of {len(missing)} sites are not there, "
-            "and they are made from its state. Let the same command write them, or remove the whole run with --all. "
-            "Nothing was removed.",
+            f"The run in '{folder}' is finished, but the bundles of {len(missing)} sites are missing and are made from "
+            "its state. Write them with the same command, or remove the whole run with --all. Nothing was removed.",
             path=folder,
             count=len(missing),
         )
 
 
 def _written_by_a_run(path: Path) -> bool:
-    return any(fnmatchcase(path.name, pattern) for pattern in KNOWN)
+    """Return whether a run may have written an entry of its folder, by its name."""
+    return any(fnmatchcase(path.name, pattern) for pattern in RUN_FOLDER_PATTERNS)
 
 
 def _delete(folder: Path) -> int:
+    """Delete a folder if it exists, and return its size in bytes."""
     freed = bytes_in(folder)
     try:
         if folder.exists():
@@ -157,7 +178,7 @@ def _delete(folder: Path) -> int:
     except OSError as error:
         raise StoreError(
             "unremovable_folder",
-            f"'{folder}' can't be removed: {error.strerror}. Remove what is left of it by hand.",
+            f"'{folder}' can't be removed: {error.strerror}. Remove the rest of it by hand.",
             path=folder,
             reason=error.strerror,
         ) from None

@@ -1,6 +1,7 @@
-"""The command ``medfl``: each command is imported when it is used, so that ``medfl --help`` is quick.
+"""Entry point of the command line ``medfl``: find the command, run it, and print its errors.
 
-To add a command, list it in the hook `medfl_commands` of a plugin.
+The module of a command is imported only when the command is used, so that ``medfl --help`` is quick. A plugin adds
+commands with the hook `medfl_commands`.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ SECTIONS = (
     "Between hospitals",
     "Bundles and plugins",
 )
-"""Headings of the help, in order; those that only a plugin uses come last."""
+"""Titles of the sections of the help, in order. Sections that only a plugin uses come after these."""
 
 CORE_COMMANDS = (
     CommandRecord(
         "list", "medfl.cli.list:command", "List methods, networks, partitions, data sets and bundles.", "First steps"
     ),
     CommandRecord("prep", "medfl.cli.prep:app", "Turn a data set, or your own images, into data lists.", "Data"),
-    CommandRecord("partition", "medfl.cli.partition:command", "Split a pooled data set among sites.", "Data"),
+    CommandRecord("partition", "medfl.cli.partition:command", "Split a pooled data set into sites.", "Data"),
     CommandRecord("run", "medfl.cli.run:app", "Run a federation described by a bundle.", "Run"),
-    CommandRecord("clean", "medfl.cli.clean:command", "Remove what a finished run no longer needs.", "Run"),
+    CommandRecord("clean", "medfl.cli.clean:command", "Free disk space that finished runs no longer need.", "Run"),
     CommandRecord(
         "check-bundle", "medfl.cli.check_bundle:command", "Check a bundle offline and list the code it would run."
     ),
@@ -56,44 +57,53 @@ CORE_COMMANDS = (
     ),
     CommandRecord("docs", "medfl.cli.docs:command", "Write a page for each method."),
 )
-"""Commands of the core. They win over a plugin's command of the same name."""
+"""Commands of the core. A command of the core takes precedence over a plugin's command of the same name."""
 
-FIRST = """\
-medfl trains models on medical images that can't leave their hospitals, and compares ways to do so.
+WELCOME = """\
+medfl trains models on medical images that can't leave their hospitals, and compares federated learning methods.
 
-See it all on made-up images, in a few minutes; the report is demo/report.html:
+Run a demonstration on synthetic images, in a few minutes; the report is demo/report.html:
   medfl demo
 
-See what there is: methods, data sets, bundles:
+List methods, data sets, bundles and more:
   medfl list
 
-Go the same way with your own images, of which a table names file, class and hospital:
+Run the same steps on your own images, with a table that gives the file, class and hospital of each image:
   medfl prep folder images --table labels.csv --image-column file --label-column diagnosis \\
       --site-column hospital --size 64 --out data/own
   medfl partition data/own --out data/hospitals --scheme by_site --column site
-  medfl run medmnist_classification --dataset-dir data/hospitals --method local --output_dir runs/local
-  medfl run medmnist_classification --dataset-dir data/hospitals --method fedavg --output_dir runs/fedavg
+  medfl run medmnist_classification --dataset-dir data/hospitals --method local --output-dir runs/local
+  medfl run medmnist_classification --dataset-dir data/hospitals --method fedavg --output-dir runs/fedavg
   medfl report runs/fedavg runs/local --out runs/report.html
 
-Every command explains itself, with an example: medfl run --help. The guide is README.md, its pages are in docs/.
+Each command has a help page with an example: medfl run --help. The guide is README.md; docs/ has more pages.
 """
-"""What ``medfl`` says without arguments, above the commands."""
+"""Text that ``medfl`` prints without arguments, above the list of commands."""
 
 
 class LazyCommand(typer.core.TyperCommand):
-    """Stands for a command in the help; the real one is imported when it is called."""
+    """Placeholder of a command in the help. It imports the real command when the command is called.
+
+    Args:
+        record: Record of the command.
+        find: Function that imports the command and returns it, a function or a `typer.Typer`.
+    """
 
     def __init__(self, record: CommandRecord, find: Callable[[], Any]) -> None:
         super().__init__(name=record.name, help=record.summary, rich_markup_mode=None)
         self.find = find
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """The context of the real command, so that it is the one that is parsed for and invoked."""
+        """Return the context of the real command, so that click parses and invokes the real command."""
         return real_command(info_name, self.find).make_context(info_name, args, parent=parent, **extra)
 
 
 class Commands(typer.core.TyperGroup):
-    """The group of all commands: those of the core, and those of plugins, which are loaded when they are needed."""
+    """All commands of the core and of plugins. Plugins are loaded only when their commands are needed.
+
+    Attributes:
+        records: Maps the name of each command that is loaded to its record.
+    """
 
     _has_plugins = False
 
@@ -104,15 +114,16 @@ class Commands(typer.core.TyperGroup):
             self._add(record, partial(import_target, record.target))
 
     def _add(self, record: CommandRecord, find: Callable[[], Any]) -> None:
+        """Add the placeholder of a command; `find` imports the real one."""
         self.records[record.name] = record
         self.add_command(LazyCommand(record, find))
 
     def _load_plugins(self) -> None:
-        """Add the commands of plugins, once."""
+        """Load the plugins and add their commands, at the first call only."""
         if self._has_plugins:
             return
         self._has_plugins = True
-        from medfl.plugins import load_plugins  # after the check for another distribution, and only where needed
+        from medfl.plugins import load_plugins  # after the check for another distribution
 
         registry = load_plugins()
         for record in registry.commands.values():
@@ -120,7 +131,7 @@ class Commands(typer.core.TyperGroup):
                 self._add(record, partial(registry.command, record.name))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command by its name, or None."""
+        """Return the command of a name, or None."""
         if cmd_name not in self.records:
             self._load_plugins()
         return super().get_command(ctx, cmd_name)
@@ -131,14 +142,14 @@ class Commands(typer.core.TyperGroup):
         return super().list_commands(ctx)
 
     def by_section(self) -> dict[str, list[CommandRecord]]:
-        """Return all commands by the section of the help that lists them, both in the order of the help."""
+        """Return the records of all commands by the section of the help, in the order of the help."""
         self._load_plugins()
         titles = dict.fromkeys([*SECTIONS, *(record.section for record in self.records.values())])
         listed = {title: [each for each in self.records.values() if each.section == title] for title in titles}
         return {title: records for title, records in listed.items() if records}
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands section by section, their help lines in one column."""
+        """Write the commands section by section, with the summaries in one column."""
         sections = self.by_section()
         width = max(map(len, self.records))
         for title, records in sections.items():
@@ -146,13 +157,13 @@ class Commands(typer.core.TyperGroup):
                 formatter.write_dl([(record.name.ljust(width), record.summary) for record in records])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that is meant; a name that none has is answered with the nearest one."""
+        """Return the command that the arguments name, or fail with the nearest name if there is no such command."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            ctx.fail(f"There is no command '{args[0]}'. {did_you_mean(args[0], self.records)}")
+            ctx.fail(f"There is no command '{args[0]}'. {did_you_mean(args[0], self.records, 'medfl --help')}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Invoke the chosen command; an interruption ends it in one line."""
+        """Invoke the command. After Ctrl+C print one line and exit."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
@@ -162,7 +173,7 @@ class Commands(typer.core.TyperGroup):
 
 
 def all_commands() -> dict[str, CommandRecord]:
-    """Return the commands of core and plugins by name, in the order of the help."""
+    """Return the records of the commands of core and plugins by name, in the order of the help."""
     records = Commands(name="medfl").by_section().values()
     return {record.name: record for listed in records for record in listed}
 
@@ -171,47 +182,50 @@ app = typer.Typer(cls=Commands, add_completion=False, rich_markup_mode=None, inv
 
 
 def import_target(target: str) -> Any:
-    """Import ``module:attribute``."""
+    """Import and return the object that ``module:attribute`` names."""
     module, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
 def real_command(name: str | None, find: Callable[[], Any]) -> Any:
-    """Import a command.
+    """Import a command and return it as click's command, with its example and with repeated options refused.
 
     Args:
         name: Name that the user typed.
-        find: Imports and returns a function or a `typer.Typer`.
+        find: Function that imports the command and returns it, a function or a `typer.Typer`.
     """
     with quick_imports():
         command = find()
     if not isinstance(command, typer.Typer):
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
-        single.command(name, help=_help(command))(command)
+        single.command(name, help=_help_text(command))(command)
         command = single
     return refuse_repeated_options(with_examples(typer.main.get_command(command)))
 
 
-def _help(function: Callable[..., Any]) -> str:
-    """A docstring without its sections for programmers."""
+def _help_text(function: Callable[..., Any]) -> str:
+    """Return a function's docstring without the sections for programmers."""
     return re.split(r"\n\n(?:Args|Raises|Returns):\n", inspect.getdoc(function) or "")[0]
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_requested: bool) -> None:
+    """Print the version and exit, if the option is given."""
+    if is_requested:
         typer.echo(f"medfl {__version__}")
         raise typer.Exit()
 
 
 @app.callback()
-def options(
+def root_command(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
-    """Federated learning on medical images. Without a command it says where to begin."""
+    """Train models by federated learning on medical images. Without a command, print the first steps."""
     if context.invoked_subcommand is None:
-        typer.echo(FIRST)
+        typer.echo(WELCOME)
         formatter = context.make_formatter()
         context.command.format_commands(context, formatter)  # type: ignore[attr-defined]  # a group
         typer.echo(formatter.getvalue(), nl=False)
@@ -220,21 +234,24 @@ def options(
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit.
 
-    The status is 0 if all went well, 2 for what the user can mend (a message without a traceback), 130 when
-    interrupted, and 1 for anything else.
+    The exit status is 0 after success, 2 after an error that the user can correct (a message without a traceback),
+    130 after Ctrl+C, and 1 after any other error.
 
     Args:
-        arguments: What comes after ``medfl``; by default those of the process. ``--debug`` may stand anywhere.
+        arguments: Words after ``medfl``; by default ``sys.argv``. ``--debug`` may be at any position.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
-    with _debugging(debug):
+    with _debug_environment(debug):
         _run_command([argument for argument in words if argument != "--debug"], debug)
 
 
 @contextlib.contextmanager
-def _debugging(debug: bool) -> Iterator[None]:
-    """Tell the code that a bundle runs whether tracebacks are wanted, for the length of one command."""
+def _debug_environment(debug: bool) -> Iterator[None]:
+    """Set the environment variable ``MEDFL_DEBUG`` during one command if debugging is on.
+
+    Code that a bundle runs reads the variable to decide whether to print tracebacks.
+    """
     before = os.environ.get("MEDFL_DEBUG")
     if debug:
         os.environ["MEDFL_DEBUG"] = "1"
@@ -248,6 +265,7 @@ def _debugging(debug: bool) -> Iterator[None]:
 
 
 def _run_command(arguments: list[str], debug: bool) -> NoReturn:
+    """Run a command, print its error if it raises one, and exit."""
     command = typer.main.get_command(app)
     try:
         refuse_other_distribution()
@@ -255,12 +273,13 @@ def _run_command(arguments: list[str], debug: bool) -> NoReturn:
     except Exception as error:
         explanation = explain(error)
         hint = " (run again with --debug for the traceback)" if explanation.status == FAULT and not debug else ""
-        _report(error, explanation.message + hint, debug)
+        _print_error(error, explanation.message + hint, debug)
         sys.exit(explanation.status)
     sys.exit(0)
 
 
-def _report(error: Exception, message: str, debug: bool) -> None:
+def _print_error(error: Exception, message: str, debug: bool) -> None:
+    """Print an error to stderr, with the traceback if debugging is on."""
     if debug:
         traceback.print_exception(error)
-    typer.echo(visible_lines(message), err=True)  # it may repeat names and reasons that came from elsewhere
+    typer.echo(visible_lines(message), err=True)  # the message may contain names from files

@@ -1,4 +1,4 @@
-"""``medfl new-dataset``: the first file of a new data set, or its folder."""
+"""``medfl new-dataset``: write the first file, or the folder, of a new data set."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import typer
 
 from medfl.cli.new_method import check_name, render, write
 
-PIECES = ("dataset_class", "dataset_read", "dataset_release")
-"""Templates that are common to both shapes of a data set."""
+SHARED_TEMPLATES = ("dataset_class", "dataset_read", "dataset_release")
+"""Templates that a single file and a folder share."""
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="What users will type, for example my_scans.")],
+    name: Annotated[str, typer.Argument(help="Name of the data set on the command line, for example my_scans.")],
     folder: Annotated[
-        bool, typer.Option("--folder", help="A folder for a package of data sets, such as data_prep.")
+        bool, typer.Option("--folder", help="Write a folder for a package of data sets, such as data_prep.")
     ] = False,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where to write.", show_default="here")] = Path(),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write in.", show_default="here")] = Path(),
 ) -> None:
     """Write a plugin file for a new data set, and its test.
 
-    What is written works as it stands: a folder of PNG images for each class, to be replaced by your release.
+    The file works without changes: it reads a folder of PNG images for each class. Replace that by your data.
 
     Example: medfl new-dataset my_scans
     """
@@ -35,19 +35,19 @@ def command(
 
 
 def plugin_files(name: str) -> dict[str, str]:
-    """Relative path to text of a plugin of one file, and its test."""
-    words = {"terms": '"say who may use it, and for what"'}
+    """Return the text of a plugin of one file and of its test, by relative path."""
+    words = {"terms": '"name the licence"'}
     return {
-        f"{name}.py": render("dataset_file", name, PIECES, **words),
+        f"{name}.py": render("dataset_file", name, SHARED_TEMPLATES, **words),
         f"test_{name}.py": render("test_dataset_file", name),
     }
 
 
 def folder_files(name: str) -> dict[str, str]:
-    """Relative path to text of a folder in a package whose hook lists the ``RECORDS`` of all its folders."""
+    """Return the texts of a data set's folder by relative path. The package's hook has to list its ``RECORDS``."""
     words = {"terms": "RECORDS[0].licence"}
     texts = {
-        file: render(f"dataset_{file.strip('_')}", name, PIECES, **words)
+        file: render(f"dataset_{file.strip('_')}", name, SHARED_TEMPLATES, **words)
         for file in ("__init__", "spec", "files", "phantom")
     }
     return {f"{name}/{file}.py": text for file, text in texts.items()} | {

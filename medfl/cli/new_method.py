@@ -1,4 +1,4 @@
-"""``medfl new-method``: the first file of a new method."""
+"""``medfl new-method``: write the first file, or a package, of a new method."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from medfl.cli.plugin_options import load
 from medfl.errors import PluginError, SettingsError
 from medfl.version import DISTRIBUTION
 
-PIECES = ("imports", "class")
-"""Templates that are common to both shapes of a plugin."""
+SHARED_TEMPLATES = ("imports", "class")
+"""Templates that a single file and a package share."""
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="What users will type, for example my_prox.")],
-    package: Annotated[bool, typer.Option("--package", help="A package that pip can install.")] = False,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where to write.", show_default="here")] = Path(),
+    name: Annotated[str, typer.Argument(help="Name of the method on the command line, for example my_prox.")],
+    package: Annotated[bool, typer.Option("--package", help="Write a package that pip can install.")] = False,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write in.", show_default="here")] = Path(),
 ) -> None:
     """Write a plugin file for a new method, and its test.
 
-    What is written works as it stands: FedAvg with a small proximal term, to be replaced by your idea.
+    The file works without changes: FedAvg with a small proximal term. Replace that by your idea.
 
     Example: medfl new-method my_prox
     """
@@ -42,11 +42,15 @@ def command(
 
 
 def check_name(name: str, kind: str) -> None:
-    """Refuse a name that can't be a module, or that something else has.
+    """Raise if a name can't be the name of a module, or is already in use.
+
+    Args:
+        name: Name of the new method or data set.
+        kind: ``method`` or ``dataset``.
 
     Raises:
-        SettingsError: If it is no lower-case identifier, or the name of an importable module.
-        PluginError: If one of this kind, or a plugin, of this name is installed.
+        SettingsError: If the name is not a lower-case identifier, or names an importable module.
+        PluginError: If an entry of this kind, or a plugin, of this name is installed.
     """
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
         raise SettingsError(
@@ -60,7 +64,7 @@ def check_name(name: str, kind: str) -> None:
     if givers := registry.givers(kind, name):
         raise PluginError(
             "name_in_use",
-            f"A {kind} '{name}' is already given by plugin '{givers[0]}'. Choose another name.",
+            f"The plugin '{givers[0]}' already has a {kind} '{name}'. Choose another name.",
             what=kind,
             name=name,
             plugin=givers[0],
@@ -72,47 +76,57 @@ def check_name(name: str, kind: str) -> None:
             what="plugin",
             name=name,
         )
-    if name in sys.stdlib_module_names or _installed(name):
+    if name in sys.stdlib_module_names or _is_importable(name):
         raise SettingsError(
             "name_in_use",
-            f"'{name}' is the name of an installed Python module, which it would hide. Choose another.",
+            f"'{name}' is the name of an installed Python module, which the new file would hide. Choose another name.",
             what="module",
             name=name,
         )
 
 
 def plugin_files(name: str) -> dict[str, str]:
-    """Relative path to text of a plugin of one file, and its test."""
+    """Return the text of a plugin of one file and of its test, by relative path."""
     return {
-        f"{name}.py": render("plugin_file", name, PIECES),
+        f"{name}.py": render("plugin_file", name, SHARED_TEMPLATES),
         f"test_{name}.py": render("test_plugin_file", name),
     }
 
 
 def package_files(name: str) -> dict[str, str]:
-    """Relative path to text of a package. Its hook does not import the method, so that ``medfl list`` stays quick."""
+    """Return the texts of a package's files by relative path.
+
+    The hook of the package does not import the method, so that ``medfl list`` stays quick.
+    """
     module = f"{name}/medfl_{name}"
     return {
         f"{name}/pyproject.toml": render("pyproject", name),
         f"{module}/__init__.py": render("package_init", name),
         f"{module}/index.json": render("index", name),
-        f"{module}/method.py": render("package_method", name, PIECES),
+        f"{module}/method.py": render("package_method", name, SHARED_TEMPLATES),
         f"{name}/tests/test_{name}.py": render("test_package", name),
     }
 
 
 def write(texts: dict[str, str], folder: Path) -> list[Path]:
-    """Write files below a folder, or none of them.
+    """Write files below a folder. If one of them exists already, write nothing and raise.
+
+    Args:
+        texts: Maps the relative path of each file to its text.
+        folder: Folder to write in; created if necessary.
+
+    Returns:
+        Paths of the files, in the order of `texts`.
 
     Raises:
-        SettingsError: If one is already there.
+        SettingsError: If one of the files exists already.
     """
     paths = {folder / relative: text for relative, text in texts.items()}
     for path in paths:
         if path.exists():
             raise SettingsError(
                 "existing_file",
-                f"'{path}' is already there and is not overwritten. Choose another name or --out.",
+                f"'{path}' exists already and is not overwritten. Choose another name or --out.",
                 path=path,
             )
     for path, text in paths.items():
@@ -121,19 +135,20 @@ def write(texts: dict[str, str], folder: Path) -> list[Path]:
     return list(paths)
 
 
-def _installed(name: str) -> bool:
+def _is_importable(name: str) -> bool:
+    """Return whether a module of this name, other than a mere folder, can be imported."""
     spec = importlib.util.find_spec(name)
     return spec is not None and spec.origin is not None
 
 
 def render(template: str, name: str, pieces: Iterable[str] = (), **words: str) -> str:
-    """Fill a template.
+    """Return the text of a template with all placeholders replaced.
 
     Args:
-        template: Its name.
-        name: Of what is written.
-        pieces: Templates that it may have as ``${..._piece}``.
-        words: What else it has, beside ``name``, ``dist``, ``class_name`` and ``distribution``.
+        template: Name of the template, without its suffix.
+        name: Name of the new method or data set.
+        pieces: Names of templates that the template includes as ``${NAME_piece}``.
+        **words: Values of further placeholders, besides ``name``, ``dist``, ``class_name`` and ``distribution``.
     """
     words |= {
         "name": name,
@@ -146,4 +161,5 @@ def render(template: str, name: str, pieces: Iterable[str] = (), **words: str) -
 
 
 def _read(template: str) -> Template:
+    """Read a template from the folder ``templates``."""
     return Template((files("medfl.cli") / "templates" / f"{template}.template").read_text(encoding="utf-8"))

@@ -19,13 +19,13 @@ from medfl.utils.text import visible
 if TYPE_CHECKING:
     from medfl.data.datalists import Datalist
 
-SITES = 20
-"""Number of sites if none is given and no column names them."""
+DEFAULT_SITES = 20
+"""Number of sites if neither a number nor a column of sites is given."""
 
 MAX_SITES = 40
-"""Sites that the table shows; the picture and the cards show all."""
+"""Largest number of sites in the printed table. The figure and the cards show all sites."""
 
-_BELONGS = {
+CHOICES_BY_DETAIL = {
     "test_fraction": ("test", ("fraction", "class_balanced")),
     "folds": ("test", ("k_fold",)),
     "fold": ("test", ("k_fold",)),
@@ -34,68 +34,81 @@ _BELONGS = {
     "allow_leaks": ("global_test", ("official",)),
     "public_test_fraction": ("public", ("validation",)),
 }
+"""Maps each detail of a policy to the policy's option and the choices of it that use the detail."""
 
-
-OF_A_LIST = {"pool", "out", "scheme", "sites", "seed", "column", "alpha", "min_size", "k", "share", "option"}
-"""Options that a list of cases takes; a bundle's sites hold out their own test and validation cases."""
+CASE_LIST_OPTIONS = {"pool", "out", "scheme", "sites", "seed", "column", "alpha", "min_size", "k", "share", "option"}
+"""Options that apply to a list of cases. Sites of an adopted bundle choose test and validation cases themselves."""
 
 
 def command(
     context: typer.Context,
     pool: Annotated[
         Path,
-        typer.Argument(help="The pooled data set, as written by `medfl prep`, or a bundle's list of cases (JSON)."),
+        typer.Argument(help="Pooled data set that `medfl prep` wrote, or a bundle's list of cases (JSON)."),
     ],
-    out: Annotated[Path, typer.Option(help="The folder to write.")],
-    scheme: Annotated[str, typer.Option(help="How to split; see `medfl list partitions`.")] = "iid",
-    sites: Annotated[int | None, typer.Option(min=1, help=f"Number of sites; {SITES} unless a column tells.")] = None,
-    alpha: Annotated[float | None, typer.Option(help="Concentration of Dirichlet draws; small is skewed.")] = None,
-    min_size: Annotated[int | None, typer.Option(help="Images each site has at least.")] = None,
-    k: Annotated[int | None, typer.Option(help="Classes of each site, for label_k.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    scheme: Annotated[str, typer.Option(help="Name of the scheme, from `medfl list partitions`.")] = "iid",
+    sites: Annotated[
+        int | None, typer.Option(min=1, help=f"Number of sites; {DEFAULT_SITES} unless --column is given.")
+    ] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="Concentration of the Dirichlet draws; small values skew the sites.")
+    ] = None,
+    min_size: Annotated[int | None, typer.Option(help="Minimum number of images of a site.")] = None,
+    k: Annotated[int | None, typer.Option(help="With label_k: number of classes of each site.")] = None,
     share: Annotated[
         float | None,
-        typer.Option(help="Of a class: what its main sites get (subset), or limited sites keep (limited_classes)."),
+        typer.Option(help="Share of a class for its main sites (subset) or for limited sites (limited_classes)."),
     ] = None,
-    column: Annotated[str | None, typer.Option(help="Column of the data list to go by, for by_site.")] = None,
-    option: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="An option of the scheme.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of all draws.")] = 0,
+    column: Annotated[
+        str | None, typer.Option(help="With by_site: column of the data list with the names of the sites.")
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Another option of the scheme.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")] = 0,
     test: Annotated[
-        str, typer.Option(help="A site's own test set: fraction, class_balanced, k_fold, official (by column) or none.")
+        str, typer.Option(help="Test set of each site: fraction, class_balanced, k_fold, official (by column) or none.")
     ] = "fraction",
-    test_fraction: Annotated[
-        float | None, typer.Option(help="Share of a site's images that is its test set [0.2].")
-    ] = None,
+    test_fraction: Annotated[float | None, typer.Option(help="Share of a site's images in its test set [0.2].")] = None,
     folds: Annotated[int | None, typer.Option(help="With k_fold: number of folds [5].")] = None,
-    fold: Annotated[int | None, typer.Option(help="With k_fold: the fold to test on, from 0 [0].")] = None,
-    val_fraction: Annotated[float, typer.Option(help="Share of a site's images for validation.")] = 0.0,
+    fold: Annotated[
+        int | None, typer.Option(help="With k_fold: number of the fold that is the test set, from 0 [0].")
+    ] = None,
+    val_fraction: Annotated[float, typer.Option(help="Share of a site's images in its validation set.")] = 0.0,
     stratify: Annotated[
-        list[str] | None, typer.Option(help="Column to stratify test and validation images by, besides labels.")
+        list[str] | None,
+        typer.Option(help="Column by which test and validation images are stratified, besides the labels."),
     ] = None,
     global_test: Annotated[
-        str, typer.Option(help="The server's test set: official (pooled test split), per_class, remainder or none.")
+        str, typer.Option(help="Test set of the server: official (pooled test split), per_class, remainder or none.")
     ] = "official",
-    per_class: Annotated[int | None, typer.Option(help="With per_class: images of each class [30].")] = None,
+    per_class: Annotated[int | None, typer.Option(help="With per_class: number of images of each class [30].")] = None,
     public: Annotated[
-        str, typer.Option(help="Public data for the server: none, validation (that pooled split), or a pooled folder.")
+        str,
+        typer.Option(
+            help="Public data for the server: none, validation (the pooled validation split), or a pooled folder."
+        ),
     ] = "none",
     public_test_fraction: Annotated[
-        float | None, typer.Option(help="With validation: share of the public images that is their test set [0].")
+        float | None, typer.Option(help="With validation: share of the public images that are test images [0].")
     ] = None,
     duplicates: Annotated[
         str | None,
         typer.Option(
-            help="Training images that are in the pooled test split, public ones that are private: refuse or drop."
+            help="Training images in the pooled test split too, and public images that are private: refuse or drop."
         ),
     ] = None,
-    allow_leak: Annotated[list[str] | None, typer.Option(help="Keep such images: subjects or pixels.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a partition that is there.")] = False,
+    allow_leak: Annotated[list[str] | None, typer.Option(help="Kind of leak to allow: subjects or pixels.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a partition that exists in the folder.")] = False,
     plugin: PluginFiles = None,
     no_plugin: Disabled = None,
 ) -> None:
     """Split the training images of a pooled data set among sites. No image is copied.
 
-    Each site gets a folder with a data list and a card. Images of a patient, and identical images, stay together. Of a
-    bundle's own list of cases (a Decathlon's dataset.json) each site gets a list of that name and links to its files.
+    Each site gets a folder with a data list and a card. Images of a patient, and identical images, go to the same
+    split of the same site. For a bundle's own list of cases (such as a Decathlon's dataset.json), each site gets a list
+    of the same name and links to its files.
 
     Example: medfl partition data/own --out data/hospitals --scheme by_site --column site
     """
@@ -104,12 +117,12 @@ def command(
     from medfl.data.partition.plan import PartitionPlan
 
     registry = load(plugin, no_plugin)
-    options = _options({"alpha": alpha, "min_size": min_size, "k": k, "share": share}, option or [])
-    number = SITES if sites is None and column is None else sites
+    options = _scheme_options({"alpha": alpha, "min_size": min_size, "k": k, "share": share}, option or [])
+    number = DEFAULT_SITES if sites is None and column is None else sites
     if pool.is_file():
-        _check_of_list(context)
+        _check_case_list_options(context)
         plan = PartitionPlan(scheme, number, seed, options, column=column)
-        _show_cases(partition_cases(pool, out, plan, registry.partition(scheme)))
+        _print_case_counts(partition_cases(pool, out, plan, registry.partition(scheme)))
         return
     policies = {"test": test, "global_test": global_test, "public": public}
     details: dict[str, Any] = {"test_fraction": test_fraction, "folds": folds, "fold": fold, "per_class": per_class}
@@ -127,40 +140,47 @@ def command(
         stratify=tuple(stratify or ()),
         column=column,
         **policies,
-        **_details(details, policies),
+        **_given_details(details, policies),
         **options,
     ).lists
-    _show(written)
-    _tell(out)
-    for picture in sorted(out.glob("*.svg")):
-        typer.echo(f"Who holds what: {picture}")
+    _print_counts(written)
+    _print_notes(out)
+    for figure in sorted(out.glob("*.svg")):
+        typer.echo(f"Figure: {figure}")
 
 
-def _check_of_list(context: typer.Context) -> None:
-    """Refuse options that belong to pooled data sets.
+def _check_case_list_options(context: typer.Context) -> None:
+    """Raise if an option is given that applies to pooled data sets only.
 
     Raises:
-        SettingsError: Naming them.
+        SettingsError: If there is such an option. The message names each.
     """
     sources = {name: context.get_parameter_source(name) for name in context.params}
     named = {name for name, source in sources.items() if source is not None and source.name != "DEFAULT"}
-    others = sorted(named - OF_A_LIST - {"plugin", "no_plugin"})
+    others = sorted(named - CASE_LIST_OPTIONS - {"plugin", "no_plugin"})
     if others:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in others)
         raise SettingsError(
             "incompatible_settings",
-            f"{flags}: expected the folder of a pooled data set with it; a list of cases is only dealt.",
+            f"Expected the folder of a pooled data set with {flags}; a list of cases is only split into sites.",
             settings=others,
         )
 
 
-def _show_cases(counts: Mapping[str, Mapping[str, int]]) -> None:
+def _print_case_counts(counts: Mapping[str, Mapping[str, int]]) -> None:
+    """Print the number of cases of each site by section of its list."""
     for site, sections in counts.items():
         typer.echo(f"{site}: " + ", ".join(f"{count} {section}" for section, count in sections.items()))
 
 
 def counts_table(lists: Mapping[str, Datalist]) -> Table:
-    """Sites by classes: images of all splits, and the sizes of the splits; of `MAX_SITES` at most, and of all."""
+    """Return a table with the number of images of each site, by class and by split.
+
+    It has a row for each of the first `MAX_SITES` sites, and one for all sites together.
+
+    Args:
+        lists: Maps each site, and the server's and the public data, to its data list.
+    """
     from medfl.types import NO_SITES
 
     first = next(iter(lists.values()))
@@ -169,7 +189,7 @@ def counts_table(lists: Mapping[str, Datalist]) -> Table:
     table.add_column("site", no_wrap=True)
     for header in (*classes, "train", "val", "test"):
         table.add_column(header, justify="right", no_wrap=True)
-    rows = {name: _row(datalist, classes) for name, datalist in lists.items()}
+    rows = {name: _count_row(datalist, classes) for name, datalist in lists.items()}
     held = {name: row for name in NO_SITES if (row := rows.pop(name, None)) is not None}
     for name in list(rows)[:MAX_SITES]:
         table.add_row(name, *map(str, rows[name]))
@@ -178,36 +198,47 @@ def counts_table(lists: Mapping[str, Datalist]) -> Table:
     table.add_section()
     table.add_row("all sites", *(str(sum(column)) for column in zip(*rows.values(), strict=True)))
     for name, row in held.items():
-        cells = list(map(str, row))  # public data may have other classes, which no column counts
+        cells = list(map(str, row))  # public data may have other classes, for which there is no column
         table.add_row(name, *(cells if lists[name].labels == first.labels else ["-"] * len(classes) + cells[-3:]))
     return table
 
 
-def _row(datalist: Datalist, classes: list[str]) -> list[int]:
+def _count_row(datalist: Datalist, classes: list[str]) -> list[int]:
+    """Return the number of images of each class, then of each split."""
     counts = datalist.counts().values()
     return [sum(split.get(label, 0) for split in counts) for label in classes] + [
         sum(split.values()) for split in counts
     ]
 
 
-def _options(named: Mapping[str, Any], texts: list[str]) -> dict[str, Any]:
-    """The options of the scheme: those with a flag of their own, and those of ``--option``."""
+def _scheme_options(named: Mapping[str, Any], texts: list[str]) -> dict[str, Any]:
+    """Return the options of the scheme: those with their own command-line option, and those given by ``--option``.
+
+    Raises:
+        SettingsError: If a text is not NAME=VALUE, or an option is given twice.
+    """
     options = {name: value for name, value in named.items() if value is not None}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise SettingsError("invalid_option", f"expected --option NAME=VALUE, got '{text}'", text=text)
+            raise SettingsError("invalid_option", f"Expected --option NAME=VALUE, got '{text}'.", text=text)
         if name in options:
-            raise SettingsError("repeated_option", f"option '{name}' is given twice", name=name)
+            raise SettingsError(
+                "repeated_option", f"Expected the option '{name}' once, got it twice. Give one value.", name=name
+            )
         options[name] = value
     return options
 
 
-def _details(details: Mapping[str, Any], policies: Mapping[str, str]) -> dict[str, Any]:
-    """The details of the policies that are given, if they belong to them."""
+def _given_details(details: Mapping[str, Any], policies: Mapping[str, str]) -> dict[str, Any]:
+    """Return the given details of the policies, and raise if one does not apply to the chosen policies.
+
+    Raises:
+        SettingsError: If a detail does not apply.
+    """
     chosen = {name: value for name, value in details.items() if value is not None}
     for name in chosen:
-        policy, needed = _BELONGS[name]
+        policy, needed = CHOICES_BY_DETAIL[name]
         copies = name in ("duplicates", "allow_leaks")
         elsewhere = copies and (policies["public"] != "none" or policies["test"] == "official")
         if policies[policy] not in needed and not elsewhere:
@@ -215,7 +246,7 @@ def _details(details: Mapping[str, Any], policies: Mapping[str, str]) -> dict[st
             owner = policy.replace("_", "-")
             raise SettingsError(
                 "incompatible_settings",
-                f"--{flag} belongs to --{owner} {' or '.join(needed)}, but --{owner} is {policies[policy]}",
+                f"Expected --{owner} {' or '.join(needed)} with --{flag}, got --{owner} {policies[policy]}.",
                 setting=name,
                 policy=policy,
                 expected=needed,
@@ -224,18 +255,19 @@ def _details(details: Mapping[str, Any], policies: Mapping[str, str]) -> dict[st
     return chosen
 
 
-def _show(written: Mapping[str, Datalist]) -> None:
+def _print_counts(written: Mapping[str, Datalist]) -> None:
+    """Print the table of image counts and the names of the classes."""
     console = Console(markup=False, highlight=False, emoji=False)
     table = counts_table(written)
-    console.width = 10_000  # measured without the terminal's limit: a squeezed table is no use
+    console.width = 10_000  # measured without the terminal's width, because a squeezed table is not readable
     console.width = max(Measurement.get(console, console.options, table).maximum, 80)
     console.print(table)
     labels = next(iter(written.values())).labels
     typer.echo("Classes: " + "; ".join(f"{label} {visible(name)}" for label, name in labels.items()))
 
 
-def _tell(out: Path) -> None:
-    """Print the exclusions, allowed leaks and warnings of a partition."""
+def _print_notes(out: Path) -> None:
+    """Print the exclusions, allowed leaks and warnings of a partition to stderr."""
     from medfl.data.partition.overlap import images
     from medfl.records.partition import Partition
 

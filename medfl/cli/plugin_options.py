@@ -1,4 +1,4 @@
-"""The options ``--plugin`` and ``--no-plugin``, alike in every command that has them."""
+"""Options ``--plugin`` and ``--no-plugin``, shared by all commands that have them."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ import typer
 
 from medfl.plugins import Registry, load_plugins
 
-PluginFiles = Annotated[list[Path] | None, typer.Option("--plugin", metavar="FILE", help="Load a plugin file too.")]
-"""The type of a parameter for ``--plugin``."""
+PluginFiles = Annotated[
+    list[Path] | None, typer.Option("--plugin", metavar="FILE", help="Plugin file to load as well.")
+]
+"""Type of a command's parameter for the option ``--plugin``."""
 
-Disabled = Annotated[list[str] | None, typer.Option("--no-plugin", metavar="NAME", help="Leave a plugin out.")]
-"""The type of a parameter for ``--no-plugin``."""
+Disabled = Annotated[
+    list[str] | None, typer.Option("--no-plugin", metavar="NAME", help="Name of a plugin not to load.")
+]
+"""Type of a command's parameter for the option ``--no-plugin``."""
 
 
 def load(files: Iterable[Path] | None = None, disabled: Iterable[str] | None = None) -> Registry:
-    """Load the plugins, with a warning on stderr for each problem.
+    """Load the plugins and print a warning to stderr for each that is broken.
 
     Args:
-        files: From ``--plugin``.
-        disabled: From ``--no-plugin``.
+        files: Plugin files, the values of ``--plugin``.
+        disabled: Names of plugins not to load, the values of ``--no-plugin``.
 
     Raises:
-        PluginError: As `medfl.plugins.load_plugins` does.
+        PluginError: If a plugin file or a name of a plugin is not valid, as in `medfl.plugins.load_plugins`.
     """
     registry = load_plugins(files or (), disabled or ())
     for problem in registry.problems:

@@ -1,6 +1,6 @@
-"""``medfl prep``: a data set as downloaded in, a pooled data set out. One command for each data set of the plugins.
+"""``medfl prep``: prepare a data set as downloaded, with one subcommand for each data set of the plugins.
 
-A command is made from the fields of the data set's spec, see `medfl.data.ingest.spec`.
+The options of a subcommand come from the fields of the data set's specification (`medfl.data.ingest.spec`).
 """
 
 from __future__ import annotations
@@ -26,57 +26,66 @@ if TYPE_CHECKING:
     from medfl.data.datalists import Datalist
     from medfl.data.ingest.spec import DatasetSpec
 
-Out = Annotated[Path, typer.Option(help="The folder to write.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace a data set that is there.")]
-Workers = Annotated[int | None, typer.Option(min=1, help="Processes; by default one for each core.")]
+Out = Annotated[Path, typer.Option(help="Folder to write.")]
+"""Type of the parameter for ``--out``."""
+
+Force = Annotated[bool, typer.Option("--force", help="Replace a data set that exists in the folder.")]
+"""Type of the parameter for ``--force``."""
+
+Workers = Annotated[int | None, typer.Option(min=1, help="Number of processes; by default one for each core.")]
+"""Type of the parameter for ``--workers``."""
+
 SkipUnreadable = Annotated[
     bool, typer.Option("--skip-unreadable", help="Leave out images that can't be read; quarantine.csv lists them.")
 ]
+"""Type of the parameter for ``--skip-unreadable``."""
 
 
 class DatasetCommands(typer.core.TyperGroup):
-    """The data sets of all plugins; what one is made with is imported when it is used."""
+    """Subcommands for the data sets of all plugins. The code of a data set is imported when its command is used."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Names in the order of the help."""
+        """Return the names of all data sets in the order of the help."""
         records = self._registry(ctx).datasets.values()
         return [record.name for record in sorted(records, key=lambda record: (record.order, record.name))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of a data set; None if there is none of this name."""
+        """Return the command of a data set, or None if there is no data set of this name."""
         registry = self._registry(ctx)
         if cmd_name not in registry.datasets:
             return None
-        return _LazyDataset(cmd_name, registry)
+        return _LazyDatasetCommand(cmd_name, registry)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that is meant; a name that no data set has is answered with the nearest one."""
+        """Return the command that the arguments name, or fail with the nearest name if there is no such data set."""
         known = self.list_commands(ctx)
         if args and not args[0].startswith("-") and args[0] not in known:
             ctx.fail(
-                f"There is no data set '{args[0]}'. {did_you_mean(args[0], known)} Of your own: medfl prep folder."
+                f"There is no data set '{args[0]}'. {did_you_mean(args[0], known, 'medfl prep --help')} "
+                "For your own images: `medfl prep folder`."
             )
         return super().resolve_command(ctx, args)
 
     def _registry(self, ctx: Any) -> Registry:
+        """Return the loaded plugins. At the first call, load them and store them in the context."""
         if not isinstance(ctx.obj, Registry):
             ctx.obj = load(ctx.params.get("plugin"), ctx.params.get("no_plugin"))
         registry: Registry = ctx.obj
         return registry
 
 
-class _LazyDataset(typer.core.TyperCommand):
-    """Stands for the command of a data set in the help."""
+class _LazyDatasetCommand(typer.core.TyperCommand):
+    """Placeholder of a data set's command in the help. It makes the real command when the command is called."""
 
     def __init__(self, name: str, registry: Registry) -> None:
         super().__init__(name=name, help=registry.datasets[name].summary, rich_markup_mode=None)
         self.registry = registry
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """The context of the real command."""
-        assert self.name is not None  # given above
+        """Return the context of the real command."""
+        assert self.name is not None  # the constructor sets it
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
-        single.command(self.name)(command_of(self.name, self.registry))
+        single.command(self.name)(make_command(self.name, self.registry))
         real = refuse_repeated_options(with_examples(typer.main.get_command(single)))
         return real.make_context(info_name, args, parent=parent, **extra)
 
@@ -93,8 +102,8 @@ def prep(plugin: PluginFiles = None, no_plugin: Disabled = None) -> None:
     """
 
 
-def command_of(name: str, registry: Registry) -> Callable[..., None]:
-    """A function for `typer.Typer.command`, with a parameter for each field of a spec and for what all of them have."""
+def make_command(name: str, registry: Registry) -> Callable[..., None]:
+    """Return the function of a data set's command, with a parameter for each field of its specification."""
     from medfl.api import prepare
 
     kind: type[DatasetSpec] = registry.dataset(name)
@@ -105,11 +114,11 @@ def command_of(name: str, registry: Registry) -> Callable[..., None]:
             frame["require_complete"] = not values.pop("skip_unreadable")
         elif kind.unreadable == "option require_complete":
             frame["require_complete"] = values.pop("require_complete")
-        prepared = prepare(name, out=out, plugins=registry, say=to_stderr, **frame, **values)
-        summarise(out, prepared.lists["pooled"])
+        prepared = prepare(name, out=out, plugins=registry, say=print_to_stderr, **frame, **values)
+        print_counts(out, prepared.lists["pooled"])
 
     text = inspect.getdoc(kind) or ""
-    command.__doc__ = text if example_in(text) else f"{text}\n\nExample: {example_of(name, kind)}"
+    command.__doc__ = text if example_in(text) else f"{text}\n\nExample: {make_example(name, kind)}"
     command.__signature__ = inspect.Signature(_parameters(kind))  # type: ignore[attr-defined]
     command.__annotations__ = {
         key: parameter.annotation for key, parameter in inspect.signature(command).parameters.items()
@@ -117,8 +126,8 @@ def command_of(name: str, registry: Registry) -> Callable[..., None]:
     return command
 
 
-def example_of(name: str, kind: type[DatasetSpec]) -> str:
-    """A command for a data set whose docstring has no example: with what must be given, and no more."""
+def make_example(name: str, kind: type[DatasetSpec]) -> str:
+    """Return an example command for a data set whose docstring has none, with the required options only."""
     from medfl.data.ingest.options import Positional
 
     words = []
@@ -130,13 +139,13 @@ def example_of(name: str, kind: type[DatasetSpec]) -> str:
     return " ".join(["medfl prep", name, *words, f"--out data/{name}"])
 
 
-def to_stderr(line: str) -> None:
-    """Show a line of progress or a warning."""
+def print_to_stderr(line: str) -> None:
+    """Print a line of progress, or a warning, to stderr."""
     typer.echo(line, err=True)
 
 
-def summarise(out: Path, datalist: Datalist) -> None:
-    """Say what was written: images of each split and of each class."""
+def print_counts(out: Path, datalist: Datalist) -> None:
+    """Print the number of images of each split and of each class that were written."""
     counts = datalist.counts()
     sizes = ", ".join(f"{len(records)} {split}" for split, records in datalist.splits.items())
     typer.echo(f"{out}: {sizes} images of {datalist.num_classes} classes")
@@ -145,7 +154,7 @@ def summarise(out: Path, datalist: Datalist) -> None:
 
 
 def _parameters(kind: type[DatasetSpec]) -> list[inspect.Parameter]:
-    """What must be given, then the folder to write, then the rest."""
+    """Return the parameters of a command: the required ones, then the folder to write, then the optional ones."""
     fields = kind.model_fields
     named = [_parameter(name, field) for name, field in fields.items()]
     required = [parameter for parameter in named if parameter.default is inspect.Parameter.empty]
@@ -168,7 +177,7 @@ def _parameters(kind: type[DatasetSpec]) -> list[inspect.Parameter]:
 
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
-    """A parameter of a command for a field of a spec."""
+    """Return the parameter of a command for a field of a specification."""
     from medfl.data.ingest.options import Positional
 
     kind, text = _command_type(field), field.description
@@ -185,7 +194,7 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
 
 
 def _command_type(field: FieldInfo) -> Any:
-    """The type of a field as the command line reads it: sizes and lists with commas are texts."""
+    """Return the type of a field on the command line, where sizes and lists with commas are text."""
     from medfl.data.ingest.options import Commas
 
     optional = [part for part in get_args(field.annotation) if part is not type(None)]
@@ -198,7 +207,7 @@ def _command_type(field: FieldInfo) -> Any:
 
 
 def _command_value(field: FieldInfo, kind: Any) -> Any:
-    """A default as the command line shows it."""
+    """Return the default of a field as the command line shows it."""
     from medfl.data.ingest.options import Commas, size_text
 
     value = field.get_default()

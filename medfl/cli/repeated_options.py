@@ -1,4 +1,4 @@
-"""Options of one value that are given twice: refused, as the command line would silently drop the first value."""
+"""Refuse an option of one value that is given twice. Click would silently drop the first value."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from typing import Any
 
 
 def refuse_repeated_options(command: Any) -> Any:
-    """Make a command, and all commands below it, refuse an option of one value that is given twice.
-
-    Without this the last value wins silently.
+    """Make a command and its subcommands fail if an option of one value is given twice, in place.
 
     Args:
-        command: A command or a group; its parsers are changed.
+        command: Command or group of click.
 
     Returns:
-        The command.
+        The same command.
     """
     make_parser = command.make_parser
 
@@ -23,31 +21,31 @@ def refuse_repeated_options(command: Any) -> Any:
         parser = make_parser(context)
         for option in {*parser._long_opt.values(), *parser._short_opt.values()}:
             if option.action == "store":
-                option.process = _once(option, context)
+                option.process = _store_once(option, context)
         return parser
 
     command.make_parser = strict_parser
-    for below in getattr(command, "commands", {}).values():
-        refuse_repeated_options(below)
+    for subcommand in getattr(command, "commands", {}).values():
+        refuse_repeated_options(subcommand)
     return command
 
 
-def repeated(option: str) -> str:
-    """Return the message about an option that is given twice.
+def repeated_option_message(option: str) -> str:
+    """Return the error message for an option that is given twice.
 
     Args:
-        option: The option with its dashes.
+        option: Option with its dashes.
     """
     return f"Expected the option '{option}' once, got it twice. Give one value; write a list as one value."
 
 
-def _once(option: Any, context: Any) -> Callable[[Any, Any], None]:
-    """Return an option's `process` that stores a value once and refuses a second one."""
+def _store_once(option: Any, context: Any) -> Callable[[Any, Any], None]:
+    """Return a replacement for an option's method ``process`` that fails at the second value."""
     process = option.process
 
     def store(value: Any, state: Any) -> None:
         if option.dest in state.opts:
-            context.fail(repeated(option.obj.opts[0]))
+            context.fail(repeated_option_message(option.obj.opts[0]))
         process(value, state)
 
     return store

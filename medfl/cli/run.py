@@ -1,7 +1,11 @@
-"""``medfl run``: sugar over ``python -m monai.bundle run`` with the federated overlay and stricter options."""
+"""``medfl run``: run a federation over a bundle.
+
+It does the same as ``python -m monai.bundle run`` with the bundle's ``federate.json``, and refuses unknown options.
+"""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import textwrap
@@ -12,8 +16,9 @@ from typing import Annotated, Any
 import typer
 from pydantic.fields import FieldInfo
 
-from medfl.bundle.files import find_bundle, shipped
-from medfl.cli.repeated_options import repeated
+from medfl.bundle.files import LIST_BUNDLES, find_bundle, shipped
+from medfl.bundle.option_spelling import id_of_option, option_of_id
+from medfl.cli.repeated_options import repeated_option_message
 from medfl.cli.run_help import RunCommand
 from medfl.errors import STOPPED_RUN, SettingsError, did_you_mean, explain
 from medfl.plugins import load_plugins
@@ -22,29 +27,33 @@ from medfl.utils.field_words import default_of, flow, model_of, type_of
 from medfl.utils.imports import quick_imports
 from medfl.utils.memory import keep_freed_memory
 
-HEAD = """\
+SETTINGS_PAGE_HEAD = """\
 # Settings of a run
 
-`medfl run` takes each as an option of its name, as `--fraction 0.1`. A bundle's `federate.json` holds those that differ
-from the defaults in its object `settings`. `python -m monai.bundle run` takes a setting as `--settings#fraction 0.1`;
-what the configuration has an id of its own for (`rounds`, `seed`, `batch_size`, `balance`, `device`) as `--rounds 5`.
-Between machines a server sets what is marked *remote*; the rest is each participant's own affair.
+`medfl run` takes each setting as an option, for example `--fraction 0.1` or `--lr-decay 0.99`; a dot separates a
+setting and its part, as in `--privacy.epsilon 8`. In files, settings have underscores: the object `settings` in a
+bundle's `federate.json` contains the settings that differ from their defaults. `python -m monai.bundle run` takes
+a setting as `--settings#fraction 0.1`, and a setting for which the configuration has its own id (`rounds`, `seed`,
+`batch_size`, `balance`, `device`) as `--rounds 5`. In a run between machines, the server decides the settings marked
+*remote*; each participant decides the others for itself.
 """
+"""Text above the list of settings."""
 
 
 def settings_page() -> str:
-    """All settings as Markdown that is read well in a terminal, too; ``docs/settings.md`` is this."""
-    return "\n".join([HEAD, *_entries(run_fields())])
+    """Return the description of all settings in Markdown: the content of ``docs/settings.md``."""
+    return "\n".join([SETTINGS_PAGE_HEAD, *_entries(run_fields())])
 
 
 def _entries(fields: Mapping[str, FieldInfo], indent: str = "") -> Iterator[str]:
-    """A list of fields; what they hold in turn is a list within it."""
+    """Yield the lines of a nested Markdown list of settings; the parts of a setting are a list within it."""
     local = local_fields(fields)
     for name, info in fields.items():
         default = default_of(info)
         facts = [type_of(info), default if info.is_required() else f"default `{default}`"]
         facts += [] if name in local else ["*remote*"]
-        text = f"{'' if indent else '--'}{name}`: {flow(info.description or '')} ({'; '.join(facts)})"
+        shown = name.replace("_", "-") if indent else option_of_id(name)
+        text = f"{shown}`: {flow(info.description or '')} ({'; '.join(facts)})"
         text = re.sub(r" ([<>]=?) ", r"\0\1\0", text)  # no line begins with a sign, a quotation in Markdown
         lines = textwrap.wrap(f"- `{text}", 120 - len(indent), subsequent_indent="  ", break_on_hyphens=False)
         yield textwrap.indent("\n".join(lines).replace("\0", " "), indent)
@@ -52,8 +61,9 @@ def _entries(fields: Mapping[str, FieldInfo], indent: str = "") -> Iterator[str]
             yield from _entries(model.model_fields, f"{indent}  ")
 
 
-def _help_settings(wanted: bool) -> None:
-    if wanted:
+def _print_settings(is_requested: bool) -> None:
+    """Print the description of all settings and exit, if the option is given."""
+    if is_requested:
         typer.echo(settings_page())
         raise typer.Exit()
 
@@ -64,41 +74,37 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command(cls=RunCommand, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def command(
     context: typer.Context,
-    bundle: Annotated[str, typer.Argument(help="The bundle's folder, or a name of `medfl list bundles`.")],
+    bundle: Annotated[str, typer.Argument(help="Folder of the bundle, or a name from `medfl list bundles`.")],
     dataset_dir: Annotated[
-        Path | None, typer.Option(help="Folder with one folder per site; needed unless the run is for other machines.")
+        Path | None, typer.Option(help="Folder with one folder for each site. Required for a run on this machine.")
     ] = None,
     help_settings: Annotated[
         bool,
         typer.Option(
-            "--help-settings", callback=_help_settings, is_eager=True, help="Describe all settings in full, and exit."
+            "--help-settings", callback=_print_settings, is_eager=True, help="Describe all settings in full, and exit."
         ),
     ] = False,
 ) -> None:
     """Run a federation over a bundle.
 
-    Options are settings and ids of the bundle's configuration, and # names a part of one, as in MONAI: --optimizer#lr
-    0.05. Name a bundle before --help to see its own ids and defaults, as in `medfl run tabular --help`.
+    Options are settings and ids of the bundle's configuration; a dot separates an id and its part, as in --optimizer.lr
+    0.05. Give a bundle before --help to see its own ids and defaults: `medfl run tabular --help`.
 
-    Example: medfl run medmnist_classification --dataset-dir data/hospitals --method fedprox --method_args#mu 0.1
-    --rounds 20 --output_dir runs/fedprox
+    Example: medfl run medmnist_classification --dataset-dir data/hospitals --method fedprox --method-args.mu 0.1
+    --rounds 20 --output-dir runs/fedprox
     """
     if bundle.startswith("-"):
         raise SettingsError(
             "missing_argument",
-            f"expected a bundle before the options, got '{bundle}'. {did_you_mean('', shipped())}",
+            f"Expected a bundle before the options, got '{bundle}'. {did_you_mean('', shipped(), LIST_BUNDLES)}",
             argument="bundle",
             text=bundle,
         )
     overrides = parse_overrides(context.args)
-    if "dataset_dir" in overrides:
-        if dataset_dir is not None:
-            raise SettingsError("repeated_option", repeated("--dataset_dir"), name="dataset_dir")
-        dataset_dir = Path(str(overrides.pop("dataset_dir")))
     if dataset_dir is None and overrides.get("backend", "local") == "local":
         raise SettingsError(
             "missing_setting",
-            "expected --dataset-dir, the folder with one folder per site (`medfl partition` makes it).",
+            "Expected --dataset-dir, the folder with one folder for each site (`medfl partition` writes it).",
             setting="dataset_dir",
         )
     run_bundle(bundle, ({} if dataset_dir is None else {"dataset_dir": str(dataset_dir)}) | overrides)
@@ -108,12 +114,13 @@ def run_bundle(bundle: str, options: dict[str, Any]) -> None:
     """Run a federation over a bundle.
 
     Args:
-        bundle: The bundle's folder, or a name of `medfl list bundles`.
-        options: Id of the bundle's configuration, or setting, to value.
+        bundle: Folder of the bundle, or a name from ``medfl list bundles``.
+        options: Maps each setting, or id of the bundle's configuration, to its value.
 
     Raises:
-        SettingsError: If it is no bundle.
-        DataError: If the data are not of its kind.
+        SettingsError: If there is no such bundle, or an option is not valid.
+        DataError: If the bundle needs data of another kind.
+        typer.Exit: If the user interrupts the run.
     """
     root = find_bundle(bundle)
     check_method(root, options)
@@ -129,13 +136,13 @@ def run_bundle(bundle: str, options: dict[str, Any]) -> None:
 
 
 def check_method(root: Path, options: Mapping[str, Any]) -> None:
-    """Check the name of the method without torch and MONAI, which take seconds to import.
+    """Raise if the run names a method that no plugin has, without importing torch and MONAI, which takes seconds.
 
-    Leaves to the run's own checks what can't be known yet: an expression, or a method of a plugin file.
+    It checks nothing if the method is an expression, or if the run loads plugin files; the run checks these itself.
 
     Args:
-        root: The bundle's folder.
-        options: As for `run_bundle`.
+        root: Folder of the bundle.
+        options: Maps each setting, or id of the bundle's configuration, to its value.
 
     Raises:
         PluginError: If no plugin, or more than one, has a method of that name.
@@ -153,36 +160,38 @@ def check_method(root: Path, options: Mapping[str, Any]) -> None:
 
 
 def parse_overrides(words: list[str]) -> dict[str, Any]:
-    """``--name value`` and ``--name=value`` pairs; values are Python literals where they look like one.
+    """Parse the options of a run, pairs ``--name value`` or ``--name=value``.
 
-    Dashes in a name are underscores: no configuration can refer to an id that has one.
+    Args:
+        words: Words of the command line.
+
+    Returns:
+        Maps each setting, or id of a bundle's configuration, to its value. A value that is a Python literal, such as a
+        number or a list, is evaluated; any other value is text.
 
     Raises:
-        SettingsError: If a word is not part of such a pair, or an option is given twice.
+        SettingsError: If a word is not part of such a pair, or an option has another spelling or is given twice.
     """
-    import ast
-
     values: dict[str, Any] = {}
     rest = list(words)
     while rest:
         word = rest.pop(0)
-        name, equals, value = word.removeprefix("--").partition("=")
+        option, equals, value = word.partition("=")
         if not word.startswith("--"):
             raise SettingsError(
                 "invalid_option",
-                f"expected options as '--name value', for example --method fedprox; got '{word}'.",
+                f"Expected options as '--name value', for example --method fedprox; got '{word}'.",
                 text=word,
             )
         if not equals and not rest:
             raise SettingsError(
                 "missing_option_value",
-                f"expected options as '--name value', got '{word}' without a value at the end.",
-                name=name,
+                f"Expected options as '--name value', got '{word}' without a value at the end.",
+                name=option.removeprefix("--"),
             )
-        top, *parts = name.split("#")
-        name = "#".join([top.replace("-", "_"), *parts])
+        name = id_of_option(option)
         if name in values:
-            raise SettingsError("repeated_option", repeated(f"--{name}"), name=name)
+            raise SettingsError("repeated_option", repeated_option_message(option), name=name)
         text = value if equals else rest.pop(0)
         try:
             values[name] = ast.literal_eval(text)

@@ -1,8 +1,8 @@
 """The help of ``medfl run``: all options of a run in groups, the common ones first, with their defaults.
 
-Settings come from `medfl.settings`, with the first sentence of their descriptions. The ids of a bundle's configuration
-that all bundles share are described here. If the command line names a bundle, its values are the defaults, and the ids
-that only it has are listed as well.
+The options are the settings of `medfl.settings`, each with the first sentence of its description, and ids of the
+bundle's configuration. Ids that all bundles share are described here. If the command line names a bundle, the help
+shows its values as defaults, and also lists the ids that only this bundle has.
 """
 
 from __future__ import annotations
@@ -18,43 +18,44 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from medfl.bundle.files import find_bundle, shipped
+from medfl.bundle.option_spelling import option_of_id
 from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
 from medfl.settings import run_fields
 from medfl.utils.field_words import flow, model_of, type_of, value_of
 
 SHARED_IDS = {
-    "method": "Method, one of `medfl list methods`.",
-    "method_args": "Parameters of the method, one by one as --method_args#mu 0.1 (`medfl list methods NAME`).",
-    "network_name": "Network, one of the bundle's `networks`.",
-    "optimizer": "Optimiser of the sites; its parameters one by one, as --optimizer#lr 0.05.",
-    "loss": "Loss function of the sites; its parameters one by one.",
-    "metrics": "Metrics, the most important one first.",
-    "output_dir": "Folder of the run: scores, report, and a bundle for each site.",
-    "sites": "Names of the sites to use; None uses all in the data folder.",
-    "public": "Folder with public data, for methods that need them; None takes the data's folder 'public', if any.",
-    "label_map": "Maps each class of the public data to a class of the sites, or to None to leave it out.",
-    "allow_leaks": "Violations of the splits that are allowed: 'subjects', 'pixels'. The report names them.",
-    "allow_changes": "Data files that may have changed since `medfl partition`. The report names them.",
+    "method": "Federated learning method, a name from `medfl list methods`.",
+    "method_args": "Settings of the method, one by one, as --method-args.mu 0.1 (`medfl docs` describes them).",
+    "network_name": "Name of the network that sites train, a key of the bundle's `networks`.",
+    "optimizer": "Optimiser of the sites; its arguments one by one, as --optimizer.lr 0.05.",
+    "loss": "Loss function of the sites; its arguments one by one.",
+    "metrics": "Names of the metrics, the most important one first.",
+    "output_dir": "Run folder, for scores, the report, and a bundle for each site.",
+    "sites": "Names of the sites that take part; None takes all in the data folder.",
+    "public": "Folder with public data, for methods that need them; None takes 'public' in the data folder, if any.",
+    "label_map": "Maps each class of the public data to a class of the sites, or to None to leave the class out.",
+    "allow_leaks": "Kinds of leaks between splits to allow: 'subjects', 'pixels'. The report names them.",
+    "allow_changes": "Names of data files that may have changed since `medfl partition`. The report names them.",
     "plugins": "Plugin files to load.",
-    "disabled_plugins": "Names of plugins to switch off.",
-    "backend": "Backend: 'local' runs on this machine; plugins have others.",
-    "given_by": "Note on the origin of the settings, for the record in run.json.",
-    "save_execute_config": "Whether MONAI's --tracking writes the executed configuration.",
+    "disabled_plugins": "Names of plugins not to load.",
+    "backend": "Backend that runs the requests: 'local' for this machine, or one of a plugin, such as 'flare'.",
+    "given_by": "Note in run.json about who chose the settings.",
+    "save_execute_config": "Whether MONAI's tracking writes the executed configuration to a file.",
 }
-"""Ids that the configurations of medfl's bundles share, each with its description."""
+"""Maps each id that the configurations of all shipped bundles have to its description."""
 
 OTHER_OPTIONS = {
-    "tracking": ("Experiment tracking of MONAI: 'mlflow', or a file of settings.", "None"),
+    "tracking": ("MONAI's experiment tracking: 'mlflow', or a file with settings.", "None"),
     "meta_file": ("MONAI's option: metadata file of the bundle.", "None"),
-    "logging_file": ("MONAI's option: configuration of Python's logging.", "None"),
-    "init_id": ("MONAI's option: id to run before the others.", "initialize"),
+    "logging_file": ("MONAI's option: file that configures Python's logging.", "None"),
+    "init_id": ("MONAI's option: id to run first.", "initialize"),
     "run_id": ("MONAI's option: id to run.", "run"),
-    "final_id": ("MONAI's option: id to run after the others.", "finalize"),
+    "final_id": ("MONAI's option: id to run last.", "finalize"),
     "workflow_type": ("MONAI's option: kind of the workflow.", "train"),
     "properties_path": ("MONAI's option: file with the workflow's properties.", "None"),
 }
-"""Options that are neither a setting nor an id of the bundle: their descriptions and defaults."""
+"""Maps each option that is neither a setting nor an id of the bundle to its description and default."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Common options": (
@@ -118,26 +119,26 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "properties_path",
     ),
 }
-"""Options of each group. A setting in none of them is listed under "Other settings"."""
+"""Maps the title of each group to its settings and ids. "Other settings" lists the settings in no group."""
 
 NO_OPTIONS = frozenset(
     {"imports", "bundle_root", "dataset_dir", "settings", "federation", "task", "initialize", "run", "finalize"}
 )
-"""Ids that no one sets: the code that MONAI runs, the objects that it builds, and ids with an option of their own."""
+"""Ids that the help leaves out: code and objects of the configuration, and ids that a separate option sets."""
 
 REFERENCE = re.compile(r"@(\w+)")
-"""A reference to a top-level id, or to a part of it, in a configuration."""
+"""Reference in a configuration to a top-level id or to a part of one."""
 
 
 @dataclass(frozen=True)
 class OptionHelp:
-    """An option in the help.
+    """Entry of an option in the help.
 
     Attributes:
-        name: Its name, without the leading dashes.
-        text: One sentence.
-        default: Its default as it is typed, or None if the bundle decides and no bundle is named.
-        choices: The values that it may have, or "" if the sentence tells.
+        name: Setting or id that the option sets, such as ``optimizer#lr``.
+        text: Description in one sentence; may be empty.
+        default: Default as users type it, or None if it depends on the bundle and the command line names none.
+        choices: Allowed values, or "" if there is no fixed list.
     """
 
     name: str
@@ -145,22 +146,27 @@ class OptionHelp:
     default: str | None
     choices: str = ""
 
+    @property
+    def option(self) -> str:
+        """The option with its dashes, such as ``--optimizer.lr``."""
+        return option_of_id(self.name)
+
     def describe(self) -> str:
-        """Return its sentence with choices and default."""
-        facts = [self.choices] if self.choices else []
-        facts.append("default: the bundle's" if self.default is None else f"default: {self.default}")
-        return f"{self.text} [{'; '.join(facts)}]".lstrip()
+        """Return the description with choices and default."""
+        notes = [self.choices] if self.choices else []
+        notes.append("default: the bundle's" if self.default is None else f"default: {self.default}")
+        return f"{self.text} [{'; '.join(notes)}]".lstrip()
 
 
 def option_groups(bundle: str | None = None) -> dict[str, list[OptionHelp]]:
     """Return all options of a run by group.
 
     Args:
-        bundle: A bundle's folder, or the name of a shipped one, whose values are the defaults. None takes the values
+        bundle: Folder of a bundle, or name of a shipped bundle, whose values are the defaults. None takes the values
             that all shipped bundles share.
 
     Raises:
-        SettingsError: If there is no such bundle, or one of its files holds no object.
+        SettingsError: If there is no such bundle, or one of its files contains no JSON object.
     """
     values = _common_values() if bundle is None else bundle_ids(bundle)
     groups = {title: [option for name in names for option in _options(name, values)] for title, names in GROUPS.items()}
@@ -182,10 +188,13 @@ def bundle_ids(name_or_path: str) -> dict[str, Any]:
     """Read the ids of a bundle's training and federated configurations, without importing torch.
 
     Args:
-        name_or_path: The bundle's folder, or the name of a shipped one.
+        name_or_path: Folder of a bundle, or name of a shipped bundle.
+
+    Returns:
+        Maps each top-level id to its value as written in the file. Ids of ``federate.json`` take precedence.
 
     Raises:
-        SettingsError: If there is no such bundle, or a file holds no object.
+        SettingsError: If there is no such bundle, or a file contains no JSON object.
     """
     folder = find_bundle(name_or_path) / "configs"
     values: dict[str, Any] = {}
@@ -195,13 +204,13 @@ def bundle_ids(name_or_path: str) -> dict[str, Any]:
             values |= json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
         except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
             raise SettingsError(
-                "invalid_bundle_file", f"expected an object in '{file}': {error}. Correct the file.", path=file
+                "invalid_bundle_file", f"Expected a JSON object in '{file}': {error}. Correct the file.", path=file
             ) from None
     return values
 
 
 def _used_ids(values: Mapping[str, Any]) -> set[str]:
-    """Return the top-level ids that a run builds, directly or through a reference of another id."""
+    """Return the top-level ids that a run builds, directly or because another id refers to them."""
     waiting = ["imports", "initialize", "run", "finalize"]
     if "adopted" in values:  # the sites build these from the stock configuration
         waiting += [str(name).partition("#")[0] for name in values["adopted"].get("used", ())]
@@ -215,30 +224,30 @@ def _used_ids(values: Mapping[str, Any]) -> set[str]:
 
 
 def _common_values() -> dict[str, Any]:
-    """Return the ids that have the same value in all shipped bundles."""
+    """Return the value of each id that has the same value in all shipped bundles."""
     first, *others = (bundle_ids(name) for name in shipped())
     return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
 
 
 class RunCommand(typer.core.TyperCommand):
-    """The command ``run``, whose help lists settings and ids beside its own options."""
+    """Command ``medfl run``, whose help lists the settings and ids of a run after the command's own options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words of the command line, and note a bundle in the first place for the help."""
+        """Parse the words of the command line, and store the bundle in the context for the help."""
         ctx.meta["medfl.bundle"] = args[0] if args and not args[0].startswith("-") else None
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the command's own options, then those of the run by group."""
+        """Write the command's own options, then the options of the run by group."""
         super().format_options(ctx, formatter)
         for title, options in option_groups(ctx.meta.get("medfl.bundle")).items():
             if options:
                 with formatter.section(title):
-                    formatter.write_dl([(f"--{option.name}", option.describe()) for option in options])
+                    formatter.write_dl([(option.option, option.describe()) for option in options])
 
 
 def _options(name: str, values: Mapping[str, Any]) -> Iterator[OptionHelp]:
-    """Yield the option of a setting or id, and those of the parts of a setting with several."""
+    """Yield the option of a setting or id, and the options of its parts if it is a setting with several."""
     info = run_fields().get(name)
     if info is not None:
         yield from _setting_options(name, info, values)
@@ -249,7 +258,7 @@ def _options(name: str, values: Mapping[str, Any]) -> Iterator[OptionHelp]:
 
 
 def _setting_options(name: str, info: FieldInfo, values: Mapping[str, Any]) -> Iterator[OptionHelp]:
-    """Yield a setting with its default or the bundle's value for it, and its parts with their defaults."""
+    """Yield the option of a setting with the bundle's value or the default, and the options of its parts."""
     default = None if info.is_required() else value_of(info.get_default(call_default_factory=True))
     settings = values.get("settings") or {}
     if name in settings:
@@ -260,13 +269,13 @@ def _setting_options(name: str, info: FieldInfo, values: Mapping[str, Any]) -> I
     if model := model_of(info):
         for part, inner in model.model_fields.items():
             for option in _setting_options(f"{name}#{part}", inner, {}):
-                yield replace(option, default=option.default or f"none, give one with --{name}")
+                yield replace(option, default=option.default or f"none, required with {option_of_id(name)}")
 
 
 def _own_options(name: str, value: Any) -> Iterator[OptionHelp]:
-    """Yield an id that only this bundle has; of a component its arguments with plain values."""
+    """Yield the option of an id that only this bundle has, or for a component the options of its plain arguments."""
     if not isinstance(value, Mapping):
-        if str(value)[:1] != "@":  # another id
+        if str(value)[:1] != "@":  # not a reference to another id
             yield OptionHelp(name, "", _value(value))
         return
     for part, inner in value.items():
@@ -275,10 +284,12 @@ def _own_options(name: str, value: Any) -> Iterator[OptionHelp]:
 
 
 def _value(value: Any) -> str:
-    """Return a value of a configuration as text; of a component its class and arguments."""
+    """Return a value of a configuration as text: for a component its class and arguments."""
     if isinstance(value, Mapping) and "_target_" in value:
         arguments = ", ".join(f"{key}={part}" for key, part in value.items() if key[:1] != "_" and key != "params")
         return f"{str(value['_target_']).rpartition('.')[2]}({arguments})"
+    if isinstance(value, str) and value.startswith("$"):
+        return f"computed: {value[1:].replace('@', '')}"
     return value_of(value)
 
 

@@ -99,7 +99,7 @@ def check_needs(
             continue
         missing = {other for other in MEANING if lacks(other, task, networks) is not None}
         fit = sorted(other for other, needs in others.items() if not missing & set(needs))
-        hint = f"These would do: {', '.join(fit)}." if fit else "`medfl list methods` shows what each method needs."
+        hint = f"These would do: {', '.join(fit)}." if fit else "`medfl list methods --long` shows their needs."
         raise SettingsError(
             "unmet_need",
             f"Method '{name}' needs '{need}' ({MEANING[need]}), which a task with the objective "

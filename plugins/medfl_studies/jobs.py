@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from medfl.bundle.files import bundle_hash
+from medfl.bundle.option_spelling import option_of_id
 from medfl.data.datalists import FILE
 from medfl.engine.runs.provenance import bundle_values, run_files
 from medfl.engine.runs.records import repetition
@@ -68,9 +69,9 @@ class Job:
         """The words of the command line."""
         options = self.options | ({} if self.workers is None else {"workers": self.workers})
         words = [sys.executable, "-m", "medfl", "run", str(self.bundle)]
-        words += ["--dataset-dir", str(self.dataset_dir), "--output_dir", str(self.folder)]
+        words += ["--dataset-dir", str(self.dataset_dir), "--output-dir", str(self.folder)]
         for name, value in options.items():
-            words += [f"--{name}", _word(value)]
+            words += [option_of_id(name), _word(value)]
         return words
 
     def status(self) -> str:

@@ -1,4 +1,4 @@
-"""The Python API: the way from images on disk to a comparison, and the smallest federation."""
+"""Python API: from images on disk to a comparison of runs, and the smallest federation."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_smallest_federation_needs_no_files_and_gives_its_models() -> None:
 
 
 def test_its_numbers_are_those_of_a_plain_loop_of_torch() -> None:
-    """One site, one round, one step on all images: FedAvg is a step of SGD."""
+    """Check that FedAvg with one site, one round and one step on all images equals a step of SGD."""
     run = medfl.run(
         task=task(), sites={"a": (site(0), None, None)}, rounds=1, epochs=1, batch_size=30, seed=3, progress=False
     )
@@ -77,7 +77,7 @@ def test_its_numbers_are_those_of_a_plain_loop_of_torch() -> None:
 
 
 class Pairs(Dataset):
-    """A data set that PyTorch's documentation would show."""
+    """Data set as in PyTorch's documentation."""
 
     def __init__(self, data: TensorDataset) -> None:
         self.images, self.labels = data.tensors

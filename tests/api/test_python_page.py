@@ -1,4 +1,4 @@
-"""The page about the Python API: its smallest program runs, and every function on it exists."""
+"""Page about the Python API: its smallest program runs, and every function on it exists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import medfl
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
 LINES = 15
-"""Most lines of the smallest federation, without blank ones."""
+"""Largest number of lines of the smallest federation, without blank ones."""
 
 
 def test_the_smallest_federation_is_short_and_runs(tmp_path: Path) -> None:

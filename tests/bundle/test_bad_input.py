@@ -1,4 +1,4 @@
-"""Bad input as users meet it: the command, its one message, exit status 2, no traceback, and nothing left behind."""
+"""Bad input on the command line: one message, exit status 2, no traceback, and no files left behind."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from medfl.testing.synthetic import make_cohort
 
 BUNDLE = Path(__file__).parents[2] / "bundles" / "medmnist_classification"
 OFFICIAL_MD5 = "750601b1f35ba3300ea97c75c52ff8f6"
-"""Of breastmnist.npz, from MedMNIST's own table."""
+"""MD5 checksum of breastmnist.npz in MedMNIST's table."""
 
 Medfl = Callable[..., tuple[int, str]]
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """Serves a folder and says nothing."""
+    """Web server of a folder that logs nothing."""
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Discard the message."""
 
 
 @pytest.fixture
 def medfl(capsys: pytest.CaptureFixture[str]) -> Medfl:
-    """Run a command in this process; gives its exit status and what it said on stderr."""
+    """Run a command in this process and return its exit status and its output on stderr."""
 
     def run(*words: object) -> tuple[int, str]:
         with pytest.raises(SystemExit) as ended:
@@ -49,7 +49,7 @@ def medfl(capsys: pytest.CaptureFixture[str]) -> Medfl:
 
 @pytest.fixture
 def web(tmp_path: Path) -> Iterator[str]:
-    """The address of a server of the folder `tmp_path`/web."""
+    """Start a web server of the folder `tmp_path`/web and return its address."""
     (tmp_path / "web").mkdir()
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path / "web")))
     thread = threading.Thread(target=server.serve_forever)
@@ -61,7 +61,7 @@ def web(tmp_path: Path) -> Iterator[str]:
 
 
 def write_npz(folder: Path, **change: Any) -> Path:
-    """A file with the name and the sizes of BreastMNIST; None removes an array."""
+    """Write a file with the name and sizes of BreastMNIST. None for an array removes it."""
     folder.mkdir(exist_ok=True)
     arrays: dict[str, Any] = {}
     for part, count in (("train", 546), ("val", 78), ("test", 156)):
@@ -73,7 +73,7 @@ def write_npz(folder: Path, **change: Any) -> Path:
 
 
 def prep(source: Path, out: Path, *more: object) -> tuple[object, ...]:
-    """The words of `medfl prep medmnist`."""
+    """Return the arguments of `medfl prep medmnist`."""
     return ("prep", "medmnist", "--source", source, "--flag", "breastmnist", "--out", out, *more)
 
 
@@ -137,7 +137,7 @@ def test_what_a_broken_download_left_does_not_count_as_the_file(medfl: Medfl, tm
 
 @pytest.fixture
 def own(tmp_path: Path) -> tuple[object, ...]:
-    """The words of `medfl prep folder` for eight images of four patients."""
+    """Write eight images of four patients and return the arguments of `medfl prep folder`."""
     (tmp_path / "images").mkdir()
     lines = ["file,finding,who,part"]
     for number in range(8):
@@ -202,36 +202,36 @@ def test_a_table_that_contradicts_itself(
 
 @pytest.fixture
 def cohort(tmp_path: Path) -> Path:
-    """Three sites of four classes."""
+    """Write data of three sites with four classes."""
     make_cohort(tmp_path / "D", sites=3, images_per_site=24, classes=4, size=12, seed=1)
     (tmp_path / "D" / "partition.json").unlink()
     return tmp_path / "D"
 
 
 def run(cohort: Path, *more: object, bundle: Path = BUNDLE) -> tuple[object, ...]:
-    """The words of a smallest `medfl run`."""
+    """Return the arguments of the shortest `medfl run`."""
     out = cohort.parent / "run"
-    return ("run", bundle, "--dataset-dir", cohort, "--output_dir", out, "--rounds", 1, "--steps", 1, *more)
+    return ("run", bundle, "--dataset-dir", cohort, "--output-dir", out, "--rounds", 1, "--steps", 1, *more)
 
 
 def no_list(cohort: Path) -> None:
-    """A site's folder loses its data list."""
+    """Remove the data list of a site."""
     (cohort / "site-02" / "datalist.json").unlink()
 
 
 def cut_array(cohort: Path) -> None:
-    """The end of the images is lost."""
+    """Truncate the array of images."""
     content = (cohort / "images.npy").read_bytes()
     (cohort / "images.npy").write_bytes(content[: len(content) // 2])
 
 
 def no_array(cohort: Path) -> None:
-    """The array is another kind of file."""
+    """Replace the array by another kind of file."""
     (cohort / "images.npy").write_text("no array")
 
 
 def two_sides(cohort: Path) -> None:
-    """A patient of the training split is in the test split too."""
+    """Put a patient of the training split into the test split, too."""
     path = cohort / "site-01" / "datalist.json"
     content = json.loads(path.read_text())
     content["training"][0]["subject_id"] = content["test"][0]["subject_id"] = "subject-secret"
@@ -259,9 +259,9 @@ def test_sites_that_can_not_be_used(medfl: Medfl, cohort: Path, damage: Callable
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--metod", "fedavg"), "unknown option '--metod'. Did you mean 'method'? Known: "),
-        (("--optimizer#lrr", 1), "'optimizer' has no part 'lrr'. Did you mean 'lr'?"),
-        (("--network_name", "cnn44"), "Unknown network 'cnn44'. Did you mean 'cnn4'? Known: cnn4."),
+        (("--metod", "fedavg"), "Unknown option '--metod'. Did you mean '--method'? "),
+        (("--optimizer.lrr", 1), "'optimizer' has no part 'lrr'. Did you mean 'lr'?"),
+        (("--network-name", "cnn44"), "Unknown network 'cnn44'. Did you mean 'cnn4'? Known: cnn4."),
     ],
 )
 def test_options_that_do_not_exist(medfl: Medfl, cohort: Path, options: tuple[object, ...], message: str) -> None:
@@ -285,6 +285,6 @@ def test_a_bundle_with_missing_properties(medfl: Medfl, cohort: Path, tmp_path: 
     path.write_text(json.dumps({name: value for name, value in content.items() if name not in ("optimizer", "loss")}))
     code, error = medfl(*run(cohort, bundle=bundle))
     assert code == 2
-    assert "lacks 2 ids that it needs" in error
-    assert "optimizer: the optimiser of a site" in error
-    assert "loss: what a site minimises" in error
+    assert "lacks 2 required ids" in error
+    assert "optimizer: optimiser of a site" in error
+    assert "loss: loss function" in error

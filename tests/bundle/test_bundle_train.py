@@ -1,4 +1,4 @@
-"""The bundle describes one site completely, for MONAI as it is."""
+"""Training of one site by MONAI's own command with the bundle's ``train.json``."""
 
 from __future__ import annotations
 

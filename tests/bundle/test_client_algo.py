@@ -1,4 +1,4 @@
-"""Fedavg behind MONAI's client interface: the numbers of a run, and what is accepted and given."""
+"""FedAvg behind MONAI's client interface: same results as a run, and the weights that it accepts and returns."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from monai.fl.utils.constants import ExtraItems, FlStatistics, ModelType, Weight
 from monai.fl.utils.exchange_object import ExchangeObject
 from refusals import refused
 
+from medfl.bundle.abortable_dataset import AbortedError
 from medfl.bundle.client_algo import ROUND, SPLIT, CallError, MedflAlgo
-from medfl.bundle.watched import AbortedError
 from medfl.data.sites import load_sites
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.records import read_metrics
@@ -43,7 +43,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Files]:
 
 
 def mean(replies: list[ExchangeObject]) -> Tensors:
-    """A server's weighted mean in float64, written out; counters take the largest."""
+    """Compute a server's weighted mean in float64. Counters take the largest value."""
     sizes = [reply.statistics[FlStatistics.DATA_COUNT] for reply in replies]
     averaged: Tensors = {}
     for name, first in replies[0].weights.items():
@@ -58,7 +58,7 @@ def mean(replies: list[ExchangeObject]) -> Tensors:
 
 
 def drive(algos: list[ClientAlgo], weights: Tensors, rounds: int = 2) -> Tensors:
-    """A server of fedavg over MONAI's interface."""
+    """Run the server of FedAvg over MONAI's interface."""
     for _ in range(rounds):
         replies = []
         for algo in algos:
@@ -72,7 +72,7 @@ def drive(algos: list[ClientAlgo], weights: Tensors, rounds: int = 2) -> Tensors
 
 
 def reference(files: Files, folder: Path, **changes: Any) -> Result:
-    """The same federation as a run, opened without the code under test."""
+    """Run the same federation without the code under test and return its models."""
     options = OPTIONS | changes
     parser = ConfigParser()
     parser.read_config([str(files.bundle / "configs" / name) for name in ("train.json", "federate.json")])
@@ -116,7 +116,7 @@ def test_it_trains_and_scores_with_the_bits_of_a_run(files: Files, tmp_path: Pat
 
 
 def test_weights_give_the_same_mean_as_differences(files: Files) -> None:
-    """Up to rounding: the mean of w + d in float64 is rounded at another place than w plus the mean of d."""
+    """Check equality up to rounding: the mean of w + d is rounded in another step than w plus the mean of d."""
     start = global_weights(files)
     by_difference = drive([files.make(site) for site in SITES], start)
     by_weights = drive([files.make(site, send_weight_diff=False) for site in SITES], start)
@@ -126,7 +126,7 @@ def test_weights_give_the_same_mean_as_differences(files: Files) -> None:
 
 
 def test_the_round_may_be_named(files: Files) -> None:
-    """A process that was restarted trains its next round as if it had not been."""
+    """Check that a restarted process trains the next round as without the restart."""
     start, steady = global_weights(files), files.make()
     first, second = trained(steady, start), trained(steady, start)
     assert not tensors_equal(first, second)
@@ -163,7 +163,7 @@ def test_a_server_of_monais_algo_drives_it_unchanged(files: Files) -> None:
 
 
 class Context:
-    """What some engines pass as ``extra`` when they abort or finish: no dict."""
+    """Object that some engines pass as ``extra`` to abort and finalize, in place of a dict."""
 
 
 def test_an_engine_that_sends_arrays_and_averages_counters(files: Files) -> None:
@@ -229,7 +229,7 @@ def test_nothing_is_shared_with_the_engine(files: Files) -> None:
 
 
 class Signal:
-    """An engine's signal, which is looked at before each batch: it is triggered from look `at` on; None is never."""
+    """Abort signal of an engine, read before each batch. It is triggered from read number `at`; never for None."""
 
     def __init__(self, at: int | None) -> None:
         self.at, self.looks = at, 0
@@ -241,7 +241,7 @@ class Signal:
 
 
 class Caller(Signal):
-    """Calls `abort` while the second batch is fetched, as another thread may, and is never triggered itself."""
+    """Signal that calls `abort` at the second batch, as another thread may, and is never triggered itself."""
 
     def __init__(self, algo: MedflAlgo) -> None:
         super().__init__(None)

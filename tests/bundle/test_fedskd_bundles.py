@@ -1,5 +1,4 @@
-"""The bundles for brain maps and for skin lesions: prepared by the real commands, sites with networks of unlike widths,
-and plain MONAI on what a site takes home."""
+"""Bundles for brain maps and skin lesions: commands, networks of different widths, and exported bundles in MONAI."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ def command(*words: object) -> None:
 
 
 def brains(place: Path) -> None:
-    """Four regions of a made-up ABIDE, with two maps and an atlas."""
+    """Prepare four regions of a synthetic ABIDE, with two maps and an atlas, and run a federation."""
     derivatives = ("reho", "vmhc")
     write_release(place / "release", per_centre=5, derivatives=derivatives, size=12)
     words = ["--source", place / "release", "--atlas", place / "release" / ATLAS_FILE, "--size", 16]
@@ -46,7 +45,7 @@ def brains(place: Path) -> None:
 
 
 def lesions(place: Path) -> None:
-    """Three sites of a made-up Derm7pt."""
+    """Prepare three sites of a synthetic Derm7pt, and run a federation."""
     counts = {"BCC": 4, "NEV": 8, "MEL": 6, "MISC": 4, "SK": 4}
     release = derm7pt.write_release(place, dict.fromkeys(SPLITS, counts))
     words = ["--split", "none", "--size", 16, "--workers", 1]
@@ -57,7 +56,7 @@ def lesions(place: Path) -> None:
 
 @dataclass(frozen=True)
 class Made:
-    """A bundle, data for it, and a run."""
+    """Bundle, its data, and a run."""
 
     name: str
     place: Path
@@ -139,7 +138,7 @@ def test_plain_monai_scores_a_sites_own_model_as_the_federation_did(made: Made) 
 
 
 def test_its_inference_reads_the_files_of_the_release_as_prep_did(made: Made, tmp_path: Path) -> None:
-    """Of a folder with all files of the release; the site's test images are among them."""
+    """Predict a folder with all files of the data set, and compare with the site's test images."""
     options = {"bundle_root": str(made.home), "output_dir": str(tmp_path)}
     monai_run(config_file=made.config("inference.json")[0], dataset_dir=str(made.place / FILES[made.name]), **options)
     rows = numbers(tmp_path / "predictions.csv")
@@ -162,7 +161,7 @@ def test_one_site_trains_exports_and_fits_its_metadata(made: Made, tmp_path: Pat
 
 @pytest.mark.parametrize("name", sorted(MAKERS))
 def test_bundles_differ_only_where_they_must(name: str) -> None:
-    """What is the same in all bundles is so to the letter, and a change in one is not forgotten in another."""
+    """Check that all other parts of the bundles are identical, so that no change in one is forgotten in another."""
     for config in ("train.json", "federate.json", "evaluate.json", "inference.json"):
         first, other = (json.loads((root / "configs" / config).read_text()) for root in (MEDMNIST, BUNDLES / name))
         first, other = (content.pop("settings", {}) | content for content in (first, other))
@@ -203,7 +202,7 @@ OWN = {
     "imports",
     "federation",
 }
-"""Ids of configurations in which bundles may differ."""
+"""Ids whose values may differ between the bundles."""
 
 
 # ---- regions

@@ -1,4 +1,4 @@
-"""Where there is a GPU in sight, runs with several workers work: nothing asks for it before processes are forked."""
+"""Runs with several workers on a machine with a GPU: no code uses the GPU before processes are forked."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def status_of(words: list[object]) -> int:
-    """The status with which a command line ends in this process."""
+    """Run a command in this process and return its exit status."""
     with pytest.raises(SystemExit) as ended:
         main([str(word) for word in words])
     return int(ended.value.code or 0)
 
 
 def medfl_run(cohort: Path, out: Path, **options: object) -> int:
-    words: list[object] = ["run", BUNDLE, "--dataset-dir", cohort, "--output_dir", out]
+    words: list[object] = ["run", BUNDLE, "--dataset-dir", cohort, "--output-dir", out]
     for name, value in (SETTINGS | options).items():
         words += [f"--{name}", value]
     return status_of(words)
 
 
 def test_a_run_with_workers_never_asks_for_a_gpu(gpu: Gpu, cohort: Path, tmp_path: Path) -> None:
-    """From the bundle's configuration over training and evaluation to report and bundles; then another, as a demo does.
+    """Run the whole path from the configuration to the report and bundles, and then a second run, as a demo does.
 
     Only workers make backward passes, which start a thread for each GPU and so keep CUDA and autograd out of a fork.
     """
@@ -67,7 +67,7 @@ def test_a_run_with_workers_never_asks_for_a_gpu(gpu: Gpu, cohort: Path, tmp_pat
 
 @pytest.mark.slow
 def test_a_study_with_workers_never_asks_for_a_gpu(gpu: Gpu, cohort: Path, tmp_path: Path) -> None:
-    """Its runs are carried out in this process, so that also what the study does between them comes before a fork."""
+    """Run the study's runs in this process, so that the code between them also comes before a fork."""
     pytest.importorskip("medfl_studies")
     from medfl_studies.study import load_study, run_study
 
@@ -107,7 +107,7 @@ def test_which_device_is_taken_and_when_it_is_asked_for(gpu: Gpu) -> None:
 
 
 def test_a_fork_that_comes_too_late_is_told(gpu: Gpu, tmp_path: Path) -> None:
-    """A run in this very process trains first; no later one can have workers then, and says what to do."""
+    """Train in this process first. A later run can't have workers then, and its message says what to do."""
     case = builtin("fedavg")
     case.run(tmp_path / "one", sites=make_sites(PAIR))
     assert gpu.calls("cuda") == []

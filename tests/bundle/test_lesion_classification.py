@@ -1,4 +1,4 @@
-"""The bundle for benign and malignant lesions: networks of unlike widths, and plain MONAI on what a site takes home."""
+"""Bundle for benign and malignant lesions: networks of different widths, and exported bundles in MONAI."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from medfl.bundle.files import shipped
 
 NAME = "lesion_classification"
 WIDTHS = {"busbra_toshiba": "encoder_wide", "breast_pl": "encoder_narrow"}
-"""Sites to networks of unlike widths."""
+"""Maps sites to networks of different widths."""
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Data, and a run of fedskd beside them."""
+    """Write data and a run of fedskd, and return their folder."""
     folder = tmp_path_factory.mktemp(NAME)
     data = make_lesions(folder, "pathology")
     federate(NAME, data, folder / "run", "fedskd", method_args={"p2p_scale": 1}, networks_by_site=WIDTHS)

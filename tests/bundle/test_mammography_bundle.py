@@ -1,5 +1,4 @@
-"""The bundle for mammograms: data from the real commands, sites with networks of unlike sizes, and plain MONAI on what
-each site takes home."""
+"""Bundle for mammograms: real commands, networks of different sizes, and exported bundles in MONAI."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ def command(*words: object) -> None:
 
 
 def federate(place: Path, sites: int, **options: Any) -> None:
-    """Deal the pooled data set to sites and run a federation."""
+    """Split the pooled data set into sites and run a federation."""
     command("partition", place / "pool", "--out", place / "data", "--sites", sites, "--test-fraction", 0.3)
     configs = [str(BUNDLE / "configs" / name) for name in ("train.json", "federate.json")]
     folders = {"bundle_root": str(BUNDLE), "dataset_dir": str(place / "data"), "output_dir": str(place / "run")}
@@ -48,7 +47,7 @@ def federate(place: Path, sites: int, **options: Any) -> None:
 
 @dataclass(frozen=True)
 class Made:
-    """Data and a run."""
+    """Folders of the data and of a run."""
 
     place: Path
 
@@ -66,7 +65,7 @@ class Made:
 
 @pytest.fixture(scope="module")
 def films(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Films of 64 pixels, sites alone, each with another network."""
+    """Prepare mammograms of 64 pixels, and train each site locally with another network."""
     place = tmp_path_factory.mktemp("films")
     rows = {number: KNOWN.get(number, [("G NORM", "G CIRC M 9 9 9")[number % 2]]) for number in range(1, 33)}
     write_release(place, rows, edge=80)
@@ -78,7 +77,7 @@ def films(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 @pytest.fixture(scope="module")
 def breasts(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Images in the layout of BreastMNIST, and one network for all."""
+    """Prepare images in the layout of BreastMNIST, and run a federation with one network."""
     place = tmp_path_factory.mktemp("breasts")
     rng = np.random.default_rng(0)
     arrays = {}
@@ -146,7 +145,7 @@ def test_inference_on_a_sites_test_images_is_what_the_federation_predicted(made:
 
 
 def test_inference_reads_films_as_prep_did(films: Made, tmp_path: Path) -> None:
-    """Of the folder of the release; the sites' test images are among its films."""
+    """Predict the folder of the data set, and compare with the sites' test images."""
     for home in films.homes[:2]:
         config = json.loads((home / "configs" / "inference.json").read_text())
         assert config["reading"] == {"crop_breast": False, "align": False, "voi": False}
@@ -218,14 +217,14 @@ def test_its_views_differ_from_each_other_and_from_the_image_and_sites_train_on_
 
 @pytest.mark.parametrize("method", ["fedavg", "local"])
 def test_breastmnist(tmp_path: Path, method: str) -> None:
-    """The real file: one round of a few steps at ten unlike sites."""
+    """Run one round of a few steps at ten sites of different sizes, on the real file."""
     folder = Path(os.environ.get("MEDFL_DATA", ".")) / "medmnist"
     if "MEDFL_DATA" not in os.environ or not (folder / "breastmnist.npz").is_file():
         pytest.skip("needs the real medmnist/breastmnist.npz in the folder that MEDFL_DATA names")
     command("prep", "medmnist", "--source", folder, "--flag", "breastmnist", "--out", tmp_path / "pool")
     skewed = ("--scheme", "dirichlet_class", "--alpha", 0.5, "--sites", 10, "--duplicates", "drop")
     command("partition", tmp_path / "pool", "--out", tmp_path / "data", *skewed)
-    words = ["--dataset-dir", tmp_path / "data", "--output_dir", tmp_path / "run", "--method", method]
+    words = ["--dataset-dir", tmp_path / "data", "--output-dir", tmp_path / "run", "--method", method]
     command("run", "mammography_classification", *words, "--rounds", 1, "--steps", 2)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "finished"

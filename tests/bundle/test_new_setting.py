@@ -1,4 +1,4 @@
-"""A new setting is one edit: a field with its docstring in medfl/settings.py, and nothing anywhere else."""
+"""A new setting needs one edit only: a field with its docstring in medfl/settings.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIELDS = {
     "Settings": '    patter: Annotated[int, Remote] = Field(3, ge=1)\n    """How often the rain falls."""\n\n',
     "Execution": '    puddles: int = Field(0, ge=0)\n    """What the rain leaves at a machine."""\n\n',
 }
-"""Class to the field that it gets, after the line that says what it is for."""
+"""Maps each class to a field to insert after the class docstring."""
 
 SCRIPT = """
 import sys
@@ -37,7 +37,7 @@ def medfl(*words):
         print("exit", ended.code)
 
 cohort, out = sys.argv[1:]
-run = ("run", "medmnist_classification", "--dataset-dir", cohort, "--rounds", "1", "--steps", "1", "--output_dir")
+run = ("run", "medmnist_classification", "--dataset-dir", cohort, "--rounds", "1", "--steps", "1", "--output-dir")
 medfl("run", "--help-settings")
 for name in ("patter", "puddles"):
     try:
@@ -47,13 +47,13 @@ for name in ("patter", "puddles"):
         print(error)
 medfl(*run, out, "--pater", "5")
 medfl(*run, out, "--patter", "0")
-medfl(*run, out, "--patter", "5", "--settings#puddles", "2")
+medfl(*run, out, "--patter", "5", "--settings.puddles", "2")
 """
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """What the commands print in a copy of medfl with two more settings, and the run folder."""
+    """Run commands in a copy of medfl with two more settings. Return their output and the run folder."""
     folder = tmp_path_factory.mktemp("copy")
     shutil.copytree(ROOT / "medfl", folder / "medfl", ignore=shutil.ignore_patterns("models", "eval"))
     path = folder / "medfl" / "settings.py"
@@ -84,7 +84,7 @@ def test_a_server_may_set_it_only_where_it_is_marked(done: tuple[str, Path]) -> 
 
 
 def test_it_is_an_option_that_is_checked(done: tuple[str, Path]) -> None:
-    assert "unknown option '--pater'. Did you mean 'patter'?" in done[0]
+    assert "Unknown option '--pater'. Did you mean '--patter'?" in done[0]
     assert "'patter': expected a whole number, >= 1; got 0" in done[0]
 
 

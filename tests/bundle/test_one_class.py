@@ -1,4 +1,4 @@
-"""Sites and folds of one class only: trained on, scored where there is a score, and counted where there is none."""
+"""Sites and folds with a single class: they train, and are scored or counted as undefined."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from medfl_datasets.abide.synthetic import ATLAS_FILE, write_release
 BUNDLE = Path(__file__).parents[2] / "bundles" / "fmri_asd_classification"
 
 ALONE = "US-West"
-"""All of its subjects have autism."""
+"""Name of the site whose subjects all have autism."""
 
 RARE = "US-East"
-"""One of its four subjects has no autism, so that of two folds one tests a single class."""
+"""Name of a site with one control among four subjects, so that one of two folds tests a single class."""
 
 SITES = ["Europe", RARE, "US-Middle", ALONE]
 
@@ -41,7 +41,7 @@ def with_few_classes(row: dict[str, str], place: int) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Made:
-    """A partitioned release and a run on it."""
+    """Partitioned data set and a run on it."""
 
     data: Path
     run: Path
@@ -57,7 +57,7 @@ class Made:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """FedSKD with all forms of its loss, on the bundle as it stands, for two rounds."""
+    """Run FedSKD with all parts of its loss for two rounds, with the bundle's defaults."""
     place = tmp_path_factory.mktemp("one-class")
     release, pool, data = place / "release", place / "pool", place / "data"
     write_release(release, per_centre=4, centres=CENTRES, derivatives=("reho",), size=12)
@@ -84,7 +84,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 FOLD = 1
-"""The one that tests a single class at `RARE`."""
+"""Fold that tests a single class at the site `RARE`."""
 
 
 def test_the_data_are_as_bad_as_they_should_be(made: Made) -> None:

@@ -1,4 +1,4 @@
-"""The file that inference writes says what was decided, by which threshold, and in which unit."""
+"""File of predictions with decisions, thresholds and units."""
 
 from __future__ import annotations
 

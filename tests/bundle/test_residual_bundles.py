@@ -1,5 +1,4 @@
-"""The bundles for blood cells and skin lesions: the options of their network, and weights from a file, in a federation
-and at one site with plain MONAI."""
+"""Bundles for blood cells and skin lesions: options of the network, and weights from a file."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ PAPERS = {"norm": "batch", "head_share": 0.5}
 
 @dataclass(frozen=True)
 class Made:
-    """A bundle, data for it, weights, and a run that began from them with frozen batch norm."""
+    """Bundle, its data, weights, and a run that started from them with frozen batch norm."""
 
     bundle: Path
     place: Path
@@ -143,7 +142,7 @@ def features(network: ResNet) -> int:
 
 
 def strides(network: ResNet) -> tuple[int, int]:
-    """Of the stem's convolution, and of its pooling."""
+    """Return the strides of the stem's convolution and of its pooling."""
     return network.conv1.stride[0], getattr(network.maxpool, "stride", 1)
 
 
@@ -171,4 +170,4 @@ OWN = {
     *("edge", "stem_kernel", "stem_stride", "stem_pool", "head_share", "head_dropout", "head_activation", "dropout"),
     *("optimizer", "augmentation", "shift", "task", "network", "imports", "rounds", "epochs", "federation"),
 }
-"""Ids of configurations in which they may differ."""
+"""Ids whose values may differ between the bundles."""

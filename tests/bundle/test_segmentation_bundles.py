@@ -1,4 +1,4 @@
-"""The bundles for volumes and for lesions: methods, bits, and plain MONAI on what a site takes home."""
+"""Bundles for volumes and lesions: methods, reproducibility, and exported bundles in MONAI."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Made:
-    """A bundle and data for it."""
+    """Bundle and its data."""
 
     name: str
     place: Path
@@ -46,7 +46,7 @@ class Made:
         return sorted(path.parent.name for path in self.data.glob("*/datalist.json"))
 
     def run(self, out: str, method: str, **options: Any) -> Path:
-        """The folder of a run of two rounds, unless it is there."""
+        """Run two rounds unless the run folder exists, and return the folder."""
         known = {name: value for name, value in options.get("networks_by_site", {}).items() if name in self.sites}
         options |= {"networks_by_site": known} if known else {}
         if not (self.place / out / "summary.json").exists() or "rounds" in options:
@@ -72,7 +72,7 @@ def test_a_method_runs_on_it_and_scores_cases(made: Made, method: str) -> None:
 
 
 def bits(run: Path) -> dict[str, bytes]:
-    """All models that are taken home, and the scores without times."""
+    """Return all exported models, and the scores without times."""
     lines = [line for line in (run / "metrics.csv").read_bytes().splitlines() if b"seconds" not in line]
     content = {"scores": b"\n".join(lines)}
     for home in run.glob("sites/*"):
@@ -123,7 +123,7 @@ def test_it_is_a_bundle_that_knows_what_it_takes_and_gives(made: Made, tmp_path:
 
 
 def test_inference_writes_masks_on_the_grid_of_the_files(made: Made, tmp_path: Path) -> None:
-    """What they say of a test image is what its site's model says of the prepared one."""
+    """Compare the mask of a test image's file with the prediction of the site's model for the prepared image."""
     home = made.run("fedavg", "fedavg") / "sites" / made.sites[1]
     volumes = made.name == "volume_segmentation"
     files = made.place / "release" / ("imagesTr" if volumes else "images")
@@ -136,7 +136,7 @@ def test_inference_writes_masks_on_the_grid_of_the_files(made: Made, tmp_path: P
 
 
 def _predicted(home: Path, made: Made, objective: Segmentation) -> np.ndarray:
-    """The classes that a site's model sees in its test images, (n, *spatial)."""
+    """Return the classes that a site's model predicts for its test images, of shape (n, *spatial)."""
     scale = {"mean": (0.0,), "std": (1.0,)} if objective.spacing else {"mean": (0.5,), "std": (0.25,)}
     test = load_sites(made.data, objective, **scale)[home.name].test
     network = torch.jit.load(_exported(home), map_location="cpu").eval()

@@ -1,4 +1,4 @@
-"""The bundle for tables: every objective that a data list may name, a site's own bundle, and tables to predict."""
+"""Bundle for tables: every objective, exported bundles, and prediction of tables."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BUNDLE = Path(__file__).parents[2] / "bundles" / "tabular"
 NAMES = ["age", "grade", "size", "nodes"]
 UNIT = np.random.default_rng(0).normal(size=(60, 4))
 VECTORS = (UNIT * [15.0, 1.0, 0.2, 3.0] + [62.0, 2.0, 0.0, -5.0]).astype(np.float32)
-"""Columns of unlike scales, such as an age in years."""
+"""Rows with columns of different scales, such as an age in years."""
 
 RISK = UNIT @ np.array([1.0, -1.0, 0.5, 0.0])
 KINDS: dict[str, tuple[Objective, list[Any]]] = {
@@ -50,7 +50,7 @@ KINDS: dict[str, tuple[Objective, list[Any]]] = {
         [[float(np.exp(-risk)), int(row[3] < 1)] for risk, row in zip(RISK, UNIT, strict=True)],
     ),
 }
-"""Objective to targets that follow from the vectors."""
+"""Maps each objective to targets computed from the vectors."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Made:
         return self.place / "run" / "sites" / "site-01"
 
     def scale(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation of each column over the training rows of both sites."""
+        """Return mean and standard deviation of each column over the training rows of both sites."""
         lists = [json.loads((self.place / "data" / f"site-0{n}" / "datalist.json").read_text()) for n in (1, 2)]
         rows = VECTORS[[record["image"] for datalist in lists for record in datalist["training"]]].astype(np.float64)
         return rows.mean(0), rows.std(0)
@@ -74,14 +74,14 @@ class Made:
         return {"bundle_root": str(self.home), "dataset_dir": str(self.place / "data")} | more
 
     def predictions(self) -> np.ndarray:
-        """What the federation wrote beside the site's model, without row and target."""
+        """Return the predictions that the federation wrote next to the site's model, without row and target."""
         with (self.home / "predictions.csv").open() as file:
             rows = list(csv.DictReader(file))
         return np.array([[float(row[name]) for name in self.objective.columns(())] for row in rows])
 
 
 def cohort(folder: Path, kind: str) -> None:
-    """Two sites."""
+    """Write data of two sites."""
     objective, targets = KINDS[kind]
     (folder / "pool").mkdir(parents=True)
     np.save(folder / "pool" / "images.npy", VECTORS)
@@ -120,7 +120,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table whose columns stand in another order, beside ones that no network takes."""
+    """Write a table with the columns in another order and with further columns."""
     path = tmp_path_factory.mktemp("table") / "patients.csv"
     lines = [";".join(["id", *NAMES[::-1]])]
     lines += [";".join([f"p{row}", *map(repr, map(float, VECTORS[row][::-1]))]) for row in range(5)]
@@ -139,7 +139,7 @@ def test_it_learns_what_the_data_list_says(made: Made) -> None:
 
 
 def test_rows_are_standardised_by_the_training_rows_of_all_sites(made: Made) -> None:
-    """Training columns have mean 0 and deviation 1; validation and test rows are scaled by the same numbers."""
+    """Check that training columns have mean 0 and deviation 1, and that other rows are scaled by the same numbers."""
     mean, std = made.scale()
     for config in ("train.json", "inference.json"):
         settled = json.loads((made.home / "configs" / config).read_text())
@@ -179,7 +179,7 @@ def test_a_constant_column_is_only_shifted() -> None:
     not REAL.is_dir(), reason="needs the table of Fed-TCGA-BRCA: MEDFL_DATA names a folder with flamby/"
 )
 def test_no_unit_is_dead_on_the_real_table(tmp_path: Path) -> None:
-    """With ages as they are, most of the 16 hidden units are 0, or never 0, for every patient at the start."""
+    """Check the real table: without scaling, most of the 16 hidden units are always 0 or never 0 at the start."""
     FlambyTcgaBrca(source=REAL).make(
         tmp_path / "pool", force=False, workers=1, require_complete=True, say=lambda _: None
     )
@@ -248,7 +248,7 @@ def test_a_table_is_predicted_by_the_names_of_its_columns(made: Made, table: Pat
 
 
 def test_workers_and_interruptions_change_no_bit(tmp_path: Path) -> None:
-    """A perceptron by Adam: one round and then a second, by two processes, are two rounds by one."""
+    """Check that a round and then a second round by two processes equal two rounds by one process, with Adam."""
     cohort(tmp_path, "survival")
     options = {"network_name": "mlp", "widths": [5], "optimizer#_target_": "torch.optim.Adam", "optimizer#lr": 0.01}
     whole = federate(tmp_path, "whole", **options)

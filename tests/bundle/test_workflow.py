@@ -1,4 +1,4 @@
-"""Federations from a bundle: stock MONAI, the stricter workflow, `medfl run`, and what a site takes home."""
+"""Federations from a bundle: MONAI's command, medfl's workflow, `medfl run`, and exported bundles."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_here(capsys: pytest.CaptureFixture[str], *options: object) -> SimpleNamespace:
-    """`medfl run` over the bundle, in this process, which has imported torch and MONAI already."""
+    """Run `medfl run` over the bundle in this process, which has imported torch and MONAI already."""
     with pytest.raises(SystemExit) as ended:
         main(["run", str(BUNDLE), *map(str, options)])
     captured = capsys.readouterr()
@@ -56,9 +56,9 @@ def run_here(capsys: pytest.CaptureFixture[str], *options: object) -> SimpleName
 def finished(cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "fedavg"
     words = (
-        *("run", BUNDLE, "--dataset-dir", cohort, "--output_dir", folder, "--method", "fedavg"),
-        *("--rounds", 2, "--optimizer#lr", 0.125, "--workers", 2),
-        *("--lr_decay", 0.5),
+        *("run", BUNDLE, "--dataset-dir", cohort, "--output-dir", folder, "--method", "fedavg"),
+        *("--rounds", 2, "--optimizer.lr", 0.125, "--workers", 2),
+        *("--lr-decay", 0.5),
     )
     with pytest.raises(SystemExit) as ended:
         main([str(word) for word in words])
@@ -150,12 +150,12 @@ def test_a_leak_stops_the_run_unless_it_is_allowed_by_name(
     values = json.loads(path.read_text())
     values["test"].append(values["training"][0])
     path.write_text(json.dumps(values))
-    options = ("--dataset-dir", leaky, "--output_dir", tmp_path / "run", "--rounds", 1)
+    options = ("--dataset-dir", leaky, "--output-dir", tmp_path / "run", "--rounds", 1)
     done = run_here(capsys, *options)
     assert done.code == 2
     assert "site-01/training" in done.err
     assert not (tmp_path / "run").exists()
-    done = run_here(capsys, *options, "--allow_leaks", "['subjects', 'pixels']")
+    done = run_here(capsys, *options, "--allow-leaks", "['subjects', 'pixels']")
     assert done.code == 0, done.err
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["leaks"]
     assert RunFile.read(tmp_path / "run" / "run.json").provenance.data.allowed_leaks == ("subjects", "pixels")
@@ -169,7 +169,7 @@ def test_sites_with_images_of_unlike_shapes_are_refused(
     path = both / "site-03" / "datalist.json"
     values = json.loads((tmp_path / "small" / "site-01" / "datalist.json").read_text())
     path.write_text(json.dumps(values | {"image_array": str(tmp_path / "small" / "images.npy")}))
-    done = run_here(capsys, "--dataset-dir", both, "--output_dir", tmp_path / "run", "--rounds", 1)
+    done = run_here(capsys, "--dataset-dir", both, "--output-dir", tmp_path / "run", "--rounds", 1)
     assert done.code == 2
     assert "(3, 16, 16), (3, 28, 28)" in done.err
 
@@ -209,14 +209,14 @@ def test_stock_monai_runs_the_same_federation(finished: Path, cohort: Path, tmp_
     ("options", "message"),
     [
         (("--method", "fedprx"), "Did you mean 'fedprox'?"),
-        (("--methd", "fedavg"), "unknown option '--methd'. Did you mean 'method'?"),
-        (("--method", "fedprox", "--method_args#muu", 1), "unknown option 'muu'. Did you mean 'mu'?"),
+        (("--methd", "fedavg"), "Unknown option '--methd'. Did you mean '--method'?"),
+        (("--method", "fedprox", "--method-args.muu", 1), "unknown option 'muu'. Did you mean 'mu'?"),
         (("--metrics", "['acuracy']"), "Unknown metric 'acuracy'. Did you mean 'accuracy'?"),
         (("--rounds", 0), "'rounds'"),
         (("--precision", "fp8"), "'precision'"),
-        (("--num_classes", 3), "expected labels in 0..2"),
+        (("--num-classes", 3), "expected labels in 0..2"),
         (("--sites", "['site-01', 'site-99']"), "no site 'site-99'"),
-        (("--networks_by_site", "{'site-99': 'cnn4'}"), "site-99"),
+        (("--networks-by-site", "{'site-99': 'cnn4'}"), "site-99"),
         (("--device", "cuda:0"), "no GPU"),
     ],
 )
@@ -225,9 +225,9 @@ def test_bad_options_end_in_one_message(
 ) -> None:
     if "cuda:0" in options and torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    classes = () if "--num_classes" in options else ("--num_classes", 4)
+    classes = () if "--num-classes" in options else ("--num-classes", 4)
     rounds = () if "--rounds" in options else ("--rounds", 1)
-    done = run_here(capsys, "--dataset-dir", cohort, "--output_dir", tmp_path / "run", *rounds, *classes, *options)
+    done = run_here(capsys, "--dataset-dir", cohort, "--output-dir", tmp_path / "run", *rounds, *classes, *options)
     assert done.code == 2
     assert message in done.err
     assert "Traceback" not in done.err
@@ -238,7 +238,7 @@ def test_debug_shows_the_traceback(
     cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MEDFL_DEBUG", "0")  # put back afterwards
-    done = run_here(capsys, "--dataset-dir", cohort, "--output_dir", tmp_path / "run", "--method", "nope", "--debug")
+    done = run_here(capsys, "--dataset-dir", cohort, "--output-dir", tmp_path / "run", "--method", "nope", "--debug")
     assert done.code != 0
     assert "Traceback" in done.err
 
@@ -285,7 +285,7 @@ def test_a_plugin_file_is_found_by_a_run(cohort: Path, tmp_path: Path, capsys: p
     )
     done = run_here(
         capsys,
-        *("--dataset-dir", cohort, "--output_dir", tmp_path / "run", "--num_classes", 4, "--rounds", 1),
+        *("--dataset-dir", cohort, "--output-dir", tmp_path / "run", "--num-classes", 4, "--rounds", 1),
         *("--method", "mine", "--plugins", [str(plugin)], "--workers", 2),
     )
     assert done.code == 0, done.err
@@ -306,7 +306,7 @@ def test_a_section_of_a_plugin_file_is_on_the_page_of_a_run(
     )
     done = run_here(
         capsys,
-        *("--dataset-dir", cohort, "--output_dir", tmp_path / "run", "--num_classes", 4, "--rounds", 1),
+        *("--dataset-dir", cohort, "--output-dir", tmp_path / "run", "--num-classes", 4, "--rounds", 1),
         *("--steps", 1, "--plugins", [str(plugin)]),
     )
     assert done.code == 0, done.err
@@ -316,13 +316,11 @@ def test_a_section_of_a_plugin_file_is_on_the_page_of_a_run(
 def test_the_workflow_lists_known_options() -> None:
     with refused(SettingsError, "unknown_option", option="roundz") as caught:
         FederatedWorkflow(CONFIGS, logging_file=False, roundz=3)
-    error = str(caught.value)
-    assert "Did you mean 'rounds'?" in error
-    assert "batch_size" in error
+    assert "Did you mean '--rounds'? `medfl run BUNDLE --help` lists all" in str(caught.value)
 
 
 def test_from_python_a_mistake_is_an_exception(cohort: Path, tmp_path: Path) -> None:
-    """Also a mistake that is found when the run begins; MONAI's own command line ends the process."""
+    """Check also a mistake that is found when the run begins. MONAI's own command would exit the process."""
     options = {"bundle_root": str(BUNDLE), "dataset_dir": str(cohort), "output_dir": str(tmp_path / "run")}
     workflow = FederatedWorkflow(CONFIGS, logging_file=False, method="fedavgg", **options)
     workflow.initialize()
@@ -345,13 +343,15 @@ def test_a_folder_that_is_no_bundle_is_refused(
 
 
 def test_overrides_are_parsed_as_pairs() -> None:
-    words = ["--rounds", "3", "--method=fedprox", "--method_args#mu", "1e-3", "--sites", "['a']", "--note", "a b"]
+    words = ["--rounds", "3", "--method=fedprox", "--method-args.mu", "1e-3", "--sites", "['a']", "--note", "a b"]
     expected = {"rounds": 3, "method": "fedprox", "method_args#mu": 1e-3, "sites": ["a"], "note": "a b"}
     assert parse_overrides(words) == expected
     with refused(SettingsError, "invalid_option", text="rounds"):
         parse_overrides(["rounds", "3"])
     with refused(SettingsError, "missing_option_value", name="rounds"):
         parse_overrides(["--rounds"])
+    with refused(SettingsError, "wrong_spelling", option="--lr_decay", expected="--lr-decay"):
+        parse_overrides(["--lr_decay", "0.5"])
 
 
 def test_devices() -> None:

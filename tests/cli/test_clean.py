@@ -1,4 +1,4 @@
-"""``medfl clean``: what it says, what it leaves alone, what it refuses."""
+"""``medfl clean``: output, files that stay, and refusals."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ KEPT = {"run.json", "metrics.csv", "progress.jsonl", "summary.json", "sites", "g
 
 
 def listing(folder):
-    """Every file below a folder with its content and time of change."""
+    """Return the content and modification time of each file below a folder."""
     return {
         path.relative_to(folder): (path.read_bytes(), path.stat().st_mtime_ns)
         for path in folder.rglob("*")
@@ -76,9 +76,9 @@ def test_a_kill_between_the_two_steps_of_cleaning_leaves_the_note(tmp_path, monk
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"status": "running", "done": 1}, "is stopped, not finished: its state is what continues it"),
-        ({"status": "diverged", "done": 1}, "is diverged, not finished: its state is what continues it"),
-        ({"bundles": False}, "is finished, but the bundles of 3 sites are not there"),
+        ({"status": "running", "done": 1}, "is stopped, not finished"),
+        ({"status": "diverged", "done": 1}, "is diverged, not finished"),
+        ({"bundles": False}, "is finished, but the bundles of 3 sites are missing"),
     ],
 )
 def test_a_run_that_needs_its_state_is_left_alone(medfl_command, tmp_path, options, message):
@@ -97,7 +97,7 @@ def test_a_run_that_is_being_written_is_left_alone(medfl_command, tmp_path, opti
     with only_writer(run):
         code, _, err = medfl_command("clean", run, *options)
     assert code == 2
-    assert "is being written now. Wait for it, or stop it; nothing was removed." in err
+    assert "Wait until it ends, or stop it; nothing was removed." in err
     assert names(run) == KEPT | {"state"}
 
 
@@ -167,6 +167,8 @@ def test_what_no_run_writes_is_not_removed(medfl_command, tmp_path):
     (run / ".run.json.123.tmp").write_text("left over by a kill")
     code, out, err = medfl_command("clean", done, run, "--all", "--yes")
     assert (code, out) == (2, "")
-    assert f"'{run}' holds what no run writes: notes, thesis.docx. Move that away first; nothing was removed." in err
+    assert (
+        f"'{run}' contains files that no run writes: notes, thesis.docx. Move them first; nothing was removed." in err
+    )
     assert names(run) >= KEPT | {"state", "notes", "thesis.docx"}
     assert names(done) == KEPT | {"state"}

@@ -1,4 +1,4 @@
-"""What newcomers do wrong first: each is answered with what was expected, what came, where, and what to do."""
+"""First mistakes of new users, each with a message that says what was expected and found, where, and what to do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLUMNS = ("--image-column", "file", "--label-column", "diagnosis", "--size", "1
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Where a newcomer stands: ``cells`` are partitioned; ``images`` are files with a table, ``labels.csv``."""
+    """Write partitioned data ``cells``, and ``images`` with a table ``labels.csv``; return their folder."""
     place = tmp_path_factory.mktemp("newcomer")
     make_cohort(place / "cells", sites=2, images_per_site=30, size=12)
     (place / "empty").mkdir()
@@ -39,7 +39,7 @@ def table(path, rows, head=("file", "diagnosis")):
 
 @pytest.fixture
 def answer(data, medfl, monkeypatch):
-    """What a wrong command says, its lines joined; the status is 2, and there is no traceback."""
+    """Return a function that runs a wrong command and returns its message on one line."""
     monkeypatch.chdir(data)
 
     def run(*words):
@@ -52,8 +52,8 @@ def answer(data, medfl, monkeypatch):
 
 
 def run(*words):
-    """The words of a run over the partitioned cells."""
-    return "run", BUNDLE, "--dataset-dir", "cells", "--output_dir", "out", *words
+    """Return the arguments of a run over the partitioned cells."""
+    return "run", BUNDLE, "--dataset-dir", "cells", "--output-dir", "out", *words
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,8 @@ def test_a_bundle_that_is_mistyped_or_missing(answer):
         "run", "medmnist_clasification", "--dataset-dir", "cells"
     )
     says = answer("run", "--dataset-dir", "cells", "--method", "fedavg")
-    assert "expected a bundle before the options, got '--method'. Known: bloodcell_classification, " in says
+    assert "Expected a bundle before the options, got '--method'." in says
+    assert "`medfl list bundles` lists all names." in says
     assert "Missing argument 'bundle'" in answer("run")
 
 
@@ -109,16 +110,16 @@ def test_a_bundle_that_is_mistyped_or_missing(answer):
     ("words", "says"),
     [
         (("--method", "fedprx"), "Unknown method 'fedprx'. Did you mean 'fedprox'?"),
-        (("--method", "fedprox", "--method_args#muu", "1"), "unknown option 'muu'. Did you mean 'mu'?"),
-        (("--method", "fedprox", "--method_args#mu", "big"), "'mu': expected a number, >= 0; got 'big'"),
+        (("--method", "fedprox", "--method-args.muu", "1"), "unknown option 'muu'. Did you mean 'mu'?"),
+        (("--method", "fedprox", "--method-args.mu", "big"), "'mu': expected a number, >= 0; got 'big'"),
         (
-            ("--method", "fedprox", "--method_args", "mu=1"),
-            "expected the method's settings as --method_args#NAME value, or",
+            ("--method", "fedprox", "--method-args", "mu=1"),
+            "Expected the method's settings as --method-args.NAME value, or",
         ),
-        (("--metod", "fedprox"), "unknown option '--metod'. Did you mean 'method'?"),
-        (("fedprox",), "expected options as '--name value', for example --method fedprox; got 'fedprox'."),
+        (("--metod", "fedprox"), "Unknown option '--metod'. Did you mean '--method'?"),
+        (("fedprox",), "Expected options as '--name value', for example --method fedprox; got 'fedprox'."),
         (("--rounds",), "got '--rounds' without a value at the end."),
-        (("--roundz", "3"), "unknown option '--roundz'. Did you mean 'rounds'?"),
+        (("--roundz", "3"), "Unknown option '--roundz'. Did you mean '--rounds'?"),
         (("--rounds", "three"), "'rounds': expected a whole number, >= 1; got 'three'"),
         (("--rounds", "0"), "'rounds': expected a whole number, >= 1; got 0"),
         (("--precision", "fp16"), "'precision': expected 'fp32' or 'bf16' or 'amp'; got 'fp16'"),
@@ -130,7 +131,7 @@ def test_a_bundle_that_is_mistyped_or_missing(answer):
         (("--privacy", "{'epsilon': 5}"), "'privacy.clip' is required and was not given"),
         (("--privacy", "{'epsilon': -5, 'clip': 1}"), "'privacy.epsilon': expected a number, > 0; got -5"),
         (("--compression", "8"), "'compression': expected \"{'bits': ...}\" with bits (4 or 8 or 16); got 8"),
-        (("--sites", "site-01"), "expected a list of sites, as --sites \"['site-01']\"; got 'site-01'."),
+        (("--sites", "site-01"), "Expected a list of sites, as --sites \"['site-01']\"; got 'site-01'."),
     ],
 )
 def test_an_option_that_is_mistyped_or_of_another_kind(words, says, answer):
@@ -141,32 +142,32 @@ def test_an_option_that_is_mistyped_or_of_another_kind(words, says, answer):
 
 def test_a_part_that_cannot_be_built_names_the_part_and_the_reason(data, medfl, monkeypatch):
     monkeypatch.chdir(data)
-    status, _, err = medfl(*run("--optimizer#lr", "fast"))
+    status, _, err = medfl(*run("--optimizer.lr", "fast"))
     assert status == 1
     assert "TypeError: '<' not supported" in err
     assert "'torch.optim.SGD' with keywords: params,lr,momentum,weight_decay: check the options that go into it" in err
 
 
-def test_dashes_and_underscores_are_alike_and_more_workers_than_sites_do_not_start(data, medfl, monkeypatch):
+def test_more_workers_than_sites_do_not_start(data, medfl, monkeypatch):
     monkeypatch.chdir(data)
-    words = ("--dataset_dir", "cells", "--output-dir", "runs/one", "--rounds", "1", "--steps", "1", "--workers", "100")
+    words = ("--dataset-dir", "cells", "--output-dir", "runs/one", "--rounds", "1", "--steps", "1", "--workers", "100")
     status, _, err = medfl("run", BUNDLE, *words)
     assert status == 0
-    assert "100 workers were asked for; 2 start, for 2 sites." in err
+    assert "100 workers were requested; 2 start, for 2 sites." in err
     assert json.loads((data / "runs" / "one" / "run.json").read_text())["execution"]["workers"] == 2
 
 
 def test_a_run_folder_of_other_settings(answer, medfl):
-    words = ("run", BUNDLE, "--dataset-dir", "cells", "--output_dir", "runs/two", "--rounds", "1", "--steps", "1")
+    words = ("run", BUNDLE, "--dataset-dir", "cells", "--output-dir", "runs/two", "--rounds", "1", "--steps", "1")
     assert medfl(*words)[0] == 0
-    says = answer(*words, "--batch_size", "7")
+    says = answer(*words, "--batch-size", "7")
     assert "'runs/two' holds a run with other settings: settings.batch_size was 32, now 7. Name another folder" in says
 
 
 def test_a_report_on_a_folder_without_a_run(answer, data):
     pytest.importorskip("medfl_report")
     for folder, why in (("empty", "there is no run.json in it"), ("nowhere", "there is no such folder")):
-        assert f"expected a run folder at '{folder}', {why}. Give the --output_dir" in answer("report", folder)
+        assert f"expected a run folder at '{folder}', {why}. Give the --output" in answer("report", folder)
     (data / "several" / "one").mkdir(parents=True)
     (data / "several" / "one" / "run.json").write_text("{}")
     assert "Its runs are one: give one of these." in answer("report", "several")
@@ -193,8 +194,8 @@ def test_a_study_file_that_is_missing_or_wrong(text, says, answer, data):
     ("bundle", "wanted"), [("tabular", "rows of a table"), ("lesion_segmentation", "images with masks")]
 )
 def test_data_of_another_kind_than_the_bundle_takes(bundle, wanted, answer):
-    says = answer("run", bundle, "--dataset-dir", "cells", "--output_dir", "out")
-    assert f"expected {wanted} for the bundle '{bundle}', got images with classes in cells. Bundles for these: " in says
+    says = answer("run", bundle, "--dataset-dir", "cells", "--output-dir", "out")
+    assert f"Expected {wanted} for the bundle '{bundle}', got images with classes in cells. Bundles for these: " in says
     assert BUNDLE in says
 
 
@@ -229,7 +230,6 @@ def test_an_extra_that_is_not_installed_is_named(answer, monkeypatch):
     [
         (run("--seed", "1", "--method", "fedavg", "--seed=2"), "--seed"),
         (run("--dataset-dir", "images"), "--dataset-dir"),
-        (run("--dataset_dir", "images"), "--dataset_dir"),
         (("prep", "folder", "images", *COLUMNS, "--out", "own", "--label-column", "kind"), "--label-column"),
         (("report", "out", "--out", "a.html", "--out", "b.html"), "--out"),
         (("federate", "start", "kit", "--patience", "1", "--patience", "2"), "--patience"),
@@ -249,12 +249,27 @@ def test_an_option_that_may_be_repeated_is_not_refused(answer):
     assert "the table has the columns 'file', 'diagnosis'" in says
 
 
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("--output_dir", "--output-dir"),
+        ("--dataset_dir", "--dataset-dir"),
+        ("--optimizer#lr", "--optimizer.lr"),
+        ("--optimizer::weight_decay", "--optimizer.weight-decay"),
+        ("--settings#lr_decay", "--settings.lr-decay"),
+        ("--networks_by_site#site-01", "--networks-by-site.site-01"),
+    ],
+)
+def test_an_option_in_monais_spelling_names_the_right_one(typed, expected, answer):
+    assert f"Expected the option '{expected}', got '{typed}'." in answer("run", BUNDLE, typed, "1")
+
+
 def test_an_argument_of_a_component_without_its_component(answer):
-    assert "did you mean '--optimizer#lr'?" in answer(*run("--method", "fedavg", "--lr", "0.1"))
+    assert "Did you mean '--optimizer.lr'?" in answer(*run("--method", "fedavg", "--lr", "0.1"))
 
 
 def test_a_value_that_a_component_refuses(answer):
-    says = answer(*run("--method", "fedavg", "--optimizer#lr", "-0.1"))
+    says = answer(*run("--method", "fedavg", "--optimizer.lr", "-0.1"))
     assert "Invalid learning rate: -0.1" in says
     assert "torch.optim.SGD" in says
 

@@ -1,4 +1,4 @@
-"""The help of every command ends with an example that the command itself can read."""
+"""Help of every command: it ends with an example that the command's parser accepts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from feature_commands import PACKAGES
 
 from medfl.bundle.files import find_bundle
 from medfl.cli import examples
-from medfl.cli.main import FIRST, SECTIONS, all_commands, app, import_target, real_command
+from medfl.cli.main import SECTIONS, WELCOME, all_commands, app, import_target, real_command
 from medfl.cli.run import parse_overrides
 from medfl.plugins import load_plugins
 from medfl.settings import run_fields
@@ -22,7 +22,7 @@ COMMANDS = all_commands()
 
 
 def context_of(words):
-    """The context of the command that words call; its own parser has read them."""
+    """Parse the words of a command line and return click's context of the command."""
     context = typer.main.get_command(app).make_context("medfl", list(words))
     while hasattr(context.command, "resolve_command"):
         rest = [*context._protected_args, *context.args]
@@ -32,7 +32,7 @@ def context_of(words):
 
 
 def with_those_below(name):
-    """The words of a command, and of all commands below it."""
+    """Return the words of a command and of each of its subcommands."""
     command = real_command(name, partial(import_target, COMMANDS[name].target))
     below = command.list_commands(command.make_context(name, [], resilient_parsing=True)) if is_group(command) else []
     return [(name,), *((name, under) for under in below)]
@@ -43,7 +43,7 @@ def is_group(command):
 
 
 def check_run(context):
-    """The words that a run takes beside its own options: methods, settings and ids of the configuration exist."""
+    """Check that the method, settings and ids in the options of a run exist."""
     options = parse_overrides(context.args)
     assert options["method"] in load_plugins().methods
     root = find_bundle(context.params["bundle"])
@@ -74,8 +74,8 @@ def test_a_docstring_without_an_example_has_none():
 def test_without_a_command_it_says_where_to_begin(medfl):
     status, printed, _ = medfl()
     assert status == 0
-    assert printed.startswith(FIRST)
-    joined = FIRST.replace("\\\n", " ")
+    assert printed.startswith(WELCOME)
+    joined = WELCOME.replace("\\\n", " ")
     steps = [shlex.split(line)[1:] for line in joined.splitlines() if line.startswith("  medfl ")]
     assert [step[0] for step in steps] == ["demo", "list", "prep", "partition", "run", "run", "report"]
     for step in steps:

@@ -1,4 +1,4 @@
-"""``medfl``, ``medfl list`` and what every command has: readable, quick, and errors without a traceback."""
+"""``medfl list``, and features of all commands: quick start, and errors without a traceback."""
 
 import subprocess
 import sys
@@ -9,9 +9,14 @@ from refusals import refused
 
 import medfl
 from medfl.cli import main as cli
+from medfl.cli.list import UNMET_NEEDS
 from medfl.cli.run import check_method
+from medfl.engine.needs import OF_OBJECTIVE, objective_lacks
 from medfl.errors import PluginError, SettingsError
 from medfl.hooks import CommandRecord
+from medfl.objectives import Binary
+from medfl.objectives.known import objective_class
+from medfl.plugins import load_plugins
 
 PLUGIN = """
 from medfl.plugins import MethodRecord, hookimpl
@@ -46,12 +51,12 @@ def command(monkeypatch):
 
 
 def words(text: str) -> str:
-    """Without the table's spaces and lines."""
+    """Return a text with single spaces, without the layout of a table."""
     return " ".join(text.split())
 
 
 def test_methods_are_listed_with_what_they_send(medfl_command):
-    code, out, err = medfl_command("list", "methods")
+    code, out, err = medfl_command("list", "methods", "--long")
     assert (code, err) == (0, "")
     rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
     assert "nothing" in rows["local"]
@@ -61,6 +66,41 @@ def test_methods_are_listed_with_what_they_send(medfl_command):
     assert "server's model averaging; Li et al., MLSys 2020 " in words(out)
     assert "pooled" in out
     assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("columns", ["80", "120", "500"])
+def test_the_short_list_has_a_line_for_each_method(medfl_command, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    code, out, err = medfl_command("list", "methods")
+    assert (code, err) == (0, "")
+    methods = load_plugins().methods
+    assert [line.split()[0] for line in out.splitlines() if line.startswith("  ")].count("fedprox") == 1
+    assert sorted(line.split()[0] for line in out.splitlines() if line.startswith("  ")) == sorted(methods)
+    assert max(map(len, out.splitlines())) <= min(int(columns), 120)
+    if columns != "80":
+        assert all(record.summary in out for record in methods.values()), "a summary is cut in 120 columns"
+
+
+def test_methods_are_filtered_by_text_and_task(medfl_command):
+    def names(*filters):
+        _, out, _ = medfl_command("list", "methods", *filters)
+        return {line.split()[0] for line in out.splitlines() if line.startswith("  ")}
+
+    assert "fedprox" in names("--search", "PROXIMAL")
+    assert "fedavg" not in names("--search", "PROXIMAL")
+    assert "fedprox" in names("--search", "mlsys 2020"), "the paper is searched, too"
+    assert names("--search", "no such method") == set()
+    assert {"fedavg", "fedproto"} <= names("--task", "classification")
+    assert names("--task", "segmentation") < names("--task", "multiclass")
+    assert "fedproto" not in names("--task", "segmentation")
+    assert medfl_command("list", "networks", "--search", "cnn")[0] == 2
+
+
+@pytest.mark.parametrize("name", UNMET_NEEDS.keys() - {"classification"})
+def test_the_filter_by_task_agrees_with_the_objectives(name):
+    objective = Binary() if name == "binary" else objective_class(name).example()  # one logit, the default
+    unmet = {need for need in OF_OBJECTIVE if objective_lacks(need, objective)}
+    assert UNMET_NEEDS[name] & OF_OBJECTIVE == unmet
 
 
 @pytest.mark.parametrize(("kind", "name"), [("networks", "cnn4"), ("partitions", "dirichlet_class_balanced")])
@@ -96,13 +136,13 @@ def test_bundles_are_listed_with_their_task_and_folder(medfl_command):
 
 def test_a_narrow_terminal_does_not_squeeze_the_table(medfl_command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "30")
-    assert " centralized model/ update " in words(medfl_command("list", "methods")[1])
+    assert " centralized model/ update " in words(medfl_command("list", "methods", "--long")[1])
 
 
 def test_a_plugin_file_is_listed_and_its_text_is_no_markup(medfl_command, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(PLUGIN.format(name="mine", sends={"head/": "weights", "proto/": "statistic"}))
-    _, out, _ = medfl_command("list", "methods", "--plugin", str(path))
+    _, out, _ = medfl_command("list", "methods", "--long", "--plugin", str(path))
     assert "head/ weights" in out
     assert "proto/ statistic" in out
     assert "[bold]" in out
@@ -128,7 +168,9 @@ def test_a_plugin_can_be_left_out(medfl_command):
 # ---- the command line itself
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["list"], ["list", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["list"], ["list", "methods", "--task", "survival"], ["list", "--help"], ["--version"]]
+)
 def test_what_only_looks_imports_neither_torch_nor_monai(arguments):
     code = (
         "import sys\nfrom medfl.cli.main import main\n"

@@ -1,4 +1,4 @@
-"""``medfl new-dataset``: what it writes works as it stands, and from one spec come the command and the study."""
+"""``medfl new-dataset``: the written files work without changes, in a command and in a study."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def source(plugin, tmp_path) -> Path:
 
 def test_its_test_passes_as_it_is_written(plugin, tmp_path):
     test = runpy.run_path(str(plugin.with_name("test_toy.py")))
-    test["test_it_keeps_what_data_sets_promise"](tmp_path / "check")
+    test["test_contract"](tmp_path / "check")
 
 
 def test_it_is_listed_and_prepared_by_the_command(medfl, plugin, source, tmp_path):
     code, out, _ = medfl("list", "datasets", "--plugin", plugin)
-    assert (code, "toy: say in one line" in out) == (0, True)
+    assert (code, "toy: describe the data set" in out) == (0, True)
     code, out, _ = medfl("prep", "--plugin", plugin, "toy", "--help")
     assert (code, "32, or 32x48 (HxW)" in out, "[default: 32]" in out) == (0, True, True)
     words = ("prep", "--plugin", plugin, "toy", "--source", source, "--out", tmp_path / "P", "--size", "6x4")
     code, out, err = medfl(*words, "--workers", 2)
     assert code == 0, err
     assert "8 training, 0 validation, 0 test images of 2 classes" in out
-    assert err.startswith("toy: licence say who may use it")
+    assert err.startswith("toy: licence name the licence")
     assert len(read_datalist(tmp_path / "P").splits["training"]) == 8
 
 
@@ -63,7 +63,7 @@ def test_a_study_prepares_it(plugin, source, tmp_path):
 
 
 def by_study(source, folder, registry):
-    """The pooled data set that a study makes."""
+    """Prepare the pooled data set by a study and return it."""
     pytest.importorskip("medfl_studies")
     from medfl_studies.cohorts import check_data, make_data
     from medfl_studies.reading import read_study
@@ -84,7 +84,7 @@ def by_study(source, folder, registry):
 
 @pytest.fixture
 def data_prep(tmp_path, monkeypatch):
-    """A copy of the package of data sets to which a folder may be added, for worker processes, too."""
+    """Copy the package of data sets so that a test can add a folder, also visible to worker processes."""
     package = tmp_path / "medfl_datasets"
     package.mkdir()
     for path in (Path(__file__).parents[2] / "data_prep").iterdir():
@@ -107,9 +107,9 @@ def test_a_folder_is_tested_listed_prepared_and_studied_as_it_is_written(medfl, 
     importlib.invalidate_caches()
     assert set(load_plugins().datasets) == before | {"toy"}
     test = runpy.run_path(str(data_prep / "toy" / "test_toy.py"))
-    test["test_it_keeps_what_data_sets_promise"](tmp_path / "check")
+    test["test_contract"](tmp_path / "check")
     code, out, _ = medfl("list", "datasets")
-    assert (code, "toy: say in one line" in out) == (0, True)
+    assert (code, "toy: describe the data set" in out) == (0, True)
     source = load_plugins().synthetic("toy")(tmp_path / "data" / "toy")
     code, out, err = medfl("prep", "toy", "--source", source, "--out", tmp_path / "P", "--size", 8, "--workers", 1)
     assert (code, "8 training" in out) == (0, True), err
@@ -145,6 +145,6 @@ def test_a_promise_that_is_broken_is_named(plugin, tmp_path, line, other, messag
 
 def test_names_that_are_refused(medfl, tmp_path):
     code, _, err = medfl("new-dataset", "ham10000", "--out", tmp_path)
-    assert (code, "A dataset 'ham10000' is already given by plugin 'medfl_datasets'" in err) == (2, True)
+    assert (code, "The plugin 'medfl_datasets' already has a dataset 'ham10000'" in err) == (2, True)
     code, _, err = medfl("new-dataset", "My-Data", "--out", tmp_path)
     assert (code, "Expected a dataset name of lower-case letters" in err) == (2, True)

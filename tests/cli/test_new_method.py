@@ -1,4 +1,4 @@
-"""``medfl new-method``: what it writes works as it stands, alone and as a package."""
+"""``medfl new-method``: the written file or package works without changes."""
 
 import os
 import re
@@ -43,7 +43,7 @@ def pytest_passes(test: Path, **environment: str) -> None:
 
 
 def written_tests(path: Path) -> list[Callable[[], None]]:
-    """What pytest would run; here it costs no process that imports torch anew."""
+    """Return the written tests, to run them without a new process that imports torch."""
     return [test for name, test in runpy.run_path(str(path)).items() if name.startswith("test_")]
 
 
@@ -130,7 +130,7 @@ def test_nothing_is_overwritten_and_nothing_else_is_written_then(new_method, tmp
     code, _, err = new_method("my_prox", "--out", tmp_path, *options)
     assert code == 2
     assert str(tmp_path / last) in err
-    assert "already there" in err
+    assert "exists already" in err
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / last]
     assert (tmp_path / last).read_text() == "mine"
 
@@ -144,7 +144,7 @@ def test_nothing_is_overwritten_and_nothing_else_is_written_then(new_method, tmp
         ("my__prox", "single underscores"),
         ("../prox", "got '../prox'"),
         ("lambda", "got 'lambda'"),
-        ("fedavg", "already given by plugin 'medfl_methods'"),
+        ("fedavg", "plugin 'medfl_methods' already has a method"),
         ("medfl_builtin", "plugin 'medfl_builtin' is already installed"),
         ("random", "installed Python module"),
         ("torch", "installed Python module"),

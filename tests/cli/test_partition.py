@@ -1,4 +1,4 @@
-"""``medfl partition`` as a user types it."""
+"""``medfl partition`` on the command line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pieces(labels, sites, *, skip: int = 0, rng) -> list[np.ndarray]:
 
 @pytest.fixture
 def pool(tmp_path) -> Path:
-    """200 training, 8 validation and 40 test images of eight classes; column `ward` has three values."""
+    """Write 200 training, 8 validation and 40 test images of eight classes; the column `ward` has three values."""
     folder = tmp_path / "P"
     folder.mkdir()
     np.save(folder / "images.npy", np.random.default_rng(0).integers(0, 256, (248, 4, 4), dtype=np.uint8))
@@ -59,7 +59,7 @@ def test_from_a_pool_to_sites(medfl, pool, tmp_path):
     ]
     assert "Classes: 0 kind 0; 1 kind 1" in out
     if "medfl_report" in load_plugins().plugins:
-        assert f"Who holds what: {tmp_path / 'D' / 'who_holds_what.svg'}" in out
+        assert f"Figure: {tmp_path / 'D' / 'who_holds_what.svg'}" in out
     assert "note: the 8 validation images of the pooled data set are at no site" in err
     sites, pooled = load_sites(tmp_path / "D", Multiclass(8)), load_global(tmp_path / "D", Multiclass(8))
     assert sum(len(part) for site in sites.values() for part in (site.train, site.val, site.test)) == 200
@@ -175,15 +175,18 @@ def test_many_sites_and_classes_stay_readable(medfl, tmp_path):
         (("--scheme", "by_site"), "name it with --column"),
         (("--scheme", "by_site", "--column", "wards"), "no column 'wards'. Did you mean 'ward'?"),
         (("--column", "ward"), "partition 'iid' does not go by a column"),
-        (("--option", "stratified"), "expected --option NAME=VALUE, got 'stratified'"),
+        (("--option", "stratified"), "Expected --option NAME=VALUE, got 'stratified'"),
         (("--scheme", "limited_classes", "--option", "classes=1"), "needs the option 'at': --option at=VALUE"),
         (("--option", "stratified=perhaps"), "option 'stratified': Input should be a valid boolean"),
-        (("--scheme", "label_k", "--k", 2, "--option", "k=3"), "option 'k' is given twice"),
-        (("--fold", 1), "--fold belongs to --test k_fold, but --test is fraction"),
-        (("--test", "k_fold", "--test-fraction", 0.3), "--test-fraction belongs to --test fraction or class_balanced"),
-        (("--per-class", 3), "--per-class belongs to --global-test per_class, but --global-test is official"),
-        (("--duplicates", "drop", "--global-test", "none"), "--duplicates belongs to --global-test official, but"),
-        (("--allow-leak", "pixels", "--global-test", "remainder"), "--allow-leak belongs to --global-test official"),
+        (("--scheme", "label_k", "--k", 2, "--option", "k=3"), "Expected the option 'k' once, got it twice."),
+        (("--fold", 1), "Expected --test k_fold with --fold, got --test fraction."),
+        (
+            ("--test", "k_fold", "--test-fraction", 0.3),
+            "Expected --test fraction or class_balanced with --test-fraction",
+        ),
+        (("--per-class", 3), "Expected --global-test per_class with --per-class, got --global-test official."),
+        (("--duplicates", "drop", "--global-test", "none"), "Expected --global-test official with --duplicates, got"),
+        (("--allow-leak", "pixels", "--global-test", "remainder"), "Expected --global-test official with --allow-leak"),
         (("--duplicates", "keep"), "unknown 'keep' for duplicates. Known: drop, refuse"),
         (("--test", "kfold"), "unknown 'kfold' for test. Did you mean 'k_fold'?"),
         (("--allow-leak", "pixel"), "unknown kind of leak 'pixel' to allow"),
@@ -215,7 +218,7 @@ def test_a_list_of_cases_takes_no_option_of_a_pooled_data_set(medfl, tmp_path):
     (tmp_path / "cases.json").write_text("{}")
     status, _, err = medfl("partition", tmp_path / "cases.json", "--out", tmp_path / "D", "--test-fraction", 0.3)
     assert status == 2
-    assert "--test-fraction: expected the folder of a pooled data set" in err
+    assert "expected the folder of a pooled data set with --test-fraction" in err.lower()
 
 
 def test_columns_to_stratify_by_reach_the_plan(medfl, pool, tmp_path):

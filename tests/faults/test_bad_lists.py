@@ -58,7 +58,7 @@ def command(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, st
 def run(cohort: Path) -> tuple[object, ...]:
     """The words of a smallest run, into a folder whose name would be mark-up on a terminal."""
     out = cohort.parent / "run" / "[" / "b]"
-    return ("run", BUNDLE, "--dataset-dir", cohort, "--output_dir", out, "--rounds", 1, "--steps", 1)
+    return ("run", BUNDLE, "--dataset-dir", cohort, "--output-dir", out, "--rounds", 1, "--steps", 1)
 
 
 def written(content: bytes) -> Damage:

@@ -15,7 +15,7 @@ from monai.fl.utils.constants import ExtraItems
 from monai.fl.utils.exchange_object import ExchangeObject
 
 from medfl.bundle.client_algo import MedflAlgo
-from medfl.bundle.client_side import Side, open_side
+from medfl.bundle.opened_site import OpenedSite, open_site
 from medfl.testing.synthetic import make_cohort
 from medfl.types import Tensors
 
@@ -68,15 +68,15 @@ def edit(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None
 @contextmanager
 def opened_once() -> Iterator[None]:
     """A side is never changed, so that sites with the same options may have the same one; to read one takes longest."""
-    sides: dict[str, Side] = {}
+    sides: dict[str, OpenedSite] = {}
 
-    def once(*options: Any) -> Side:
+    def once(*options: Any) -> OpenedSite:
         if repr(options) not in sides:
-            sides[repr(options)] = open_side(*options)
+            sides[repr(options)] = open_site(*options)
         return sides[repr(options)]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("medfl.bundle.client_algo.open_side", once)
+        patch.setattr("medfl.bundle.client_algo.open_site", once)
         yield
 
 

@@ -77,7 +77,7 @@ def test_a_name_that_means_two_things_is_refused(tmp_path):
         ("train#dataloader#shuffle", "in an order of the run's seed"),
         ("train#trainer#max_epochs", "the settings rounds and epochs"),
         ("train#handlers#0#interval", "a federation scores after rounds"),
-        ("validate#handlers", "lists what it builds"),
+        ("validate#handlers", "lists the ids that a run builds"),
         ("val_interval", "only what is left out refers to it"),
     ],
 )

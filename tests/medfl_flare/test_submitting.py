@@ -30,8 +30,8 @@ def run(*words: Any) -> int:
 
 
 def test_what_is_submitted(tmp_path: Path, submitted: list[Submission]) -> None:
-    words = ("--output_dir", tmp_path / "one", "--method", "fedprox", "--method_args#mu", 0.5, "--optimizer#lr", 0.1)
-    sites = ("--sites", "['b','a']", "--answer_timeout", 60, "--num_classes", 2)
+    words = ("--output-dir", tmp_path / "one", "--method", "fedprox", "--method-args.mu", 0.5, "--optimizer.lr", 0.1)
+    sites = ("--sites", "['b','a']", "--answer-timeout", 60, "--num-classes", 2)
     assert run("--backend", "flare", "--kit", tmp_path / "kit", *words, *sites) == 0
     (submission,) = submitted
     offer = submission.offer
@@ -52,12 +52,12 @@ def test_facts_come_from_data_at_hand(tmp_path: Path, submitted: list[Submission
 
 def test_what_tracking_is_told_stays_here(tmp_path: Path, submitted: list[Submission]) -> None:
     uri = f"sqlite:///{tmp_path}/runs.db"
-    words = ("--output_dir", tmp_path / "one", "--tracking", "mlflow", "--tracking_uri", uri)
+    words = ("--output-dir", tmp_path / "one", "--tracking", "mlflow", "--tracking-uri", uri)
     assert run("--backend", "flare", "--kit", tmp_path / "kit", *words) == 0
     (submission,) = submitted
     assert submission.tracking["tracking_uri"] == uri
     assert uri not in str(submission.offer.to_json())
-    assert run("--backend", "flare", "--kit", tmp_path / "kit", "--output_dir", tmp_path / "two") == 0
+    assert run("--backend", "flare", "--kit", tmp_path / "kit", "--output-dir", tmp_path / "two") == 0
     assert submitted[1].tracking == {}
 
 
@@ -65,12 +65,12 @@ def test_what_tracking_is_told_stays_here(tmp_path: Path, submitted: list[Submis
     ("words", "text"),
     [
         ((), "needs --kit"),
-        (("--kit", "k", "--roundz", "3"), "Did you mean 'rounds'"),
+        (("--kit", "k", "--roundz", "3"), "Did you mean '--rounds'"),
         (("--kit", "k", "--weights", "w.safetensors"), "weights"),
         (("--kit", "k", "--device", "cuda"), "each participant's own affair"),
         (("--kit", "k", "--plugins", "['p.py']"), "each participant's own affair"),
-        (("--kit", "k", "--network_name", "$1"), "Unknown network"),
-        (("--kit", "k", "--method_args#mu", "$import os"), "a message never holds code"),
+        (("--kit", "k", "--network-name", "$1"), "Unknown network"),
+        (("--kit", "k", "--method-args.mu", "$import os"), "a message never holds code"),
     ],
 )
 def test_what_sites_would_refuse_is_refused_here(

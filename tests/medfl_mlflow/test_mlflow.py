@@ -149,10 +149,10 @@ def test_a_run_with_monais_tracking_is_in_mlflow(tmp_path: Path) -> None:
     pytest.importorskip("sqlalchemy", reason="an SQLite store needs SQLAlchemy")
     make_cohort(tmp_path / "cohort", sites=2, images_per_site=20, classes=3)
     folder = tmp_path / "run"
-    words = ["run", "medmnist_classification", "--dataset-dir", str(tmp_path / "cohort"), "--output_dir", str(folder)]
-    words += ["--num_classes", "3", "--rounds", "2", "--method", "fedprox", "--method_args#mu", "0.5"]
+    words = ["run", "medmnist_classification", "--dataset-dir", str(tmp_path / "cohort"), "--output-dir", str(folder)]
+    words += ["--num-classes", "3", "--rounds", "2", "--method", "fedprox", "--method-args.mu", "0.5"]
     with pytest.raises(SystemExit) as ended:
-        main([*words, "--tracking", "mlflow", "--run_name", "first"])
+        main([*words, "--tracking", "mlflow", "--run-name", "first"])
     assert not ended.value.code
     client = MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlruns.db'}")
     (run,) = client.search_runs([client.get_experiment_by_name("monai_experiment").experiment_id])

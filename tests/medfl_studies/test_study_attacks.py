@@ -288,7 +288,7 @@ def test_the_privacy_of_released_images_is_told(load, tmp_path: Path) -> None:
     class Releasing(Runs):
         def __call__(self, command: list[str], log: Path) -> int:
             code = super().__call__(command, log)
-            folder = Path(command[command.index("--output_dir") + 1])
+            folder = Path(command[command.index("--output-dir") + 1])
             sharing = {"items": {"site-01": 3}} | cases[folder.parent.name, int(folder.name[-1])]
             write_findings(folder, Findings({"sharing": sharing}, {"sharing/labels": torch.zeros(1)}))
             return code

@@ -83,7 +83,7 @@ def test_several_studies_are_all_checked_first_and_have_a_folder_each(
     (folder / "other.yaml").write_text(yaml.safe_dump(STUDY | {"name": "other"}, sort_keys=False))
     files = [folder / "study.yaml", folder / "other.yaml"]
     done = medfl("study", *files, "--dry-run", "--out", folder / "both")
-    outputs = [line[line.index("--output_dir") + 1] for line in map(shlex.split, done.out.splitlines())]
+    outputs = [line[line.index("--output-dir") + 1] for line in map(shlex.split, done.out.splitlines())]
     assert {str(Path(path).relative_to(folder)).split("/runs/")[0] for path in outputs} == {"both/study", "both/other"}
     monkeypatch.setattr("medfl_studies.runner.Processes.launch", lambda self, command, log: 3)
     done = medfl("study", *files, "--scale", "cpu")

@@ -1,4 +1,4 @@
-"""Checking a MONAI bundle before anyone runs it: offline, and without importing or evaluating anything in it."""
+"""Check a MONAI bundle before it is run: offline, and without importing or evaluating any of its content."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from medfl.types import PathLike
 __all__ = ["Code", "FileNote", "Report", "check_bundle"]
 
 METADATA = "configs/metadata.json"
+"""Relative path of a bundle's metadata."""
 
 
 def check_bundle(root: PathLike) -> Report:
     """Check a bundle's metadata, configurations and files.
 
-    Configurations are all JSON and YAML files under ``configs/``, and those that a macro pulls in. They are read as
-    data: nothing of the bundle is imported, instantiated or evaluated, and nothing is fetched.
+    The configurations are all JSON and YAML files under ``configs/``, and the files that a macro reads. The check reads
+    them as data: it imports, instantiates and evaluates nothing of the bundle, and uses no network.
 
     Args:
-        root: The bundle's folder.
+        root: Folder of the bundle.
 
     Returns:
-        What was found.
+        Report with errors, warnings, notes, code and files.
 
     Raises:
         SettingsError: If the folder does not exist or has no folder ``configs``.
@@ -41,7 +42,7 @@ def check_bundle(root: PathLike) -> Report:
     root = Path(root)
     if not (root / "configs").is_dir():
         raise SettingsError(
-            "not_a_bundle", f"'{root}' is no MONAI bundle: expected the folder '{root / 'configs'}'.", path=root
+            "not_a_bundle", f"'{root}' is not a MONAI bundle: expected the folder '{root / 'configs'}'.", path=root
         )
     report = Report(root)
     contents = _read_all(report)
@@ -57,10 +58,10 @@ def check_bundle(root: PathLike) -> Report:
 
 
 def _read_all(report: Report) -> dict[str, Any]:
-    """Path within the bundle to content, for every configuration that can be read."""
+    """Return the content of each readable configuration by its path in the bundle. Add other errors to the report."""
     root = report.root
     files = sorted(path for path in (root / "configs").rglob("*") if path.suffix.lower() in SUFFIXES)
-    waiting = [path for path in files if inside(path, root)]  # other links are reported with the files
+    waiting = [path for path in files if inside(path, root)]  # check_files reports links that lead out of the bundle
     contents: dict[str, Any] = {}
     for path in waiting:  # grows as macros name more files
         name = path.relative_to(root).as_posix()
@@ -74,11 +75,11 @@ def _read_all(report: Report) -> dict[str, Any]:
 
 
 def _pulled_in(content: Any, root: Path) -> list[Path]:
-    """Files of the bundle that a configuration pulls in by macros."""
+    """Return the files of the bundle that a configuration reads by macros."""
     files = []
     for _, value in walk(content):
         if isinstance(value, str) and value.startswith("%"):
-            with contextlib.suppress(ValueError, OSError):  # reported with the references
+            with contextlib.suppress(ValueError, OSError):  # check_references reports them
                 file = macro_file(value, root)
                 if file is not None and file.is_file():
                     files.append(root / file.relative_to(root.resolve()))
@@ -86,6 +87,7 @@ def _pulled_in(content: Any, root: Path) -> list[Path]:
 
 
 def _list_logging(report: Report) -> None:
+    """Add the code in logging configurations to the report."""
     for path in sorted((report.root / "configs").rglob("*.conf")):
         name = path.relative_to(report.root).as_posix()
         if not inside(path, report.root):
@@ -97,6 +99,7 @@ def _list_logging(report: Report) -> None:
 
 
 def _check_metadata(report: Report, metadata: Any) -> None:
+    """Check the metadata and add problems, notes and the title to the report."""
     if not (report.root / METADATA).is_file():
         report.errors.append(f"{METADATA} is missing")
     if metadata is None:
@@ -116,7 +119,7 @@ def _check_metadata(report: Report, metadata: Any) -> None:
 
 
 def _check_configs(report: Report, contents: dict[str, Any], metadata: Any) -> None:
-    """Required ids and references of the configurations under ``configs``."""
+    """Check required ids, settings and references of the configurations, and add problems to the report."""
     configs = {}
     for name, content in contents.items():
         short = name.removeprefix("configs/")
@@ -129,7 +132,9 @@ def _check_configs(report: Report, contents: dict[str, Any], metadata: Any) -> N
     report.errors += [f"configs/{name}: {text}" for name, content in configs.items() for text in _settings(content)]
     stems = {Path(name).stem: name for name in configs}
     if "train" not in stems:
-        report.warnings.append("configs/train.json is missing: the bundle can't be trained, nor run as a federation")
+        report.warnings.append(
+            "configs/train.json is missing: the bundle can't be trained at one site or as a federation"
+        )
     for kind in ("train", "inference"):
         if kind in stems:
             missing = missing_properties(kind, configs[stems[kind]], report.root)
@@ -141,7 +146,7 @@ def _check_configs(report: Report, contents: dict[str, Any], metadata: Any) -> N
 
 
 def _settings(content: dict[str, Any]) -> list[str]:
-    """What is wrong with the names of a federation's settings; their values may be expressions."""
+    """Return the problems with the names of a federation's settings. Values may be expressions and are not checked."""
     federation, settings = content.get("federation"), content.get(SETTINGS)
     if not isinstance(federation, dict) or federation.get(SETTINGS) != f"@{SETTINGS}" or settings is None:
         return []
@@ -149,4 +154,7 @@ def _settings(content: dict[str, Any]) -> list[str]:
         return [f"expected '{SETTINGS}' as an object of settings by name, got a {type(settings).__name__}"]
     fields = list(run_fields())
     unknown = [str(name) for name in settings if name not in fields]
-    return [f"'{SETTINGS}' has an unknown setting '{name}'. {did_you_mean(name, fields)}" for name in unknown]
+    return [
+        f"'{SETTINGS}' has an unknown setting '{name}'. {did_you_mean(name, fields, 'medfl run --help-settings')}"
+        for name in unknown
+    ]

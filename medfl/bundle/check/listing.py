@@ -1,4 +1,4 @@
-"""Everything in a configuration that makes MONAI run something, found without running it."""
+"""List all code that MONAI would run for a configuration, without running it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ if TYPE_CHECKING:
     from monai.bundle.config_item import ComponentLocator
 
 SPECIAL: dict[str, CodeKind] = {"_mode_": "mode", "_disabled_": "disabled", "_requires_": "requires"}
-OWN, PYTHON, COMPUTED = "this bundle", "python", "computed"
+"""Maps MONAI's keys that change what runs to the kind of code."""
+
+THIS_BUNDLE, PYTHON, COMPUTED = "this bundle", "python", "computed"
+"""Values of `Code.package` for the bundle's own modules, for Python itself, and for names that only running reveals."""
 
 
 def find_code(file: str, content: Any, own: Collection[str]) -> list[Code]:
-    """The code of one configuration, in its order.
+    """Return the code of one configuration, in the order of the file.
 
     Args:
-        file: Its path within the bundle.
-        content: As read.
-        own: Names of modules that the bundle brings along.
+        file: Path of the configuration in the bundle.
+        content: Content of the configuration.
+        own: Names of the modules in the bundle.
     """
     codes = []
     for place, value in walk(content):
@@ -39,15 +42,15 @@ def find_code(file: str, content: Any, own: Collection[str]) -> list[Code]:
 
 
 def find_logging_code(path: Path, file: str) -> list[Code]:
-    """The code of a ``logging.conf``: Python evaluates the classes and arguments that it names.
+    """Return the code of a ``logging.conf``. Python evaluates the classes and arguments in it.
 
     Args:
-        path: The file.
-        file: Its path within the bundle.
+        path: Path of the file.
+        file: Its path in the bundle.
 
     Raises:
-        OSError: If it can't be read.
-        ValueError: If it is no such file.
+        OSError: If the file can't be read.
+        ValueError: If the file is not a logging configuration.
     """
     parser = configparser.RawConfigParser()
     try:
@@ -63,11 +66,12 @@ def find_logging_code(path: Path, file: str) -> list[Code]:
 
 
 def _as_monai_reads(place: Place) -> Place:
-    """A place with its keys taken apart: MONAI lays the value of ``net::_target_``, or ``+net``, into ``net``."""
+    """Split the keys of a place as MONAI does, which merges the value of ``net::_target_`` or ``+net`` into ``net``."""
     return tuple(part.lstrip("+") for key in place for part in re.split("::|#", key))
 
 
 def _kind(place: Place, value: Any) -> CodeKind | None:
+    """Return the kind of code of a value, or None if it is no code."""
     if isinstance(value, (dict, list)):
         return None
     if place and place[-1] == "_target_":
@@ -85,6 +89,7 @@ def _kind(place: Place, value: Any) -> CodeKind | None:
 
 
 def _package(kind: CodeKind, text: str, own: Collection[str]) -> str:
+    """Return the top-level package of a target or an import, as in `Code.package`."""
     if kind == "import":
         top = _imported(text).partition(".")[0]
     elif kind != "target":
@@ -96,12 +101,12 @@ def _package(kind: CodeKind, text: str, own: Collection[str]) -> str:
     else:
         return _package_of_bare(text)
     if top in own:
-        return OWN
+        return THIS_BUNDLE
     return PYTHON if top in sys.stdlib_module_names else top
 
 
 def _package_of_bare(name: str) -> str:
-    """A name without dots is looked up in MONAI first, then among Python's own names and modules, as MONAI does it."""
+    """Return the package of a name without dots. MONAI searches its own components first, then Python's names."""
     if _monai_locator().get_component_module_name(name) is not None:
         return "monai"
     return PYTHON if hasattr(builtins, name) or name in sys.stdlib_module_names else name
@@ -109,12 +114,13 @@ def _package_of_bare(name: str) -> str:
 
 @cache
 def _monai_locator() -> ComponentLocator:
+    """Return MONAI's index of its components. It is built once, which takes time."""
     from monai.bundle.config_item import ComponentLocator
 
     return ComponentLocator()
 
 
 def _imported(text: str) -> str:
-    """The module that an import expression names, or an empty string."""
+    """Return the module that an import expression names, or "" for another text."""
     match = re.match(r"\$(?:import|from)\s+([\w.]+)", text)
     return match.group(1) if match else ""

@@ -1,7 +1,8 @@
-"""The rules for ``configs/metadata.json``.
+"""Check ``configs/metadata.json`` against the rules of MONAI.
 
-They are those of MONAI's schema ``meta_schema_20240725.json``, restated because MONAI's ``verify_metadata`` fetches the
-schema from the network, and two that the model zoo adds: a version has three numbers and stands in the changelog.
+The rules of MONAI's schema ``meta_schema_20240725.json`` are repeated here because MONAI's ``verify_metadata``
+downloads the schema. Two rules come from the model zoo: a version has three numbers, and the
+changelog has an entry for it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 SCHEMA = "meta_schema_20240725.json"
+"""File name of the schema whose rules are checked."""
 
 OLD_PACKAGES = "optional_packages_version"
-"""What ``required_packages_version`` was called before; MONAI still reads it."""
+"""Former name of ``required_packages_version``, which MONAI still reads."""
 
 REQUIRED = {
     "schema": "text",
@@ -30,6 +32,8 @@ REQUIRED = {
     "network_data_format": "an object",
     "changelog": "an object",  # required by the model zoo, not by the schema
 }
+"""Maps each required key to the type of its value."""
+
 OPTIONAL = {
     "data_source": "text",
     "data_type": "text",
@@ -41,6 +45,8 @@ OPTIONAL = {
     "references": "a list of texts",
     "supported_apps": "an object",
 }
+"""Maps each optional key to the type of its value."""
+
 TENSOR = {
     "type": "text",
     "format": "text",
@@ -49,17 +55,20 @@ TENSOR = {
     "dtype": "text",
     "value_range": "a list of numbers",
 }
+"""Maps each required key of an input or output to the type of its value."""
+
 TENSOR_OPTIONAL = {"is_patch_data": "true or false", "channel_def": "an object"}
+"""Maps each optional key of an input or output to the type of its value."""
 
 FORMULA = re.compile(r"\*|[0-9pn+\-*/() ]+")
-"""A size in ``spatial_shape``: ``*`` or arithmetic on the unknowns ``p`` and ``n``, which MONAI evaluates."""
+"""Pattern of a size in ``spatial_shape``: ``*``, or arithmetic on the unknowns ``p`` and ``n`` that MONAI evaluates."""
 
 
 def check_metadata(content: Any) -> list[str]:
-    """What is wrong with metadata, a sentence each.
+    """Return the problems of a bundle's metadata, a phrase each.
 
     Args:
-        content: Of the file, as read.
+        content: Content of the file.
     """
     if not isinstance(content, dict):
         return [f"expected an object, got {_name(content)}"]
@@ -78,6 +87,7 @@ def check_metadata(content: Any) -> list[str]:
 
 
 def _check_version(content: Mapping[str, Any]) -> list[str]:
+    """Return the problems of the version and of its entry in the changelog."""
     version, changelog = content.get("version"), content.get("changelog")
     if not isinstance(version, str):
         return []
@@ -85,11 +95,12 @@ def _check_version(content: Mapping[str, Any]) -> list[str]:
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
         problems.append(f"'version' must be three numbers such as 0.1.0, got '{version}'")
     if isinstance(changelog, dict) and version not in changelog:
-        problems.append(f"'changelog' says nothing of version {version}; add what is new in it")
+        problems.append(f"'changelog' has no entry for version {version}; add one")
     return problems
 
 
 def _check_format(name: str, value: Mapping[str, Any]) -> list[str]:
+    """Return the problems of a network's data format."""
     sides = {"inputs": "an object", "outputs": "an object"}
     problems = _check_object(name, value, sides, {"post_processed_outputs": "an object"})
     for side in (*sides, "post_processed_outputs"):
@@ -104,6 +115,7 @@ def _check_format(name: str, value: Mapping[str, Any]) -> list[str]:
 
 
 def _check_formulas(where: str, tensor: Mapping[str, Any]) -> list[str]:
+    """Return the problems of the sizes in ``spatial_shape``."""
     shape = tensor.get("spatial_shape")
     sizes = [size for size in shape if isinstance(size, str)] if isinstance(shape, list) else []
     return [
@@ -116,18 +128,19 @@ def _check_formulas(where: str, tensor: Mapping[str, Any]) -> list[str]:
 def _check_object(
     where: str, value: Mapping[str, Any], required: Mapping[str, str], optional: Mapping[str, str]
 ) -> list[str]:
-    """All missing keys in one sentence, and one for each value of the wrong type."""
+    """Return one phrase with all missing keys, and one for each value of the wrong type."""
     missing = [key for key in required if key not in value]
     at = f" in '{where}'" if where else ""
     problems = [f"these keys are missing{at}: {', '.join(missing)}"] if missing else []
     for key, expected in {**required, **optional}.items():
-        if key in value and not _is(value[key], expected):
+        if key in value and not _has_type(value[key], expected):
             name = f"{where}#{key}" if where else key
             problems.append(f"'{name}' must be {expected}, got {_name(value[key])}")
     return problems
 
 
-def _is(value: Any, expected: str) -> bool:
+def _has_type(value: Any, expected: str) -> bool:
+    """Return whether a value has a type, given as in `REQUIRED`."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     tests = {
         "text": isinstance(value, str),
@@ -143,9 +156,10 @@ def _is(value: Any, expected: str) -> bool:
         "a list of numbers": ("a number",),
         "a list of whole numbers and texts": ("a whole number", "text"),
     }[expected]
-    return isinstance(value, list) and all(any(_is(part, kind) for kind in kinds) for part in value)
+    return isinstance(value, list) and all(any(_has_type(part, kind) for kind in kinds) for part in value)
 
 
 def _name(value: Any) -> str:
+    """Return a short text for a value, for a message."""
     names = {dict: "an object", type(None): "null"}
     return names.get(type(value), reprlib.repr(value))

@@ -1,4 +1,4 @@
-"""Reading a configuration that nobody has reviewed yet: JSON or YAML, as data and nothing else."""
+"""Read an untrusted configuration, JSON or YAML, strictly as data, and find the places of its values."""
 
 from __future__ import annotations
 
@@ -11,39 +11,40 @@ from pathlib import Path
 from typing import Any
 
 MAX_DEPTH = 50
-"""Levels of nesting above which a configuration is refused; published bundles have about ten."""
+"""Largest nesting depth of a configuration. Published bundles have a depth of about ten."""
 
 MAX_BYTES = 1_000_000
-"""Size above which a configuration is not read; published ones have some ten thousand bytes."""
+"""Largest size of a configuration in bytes. Published bundles have some ten thousand bytes."""
 
 SUFFIXES = (".json", ".yaml", ".yml")
+"""Suffixes of configurations."""
 
 Place = tuple[str, ...]
-"""Keys and indices that lead to a value."""
+"""Keys and indices from the top of a configuration to a value."""
 
 
 def read_config(path: Path) -> tuple[Any, list[str]]:
-    """Read one file.
+    """Read a configuration as data.
 
     Args:
-        path: A file with one of `SUFFIXES`.
+        path: Path of a file with one of `SUFFIXES`.
 
     Returns:
-        Its content, and what is wrong with it, a sentence each. The content is None where it can't be read.
+        The content, or None if the file can't be read, and a phrase about each problem.
     """
     problems: list[str] = []
     try:
         text = read_text(path)
-        content = _json(text, problems) if path.suffix.lower() == ".json" else _yaml(text, problems)
+        content = _read_json(text, problems) if path.suffix.lower() == ".json" else _read_yaml(text, problems)
         for place, value in walk(content):
             if len(place) > MAX_DEPTH:
                 return None, [f"is nested more than {MAX_DEPTH} levels deep; no person can review that"]
             if isinstance(value, float) and not math.isfinite(value):
-                problems.append(f"'{id_of(place)}' is {value}, which is no JSON number; use null or a string")
+                problems.append(f"'{id_of(place)}' is {value}, which JSON does not allow; use null or a string")
     except UnicodeDecodeError:
-        return None, ["is no UTF-8 text"]
+        return None, ["is not UTF-8 text"]
     except RecursionError:
-        return None, ["is nested too deep to be read"]
+        return None, ["is nested too deeply to be read"]
     except OSError as error:
         return None, [f"can't be read: {error.strerror}"]
     except ValueError as error:
@@ -52,14 +53,14 @@ def read_config(path: Path) -> tuple[Any, list[str]]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file of moderate size.
+    """Return the text of a file of at most `MAX_BYTES`.
 
     Raises:
-        OSError: If it can't be read.
-        ValueError: If it is too large, no UTF-8, or nothing that ends, such as a pipe or a device.
+        OSError: If the file can't be read.
+        ValueError: If the file is too large, not UTF-8, or not an ordinary file, such as a pipe or a device.
     """
     if path.exists() and not path.is_file():
-        raise ValueError("it is no ordinary file")
+        raise ValueError("it is not an ordinary file")
     with path.open("rb") as file:
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
@@ -68,7 +69,7 @@ def read_text(path: Path) -> str:
 
 
 def inside(path: Path, root: Path) -> bool:
-    """Whether a path of a bundle stays in it, links followed; one that leads nowhere or in a circle does not."""
+    """Return whether a path, with links resolved, lies in a bundle. A broken link or a cycle of links does not."""
     try:
         return path.resolve(strict=True).is_relative_to(root.resolve())
     except (OSError, RuntimeError):
@@ -76,7 +77,7 @@ def inside(path: Path, root: Path) -> bool:
 
 
 def walk(content: Any) -> Iterator[tuple[Place, Any]]:
-    """Every value in a configuration with its place, containers before what they hold, in the file's order."""
+    """Yield each value of a configuration with its place, in file order and containers before their content."""
     stack: list[tuple[Place, Any]] = [((), content)]
     while stack:
         place, value = stack.pop()
@@ -88,45 +89,49 @@ def walk(content: Any) -> Iterator[tuple[Place, Any]]:
 
 
 def macro_file(text: str, root: Path) -> Path | None:
-    """The file that a macro such as ``%configs/other.json#net`` reads, or None for one within its own configuration.
+    """Return the file that a macro such as ``%configs/other.json#net`` reads, or None if it names no file.
+
+    A macro without a file refers to its own configuration.
 
     Args:
-        text: The macro. Its path counts from the bundle.
-        root: The bundle.
+        text: The macro. Its path is relative to the bundle.
+        root: Folder of the bundle.
 
     Raises:
-        ValueError: If the file is not in the bundle, or can't be one.
+        ValueError: If the file is not in the bundle, or its path is a cycle of links.
     """
     match = re.match(r"%(.*\.(?:json|yaml|yml))(?:#|::|$)", text, re.IGNORECASE)
     if not match:
         return None
     try:
         file = (root / match.group(1)).resolve()
-    except RuntimeError:  # links in a circle
-        raise ValueError("which leads in a circle") from None
+    except RuntimeError:  # a cycle of links
+        raise ValueError("which is a cycle of links") from None
     if not file.is_relative_to(root.resolve()):
-        raise ValueError("which pulls in a file from outside of the bundle")
+        raise ValueError("which reads a file outside of the bundle")
     return file
 
 
 def id_of(place: Place) -> str:
-    """A place as users write it, for example ``train#dataset``."""
+    """Return a place as an id, for example ``train#dataset``."""
     return "#".join(place)
 
 
-def _json(text: str, problems: list[str]) -> Any:
+def _read_json(text: str, problems: list[str]) -> Any:
+    """Parse JSON and add a phrase about each repeated key to `problems`."""
+
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        problems.extend(_twice(key for key, _ in items))
+        problems.extend(_repeated_keys(key for key, _ in items))
         return dict(items)
 
     return json.loads(text, object_pairs_hook=pairs)
 
 
-def _yaml(text: str, problems: list[str]) -> Any:
-    """YAML without objects of Python and without aliases.
+def _read_yaml(text: str, problems: list[str]) -> Any:
+    """Parse YAML without Python objects and aliases, and add a phrase about each repeated key to `problems`.
 
     Raises:
-        ValueError: If it is not that.
+        ValueError: If the text is not such YAML.
     """
     import yaml
 
@@ -134,18 +139,19 @@ def _yaml(text: str, problems: list[str]) -> Any:
 
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            problems.extend(_twice(self.construct_object(key, deep=True) for key, _ in node.value))
+            problems.extend(_repeated_keys(self.construct_object(key, deep=True) for key, _ in node.value))
             return super().construct_mapping(node, deep)
 
     try:
         if any(isinstance(event, yaml.AliasEvent) for event in shallow_events(text, Loader, MAX_DEPTH)):
-            raise ValueError("it repeats parts by YAML aliases (*name), which hide what stands where")
+            raise ValueError("it repeats parts by YAML aliases (*name), which make it hard to review")
         return yaml.load(text, Loader)  # a SafeLoader: plain data only
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error
 
 
-def _twice(keys: Any) -> list[str]:
+def _repeated_keys(keys: Any) -> list[str]:
+    """Return a phrase about each key that occurs more than once."""
     counts = Counter(map(str, keys))
     often = {key: count for key, count in counts.items() if count > 1}
-    return [f"the key '{key}' stands {count} times in one object; only the last counts" for key, count in often.items()]
+    return [f"the key '{key}' occurs {count} times in one object; only the last counts" for key, count in often.items()]

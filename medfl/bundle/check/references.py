@@ -1,6 +1,6 @@
-"""Whether every ``@id`` of a configuration leads somewhere, and whether required ids are there.
+"""Check that each reference ``@id`` of a configuration has a target, and that required ids exist.
 
-Configurations are merged and searched with MONAI's own parser; nothing is instantiated or evaluated.
+MONAI's own parser merges and searches the configurations. Nothing is instantiated or evaluated.
 """
 
 from __future__ import annotations
@@ -17,23 +17,22 @@ if TYPE_CHECKING:
     from monai.bundle import ConfigParser
 
 BASES = (("train",), ("inference",), ("train", "evaluate"), ("train", "federate"))
-"""What an overlay may be laid over, in the order in which it is tried."""
-
+"""Combinations of configurations over which an overlay may be merged, in the order of the attempts."""
 
 MAX_SIZE = 20_000
-"""Values that macros may pull in together."""
+"""Largest total number of values that macros may copy."""
 
 
 def check_references(configs: Mapping[str, Any], metadata: Any, root: Path) -> tuple[list[str], list[str]]:
-    """Check each configuration alone or, where it is an overlay, over the configurations that it belongs to.
+    """Check each configuration alone and, if it is an overlay, merged over the configurations to which it belongs.
 
     Args:
-        configs: File name to content, without the metadata.
-        metadata: Their content; references may name them under ``_meta_``.
-        root: The bundle, where macros may read files.
+        configs: Maps file names to contents, without the metadata.
+        metadata: Content of the metadata, to which references may point under ``_meta_``.
+        root: Folder of the bundle, in which macros may read files.
 
     Returns:
-        Errors, and a note on each combination whose references all resolve.
+        Errors, and a note about each combination in which all references have targets.
     """
     errors, notes = [], []
     for name in configs:
@@ -49,26 +48,26 @@ def check_references(configs: Mapping[str, Any], metadata: Any, root: Path) -> t
 
 
 def missing_properties(kind: str, config: Mapping[str, Any], root: Path) -> list[str]:
-    """Ids that MONAI requires of a workflow and that a configuration does not have.
+    """Return the ids that MONAI requires for a workflow and that a configuration lacks.
 
     Args:
-        kind: ``train`` or ``inference``.
-        config: Its content.
-        root: The bundle.
+        kind: Kind of the workflow, ``train`` or ``inference``.
+        config: Content of the configuration.
+        root: Folder of the bundle.
     """
     try:
         parser = merged([config], {})
-    except ValueError:  # reported with the references
+    except ValueError:  # check_references reports it
         return []
     fill_macros(parser, root, [])
     return [id_ for id_, _ in required_properties(kind) if id_ not in parser]
 
 
 def required_properties(kind: str) -> list[tuple[str, str]]:
-    """The ids that MONAI requires of a workflow, each with what it is.
+    """Return the ids that MONAI requires for a workflow, each with its description.
 
     Args:
-        kind: ``train`` or ``inference``.
+        kind: Kind of the workflow, ``train`` or ``inference``.
     """
     from monai.bundle.properties import InferProperties, TrainProperties
     from monai.utils import BundleProperty, BundlePropertyConfig
@@ -82,7 +81,10 @@ def required_properties(kind: str) -> list[tuple[str, str]]:
 
 
 def _ways(name: str, configs: Mapping[str, Any]) -> Iterator[list[str]]:
-    """A file alone, and laid over others; train and inference stand alone."""
+    """Yield the combinations of files to try: the file alone, then merged over others.
+
+    The training and inference configurations are complete, so they are only tried alone.
+    """
     yield [name]
     if Path(name).stem in ("train", "inference"):
         return
@@ -93,23 +95,27 @@ def _ways(name: str, configs: Mapping[str, Any]) -> Iterator[list[str]]:
 
 
 def _missing(contents: Sequence[Mapping[str, Any]], metadata: Any, root: Path) -> list[str]:
-    """What does not resolve, a phrase each."""
+    """Return a phrase about each reference or macro without a target."""
     problems: list[str] = []
     try:
         parser = merged(contents, metadata)
         fill_macros(parser, root, problems)
     except RecursionError:
-        return ["its macros (%) nest too deep"]
+        return ["its macros (%) are nested too deeply"]
     except ValueError as error:
         return [str(error)]
     return problems + _unresolved(parser)
 
 
 def merged(contents: Sequence[Mapping[str, Any]], metadata: Any) -> ConfigParser:
-    """MONAI's parser over merged contents, before anything is parsed.
+    """Return MONAI's parser with merged contents, not yet parsed.
+
+    Args:
+        contents: Contents of configurations; later ones overwrite earlier ones.
+        metadata: Content of the metadata.
 
     Raises:
-        ValueError: If they can't be merged.
+        ValueError: If the contents can't be merged.
     """
     from monai.bundle import ConfigParser
     from monai.bundle.utils import merge_kv
@@ -118,33 +124,39 @@ def merged(contents: Sequence[Mapping[str, Any]], metadata: Any) -> ConfigParser
     for content in contents:
         for key, value in copy.deepcopy(dict(content)).items():
             try:
-                with warnings.catch_warnings():  # an overlay tried alone is no reason to warn
+                with warnings.catch_warnings():  # an overlay is tried alone on purpose
                     warnings.simplefilter("ignore")
                     merge_kv(parser, str(key), value)
             except (KeyError, ValueError, IndexError) as error:
-                raise ValueError(f"'{key}' can't be laid over what is there ({error})") from error
+                raise ValueError(f"'{key}' can't be merged ({error})") from error
     return parser
 
 
 def fill_macros(parser: ConfigParser, root: Path, problems: list[str]) -> None:
-    """Put in place of each macro the text that it pulls in, from this configuration or from a file of the bundle."""
+    """Replace each macro by the content that it refers to, in place.
+
+    Args:
+        parser: Parser with the merged configurations; it is changed.
+        root: Folder of the bundle, in which macros may read files.
+        problems: List to which phrases about problems are added.
+    """
     size = 0
     for place, value in list(walk(parser.get())):
         if not isinstance(value, str) or not value.startswith("%"):
             continue
         text, problem = _macro_text(parser, id_of(place), value, root)
         if problem:
-            problems.append(f"'{id_of(place)}' holds '{value}', {problem}")
+            problems.append(f"'{id_of(place)}' is '{value}', {problem}")
             continue
         size += sum(1 for _ in walk(text))
         if size > MAX_SIZE:
-            problems.append(f"macros (%) pull in more than {MAX_SIZE} values; no person can review that")
+            problems.append(f"macros (%) copy more than {MAX_SIZE} values; no person can review that")
             return
         parser.set(text, "::".join(place))
 
 
 def _macro_text(parser: ConfigParser, id_: str, value: str, root: Path) -> tuple[Any, str]:
-    """What a macro stands for, or why that can't be told."""
+    """Return the content that a macro refers to, and a phrase about the problem or "" if there is none."""
     from monai.bundle import ConfigParser
 
     try:
@@ -159,11 +171,12 @@ def _macro_text(parser: ConfigParser, id_: str, value: str, root: Path) -> tuple
             return None, f"and that file {wrong[0]}"
         source = ConfigParser(content, globals=False)
     if wanted not in source:
-        return None, "which is not there"
+        return None, "which does not exist"
     return copy.deepcopy(source[wanted]), ""
 
 
 def _unresolved(parser: ConfigParser) -> list[str]:
+    """Return a phrase about each reference without a target."""
     from monai.bundle import ConfigParser, ReferenceResolver
 
     problems: dict[str, list[str]] = {}
@@ -173,7 +186,7 @@ def _unresolved(parser: ConfigParser) -> list[str]:
         try:
             absolute = ConfigParser.resolve_relative_ids("::".join(place), value)
         except ValueError:
-            problems.setdefault(f"'{value}' leads above the top", []).append(id_of(place))
+            problems.setdefault(f"'{value}' points above the top", []).append(id_of(place))
             continue
         for wanted in ReferenceResolver.match_refs_pattern(absolute):
             if wanted not in parser:

@@ -1,4 +1,4 @@
-"""What a check of a bundle finds."""
+"""Report of the check of a bundle."""
 
 from __future__ import annotations
 
@@ -7,23 +7,30 @@ from pathlib import Path
 from typing import Literal
 
 CodeKind = Literal["target", "expression", "import", "macro", "mode", "disabled", "requires", "shape", "logging"]
-"""``target``: something that is called. ``expression``: Python after ``$``. ``import``: an expression that imports.
-``macro``: text pulled in from elsewhere by ``%``. ``mode``, ``disabled``, ``requires``: the keys ``_mode_``,
-``_disabled_``, ``_requires_``, which change what runs. ``shape``: a formula among the shapes of the metadata.
-``logging``: a class or arguments in ``logging.conf``, which Python evaluates."""
+"""Kind of code in a configuration.
+
+- ``target``: function or class that MONAI calls.
+- ``expression``: Python code after ``$``.
+- ``import``: expression that imports a module.
+- ``macro``: content that ``%`` copies from another place.
+- ``mode``, ``disabled``, ``requires``: keys ``_mode_``, ``_disabled_`` and ``_requires_``, which change what runs.
+- ``shape``: formula in a shape of the metadata.
+- ``logging``: class or arguments in ``logging.conf``, which Python evaluates.
+"""
 
 
 @dataclass(frozen=True)
 class Code:
-    """One place of a configuration that makes MONAI run something.
+    """A value of a configuration that makes MONAI run code.
 
     Attributes:
-        file: Path within the bundle.
-        id: Where it stands, for example ``train#dataset#_target_``.
-        kind: What it is.
-        text: What stands there, in full.
-        package: For a target and an import: the top package it comes from, ``python`` for Python's own names,
-            ``this bundle`` for the bundle's own code, ``computed`` where only running tells. Otherwise empty.
+        file: Path of the configuration in the bundle.
+        id: Id of the value, for example ``train#dataset#_target_``.
+        kind: Kind of code.
+        text: The value in full.
+        package: For a target or an import: its top-level package, ``python`` for a name of Python itself,
+            ``this bundle`` for the bundle's own code, or ``computed`` if only running it reveals the name. Otherwise
+            empty.
     """
 
     file: str
@@ -35,11 +42,11 @@ class Code:
 
 @dataclass(frozen=True)
 class FileNote:
-    """A file of a bundle that holds code or weights.
+    """A file of a bundle that contains code or weights.
 
     Attributes:
-        path: Within the bundle.
-        text: What it is, and what loading it does.
+        path: Path in the bundle.
+        text: Description of the file and of the effect of loading it.
     """
 
     path: str
@@ -48,16 +55,16 @@ class FileNote:
 
 @dataclass
 class Report:
-    """All that a check found.
+    """Result of the check of a bundle.
 
     Attributes:
-        root: The bundle.
-        title: Name, version and task, as far as the metadata tell.
-        errors: What must be mended before the bundle is used.
-        warnings: What a person should look at.
-        notes: What was checked and how, and versions.
-        code: All that a run would execute, in the order of the files.
-        files: Files that hold code or weights.
+        root: Folder of the bundle.
+        title: Name and version from the metadata.
+        errors: Problems to correct before the bundle is used.
+        warnings: Points that a person should review.
+        notes: Notes about the checks, and versions.
+        code: Code that a run would execute, in the order of the files.
+        files: Files that contain code or weights.
     """
 
     root: Path

@@ -89,11 +89,11 @@ def submit(
     """Submit a run, follow it, and fetch its results: `medfl run` with `--backend flare`.
 
     Every other option names an id of the bundle's configuration, as in `medfl run`: --method fedprox --rounds 20
-    --output_dir runs/one. Without data here, give what is not the bundle's own: --num_classes 2 --in_channels 1.
+    --output-dir runs/one. Without data here, give what is not the bundle's own: --num-classes 2 --in-channels 1.
     Ctrl-C stops following, not the run.
 
     Example: medfl federate submit medmnist_classification --kit kits/me@hospital.org --dataset-dir data/mine --method
-    fedprox --rounds 20 --output_dir runs/one
+    fedprox --rounds 20 --output-dir runs/one
     """
     from medfl.cli import run
 

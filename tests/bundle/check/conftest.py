@@ -1,4 +1,4 @@
-"""A bundle to damage, for the tests of ``medfl check-bundle``."""
+"""Fixture for the tests of ``medfl check-bundle``."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ SHIPPED = Path(__file__).parents[3] / "bundles" / "medmnist_classification"
 
 @pytest.fixture
 def bundle(tmp_path):
-    """A copy of the shipped bundle."""
+    """Copy a shipped bundle, so that a test can change it."""
     return Path(shutil.copytree(SHIPPED, tmp_path / "copy"))

@@ -1,4 +1,4 @@
-"""``medfl check-bundle``: files that hold code or weights are named, and not one is loaded; where bundles are found."""
+"""Files with code or weights: ``medfl check-bundle`` names them without loading them; and the search for bundles."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_bundle_without_readme_and_licence_is_warned_of(bundle):
 
 
 class Bomb:
-    """Unpickling it would make a file."""
+    """Object that creates a file when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -55,10 +55,10 @@ def test_weights_are_looked_into_without_loading_them(bundle, tmp_path):
     assert notes["models/model.pt"] == "weights, loads with weights_only=True"
     assert notes["models/bomb.pt"].endswith("io.open: loading them can run code")
     assert "old format" in notes["models/old.pth"]
-    assert notes["models/list.pkl"] == "a pickle: loading it runs whatever is in it"
+    assert notes["models/list.pkl"] == "a pickle: loading it runs any code in it"
     assert notes["models/model.ts"].startswith("TorchScript")
     assert len(report.errors) == 1
-    assert report.errors[0].startswith("models/broken.ckpt: is no checkpoint that torch can read")
+    assert report.errors[0].startswith("models/broken.ckpt: not a checkpoint that torch can read")
     assert {warning.partition(":")[0] for warning in report.warnings} == {
         "models/bomb.pt",
         "models/old.pth",

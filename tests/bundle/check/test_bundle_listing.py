@@ -1,4 +1,4 @@
-"""``medfl check-bundle`` lists all code of a bundle, and nothing foreign ever runs."""
+"""Code listing of ``medfl check-bundle``: it is complete, and the check runs no code of the bundle."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from damage import edit, put
 
 from medfl.bundle.check import check_bundle
-from medfl.cli.check_bundle import lines
+from medfl.cli.check_bundle import report_lines
 from medfl.cli.main import main
 
 SHIPPED = Path(__file__).parents[3] / "bundles" / "medmnist_classification"
@@ -33,7 +33,7 @@ def test_the_shipped_bundle_is_sound_and_its_merges_are_named():
 
 
 def test_every_target_and_every_expression_is_listed():
-    """Counted independently, on the text of the files."""
+    """Compare with counts from the text of the files."""
     report = check_bundle(SHIPPED)
     for path in (SHIPPED / "configs").glob("*.json"):
         file, text = f"configs/{path.name}", path.read_text()
@@ -136,6 +136,6 @@ def test_the_command_ends_with_0_on_a_shipped_bundle_by_name(capsys):
 
 def test_what_a_terminal_would_hide_is_written_out(bundle):
     edit(bundle, "train.json", lambda c: c.update(sly="$evil()\x1b[2K\r\u202e  # harmless"))
-    text = "\n".join(lines(check_bundle(bundle)))
+    text = "\n".join(report_lines(check_bundle(bundle)))
     assert r"$evil()\x1b[2K\r\u202e  # harmless" in text
     assert "\x1b" not in text

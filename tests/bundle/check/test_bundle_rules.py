@@ -1,4 +1,4 @@
-"""``medfl check-bundle``: each rule for metadata, configurations and references catches its breach."""
+"""Rules of ``medfl check-bundle`` for metadata, configurations and references."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ METADATA = {
     "no changelog": (metadata_without("changelog"), "these keys are missing: changelog"),
     "wrong type": (lambda c: c.update(monai_version=1.6), "'monai_version' must be text, got 1.6"),
     "version": (lambda c: c.update(version="1.0", changelog={"1.0": ""}), "three numbers such as 0.1.0, got '1.0'"),
-    "changelog": (lambda c: c.update(version="0.2.0"), "'changelog' says nothing of version 0.2.0"),
+    "changelog": (lambda c: c.update(version="0.2.0"), "'changelog' has no entry for version 0.2.0"),
     "references": (lambda c: c.update(references=["a", 1]), "'references' must be a list of texts, got ['a', 1]"),
     "no outputs": (
         lambda c: c["network_data_format"].pop("outputs"),
@@ -95,14 +95,14 @@ def test_missing_metadata_are_an_error(bundle):
 
 UNREADABLE = {
     "cut": ('{"a": 1', "can't be read: Expecting ',' delimiter: line 1 column 8"),
-    "a key twice": ('{"a": {"b": 1, "b": 2}}', "the key 'b' stands 2 times in one object; only the last counts"),
-    "NaN": ('{"a": [0, NaN]}', "'a#1' is nan, which is no JSON number"),
-    "infinite": ('{"a": 1e999}', "'a' is inf, which is no JSON number"),
+    "a key twice": ('{"a": {"b": 1, "b": 2}}', "the key 'b' occurs 2 times in one object; only the last counts"),
+    "NaN": ('{"a": [0, NaN]}', "'a#1' is nan, which JSON does not allow"),
+    "infinite": ('{"a": 1e999}', "'a' is inf, which JSON does not allow"),
     "deep": ("[" * 60 + "]" * 60, "nested more than 50 levels deep"),
-    "very deep": ("[" * 100_000, "is nested too deep to be read"),
+    "very deep": ("[" * 100_000, "is nested too deeply to be read"),
     "a list": ("[1]", "expected an object of ids, got a list"),
     "yaml object": ("a: !!python/object/apply:os.system ['touch {file}']", "could not determine a constructor"),
-    "yaml twice": ("a: 1\na: 2\n", "the key 'a' stands 2 times"),
+    "yaml twice": ("a: 1\na: 2\n", "the key 'a' occurs 2 times"),
     "yaml alias": ("a: &x [1]\nb: *x\n", "repeats parts by YAML aliases"),
     "yaml NaN": ("a: .nan\n", "'a' is nan"),
 }
@@ -122,7 +122,7 @@ def test_a_configuration_that_can_not_be_trusted_to_be_read_is_an_error(bundle, 
 
 def test_no_utf8(bundle):
     (bundle / "configs" / "more.json").write_bytes(b'{"a": "\xff"}')
-    assert check_bundle(bundle).errors == ["configs/more.json: is no UTF-8 text"]
+    assert check_bundle(bundle).errors == ["configs/more.json: is not UTF-8 text"]
 
 
 @pytest.mark.parametrize("file", ["train.json", "inference.json"])
@@ -138,7 +138,7 @@ def test_a_bundle_without_training_is_warned_of(bundle):
     report = check_bundle(bundle)
     assert report.errors == []
     assert report.warnings == [
-        "configs/train.json is missing: the bundle can't be trained, nor run as a federation",
+        "configs/train.json is missing: the bundle can't be trained at one site or as a federation",
     ]
 
 
@@ -173,13 +173,13 @@ def test_references_that_resolve(bundle, content):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"x": "@####up"}, "'@####up' leads above the top (in x)"),
-        ({"x": "%nothing"}, "'x' holds '%nothing', which is not there"),
-        ({"x": "%../outside.json#a"}, "which pulls in a file from outside of the bundle"),
-        ({"x": "%/etc/outside.yaml"}, "which pulls in a file from outside of the bundle"),
+        ({"x": "@####up"}, "'@####up' points above the top (in x)"),
+        ({"x": "%nothing"}, "'x' is '%nothing', which does not exist"),
+        ({"x": "%../outside.json#a"}, "which reads a file outside of the bundle"),
+        ({"x": "%/etc/outside.yaml"}, "which reads a file outside of the bundle"),
         ({"x": "%configs/none.json#a"}, "and that file can't be read: No such file or directory"),
-        ({"nowhere#x": 1}, "'nowhere#x' can't be laid over what is there"),
-        ({f"a{number}": "%" for number in range(40)}, "pull in more than 20000 values"),
+        ({"nowhere#x": 1}, "'nowhere#x' can't be merged"),
+        ({f"a{number}": "%" for number in range(40)}, "copy more than 20000 values"),
     ],
 )
 def test_what_can_not_be_followed_is_an_error(bundle, content, message):

@@ -144,7 +144,7 @@ def test_public_data_with_other_classes_are_refused_before_a_run(tmp_path, capsy
     path = tmp_path / "E" / PUBLIC / FILE
     lists = json.loads(path.read_text())
     path.write_text(json.dumps(lists | {"labels": {"0": "normal", "1": "benign", "2": "malignant"}}))
-    words = ["run", BUNDLE, "--dataset-dir", tmp_path / "D", "--output_dir", tmp_path / "run", "--rounds", "1"]
+    words = ["run", BUNDLE, "--dataset-dir", tmp_path / "D", "--output-dir", tmp_path / "run", "--rounds", "1"]
     words += ["--method", "pfedcdp", "--public", path.parent]
     with pytest.raises(SystemExit) as ended:
         main([str(word) for word in words])
@@ -157,7 +157,7 @@ def test_public_data_with_other_classes_are_refused_before_a_run(tmp_path, capsy
 def test_a_network_that_can_not_be_made_is_told_in_its_own_words(tmp_path, capsys):
     """MONAI wraps the error of a configuration's part in one of its own."""
     partition(write_pool(tmp_path / "P"), tmp_path / "D", PartitionPlan("iid", 3), iid)
-    words = ["run", BUNDLE, "--dataset-dir", tmp_path / "D", "--output_dir", tmp_path / "run", "--rounds", "1"]
+    words = ["run", BUNDLE, "--dataset-dir", tmp_path / "D", "--output-dir", tmp_path / "run", "--rounds", "1"]
     with pytest.raises(SystemExit) as ended:
         main([str(word) for word in words])
     assert ended.value.code == 2

@@ -52,7 +52,7 @@ def check_refusal(folder, kind, code, fields, toy=None, **options):
 def test_unknown_names_are_refused_with_the_nearest(tmp_path):
     with refused(PluginError, "unknown_choice", what="method", choice="fedporx") as caught:
         REGISTRY.make_method("fedporx", {})
-    assert "Did you mean 'fedprox'? Known: apfl, centralized," in str(caught.value)
+    assert "Did you mean 'fedprox'? `medfl list methods` lists all names." in str(caught.value)
     with refused(SettingsError, "unknown_setting", where="method 'fedprox'", settings=["mue"]) as caught:
         REGISTRY.make_method("fedprox", {"mue": 1.0})
     assert "Did you mean 'mu'? Known: gradient_clip, mu, w" in str(caught.value)

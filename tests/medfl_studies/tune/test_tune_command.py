@@ -30,7 +30,7 @@ def test_it_names_winners_files_and_the_next_command(source, tmp_path: Path, mon
     words = ["tune", str(study(tmp_path)), "--source", str(source), "--out", str(out)]
     looked = CliRunner().invoke(app, [*words, "--dry-run"])
     assert looked.exit_code == 0, looked.output
-    assert looked.stdout.count("--open_test False") == 6
+    assert looked.stdout.count("--open-test False") == 6
     assert not out.exists()
     assert not runs.calls
     done = CliRunner().invoke(app, words)

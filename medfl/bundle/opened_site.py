@@ -1,4 +1,4 @@
-"""One site of a federation opened from a bundle, without a run around it, and what it accepts as a server's weights."""
+"""A single site opened from a bundle without a run, and the check of the weights that a server sends to it."""
 
 from __future__ import annotations
 
@@ -31,24 +31,25 @@ from medfl.utils.text import names_and_more
 logger = logging.getLogger(__name__)
 
 METHOD = "fedavg"
-"""The one method that full weights in, and weights or their differences out, can carry."""
+"""The only method that MONAI's client interface supports: a site receives full weights and returns weights or weight
+differences."""
 
 EXACT = 2**53
-"""Integers up to this size are the same number in float64."""
+"""Largest integer up to which float64 represents all integers exactly."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Side:
-    """What a site needs to train and to score.
+class OpenedSite:
+    """A site with all objects that it needs to train and to score.
 
     Attributes:
-        name: Of the site.
-        method: Fedavg.
-        task: Of the bundle, on the site's device.
-        settings: Of a run.
-        data: The site's.
-        filters: What stands in the way out.
-        start: The common initial tensors, those that are shared; they say which weights are accepted.
+        name: Name of the site.
+        method: The method, FedAvg.
+        task: Task of the bundle, on the site's device.
+        settings: Settings of a run.
+        data: Data of the site.
+        filters: Filters through which updates leave the site.
+        start: Initial values of the shared tensors. Received weights must have the same names, shapes and types.
     """
 
     name: str
@@ -60,47 +61,54 @@ class Side:
     start: Tensors
 
     def view(self, round_: int, state: State, train: Dataset) -> Site:
-        """What the method sees of the site."""
+        """Return the site as the method sees it in a round.
+
+        Args:
+            round_: Number of the round, from 1.
+            state: State of the site that lasts between rounds.
+            train: Training data.
+        """
         site = Site(self.name, round_, state, self.task.in_round(round_, self.settings.lr_decay), self.settings)
         site.train, site.val = train, self.data.val
         return site
 
     def receive(self, weights: object) -> Tensors:
-        """Copies of a server's weights, on the CPU.
+        """Check a server's weights and return copies of them on the CPU.
 
-        A counter, such as a batch-norm layer's, may come as a floating number, for servers that average all tensors
-        alike; it is rounded.
+        An integer tensor, such as the batch counter of a batch-norm layer, may arrive as floating-point numbers,
+        because some servers average all tensors. It is rounded.
 
         Args:
-            weights: Tensors or NumPy arrays by state-dict name.
+            weights: Maps state-dict names to tensors or NumPy arrays.
 
         Raises:
-            RefusedError: If they are not of exactly the names, shapes and types of `start`, or not finite.
+            RefusedError: If the weights don't have exactly the names, shapes and types of `start`, or are not finite.
         """
         if not isinstance(weights, Mapping):
             kind = type(weights).__name__
-            raise self._refused("wrong_type", f"expected weights by name, got {kind}", found=kind)
+            raise self._refusal("wrong_type", f"expected weights by name, got {kind}", found=kind)
         names = set(weights)
         if names != set(self.start):
             missing, unknown = set(self.start) - names, names - set(self.start)
-            raise self._refused(
+            raise self._refusal(
                 "wrong_tensor_names",
                 f"expected exactly the {len(self.start)} names of its model, got {len(names)}; missing: "
-                f"{_few(missing)}; unknown: {_few(unknown)}",
+                f"{_first_names(missing)}; unknown: {_first_names(unknown)}",
                 missing=missing,
                 unknown=sorted(map(str, unknown)),
             )
-        return {name: self._checked(name, weights[name], start) for name, start in self.start.items()}
+        return {name: self._checked_copy(name, weights[name], start) for name, start in self.start.items()}
 
-    def _checked(self, name: str, value: Any, like: torch.Tensor) -> torch.Tensor:
+    def _checked_copy(self, name: str, value: Any, like: torch.Tensor) -> torch.Tensor:
+        """Return a copy of one tensor with the type of `like`, or raise if it does not fit or is not finite."""
         if not isinstance(value, torch.Tensor | np.ndarray | np.generic):
             kind = type(value).__name__
-            raise self._refused(
+            raise self._refusal(
                 "wrong_type", f"expected '{name}' to be a tensor or a NumPy array, got {kind}", name=name, found=kind
             )
         shape, expected = tuple(value.shape), tuple(like.shape)
         if shape != expected:
-            raise self._refused(
+            raise self._refusal(
                 "wrong_shape",
                 f"expected '{name}' of shape {expected}, got {shape}",
                 name=name,
@@ -110,7 +118,7 @@ class Side:
         tensor = _copy(value)
         counted = tensor is not None and tensor.is_floating_point() and _is_count(like)
         if tensor is None or (tensor.dtype != like.dtype and not counted):
-            raise self._refused(
+            raise self._refusal(
                 "wrong_dtype",
                 f"expected '{name}' as a dense {like.dtype}, got {value.dtype}",
                 name=name,
@@ -118,9 +126,9 @@ class Side:
                 found=str(value.dtype),
             )
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise self._refused("not_finite", f"expected finite numbers in '{name}', got NaN or infinity", name=name)
+            raise self._refusal("not_finite", f"expected finite numbers in '{name}', got NaN or infinity", name=name)
         if counted and bool((tensor.abs() > EXACT).any()):
-            raise self._refused(
+            raise self._refusal(
                 "count_too_large",
                 f"expected counts of at most {EXACT} in '{name}', got larger ones",
                 name=name,
@@ -128,7 +136,8 @@ class Side:
             )
         return tensor.round().to(like.dtype) if counted else tensor
 
-    def _refused(self, code: str, why: str, **fields: Any) -> RefusedError:
+    def _refusal(self, code: str, why: str, **fields: Any) -> RefusedError:
+        """Return the error about weights that the site does not accept."""
         return RefusedError(
             code,
             f"Site '{self.name}' refuses the server's weights: {why}. Server and site need the same bundle with the "
@@ -138,24 +147,24 @@ class Side:
         )
 
 
-def open_side(bundle_root: Path, dataset_dir: Path, site: str, overrides: Meta) -> Side:
-    """Read a bundle and a site's data, and check them as a run would.
+def open_site(bundle_root: Path, dataset_dir: Path, site: str, overrides: Meta) -> OpenedSite:
+    """Read a bundle and a site's data, check them as a run does, and set the process's number of threads.
 
     Args:
-        bundle_root: The bundle; its expressions are evaluated.
+        bundle_root: Folder of the bundle. Its expressions are evaluated.
         dataset_dir: Folder with the site's folder.
         site: Name of the site.
-        overrides: Id of the configuration to value.
+        overrides: Maps ids of the configuration to values.
 
     Raises:
-        MedflError: If something is missing, or can't be done by one site without a run.
+        MedflError: If the bundle, an override or the data are not valid, or a setting needs a whole run.
     """
     run = read_federation(
         Path(bundle_root), {"bundle_root": str(bundle_root), "dataset_dir": str(dataset_dir)} | overrides
     )
     settings = read_settings(Settings, run.settings, "the run")
     execution = read_settings(Execution, run.execution, "the execution")
-    _check_possible(run, settings)
+    _check_supported(run, settings)
     method = load_plugins(files=run.plugins, disabled=run.disabled).make_method(METHOD, run.method_args)
     run.task.objective.check_metrics(run.task.metrics)
     data = run.source.cohort(run.dataset_dir, execution, [site]).sites[site]
@@ -171,14 +180,15 @@ def open_side(bundle_root: Path, dataset_dir: Path, site: str, overrides: Meta) 
     shared = method.shared(task.load(start, settings.networks_by_site.get(site)), settings.norm_sync)
     task = task.weighted(countable(data.train, task.objective)) if settings.balance == "loss" else task
     filters = Filters(method.sends, method.sends_meta, settings, settings.rounds)
-    return Side(site, method, task, settings, data, filters, {name: start[name] for name in shared})
+    return OpenedSite(site, method, task, settings, data, filters, {name: start[name] for name in shared})
 
 
-def _check_possible(run: FederatedRun, settings: Settings) -> None:
+def _check_supported(run: FederatedRun, settings: Settings) -> None:
+    """Raise if a bundle's method or a setting does not work behind MONAI's client interface."""
     if run.method != METHOD:
         raise SettingsError(
             "method_not_supported",
-            f"MONAI's client interface carries '{METHOD}' alone, got method '{run.method}'. Set the ids method and "
+            f"MONAI's client interface supports only the method '{METHOD}', got '{run.method}'. Set the ids method and "
             "method_args to 'fedavg' and {}, or run the method with `medfl run`.",
             method=run.method,
             expected=METHOD,
@@ -187,14 +197,14 @@ def _check_possible(run: FederatedRun, settings: Settings) -> None:
         if getattr(settings, name) is not None:
             raise SettingsError(
                 "unsupported_setting",
-                f"MONAI's client interface can't keep the promise of the setting '{name}': it has no account of what "
-                "was released, and no receiver that decodes. Leave it out, or run the federation with `medfl run`.",
+                f"MONAI's client interface does not support the setting '{name}': it has no privacy ledger and no "
+                "receiver that decodes. Leave the setting out, or run the federation with `medfl run`.",
                 setting=name,
             )
 
 
 def _copy(value: torch.Tensor | np.ndarray | np.generic) -> torch.Tensor | None:
-    """A plain CPU tensor with memory of its own; None of what can't be one."""
+    """Return a dense copy of a tensor or array on the CPU, or None if that is not possible."""
     try:
         if not isinstance(value, torch.Tensor):
             return torch.tensor(value)
@@ -202,15 +212,16 @@ def _copy(value: torch.Tensor | np.ndarray | np.generic) -> torch.Tensor | None:
             return None
         plain = value.detach().as_subclass(torch.Tensor)
         return plain.to("cpu", copy=True, memory_format=torch.contiguous_format)
-    except (TypeError, ValueError):  # NumPy's objects, texts and foreign byte orders
+    except (TypeError, ValueError):  # NumPy arrays of objects or text, or of another byte order
         return None
 
 
 def _is_count(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor contains integers."""
     return not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype is not torch.bool
 
 
-def _few(names: Iterable[object]) -> str:
-    """Some of the names, for a message."""
+def _first_names(names: Iterable[object]) -> str:
+    """Return the first five names, sorted, for a message."""
     listed = sorted(map(repr, names))
     return names_and_more(listed, 5) or "none"

@@ -1,4 +1,4 @@
-"""What a site behind MONAI's client interface takes as weights, and what it can't be opened with."""
+"""Weights that a site behind MONAI's client interface accepts, and settings with which it can't be opened."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Files]:
 
 
 def changed(change: Callable[[Tensors, str], Any]) -> Callable[[Tensors], ExchangeObject]:
-    """Weights of which one, a weight of the head, is changed."""
+    """Return weights with another value for one tensor of the head."""
 
     def made(weights: Tensors) -> ExchangeObject:
         return send(weights | {"head.weight": change(weights, "head.weight")})

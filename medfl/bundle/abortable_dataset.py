@@ -1,0 +1,90 @@
+"""Data sets that stop a training or an evaluation when MONAI's client interface aborts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+
+from medfl.errors import MedflError
+from medfl.types import Dataset, Judged, Loaded, Visited
+
+
+class AbortedError(MedflError):
+    """`MedflAlgo.abort` stopped a training or an evaluation. Nothing of it is stored."""
+
+
+class AbortableDataset:
+    """Data set that counts its batches and raises at the next one after the call was aborted.
+
+    Args:
+        images: Underlying data set.
+        is_aborted: Function that returns whether the call was aborted.
+        site: Name of the site, for the message.
+
+    Attributes:
+        batches: Number of batches so far.
+    """
+
+    def __init__(self, images: Dataset, is_aborted: Callable[[], bool], site: str) -> None:
+        self._images, self._is_aborted, self._site = images, is_aborted, site
+        self.class_labels, self.targets, self.batches = images.class_labels, images.targets, 0
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a batch, as `medfl.types.Dataset.batch` does.
+
+        Raises:
+            AbortedError: If the call was aborted.
+        """
+        self._count_batch()
+        return self._images.batch(rows)
+
+    def _count_batch(self) -> None:
+        """Count a batch, or raise if the call was aborted."""
+        if self._is_aborted():
+            raise AbortedError(
+                "call_aborted",
+                f"Site '{self._site}' stopped after {self.batches} batches, because the engine aborted the call. "
+                "Nothing is stored.",
+                site=self._site,
+                batches=self.batches,
+            )
+        self.batches += 1
+
+
+class AbortableVisits(AbortableDataset):
+    """`AbortableDataset` for cases that are transformed at random and differ at each visit.
+
+    Args:
+        images: Underlying data set.
+        is_aborted: Function that returns whether the call was aborted.
+        site: Name of the site, for the message.
+    """
+
+    def __init__(self, images: Visited, is_aborted: Callable[[], bool], site: str) -> None:
+        super().__init__(images, is_aborted, site)
+        self._visited = images
+
+    def visits(self, batches: Iterable[torch.Tensor], stream: int) -> Iterator[Loaded]:
+        """Yield batches, as `medfl.types.Visited.visits` does.
+
+        Raises:
+            AbortedError: If the call was aborted.
+        """
+        for loaded in self._visited.visits(batches, stream):
+            self._count_batch()
+            yield loaded
+
+    def judge(self, model: torch.nn.Module, device: str) -> dict[str, float]:
+        """Return the scores that `medfl.types.Judged.judge` computes, or {} if the data set computes none itself."""
+        return self._visited.judge(model, device) if isinstance(self._visited, Judged) else {}
+
+
+def make_abortable(images: Dataset, is_aborted: Callable[[], bool], site: str) -> AbortableDataset:
+    """Wrap a data set so that it raises `AbortedError` at the next batch after `is_aborted` returns True."""
+    if isinstance(images, Visited):
+        return AbortableVisits(images, is_aborted, site)
+    return AbortableDataset(images, is_aborted, site)
