@@ -33,11 +33,13 @@ def medfl_networks_by_site() -> list[NetworkAssignmentRecord]:
 def medfl_report_sections() -> list[SectionRecord]:
     """What single methods show in the report."""
     return [
-        SectionRecord("clusters", "Clusters", "medfl_methods.pfedcdp.report_clusters:ClustersSection", 150),
-        SectionRecord("teachers", "Teachers of the student", "medfl_methods.pfedcdp.report:TeachersSection", 200),
-        SectionRecord("heads", "Who held which head", "medfl_methods.fedsdc.report:HeadsSection", 210),
+        SectionRecord("clusters", "Clusters", "medfl_methods.pfedcdp.clusters_report:ClustersSection", 150),
         SectionRecord(
-            "looks", "What the teachers look at", "medfl_methods.pfedcdp.report_explanations:LooksSection", 220
+            "teachers", "Teachers of the student", "medfl_methods.pfedcdp.teachers_report:TeachersSection", 200
         ),
-        SectionRecord("sharing", "What was shared", "medfl_methods.fedfed.report:SharingSection", 230),
+        SectionRecord("heads", "Assignment of heads", "medfl_methods.fedsdc.heads_report:HeadsSection", 210),
+        SectionRecord(
+            "looks", "SHAP values of the teachers", "medfl_methods.pfedcdp.explanations_report:ExplanationsSection", 220
+        ),
+        SectionRecord("sharing", "Shared images", "medfl_methods.fedfed.sharing_report:SharingSection", 230),
     ]

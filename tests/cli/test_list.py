@@ -115,14 +115,14 @@ def test_sections_of_the_report_are_listed_in_the_order_of_the_page(medfl_comman
     pytest.importorskip("medfl_report")
     code, out, _ = medfl_command("list", "sections")
     assert code == 0
-    assert " heads medfl_methods Who held which head " in words(out)
+    assert " heads medfl_methods Assignment of heads " in words(out)
     places = [out.index(f" {name} ") for name in ("gains", "clusters", "teachers", "privacy", "curves")]
     assert places == sorted(places)
 
 
 def test_without_a_kind_all_are_listed(medfl_command):
     _, out, _ = medfl_command("list")
-    assert all(name in out for name in ("fedavg", "cnn4", "iid", "Who held which head", "medmnist_classification"))
+    assert all(name in out for name in ("fedavg", "cnn4", "iid", "Assignment of heads", "medmnist_classification"))
 
 
 def test_bundles_are_listed_with_their_task_and_folder(medfl_command):

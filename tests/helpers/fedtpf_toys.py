@@ -189,7 +189,7 @@ class Scripted(FedTPF):
 
     def execute(self, site, request):
         if request.op == "assess":
-            return Reply(meta={"accuracy": SCRIPT[site.name][site.round - 1], "judged": 50})
+            return Reply(meta={"accuracy": SCRIPT[site.name][site.round - 1], "patients": 50})
         return super().execute(site, request)
 
 
@@ -288,7 +288,11 @@ def sent_by(method, site, server):
 
 def parts_of(method, site, server):
     """x - q(x) of all training images of a site, with the generator in evaluation mode."""
-    model = method.with_distiller(site.task).load(select(server.state.tensors, "kept/distiller/"), "distiller").eval()
+    model = (
+        method.with_distiller_network(site.task)
+        .load(select(server.state.tensors, "kept/distiller/"), "distiller")
+        .eval()
+    )
     raw = site.task.scale.raw(site.train.images)
     with torch.no_grad():
         return raw - model.generator(raw).images

@@ -11,7 +11,7 @@ from judging import ROUNDS, SEED, SITES, SIZES, agree, batches, mean, plain_sgd,
 from torch.nn import functional as F
 
 from medfl.utils.wire import select
-from medfl_methods.fedsm.method import NAME, FedSM
+from medfl_methods.fedsm.method import SELECTOR_NAME, FedSM
 
 LAM, RATE, WIDTH = 0.6, 0.01, 3
 
@@ -20,7 +20,7 @@ def adam(tensors, moments, site, round_):
     """The selector and its moments after a round: three tensors of each parameter, and the number of steps."""
     w = {name: t.clone().requires_grad_() for name, t in tensors.items()}
     m, v, t = moments
-    for rows in batches(site, round_, phase=NAME, norm=False):
+    for rows in batches(site, round_, phase=SELECTOR_NAME, norm=False):
         images, _ = SITES[site].train.batch(rows)
         hidden = F.relu(F.linear(images.flatten(1), w["1.body.stage1.fc.weight"], w["1.body.stage1.fc.bias"]))
         logits = F.linear(hidden, w["1.head.weight"], w["1.head.bias"])
@@ -38,7 +38,7 @@ def adam(tensors, moments, site, round_):
 def test_it_is_the_loop_of_the_paper(tmp_path):
     sizes = list(SIZES.values())
     w, own = start(), dict.fromkeys(SIZES, start())
-    selector = FedSM(selector_width=WIDTH).selecting(task_of(), 3).initial(SEED, NAME)
+    selector = FedSM(selector_width=WIDTH).with_selector(task_of(), 3).initial(SEED, SELECTOR_NAME)
     zeros = {name: torch.zeros_like(tensor) for name, tensor in selector.items()}
     moments = zeros, zeros, 0.0
     for round_ in range(1, ROUNDS + 1):

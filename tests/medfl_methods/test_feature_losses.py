@@ -69,27 +69,27 @@ def test_the_loss_of_generator_and_classifier_is_the_cards(tmp_path, make, noise
     """5 MSE + 0.005 KL + 2 CE of the noised residual, the mean over copies, + 0.4 CE of the whole image."""
     method, site = make(noise=noise, clip=None), site_of(DATA)
     server = server_of(method, tmp_path)
-    work = method.own_distiller(site, Request("site-1", "distil", method.distiller(server)))
+    work = method.start_distiller_training(site, Request("site-1", "distil", method.distiller(server)))
     batch = Batch(DATA.images[:6], DATA.class_labels[:6], torch.arange(6))
     torch.manual_seed(4)
     divided = work.divide(batch)
     x, y, seen = site.task.scale.raw(batch.images), batch.targets, site.task.scale.seen
-    torch.testing.assert_close(divided.rebuilt.images + divided.part, x, atol=1e-6, rtol=0)
+    torch.testing.assert_close(divided.reconstructed.images + divided.residual, x, atol=1e-6, rtol=0)
     state = torch.get_rng_state()
     loss = method.distil_loss(work, divided, site.task.loss)
     torch.set_rng_state(state)
     copies = []
     for std in (0.15, 0.25) if make is fed else [math.sqrt(0.15)]:
-        part = divided.part
+        part = divided.residual
         if noise == "gaussian":
             part = part + std * torch.randn_like(part)
         if noise == "laplace":
             signs = torch.randint_like(part, 2).mul_(2).sub_(1)
             part = part + std / math.sqrt(2) * signs * torch.empty_like(part).exponential_()
         copies.append(F.cross_entropy(work.model.classifier(part / 0.5), y))
-    mean, log_variance = divided.rebuilt.mean, divided.rebuilt.log_variance
+    mean, log_variance = divided.reconstructed.mean, divided.reconstructed.log_variance
     kl = ((mean**2 + log_variance.exp() - 1 - log_variance) / 2).mean()
-    mse = ((divided.rebuilt.images - x) ** 2).mean()
+    mse = ((divided.reconstructed.images - x) ** 2).mean()
     whole = F.cross_entropy(work.model.classifier(seen(x)), y)
     expected = 5 * mse + 0.005 * kl + 2 * sum(copies) / len(copies) + 0.4 * whole
     assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
@@ -100,7 +100,9 @@ def test_the_loss_of_generator_and_classifier_is_the_cards(tmp_path, make, noise
 def test_tp_02_the_classification_pulls_the_class_into_the_residual(tmp_path):
     """With its natural sign: a step down the cross-entropy alone lowers it, by the generator as by the classifier."""
     method, site = tpf(noise="none", clip=None, reconstruction=0.0, kl=0.0, x_ce=0.0), site_of(DATA)
-    work = method.own_distiller(site, Request("site-1", "distil", method.distiller(server_of(method, tmp_path))))
+    work = method.start_distiller_training(
+        site, Request("site-1", "distil", method.distiller(server_of(method, tmp_path)))
+    )
     work.model.eval()
     batch = Batch(DATA.images, DATA.class_labels, torch.arange(40))
     before = method.distil_loss(work, work.divide(batch), site.task.loss)

@@ -13,8 +13,8 @@ from medfl.plugins import load_plugins
 from medfl.testing.cohort import Case, SmallNet, make_sites, make_task, states
 from medfl.types import SERVER
 from medfl.utils.wire import select, tensors_equal
-from medfl_methods.fedsm.method import FedSM, check_moments, pulled
-from medfl_methods.fedsm.networks import SuperModel, selector_beside
+from medfl_methods.fedsm.method import FedSM, apply_soft_pull, check_moments
+from medfl_methods.fedsm.networks import SuperModel, build_selector
 
 REGISTRY = load_plugins()
 NARROW = {"selector_width": 2}
@@ -36,16 +36,16 @@ def own_models(folder):
 def test_own_models_pull_each_other_softly():
     models = [{"w": torch.tensor(value), "n": torch.tensor(number)} for number, value in enumerate((0.0, 1.0, 4.0))]
     total = {"w": torch.tensor(5.0, dtype=torch.float64), "n": torch.tensor(2)}
-    after = [pulled(model, total, 3, 0.7) for model in models]
+    after = [apply_soft_pull(model, total, 3, 0.7) for model in models]
     assert [model["w"].item() for model in after] == pytest.approx([0.75, 1.3, 2.95])
     assert [model["n"].item() for model in after] == [0, 1, 2]
-    mean = [pulled(model, total, 3, 1 / 3)["w"].item() for model in models]
+    mean = [apply_soft_pull(model, total, 3, 1 / 3)["w"].item() for model in models]
     assert mean == pytest.approx([5 / 3] * 3)
 
 
 def test_a_site_that_replies_alone_keeps_its_model():
     model = {"w": torch.tensor(3.0)}
-    assert pulled(model, {"w": torch.tensor(3.0, dtype=torch.float64)}, 1, 0.7) == model
+    assert apply_soft_pull(model, {"w": torch.tensor(3.0, dtype=torch.float64)}, 1, 0.7) == model
 
 
 def test_with_lam_1_own_models_are_those_of_local_training(tmp_path):
@@ -105,12 +105,12 @@ def test_the_own_model_of_a_site_answers_where_the_selector_is_sure():
     ],
 )
 def test_the_selector_takes_what_the_network_takes(network, shape):
-    assert selector_beside(network, 5, 2)(torch.randn(shape)).shape == (3, 5)
+    assert build_selector(network, 5, 2)(torch.randn(shape)).shape == (3, 5)
 
 
 def test_a_network_without_a_layer_that_says_what_it_takes_is_refused():
     with refused(SettingsError, "network_not_supported", network="Seen"):
-        selector_beside(Seen(), 2, 2)
+        build_selector(Seen(), 2, 2)
 
 
 def test_the_selector_learns_who_is_who(tmp_path):

@@ -17,7 +17,14 @@ from medfl.toolkit.fit import Fit
 from medfl.toolkit.trainings import Training
 from medfl.training.loop import Batch
 from medfl.types import SERVER
-from medfl_methods.fedkd.low_rank import LARGEST, LowRankFactors, cut, pays, rank_of, singular_values
+from medfl_methods.fedkd.low_rank import (
+    MAX_MATRIX_ELEMENTS,
+    LowRankFactors,
+    is_smaller_as_factors,
+    singular_values,
+    smallest_rank,
+    truncate_rank,
+)
 from medfl_methods.fedkd.method import FedKD
 from medfl_methods.fedkf.generator import Generator, generator_loss, imbalance
 from medfl_methods.fedmd import FedMD, consensus, public_part
@@ -37,19 +44,19 @@ def low(rank, *shape):
 
 @pytest.mark.parametrize(("energy", "rank"), [(0.01, 1), (0.6, 1), (0.64, 1), (0.65, 2), (1.0, 2)])
 def test_fedkd_the_rank_is_the_smallest_that_holds_the_energy(energy, rank):
-    assert rank_of(torch.tensor([4.0, 3.0]), energy) == rank  # squares 16 and 9
-    assert rank_of(torch.tensor([4.0, 3.0, 0.0]), energy) == rank
+    assert smallest_rank(torch.tensor([4.0, 3.0]), energy) == rank  # squares 16 and 9
+    assert smallest_rank(torch.tensor([4.0, 3.0, 0.0]), energy) == rank
 
 
 def test_fedkd_a_kernel_is_cut_as_a_matrix_of_its_output_channels():
     kernel = low(2, 16, 4, 3, 3) + 1e-3 * torch.randn(16, 4, 3, 3, generator=torch.Generator().manual_seed(1))
-    done = cut(kernel, 0.99)
+    done = truncate_rank(kernel, 0.99)
     u, s, v = torch.linalg.svd(kernel.reshape(16, 36), full_matrices=False)
-    rank = rank_of(s, 0.99)
+    rank = smallest_rank(s, 0.99)
     assert rank <= 2
     torch.testing.assert_close(done.reshape(16, 36), (u[:, :rank] * s[:rank]) @ v[:rank], atol=1e-5, rtol=1e-5)
     assert (done - kernel).square().sum() <= 0.01 * kernel.square().sum()
-    assert torch.linalg.matrix_rank(cut(low(3, 16, 36), 1.0, max_rank=1), rtol=1e-5) == 1
+    assert torch.linalg.matrix_rank(truncate_rank(low(3, 16, 36), 1.0, max_rank=1), rtol=1e-5) == 1
 
 
 def test_fedkd_a_matrix_for_which_divide_and_conquer_does_not_converge_is_decomposed_all_the_same(monkeypatch):
@@ -68,9 +75,9 @@ def test_fedkd_a_matrix_for_which_divide_and_conquer_does_not_converge_is_decomp
 
 
 def test_fedkd_what_would_not_be_shorter_stays_as_it_is():
-    assert not pays(2, 4, 4)
+    assert not is_smaller_as_factors(2, 4, 4)
     for tensor in (torch.randn(4, 4), torch.randn(9), torch.zeros(5, 8), torch.full((9, 9), float("nan"))):
-        assert cut(tensor, 0.99999) is tensor
+        assert truncate_rank(tensor, 0.99999) is tensor
 
 
 def test_fedkd_factors_bring_back_what_was_encoded():
@@ -89,7 +96,7 @@ def test_fedkd_factors_bring_back_what_was_encoded():
 def test_fedkd_factors_of_something_huge_are_refused_before_it_is_made():
     size = 1 << 14
     huge = {"a:u": torch.ones(size, 1), "a:s": torch.ones(1), "a:v": torch.ones(1, size)}
-    assert size**2 > LARGEST
+    assert size**2 > MAX_MATRIX_ELEMENTS
     with pytest.raises(ValueError, match="at most"):
         LowRankFactors().decode(huge, {"shapes": {"a": [size, size]}})
 
@@ -98,7 +105,7 @@ def test_fedkd_the_energy_goes_from_its_start_to_its_end():
     participant, matrix = SimpleNamespace(), torch.diag(torch.tensor([4.0, 3.0] + [0.0] * 14))
     ranks = []
     for participant.round in (1, 2, 3, 4, 9):  # T .55, .6, .65, .7, .7 against .64 for one direction
-        done = FedKD(energy_start=0.5, energy_end=0.7, over=4).cut(participant, {"w": matrix})["w"]
+        done = FedKD(energy_start=0.5, energy_end=0.7, over=4).truncate(participant, {"w": matrix})["w"]
         ranks.append(int(torch.linalg.matrix_rank(done)))
     assert ranks == [1, 1, 2, 2, 2]
 

@@ -153,11 +153,14 @@ def test_fedfa_the_distance_is_the_mean_over_classes_of_means_over_images():
 
 def test_fedfa_own_anchors_move_by_the_mean_over_batches_that_hold_the_class():
     own = OwnAnchors(torch.tensor([[1.0, 1.0], [0.0, 0.0], [5.0, 5.0]]))
-    own.note(torch.tensor([[2.0, 0.0], [4.0, 0.0], [0.0, 8.0]]), torch.tensor([0, 0, 1]))
-    own.note(torch.tensor([[1.0, 1.0]]), torch.tensor([0]))
-    own.move(0.5)
-    own.move(0.5)  # nothing was seen since
-    assert {label: row.tolist() for label, row in own.of_own_classes().items()} == {"0": [1.5, 0.75], "1": [0.0, 4.0]}
+    own.add_batch(torch.tensor([[2.0, 0.0], [4.0, 0.0], [0.0, 8.0]]), torch.tensor([0, 0, 1]))
+    own.add_batch(torch.tensor([[1.0, 1.0]]), torch.tensor([0]))
+    own.update_anchors(0.5)
+    own.update_anchors(0.5)  # nothing was seen since
+    assert {label: row.tolist() for label, row in own.own_class_anchors().items()} == {
+        "0": [1.5, 0.75],
+        "1": [0.0, 4.0],
+    }
 
 
 @pytest.mark.parametrize("init", ["orthogonal", "one_hot"])

@@ -1,4 +1,4 @@
-"""Several networks whose predictions are averaged."""
+"""Ensemble of networks that averages their predictions. Exported bundles refer to it by its import path."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from medfl.types import Meta
 
 
 class Ensemble(nn.Module):
-    """The mean of what networks predict, such as the class probabilities, as outputs of one network.
+    """Average of the predictions of several networks, such as class probabilities, as outputs of a single network.
 
     Args:
-        members: At least one.
-        objective: Says how outputs are brought together (`Objective.together`).
+        members: Networks, at least one.
+        objective: Objective that defines how outputs are averaged (`Objective.together`).
     """
 
     def __init__(self, members: Iterable[nn.Module], objective: Objective) -> None:
@@ -26,21 +26,21 @@ class Ensemble(nn.Module):
         self.members = nn.ModuleList(members)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Outputs (B, ...) of images (B, C, *spatial)."""
+        """Return outputs (B, ...) of images (B, C, *spatial)."""
         return self._objective.together(torch.stack([member(images) for member in self.members]))
 
 
 def ensemble_of(network: nn.Module, size: int, objective: Meta) -> Ensemble:
-    """Build an ensemble of copies of a network.
+    """Return an ensemble of copies of a network.
 
     Args:
-        network: The first member.
+        network: Network to copy.
         size: Number of members, >= 1.
-        objective: What is learned, as `Objective.facts`.
+        objective: Configuration of the objective, as `Objective.facts`.
     """
     return Ensemble((copy.deepcopy(network) for _ in range(size)), read_objective(objective))
 
 
 def new_ensemble(build: Callable[[], nn.Module], size: int, objective: Meta) -> Ensemble:
-    """Build an ensemble of new networks; see `ensemble_of`."""
+    """Return an ensemble of copies of a new network; see `ensemble_of`."""
     return ensemble_of(build(), size, objective)

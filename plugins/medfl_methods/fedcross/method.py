@@ -1,4 +1,4 @@
-"""FedCross."""
+"""FedCross as a method class: distribution of model copies for evaluation, and the ensemble that sites export."""
 
 from __future__ import annotations
 
@@ -16,34 +16,40 @@ from medfl.training.optimizer_state import split
 from medfl.types import Meta, Tensors
 from medfl.utils.wire import prefixed, select
 from medfl_methods.fedcross.ensemble import new_ensemble
-from medfl_methods.fedcross.relay import HELD, ONE, Relay, held
+from medfl_methods.fedcross.relay import HELD_PREFIX, SINGLE_MODEL, Relay, held_model
 
-SEEN = "seen/"
-"""What copies begin with, in a site's state, that are there to be scored with."""
+COPY_PREFIX = "seen/"
+"""Prefix in a site's state of the tensor names of model copies for evaluation."""
 
 
 class FedCross(Relay):
-    """Models go from site to site and are trained where they are; nothing is ever averaged.
+    """Models move from site to site and are trained at each site that they visit; the server never averages them.
 
     With ``circulating = K`` there are as many models as sites with training data, and in each round each site trains
-    the one that the route gives it. With ``one`` a single model visits all sites in turn in each round. The server
-    draws the route, keeps track of who holds which model, and holds none itself. A model that can't reach its host,
-    whose host is away, or whose training is not finite stays with the site that holds it. With partial participation
-    the models that participants hold are dealt among them, and the others wait.
+    the model that the route assigns to it:
 
-    After a round that is evaluated, models are copied to where they are scored. The single model goes to all sites and
-    is their ``global`` model. Of K models, ``test = ensemble`` gives all to all: a site's ``personal`` model, which it
-    takes home, is the ensemble, whose output is the mean of the members' probabilities, as in the paper. ``test =
-    owner`` sends each model to the site for which it began, as that site's ``personal`` model. A site that is away then
-    is scored with what it has: the model that it trained last.
+    w_m <- local training of w_m at site route(m).
 
-    When to use it: Where sites are few, trust each other with their models, and averaging loses what a site has
-    learned. Each site's raw model reaches another site; and with many unlike sites a model forgets the first ones
-    before it comes back.
+    With ``circulating = one`` a single model visits all sites in turn in each round. The server draws the route, tracks
+    which site holds each model, and holds no model itself. A model stays at the site that holds it if it cannot reach
+    its host, the host is unavailable, or the training diverges. With partial participation, only models that
+    participants hold are distributed among them; the other models wait.
+
+    After a round that is evaluated, sites send copies of their models to the sites where they are evaluated. The single
+    model goes to all sites and is their ``global`` model. With K models, ``test = ensemble`` sends all models to all
+    sites. The ``personal`` model that a site exports is then the ensemble, whose output is the mean of the members'
+    probabilities, as in the paper. ``test = owner`` sends each model to the site for which it was initialised, as that
+    site's ``personal`` model. A site that is unavailable at that moment is evaluated with the model that it trained
+    last.
+
+    When to use it: Use it with few sites that trust each other with their models, if averaging loses what sites have
+    learned. Each site's raw model reaches another site. With many different sites a model forgets the first ones before
+    it returns to them.
 
     Attributes:
-        optimizer_state: ``reset`` starts the optimiser anew at each visit; ``travel`` sends its state with the model.
-        test: What is scored where K models circulate: ``ensemble`` or ``owner``; of no effect with a single one.
+        optimizer_state: ``reset`` starts a new optimiser at each visit; ``travel`` sends the optimiser's state with the
+            model.
+        test: Evaluated model if K models circulate: ``ensemble`` or ``owner``; no effect with a single model.
 
     Source: Xu, Deng, Chen, Kuang, Barber, Kim, Gateno, Xia, Yan, Federated Cross Learning for Medical Image
     Segmentation, MIDL 2023; the single model is the FedCross of Weng, Cai, Zhou, FedSKD, arXiv 2503.18981, 2025.
@@ -52,7 +58,7 @@ class FedCross(Relay):
     name = "fedcross"
     family = "peer to peer"
     paper = "Xu et al., MIDL 2023"
-    summary = "models go from site to site and are trained where they are, nothing is averaged"
+    summary = "models move from site to site and are trained at each one; nothing is averaged"
     supports = frozenset({Capability.PEER_MESSAGES})
 
     presets: ClassVar[Mapping[str, Meta]] = {
@@ -74,15 +80,15 @@ class FedCross(Relay):
 
     @property
     def keeps_optimizer(self) -> bool:
-        """Whether the optimiser goes on."""
+        """True if the optimiser's state travels with the model."""
         return self.optimizer_state == "travel"
 
-    def closing(self, server: Server) -> list[str]:
-        """Copies are shared after a round that is evaluated."""
+    def closing_steps(self, server: Server) -> list[str]:
+        """Return the names of the steps that distribute copies, after a round that is evaluated."""
         return ["share", "keep"] if server.settings.due(server.round) else []
 
     def round_steps(self) -> tuple[Step, ...]:
-        """Models are sent and trained; then copies are shared and kept."""
+        """Return the steps: ``send`` and ``train`` for the models, then ``share`` and ``keep`` for the copies."""
         return (
             *super().round_steps(),
             Step("share", partial(self.to_all, "share"), self.share, quorum=0),
@@ -90,52 +96,59 @@ class FedCross(Relay):
         )
 
     def share(self, site: Site, request: Request) -> Reply:
-        """Post copies of the models that this site holds."""
+        """Send copies of the models that this site holds."""
         return Reply(peer_messages=self.copies(site, request.meta["sites"]))
 
     def keep(self, site: Site, request: Request) -> Reply:
-        """Keep the copies that came."""
-        came = [peer_message.tensors for peer_message in site.inbox if peer_message.meta["stamp"] == [site.round]]
-        site.state.tensors = {name: t for name, t in site.state.tensors.items() if name.startswith(HELD)}
-        for tensors in came:
-            site.state.tensors |= prefixed(select(tensors, MODEL), SEEN)
+        """Store the copies that arrived in this round, and delete older ones."""
+        received = [message.tensors for message in site.inbox if message.meta["stamp"] == [site.round]]
+        site.state.tensors = {name: t for name, t in site.state.tensors.items() if name.startswith(HELD_PREFIX)}
+        for tensors in received:
+            site.state.tensors |= prefixed(select(tensors, MODEL), COPY_PREFIX)
         site.state.meta["seen"] = site.round
         return Reply()
 
     def copies(self, site: Site, sites: list[str]) -> list[PeerMessage]:
-        """A parcel for each other site that is scored with a model that this one holds; all models in it."""
-        mine = {model: split(held(site, model))[0] for model in site.state.meta["holds"]}
+        """Return a peer message for each other site that is evaluated with a model of this site.
+
+        It contains all these models.
+        """
+        held_models = {model: split(held_model(site, model))[0] for model in site.state.meta["holds"]}
         everywhere = self.circulating == "one" or self.test == "ensemble"
-        peer_messages = []
+        messages = []
         for to in sites:
-            wanted = [model for model in mine if to != site.name and (everywhere or model == to)]
-            tensors = {f"{MODEL}{model}/{name}": t for model in wanted for name, t in mine[model].items()}
+            wanted = [model for model in held_models if to != site.name and (everywhere or model == to)]
+            tensors = {f"{MODEL}{model}/{name}": t for model in wanted for name, t in held_models[model].items()}
             meta: Meta = {"owner": site.name, "network": site.network, "stamp": [site.round]}
-            peer_messages += [PeerMessage(to, tensors, meta)] if wanted else []
-        return peer_messages
+            messages += [PeerMessage(to, tensors, meta)] if wanted else []
+        return messages
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """What a site is scored with; nothing at the server."""
+        """Return the model that a site is evaluated with; none for the server."""
         if isinstance(participant, Server):
             return {}
-        known = self.known(participant)
-        latest = split(held(participant, participant.state.meta.get("resident", "")))[0] or self.begin(
+        known_models = self.known_models(participant)
+        latest = split(held_model(participant, participant.state.meta.get("resident", "")))[0] or self.initial_model(
             participant, participant.name
         )
-        was_unavailable = participant.state.meta.get("seen") != participant.round  # when copies were shared
-        if self.circulating == "one" and not was_unavailable:
-            return {"global": Model(participant.network, known.get(ONE) or self.begin(participant, ONE))}
+        missed_copies = participant.state.meta.get("seen") != participant.round
+        if self.circulating == "one" and not missed_copies:
+            return {
+                "global": Model(
+                    participant.network, known_models.get(SINGLE_MODEL) or self.initial_model(participant, SINGLE_MODEL)
+                )
+            }
         if self.circulating == "K" and self.test == "owner":
-            return {"personal": Model(participant.network, known.get(participant.name, latest))}
-        if self.circulating == "one" or was_unavailable or not known:
+            return {"personal": Model(participant.network, known_models.get(participant.name, latest))}
+        if self.circulating == "one" or missed_copies or not known_models:
             return {"personal": Model(participant.network, latest)}
-        return {"personal": ensemble_model(participant, known)}
+        return {"personal": ensemble_model(participant, known_models)}
 
-    def known(self, site: Site) -> dict[str, Tensors]:
-        """The models that a site holds or has copies of, by name."""
-        copies = select(site.state.tensors, SEEN)
+    def known_models(self, site: Site) -> dict[str, Tensors]:
+        """Return the models that a site holds or has copies of, by name."""
+        copies = select(site.state.tensors, COPY_PREFIX)
         seen = {model: select(copies, f"{model}/") for model in {name.partition("/")[0] for name in copies}}
-        return seen | {model: split(held(site, model))[0] for model in site.state.meta.get("holds", [])}
+        return seen | {model: split(held_model(site, model))[0] for model in site.state.meta.get("holds", [])}
 
     def network_config(self, model: Model, network_def: Any) -> Any:
         """Return the configuration of the model's network; for an ensemble, of several such networks."""
@@ -152,10 +165,10 @@ class FedCross(Relay):
 
 
 def ensemble_model(site: Site, members: Mapping[str, Tensors]) -> Model:
-    """Return the ensemble of some models as one model, in the order of their names; a single model as it is.
+    """Return the ensemble of some models as one model, in the order of their names; a single model unchanged.
 
     Args:
-        site: Gives the network and the objective.
+        site: Site with the network and the objective.
         members: Maps each member's name to its tensors; at least one.
     """
     if len(members) == 1:

@@ -1,1 +1,1 @@
-"""FedFA: `method` has it, `anchors` what it says of features."""
+"""FedFA (Zhou et al. 2023): FedAvg with a feature anchor for each class."""

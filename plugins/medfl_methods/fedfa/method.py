@@ -1,4 +1,4 @@
-"""FedFA, with feature anchors."""
+"""FedFA as a method class: the anchors of the server and of the sites, and the calibration of heads."""
 
 from __future__ import annotations
 
@@ -22,34 +22,38 @@ from medfl.utils.rng import make_generator
 from medfl.utils.wire import prefixed, select
 from medfl_methods.fedavg import FedAvg
 
-ANCHORS = "anchors/"
-"""What the names of anchors begin with, in messages and where they are kept; then the number of the class."""
+ANCHORS_PREFIX = "anchors/"
+"""Prefix of the anchors' names in messages and in the server's state; the number of the class follows."""
 
 
 class FedFA(FedAvg):
-    """FedAvg with an anchor for each class: sites pull features to it, and calibrate their heads on all anchors.
+    """FedAvg with a feature anchor for each class: sites pull features to the anchors and calibrate heads on them.
 
-    A site minimises its loss plus lam (1/C) sum_c mean_{i of c} ||f_i - a_c||^2, where f are the features of a batch
-    and a the received anchors. After each batch a step of Adam trains the head to tell the classes of all C anchors.
-    A site's own anchors begin as the received ones; after each epoch they become anchor_momentum times themselves plus
-    the rest of the mean features of their class in that epoch (the mean over the batches that hold the class, in
-    training). Those of the classes that it has images of go to the server, whose new anchor is their mean, weighted as
-    the models; a class that nobody has keeps its anchor.
+    A site minimises
 
-    With ``lam = 0`` and no calibration this is `fedavg`: nothing is sent beside the model then.
+    L + lam (1/C) sum_c mean_{i of class c} ||f_i - a_c||^2,
 
-    **An anchor is about the mean of a site's patients of a class**, who may be few; the server sees each site's.
+    where f are the features of a batch and a the received anchors. After each batch, a step of Adam trains the head to
+    classify all C anchors. A site's own anchors start as the received ones. After each epoch an own anchor becomes
+    anchor_momentum times itself plus (1 - anchor_momentum) times the mean features of its class in that epoch, averaged
+    over the training batches that contain the class. The site sends its own anchors of the classes that it has. The
+    server's new anchor is their mean, weighted like the models; the anchor of a class that no site has stays unchanged.
 
-    When to use it: When sites hold unlike shares of classes, so that features of one class drift apart and heads fit
-    the site's own classes alone.
+    With ``lam = 0`` and no calibration this is `fedavg`, and only the model is sent.
+
+    **An anchor is close to the mean of a site's patients of one class**, who may be few; the server sees the anchors of
+    each site.
+
+    When to use it: Use it if the distribution of classes differs between sites, so that the features of a class drift
+    apart and heads fit only the site's own classes.
 
     Attributes:
-        lam: Weight of the distance to anchors, >= 0.
-        anchor_momentum: How much of its anchors a site keeps in each epoch, in [0, 1).
+        lam: Weight of the distance to the anchors, >= 0.
+        anchor_momentum: Fraction of its own anchors that a site keeps in each epoch, in [0, 1).
         calibration: Whether heads are trained on the anchors.
-        calib_lr: Learning rate of its Adam, > 0, which starts anew in each round.
-        anchor_init: First anchors: ``orthogonal`` directions of length 1, or ``one_hot``. Both need as many features as
-            classes.
+        calib_lr: Learning rate of the calibration's Adam, > 0; the optimiser is new in each round.
+        anchor_init: First anchors: ``orthogonal`` directions of length 1, or ``one_hot``. Both need at least as many
+            features as classes.
 
     Source: Zhou, Zhang, Tsang, FedFA: Federated Learning with Feature Anchors, IEEE Transactions on Mobile Computing
     2023, and its released code, which divides an epoch's features by the number of all batches.
@@ -58,10 +62,10 @@ class FedFA(FedAvg):
     name = "fedfa"
     family = "averaging"
     paper = "Zhou, Zhang, Tsang, IEEE TMC 2023"
-    summary = "features are pulled to an anchor for each class, on which heads are calibrated"
+    summary = "FedAvg with an anchor for each class, which attracts features and calibrates heads"
     supports = frozenset()
 
-    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", ANCHORS: "statistic"}
+    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", ANCHORS_PREFIX: "statistic"}
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "linear_head"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"lam": 0.0, "calibration": False}),)
@@ -73,32 +77,32 @@ class FedFA(FedAvg):
     anchor_init: Literal["orthogonal", "one_hot"] = "orthogonal"
 
     @property
-    def anchored(self) -> bool:
-        """Whether there are anchors."""
+    def uses_anchors(self) -> bool:
+        """True if the settings use anchors."""
         return self.lam > 0 or self.calibration
 
     @property
     def active_needs(self) -> frozenset[Need]:
-        """Classes and features where there are anchors."""
-        return self.needs if self.anchored else frozenset()
+        """Properties that the task needs: classes and features if anchors are used."""
+        return self.needs if self.uses_anchors else frozenset()
 
     # ---- the server
 
     def setup(self, server: Server) -> None:
-        """The common initial model, and the first anchors.
+        """Initialise the model and the first anchors in the server's state.
 
         Raises:
             SettingsError: If there are more classes than features.
         """
         super().setup(server)
-        if not self.anchored:
+        if not self.uses_anchors:
             return
         task, classes = server.task, server.task.objective.classes
         features = features_of(task.build(), task.network)
         if features < classes:
             raise SettingsError(
                 "too_few_features",
-                f"FedFA begins with an anchor of its own direction for each class: expected at least {classes} "
+                f"FedFA initialises the anchors of all classes in different directions: expected at least {classes} "
                 f"features, got {features}. Choose a network with a wider body.",
                 minimum=classes,
                 found=features,
@@ -107,40 +111,46 @@ class FedFA(FedAvg):
         if self.anchor_init == "orthogonal":
             draws = make_generator(server.settings.seed, "initial", "anchors")
             rows = torch.linalg.qr(torch.randn(features, classes, generator=draws)).Q.T
-        keep(server, ANCHORS, {str(label): row.clone() for label, row in enumerate(rows)})
+        keep(server, ANCHORS_PREFIX, {str(label): row.clone() for label, row in enumerate(rows)})
 
     def extra_down(self, server: Server) -> Tensors:
-        """The anchors."""
-        return prefixed(kept(server, ANCHORS), ANCHORS)
+        """Return the anchors, named for a message."""
+        return prefixed(kept(server, ANCHORS_PREFIX), ANCHORS_PREFIX)
 
     def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
-        """Updates of the model, and anchors of the order's shape."""
+        """Raise if a reply contains tensors other than updates of the model and anchors of the requested shapes.
+
+        Raises:
+            RefusedError: If a tensor does not fit the request.
+        """
         super().check_tensors(task, request, tensors)
         for name, tensor in tensors.items():
             old = request.tensors.get(name)
-            if name.startswith(ANCHORS) and (old is None or (old.shape, old.dtype) != (tensor.shape, tensor.dtype)):
+            if name.startswith(ANCHORS_PREFIX) and (
+                old is None or (old.shape, old.dtype) != (tensor.shape, tensor.dtype)
+            ):
                 raise RefusedError(
                     "wrong_tensor",
-                    f"An anchor {ascii(name)[:60]} was refused: expected one of the order's, got {tensor.dtype} "
-                    f"{list(tensor.shape)}.",
+                    f"The anchor {ascii(name)[:60]} was refused: expected name, shape and type of an anchor in the "
+                    f"request, got {tensor.dtype} {list(tensor.shape)}.",
                     tensor=ascii(name)[:60],
                     found=f"{tensor.dtype} {list(tensor.shape)}",
                 )
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
-        """FedAvg's, and the mean anchors of the sites that own a class."""
+        """Aggregate as in FedAvg, and set each anchor to the mean of the anchors of the sites that have the class."""
         self.average(server, replies)
-        sent = {site: select(tensors, ANCHORS) for site, tensors in replies}
-        keep(server, ANCHORS, mean_prototypes(sent, lambda site, label: self.weight(replies.meta[site])))
+        sent = {site: select(tensors, ANCHORS_PREFIX) for site, tensors in replies}
+        keep(server, ANCHORS_PREFIX, mean_prototypes(sent, lambda site, label: self.weight(replies.meta[site])))
 
     # ---- a site
 
     def before_fit(self, fit: Fit) -> None:
-        """The anchors, the own ones, and what of an epoch is known yet."""
-        if not self.anchored:
+        """Load the anchors, and prepare the own anchors and the optimiser of the calibration."""
+        if not self.uses_anchors:
             return
         objective = fit.site.task.objective
-        anchors = table(select(fit.sent, ANCHORS), objective.classes, fit.site.task.device)
+        anchors = table(select(fit.sent, ANCHORS_PREFIX), objective.classes, fit.site.task.device)
         smallest = max(objective.smallest_batch, smallest_batch(fit.model, fit.site.settings))
         full, rest = divmod(len(fit.site.train), fit.site.settings.batch_size)
         fit.extra |= {"anchors": anchors, "own": OwnAnchors(anchors), "batches": full + (rest >= smallest)}  # type: ignore[arg-type]
@@ -148,18 +158,18 @@ class FedFA(FedAvg):
             fit.extra["calibrator"] = torch.optim.Adam(body_and_head(fit.model)[1].parameters(), lr=self.calib_lr)
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """The task's loss plus lam times the distance to the anchors."""
-        if not self.anchored:
+        """Return the task's loss plus lam times the distance to the anchors."""
+        if not self.uses_anchors:
             return super().loss(fit, batch)
         task, anchors = fit.site.task, fit.extra["anchors"]
         features, logits = features_and_logits(fit.model, batch.images)
         labels: torch.Tensor = task.objective.class_labels(batch.targets)  # type: ignore[assignment]
-        fit.extra["own"].note(features.detach().float(), labels)
+        fit.extra["own"].add_batch(features.detach().float(), labels)
         loss = task.loss(logits, batch.targets)
         return loss + self.lam * anchor_loss(features.float(), anchors, labels) if self.lam else loss
 
     def after_batch(self, fit: Fit) -> None:
-        """Calibrate the head; at the end of an epoch move the own anchors."""
+        """Calibrate the head, and update the own anchors at the end of an epoch."""
         if self.calibration:
             anchors, task, optimizer = fit.extra["anchors"], fit.site.task, fit.extra["calibrator"]
             outputs = task.objective.alternatives(body_and_head(fit.model)[1](anchors))
@@ -167,56 +177,59 @@ class FedFA(FedAvg):
             F.cross_entropy(outputs, torch.arange(len(anchors), device=anchors.device)).backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        if self.anchored and fit.steps % fit.extra["batches"] == 0:
-            fit.extra["own"].move(self.anchor_momentum)
+        if self.uses_anchors and fit.steps % fit.extra["batches"] == 0:
+            fit.extra["own"].update_anchors(self.anchor_momentum)
 
     def extra_up(self, fit: Fit) -> Tensors:
-        """The own anchors of the site's classes; an epoch that was cut short counts, too."""
-        if not self.anchored:
+        """Return the own anchors of the site's classes. An incomplete last epoch updates them, too."""
+        if not self.uses_anchors:
             return {}
-        fit.extra["own"].move(self.anchor_momentum)
-        return prefixed(fit.extra["own"].of_own_classes(), ANCHORS)
+        fit.extra["own"].update_anchors(self.anchor_momentum)
+        return prefixed(fit.extra["own"].own_class_anchors(), ANCHORS_PREFIX)
 
 
 class OwnAnchors:
-    """A site's anchors, and the means of its features since they were moved last.
+    """Anchors of a site, with the class means of its features since the last update.
 
     Args:
-        anchors: As received, (C, d).
+        anchors: Received anchors, (C, d).
     """
 
     def __init__(self, anchors: torch.Tensor) -> None:
-        self._rows, self._known = anchors.clone(), torch.zeros(len(anchors), dtype=torch.bool, device=anchors.device)
+        self._rows, self._has_occurred = (
+            anchors.clone(),
+            torch.zeros(len(anchors), dtype=torch.bool, device=anchors.device),
+        )
         self._sums, self._batches = torch.zeros_like(anchors), anchors.new_zeros(len(anchors))
 
-    def note(self, features: torch.Tensor, labels: torch.Tensor) -> None:
+    def add_batch(self, features: torch.Tensor, labels: torch.Tensor) -> None:
         """Add the class means of a batch: features (B, d), labels (B,)."""
         counts = torch.bincount(labels, minlength=len(self._rows))
         means = torch.zeros_like(self._rows).index_add_(0, labels, features) / counts.clamp(min=1)[:, None]
         self._sums += means
         self._batches += counts > 0
 
-    def move(self, momentum: float) -> None:
-        """Move the anchors of the classes that were seen since, and forget these."""
+    def update_anchors(self, momentum: float) -> None:
+        """Update the anchors of the classes that occurred since the last update, and reset their means."""
         seen = self._batches > 0
         means = self._sums / self._batches.clamp(min=1)[:, None]
         self._rows = torch.where(seen[:, None], momentum * self._rows + (1 - momentum) * means, self._rows)
-        self._known |= seen
+        self._has_occurred |= seen
         self._sums.zero_()
         self._batches.zero_()
 
-    def of_own_classes(self) -> Tensors:
-        """Anchors (d,) of all classes that were seen, by the number of the class."""
-        return {str(label): self._rows[label].clone() for label in self._known.nonzero().flatten().tolist()}
+    def own_class_anchors(self) -> Tensors:
+        """Return the anchors (d,) of all classes that occurred, by the number of the class."""
+        return {str(label): self._rows[label].clone() for label in self._has_occurred.nonzero().flatten().tolist()}
 
 
 def anchor_loss(features: torch.Tensor, anchors: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """(1/C) times the sum over the batch's classes of the mean squared distance of their features to the anchor.
+    """Return (1/C) times the sum over the batch's classes of the mean squared distance of features to their anchor.
 
     Args:
-        features: (B, d).
-        anchors: (C, d).
-        labels: (B,).
+        features: Features, (B, d).
+        anchors: Anchors, (C, d).
+        labels: Class labels, (B,).
     """
     squares = (features - anchors[labels]).square().sum(1)
     counts = torch.bincount(labels, minlength=len(anchors))

@@ -1,4 +1,4 @@
-"""A generator and a classifier that divide an image: what is rebuilt of it is private, the rest tells the class."""
+"""Distiller network: a generator whose reconstruction stays private, and a classifier of the residual."""
 
 from __future__ import annotations
 
@@ -8,62 +8,69 @@ import torch
 from torch import nn
 
 from medfl.task import Scale
-from medfl_methods.fedfed.generators import Reconstruction
+from medfl_methods.fedfed.generators import GeneratorOutput
 
-Form = Literal["x_p", "x_s", "raw+noise"]
-"""What sites send of an image: its part with noise, its part as it is, or the whole image with noise."""
+SharedForm = Literal["x_p", "x_s", "raw+noise"]
+"""Shared part of an image: ``x_p`` the residual with noise, ``x_s`` the residual without noise, ``raw+noise`` the whole
+image with noise."""
 
 
 class Distiller(nn.Module):
-    """A generator q and a classifier f of the residual x - q(x) (Yang et al., FedFed, NeurIPS 2023, section 3).
+    """Generator q and classifier f of the residual x - q(x) (Yang et al., FedFed, NeurIPS 2023, section 3).
 
     Args:
-        generator: Maps images in [0, 1], (B, C, *spatial), to a `Reconstruction`.
-        classifier: Maps what a network of the task sees to logits (B, num_classes).
-        scale: Of the task's images.
+        generator: Network that maps images in [0, 1], (B, C, *spatial), to a `GeneratorOutput`.
+        classifier: Network that maps normalised images to logits (B, num_classes).
+        scale: Shape and normalisation of the task's images.
     """
 
     def __init__(self, generator: nn.Module, classifier: nn.Module, scale: Scale) -> None:
         super().__init__()
         self.generator, self.classifier, self._scale = generator, classifier, scale
 
-    def forward(self, images: torch.Tensor) -> Reconstruction:
-        """What the generator rebuilds of images in [0, 1]."""
-        rebuilt: Reconstruction = self.generator(images)
-        return rebuilt
+    def forward(self, images: torch.Tensor) -> GeneratorOutput:
+        """Reconstruct images in [0, 1]."""
+        reconstructed: GeneratorOutput = self.generator(images)
+        return reconstructed
 
     def classify(self, part: torch.Tensor) -> torch.Tensor:
-        """Logits (B, num_classes) of parts of images, noisy or not, (B, C, *spatial)."""
+        """Return logits (B, num_classes) of residuals (B, C, *spatial), with or without noise."""
         logits: torch.Tensor = self.classifier(self._scale.seen_difference(part))
         return logits
 
     def classify_images(self, images: torch.Tensor) -> torch.Tensor:
-        """Logits (B, num_classes) of whole images in [0, 1]."""
+        """Return logits (B, num_classes) of whole images in [0, 1]."""
         logits: torch.Tensor = self.classifier(self._scale.seen(images))
         return logits
 
     def classify_both(self, part: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-        """Logits of parts and of whole images in [0, 1], one after the other; a batch norm sees them together."""
+        """Return logits of residuals, followed by logits of whole images in [0, 1], from one forward pass.
+
+        Batch-norm layers therefore use joint statistics of both.
+        """
         logits: torch.Tensor = self.classifier(torch.cat([self._scale.seen_difference(part), self._scale.seen(images)]))
         return logits
 
 
 class SharedPart(nn.Module):
-    """What of an image is shared, before clip and noise; parameters get no gradient.
+    """Network that maps an image to its shared part before clip and noise. Its parameters get no gradient.
 
     Args:
-        distiller: Divides the image.
-        form: Whether it is the part or, for comparison, the whole image.
+        distiller: Distiller that computes the residual.
+        form: Shared part. For ``raw+noise`` the network returns the whole image.
     """
 
-    def __init__(self, distiller: Distiller, form: Form) -> None:
+    def __init__(self, distiller: Distiller, form: SharedForm) -> None:
         super().__init__()
         self._distiller, self._whole = distiller.eval().requires_grad_(False), form == "raw+noise"
 
     def train(self, mode: bool = True) -> SharedPart:
-        """It stays in evaluation mode: latents are means there, and norms have their own statistics."""
+        """Stay in evaluation mode for any `mode`.
+
+        Latent variables are means in this mode, and normalisation layers use their stored statistics.
+        """
         return super().train(False)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """The shared part, (B, C, *spatial), of images in [0, 1]."""
+        """Return the shared part, (B, C, *spatial), of images in [0, 1]."""
         return images if self._whole else images - self._distiller(images).images

@@ -1,4 +1,4 @@
-"""FedFed."""
+"""FedFed as a method class: its distiller training with mixup, mosaic, curriculum and site-dependent loss weights."""
 
 from __future__ import annotations
 
@@ -14,50 +14,56 @@ from medfl.data.pooled import labels_of
 from medfl.privacy.release import Release
 from medfl.training.loop import Batch
 from medfl.types import Meta
-from medfl_methods.fedfed.base import LOUDEST, FeatureSharing
-from medfl_methods.fedfed.distillation import Distilling
-from medfl_methods.fedfed.division import Weights
+from medfl_methods.fedfed.distiller_training import DistillerTraining
+from medfl_methods.fedfed.feature_distillation import LossWeights
+from medfl_methods.fedfed.feature_sharing import MAX_NOISE_STD, FeatureSharing
 from medfl_methods.fedfed.mixup import mixup, mosaic
 
 Skew = Literal["none", "few", "one class"]
-"""How a site is unlike the others."""
+"""Kind of site: few images, most images in one class, or neither."""
 
-FEW = 0.2
-"""A site with a smaller share of the mean number of images has few."""
+SMALL_SITE_FRACTION = 0.2
+"""A site has few images if it has less than this fraction of the sites' mean number of images."""
 
-MOSTLY = 0.7
-"""A site with a larger share of its images in one class is one of that class."""
+ONE_CLASS_FRACTION = 0.7
+"""A site counts as a site of one class if a larger fraction of its images is in its most frequent class."""
 
 
 class FedFed(FeatureSharing):
-    """Sites share, under noise, the part of their images that tells the class; then FedAvg on own and shared images.
+    """Sites share a noised residual of their images that predicts the class, then run FedAvg on own and shared images.
 
-    In the first stage all sites take part in each round, and only generator and classifier are trained, not the task's
-    network: a run needs `distil_rounds` more rounds than one of another method to train its network as often. A pass
-    over a site's images is three: the classifier on mixed images, the generator on images glued together of unlike
-    images, and both together.
+    A generator q reconstructs an image x. The residual x - q(x) keeps the features that the classifier f needs. In
+    stage 1 all sites take part in each round and train only the distiller (q and f), not the task's network. A run
+    therefore needs `distil_rounds` more rounds than a run of another method to train its network equally often. The
+    distiller minimises
 
-    Two things are as in the released code and not in the paper. Reconstruction weighs more at first (`curriculum`);
-    epochs are counted anew in each round, so with one epoch a round it always weighs ten times `reconstruction`. And
-    sites that are unlike others weigh the terms of the loss otherwise (`site_weights`).
+    ``reconstruction`` MSE(q(x), x) + ``kl`` KL + ``ce`` CE(f(x - q(x) + noise), y) + ``x_ce`` CE(f(x), y).
 
-    Each image is sent in two copies under unlike noise, and a batch of the second stage has a site's own images and as
-    many of either copy. Two copies of one part tell more than one, and the statement reckons with both.
+    Each epoch has three passes over a site's images: the classifier on mixed images (mixup), the generator on images
+    composed of crops of several images (mosaic), and both networks on this loss.
 
-    When to use it: As the ancestor that FedTPF is measured against, or where unlike class sizes hurt and sites may
-    share noised residuals of their images. Without ``clip`` it promises no differential privacy, whatever its noise.
+    Two parts follow the released code and not the paper. Reconstruction has a larger weight at first (`curriculum`).
+    Epochs are counted from 1 in each round, so with one epoch in a round the weight is always ten times
+    `reconstruction`. Sites that differ from the others use other weights (`site_weights`).
+
+    After stage 1 each site sends two copies of each residual under different noise. A batch of stage 2 contains a
+    site's own images and equally many images of each copy. Two copies reveal more than one; the privacy statement
+    covers both together.
+
+    When to use it: Use it as the method that FedTPF is compared with, or if classes are unevenly distributed over sites
+    and the sites may share noised residuals of their images. Without ``clip`` there is no differential privacy, even
+    with noise.
 
     Attributes:
-        noise_std: Of the noise of each copy, > 0, in units of images in [0, 1]: the standard deviation, for Laplace
-            noise as well. The released code adds one and the same noise to all images of a batch; here each image has
-            its own.
-        curriculum: Whether reconstruction weighs 10 times `reconstruction` before the round's tenth epoch and 5 times
-            before its twentieth; on glued images before the hundredth and the two hundredth.
-        site_weights: Whether a site with fewer than a fifth of the sites' mean number of images weighs reconstruction 5
-            times and KL half, and one of whose larger number more than 70 % are of one class weighs all but
-            reconstruction 5 times and glues no images.
-        mixup: Alpha of the Beta distribution for mixing images, >= 0; 0 leaves out that pass.
-        mosaic: Whether the generator also learns from images glued together.
+        noise_std: Standard deviation of the noise of each copy, > 0, in units of images in [0, 1], also for Laplace
+            noise. The released code adds the same noise to all images of a batch; here each image has its own noise.
+        curriculum: Whether reconstruction has 10 times its weight before the round's tenth epoch and 5 times before its
+            twentieth; for mosaic images before the hundredth and the two hundredth.
+        site_weights: Whether some sites use other weights. A site with fewer than a fifth of the sites' mean number of
+            images uses 5 times `reconstruction` and half of `kl`. A larger site with more than 70 % of its images in
+            one class uses 5 times `kl`, `ce` and `x_ce`, and no mosaic.
+        mixup: Parameter alpha of mixup's Beta distribution, >= 0; 0 omits that pass.
+        mosaic: Whether the generator is also trained on mosaic images.
         distil_decay: Weight decay of AdamW, >= 0.
 
     Source: Yang, Zhang, Zheng, Tian, Peng, Liu, Han, FedFed: Feature distillation against data heterogeneity in
@@ -67,7 +73,7 @@ class FedFed(FeatureSharing):
     name = "fedfed"
     family = "shared images"
     paper = "Yang et al., NeurIPS 2023"
-    summary = "sites share the part of their images that tells the class, under noise, and train on all of them"
+    summary = "sites share noised residuals of their images that predict the class, and train on all of them"
     supports = frozenset()
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "images_of_one_shape"})
@@ -83,25 +89,27 @@ class FedFed(FeatureSharing):
 
     @field_validator("noise_std")
     @classmethod
-    def _some(cls, value: tuple[float, ...]) -> tuple[float, ...]:
-        if not value or not all(0 < std <= LOUDEST for std in value):
+    def _check_noise_std(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        """Raise if the list is empty or a standard deviation is out of range."""
+        if not value or not all(0 < std <= MAX_NOISE_STD for std in value):
             raise ValueError(
-                f"expected one standard deviation in (0, {LOUDEST:g}] for each copy; for no noise set noise to 'none'"
+                f"expected a standard deviation in (0, {MAX_NOISE_STD:g}] for each copy; for no noise set noise to "
+                "'none'"
             )
         return value
 
     def releases(self) -> list[Release]:
-        """One for each copy; without noise all copies would be alike, so there is one."""
-        return [self.release(std**2) for std in self.noise_std[: 1 if self.silent else None]]
+        """Return the release mechanism of each copy. Without noise all copies would be equal, so there is one."""
+        return [self.release(std**2) for std in self.noise_std[: 1 if self.is_noiseless else None]]
 
     def weight_decay(self) -> float:
-        """`distil_decay`."""
+        """Return `distil_decay`."""
         return self.distil_decay
 
     # ---- the server
 
     def distil_requests(self, server: Server) -> list[Request]:
-        """All sites take part, and learn how many images a site has on average."""
+        """Return the requests of stage 1 to all sites with training data, with the sites' mean number of images."""
         tensors, names = self.distiller(server), server.trainable()
         sizes = [float(server.site_info[name]["size"]) for name in names if "size" in server.site_info[name]]
         mean = sum(sizes) / max(len(sizes), 1)
@@ -110,30 +118,30 @@ class FedFed(FeatureSharing):
     # ---- a site
 
     def distil(self, site: Site, request: Request) -> Reply:
-        """Train generator and classifier alone."""
-        distilling, kind = self.own_distiller(site, request), self.kind_of(site, request)
+        """Train the distiller at a site, and return its update."""
+        distilling, kind = self.start_distiller_training(site, request), self.classify_skew(site, request)
         loss = torch.nan
         for epoch in range(self.distil_epochs):
-            loss = self.one_pass(site, distilling, epoch, kind)
+            loss = self.train_epoch(site, distilling, epoch, kind)
         self.keep_optimizer(site, distilling)
         return Reply(self.distiller_update(request, distilling.model), {"size": len(site.train)}, log={"loss": loss})
 
-    def kind_of(self, site: Site, request: Request) -> Skew:
-        """How a site is unlike the others."""
+    def classify_skew(self, site: Site, request: Request) -> Skew:
+        """Return whether the site has few images, mostly one class, or neither."""
         size, mean = len(site.train), float(request.meta.get("mean_size", 0.0))
-        if not self.site_weights or size == FEW * mean:
+        if not self.site_weights or size == SMALL_SITE_FRACTION * mean:
             return "none"
-        if size < FEW * mean:
+        if size < SMALL_SITE_FRACTION * mean:
             return "few"
-        return "one class" if int(labels_of(site.train).bincount().max()) > MOSTLY * size else "none"
+        return "one class" if int(labels_of(site.train).bincount().max()) > ONE_CLASS_FRACTION * size else "none"
 
-    def one_pass(self, site: Site, distilling: Distilling, epoch: int, kind: Skew) -> float:
-        """The classifier on mixed images, the generator on glued ones, then both; the loss of both."""
+    def train_epoch(self, site: Site, distilling: DistillerTraining, epoch: int, kind: Skew) -> float:
+        """Train an epoch of the distiller: mixup, mosaic, then the joint loss. Return the mean joint loss."""
         model, loss, label = distilling.model, site.task.loss, f"distil {epoch}"
         if self.mixup:
             shares = site.rng(f"{label} mixup shares")
 
-            def on_mixed(batch: Batch) -> torch.Tensor:
+            def mixup_loss(batch: Batch) -> torch.Tensor:
                 mixed, first, other, share = mixup(
                     distilling.scale.raw(batch.images), batch.targets, self.mixup, shares
                 )
@@ -141,29 +149,32 @@ class FedFed(FeatureSharing):
                 both: torch.Tensor = share * loss(logits, first) + (1 - share) * loss(logits, other)
                 return both
 
-            distilling.pass_over(on_mixed, f"{label} mixup")
+            distilling.train_pass(mixup_loss, f"{label} mixup")
         if self.mosaic and kind != "one class":
-            crops, eased = site.rng(f"{label} mosaic crops"), self.eased(epoch, 100)
+            crops, curriculum_weights = site.rng(f"{label} mosaic crops"), self.curriculum_weights(epoch, 100)
 
-            def on_glued(batch: Batch) -> torch.Tensor:
+            def mosaic_loss(batch: Batch) -> torch.Tensor:
                 glued = mosaic(distilling.scale.raw(batch.images), crops, len(batch.rows))
-                return self.rebuild_loss(model(glued), glued, eased)
+                return self.reconstruction_loss(model(glued), glued, curriculum_weights)
 
-            distilling.pass_over(on_glued, f"{label} mosaic")
-        weights = weighed(self.eased(epoch, 10), kind)
-        return distilling.pass_over(
+            distilling.train_pass(mosaic_loss, f"{label} mosaic")
+        weights = skew_weights(self.curriculum_weights(epoch, 10), kind)
+        return distilling.train_pass(
             lambda batch: self.distil_loss(distilling, distilling.divide(batch), loss, weights), label
         )
 
-    def eased(self, epoch: int, until: int) -> Weights:
-        """The weights in an epoch of a round, from 0: reconstruction counts more at first."""
+    def curriculum_weights(self, epoch: int, until: int) -> LossWeights:
+        """Return the loss weights of an epoch of the round, counted from 0.
+
+        Reconstruction has a larger weight in early epochs.
+        """
         number = epoch + 1  # the released code counts from 1
         factor = 1 if not self.curriculum or number >= 2 * until else 10 if number < until else 5
         return replace(self.weights, reconstruction=factor * self.reconstruction)
 
 
-def weighed(weights: Weights, kind: Skew) -> Weights:
-    """The weights at a site of some kind, as the released code has them."""
+def skew_weights(weights: LossWeights, kind: Skew) -> LossWeights:
+    """Return the loss weights at a site of some kind, as in the released code."""
     if kind == "few":
         return replace(weights, reconstruction=5 * weights.reconstruction, kl=weights.kl / 2)
     if kind == "one class":

@@ -1,4 +1,4 @@
-"""The shared set: what sites have sent of their images, as everyone holds it, and how a training draws from it."""
+"""Shared set: the noised image parts of all sites with labels, and the batches that a training draws from it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from medfl.errors import RefusedError
 from medfl.types import Tensors
 from medfl.utils.wire import select
 
-COPIES = "images/"
-"""What the name of each noisy copy begins with."""
+COPY_PREFIX = "images/"
+"""Prefix of the tensor name of each noised copy."""
 
 
 @dataclass(frozen=True)
 class SharedImages:
-    """Copies of parts of images, with their labels.
+    """Noised copies of image parts, with their labels.
 
     Attributes:
-        copies: At least one, each (N, C, *spatial), half precision, in units of images in [0, 1]: the same parts under
-            unlike noise.
-        labels: (N,), int64.
+        copies: One or more tensors (N, C, *spatial), half precision, in units of images in [0, 1]. All contain the same
+            parts under different noise.
+        labels: Class labels, (N,), int64.
     """
 
     copies: tuple[torch.Tensor, ...]
@@ -34,20 +34,22 @@ class SharedImages:
 
     @classmethod
     def read(cls, tensors: Tensors) -> SharedImages:
-        """From named tensors, as `tensors` makes them."""
-        copies = select(tensors, COPIES)
+        """Return the shared images in named tensors, the inverse of `tensors`."""
+        copies = select(tensors, COPY_PREFIX)
         return cls(tuple(copies[name] for name in sorted(copies, key=int)), tensors["labels"])
 
     def tensors(self) -> Tensors:
-        """For a message or a blob."""
-        return {"labels": self.labels} | {f"{COPIES}{number}": copy for number, copy in enumerate(self.copies)}
+        """Return the images and labels as named tensors, for a message or a blob."""
+        return {"labels": self.labels} | {f"{COPY_PREFIX}{number}": copy for number, copy in enumerate(self.copies)}
 
     @classmethod
-    def joined(cls, parts: Mapping[str, SharedImages]) -> SharedImages:
-        """Those of all sites, in the order given; sites without any are left out.
+    def concatenate(cls, parts: Mapping[str, SharedImages]) -> SharedImages:
+        """Return the concatenated shared images of all sites, in the order of the mapping.
+
+        Sites without images are left out.
 
         Args:
-            parts: At least one.
+            parts: Maps each site to its shared images; at least one site.
         """
         some = [part for part in parts.values() if len(part)] or list(parts.values())
         copies = tuple(torch.cat(same) for same in zip(*(part.copies for part in some), strict=True))
@@ -55,27 +57,27 @@ class SharedImages:
 
 
 def check_shared(tensors: Tensors, copies: int, shape: Sequence[int], num_classes: int) -> None:
-    """Refuse what is no part of a shared set.
+    """Raise if tensors are not valid shared images.
 
     Args:
-        tensors: As `SharedImages.tensors` makes them, of any number of images.
-        copies: Of each image.
-        shape: Of an image, (C, *spatial).
-        num_classes: Labels are below it.
+        tensors: Tensors as returned by `SharedImages.tensors`, of any number of images.
+        copies: Expected number of copies.
+        shape: Shape of an image, (C, *spatial).
+        num_classes: Number of classes; labels must be below it.
 
     Raises:
-        RefusedError: If a tensor is missing or one too many, or of another shape or dtype, or a label is no class.
+        RefusedError: If a name is missing or unexpected, a shape or dtype is wrong, or a label is not a class.
     """
-    names = {"labels", *(f"{COPIES}{number}" for number in range(copies))}
+    names = {"labels", *(f"{COPY_PREFIX}{number}" for number in range(copies))}
     labels = tensors.get("labels", torch.empty(0))
-    forms = {((*labels.shape[:1], *shape), torch.float16)}
-    came = {(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items() if name != "labels"}
+    expected_forms = {((*labels.shape[:1], *shape), torch.float16)}
+    found_forms = {(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items() if name != "labels"}
     classes = labels.dtype is torch.int64 and labels.ndim == 1 and bool(((labels >= 0) & (labels < num_classes)).all())
-    if tensors.keys() != names or came != forms or not classes:
+    if tensors.keys() != names or found_forms != expected_forms or not classes:
         raise RefusedError(
             "unexpected_tensors",
-            f"Expected {copies} half-precision copies of images of shape {list(shape)} and a label below {num_classes} "
-            "for each, got something else. The site needs the same bundle and version of medfl.",
+            f"Expected {copies} half-precision copies of images of shape {list(shape)}, with labels below "
+            f"{num_classes}, got other tensors. Use the same bundle and the same version of medfl at the site.",
             copies=copies,
             shape=list(shape),
             classes=num_classes,
@@ -83,13 +85,13 @@ def check_shared(tensors: Tensors, copies: int, shape: Sequence[int], num_classe
 
 
 class SharedBatches:
-    """Batches of the shared set for one training of a site: an epoch has as many rows as the site has images.
+    """Batches of the shared set for one training of a site. An epoch has as many rows as the site has training images.
 
     Args:
-        shared: At least one image.
-        images: Rows of an epoch, >= 1.
-        generator: The stream of the rows.
-        balanced: Whether each class that is present comes equally often.
+        shared: Shared set with at least one image.
+        images: Number of rows of an epoch, >= 1.
+        generator: Random stream of the rows.
+        balanced: Whether each class that is present is drawn equally often.
     """
 
     def __init__(self, shared: SharedImages, images: int, generator: torch.Generator, balanced: bool) -> None:
@@ -97,13 +99,13 @@ class SharedBatches:
         self._rows = torch.empty(0, dtype=torch.int64)
 
     def draw(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The next rows of the epoch, or of the next one.
+        """Return the next rows of the current epoch, continued in the following epoch if necessary.
 
         Args:
-            count: Rows, >= 0.
+            count: Number of rows, >= 0.
 
         Returns:
-            Parts of all copies one after the other, (copies * count, C, *spatial), float32, and their labels.
+            The parts of all copies one after the other, (copies * count, C, *spatial), float32, and their labels.
         """
         while len(self._rows) < count:
             self._rows = torch.cat([self._rows, self._epoch()])
@@ -112,6 +114,7 @@ class SharedBatches:
         return parts, self._shared.labels[rows].repeat(len(self._shared.copies))
 
     def _epoch(self) -> torch.Tensor:
+        """Draw the rows of an epoch."""
         if self._balanced:
             return balanced_rows(self._shared.labels, self._images, self._generator)
         return torch.randint(len(self._shared), (self._images,), generator=self._generator)

@@ -1,4 +1,4 @@
-"""The variational autoencoder of FedFed, for images and volumes of any size."""
+"""Variational autoencoder of FedFed, for images and volumes of any size."""
 
 from __future__ import annotations
 
@@ -10,48 +10,49 @@ from monai.networks.layers.factories import Conv
 from torch import nn
 
 from medfl.networks.resnet_blocks import norm_layer
-from medfl_methods.fedfed.generator_parts import (
-    Double,
+from medfl_methods.fedfed.generator_layers import (
+    DoublingConv,
+    GeneratorOutput,
     Norm,
-    Reconstruction,
     check_images,
     check_options,
     check_shape,
-    down,
-    halvings,
-    up,
+    down_layers,
+    edges_by_halving,
+    up_layers,
 )
 
-LONGEST = {2: 8, 3: 4}
-"""Longest edge of the map that the linear layers see, by the number of dimensions. For images FedFed's 8 x 8; a volume
-goes down to 4 x 4 x 4, which has as many positions: 8 x 8 x 8 would make 25 million weights at `width` 32, `latent`
-512."""
+MAX_BOTTLENECK_EDGE = {2: 8, 3: 4}
+"""Maximum edge of the feature map before the linear layers, by the number of spatial dimensions. For images it is
+FedFed's 8 (8 x 8). For volumes it is 4, since 4 x 4 x 4 has as many positions; 8 x 8 x 8 would need 25 million weights
+at `width` 32 and `latent` 512."""
 
 
 class VAE(nn.Module):
-    """Encoder to mean and log variance of a normal distribution, and a decoder from a sample of it.
+    """Variational autoencoder: an encoder to mean and log variance of a normal distribution, and a decoder of a sample.
 
-    Encoder: halvings (kernel 4, stride 2), each with normalisation and ReLU, then two residual blocks. Three linear
-    layers: to mean, to log variance, and back. Decoder: two residual blocks, doublings, normalisation, sigmoid. There
-    are as many halvings as bring the longest edge to `LONGEST` or less, at least one: two for 28 or 32 pixels, as in
-    FedFed, five for 224. The channels do not grow with them, so the number of weights stays bounded: at most
-    3 * 64 * width * latent in the linear layers, and about 32 (in 3-D 128) times width squared for each halving more.
+    The encoder has halving convolutions (kernel 4, stride 2), each with normalisation and ReLU, then two residual
+    blocks. Three linear layers map to the mean, to the log variance, and back. The decoder has two residual blocks,
+    doubling convolutions, normalisation and a sigmoid. The number of halvings is the smallest that brings the longest
+    edge to `MAX_BOTTLENECK_EDGE` or below, at least one: two for 28 or 32 pixels, as in FedFed, five for 224. The
+    channels do not grow with the depth, so the number of weights is bounded: at most 3 * 64 * width * latent in the
+    linear layers, and about 32 (in 3-D 128) times width squared for each further halving.
 
-    With ``norm="group"`` the reconstruction itself is not normalised: that would give all images one brightness.
+    With ``norm="group"`` the last layer has no normalisation, which would give all images the same brightness.
 
     Args:
-        shape: (C, H, W) or (C, D, H, W) of an image, each edge >= 4, even or odd.
-        latent: Numbers that describe an image, >= 1. FedFed takes 2048; FedTPF the number of the network's features,
-            with which the prototypes are compared.
-        width: Channels, >= 2; half as many after the first of several halvings.
-        norm: One of `medfl_methods.fedfed.generator_parts.NORMS`.
+        shape: Shape (C, H, W) or (C, D, H, W) of an image, each edge >= 4, even or odd.
+        latent: Number of latent variables, >= 1. FedFed uses 2048. FedTPF uses the number of the network's features,
+            because it compares latent variables with prototypes.
+        width: Number of channels, >= 2; half as many after the first of several halvings.
+        norm: Normalisation, one of `medfl_methods.fedfed.generator_layers.NORMS`.
 
     Attributes:
-        shape: As given.
-        latent: As given.
+        shape: Shape of an image.
+        latent: Number of latent variables.
 
     Raises:
-        SettingsError: If an argument is impossible.
+        SettingsError: If an argument is out of range.
 
     Source: Yang et al., FedFed, NeurIPS 2023, and its released code, without the tanh in the middle of the decoder.
     """
@@ -62,12 +63,12 @@ class VAE(nn.Module):
         check_options("VAE", norm, latent=(latent, 1), width=(width, 2))
         self.shape, self.latent = tuple(shape), latent
         dims = len(edges)
-        sizes = halvings(edges, LONGEST[dims])
+        sizes = edges_by_halving(edges, MAX_BOTTLENECK_EDGE[dims])
         first = width // 2 if len(sizes) > 2 else width
         widths = [channels, first, *[width] * (len(sizes) - 2)]
         self._map = (width, *sizes[-1])
         self.encoder = nn.Sequential(
-            *(layer for pair in zip(widths, widths[1:]) for layer in down(dims, *pair, norm)),
+            *(layer for pair in zip(widths, widths[1:]) for layer in down_layers(dims, *pair, norm)),
             *_two_blocks(dims, width, norm),
         )
         numbers = math.prod(self._map)
@@ -78,38 +79,44 @@ class VAE(nn.Module):
         self.decoder = nn.Sequential(
             *_two_blocks(dims, width, norm),
             norm_layer(norm, dims, width),
-            *(layer for step in steps for layer in up(*step, norm)),
-            Double(first, channels, edges, bias=norm == "group"),
+            *(layer for step in steps for layer in up_layers(*step, norm)),
+            DoublingConv(first, channels, edges, bias=norm == "group"),
             *([norm_layer(norm, dims, channels)] if norm == "batch" else []),
             nn.Sigmoid(),
         )
 
     def encode(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean and log variance, each (B, latent), of images (B, *shape) in [0, 1].
+        """Return the mean and log variance, each (B, latent), of images (B, *shape) in [0, 1].
 
         Raises:
-            SettingsError: If the images have another shape than the network was built for.
+            SettingsError: If the images do not have the shape that the network was built for.
         """
         check_images("VAE", images, self.shape)
         features = self.encoder(images).flatten(1)
         return self.to_mean(features), self.to_log_variance(features)
 
     def decode(self, latent: torch.Tensor) -> torch.Tensor:
-        """Images (B, *shape) in (0, 1) of (B, latent)."""
+        """Return images (B, *shape) in (0, 1) for latent variables (B, latent)."""
         images: torch.Tensor = self.decoder(self.back(latent).unflatten(1, self._map))
         return images
 
-    def forward(self, images: torch.Tensor) -> Reconstruction:
-        """Reconstruct images (B, *shape) in [0, 1]; in training from a sample, which torch's global generator draws."""
+    def forward(self, images: torch.Tensor) -> GeneratorOutput:
+        """Reconstruct images (B, *shape) in [0, 1].
+
+        In training it decodes a sample of torch's global generator, in evaluation the mean.
+        """
         mean, log_variance = self.encode(images)
         latent = mean
         if self.training:
             latent = mean + torch.exp(log_variance / 2) * torch.randn_like(mean)
-        return Reconstruction(self.decode(latent), mean, log_variance, latent)
+        return GeneratorOutput(self.decode(latent), mean, log_variance, latent)
 
 
-class _Block(nn.Module):
-    """x + convolutions of x: LeakyReLU, 3x3, normalisation, LeakyReLU, 1x1; nothing works in place."""
+class _VaeResidualBlock(nn.Module):
+    """Residual block: x plus LeakyReLU, 3x3 convolution, normalisation, LeakyReLU and 1x1 convolution of x.
+
+    No layer works in place, so second derivatives exist.
+    """
 
     def __init__(self, spatial_dims: int, width: int, norm: Norm) -> None:
         super().__init__()
@@ -128,4 +135,8 @@ class _Block(nn.Module):
 
 
 def _two_blocks(spatial_dims: int, width: int, norm: Norm) -> list[nn.Module]:
-    return [_Block(spatial_dims, width, norm), norm_layer(norm, spatial_dims, width), _Block(spatial_dims, width, norm)]
+    return [
+        _VaeResidualBlock(spatial_dims, width, norm),
+        norm_layer(norm, spatial_dims, width),
+        _VaeResidualBlock(spatial_dims, width, norm),
+    ]

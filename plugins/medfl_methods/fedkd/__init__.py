@@ -1,1 +1,1 @@
-"""FedKD: `method` has it, `low_rank` what updates are compressed by."""
+"""FedKD (Wu et al. 2022): mutual distillation between a local mentor and a shared mentee, with low-rank updates."""

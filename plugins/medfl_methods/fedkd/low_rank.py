@@ -1,6 +1,7 @@
-"""Updates of low rank: cut to the directions that hold most of their energy, and sent as factors.
+"""Low-rank updates: truncation to the singular directions with most of the energy, and transfer as factors.
 
-A tensor of more than one axis is a matrix of its first axis by all others: a kernel (out, in, h, w) is out by in h w.
+A tensor of more than one axis counts as a matrix of its first axis by all others: a kernel (out, in, h, w) is a matrix
+of out by in h w.
 """
 
 from __future__ import annotations
@@ -13,45 +14,46 @@ import torch
 from medfl.contract import PayloadKind
 from medfl.types import Meta, Tensors
 
-NOISE = 1e-5
-"""Singular values below this share of the largest are rounding."""
+RELATIVE_ROUNDING = 1e-5
+"""Relative limit of singular values. Values below this fraction of the largest are rounding errors."""
 
-LARGEST = 1 << 26
-"""Numbers of a matrix above which it is sent as it is: what a receiver makes of factors is never larger."""
+MAX_MATRIX_ELEMENTS = 1 << 26
+"""Maximum number of elements of a matrix that is sent as factors. It bounds the matrix that a receiver computes."""
 
 
-def rank_of(singular: torch.Tensor, energy: float) -> int:
-    """The smallest rank that holds this share of the sum of squares, >= 1.
+def smallest_rank(singular: torch.Tensor, energy: float) -> int:
+    """Return the smallest rank that keeps the given fraction of the sum of squares, >= 1.
 
     Args:
         singular: Singular values, descending, (k,), k >= 1.
-        energy: In (0, 1].
+        energy: Fraction, in (0, 1].
     """
     squares = singular.double().square().cumsum(0)
     return min(int((squares < energy * squares[-1]).sum()) + 1, len(singular))
 
 
-def pays(rank: int, rows: int, columns: int) -> bool:
-    """Whether factors of this rank have fewer numbers than the matrix."""
+def is_smaller_as_factors(rank: int, rows: int, columns: int) -> bool:
+    """Return whether factors of this rank have fewer elements than the matrix."""
     return rank * (rows + columns + 1) < rows * columns
 
 
-def cut(update: torch.Tensor, energy: float, max_rank: int | None = None) -> torch.Tensor:
-    """An update of the smallest rank that holds this share of its energy.
+def truncate_rank(update: torch.Tensor, energy: float, max_rank: int | None = None) -> torch.Tensor:
+    """Return an update truncated to the smallest rank that keeps the given fraction of its energy.
 
     Args:
-        update: Any tensor.
-        energy: In (0, 1].
-        max_rank: Of the result, >= 1, or None.
+        update: Tensor of any shape.
+        energy: Fraction of the sum of squared singular values, in (0, 1].
+        max_rank: Maximum rank, >= 1, or None.
 
     Returns:
-        Of the same shape and dtype; the update itself where it has one axis, is not finite, or nothing is saved.
+        Tensor of the same shape and dtype. It is the update itself if it has one axis or no non-zero element, is not
+        finite, or if factors would not be smaller.
     """
     if not _is_matrix(update) or not bool(update.isfinite().all()) or not bool(update.any()):
         return update
     u, s, v = singular_values(update.flatten(1).double())
-    rank = min(rank_of(s, energy), max_rank or len(s))
-    if not pays(rank, u.shape[0], v.shape[1]):
+    rank = min(smallest_rank(s, energy), max_rank or len(s))
+    if not is_smaller_as_factors(rank, u.shape[0], v.shape[1]):
         return update
     return ((u[:, :rank] * s[:rank]) @ v[:rank]).to(update.dtype).reshape(update.shape)
 
@@ -79,23 +81,23 @@ def singular_values(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, t
 
 
 class LowRankFactors:
-    """A filter (`medfl.contract.Filter`) that sends a matrix of low rank as u (m, r), s (r,), v (r, n)."""
+    """Filter (`medfl.contract.Filter`) that sends a matrix of low rank as its factors u (m, r), s (r,), v (r, n)."""
 
     @property
     def kinds(self) -> Collection[PayloadKind]:
-        """Updates."""
+        """Kinds of tensors that the filter applies to: updates."""
         return frozenset[PayloadKind]({"update"})
 
     def encode(self, tensors: Tensors, rng: torch.Generator) -> tuple[Tensors, Meta]:
-        """Factors where these have fewer numbers, and the shapes of what they are of."""
+        """Return factors of the matrices for which these have fewer elements, and the shapes of these matrices."""
         encoded, shapes = Tensors(), Meta()
         for name, tensor in tensors.items():
-            if not _is_matrix(tensor) or tensor.numel() > LARGEST:
+            if not _is_matrix(tensor) or tensor.numel() > MAX_MATRIX_ELEMENTS:
                 encoded[name] = tensor
                 continue
             u, s, v = singular_values(tensor.flatten(1).double())
-            rank = max(int((s > NOISE * s[0]).sum()), 1)
-            if not pays(rank, u.shape[0], v.shape[1]):
+            rank = max(int((s > RELATIVE_ROUNDING * s[0]).sum()), 1)
+            if not is_smaller_as_factors(rank, u.shape[0], v.shape[1]):
                 encoded[name] = tensor
                 continue
             shapes[name] = list(tensor.shape)
@@ -104,19 +106,20 @@ class LowRankFactors:
         return encoded, {"shapes": shapes}
 
     def decode(self, tensors: Tensors, meta: Meta) -> Tensors:
-        """The products.
+        """Return the products of the factors.
 
         Raises:
-            ValueError: If shapes are too large.
+            ValueError: If a shape is too large.
         """
         decoded = dict(tensors)
         for name, shape in meta["shapes"].items():
             u, s, v = (decoded.pop(f"{name}:{part}") for part in "usv")
-            if math.prod(shape) > LARGEST or u.shape[0] * v.shape[1] > LARGEST:
-                raise ValueError(f"expected a matrix of at most {LARGEST} numbers, got {shape}")
+            if math.prod(shape) > MAX_MATRIX_ELEMENTS or u.shape[0] * v.shape[1] > MAX_MATRIX_ELEMENTS:
+                raise ValueError(f"expected a matrix of at most {MAX_MATRIX_ELEMENTS} elements, got the shape {shape}")
             decoded[name] = ((u.double() * s.double()) @ v.double()).to(u.dtype).reshape(shape)
         return decoded
 
 
 def _is_matrix(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is a non-empty floating-point tensor with more than one axis."""
     return tensor.is_floating_point() and tensor.dim() > 1 and tensor.numel() > 0

@@ -1,4 +1,4 @@
-"""FedKD."""
+"""FedKD as a method class: joint training of mentor and mentee, and truncation of updates."""
 
 from __future__ import annotations
 
@@ -22,51 +22,56 @@ from medfl.toolkit.transfer import as_host
 from medfl.training.loop import Batch
 from medfl.types import Meta, Tensors
 from medfl.utils.rng import pinned
-from medfl_methods.fedkd.low_rank import LowRankFactors, cut
+from medfl_methods.fedkd.low_rank import LowRankFactors, truncate_rank
 
-MENTOR, ADAPTER = "mentor/", "adapter/"
-"""Where a site keeps its own model, and the linear layer from the mentee's features to its own."""
+MENTOR_PREFIX, ADAPTER_PREFIX = "mentor/", "adapter/"
+"""Prefixes in a site's state of the mentor, and of the linear layer from the mentee's to the mentor's features."""
 
-SMALLEST = 1e-8
-"""The sum of both losses counts as at least this much."""
+MIN_TOTAL_LOSS = 1e-8
+"""Lower limit of the sum of both losses, by which the distillation terms are divided."""
 
 
 class FedKD(Averaging):
-    """Each site has a mentor of its own, which never leaves; it and a shared mentee teach each other.
+    """Each site has a mentor model that never leaves it; mentor and a shared mentee model teach each other.
 
-    The mentee is the run's network, the mentor that of the site (`networks_by_site`). Each batch trains both: the
-    mentee minimises its loss plus [KL(mentor || mentee) + MSE(mentor's features, W mentee's features)] / S, the mentor
-    the same with the roles exchanged; S is the sum of both losses. S and whoever teaches have no gradient, so each loss
-    trains its own model; the layer W is the site's and learns with the mentee. Batches that are too small for the
-    mentor's batch norm train the mentee alone.
+    The mentee has the run's network, the mentor the network of the site (`networks_by_site`). Each batch trains both.
+    The mentee minimises
 
-    The mentee's update is cut, matrix by matrix, to the smallest rank that holds a share T of its energy (the sum of
-    squared singular values), and sent as factors; T rises from `energy_start` to `energy_end` in `over` rounds. Where
-    factors would be longer than the matrix it is sent as it is. The server's mean, all sites weighing alike, is cut in
-    the same way before it is added, as the paper's down-link is. Orders hold the whole mentee all the same (ours): a
-    site that was away needs all of it. With both energies 1 nothing is cut, and the mentee is the mean of the sites'.
-    As ranks hang on the data, runs with a privacy setting have to do without factors: set both energies to 1.
+    L(mentee) + [KL(mentor || mentee) + MSE(mentor's features, W mentee's features)] / S,
 
-    When to use it: Where sites want a large network of their own, or unlike ones, and can send little. It costs the
-    training of both networks.
+    and the mentor the same with exchanged roles. S is the sum of both task losses. S and the teaching model of each
+    term get no gradient, so each loss trains only its own model. The linear layer W belongs to the site and is trained
+    with the mentee. Batches that are too small for the mentor's batch norm train only the mentee.
+
+    A site truncates each matrix of the mentee's update to the smallest rank that keeps a fraction T of its energy (the
+    sum of squared singular values), and sends the factors. T increases from `energy_start` to `energy_end` within
+    `over` rounds. A matrix is sent unchanged if its factors would be larger. The server's mean, in which all sites have
+    the same weight, is truncated in the same way before it is added, as in the paper's down-link. Requests still
+    contain the whole mentee (our choice), because a site that was unavailable needs all of it. With both energies 1
+    nothing is truncated, and the mentee is the mean of the sites' mentees. Ranks depend on the data, so runs with a
+    privacy setting cannot use factors: set both energies to 1.
+
+    When to use it: Use it if sites want a large network of their own, or different networks, and can send little data.
+    A site trains both networks.
 
     Attributes:
-        hidden_loss: Whether features are compared, too; it needs a linear layer in each head.
-        energy_start: T in the beginning, in (0, 1].
-        energy_end: T after `over` rounds, in (0, 1].
-        over: Rounds in which T rises, >= 1; in the paper those of the run, which may be prolonged here.
-        compress: ``both`` ways, or ``up`` only.
-        max_rank: Of a matrix that is cut, >= 1; None sets no limit.
-        mentee_rate: The mentee's learning rate as a multiple of the task's, > 0.
+        hidden_loss: Whether features are compared, too; this needs a linear layer in each head.
+        energy_start: Fraction T at the start, in (0, 1].
+        energy_end: Fraction T after `over` rounds, in (0, 1].
+        over: Number of rounds in which T increases, >= 1. In the paper these are the rounds of the run; here a run can
+            be extended.
+        compress: Truncated directions: ``both``, or only ``up``.
+        max_rank: Maximum rank of a truncated matrix, >= 1; None sets no limit.
+        mentee_rate: Learning rate of the mentee as a multiple of the task's, > 0.
 
     Source: Wu, Wu, Lyu, Huang, Xie, Nature Communications 2022, equations 1 to 8. Kernels are matrices of their output
-    channels, and the rank is chosen by the squares, which the released codes do otherwise.
+    channels, and the rank is chosen by the squares; the released codes differ in both.
     """
 
     name = "fedkd"
     family = "personal"
     paper = "Wu et al., Nature Communications 2022"
-    summary = "a mentor at each site and a shared mentee teach each other; updates go as factors of low rank"
+    summary = "a mentor at each site and a shared mentee teach each other; updates are sent as low-rank factors"
     supports = frozenset({Capability.DIFFERENT_NETWORKS, Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"linear_head", "soft_targets"})
@@ -81,54 +86,55 @@ class FedKD(Averaging):
     mentee_rate: float = Field(1.0, gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
-    def _rank_and_energy(self) -> FedKD:
-        if self.max_rank is not None and not self.cuts:
-            raise ValueError("expected energies below 1 beside max_rank: with both at 1 nothing is cut")
+    def _check_max_rank(self) -> FedKD:
+        """Raise if `max_rank` is set although nothing is truncated."""
+        if self.max_rank is not None and not self.truncates:
+            raise ValueError("max_rank requires an energy below 1: with both energies at 1 nothing is truncated")
         return self
 
     @property
     def active_needs(self) -> frozenset[Need]:
-        """Linear heads to compare features."""
+        """Properties that the networks need: linear heads if features are compared."""
         return self.needs if self.hidden_loss else frozenset({"soft_targets"})
 
     @property
-    def cuts(self) -> bool:
-        """Whether updates are cut in any round."""
+    def truncates(self) -> bool:
+        """True if updates are truncated in any round."""
         return min(self.energy_start, self.energy_end) < 1
 
     def filters(self) -> tuple[Filter, ...]:
-        """What is of low rank goes as factors."""
-        return (LowRankFactors(),) if self.cuts else ()
+        """Return the filter that sends matrices of low rank as factors, if updates are truncated."""
+        return (LowRankFactors(),) if self.truncates else ()
 
-    def cut(self, participant: Server | Site, updates: Tensors) -> Tensors:
-        """Updates cut to this round's share of their energy."""
+    def truncate(self, participant: Server | Site, updates: Tensors) -> Tensors:
+        """Return updates, truncated to this round's fraction of their energy."""
         energy = self.energy_start + (self.energy_end - self.energy_start) * min(participant.round / self.over, 1)
         if energy >= 1:
             return updates
-        return {name: cut(update, energy, self.max_rank) for name, update in updates.items()}
+        return {name: truncate_rank(update, energy, self.max_rank) for name, update in updates.items()}
 
     # ---- the server
 
     def weight(self, meta: Meta) -> float:
-        """All sites weigh alike."""
+        """Return 1: all sites have the same weight."""
         return 1.0
 
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
-        """The mean update as the down-link would bring it."""
-        return super().server_update(server, old, self.cut(server, mean) if self.compress == "both" else mean)
+        """Add the mean update, truncated as in the paper's down-link."""
+        return super().server_update(server, old, self.truncate(server, mean) if self.compress == "both" else mean)
 
     # ---- a site
 
     def train(self, site: Site, request: Request) -> Reply:
-        """Train the mentee, with the mentor beside it."""
+        """Train the mentee together with the mentor, and return the mentee's truncated update."""
         site.state.meta["mentor"] = site.network
         reply = super().train(as_host(site, site.task.network), request)
-        reply.tensors = self.cut(site, reply.tensors)
+        reply.tensors = self.truncate(site, reply.tensors)
         reply.trained = {"global": reply.trained["personal"], "personal": self.mentor(site)}
         return reply
 
     def before_fit(self, fit: Fit) -> None:
-        """The mentor, and the layer between the features."""
+        """Load the mentor, and the linear layer between the features."""
         site, network = fit.site, fit.site.state.meta["mentor"]
         fit.extra["mentor"] = CompanionModel(site, self.mentor(site).tensors, network, frozen=False)
         if not self.hidden_loss:
@@ -136,19 +142,19 @@ class FedKD(Averaging):
         sizes = features_of(fit.model, site.network), features_of(fit.extra["mentor"].model, network)
         with pinned(site.settings.seed, "initial", "adapter", network):
             adapter = nn.Linear(*sizes, bias=False)
-        adapter.load_state_dict(kept(site, ADAPTER) or adapter.state_dict())
+        adapter.load_state_dict(kept(site, ADAPTER_PREFIX) or adapter.state_dict())
         fit.extra["adapter"] = adapter.to(site.task.device)
         fit.extra["adapter_optimizer"] = site.task.optimizer(adapter.parameters())
 
     def make_optimizer(self, fit: Fit) -> torch.optim.Optimizer:
-        """The mentee's."""
+        """Return the mentee's optimiser, with the learning rate multiplied by `mentee_rate`."""
         optimizer = super().make_optimizer(fit)
         for group in optimizer.param_groups:
             group["lr"] *= self.mentee_rate
         return optimizer
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """The mentee's loss; its gradient is that of the mentor's, too."""
+        """Return the mentee's loss in value; its gradient is the sum of the mentee's and the mentor's."""
         task, mentor = fit.site.task, fit.extra["mentor"]
         if mentor.sits_out(batch):
             return super().loss(fit, batch)
@@ -158,7 +164,7 @@ class FedKD(Averaging):
         else:
             outputs, answers = fit.logits(batch), mentor(batch.images)
         losses = [task.loss(outputs, batch.targets), task.loss(answers, batch.targets)]
-        total = torch.stack(losses).sum().detach().clamp(min=SMALLEST)
+        total = torch.stack(losses).sum().detach().clamp(min=MIN_TOTAL_LOSS)
         logits = [task.objective.alternatives(each.float()) for each in (outputs, answers)]
         losses[0] = losses[0] + distillation(logits[0], logits[1]).mean() / total
         losses[1] = losses[1] + distillation(logits[1], logits[0]).mean() / total
@@ -169,25 +175,25 @@ class FedKD(Averaging):
         return losses[0] + losses[1] - losses[1].detach()
 
     def after_batch(self, fit: Fit) -> None:
-        """The mentor's step, and that of the layer between."""
+        """Take an optimiser step for the mentor and for the linear layer."""
         fit.extra["mentor"].step(self.gradient_clip)
         if optimizer := fit.extra.get("adapter_optimizer"):
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
     def after_fit(self, fit: Fit) -> None:
-        """The mentor stays at the site."""
-        keep(fit.site, MENTOR, cpu_state(fit.extra["mentor"].model))
+        """Store the mentor and the linear layer at the site."""
+        keep(fit.site, MENTOR_PREFIX, cpu_state(fit.extra["mentor"].model))
         if self.hidden_loss:
-            keep(fit.site, ADAPTER, cpu_state(fit.extra["adapter"]))
+            keep(fit.site, ADAPTER_PREFIX, cpu_state(fit.extra["adapter"]))
 
     def mentor(self, site: Site) -> Model:
-        """The site's own model, which begins as its network does."""
+        """Return the site's own model, initialised from the seed at first."""
         network = site.state.meta.get("mentor", site.network)
-        return Model(network, kept(site, MENTOR) or site.task.initial(site.settings.seed, network))
+        return Model(network, kept(site, MENTOR_PREFIX) or site.task.initial(site.settings.seed, network))
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """The mentee where all of it is shared; the mentor at a site."""
+        """Return the mentee as the global model if all of it is shared, and the mentor as a site's personal model."""
         if isinstance(participant, Server):
             return super().models(participant)
         shared = super().models(as_host(participant, participant.task.network))

@@ -1,1 +1,1 @@
-"""FedKF: `method` has it, `generator` what makes images of noise."""
+"""FedKF (Zhou et al. 2023): FedAvg with data-free distillation from a mean of all sites' last models."""

@@ -1,4 +1,4 @@
-"""Images of noise that a teacher is sure of: the generator of data-free distillation, and its loss."""
+"""Generator of data-free distillation, which makes images from noise that a teacher classifies with certainty."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from torch.nn import functional as F
 
 
 class Generator(nn.Module):
-    """Images of noise: a linear layer, and three convolutions with two doublings between; of mean 0 and variance 1.
+    """Network that maps noise to images of mean 0 and variance 1.
+
+    It has a linear layer and three convolutions with two doublings of the size between them.
 
     Args:
-        shape: (C, *spatial) of an image, two or three axes of space.
-        noise_dim: Numbers that an image is made from.
-        width: Channels of the last stage; twice as many before.
+        shape: Shape (C, *spatial) of an image, two or three spatial axes.
+        noise_dim: Number of noise variables of an image.
+        width: Number of channels of the last stage; twice as many before.
     """
 
     def __init__(self, shape: Sequence[int], noise_dim: int, width: int) -> None:
@@ -36,7 +38,7 @@ class Generator(nn.Module):
         self.last = nn.Sequential(conv(width, channels, 3, padding=1), nn.Tanh(), norm(channels, affine=False))
 
     def forward(self, noise: torch.Tensor) -> torch.Tensor:
-        """Images (B, C, *spatial) of noise (B, noise_dim)."""
+        """Return images (B, C, *spatial) of noise (B, noise_dim)."""
         maps = self.linear(noise).unflatten(1, (-1, *self._sizes[0]))
         for stage, size in zip(self.stages, self._sizes):
             maps = stage(F.interpolate(maps, size=size))
@@ -45,18 +47,21 @@ class Generator(nn.Module):
 
 
 def generator_loss(logits: torch.Tensor, features: torch.Tensor, oh: float, a: float) -> torch.Tensor:
-    """What a generator minimises of what the teacher says of its images.
+    """Return the generator's loss from the teacher's outputs for its images.
 
     Args:
-        logits: (B, C).
-        features: (B, d).
-        oh: Weight of the cross entropy to the teacher's own choice.
+        logits: Logits of the teacher, (B, C).
+        features: Features of the teacher, (B, d).
+        oh: Weight of the cross-entropy with the teacher's most probable class.
         a: Weight of the mean absolute feature.
     """
     return imbalance(logits.softmax(1)) + oh * F.cross_entropy(logits, logits.argmax(1)) - a * features.abs().mean()
 
 
 def imbalance(probabilities: torch.Tensor) -> torch.Tensor:
-    """1 + sum_c p_c log p_c / log C of the mean p of probabilities (B, C): 0 for all classes alike, 1 for a single."""
+    """Return 1 + sum_c p_c log p_c / log C of the mean p of probabilities (B, C).
+
+    It is 0 if all classes are equally probable and 1 for a single class.
+    """
     mean = probabilities.mean(0)
     return 1 + torch.xlogy(mean, mean).sum() / math.log(len(mean))

@@ -1,4 +1,4 @@
-"""FedKF."""
+"""FedKF as a method class: the teacher at the server, and generators at the sites."""
 
 from __future__ import annotations
 
@@ -26,50 +26,50 @@ from medfl.utils.wire import prefixed, select
 from medfl_methods.fedavg import FedAvg
 from medfl_methods.fedkf.generator import Generator, generator_loss
 
-LAST, TEACHER = "last/", "teacher/"
-"""Where the server keeps the last model of each site; what the names of the teacher's tensors begin with."""
+LAST_PREFIX, TEACHER_PREFIX = "last/", "teacher/"
+"""Prefixes of the last model of each site in the server's state, and of the teacher in messages."""
 
-GENERATOR, ADAM = "generator/", "generator_optimizer/"
-"""Where a site keeps its generator, and that one's optimiser."""
+GENERATOR_PREFIX, ADAM_PREFIX = "generator/", "generator_optimizer/"
+"""Prefixes of the generator and of its optimiser in a site's state."""
 
 
 class FedKF(FedAvg):
-    """FedAvg, and a teacher of all sites that ever took part, who teaches on images that no one has.
+    """FedAvg with a teacher, the mean of all sites' last models, that distils on generated images.
 
-    The server keeps the last model of each site. The teacher is their mean, weighted by size; the start of a round is
-    the mean of the last participants, as in FedAvg. From the second round on a site trains a generator beside its
-    model: for each batch of B images it makes B from noise, by a step of Adam on
+    The server stores the last model of each site. The teacher is their mean, weighted by size. The round starts from
+    the mean of the last participants, as in FedAvg. From the second round on a site trains a generator together with
+    its model. For each batch of B images the generator makes B images from noise and takes a step of Adam on
 
-        1 + sum_c p_c log p_c / log C + oh CE(z, argmax z) - a mean |f|,
+    1 + sum_c p_c log p_c / log C + oh CE(z, argmax z) - a mean |f|,
 
-    where z and f are the teacher's logits and features of the made images and p the mean of softmax(z) over them; with
-    `g_use_kl` less gamma KL(model || teacher), too. The model minimises its loss plus gamma KL(teacher || model) on the
-    made images, as they were before the generator's step. The teacher is in evaluation mode. Generators and the state
-    of their Adam stay at their sites; one that is not finite begins anew.
+    where z and f are the teacher's logits and features of the generated images, and p is the mean of softmax(z) over
+    them. With `g_use_kl` the loss also contains -gamma KL(model || teacher). The model minimises its own loss plus
+    gamma KL(teacher || model) on the images generated before that step. The teacher is in evaluation mode. Generators
+    and the states of their Adam stay at the sites; a generator that is not finite is not stored.
 
-    ``gamma = 0`` makes this `fedavg`: there is no generator then.
+    With ``gamma = 0`` this is `fedavg` without a generator.
 
-    When to use it: With partial participation, where the model forgets sites that were away, or where it should be
-    equally good at all. It takes two to three times FedAvg's time, and the server keeps a model of each site. Where all
-    sites take part in each round the teacher is the start of the round.
+    When to use it: Use it with partial participation, if the model forgets sites that did not take part, or if it
+    should be equally good at all sites. It takes two to three times as long as FedAvg, and the server stores a model of
+    each site. If all sites take part in each round, the teacher equals the model at the start of the round.
 
     Attributes:
         gamma: Weight of the teacher, >= 0.
         oh: Weight of the teacher's certainty in a generator's loss, >= 0.
-        a: Weight of its features, >= 0.
-        noise_dim: Numbers that an image is made from, >= 1. The paper takes 1000, and 100 for small images.
+        a: Weight of the teacher's features in a generator's loss, >= 0.
+        noise_dim: Number of noise variables of an image, >= 1. The paper uses 1000, and 100 for small images.
         gen_lr: Learning rate of the generator's Adam, > 0.
-        g_use_kl: Whether a generator looks for images on which model and teacher differ.
-        width: Channels of the generator's last stage, >= 1.
+        g_use_kl: Whether a generator also searches for images on which model and teacher differ.
+        width: Number of channels of the generator's last stage, >= 1.
 
-    Source: Zhou, Lei, Yang, Shi, Zhang, Shi, IEEE Internet of Things Journal 2023, and its released code; the
-    generator is that of Chen et al., Data-Free Learning of Student Networks, ICCV 2019.
+    Source: Zhou, Lei, Yang, Shi, Zhang, Shi, IEEE Internet of Things Journal 2023, and its released code; the generator
+    is from Chen et al., Data-Free Learning of Student Networks, ICCV 2019.
     """
 
     name = "fedkf"
     family = "averaging"
     paper = "Zhou et al., IEEE Internet of Things Journal 2023"
-    summary = "the mean of all sites' last models teaches on images that generators make of noise"
+    summary = "FedAvg with distillation from the mean of all sites' last models, on images generated from noise"
     supports = frozenset()
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "images_of_one_shape", "linear_head"})
@@ -86,48 +86,50 @@ class FedKF(FedAvg):
 
     @property
     def active_needs(self) -> frozenset[Need]:
-        """None without a generator."""
+        """Properties that the task needs; none without a generator."""
         return self.needs if self.gamma else frozenset()
 
     # ---- the server
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
-        """FedAvg's; and the last model of each site that replied."""
+        """Aggregate as in FedAvg, and store the last model and the weight of each site that replied."""
         old = shared_of(server)
         super().aggregate_updates(server, replies)
         for site, tensors in replies if self.gamma else ():
             update = {name: wide(tensor) for name, tensor in select(tensors, MODEL).items()}
-            keep(server, f"{LAST}{site}/", self.server_update(server, old, update))
+            keep(server, f"{LAST_PREFIX}{site}/", self.server_update(server, old, update))
             server.state.meta.setdefault("weights", {})[site] = self.weight(replies.meta[site])
 
     def extra_down(self, server: Server) -> Tensors:
-        """The teacher, once there is one."""
+        """Return the teacher once it exists, named for a message."""
         weights = server.state.meta.get("weights", {})
         if not weights:
             return {}
         shares = normalised(dict(weights), {site: {} for site in weights})
-        lasts = [(site, kept(server, f"{LAST}{site}/")) for site in sorted(weights)]
+        lasts = [(site, kept(server, f"{LAST_PREFIX}{site}/")) for site in sorted(weights)]
         mean = mean_update(lasts, shares, "")  # type: ignore[arg-type]
-        return prefixed({name: mean[name].to(tensor.dtype) for name, tensor in shared_of(server).items()}, TEACHER)
+        return prefixed(
+            {name: mean[name].to(tensor.dtype) for name, tensor in shared_of(server).items()}, TEACHER_PREFIX
+        )
 
     # ---- a site
 
     def before_fit(self, fit: Fit) -> None:
-        """The teacher, and the generator as the site kept it."""
-        tensors, site = select(fit.sent, TEACHER), fit.site
+        """Load the teacher and the site's generator with its optimiser."""
+        tensors, site = select(fit.sent, TEACHER_PREFIX), fit.site
         if not tensors or not self.gamma:
             return
         fit.extra["teacher"] = site.task.load(self.full_state(site, tensors), site.network).eval().requires_grad_(False)
         shape = site.train.batch(torch.arange(1))[0].shape[1:]
         with pinned(site.settings.seed, "initial", "generator"):
             generator = Generator(tuple(shape), self.noise_dim, self.width)
-        generator.load_state_dict(kept(site, GENERATOR) or generator.state_dict())
+        generator.load_state_dict(kept(site, GENERATOR_PREFIX) or generator.state_dict())
         optimizer = torch.optim.Adam(generator.to(site.task.device).parameters(), lr=self.gen_lr)
-        write_state(optimizer, generator, kept(site, ADAM))
+        write_state(optimizer, generator, kept(site, ADAM_PREFIX))
         fit.extra |= {"generator": generator, "adam": optimizer, "noise": site.rng("generator")}
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """The task's loss, plus what the teacher says of made images; the generator takes a step."""
+        """Return the task's loss plus the distillation loss on generated images. The generator takes a step."""
         loss = super().loss(fit, batch)
         if "generator" not in fit.extra:
             return loss
@@ -150,10 +152,10 @@ class FedKF(FedAvg):
         return loss + self.gamma * distillation(student, teacher).mean()
 
     def after_fit(self, fit: Fit) -> None:
-        """The generator stays at the site."""
+        """Store the generator and its optimiser at the site, if all values are finite."""
         if "generator" not in fit.extra:
             return
         state, adam = cpu_state(fit.extra["generator"]), read_state(fit.extra["adam"], fit.extra["generator"])
         if is_finite(state | adam):
-            keep(fit.site, GENERATOR, state)
-            keep(fit.site, ADAM, adam)
+            keep(fit.site, GENERATOR_PREFIX, state)
+            keep(fit.site, ADAM_PREFIX, adam)

@@ -1,4 +1,4 @@
-"""FedSDC."""
+"""FedSDC as a method class: assignment of heads to sites, training, evaluation of heads, and the voting model."""
 
 from __future__ import annotations
 
@@ -27,41 +27,67 @@ from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.metadata import Count, MetaField
 from medfl.utils.rng import pinned
 from medfl.utils.wire import prefixed, select
-from medfl_methods.fedsdc.heads import HEADS, grouped, headed, pool, published, several, single, slot_name, width_of
-from medfl_methods.fedsdc.judgement import Judgement, judge, kept_count, opinions, rank, total
+from medfl_methods.fedsdc.head_evaluation import (
+    HeadEvaluation,
+    count_ensemble_heads,
+    evaluate_heads,
+    head_probabilities,
+    rank_heads,
+    sum_counts,
+)
+from medfl_methods.fedsdc.head_pool import (
+    HEADS_PREFIX,
+    ensemble_head_config,
+    group_by_head,
+    hidden_width,
+    pool_heads,
+    published_tensors,
+    single_head_config,
+    slot_prefix,
+    with_new_head,
+)
 
-HEAD = "head/"
-"""The head that a site trained, in its reply."""
+HEAD_PREFIX = "head/"
+"""Prefix of the tensor names of the trained head in a site's reply."""
 
 
 class FedSDC(Averaging):
-    """One body that all sites share, and many unlike heads that are dealt anew to the sites in each round.
+    """Sites train a shared body, each with one head of a pool of different heads; the heads then vote.
 
-    There are as many heads as participants in a round. A site trains the body with the head that it gets, by the task's
-    loss, and sends back the changes of both. The server adds the mean change of the body with momentum, and each head's
-    to that head. The heads vote on the shared body; tied classes go by the sum of probabilities. The vote is the run's
-    global model, and what every site takes home. In the end sites with validation images count how often each head is
-    right, each two agree, and the best ones together are right (``judged``), unless the run has a privacy setting.
+    The pool has as many heads as sites take part in a round, and the server reassigns them to the sites in each round.
+    A site trains the body with its assigned head on the task's loss, and returns the updates of both. The server
+    updates the body w with momentum and adds each head's update to that head:
 
-    With ``gamma`` below 1 (FedSDC+) the best ceil(gamma H) of H heads vote, by their accuracy on the union of the
-    sites' validation images. With one participant in a round, ``beta = 0`` and ``diversity = false`` this trains as
-    `fedavg` does with that participant; with ``beta = 0``, ``diversity = false`` and ``shuffle = false`` as `fedper`.
+    v <- beta v + mean update, w <- w + v, head_j <- head_j + update of its site.
 
-    When to use it: Where sites hold unlike shares of the classes and one classifier would be pulled to and fro between
-    them. It needs a body that serves all heads, and gains nothing where sites are alike.
+    The heads vote on the shared body; the sum of their probabilities decides between tied classes. This voting model is
+    the run's global model and the model that every site exports. At the end, sites with validation images count how
+    often each head is right, how often each two heads agree, and how often the best heads together are right. A run
+    with a privacy setting skips this evaluation.
+
+    With ``gamma`` below 1 (FedSDC+) only the best ceil(gamma H) of the H heads vote, ranked by their accuracy on the
+    union of the sites' validation images. With one participant in a round, ``beta = 0`` and ``diversity = false``, the
+    training equals `fedavg` with this participant. With ``beta = 0``, ``diversity = false`` and ``shuffle = false`` it
+    equals `fedper`.
+
+    When to use it: Use it if the classes are distributed differently over sites, so that one classifier would be pulled
+    in opposite directions. It needs a body that suits all heads, and has no advantage if the sites are similar.
 
     Attributes:
-        beta: Momentum of the body at the server, in [0, 1). 0 makes its aggregation that of FedAvg.
-        diversity: Whether heads have two linear layers, each of another width; otherwise all are like the network's
-            own, and begin with its initial tensors.
-        shuffle: Whether heads are dealt anew in each round; otherwise each site with training images has its own.
-        rho: Smallest and largest width between the two layers, as a share of the body's features, in (0, 1].
-        dropout: Between the two layers, in [0, 1).
-        head_activation: ``none`` leaves the two layers linear as the paper does; ``relu`` stands between them.
-        gamma: Share of the heads that answer, in (0, 1]; rounded up.
-        ensemble: ``vote``; ``prob_mean`` for the largest mean probability; ``single_best`` for the best head alone.
-        select_on: Where not all heads answer, what they are compared on: ``validation`` or ``training`` images.
-        heads: Number of heads. It is that of the participants in a round, and any other is refused; None states none.
+        beta: Momentum of the body at the server, in [0, 1). With 0 the server aggregates the body as in FedAvg.
+        diversity: Whether heads have two linear layers, with a different hidden width for each head. Otherwise all
+            heads have the form of the network's own head and start from its initial tensors.
+        shuffle: Whether heads are reassigned in each round; otherwise each site with training images keeps its own
+            head.
+        rho: Smallest and largest hidden width of a head, as a fraction of the body's number of features, in (0, 1].
+        dropout: Dropout rate between the two layers, in [0, 1).
+        head_activation: Activation between the two layers: ``none``, as in the paper, or ``relu``.
+        gamma: Fraction of the heads that form the ensemble, in (0, 1]; their number is rounded up.
+        ensemble: Combination of the heads: ``vote``; ``prob_mean``, the largest mean probability; or ``single_best``,
+            only the best head.
+        select_on: Images on which heads are ranked if not all of them vote: ``validation`` or ``training``.
+        heads: Expected number of heads. The run is refused if it differs from the number of participants in a round;
+            None omits this check.
 
     Source: Gao, Lan, Liu, Wang, Fan: Shuffle-Diversity Collaborative Federated Learning for Imbalanced Medical Image
     Analysis, MICCAI 2025, algorithm 1 and equations 3 to 7; its released code for widths and dropout.
@@ -70,18 +96,18 @@ class FedSDC(Averaging):
     name = "fedsdc"
     family = "averaging"
     paper = "Gao et al., MICCAI 2025"
-    summary = "one shared body, many unlike heads dealt anew to the sites in each round, which vote"
+    summary = "one shared body and different heads that vote; the server reassigns the heads in each round"
     supports = frozenset()
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head"})
-    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", HEAD: "update"}
+    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", HEAD_PREFIX: "update"}
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
         "size": MetaField("private", Count),
-        "judged": MetaField("private", Judgement, after=("judge",)),
+        "evaluation": MetaField("private", HeadEvaluation, after=("evaluate",)),
     }
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {},
-        "code": {"gamma": 0.3, "select_on": "training"},  # where heads are compared by their balanced accuracy
+        "code": {"gamma": 0.3, "select_on": "training"},  # the released code ranks heads by balanced accuracy
         "medfl": {},
     }
 
@@ -97,37 +123,47 @@ class FedSDC(Averaging):
     heads: int | None = Field(None, ge=1)
 
     @model_validator(mode="after")
-    def _has_a_range(self) -> FedSDC:
+    def _check_rho(self) -> FedSDC:
+        """Raise if `rho` is not an increasing range in (0, 1]."""
         if not 0 < self.rho[0] <= self.rho[1] <= 1:
-            raise ValueError(f"expected rho as 0 < smallest <= largest <= 1, got {list(self.rho)}")
+            raise ValueError(
+                f"expected rho = [smallest, largest] with 0 < smallest <= largest <= 1, got {list(self.rho)}"
+            )
         return self
 
     # ---- the server
 
     def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
-        """The body's tensors."""
+        """Return the names of the body's tensors."""
         return without_head(model, super().shared(model, norm_sync))
 
     def setup(self, server: Server) -> None:
-        """The first body and the pool of heads."""
+        """Initialise the body and the pool of heads in the server's state.
+
+        Raises:
+            SettingsError: If `heads` has a wrong value, or heads cannot be ranked with these settings.
+        """
         super().setup(server)
         count = participants(len(server.trainable()), server.settings.fraction if self.shuffle else 1.0)
         if self.heads not in (None, count):
             raise SettingsError(
                 "setting_out_of_range",
-                f"FedSDC has as many heads as sites take part in a round: expected heads {count}, got {self.heads}. "
-                "Leave 'heads' out, or change the number of sites or 'fraction'.",
+                f"FedSDC has as many heads as sites take part in a round: expected heads = {count}, got {self.heads}. "
+                "Omit 'heads', or change the number of sites or 'fraction'.",
                 setting="heads",
                 expected=count,
                 found=self.heads,
             )
-        if self.selects:
-            self.check_choice(server)
-        for slot, head in enumerate(self.first_heads(server, count)):
-            server.state.tensors |= prefixed(head, slot_name(slot))
+        if self.selects_heads:
+            self.check_head_selection(server)
+        for slot, head in enumerate(self.initial_heads(server, count)):
+            server.state.tensors |= prefixed(head, slot_prefix(slot))
 
-    def first_heads(self, server: Server, count: int) -> list[Tensors]:
-        """The heads as they begin: functions of seed, network and place in the pool."""
+    def initial_heads(self, server: Server, count: int) -> list[Tensors]:
+        """Return the initial tensors of the heads.
+
+        They depend on the seed, the network and the position in the pool.
+        """
         task, network, seed = server.task, server.task.network, server.settings.seed
         model, heads = task.build(network), list[Tensors]()
         features = features_of(model, network)
@@ -141,30 +177,46 @@ class FedSDC(Averaging):
         return heads
 
     def round_steps(self) -> tuple[Step, ...]:
-        """Participants train with the heads dealt to them; sites judge all heads."""
+        """Return the steps of the method.
+
+        They are ``fit``, in which participants train, and ``evaluate``, in which sites evaluate all heads.
+        """
         return (
             Step("fit", self.requests, self.train, self.aggregate_updates),
-            Step("judge", self.judge_requests, self.judge_heads, self.note_judgement, quorum=int(self.selects)),
+            Step(
+                "evaluate",
+                self.evaluation_requests,
+                self.evaluate_pool,
+                self.aggregate_evaluations,
+                quorum=int(self.selects_heads),
+            ),
         )
 
     def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
-        """Heads are judged where that is due, once or twice."""
-        return [Due("fit"), *(Due("judge", turn) for turn in range(self.judgements(server)))][len(done) :]
+        """Return the steps of this round: a training step, and zero to two evaluations of the heads."""
+        return [Due("fit"), *(Due("evaluate", turn) for turn in range(self.evaluation_count(server)))][len(done) :]
 
     def requests(self, server: Server) -> list[Request]:
-        """To this round's participants, each with the body and a head."""
+        """Return the requests to this round's participants, each with the body and its assigned head."""
         path = MODEL + head_path(server.task.build(), server.task.network)
-        body, heads, dealt = prefixed(shared_of(server), MODEL), pool(server), self.dealt(server).items()
-        return [Request(name, "fit", body | prefixed(heads[slot], path), {"head": path}) for name, slot in dealt]
+        body, heads, assigned = (
+            prefixed(shared_of(server), MODEL),
+            pool_heads(server),
+            self.assign_heads(server).items(),
+        )
+        return [Request(name, "fit", body | prefixed(heads[slot], path), {"head": path}) for name, slot in assigned]
 
-    def judge_requests(self, server: Server) -> list[Request]:
-        """To those who compare heads, with all of them."""
-        slots = range(len(pool(server)))
-        tensors, meta = published(server, slots), {"ranking": server.state.meta.get("ranking"), "heads": len(slots)}
-        return [Request(name, "judge", tensors, meta) for name in self.judges(server)]
+    def evaluation_requests(self, server: Server) -> list[Request]:
+        """Return the requests to evaluate all heads, for the sites that have images for it."""
+        slots = range(len(pool_heads(server)))
+        tensors, meta = (
+            published_tensors(server, slots),
+            {"ranking": server.state.meta.get("ranking"), "heads": len(slots)},
+        )
+        return [Request(name, "evaluate", tensors, meta) for name in self.evaluating_sites(server)]
 
-    def dealt(self, server: Server) -> dict[str, int]:
-        """Site to head of this round's participants."""
+    def assign_heads(self, server: Server) -> dict[str, int]:
+        """Return the assignment of this round: a mapping from participant to number of its head."""
         sites = server.trainable()
         chosen = sample(sites, server.settings.fraction, server.shared_rng("participation"))
         if not self.shuffle:
@@ -172,158 +224,194 @@ class FedSDC(Averaging):
         return dict(zip(chosen, torch.randperm(len(chosen), generator=server.rng("heads")).tolist(), strict=True))
 
     def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
-        """Updates of the body and of the head that was dealt, and nothing where heads are judged."""
-        path = request.meta.get("head", HEAD)
-        heads = prefixed(select(tensors, HEAD), path)
+        """Raise if a reply has unexpected tensors.
+
+        Only a reply to ``fit`` contains updates, of the body and of the assigned head.
+
+        Raises:
+            RefusedError: If the tensors do not fit the request.
+        """
+        path = request.meta.get("head", HEAD_PREFIX)
+        heads = prefixed(select(tensors, HEAD_PREFIX), path)
         if bool(heads) != (request.op == "fit"):
             raise RefusedError(
                 "unexpected_tensors",
-                f"Expected the update of a head in a reply to 'fit' and in no other, got '{request.op}'.",
+                "Expected the update of a head in replies to 'fit' only and in each of them, got a reply to "
+                f"'{request.op}'.",
                 op=request.op,
             )
-        body = {name: tensor for name, tensor in tensors.items() if not name.startswith((path, HEAD))}
+        body = {name: tensor for name, tensor in tensors.items() if not name.startswith((path, HEAD_PREFIX))}
         check_updates(body | heads, request.tensors, self.sends, self.sends if request.op == "fit" else ())
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
-        """The body's step with momentum and each head's change."""
+        """Update the body with momentum and each returned head in the server's state. Record the unavailable sites."""
         self.average(server, replies)
-        heads, dealt = pool(server), self.dealt(server)
+        heads, assigned = pool_heads(server), self.assign_heads(server)
         for name, tensors in replies:
-            change, slot = select(tensors, HEAD), dealt[name]
+            change, slot = select(tensors, HEAD_PREFIX), assigned[name]
             new = {part: add_update(tensor, change[part].double()) for part, tensor in heads[slot].items()}
-            server.state.tensors |= prefixed(new, slot_name(slot))
+            server.state.tensors |= prefixed(new, slot_prefix(slot))
         if replies.missing:
-            server.state.meta.setdefault("away", {})[str(server.round)] = list(replies.missing)
+            server.state.meta.setdefault("unavailable", {})[str(server.round)] = list(replies.missing)
 
-    def note_judgement(self, server: Server, replies: Replies) -> None:
-        """The ranking of the heads; the second time what the votes by that ranking are worth."""
+    def aggregate_evaluations(self, server: Server, replies: Replies) -> None:
+        """Store the ranking of the heads, and after the second evaluation the counts of votes by that ranking."""
         if len(replies):
-            counts, first = total(reply["judged"] for reply in replies.meta.values()), self.due(server).turn == 0
-            server.state.meta |= {"ranking": rank(counts["right"])} if first else {"judged": counts}
+            counts, first = (
+                sum_counts(reply["evaluation"] for reply in replies.meta.values()),
+                self.due(server).turn == 0,
+            )
+            server.state.meta |= {"ranking": rank_heads(counts["right"])} if first else {"evaluation": counts}
 
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
-        """A step with momentum."""
+        """Return the body after a step with momentum."""
         return momentum_step(server, old, mean, server.state.meta["parameters"], self.beta)
 
     def publish(self, server: Server) -> Tensors:
-        """The body, and the heads that answer."""
-        return published(server, self.kept(server))
+        """Return the body and the heads of the ensemble, named for a message."""
+        return published_tensors(server, self.ensemble_heads(server))
 
-    # ---- which heads answer
+    # ---- the ensemble
 
     @property
-    def selects(self) -> bool:
-        """Whether some heads may not answer."""
+    def selects_heads(self) -> bool:
+        """True if only some heads form the ensemble."""
         return self.gamma < 1 or self.ensemble == "single_best"
 
-    def judges(self, server: Server) -> list[str]:
-        """The sites that compare heads."""
+    def evaluating_sites(self, server: Server) -> list[str]:
+        """Return the names of the sites that evaluate heads."""
         if self.select_on == "training":
             return server.trainable()
         return [name for name in server.sites if server.site_info.get(name, {}).get("validates")]
 
-    def judgements(self, server: Server) -> int:
-        """How often heads are judged in this round: once to choose, and in the end again, for the votes by rank."""
-        discloses_counts = policy_of(server.settings).discloses_metadata("private")
-        if not discloses_counts or not self.judges(server) or not server.settings.due(server.round):
-            return 0
-        return 2 if server.round >= server.settings.rounds else int(self.selects)
+    def evaluation_count(self, server: Server) -> int:
+        """Return how often heads are evaluated in this round.
 
-    def check_choice(self, server: Server) -> None:
-        """Refuse a choice among heads that nobody can make."""
+        They are evaluated once to rank them and, in the last round, again for the votes by rank.
+        """
+        discloses_counts = policy_of(server.settings).discloses_metadata("private")
+        if not discloses_counts or not self.evaluating_sites(server) or not server.settings.due(server.round):
+            return 0
+        return 2 if server.round >= server.settings.rounds else int(self.selects_heads)
+
+    def check_head_selection(self, server: Server) -> None:
+        """Raise if no site may or can evaluate the heads that the settings select from."""
         if not policy_of(server.settings).discloses_metadata("private"):
             raise SettingsError(
                 "incompatible_settings",
-                "FedSDC chooses heads by counts from the sites (gamma below 1, or ensemble 'single_best'), and these "
-                "stay at home under a privacy setting. Set gamma to 1 and ensemble to 'vote' or 'prob_mean'.",
+                "FedSDC ranks heads by counts from the sites (gamma below 1, or ensemble 'single_best'), which they do "
+                "not send under a privacy setting. Set gamma to 1 and ensemble to 'vote' or 'prob_mean'.",
                 settings=("gamma", "ensemble", "privacy"),
                 method="fedsdc",
             )
-        if not self.judges(server):
+        if not self.evaluating_sites(server):
             raise SettingsError(
                 "no_images",
-                "FedSDC chooses heads on validation images (gamma below 1, or ensemble 'single_best'), and no site has "
+                "FedSDC ranks heads on validation images (gamma below 1, or ensemble 'single_best'), but no site has "
                 "any. Partition with --val-fraction 0.1, or set select_on to 'training'.",
                 method="fedsdc",
                 split="val",
             )
 
-    def kept(self, server: Server) -> list[int]:
-        """The heads that answer; all before they were judged."""
-        count, ranking = len(pool(server)), server.state.meta.get("ranking")
-        if not self.selects or ranking is None:
+    def ensemble_heads(self, server: Server) -> list[int]:
+        """Return the numbers of the heads that form the ensemble; all heads before the first ranking."""
+        count, ranking = len(pool_heads(server)), server.state.meta.get("ranking")
+        if not self.selects_heads or ranking is None:
             return list(range(count))
-        return sorted(ranking[: 1 if self.ensemble == "single_best" else kept_count(self.gamma, count)])
+        return sorted(ranking[: 1 if self.ensemble == "single_best" else count_ensemble_heads(self.gamma, count)])
 
     def findings(self, server: Server) -> Findings:
-        """Who trained which head when (-1: none), and what the sites found out about the heads in the end."""
+        """Return the report data: the head of each site in each round (-1: none), and the evaluation of the heads."""
         held = torch.full((server.rounds_done, len(server.sites)), -1, dtype=torch.int16)
         for round_ in range(1, server.rounds_done + 1):
-            away = server.state.meta.get("away", {}).get(str(round_), [])
-            for name, slot in self.dealt(replace(server, round=round_)).items():
-                held[round_ - 1, server.sites.index(name)] = -1 if name in away else slot
-        known: Meta = {name: server.state.meta[name] for name in ("judged", "ranking") if name in server.state.meta}
-        known |= {"widths": [width_of(head) for head in pool(server)], "kept": self.kept(server)}
-        return Findings({"heads": known | {"sites": server.sites, "judged_on": self.select_on}}, {"held": held})
+            unavailable = server.state.meta.get("unavailable", {}).get(str(round_), [])
+            for name, slot in self.assign_heads(replace(server, round=round_)).items():
+                held[round_ - 1, server.sites.index(name)] = -1 if name in unavailable else slot
+        heads: Meta = {name: server.state.meta[name] for name in ("evaluation", "ranking") if name in server.state.meta}
+        heads |= {
+            "widths": [hidden_width(head) for head in pool_heads(server)],
+            "ensemble_heads": self.ensemble_heads(server),
+        }
+        return Findings({"heads": heads | {"sites": server.sites, "evaluated_on": self.select_on}}, {"held": held})
 
     # ---- a site
 
-    def judge_heads(self, site: Site, request: Request) -> Reply:
-        """Count how often each head is right, each two agree, and the best ones together are right."""
+    def evaluate_pool(self, site: Site, request: Request) -> Reply:
+        """Evaluate all heads on the site's images, and return the counts of `evaluate_heads`."""
         data = site.val if self.select_on == "validation" else site.train
         assert data is not None
-        voting = self.voting(site, request.tensors, site.task.build())
-        predicted = opinions(self.predictor(site.task, [voting]), data, site)
+        voting_model = self.voting_model(site, request.tensors, site.task.build())
+        predicted = head_probabilities(self.predictor(site.task, [voting_model]), data, site)
         return Reply(
-            meta={"judged": judge(predicted, labels_of(data), request.meta["ranking"], self.ensemble != "prob_mean")}
+            meta={
+                "evaluation": evaluate_heads(
+                    predicted, labels_of(data), request.meta["ranking"], self.ensemble != "prob_mean"
+                )
+            }
         )
 
     def train(self, site: Site, request: Request) -> Reply:
-        """Train body and head and reply with the changes of both."""
-        with torch.random.fork_rng(devices=[]):  # a look at networks takes no numbers from the training's dropout
+        """Train the body and the assigned head at a site, and return the updates of both."""
+        with torch.random.fork_rng(devices=[]):  # building networks must not change the random stream of the training
             model = site.task.build(site.network)
             path, features = MODEL + head_path(model, site.network), features_of(model, site.network)
-            head = single(self.kind(model, select(request.tensors, path)), features, site.task.objective.outputs)
-        reply = super().train(replace(site, task=headed(site.task, site.network, head)), request)
+            head = single_head_config(
+                self.head_kind(model, select(request.tensors, path)), features, site.task.objective.outputs
+            )
+        reply = super().train(replace(site, task=with_new_head(site.task, site.network, head)), request)
         changes = select(reply.tensors, path)
         body = {name: tensor for name, tensor in reply.tensors.items() if not name.startswith(path)}
         trained = {kind: Model(site.network, model.tensors, {"head": head}) for kind, model in reply.trained.items()}
-        return replace(reply, tensors=body | prefixed(changes, HEAD), trained=trained)
+        return replace(reply, tensors=body | prefixed(changes, HEAD_PREFIX), trained=trained)
 
-    def kind(self, model: nn.Module, head: Tensors) -> HeadKind:
-        """How a head is made that has these tensors, in a network like `model`."""
+    def head_kind(self, model: nn.Module, head: Tensors) -> HeadKind:
+        """Return the kind of a head with these tensors, for a network like `model`."""
         if not self.diversity:
             return kind_of(body_and_head(model)[1])
-        return HeadKind(width_of(head), self.dropout, self.head_activation)
+        return HeadKind(hidden_width(head), self.dropout, self.head_activation)
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """The body with the heads that answer: the run's global model, but where normalisation stays at the sites."""
+        """Return the body with the heads of the ensemble as the global model.
+
+        If normalisation layers stay at the sites, the server has no complete model, and the model of a site is
+        personal.
+        """
         model = participant.task.build()
         if isinstance(participant, Server):
             return (
-                {"global": self.voting(participant, self.publish(participant), model)}
-                if self.whole(participant, model)
+                {"global": self.voting_model(participant, self.publish(participant), model)}
+                if self.shares_whole_body(participant, model)
                 else {}
             )
-        kind = "global" if self.whole(participant, model) else "personal"
-        return {kind: self.voting(participant, participant.published, model)}
+        kind = "global" if self.shares_whole_body(participant, model) else "personal"
+        return {kind: self.voting_model(participant, participant.published, model)}
 
-    def voting(self, participant: Server | Site, published: Tensors, model: nn.Module) -> Model:
-        """A body with all the heads that are published beside it; `model` is a network like it."""
+    def voting_model(self, participant: Server | Site, published: Tensors, model: nn.Module) -> Model:
+        """Return the model of a body and the heads that were published with it.
+
+        Args:
+            holder: Server or site.
+            published: Tensors of body and heads, as `publish` returns them.
+            model: Network of the same architecture.
+        """
         network = participant.task.network
-        body, heads = select(published, MODEL), grouped(select(published, HEADS))
-        if isinstance(participant, Site) and not self.whole(participant, model):
+        body, heads = select(published, MODEL), group_by_head(select(published, HEADS_PREFIX))
+        if isinstance(participant, Site) and not self.shares_whole_body(participant, model):
             body = self.full_state(participant, body)
         path = head_path(model, network)
         tensors = {name: tensor for name, tensor in body.items() if not name.startswith(path)}
         for number, head in enumerate(heads):
             tensors |= prefixed(head, f"{path}heads.{number}.")
-        kinds, features = [self.kind(model, head) for head in heads], features_of(model, network)
+        kinds, features = [self.head_kind(model, head) for head in heads], features_of(model, network)
         together: Literal["vote", "prob_mean"] = "prob_mean" if self.ensemble == "prob_mean" else "vote"
-        return Model(network, tensors, {"head": several(kinds, features, participant.task.objective.outputs, together)})
+        return Model(
+            network,
+            tensors,
+            {"head": ensemble_head_config(kinds, features, participant.task.objective.outputs, together)},
+        )
 
-    def whole(self, participant: Participant, model: nn.Module) -> bool:
-        """Whether all of the body is shared, in a network like `model`."""
+    def shares_whole_body(self, participant: Participant, model: nn.Module) -> bool:
+        """Return whether the sites share all of the body of a network like `model`."""
         return self.shared(model, participant.settings.norm_sync) == self.shared(model, "all")
 
     def network_config(self, model: Model, network_def: Any) -> Any:
@@ -333,4 +421,4 @@ class FedSDC(Averaging):
 
     def predictor(self, task: Task, models: list[Model]) -> nn.Module:
         """Return the network with the model's heads in place of its own."""
-        return super().predictor(headed(task, models[0].network, models[0].meta["head"]), models)
+        return super().predictor(with_new_head(task, models[0].network, models[0].meta["head"]), models)

@@ -1,4 +1,7 @@
-"""Several classifiers on one body that answer together: by vote, or by the mean of their probabilities."""
+"""Ensemble of classifiers on one body: a vote, or the mean of their probabilities.
+
+Exported bundles refer to `VotingHead` by its import path.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +15,24 @@ from torch.nn import functional as F
 from medfl.networks.heads import Activation, make_head
 
 Together = Literal["vote", "prob_mean"]
+"""Combination of the heads: ``vote``, or ``prob_mean`` for the mean of their probabilities."""
 
 
 class VotingHead(nn.Module):
-    """Several heads as one: it stands where a network has its classifier.
+    """Several heads as one module that takes the place of a network's classifier.
 
-    In evaluation the softmax of its logits is, for ``vote``, (votes + mean probability) / (heads + 1). So the class
-    with most votes has the largest one; among tied classes that with the largest sum of probabilities; among sums that
-    are equal to about six digits the first. In training, for ``prob_mean``, and of a single head, it is the mean
-    probability: votes have no gradient.
+    In evaluation with ``vote``, the softmax of its logits is (votes + mean probability) / (heads + 1). The class with
+    most votes therefore has the largest value. Among tied classes it is the class with the largest sum of
+    probabilities, and among sums that are equal to about six digits the first class. In training, with ``prob_mean``,
+    and for a single head, the softmax is the mean probability, because votes have no gradient.
 
     Args:
-        features: Of the body, >= 1.
-        widths: Of each head: the width of its layer between, or 0 for a single linear layer.
+        features: Number of features of the body, >= 1.
+        widths: Hidden width of each head, or 0 for a single linear layer.
         num_classes: Number of classes, >= 2.
         together: ``vote`` or ``prob_mean``.
-        dropout: Of the heads with two layers.
-        activation: Of the heads with two layers.
+        dropout: Dropout rate of the heads with two layers.
+        activation: Activation of the heads with two layers.
     """
 
     def __init__(
@@ -45,37 +49,40 @@ class VotingHead(nn.Module):
         self.vote = together == "vote"
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Logits (B, num_classes) of features (B, features)."""
+        """Return logits (B, num_classes) of features (B, features)."""
         probabilities = torch.stack([head(features).float().softmax(dim=1) for head in self.heads])
         together = probabilities.mean(dim=0)
         if self.vote and not self.training and len(probabilities) > 1:
-            together = (votes(probabilities) + together) / (len(probabilities) + 1)
+            together = (count_votes(probabilities) + together) / (len(probabilities) + 1)
         return together.clamp_min(1e-12).log()
 
 
-def votes(probabilities: torch.Tensor) -> torch.Tensor:
-    """How many heads say each class.
+def count_votes(probabilities: torch.Tensor) -> torch.Tensor:
+    """Return the number of heads that predict each class.
 
     Args:
         probabilities: Class probabilities of each head, shape (heads, B, num_classes).
 
     Returns:
-        Shape (B, num_classes), int64. A head whose largest probabilities are equal says the first of them.
+        Votes of shape (B, num_classes), int64. A head whose largest probabilities are equal votes for the first of
+        these classes.
     """
     return F.one_hot(probabilities.argmax(dim=2), probabilities.shape[2]).sum(dim=0)
 
 
-def elected(probabilities: torch.Tensor) -> torch.Tensor:
-    """The class with most votes; among tied ones that with the largest sum of probabilities; then the first.
+def elect_class(probabilities: torch.Tensor) -> torch.Tensor:
+    """Return the class with most votes.
+
+    Among tied classes it is the one with the largest sum of probabilities, and among equal sums the first.
 
     Args:
         probabilities: Class probabilities of each head, shape (heads, B, num_classes), float64 for exact ties.
 
     Returns:
-        Shape (B,), int64.
+        Classes of shape (B,), int64.
 
     Source: Gao, Lan, Liu, Wang, Fan, MICCAI 2025, whose paper has no rule for ties.
     """
-    counts = votes(probabilities)
+    counts = count_votes(probabilities)
     tied = counts == counts.max(dim=1, keepdim=True).values
     return probabilities.sum(dim=0).masked_fill(~tied, -1.0).argmax(dim=1)

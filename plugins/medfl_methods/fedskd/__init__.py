@@ -1,1 +1,1 @@
-"""FedSKD."""
+"""FedSKD (Weng et al. 2025): peer-to-peer distillation between sites by the similarity of their features."""

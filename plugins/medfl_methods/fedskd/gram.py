@@ -1,7 +1,7 @@
-"""The similarity loss between two matrices of features, in the form that is fastest for their size, with its gradient.
+"""Similarity loss between two feature matrices with its gradient, by the fastest of three exact algorithms.
 
-Source: FedSKD (Weng et al. 2025), eqs 6, 9 and 14: (1 / n^2) ||S(H) - S(K)||_F^2, S(H) = sqrt(n) H H^T with rows of
-norm 1.
+Source: FedSKD (Weng et al. 2025), equations 6, 9 and 14: (1 / n^2) ||S(H) - S(K)||_F^2, where S(H) is sqrt(n) H H^T
+with rows scaled to norm 1.
 """
 
 from __future__ import annotations
@@ -11,60 +11,59 @@ from typing import Any, Literal
 import torch
 from torch.autograd.function import once_differentiable
 
-from medfl_methods.fedskd import similarity_kxk as columns
-from medfl_methods.fedskd import similarity_nxn as small
-from medfl_methods.fedskd import similarity_nxn as tiles
+from medfl_methods.fedskd import similarity_kxk, similarity_nxn
 
-Form = Literal["auto", "small", "tiles", "columns"]
+Algorithm = Literal["auto", "small", "tiles", "columns"]
+"""Algorithm of `gram_loss`: "small" (n x n matrices at once), "tiles" (n x n by tiles), "columns" (k x k), "auto"."""
 
-_COLUMNS_FROM = (6.5, 6.0, 5.0)
-"""The k x k form is faster where n is above this many times k: without gradient, with one, with two. Measured with
+_MIN_COLUMNS_RATIO = (6.5, 6.0, 5.0)
+"""Ratio n / k above which the k x k algorithm is faster, by the number of gradients: none, one, two. Measured with
 `benchmarks/similarity_loss.py`."""
 
 
 def choose_form(n: int, k: int, gradients: int = 2) -> Literal["small", "tiles", "columns"]:
-    """Which form is fastest.
+    """Return the fastest algorithm.
 
     Args:
-        n: Rows of both matrices.
-        k: Columns of the wider one.
-        gradients: How many of the two models need a gradient.
+        n: Number of rows of both matrices.
+        k: Number of columns of the wider matrix.
+        gradients: Number of models that need a gradient, 0 to 2.
     """
-    if n > _COLUMNS_FROM[gradients] * k:
+    if n > _MIN_COLUMNS_RATIO[gradients] * k:
         return "columns"
-    return "small" if n <= small.ROWS else "tiles"
+    return "small" if n <= similarity_nxn.MAX_SMALL_ROWS else "tiles"
 
 
-def gram_loss(x: torch.Tensor, y: torch.Tensor, form: Form = "auto") -> torch.Tensor:
-    """How unlike the similarities within two sets of n feature vectors are.
+def gram_loss(x: torch.Tensor, y: torch.Tensor, algorithm: Algorithm = "auto") -> torch.Tensor:
+    """Return how much the similarities within two sets of n feature vectors differ.
 
     Args:
-        x: Features of the first model, a column for each vector, shape (k, n), n >= 1.
-        y: Of the second model, shape (k', n); k' may differ. Both may need a gradient.
-        form: "small" (n x n at once), "tiles" (n x n by tiles), "columns" (k x k), or "auto", the fastest one by
-            `choose_form`. All are exact.
+        x: Features of the first model, one column for each vector, shape (k, n), n >= 1.
+        y: Features of the second model, shape (k', n); k' may differ. Both may need a gradient.
+        algorithm: Algorithm, or "auto" for the choice of `choose_algorithm`. All are exact.
 
     Returns:
-        Shape (), in [0, 4], in [0, 2] if no feature is negative. 0 for equal matrices, exactly. Vectors of norm 0 have
-        no similarity to any other: such a row counts 1 / n where it is zero in one model only, else 0, and has no
-        gradient. Can be differentiated once.
+        Scalar in [0, 4], in [0, 2] if no feature is negative, exactly 0 for equal matrices. A vector of norm 0 is
+        similar to no other: its row adds 1 / n if it is zero in one model only and 0 otherwise, and has no gradient.
+        The result can be differentiated once.
     """
     dtype = torch.promote_types(torch.promote_types(x.dtype, y.dtype), torch.float32)
     x, y = x.to(dtype), y.to(dtype)
     gradients = torch.is_grad_enabled() * (x.requires_grad + y.requires_grad)
-    chosen = choose_form(x.shape[1], max(len(x), len(y)), gradients) if form == "auto" else form
-    if chosen == "small":
+    if algorithm == "auto":
+        algorithm = choose_form(x.shape[1], max(len(x), len(y)), gradients)
+    if algorithm == "small":
         return _SmallLoss.apply(x, y, torch.is_grad_enabled())
-    return _LargeLoss.apply(x, y, torch.is_grad_enabled(), chosen)
+    return _LargeLoss.apply(x, y, torch.is_grad_enabled(), algorithm)
 
 
 class _SmallLoss(torch.autograd.Function):
-    """Keeps the weights of the gradient: they are small, and the features are kept anyway."""
+    """Autograd function of the "small" algorithm. It saves the n x n weights of the gradients, which are small."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor, enabled: bool) -> torch.Tensor:
-        with _full_precision(x):
-            loss, wx, wy = small.value_and_weights(x, y, _wanted(ctx, enabled))
+        with _disable_autocast(x):
+            loss, wx, wy = similarity_nxn.value_and_weights(x, y, _needed_gradients(ctx, enabled))
         ctx.save_for_backward(x, y, wx, wy)
         return loss.to(x.dtype)
 
@@ -72,18 +71,23 @@ class _SmallLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, scale: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, y, wx, wy = ctx.saved_tensors
-        with _full_precision(x):
-            return *(None if w is None else small.multiply(z, w * scale) for z, w in ((x, wx), (y, wy))), None
+        with _disable_autocast(x):
+            return *(None if w is None else similarity_nxn.multiply(z, w * scale) for z, w in ((x, wx), (y, wy))), None
 
 
 class _LargeLoss(torch.autograd.Function):
-    """Keeps the gradient: that is less than what it is made from, and one pass less over the data."""
+    """Autograd function of "tiles" and "columns".
+
+    It saves the gradients themselves: they are smaller than their inputs, and the backward pass does not read the
+    features again.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor, enabled: bool, form: str) -> torch.Tensor:
-        compute = tiles.value_and_gradients if form == "tiles" else columns.value_and_gradients
-        with _full_precision(x):
-            loss, gx, gy = compute(x, y, _wanted(ctx, enabled))
+    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor, enabled: bool, algorithm: str) -> torch.Tensor:
+        module = similarity_nxn if algorithm == "tiles" else similarity_kxk
+        compute = module.value_and_gradients
+        with _disable_autocast(x):
+            loss, gx, gy = compute(x, y, _needed_gradients(ctx, enabled))
         ctx.save_for_backward(gx, gy)
         return loss.to(x.dtype)
 
@@ -93,9 +97,11 @@ class _LargeLoss(torch.autograd.Function):
         return *(None if gradient is None else gradient * scale for gradient in ctx.saved_tensors), None, None
 
 
-def _wanted(ctx: Any, enabled: bool) -> tuple[bool, bool]:
+def _needed_gradients(ctx: Any, enabled: bool) -> tuple[bool, bool]:
+    """Return whether the gradients by x and by y are needed."""
     return enabled and ctx.needs_input_grad[0], enabled and ctx.needs_input_grad[1]
 
 
-def _full_precision(x: torch.Tensor) -> torch.autocast:
+def _disable_autocast(x: torch.Tensor) -> torch.autocast:
+    """Return a context that disables autocast on the device of `x`."""
     return torch.autocast(x.device.type, enabled=False)

@@ -1,4 +1,4 @@
-"""FedSKD."""
+"""FedSKD as a method class: routes, the training of a model pair, and the checks of networks and atlas."""
 
 from __future__ import annotations
 
@@ -22,54 +22,60 @@ from medfl.training.loop import Batch
 from medfl.training.optimizer_state import split
 from medfl.types import Meta, Tensors
 from medfl_methods.fedskd.regions import region_weights
-from medfl_methods.fedskd.stages import Form, RegionGrids, stages_loss
+from medfl_methods.fedskd.stages import RegionGrids, SimilarityKind, stages_loss
 
 logger = logging.getLogger(__name__)
 
 
 class FedSKD(Circulating):
-    """A site's own model learns beside a copy of another site's, on the site's own images, and the copy is forgotten.
+    """Each site trains its own model beside a copy of another site's model, and the two teach each other by similarity.
 
-    In each round the server draws a permutation, and every site gets a copy of the model of the site that it names. The
-    site minimises CE(own) + CE(guest) + gamma L over its own model and the guest, in one backward pass. L compares what
-    the stages of both models make of a batch, by the similarities between its images, between the positions of its
-    feature maps, and between regions of its images (`medfl_methods.fedskd.similarity`), so networks may be unlike; only
-    their numbers of stages must agree. The head of the guest stays as it is, and gradients pass through it. Nothing
-    that the guest learns goes home.
+    In each round the server draws a permutation of the sites. It tells each site which other site's model it receives
+    as a visiting model. The site trains its own model and the visiting model together on its own images, then discards
+    the visiting model. Each batch minimises
 
-    The server draws the route and holds no model: copies go from site to site. A site that the permutation maps to
-    itself, or whose guest did not come, trains alone in that round. With partial participation the participants are
-    permuted among themselves, and the others wait. A site without training data keeps its initial model.
+    CE(own) + CE(visiting) + gamma L
 
-    Before `start_fraction` of the rounds models circulate as in `fedcross_star`: the guest itself is trained, with all
-    its parameters and its optimiser's state, and goes home. How many rounds these are is decided at the start; rounds
-    that are added later come after, unless the fraction is 1.
+    in one backward pass, where CE is the task's loss. L compares the features that both models compute for the batch,
+    stage by stage. It compares the similarities between images, between positions of the feature maps, and between
+    regions of the images (`medfl_methods.fedskd.similarity`). Networks may therefore differ; only their numbers of
+    stages must agree. The head of the visiting model is frozen, and gradients pass through it.
 
-    Class weights in both cross entropies, as in equation 1, are the run's setting ``balance = loss``: those of the site
-    that trains (`medfl.training.balance`).
+    The server draws the route and holds no model: copies go directly from site to site. A site trains its own model
+    without L if the permutation maps it to itself or if its visiting model did not arrive. With partial participation
+    the permutation covers only the participating sites. A site without training data keeps its initial model.
 
-    With ``gamma = 0``, or where every site is left to itself, this is `local` with the same ``optimizer_state``, as
-    long as all sites take part. Compare it with that one: by default the own model's optimiser goes on over the rounds,
-    and that of `local` does not.
+    Before `start_fraction` of the rounds, models circulate as in `fedcross_star`: the host trains all parameters of the
+    visiting model with the optimiser state that travels with it, then returns it to its owner. The number of these
+    rounds is fixed at the start of the run. Rounds that are added later come after them, unless the fraction is 1.
 
-    When to use it: Where sites have unlike networks, are few, and trust each other with their models: each site's raw
-    model reaches one other site in each round. By default it does N times the local work of FedAvg, for two models;
-    ``p2p_scale = 1`` makes it comparable. Choose ``gamma`` on validation data.
+    The class weights in both cross entropies (equation 1) come from the run's setting ``balance = loss``. They are the
+    weights of the site that trains (`medfl.training.balance`).
+
+    With ``gamma = 0``, or if each site is mapped to itself, this is `local` with the same ``optimizer_state``, as long
+    as all sites take part. Set it for the comparison: by default FedSKD keeps the optimiser of a site's own model over
+    the rounds, and `local` does not.
+
+    When to use it: Use it with few sites that have different networks and trust each other with their models. In each
+    round each site's raw model reaches another site. By default a site does N times the local work of FedAvg, for two
+    models; ``p2p_scale = 1`` makes the work comparable. Choose ``gamma`` on validation data.
 
     Attributes:
-        gamma: Weight of the similarity loss, >= 0.
-        skd: Its forms: ``batch``, ``pixel`` (the positions of a map; voxels in 3-D), and ``region``, which needs a task
-            with `regions`.
-        layers: The stages that are compared, counted from 1; None means all. Positions and regions need maps: with None
-            a stage that gives vectors is compared by its ``batch`` form only, one that is named here is refused.
-        start_fraction: Share of the rounds before the similarity loss begins, in [0, 1].
-        freeze_ktm_header: Whether the guest's head keeps its weights.
-        skd_detach: Whose features the similarity loss does not train: ``ktm``, the guest's; ``dam``, the own model's;
-            or ``none``.
-        optimizer_state: ``persistent`` keeps the own model's optimiser from round to round; ``reset`` starts it anew.
-            The guest's is always new.
-        region_mode: How regions are brought to the size of a map: ``soft`` weights lose none, ``nearest`` loses small
-            ones.
+        gamma: Weight of the similarity loss L, >= 0.
+        skd: Kinds of similarity in L: ``batch`` (between images), ``pixel`` (between positions of a map, voxels in
+            3-D), and ``region`` (between regions of an atlas), which needs a task with `regions`.
+        layers: Numbers of the compared stages, counted from 1; None means all. ``pixel`` and ``region`` need feature
+            maps. With None, a stage that returns vectors takes part in ``batch`` only; such a stage that is listed here
+            is refused.
+        start_fraction: Fraction of the rounds before the similarity loss begins, in [0, 1].
+        freeze_ktm_header: Whether the head of the visiting model (the knowledge transfer model, KTM, of the paper)
+            keeps its weights.
+        skd_detach: Model whose features get no gradient from L: ``ktm``, the visiting model; ``dam``, the site's own
+            model (the paper's domain adaptation model); or ``none``.
+        optimizer_state: ``persistent`` keeps the optimiser state of the site's own model from round to round; ``reset``
+            starts a new optimiser in each round. The visiting model always gets a new optimiser.
+        region_mode: How region masks are resized to a feature map: ``soft`` (average pooling) keeps all regions,
+            ``nearest`` (sampling) can lose small ones.
 
     Source: Weng, Cai, Zhou, FedSKD: Aggregation-free model-heterogeneous federated learning using multi-dimensional
     similarity knowledge distillation, arXiv 2503.18981, 2025, equations 1 to 14.
@@ -78,7 +84,7 @@ class FedSKD(Circulating):
     name = "fedskd"
     family = "peer to peer"
     paper = "Weng et al., 2025"
-    summary = "each site's model learns beside a copy of another one's, by the similarity of their features"
+    summary = "each site trains its model beside a copy of another site's; both match similarities between features"
     supports = frozenset({Capability.DIFFERENT_NETWORKS, Capability.PEER_MESSAGES})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"features", "head"})
@@ -108,7 +114,7 @@ class FedSKD(Circulating):
     )
 
     gamma: float = Field(1.0, ge=0, allow_inf_nan=False)
-    skd: tuple[Form, ...] = ("batch", "pixel")
+    skd: tuple[SimilarityKind, ...] = ("batch", "pixel")
     layers: tuple[int, ...] | None = None
     start_fraction: float = Field(0.0, ge=0, le=1)
     freeze_ktm_header: bool = True
@@ -118,39 +124,47 @@ class FedSKD(Circulating):
 
     @field_validator("skd", "layers")
     @classmethod
-    def _no_doubles(cls, value: tuple[str | int, ...] | None) -> tuple[str | int, ...] | None:
+    def _validate_unique(cls, value: tuple[str | int, ...] | None) -> tuple[str | int, ...] | None:
+        """Raise if the list is empty or contains a value twice."""
         if value is not None and (not value or len(set(value)) < len(value)):
-            raise ValueError("expected at least one, and none twice")
+            raise ValueError("expected at least one value, and no value twice")
         return value
 
     @property
     def active_needs(self) -> frozenset[Need]:
-        """Stages to compare, and a head where guests keep it."""
+        """Properties that the networks need with these settings: `features` if gamma > 0, `head` if it is frozen."""
         needs: set[Need] = {"head"} if self.freeze_ktm_header else set()
         return frozenset(needs | ({"features"} if self.gamma > 0 else set()))
 
     @property
     def keeps_optimizer(self) -> bool:
-        """Whether the optimiser goes on."""
+        """True if a site keeps the optimiser state of its own model from round to round."""
         return self.optimizer_state == "persistent"
 
     # ---- the server
 
     def setup(self, server: Server) -> None:
-        """Refuse what can't be compared, and decide in which round the similarity loss begins."""
+        """Check the networks of all sites, and store the number of rounds without L in the server's state."""
         super().setup(server)
         self.check(server)
         server.state.meta["visits"] = math.ceil(self.start_fraction * server.settings.rounds - 1e-9)
 
     def guests_return(self, server: Server) -> bool:
-        """Before the similarity loss begins."""
+        """Return whether visiting models return to their owners in this round, as they do before L begins."""
         return self.start_fraction == 1 or server.round <= int(server.state.meta["visits"])
 
     def check(self, server: Server) -> None:
-        """Look at all networks of the run.
+        """Raise if a network or the task does not fit the settings.
+
+        Log a warning if gamma is 0 and `p2p_scale` is not 1.
+
+        Args:
+            server: Server of the run, with its task and its networks.
 
         Raises:
-            SettingsError: If one lacks what this method needs, or the task has no regions where they are asked for.
+            SettingsError: If a network has no `head` to freeze, if numbers of stages differ or a stage in `layers` does
+                not exist, or if `skd` contains ``region`` and the task has no regions.
+            DataError: If the task's regions are not a valid label volume.
         """
         networks = {name: server.task.build(name) for name in server.networks()}
         for name, network in networks.items():
@@ -158,76 +172,96 @@ class FedSKD(Circulating):
                 raise SettingsError(
                     "missing_head",
                     f"Network '{name}' ({type(network).__name__}) has no `head`: expected its classifier under that "
-                    "name, to freeze it in guests. Add one, or set freeze_ktm_header to False.",
+                    "name, to freeze it in visiting models. Add a head, or set freeze_ktm_header to False.",
                     network=name,
                     type=type(network).__name__,
                 )
         if self.gamma == 0:
             if self.p2p_scale != 1:
-                logger.warning("With gamma = 0, 'fedskd' is 'local' with p2p_scale times the epochs: no guest teaches.")
+                logger.warning(
+                    "With gamma = 0, 'fedskd' equals 'local' with p2p_scale times the epochs: visiting models teach "
+                    "nothing."
+                )
             return
         check_alike(networks, self.layers)
         if "region" in self.skd and server.task.regions is None:
             raise SettingsError(
                 "missing_regions",
-                "`skd` asks for the form 'region', and the task has no regions: expected a volume of labels on the "
-                "images' grid (`Task.regions`). Give the bundle an atlas, or leave 'region' out of `skd`.",
+                "`skd` contains 'region', but the task has no regions: expected a label volume on the images' grid "
+                "(`Task.regions`). Add an atlas to the bundle, or remove 'region' from `skd`.",
                 setting="skd",
             )
         if "region" in self.skd and server.task.regions is not None:
-            region_weights(server.task.regions, [1] * server.task.regions.dim())  # refuses what is no atlas
+            region_weights(server.task.regions, [1] * server.task.regions.dim())  # raises if it is no label volume
 
     # ---- a site
 
     def lent(self, site: Site, request: Request) -> Tensors:
-        """The model, and its optimiser's state only if the model comes back."""
+        """Return the tensors that this site sends to the host.
+
+        They are its model, with the optimiser state only in rounds where the model returns.
+        """
         return super().lent(site, request) if request.meta["returns"] else split(self.own(site))[0]
 
     def train(self, site: Site, request: Request) -> Reply:
-        """Train the own model beside its guest; before the similarity loss begins, the guest itself."""
+        """Train the own model beside the visiting model, and store it.
+
+        In rounds where models return, train the visiting model instead.
+        """
         if request.meta["returns"]:
             return super().train(site, request)
         owner = request.meta["owner"]
-        guest = None if owner == site.name else arrived(site, owner, [site.round])
+        visitor = None if owner == site.name else arrived(site, owner, [site.round])
         host = as_host(site, site.network, request.meta["scale"])
-        done, site.state.tensors = self.go_on(host, self.own(site), {"guest": guest})
-        log = done.log | {"guests": float(guest is not None)}
+        done, site.state.tensors = self.go_on(host, self.own(site), {"guest": visitor})
+        log = done.log | {"guests": float(visitor is not None)}
         return Reply(
-            meta={"guest": guest.owner if guest else ""}, log=log, trained={"personal": Model(site.network, done.after)}
+            meta={"guest": visitor.owner if visitor else ""},
+            log=log,
+            trained={"personal": Model(site.network, done.after)},
         )
 
     def before_fit(self, fit: Fit) -> None:
-        """Load the guest, and watch the stages of both models."""
-        guest: ModelInTransit | None = fit.extra.get("guest")
-        if guest is not None:
-            other = CompanionModel(fit.site, split(guest.kept)[0], guest.network, self.freeze_ktm_header)
-            fit.extra["pair"] = ModelPair(fit.model, other, self.compared)
+        """Load the visiting model into the fit as a model pair, with hooks on the compared stages of both models."""
+        visitor: ModelInTransit | None = fit.extra.get("guest")
+        if visitor is not None:
+            companion = CompanionModel(fit.site, split(visitor.kept)[0], visitor.network, self.freeze_ktm_header)
+            fit.extra["pair"] = ModelPair(fit.model, companion, self.compared)
             if fit.site.task.regions is not None:
                 fit.extra["grids"] = RegionGrids(fit.site.task.regions, self.region_mode)
 
     def compared(self, model: nn.Module) -> list[nn.Module]:
-        """The stages that the similarity loss looks at."""
+        """Return the stages of a network that the similarity loss compares; none if gamma is 0."""
         if self.gamma == 0:
             return []
         layers = stages(model, type(model).__name__)
         return layers if self.layers is None else [layers[layer - 1] for layer in self.layers]
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """CE of the own model; with a guest also its CE, and gamma times the similarity loss."""
+        """Return CE(own), plus CE(visiting) and gamma times the similarity loss if there is a visiting model.
+
+        A batch that is too small for the batch-norm layers of the visiting model trains the own model only.
+        """
         pair: ModelPair | None = fit.extra.get("pair")
-        own = super().loss(fit, batch)
+        own_loss = super().loss(fit, batch)
         if pair is None or pair.guest.sits_out(batch):
-            return own
-        guest = fit.site.task.loss(pair.guest(batch.images), batch.targets)
+            return own_loss
+        visiting_loss = fit.site.task.loss(pair.guest(batch.images), batch.targets)
         if self.gamma == 0:
-            pair.note(len(batch.rows), guest_loss=guest)
-            return own + guest
-        alike = self.similarity(pair.own_features, pair.guest_features, self.regions(fit, batch))
-        pair.note(len(batch.rows), guest_loss=guest, similarity=alike)
-        return own + guest + self.gamma * alike
+            pair.note(len(batch.rows), guest_loss=visiting_loss)
+            return own_loss + visiting_loss
+        similarity = self.similarity(pair.own_features, pair.guest_features, self.regions(fit, batch))
+        pair.note(len(batch.rows), guest_loss=visiting_loss, similarity=similarity)
+        return own_loss + visiting_loss + self.gamma * similarity
 
     def regions(self, fit: Fit, batch: Batch) -> RegionGrids | None:
-        """The regions of a batch: those that moved with its images, otherwise the task's."""
+        """Return the regions of a batch, or None if `skd` has no ``region``.
+
+        Label volumes that were augmented with the images of the batch take the place of the task's label volume.
+
+        Raises:
+            SettingsError: If the labels are not on the grid of the images.
+        """
         if "region" not in self.skd:
             return None
         grids: RegionGrids = fit.extra["grids"]
@@ -237,19 +271,19 @@ class FedSKD(Circulating):
         return grids
 
     def similarity(
-        self, own: list[torch.Tensor], guest: list[torch.Tensor], regions: RegionGrids | None
+        self, own: list[torch.Tensor], visiting: list[torch.Tensor], regions: RegionGrids | None
     ) -> torch.Tensor:
-        """The similarity loss L between the features of the own model and the guest's, see `stages_loss`."""
+        """Return the similarity loss L between the features of the own and the visiting model, see `stages_loss`."""
         own = [feature.detach() for feature in own] if self.skd_detach == "dam" else own
-        guest = [feature.detach() for feature in guest] if self.skd_detach == "ktm" else guest
-        return stages_loss(own, guest, self.skd, regions, self.layers)
+        visiting = [feature.detach() for feature in visiting] if self.skd_detach == "ktm" else visiting
+        return stages_loss(own, visiting, self.skd, regions, self.layers)
 
     def after_batch(self, fit: Fit) -> None:
-        """The guest's step."""
+        """Take an optimiser step for the visiting model."""
         if "pair" in fit.extra:
             fit.extra["pair"].guest.step(self.gradient_clip)
 
     def after_fit(self, fit: Fit) -> None:
-        """Let the guest go."""
+        """Close the model pair: remove its hooks and add its mean losses to the log."""
         if "pair" in fit.extra:
             fit.log |= fit.extra["pair"].close()

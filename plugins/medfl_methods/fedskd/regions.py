@@ -1,7 +1,8 @@
-"""Regions of an atlas as soft weights on the grid of a feature map.
+"""Weights of atlas regions on the grid of a feature map, by average pooling or by sampling.
 
-Nearest-neighbour masks lose small regions on a coarse grid; an average-pooled mask keeps each of them with the share
-that it has in every cell. FedSKD (Weng et al. 2025) does not say how its masks come to the size of the features.
+Nearest-neighbour masks lose small regions on a coarse grid. An average-pooled mask keeps every region: its value in a
+cell is the region's fraction of the cell. FedSKD (Weng et al. 2025) does not say how its masks are resized to the
+features.
 """
 
 from __future__ import annotations
@@ -19,35 +20,37 @@ from medfl.errors import DataError, SettingsError, did_you_mean
 
 _MODES = ("soft", "nearest")
 
-EXACT = 2**24
-"""Up to this number single precision counts exactly."""
+MAX_EXACT_FLOAT32_COUNT = 2**24
+"""Largest count up to which single precision counts exactly."""
 
 
 def region_weights(
     labels: torch.Tensor, size: Sequence[int], mode: Literal["soft", "nearest"] = "soft"
 ) -> torch.Tensor:
-    """Weights of each labelled region in each cell of a feature map.
+    """Return the weight of each labelled region in each cell of a feature map.
 
     Args:
-        labels: Whole numbers in the grid of the images, 0 = background: (*spatial) for all samples, or (B, *spatial)
-            with B = 1 or one for each sample. 2-D or 3-D. Any dtype.
-        size: Spatial size of the feature map, as many numbers as the labels have spatial axes.
-        mode: "soft": each region's one-hot mask is average-pooled to `size`, so that every region keeps its mass.
-            "nearest": the labels are sampled; small regions may vanish, and `region_similarity_loss` then drops them.
+        labels: Whole numbers on the images' grid, 0 for the background: (*spatial) for all samples, or (B, *spatial)
+            with B = 1 or one for each sample. 2-D or 3-D, any dtype.
+        size: Spatial size of the feature map, one number for each spatial axis of the labels.
+        mode: "soft" average-pools the one-hot mask of each region to `size`, so that every region keeps its total
+            weight. "nearest" samples the labels; small regions may vanish, and `region_similarity_loss` then drops
+            them.
 
     Returns:
-        float32 in [0, 1], shape (R, *size) or (B, R, *size), R regions in the order of their labels. A sample without a
-        region that another one has gets zeros there.
+        float32 in [0, 1], shape (R, *size) or (B, R, *size), with R regions in the order of their labels. The weights
+        of a region that a sample does not have are 0.
 
     Raises:
-        DataError: If the labels have other axes, hold no region, or hold what is no label.
+        DataError: If the labels have other axes, contain only background, or contain fractions, NaN or negative
+            numbers.
         SettingsError: If the mode is unknown.
     """
     if mode not in _MODES:
         raise SettingsError(
             "unknown_choice",
-            f"expected a way to make region masks, got '{mode}'. {did_you_mean(mode, _MODES)}",
-            what="way to make region masks",
+            f"unknown mode of region masks '{mode}'. {did_you_mean(mode, _MODES)}",
+            what="mode of region masks",
             choice=mode,
         )
     weights = weights_of(*number_regions(labels, len(size)), size, mode)
@@ -55,25 +58,25 @@ def region_weights(
 
 
 def number_regions(labels: torch.Tensor, axes: int) -> tuple[torch.Tensor, int]:
-    """Number the labelled regions from 1, in the order of their labels.
+    """Return the labels renumbered to 1, 2, ... in their order, and the number of regions.
 
     Args:
-        labels: As in `region_weights`.
-        axes: Spatial axes, 2 or 3.
+        labels: Labels as in `region_weights`.
+        axes: Number of spatial axes, 2 or 3.
 
     Returns:
-        Numbers (B, *spatial), int64, 0 for the background, with B = 1 for labels of all samples; and how many regions
-        there are.
+        Numbers (B, *spatial), int64, 0 for the background, with B = 1 for labels of all samples; and the number of
+        regions.
 
     Raises:
         DataError: As in `region_weights`.
     """
-    _check(labels, axes)
+    _check_labels(labels, axes)
     values, places = labels.unique(return_inverse=True)
     count = int((values > 0).sum())
     if not count:
         raise DataError(
-            "empty_atlas", "expected labels above 0 in the atlas, found none: all is background. Give a label volume."
+            "empty_atlas", "expected labels above 0 in the atlas, found only background. Use a label volume."
         )
     numbers = places + (count + 1 - len(values))
     return numbers if labels.dim() > axes else numbers[None], count
@@ -82,30 +85,30 @@ def number_regions(labels: torch.Tensor, axes: int) -> tuple[torch.Tensor, int]:
 def weights_of(
     numbers: torch.Tensor, count: int, size: Sequence[int], mode: Literal["soft", "nearest"]
 ) -> torch.Tensor:
-    """The weights of numbered regions: see `region_weights` and `number_regions`.
+    """Return the weights of regions that `number_regions` numbered.
 
     Args:
         numbers: (B, *spatial), int64, in 0 to `count`.
         count: Number of regions.
         size: Spatial size of the feature map.
-        mode: ``soft`` or ``nearest``.
+        mode: ``soft`` or ``nearest``, see `region_weights`.
 
     Returns:
         float32, shape (B, count, *size).
     """
-    return (_soft if mode == "soft" else _nearest)(numbers, count, size)
+    return (_average_pool_masks if mode == "soft" else _sample_masks)(numbers, count, size)
 
 
-def _soft(numbers: torch.Tensor, count: int, size: Sequence[int]) -> torch.Tensor:
-    """The one-hot masks of the regions, average-pooled.
+def _average_pool_masks(numbers: torch.Tensor, count: int, size: Sequence[int]) -> torch.Tensor:
+    """Average-pool the one-hot masks of the regions.
 
-    Each voxel is counted in its cells, so the work does not grow with the number of regions. It has one cell where the
-    cells divide the grid; those of adaptive average pooling overlap otherwise.
+    Each voxel is added to the cells that contain it, so the work does not grow with the number of regions. A voxel is
+    in one cell if the cells divide the grid evenly; otherwise the cells of adaptive average pooling overlap.
     """
     device, axes = numbers.device, len(size)
-    windows = [_windows(length, cells, device) for length, cells in zip(numbers.shape[1:], size, strict=True)]
+    windows = [_pooling_cells(length, cells, device) for length, cells in zip(numbers.shape[1:], size, strict=True)]
     first = torch.arange(len(numbers), device=device).view(-1, *[1] * axes) * count + numbers - 1
-    dtype = torch.float32 if numbers[0].numel() <= EXACT else torch.float64
+    dtype = torch.float32 if numbers[0].numel() <= MAX_EXACT_FLOAT32_COUNT else torch.float64
     voxels = torch.zeros(len(numbers) * count * math.prod(size), dtype=dtype, device=device)
     for cells in itertools.product(*(members for members, _ in windows)):
         at, inside = first, numbers > 0
@@ -120,32 +123,37 @@ def _soft(numbers: torch.Tensor, count: int, size: Sequence[int]) -> torch.Tenso
     return voxels.view(len(numbers), count, *size).div_(volume).float()
 
 
-def _windows(length: int, size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """The cells of adaptive average pooling along an axis.
+def _pooling_cells(length: int, size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the cells of adaptive average pooling along an axis.
+
+    Args:
+        length: Number of voxels along the axis.
+        size: Number of cells along the axis.
+        device: Device of the results.
 
     Returns:
-        The cells that each of `length` voxels is in, (K, length), -1 where a voxel is in fewer than K; and the number
-        of voxels in each cell, (size,).
+        The cells that contain each voxel, shape (K, length), -1 if a voxel is in fewer than K cells; and the number of
+        voxels in each cell, shape (size,).
     """
     cell, voxel = torch.arange(size, device=device)[:, None], torch.arange(length, device=device)
     start, stop = cell * length // size, -((cell + 1) * -length // size)
-    held = (start <= voxel) & (voxel < stop)
-    members = torch.where(held, cell, -1).sort(dim=0, descending=True).values
-    return members[: int(held.sum(0).max())], (stop - start)[:, 0]
+    contains = (start <= voxel) & (voxel < stop)
+    members = torch.where(contains, cell, -1).sort(dim=0, descending=True).values
+    return members[: int(contains.sum(0).max())], (stop - start)[:, 0]
 
 
-def _nearest(numbers: torch.Tensor, count: int, size: Sequence[int]) -> torch.Tensor:
-    """The one-hot masks of the regions, sampled."""
+def _sample_masks(numbers: torch.Tensor, count: int, size: Sequence[int]) -> torch.Tensor:
+    """Sample the one-hot masks of the regions with nearest neighbour."""
     sampled = F.interpolate(numbers[:, None].double(), tuple(size), mode="nearest")[:, 0].long()
     return F.one_hot(sampled, count + 1).movedim(-1, 1)[:, 1:].float()
 
 
 def pool(maps: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
-    """Adaptive average pooling in 2-D or 3-D.
+    """Apply adaptive average pooling in 2-D or 3-D.
 
     Args:
         maps: (..., channels, *spatial) with two or three spatial axes.
-        size: As many numbers as there are spatial axes.
+        size: Spatial size of the result, one number for each spatial axis.
     """
     if tuple(maps.shape[-len(size) :]) == tuple(size):
         return maps
@@ -154,12 +162,13 @@ def pool(maps: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     return F.adaptive_avg_pool3d(maps, (size[0], size[1], size[2]))
 
 
-def _check(labels: torch.Tensor, axes: int) -> None:
+def _check_labels(labels: torch.Tensor, axes: int) -> None:
+    """Raise if labels are no label volume: wrong axes, fractions or negative numbers."""
     if axes not in (2, 3) or labels.dim() not in (axes, axes + 1):
         raise DataError(
             "wrong_shape",
             f"expected an atlas of shape (*spatial) or (B, *spatial) for feature maps with {axes} spatial axes (2 or "
-            f"3), got the shape {tuple(labels.shape)}. Put the atlas on the grid of the images.",
+            f"3), got the shape {tuple(labels.shape)}. Resample the atlas to the grid of the images.",
             axes=axes,
             found=tuple(labels.shape),
         )
@@ -167,13 +176,13 @@ def _check(labels: torch.Tensor, axes: int) -> None:
         raise DataError(
             "wrong_label",
             "expected whole numbers as labels of the atlas, got fractions or NaN. Resample an atlas with nearest "
-            "neighbour, never linearly.",
+            "neighbour, not linearly.",
             expected="whole numbers",
         )
     if labels.numel() and labels.min() < 0:
         raise DataError(
             "wrong_label",
-            f"expected labels of 0 (background) and above in the atlas, got {labels.min().item()}.",
+            f"expected labels >= 0 (0 is the background) in the atlas, got {labels.min().item()}.",
             minimum=0,
             found=labels.min().item(),
         )

@@ -1,9 +1,13 @@
-"""Similarity knowledge distillation: two models agree on which samples, positions and regions resemble each other.
+"""FedSKD's similarity losses between the feature maps of two models: over samples, positions and atlas regions.
 
-Source: FedSKD (Weng et al. 2025), eqs 5 to 14. Each form turns a feature map F (B, C, *spatial) into rows of features
-H (n x p) and compares S(H) = sqrt(n) row-normalised H H^T of the two models: (1 / n^2) ||S - S'||_F^2, in [0, 4], in
-[0, 2] for features without negative values, 0 for equal maps. The maps may be 2-D or 3-D and differ in channels and in
-size. Both get gradients; detach one to spare it. Half precision is computed in single precision.
+Source: FedSKD (Weng et al. 2025), equations 5 to 14. Each loss turns a feature map F (B, C, *spatial) into n rows of
+features H (n x p). It compares S(H) = sqrt(n) row-normalised H H^T of the two models:
+
+(1 / n^2) ||S - S'||_F^2
+
+It is in [0, 4], in [0, 2] for features without negative values, and 0 for equal maps. The maps may be 2-D or 3-D and
+may differ in channels and in size. Both maps get gradients; detach a map to stop its gradient. Half precision is
+computed in single precision.
 """
 
 from __future__ import annotations
@@ -15,107 +19,109 @@ import torch
 from torch.nn import functional as F
 
 from medfl.errors import ContractError, SettingsError, did_you_mean
-from medfl_methods.fedskd.gram import Form, gram_loss
+from medfl_methods.fedskd.gram import Algorithm, gram_loss
 from medfl_methods.fedskd.regions import pool
 
 KINDS = ("batch", "pixel", "region")
+"""Kinds of similarity, in the order in which they are summed."""
 
 _PIXEL_NORMS = ("hw_sq", "hw_times")
 
 Regions = torch.Tensor | Sequence[torch.Tensor] | None
-"""Weights of regions: one tensor for all layers, or one for each."""
+"""Region weights: one tensor for all layers, one tensor (or None) for each layer, or None."""
 
 
 def batch_similarity_loss(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """How unlike the similarities between the samples of a batch are: n = B rows of all features of a sample.
+    """Return how much the similarities between the samples of a batch differ: n = B rows of all features of a sample.
 
     Args:
         a: Features of one model, shape (B, C, *spatial), two or three spatial axes.
-        b: Of the other model for the same samples; channels and size may differ.
+        b: Features of the other model for the same samples. Channels and size may differ.
 
     Returns:
-        Shape (), in [0, 4]. See `medfl_methods.fedskd.gram.gram_loss` for samples whose features are all 0.
+        Scalar in [0, 4]. See `medfl_methods.fedskd.gram.gram_loss` for samples whose features are all 0.
 
     Raises:
-        ContractError: If the maps have unlike batches or numbers of axes.
+        ContractError: If the numbers of samples or axes differ, or a map is empty.
     """
     _check_pair(a, b)
     return gram_loss(a.reshape(len(a), -1).T, b.reshape(len(b), -1).T)
 
 
 def pixel_similarity_loss(
-    a: torch.Tensor, b: torch.Tensor, pixel_norm: Literal["hw_sq", "hw_times"] = "hw_sq", form: Form = "auto"
+    a: torch.Tensor, b: torch.Tensor, pixel_norm: Literal["hw_sq", "hw_times"] = "hw_sq", algorithm: Algorithm = "auto"
 ) -> torch.Tensor:
-    """How unlike the similarities between positions are: n = h w (or d h w) rows of B C features.
+    """Return how much the similarities between positions differ: n = h w (or d h w) rows of B C features.
 
-    Of unlike sizes, the larger map is resized to the smaller one (bilinear or trilinear, align_corners=False).
+    If the maps differ in size, the larger one is resized to the smaller one (bilinear or trilinear,
+    align_corners=False).
 
     Args:
         a: Features of one model, shape (B, C, *spatial), two or three spatial axes.
-        b: Of the other model for the same samples; channels and size may differ.
-        pixel_norm: What the squared distance is divided by: "hw_sq" (h w)^2, as in the other two forms; "hw_times" the
-            literal h w^2 of eq. 9 (in 3-D d h w^2), which depends on the orientation of the image.
-        form: How it is computed, see `gram_loss`; the value is the same.
+        b: Features of the other model for the same samples. Channels and size may differ.
+        pixel_norm: Divisor of the squared distance: "hw_sq" is (h w)^2, as in the other two losses; "hw_times" is the
+            literal h w^2 of equation 9 (in 3-D d h w^2), which depends on the orientation of the image.
+        algorithm: Algorithm of `gram_loss`; it does not change the value.
 
     Returns:
-        Shape (), in [0, 4] with "hw_sq".
+        Scalar, in [0, 4] with "hw_sq".
 
     Raises:
-        ContractError: If the maps have unlike batches or numbers of axes.
+        ContractError: If the numbers of samples or axes differ, or a map is empty.
         SettingsError: If `pixel_norm` is unknown.
     """
     if pixel_norm not in _PIXEL_NORMS:
         hint = did_you_mean(pixel_norm, _PIXEL_NORMS)
         raise SettingsError(
             "unknown_choice",
-            f"expected a divisor of the pixel loss, got '{pixel_norm}'. {hint}",
+            f"unknown divisor of the pixel loss '{pixel_norm}'. {hint}",
             what="divisor of the pixel loss",
             choice=pixel_norm,
         )
     _check_pair(a, b)
-    a, b = _same_size(a, b)
+    a, b = _resize_larger(a, b)
     channels = max(a.shape[1], b.shape[1])
-    loss = gram_loss(_positions(a, channels), _positions(b, channels), form)
+    loss = gram_loss(_position_columns(a, channels), _position_columns(b, channels), algorithm)
     return loss if pixel_norm == "hw_sq" else loss * (a[0, 0].numel() / a.shape[-1])
 
 
 def region_similarity_loss(a: torch.Tensor, b: torch.Tensor, regions: torch.Tensor | None) -> torch.Tensor:
-    """How unlike the similarities between regions of an atlas are: n = R rows of B C mean features.
+    """Return how much the similarities between atlas regions differ: n = R rows of B C mean features.
 
-    A region's feature is its weighted mean, sum(w F) / sum(w), over each map's own grid. Regions without any weight are
-    left out of both models and of n. A sample that lacks a region counts as 0 there.
+    The feature of a region is its weighted mean, sum(w F) / sum(w), on each map's own grid. A region whose weights are
+    0 in all samples is left out of both models and of n. A sample without a region counts as 0 there.
 
     Args:
         a: Features of one model, shape (B, C, *spatial), two or three spatial axes.
-        b: Of the other model for the same samples; channels and size may differ.
+        b: Features of the other model for the same samples. Channels and size may differ.
         regions: Weights >= 0 from `region_weights`, shape (R, *spatial) for all samples, or (B, R, *spatial), or (1, R,
-            *spatial). On another grid than a map's they are average-pooled to it.
+            *spatial). Weights on another grid than a map's are average-pooled to it.
 
     Returns:
-        Shape (), in [0, 4].
+        Scalar in [0, 4].
 
     Raises:
-        ContractError: If the maps have unlike batches or numbers of axes, or the regions do not fit them.
-        SettingsError: If there are no regions, or none of them has weight.
+        ContractError: If the numbers of samples or axes differ, a map is empty, or the regions do not fit the maps.
+        SettingsError: If `regions` is None or all weights are 0.
     """
     _check_pair(a, b)
     if regions is None:
         raise SettingsError(
             "missing_regions",
-            "expected regions for the region loss, got none. Name an atlas, or leave 'region' out of the kinds.",
+            "expected region weights for the region loss, got None. Add an atlas, or remove 'region' from the kinds.",
         )
-    weights = _region_batch(regions, a)
-    held = _mass(weights).amax(0) > 0
-    if not held.any():
+    weights = _batch_regions(regions, a)
+    has_weight = _region_weight_sums(weights).amax(0) > 0
+    if not has_weight.any():
         raise SettingsError(
             "weightless_regions",
-            f"expected a region with weight on the feature maps, got none of {len(held)} regions. Use soft regions, "
-            "or an atlas on the grid of the images.",
-            count=len(held),
+            f"expected at least one region with weight above 0 on the feature maps, got none in "
+            f"{len(has_weight)} regions. Use soft regions, or an atlas on the grid of the images.",
+            count=len(has_weight),
         )
-    weights = weights if held.all() else weights[:, held]
-    ours, theirs = (_region_means(x, pool(weights, x.shape[2:])) for x in (a, b))
-    return gram_loss(ours, theirs)
+    weights = weights if has_weight.all() else weights[:, has_weight]
+    means_a, means_b = (_region_means(x, pool(weights, x.shape[2:])) for x in (a, b))
+    return gram_loss(means_a, means_b)
 
 
 def similarity_loss(
@@ -125,32 +131,33 @@ def similarity_loss(
     regions: Regions = None,
     pixel_norm: Literal["hw_sq", "hw_times"] = "hw_sq",
 ) -> torch.Tensor:
-    """Sum over the kinds of the mean over the layers.
+    """Return the similarity loss of two models: for each kind the mean over the layers, summed over the kinds.
 
     Args:
         features_a: Outputs of the stages of one model, each (B, C, *spatial).
-        features_b: Of the other model, as many.
-        kinds: Any of "batch", "pixel", "region". None: batch and pixel, and region where there are regions.
-        regions: For the region loss, see `region_similarity_loss`: one tensor for all layers (each step pools it to
-            each layer's grid), or one for each layer.
-        pixel_norm: See `pixel_similarity_loss`.
+        features_b: Outputs of the stages of the other model, equally many.
+        kinds: Any of "batch", "pixel", "region". None means batch and pixel, and also region if `regions` is not None.
+        regions: Region weights, see `region_similarity_loss`: one tensor for all layers, which is pooled to each
+            layer's grid, or one tensor for each layer.
+        pixel_norm: Divisor of the pixel loss, see `pixel_similarity_loss`.
 
     Returns:
-        Shape (), at most 4 for each kind.
+        Scalar, at most 4 for each kind.
 
     Raises:
-        ContractError: If two maps of a layer do not fit each other.
-        SettingsError: If the depths are unlike, a kind is unknown or none is named, or a region loss has no regions.
+        ContractError: If the two maps of a layer do not fit each other.
+        SettingsError: If the numbers of layers differ, a kind is unknown, `kinds` is empty, or the region loss has no
+            regions.
     """
     if len(features_a) != len(features_b) or not len(features_a):
         raise SettingsError(
             "unlike_stage_counts",
-            f"expected two models with equally many stages (at least 1), got {len(features_a)} and {len(features_b)}. "
-            "Widths may differ, depths may not.",
+            f"expected two models with equally many stages (at least 1), got {len(features_a)} and {len(features_b)} "
+            "stages. Widths may differ, depths may not.",
             counts=(len(features_a), len(features_b)),
         )
-    chosen = _kinds(kinds, regions)
-    by_layer = _by_layer(regions, len(features_a))
+    chosen = _ordered_kinds(kinds, regions)
+    by_layer = _regions_by_layer(regions, len(features_a))
     total = torch.zeros((), device=features_a[0].device)
     for kind in chosen:
         for a, b, layer_regions in zip(features_a, features_b, by_layer, strict=True):
@@ -164,33 +171,35 @@ def similarity_loss(
     return total
 
 
-def _kinds(kinds: Sequence[str] | None, regions: Regions) -> tuple[str, ...]:
+def _ordered_kinds(kinds: Sequence[str] | None, regions: Regions) -> tuple[str, ...]:
+    """Return the chosen kinds in the order of `KINDS`. Raise if one is unknown or `kinds` is empty."""
     if kinds is None:
         return KINDS if regions is not None else KINDS[:2]
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
         raise SettingsError(
             "unknown_choice",
-            f"expected kinds of similarity, got '{unknown[0]}'. {did_you_mean(unknown[0], KINDS)}",
+            f"unknown kind of similarity '{unknown[0]}'. {did_you_mean(unknown[0], KINDS)}",
             what="kind of similarity",
             choice=unknown[0],
         )
     if not kinds:
         raise SettingsError(
             "missing_setting",
-            f"expected at least one kind of similarity, got none. Known: {', '.join(KINDS)}.",
+            f"expected at least one kind of similarity, got an empty list. Known: {', '.join(KINDS)}.",
             setting="kinds",
         )
     return tuple(kind for kind in KINDS if kind in kinds)
 
 
-def _by_layer(regions: Regions, layers: int) -> Sequence[torch.Tensor | None]:
+def _regions_by_layer(regions: Regions, layers: int) -> Sequence[torch.Tensor | None]:
+    """Return one region tensor for each layer. Raise if their number is wrong."""
     if regions is None or isinstance(regions, torch.Tensor):
         return [regions] * layers
     if len(regions) != layers:
         raise SettingsError(
             "wrong_region_count",
-            f"expected regions for each of {layers} layers, got {len(regions)}.",
+            f"expected one region tensor for each of {layers} layers, got {len(regions)}.",
             expected=layers,
             found=len(regions),
         )
@@ -198,6 +207,7 @@ def _by_layer(regions: Regions, layers: int) -> Sequence[torch.Tensor | None]:
 
 
 def _check_pair(a: torch.Tensor, b: torch.Tensor) -> None:
+    """Raise if the maps are empty or not 2-D or 3-D maps of the same number of samples and axes."""
     if a.dim() != b.dim() or a.dim() not in (4, 5) or len(a) != len(b) or not (a.numel() and b.numel()):
         raise ContractError(
             "wrong_shape",
@@ -207,53 +217,62 @@ def _check_pair(a: torch.Tensor, b: torch.Tensor) -> None:
         )
 
 
-def _same_size(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Resize the map with more positions to the size of the other one (of equally many, the second)."""
+def _resize_larger(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Resize the map with more positions to the size of the other map.
+
+    If both have equally many, resize the second one.
+    """
     if a.shape[2:] == b.shape[2:]:
         return a, b
     if a[0, 0].numel() > b[0, 0].numel():
-        return _resized(a, b), b
-    return a, _resized(b, a)
+        return _interpolate(a, b), b
+    return a, _interpolate(b, a)
 
 
-def _resized(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _interpolate(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Interpolate a map to the spatial size of another one, in single precision or above."""
     mode = "bilinear" if x.dim() == 4 else "trilinear"
-    return F.interpolate(x.to(_at_least_single(x)), size=like.shape[2:], mode=mode, align_corners=False)
+    return F.interpolate(x.to(_computation_dtype(x)), size=like.shape[2:], mode=mode, align_corners=False)
 
 
-def _at_least_single(x: torch.Tensor) -> torch.dtype:
+def _computation_dtype(x: torch.Tensor) -> torch.dtype:
+    """Return float32 for half precision, otherwise the map's own dtype."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def _positions(x: torch.Tensor, channels: int) -> torch.Tensor:
-    """A column of B C features for each position. Channels of zeros change no similarity and keep samples aligned."""
+def _position_columns(x: torch.Tensor, channels: int) -> torch.Tensor:
+    """Return a matrix (B channels, n) with one column for each of the n positions.
+
+    A map with fewer channels is padded with channels of zeros. This changes no similarity and keeps the samples
+    aligned.
+    """
     if x.shape[1] < channels:
         x = F.pad(x, [0, 0] * (x.dim() - 2) + [0, channels - x.shape[1]])
     return x.reshape(x.shape[0] * channels, -1)
 
 
-def _region_batch(regions: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-    """Weights as (B or 1, R, *spatial)."""
+def _batch_regions(regions: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    """Return the region weights as (B or 1, R, *spatial). Raise if their shape does not fit the map."""
     batch = regions[None] if regions.dim() == a.dim() - 1 else regions
     if batch.dim() != a.dim() or len(batch) not in (1, len(a)):
         raise ContractError(
             "wrong_shape",
-            f"expected regions of shape (R, *spatial) or ({len(a)}, R, *spatial) with {a.dim() - 2} spatial axes, got "
-            f"{tuple(regions.shape)}.",
+            f"expected region weights of shape (R, *spatial) or ({len(a)}, R, *spatial) with {a.dim() - 2} spatial "
+            f"axes, got the shape {tuple(regions.shape)}.",
             axes=a.dim() - 2,
             found=tuple(regions.shape),
         )
-    return batch.to(a.device, _at_least_single(a))
+    return batch.to(a.device, _computation_dtype(a))
 
 
-def _mass(weights: torch.Tensor) -> torch.Tensor:
-    """Sum of the weights of each sample's regions, shape (B, R)."""
+def _region_weight_sums(weights: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the weights of each region in each sample, shape (B, R)."""
     return weights.flatten(2).sum(2)
 
 
 def _region_means(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """A column of B C mean features for each region, shape (B C, R)."""
-    mass = _mass(weights)
+    """Return a matrix (B C, R) with one column of mean features for each region."""
+    weight_sums = _region_weight_sums(weights)
     with torch.autocast(x.device.type, enabled=False):
         sums = x.to(weights.dtype).flatten(2) @ weights.flatten(2).transpose(1, 2)
-    return (sums / torch.where(mass > 0, mass, 1.0)[:, None]).reshape(-1, weights.shape[1])
+    return (sums / torch.where(weight_sums > 0, weight_sums, 1.0)[:, None]).reshape(-1, weights.shape[1])

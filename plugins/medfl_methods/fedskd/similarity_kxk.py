@@ -1,18 +1,21 @@
-"""The k x k form of the similarity loss: O(n k^2) time, O(n k + k^2) memory, exact. It pays where n is well above k.
+"""The k x k algorithm of the similarity loss: O(n k^2) time, O(n k + k^2) memory, exact.
 
-Source: card A5.7 of FedSKD, the difference form, written around the middle of the two models. With M = (H + K) / 2 and
-E = K - H the Gram rows of position i are, up to a factor that no cosine sees, g = H u and q = K v with the unit rows
-u = h_i / |h_i| and v = k_i / |k_i|. Their difference is d = M e + E m with e = v - u and m = (u + v) / 2, so that all
-inner products follow from the k x k blocks of [M E]^T [M E]; nothing cancels where the models are close.
+It is faster than the n x n algorithms if n is well above k. Source: card A5.7 of FedSKD, the difference form, written
+around the mean of the two models.
 
-With the Gram matrices G = H H^T and Q = K K^T of two models and their rows g and q, row i adds 2 (1 - cos(g, q)) to
-the loss. It is computed from the difference d = q - g, since 1 - cos cancels where the models are close. For that, the
-two rows are first brought to about the same length: row i of K counts times `balance` = |h_i| / |k_i|, which changes no
-cosine. What each row needs (its norm, its share of the loss, its weights in the gradient) is the same in both forms.
+With the Gram matrices G = H H^T and Q = K K^T of two models and their rows g and q, row i adds 2 (1 - cos(g, q)) to the
+loss. The code computes it from the difference d = q - g, because 1 - cos cancels where the models are close. It first
+scales the two rows to about the same length: it multiplies row i of K by |h_i| / |k_i|, which changes no cosine. All
+algorithms share `row_terms`, which computes the loss of each row and its weights in the gradient.
 
-Why the difference form alone, at 17 products of n k^2 against 14 of the plain k x k form: the plain form's gradient is
-off by 5e-7 / sqrt(loss) in single precision, above 1e-5 for losses under 2.5e-3, and by 1e-3 where a row is far shorter
-in one model than in the other.
+With M = (H + K) / 2 and E = K - H, the Gram rows of position i are, up to a factor that changes no cosine, g = H u and
+q = K v with the unit rows u = h_i / |h_i| and v = k_i / |k_i|. Their difference is d = M e + E m with e = v - u and m =
+(u + v) / 2. All inner products therefore follow from the k x k blocks of [M E]^T [M E], and nothing cancels where the
+models are close.
+
+The module has only the difference form, at 17 products of n k^2 against 14 of the plain k x k form. The gradient of the
+plain form has an error of 5e-7 / sqrt(loss) in single precision. The error is above 1e-5 for losses under 2.5e-3, and
+reaches 1e-3 if a row is far shorter in one model than in the other.
 """
 
 from __future__ import annotations
@@ -23,19 +26,20 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-SHORTEST = 1e-16
-"""A row not longer than this part of the Frobenius norm counts as zero: its gradient would be above 1e16."""
+MIN_RELATIVE_NORM = 1e-16
+"""Smallest norm of a row relative to the Frobenius norm. A shorter row counts as zero: its gradient would be above
+1e16."""
 
 
-_PART = 2**17  # elements that become float64 at once
+_MAX_FLOAT64_ELEMENTS = 2**17  # elements that are converted to float64 at once
 
 
 @dataclass
-class Scaled:
-    """How to scale a matrix to the Frobenius norm 1, in float64.
+class RowScale:
+    """Factor that scales a matrix to the Frobenius norm 1, and the row norms after scaling, in float64.
 
     Attributes:
-        factor: 1 / Frobenius norm; 0 for a matrix of zeros. Shape ().
+        factor: 1 / Frobenius norm; 0 for a matrix of zeros. Scalar.
         norms: Norm of each row after scaling, shape (n,).
     """
 
@@ -44,19 +48,22 @@ class Scaled:
 
     @property
     def nonzero(self) -> torch.Tensor:
-        """Which rows are longer than `SHORTEST`, shape (n,); one with NaN counts as such, so that NaN shows."""
-        return ~(self.norms <= SHORTEST)
+        """True for each row longer than `MIN_RELATIVE_NORM`, shape (n,).
+
+        A row with NaN counts as longer, so that NaN propagates.
+        """
+        return ~(self.norms <= MIN_RELATIVE_NORM)
 
 
 @dataclass
 class RowTerms:
-    """Share of each row in loss and gradient, in float64, each of shape (n,).
+    """Contribution of each row to the loss and the gradient, in float64, each of shape (n,).
 
     Attributes:
-        loss: 2 (1 - cos), or 1 where the row is zero in exactly one model, or 0 where it is zero in both.
-        weight: 1 / (|g| |q|), 0 where either row is zero.
-        along_g: <g, d> / |g|^2: the gradient by g is -2 weight (d - along_g g).
-        along_q: <q, d> / |q|^2: the gradient by q is 2 weight (d - along_q q).
+        loss: 2 (1 - cos); 1 if the row is zero in exactly one model, 0 if it is zero in both.
+        weight: 1 / (|g| |q|); 0 if either row is zero.
+        along_g: <g, d> / |g|^2. The gradient by g is -2 weight (d - along_g g).
+        along_q: <q, d> / |q|^2. The gradient by q is 2 weight (d - along_q q).
     """
 
     loss: torch.Tensor
@@ -65,38 +72,38 @@ class RowTerms:
     along_q: torch.Tensor
 
 
-def scaled(x: torch.Tensor) -> Scaled:
-    """Frobenius norm and row norms, from sums in float64.
+def compute_row_scale(x: torch.Tensor) -> RowScale:
+    """Return the scale of a matrix, from sums in float64.
 
     Args:
-        x: A column for each row of H, shape (k, n).
+        x: Transpose of H, one column for each row of H, shape (k, n).
     """
-    parts = x.split(max(1, _PART // x.shape[1]))
-    return from_squares(
+    parts = x.split(max(1, _MAX_FLOAT64_ELEMENTS // x.shape[1]))
+    return scale_from_squared_norms(
         sum((part.double().square().sum(0) for part in parts), start=x.new_zeros((), dtype=torch.float64))
     )
 
 
-def from_squares(squares: torch.Tensor) -> Scaled:
-    """The same from the squared norm of each row, float64, shape (n,)."""
+def scale_from_squared_norms(squares: torch.Tensor) -> RowScale:
+    """Return the scale of a matrix from the squared norm of each row, float64, shape (n,)."""
     total = squares.sum()
     factor = torch.where(total == 0, 0.0, total.rsqrt())
-    return Scaled(factor, squares.sqrt() * factor)
+    return RowScale(factor, squares.sqrt() * factor)
 
 
 def row_terms(
-    gg: torch.Tensor, qq: torch.Tensor, gd: torch.Tensor, dd: torch.Tensor, g: Scaled, q: Scaled, dtype: torch.dtype
+    gg: torch.Tensor, qq: torch.Tensor, gd: torch.Tensor, dd: torch.Tensor, g: RowScale, q: RowScale, dtype: torch.dtype
 ) -> RowTerms:
-    """Loss and weights of each row, from sums over its Gram rows.
+    """Return the loss and the gradient weights of each row, from sums over its Gram rows.
 
     Args:
-        gg: |g|^2, float64, shape (n,) like all others.
+        gg: |g|^2, float64, shape (n,) like the following three.
         qq: |q|^2.
         gd: <g, d> with d = q - g.
         dd: |d|^2.
-        g: Norms of the rows of H. Zero rows are masked before any root or division.
-        q: Norms of the rows of K.
-        dtype: Of the products behind the sums. A row whose squares it can't hold counts as zero, too.
+        g: Scale of H. Zero rows are masked before any root or division.
+        q: Scale of K.
+        dtype: Dtype of the products behind the sums. A row whose squares underflow in it counts as zero, too.
     """
     smallest = torch.finfo(dtype).tiny * 1e6
     has_g, has_q = g.nonzero & ~(gg < smallest), q.nonzero & ~(qq < smallest)
@@ -111,15 +118,24 @@ def row_terms(
     return RowTerms(torch.where(both, loss, single), both / length, gd / gg, (gd + dd) / qq)
 
 
-CHUNK_ELEMENTS = 2**19  # of a k x chunk matrix on a CPU: as fast as any, and small beside the data
+CPU_CHUNK_ELEMENTS = 2**19
+"""Number of elements of a k x chunk matrix on a CPU. Other sizes are not faster, and it is small compared with the
+data."""
 
 
 GPU_CHUNK_ELEMENTS = 2**23
+"""Number of elements of a k x chunk matrix on a GPU."""
 
 
 @dataclass
-class _Side:
-    """One model in one chunk of rows: its unit rows, their products with its own k x k matrix, its length."""
+class _ChunkRows:
+    """One model's rows in one chunk.
+
+    Attributes:
+        unit: Unit rows as columns, shape (k, chunk).
+        product: The model's k x k matrix times `unit`, shape (k, chunk).
+        square: Inner product of `unit` and `product`, the squared length of each Gram row, shape (chunk,).
+    """
 
     unit: torch.Tensor
     product: torch.Tensor
@@ -127,47 +143,51 @@ class _Side:
 
 
 def value_and_gradients(
-    x: torch.Tensor, y: torch.Tensor, wanted: tuple[bool, bool]
+    x: torch.Tensor, y: torch.Tensor, needed: tuple[bool, bool]
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """The loss between two matrices, and its gradients, without any n x n matrix.
+    """Return the loss between two matrices and its gradients, without any n x n matrix.
 
     Args:
-        x: A column for each row of H, shape (k, n), float32 or float64.
-        y: The same for K, shape (k', n).
-        wanted: Whether the gradient by `x`, by `y` is needed.
+        x: Transpose of H, one column for each row of H, shape (k, n), float32 or float64.
+        y: Transpose of K, shape (k', n).
+        needed: Whether the gradients by `x` and by `y` are needed.
 
     Returns:
-        The loss (float64, shape ()), and the gradients in the shapes of `x` and `y`, None where not wanted.
+        The loss (float64 scalar), and the gradients in the shapes of `x` and `y`, None if not needed.
     """
     width = max(x.shape[0], y.shape[0])
-    loss, gx, gy = _Form(_padded(x, width), _padded(y, width)).run(wanted)
+    loss, gx, gy = _KxkComputation(_pad_rows(x, width), _pad_rows(y, width)).run(needed)
     return loss, None if gx is None else gx[: x.shape[0]], None if gy is None else gy[: y.shape[0]]
 
 
-def _padded(x: torch.Tensor, width: int) -> torch.Tensor:
+def _pad_rows(x: torch.Tensor, width: int) -> torch.Tensor:
+    """Append rows of zeros until the matrix has `width` rows."""
     return x if x.shape[0] == width else F.pad(x, (0, 0, 0, width - x.shape[0]))
 
 
-class _Form:
-    """The steps of the form: k x k blocks, then each row's terms and weighted blocks, then the gradients."""
+class _KxkComputation:
+    """Computation of loss and gradients for one pair of matrices, in chunks of rows.
+
+    Its steps: k x k blocks, then the terms and weighted blocks of each row, then the gradients.
+    """
 
     def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
         self.x, self.y = x, y
         self.k, self.n = x.shape
-        self.sx, self.sy = scaled(x), scaled(y)
+        self.sx, self.sy = compute_row_scale(x), compute_row_scale(y)
         self.middle, self.blocks = self._blocks()
         s, t, u = self.blocks[: self.k, : self.k], self.blocks[: self.k, self.k :], self.blocks[self.k :, self.k :]
         mixed = (t + t.T) / 2
         self.own_x, self.own_y = s - mixed + u / 4, s + mixed + u / 4  # H^T H and K^T K
 
-    def run(self, wanted: tuple[bool, bool]) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Loss and wanted gradients."""
-        gx = torch.empty_like(self.x) if wanted[0] else None
-        gy = torch.empty_like(self.y) if wanted[1] else None
+    def run(self, needed: tuple[bool, bool]) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Return the loss and the gradients that are needed."""
+        gx = torch.empty_like(self.x) if needed[0] else None
+        gy = torch.empty_like(self.y) if needed[1] else None
         wx, wy = (self.x.new_zeros(self.k, 2 * self.k) for _ in range(2))
         loss = torch.zeros((), dtype=torch.float64, device=self.x.device)
         for j in self._chunks():
-            loss += self._rows(j, gx, gy, wx, wy)
+            loss += self._add_chunk(j, gx, gy, wx, wy)
         if gx is not None:
             self._finish(gx, wx, self.sx, -2.0)
         if gy is not None:
@@ -175,11 +195,12 @@ class _Form:
         return loss / self.n, gx, gy
 
     def _chunks(self) -> Iterator[slice]:
-        size = max(64, (CHUNK_ELEMENTS if self.x.device.type == "cpu" else GPU_CHUNK_ELEMENTS) // self.k)
+        """Yield slices of rows whose k x chunk matrices fit the limit of the device."""
+        size = max(64, (CPU_CHUNK_ELEMENTS if self.x.device.type == "cpu" else GPU_CHUNK_ELEMENTS) // self.k)
         return (slice(i, min(self.n, i + size)) for i in range(0, self.n, size))
 
     def _blocks(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """[M; E], shape (2k, n), and its products with itself, shape (2k, 2k)."""
+        """Return [M; E], shape (2k, n), and its products with itself, shape (2k, 2k)."""
         k, middle = self.k, self.x.new_empty(2 * self.k, self.n)
         blocks = self.x.new_zeros(2 * k, 2 * k)
         for j in self._chunks():
@@ -192,37 +213,40 @@ class _Form:
         blocks[k:, :k] = blocks[:k, k:].T
         return middle, blocks
 
-    def _rows(
+    def _add_chunk(
         self, j: slice, gx: torch.Tensor | None, gy: torch.Tensor | None, wx: torch.Tensor, wy: torch.Tensor
     ) -> torch.Tensor:
-        """Loss of a chunk of rows; writes the first half of their gradients and adds to the weighted blocks."""
+        """Add a chunk of rows to the loss and to the gradients, and return the chunk's loss.
+
+        Write the first half of its gradients to `gx` and `gy`, and add to the weighted blocks `wx` and `wy` in place.
+        """
         dtype = self.x.dtype
-        u, v = _unit(self.x[:, j], self.sx, j), _unit(self.y[:, j], self.sy, j)
+        u, v = _unit_columns(self.x[:, j], self.sx, j), _unit_columns(self.y[:, j], self.sy, j)
         e, m = (v - u).to(dtype), ((u + v) / 2).to(dtype)
-        a, b = _side(u.to(dtype), self.own_x), _side(v.to(dtype), self.own_y)
+        a, b = _chunk_rows(u.to(dtype), self.own_x), _chunk_rows(v.to(dtype), self.own_y)
         difference = self.blocks @ torch.cat([e, m])
         by_m, by_e = difference[: self.k], difference[self.k :]
         to_x, to_y = by_m - by_e / 2, by_m + by_e / 2  # H^T d and K^T d
         gd, dd = _dot(to_x, a.unit), _dot(by_m, e) + _dot(by_e, m)
-        terms = row_terms(a.square, b.square, gd, dd, _part(self.sx, j), _part(self.sy, j), dtype)
+        terms = row_terms(a.square, b.square, gd, dd, _slice_scale(self.sx, j), _slice_scale(self.sy, j), dtype)
         if gx is not None:
-            _add(gx[:, j], wx, a, terms, terms.along_g, to_x, (e, m), 0.5, _inverse(self.sx.norms[j]))
+            _add_chunk_gradient(gx[:, j], wx, a, terms, terms.along_g, to_x, (e, m), 0.5, _inverse(self.sx.norms[j]))
         if gy is not None:
             along = torch.where(terms.weight == 0, 0.0, _dot(to_y, b.unit) / b.square)
-            _add(gy[:, j], wy, b, terms, along, to_y, (e, m), -0.5, _inverse(self.sy.norms[j]))
+            _add_chunk_gradient(gy[:, j], wy, b, terms, along, to_y, (e, m), -0.5, _inverse(self.sy.norms[j]))
         return terms.loss.sum()
 
-    def _finish(self, gradient: torch.Tensor, weighted: torch.Tensor, scale: Scaled, sign: float) -> None:
-        """Add the second half of a gradient, then scale it; the gradient of a zero row is exactly 0."""
+    def _finish(self, gradient: torch.Tensor, weighted: torch.Tensor, scale: RowScale, sign: float) -> None:
+        """Add the second half of a gradient and scale it, in place. The gradient of a zero row becomes exactly 0."""
         factor = (scale.nonzero * (sign / self.n * scale.factor)).to(gradient.dtype)
         for j in self._chunks():
             gradient[:, j] = torch.addmm(gradient[:, j], weighted, self.middle[:, j]).mul_(factor[j])
 
 
-def _add(
+def _add_chunk_gradient(
     gradient: torch.Tensor,
     weighted: torch.Tensor,
-    side: _Side,
+    side: _ChunkRows,
     terms: RowTerms,
     along: torch.Tensor,
     to_difference: torch.Tensor,
@@ -230,10 +254,10 @@ def _add(
     half: float,
     inverse: torch.Tensor,
 ) -> None:
-    """One model's part of a chunk: the half of the gradient that rows get as left factors, and the weights of the rest.
+    """Write half of one model's gradient for a chunk, and add the chunk's weights of the other half.
 
-    A row's gradient by its own Gram row is w (d - along g); it reaches row i directly (left factor) and all others
-    through the right factor, which the weighted blocks collect.
+    Both happen in place. The gradient of a row by its own Gram row is w (d - along g). It reaches row i directly as
+    left factor, which is written to `gradient`. It reaches all other rows as right factor, which `weighted` collects.
     """
     dtype = gradient.dtype
     w, c, i = terms.weight.to(dtype), along.to(dtype), (terms.weight * inverse).to(dtype)
@@ -243,23 +267,30 @@ def _add(
     weighted.addmm_(side.unit * w, torch.cat([e - scaled_unit, m + half * scaled_unit]).T)
 
 
-def _unit(x: torch.Tensor, scale: Scaled, j: slice) -> torch.Tensor:
-    """Columns of norm 1 (zero columns stay zero), in float64 so that the difference of two close ones is exact."""
+def _unit_columns(x: torch.Tensor, scale: RowScale, j: slice) -> torch.Tensor:
+    """Scale columns to norm 1 in float64; zero columns stay zero.
+
+    In float64 the difference of two close columns is exact.
+    """
     return x * (scale.factor * _inverse(scale.norms[j]))
 
 
 def _inverse(norms: torch.Tensor) -> torch.Tensor:
+    """Return 1 / norms, and 0 where the norm is 0."""
     return torch.where(norms == 0, 0.0, 1 / norms)
 
 
-def _side(unit: torch.Tensor, own: torch.Tensor) -> _Side:
+def _chunk_rows(unit: torch.Tensor, own: torch.Tensor) -> _ChunkRows:
+    """Return one model's rows of a chunk with their products."""
     product = own @ unit
-    return _Side(unit, product, _dot(product, unit))
+    return _ChunkRows(unit, product, _dot(product, unit))
 
 
 def _dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return the inner products of the columns of two matrices, as float64."""
     return (a * b).sum(0).double()
 
 
-def _part(scale: Scaled, j: slice) -> Scaled:
-    return Scaled(scale.factor, scale.norms[j])
+def _slice_scale(scale: RowScale, j: slice) -> RowScale:
+    """Return the scale of a slice of the rows."""
+    return RowScale(scale.factor, scale.norms[j])

@@ -1,4 +1,4 @@
-"""The similarity loss over the stages of two networks, each form where it has a meaning."""
+"""Sum of FedSKD's similarity losses over the stages of two networks, and the cached region weights that it needs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from medfl.errors import SettingsError
 from medfl_methods.fedskd.regions import number_regions, weights_of
 from medfl_methods.fedskd.similarity import similarity_loss
 
-Form = Literal["batch", "pixel", "region"]
+SimilarityKind = Literal["batch", "pixel", "region"]
 
 
 class RegionGrids:
-    """Weights of the regions of an image on the grids of feature maps, each grid computed once.
+    """Region weights on the grids of feature maps. Each grid is computed once.
 
     Args:
-        labels: Of regions on the images' grid, 0 for the background: (*spatial), or (B, *spatial) for each image.
+        labels: Region labels on the images' grid, 0 for the background: (*spatial), or (B, *spatial) with labels for
+            each image.
         mode: ``soft`` or ``nearest``, see `medfl_methods.fedskd.regions`.
     """
 
@@ -28,10 +29,13 @@ class RegionGrids:
         self._grids: dict[torch.Size, torch.Tensor] = {}
 
     def check(self, images: torch.Tensor) -> None:
-        """Refuse labels that are not on the grid of the images (B, C, *spatial).
+        """Raise if the labels are not on the grid of the images.
+
+        Args:
+            images: Batch of images (B, C, *spatial).
 
         Raises:
-            SettingsError: With both shapes.
+            SettingsError: If the shapes differ; it names both.
         """
         if self._labels.shape not in (images.shape[2:], images.shape[:1] + images.shape[2:]):
             raise SettingsError(
@@ -43,7 +47,11 @@ class RegionGrids:
             )
 
     def for_maps(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """Weights on the grid of both maps; where they have unlike grids, on the images' own, from which they pool."""
+        """Return the region weights for two feature maps (B, C, *spatial) of the same images.
+
+        If the maps have the same size, the weights are on their grid. Otherwise they are on the images' grid, and
+        `region_similarity_loss` pools them to each map.
+        """
         axes = a.dim() - 2
         size = a.shape[2:] if a.shape[2:] == b.shape[2:] else self._labels.shape[-axes:]
         if self._numbered is None:
@@ -56,43 +64,44 @@ class RegionGrids:
 def stages_loss(
     own: Sequence[torch.Tensor],
     other: Sequence[torch.Tensor],
-    forms: Sequence[Form],
+    kinds: Sequence[SimilarityKind],
     regions: RegionGrids | None,
     layers: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """The sum over the forms of the mean over the stages, in single precision.
+    """Return the similarity loss: for each kind the mean over the stages, summed over the kinds, in single precision.
 
-    Positions and regions need maps: if `layers` is None, a stage that gives vectors takes part in the batch form only.
+    ``pixel`` and ``region`` need feature maps. If `layers` is None, a stage that returns vectors takes part in
+    ``batch`` only.
 
     Args:
-        own: Features of one network, (B, C, *spatial) or (B, C), stage by stage.
-        other: Those of the other one; channels and spatial sizes may differ.
-        forms: Which of them.
-        regions: For the form ``region``.
-        layers: Numbers of the stages, from 1, if somebody chose them.
+        own: Features of one network, one tensor (B, C, *spatial) or (B, C) for each stage.
+        other: Features of the other network, in the same order. Channels and spatial sizes may differ.
+        kinds: Kinds of similarity that are compared.
+        regions: Region weights for the kind ``region``.
+        layers: Numbers of the stages, counted from 1, if the user chose them.
 
     Returns:
-        Shape (), in [0, 4] for each form.
+        Scalar, in [0, 4] for each kind.
 
     Raises:
-        SettingsError: If a form needs maps and a stage that was named, or every stage, gives vectors.
+        SettingsError: If a kind needs feature maps, and a stage in `layers` or every stage returns vectors.
     """
     total = own[0].new_zeros((), dtype=torch.float32)
     with torch.autocast(own[0].device.type, enabled=False):
-        for form in forms:
-            pairs = _pairs(own, other, form, layers)
-            grids = None if regions is None or form != "region" else [regions.for_maps(*pair) for pair in pairs]
+        for kind in kinds:
+            pairs = _comparable_stages(own, other, kind, layers)
+            grids = None if regions is None or kind != "region" else [regions.for_maps(*pair) for pair in pairs]
             left, right = [a for a, _ in pairs], [b for _, b in pairs]
-            total = total + similarity_loss(left, right, (form,), grids)
+            total = total + similarity_loss(left, right, (kind,), grids)
     return total
 
 
-def _pairs(
-    own: Sequence[torch.Tensor], other: Sequence[torch.Tensor], form: str, layers: Sequence[int] | None
+def _comparable_stages(
+    own: Sequence[torch.Tensor], other: Sequence[torch.Tensor], kind: str, layers: Sequence[int] | None
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The stages that a form compares."""
+    """Return the pairs of feature maps that the kind compares. Raise if it needs maps and the stages return vectors."""
     pairs = list(zip(own, other, strict=True))
-    if form == "batch":
+    if kind == "batch":
         return [(a.flatten(1)[:, :, None, None], b.flatten(1)[:, :, None, None]) for a, b in pairs]
     numbers = range(1, len(pairs) + 1) if layers is None else layers
     flat = [number for number, (a, b) in zip(numbers, pairs, strict=True) if min(a.dim(), b.dim()) < 4]
@@ -100,9 +109,10 @@ def _pairs(
     if not maps or (flat and layers is not None):
         raise SettingsError(
             "stage_not_supported",
-            f"The form '{form}' of `skd` compares places within an image: expected stages that give maps "
-            f"(B, C, *spatial), got vectors from {sorted(flat)}. Leave them out of `layers`, or '{form}' out of `skd`.",
-            form=form,
+            f"The kind '{kind}' of `skd` compares places within an image: expected stages that return feature maps "
+            f"(B, C, *spatial), got vectors from the stages {sorted(flat)}. Remove them from `layers`, or '{kind}' "
+            "from `skd`.",
+            kind=kind,
             stages=sorted(flat),
         )
     return maps

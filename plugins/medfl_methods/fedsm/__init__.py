@@ -1,1 +1,1 @@
-"""FedSM: `method` has it, `networks` the one that selects and the one that is taken home, `replies` the soft pull."""
+"""FedSM (Xu et al. 2022): a global model, personal models, and a selector network that chooses among them."""

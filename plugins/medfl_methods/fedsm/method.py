@@ -1,4 +1,4 @@
-"""FedSM."""
+"""FedSM as a method class: training of the three networks, the soft pull of personal models, and the super model."""
 
 from __future__ import annotations
 
@@ -26,40 +26,46 @@ from medfl.types import MODEL, Tensors
 from medfl.utils.wire import prefixed, select
 from medfl_methods.fedsm.networks import new_selector, new_super_model
 
-OWN, SELECTOR, MOMENTS = "own/", "selector/", "moments/"
-"""What the names of own models, of the selector and of its optimiser's moments begin with."""
+PERSONAL_PREFIX, SELECTOR_PREFIX, MOMENTS_PREFIX = "own/", "selector/", "moments/"
+"""Prefixes of the names of personal models, of the selector, and of its optimiser's moments."""
 
-NAME = "fedsm selector"
-"""The selector's name among a task's networks."""
+SELECTOR_NAME = "fedsm selector"
+"""Name of the selector among the networks of a task."""
 
 
 class FedSM(Averaging):
-    """A super model: a common model, one of each site's own, and a network that selects among them, image by image.
+    """Sites train a global model, a personal model each, and a selector that chooses between them for each image.
 
-    Each round a participant trains three networks: the common one, as in FedAvg; its own, by the same loss; and the
-    selector, to tell by an image which of the K sites it is from, by cross entropy with the site's number and by Adam.
-    The common one and the selector are averaged by size, and so are the moments of Adam, which otherwise never get
-    going. Own models pull each other softly: v_k <- lam v_k + (1 - lam) / (n - 1) sum of the other participants' v_j,
-    where n is their number; one alone stays as it is. Who is away keeps his. Each image is answered by the own model of
-    the site that the selector calls more probable than `threshold`, and by the common one where there is none. All
-    sites answer so, and at evaluation and in the end each gets all own models. The selector is a small convolutional
-    network, or has a hidden layer alone where the run's network begins with a linear one; in training by patches it
-    selects by patches.
+    In each round a participant trains three networks: the global model as in FedAvg; its personal model on the same
+    loss; and the selector, which predicts from an image which of the K sites it comes from, by cross-entropy with the
+    site's number and Adam. The server averages the global model, the selector and the moments of Adam, weighted by
+    size; without the moments, Adam would start again in each round. Personal models attract each other (the soft pull):
 
-    The common model is that of `fedavg`, bit by bit. With ``lam = 1`` the own models are those of `local`, if all sites
-    take part in every round; with ``lam = 1/K`` all are their mean.
+    v_k <- lam v_k + (1 - lam) / (n - 1) sum of the other participants' v_j,
 
-    **Every site gets a model that was trained on each other site alone, and a network that tells whose patients an
-    image may be of**: both make it easier to tell who was among the training images. A run with a privacy setting
-    refuses this method.
+    where n is the number of participants; a single participant's model stays as it is. The personal model of an
+    unavailable site does not change. The super model predicts an image by the personal model of the site to which the
+    selector gives a probability above `threshold`, and by the global model if there is no such site. All sites use the
+    super model, and receive all personal models for evaluation and at the end. The selector is a small convolutional
+    network, or has only a hidden layer if the run's network starts with a linear layer. In training with patches it
+    selects by patch.
 
-    When to use it: When sites' images look unlike and the model also serves patients from elsewhere, above all for
-    masks. It trains three networks in place of one, and each site's last download is of K + 1 models.
+    The global model equals the model of `fedavg` bit by bit. With ``lam = 1`` the personal models equal the models of
+    `local`, if all sites take part in every round; with ``lam = 1/K`` all personal models are their mean.
+
+    **Every site receives a model that was trained on each single other site, and a network that predicts which site's
+    patient an image may show.** Both make it easier to find out which patients were among the training images. A run
+    with a privacy setting refuses this method.
+
+    When to use it: Use it if the sites' images look different and the model also serves patients from elsewhere, above
+    all for segmentation. A site trains three networks instead of one, and its last download has K + 1 models.
 
     Attributes:
-        lam: Share of a site's own model in the soft pull, in [0, 1].
-        threshold: How probable a site has to be for its own model to answer, in [0, 1]; with 1 none ever does.
-        selector_width: Channels of the selector's first convolution, >= 1; its hidden layer has four times as many.
+        lam: Fraction of a site's own personal model in the soft pull, in [0, 1].
+        threshold: Probability above which the personal model of a site is chosen, in [0, 1]; with 1 none is ever
+            chosen.
+        selector_width: Number of channels of the selector's first convolution, >= 1; its hidden layer has four times as
+            many.
         selector_lr: Learning rate of the selector, > 0.
 
     Source: Xu, Li, Guo, Yang, Roth, Hatamizadeh, Zhao, Xu, Huang, Xu, CVPR 2022, and its code for NVIDIA FLARE.
@@ -68,14 +74,14 @@ class FedSM(Averaging):
     name = "fedsm"
     family = "personal"
     paper = "Xu et al., CVPR 2022"
-    summary = "a common model, one of each site's own, and a network that selects among them, image by image"
+    summary = "a global model, a personal model of each site, and a network that selects between them by image"
     supports = frozenset()
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {
         MODEL: "update",
-        OWN: "weights",
-        SELECTOR: "update",
-        MOMENTS: "statistic",
+        PERSONAL_PREFIX: "weights",
+        SELECTOR_PREFIX: "update",
+        MOMENTS_PREFIX: "statistic",
     }
 
     lam: float = Field(0.7, ge=0, le=1)
@@ -85,19 +91,19 @@ class FedSM(Averaging):
 
     # ---- networks
 
-    def selecting(self, task: Task, sites: int) -> Task:
-        """The task with a selector for so many sites among its networks."""
-        return task.with_network(NAME, partial(new_selector, task.build, sites, self.selector_width))
+    def with_selector(self, task: Task, sites: int) -> Task:
+        """Return the task with a selector for the given number of sites among its networks."""
+        return task.with_network(SELECTOR_NAME, partial(new_selector, task.build, sites, self.selector_width))
 
     def network_config(self, model: Model, network_def: Any) -> Any:
-        """Of a personal model: the run's network in many copies, and a selector."""
+        """Return the network's configuration; for a personal model, the configuration of a super model."""
         if not model.meta:
             return network_def
         config = {"_target_": "medfl_methods.fedsm.networks.super_model", "network": network_def}
         return config | model.meta | {"width": self.selector_width, "threshold": self.threshold}
 
     def predictor(self, task: Task, models: list[Model]) -> nn.Module:
-        """The model as it is; a personal one selects."""
+        """Return the network of a model; for a personal model, the super model."""
         network, meta = models[0].network, models[0].meta
         if meta:
             built = partial(new_super_model, width=self.selector_width, threshold=self.threshold, **meta)
@@ -107,125 +113,141 @@ class FedSM(Averaging):
     # ---- the server
 
     def setup(self, server: Server) -> None:
-        """The common initial model, which is also each site's own, and the initial selector.
+        """Initialise the global model, the personal model of each site and the selector in the server's state.
+
+        The personal models start from the global one.
 
         Raises:
-            SettingsError: If parts of models stay at their sites.
+            SettingsError: If parts of the models stay at the sites.
         """
         super().setup(server)
         if not server.state.meta["complete"]:
             raise SettingsError(
                 "incomplete_model",
-                f"fedsm gives each site the models of all, so these have to be whole: expected norm_sync 'all' or "
-                f"'frozen', got '{server.settings.norm_sync}'. Change it, or use networks without batch norm.",
+                "fedsm sends the models of all sites to each site, so they must be complete: expected norm_sync 'all' "
+                f"or 'frozen', got '{server.settings.norm_sync}'. Change it, or use networks without batch norm.",
                 norm_sync=server.settings.norm_sync,
             )
         server.state.meta["members"] = members = server.trainable()
-        first = shared_of(server)
+        initial_model = shared_of(server)
         for number in range(len(members)):
-            keep(server, f"{OWN}{number}/", first)
-        keep(server, SELECTOR, self.selecting(server.task, len(members)).initial(server.settings.seed, NAME))
+            keep(server, f"{PERSONAL_PREFIX}{number}/", initial_model)
+        keep(
+            server,
+            SELECTOR_PREFIX,
+            self.with_selector(server.task, len(members)).initial(server.settings.seed, SELECTOR_NAME),
+        )
 
     def requests(self, server: Server) -> list[Request]:
-        """To this round's participants: the common model, the own one, and the selector with its moments."""
+        """Return the requests to this round's participants.
+
+        Each contains the global model, the site's personal model, and the selector with its moments.
+        """
         members = server.state.meta["members"]
         tensors = prefixed(shared_of(server), MODEL)
-        for prefix in (SELECTOR, MOMENTS):
+        for prefix in (SELECTOR_PREFIX, MOMENTS_PREFIX):
             tensors |= prefixed(kept(server, prefix), prefix)
 
         def request_to(site: str) -> Request:
             number = members.index(site)
-            own = prefixed(kept(server, f"{OWN}{number}/"), OWN)
+            own = prefixed(kept(server, f"{PERSONAL_PREFIX}{number}/"), PERSONAL_PREFIX)
             return Request(site, "fit", tensors | own, {"number": number, "sites": len(members)})
 
         return [request_to(request.to) for request in super().requests(server) if request.to in members]
 
     def publish(self, server: Server) -> Tensors:
-        """The common model, all own ones, and the selector."""
-        beside = {prefix: prefixed(kept(server, prefix), prefix) for prefix in (OWN, SELECTOR)}
-        return super().publish(server) | beside[OWN] | beside[SELECTOR]
+        """Return the global model, all personal models and the selector, named for a message."""
+        beside = {prefix: prefixed(kept(server, prefix), prefix) for prefix in (PERSONAL_PREFIX, SELECTOR_PREFIX)}
+        return super().publish(server) | beside[PERSONAL_PREFIX] | beside[SELECTOR_PREFIX]
 
     def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
-        """Updates of the common model and the selector, an own model, and moments that fit the selector.
+        """Raise if a reply has unexpected tensors.
+
+        Expected are updates of the global model and of the selector, a personal model, and moments that fit the
+        selector.
 
         Raises:
-            RefusedError: If anything else comes.
+            RefusedError: If any other tensor is in the reply, or the personal model is missing.
         """
         super().check_tensors(task, request, tensors)
-        check_updates(tensors, request.tensors, {OWN: "update"})
-        if not select(tensors, OWN):
-            raise RefusedError("missing_tensor", "Expected the site's own model in its reply, got none.", tensor=OWN)
-        check_moments(select(tensors, MOMENTS), select(request.tensors, SELECTOR))
+        check_updates(tensors, request.tensors, {PERSONAL_PREFIX: "update"})
+        if not select(tensors, PERSONAL_PREFIX):
+            raise RefusedError(
+                "missing_tensor", "Expected the site's personal model in its reply, found none.", tensor=PERSONAL_PREFIX
+            )
+        check_moments(select(tensors, MOMENTS_PREFIX), select(request.tensors, SELECTOR_PREFIX))
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
-        """The means of common model, selector and moments; then own models pull each other."""
-        self.average(server, replies, (SELECTOR, MOMENTS))
-        total = mean_update(replies, dict.fromkeys(replies.meta, 1.0), OWN)
+        """Average the global model, the selector and the moments, then apply the soft pull to the personal models."""
+        self.average(server, replies, (SELECTOR_PREFIX, MOMENTS_PREFIX))
+        total = mean_update(replies, dict.fromkeys(replies.meta, 1.0), PERSONAL_PREFIX)
         for site, tensors in replies:
-            place = f"{OWN}{server.state.meta['members'].index(site)}/"
-            keep(server, place, pulled(select(tensors, OWN), total, len(replies), self.lam))
+            place = f"{PERSONAL_PREFIX}{server.state.meta['members'].index(site)}/"
+            keep(server, place, apply_soft_pull(select(tensors, PERSONAL_PREFIX), total, len(replies), self.lam))
 
     def aggregate_extra(self, server: Server, prefix: str, mean: Tensors, replied: int) -> None:
-        """The selector's mean update is added; the moments are their mean."""
-        if prefix == MOMENTS:
-            keep(server, MOMENTS, {name: tensor.float() for name, tensor in mean.items()})
+        """Add the selector's mean update; set the moments to their mean."""
+        if prefix == MOMENTS_PREFIX:
+            keep(server, MOMENTS_PREFIX, {name: tensor.float() for name, tensor in mean.items()})
         else:
             super().aggregate_extra(server, prefix, mean, replied)
 
     # ---- a site
 
     def trainings(self, site: Site) -> Sequence[Training]:
-        """The own model's, and the common one's; the selector's comes after them."""
+        """Return the training phases of the personal and of the global model. `train` adds the selector's."""
         return Training("own", apart=True), Training()
 
     def train(self, site: Site, request: Request) -> Reply:
-        """All three networks."""
-        keep(site, OWN, select(request.tensors, OWN))
-        reply, received = super().train(site, request), select(request.tensors, SELECTOR)
-        there = as_host(replace(site, task=self.selecting(site.task, request.meta["sites"])), NAME)
-        training, number = Training(NAME), {"number": request.meta["number"]}
-        done = self.fit(there, received, select(request.tensors, MOMENTS), number, training=training)
+        """Train all three networks, and return the personal model, both updates and the selector's moments."""
+        keep(site, PERSONAL_PREFIX, select(request.tensors, PERSONAL_PREFIX))
+        reply, received = super().train(site, request), select(request.tensors, SELECTOR_PREFIX)
+        there = as_host(replace(site, task=self.with_selector(site.task, request.meta["sites"])), SELECTOR_NAME)
+        training, number = Training(SELECTOR_NAME), {"number": request.meta["number"]}
+        done = self.fit(there, received, select(request.tensors, MOMENTS_PREFIX), number, training=training)
         update = {name: subtract(done.after[name], old) for name, old in received.items()}
-        reply.tensors |= prefixed(kept(site, OWN), OWN) | prefixed(update, SELECTOR)
-        reply.tensors |= prefixed(done.optimizer, MOMENTS)
+        reply.tensors |= prefixed(kept(site, PERSONAL_PREFIX), PERSONAL_PREFIX) | prefixed(update, SELECTOR_PREFIX)
+        reply.tensors |= prefixed(done.optimizer, MOMENTS_PREFIX)
         reply.log["selector_loss"] = done.log["loss"]
         return reply
 
     def make_optimizer(self, fit: Fit) -> torch.optim.Optimizer:
-        """Adam for the selector."""
-        if fit.training.label != NAME:
+        """Return Adam for the selector, and the task's optimiser for the models."""
+        if fit.training.label != SELECTOR_NAME:
             return super().make_optimizer(fit)
         return torch.optim.Adam((parameter for _, parameter in fit.parameters()), lr=self.selector_lr)
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """The task's loss; for the selector the cross entropy with the site's number."""
-        if fit.training.label != NAME:
+        """Return the task's loss; for the selector, the cross-entropy with the site's number."""
+        if fit.training.label != SELECTOR_NAME:
             return super().loss(fit, batch)
         logits = fit.logits(batch)
         return F.cross_entropy(logits, torch.full((len(logits),), fit.extra["number"], device=logits.device))
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """The common model, and at each site all of them with the selector."""
+        """Return the global model, and at each site also the super model as its personal model."""
         if isinstance(participant, Server):
             return super().models(participant)
-        common, own = (select(participant.published, prefix) for prefix in (MODEL, OWN))
+        common, own = (select(participant.published, prefix) for prefix in (MODEL, PERSONAL_PREFIX))
         models = {"global": Model(participant.network, common)}
         if own:
-            tensors = prefixed(common, "common.") | prefixed(select(participant.published, SELECTOR), "selector.")
+            tensors = prefixed(common, "common.") | prefixed(
+                select(participant.published, SELECTOR_PREFIX), "selector."
+            )
             tensors |= {f"own.{name.replace('/', '.', 1)}": tensor for name, tensor in own.items()}
             sites = len({name.partition("/")[0] for name in own})
             models["personal"] = Model(participant.network, tensors, {"sites": sites})
         return models
 
 
-def pulled(own: Tensors, total: Tensors, sites: int, lam: float) -> Tensors:
-    """lam v_k + (1 - lam) / (n - 1) sum of the others' v_j; v_k itself of one site alone.
+def apply_soft_pull(own: Tensors, total: Tensors, sites: int, lam: float) -> Tensors:
+    """Return the soft pull lam v_k + (1 - lam) / (n - 1) sum of the others' v_j; v_k itself for a single site.
 
     Args:
-        own: v_k, of which integer buffers stay.
-        total: The sum of all v_j, float64.
-        sites: n, how many are in it.
-        lam: In [0, 1].
+        own: v_k; integer buffers stay unchanged.
+        total: Sum of all v_j, float64.
+        sites: n, the number of models in the sum.
+        lam: Fraction of v_k, in [0, 1].
     """
     if sites < 2 or lam == 1:
         return own
@@ -239,24 +261,26 @@ def pulled(own: Tensors, total: Tensors, sites: int, lam: float) -> Tensors:
 
 
 def check_moments(moments: Tensors, selector: Tensors) -> None:
-    """Refuse what Adam could not go on from: other names or shapes than the selector's, or values below 0.
+    """Raise if Adam could not continue from these moments; no moments at all are accepted.
 
     Raises:
-        RefusedError: If the moments are so; none at all are let through.
+        RefusedError: If names or shapes differ from the selector's, or values are below 0 or not float32.
     """
-    known = {f"{name}/{key}": tensor.shape for name, tensor in selector.items() for key in ("exp_avg", "exp_avg_sq")}
-    known |= {f"{name}/step": torch.Size() for name in selector}
-    if moments and {name: tensor.shape for name, tensor in moments.items()} != known:
+    expected_shapes = {
+        f"{name}/{key}": tensor.shape for name, tensor in selector.items() for key in ("exp_avg", "exp_avg_sq")
+    }
+    expected_shapes |= {f"{name}/step": torch.Size() for name in selector}
+    if moments and {name: tensor.shape for name, tensor in moments.items()} != expected_shapes:
         raise RefusedError(
             "unexpected_tensors",
-            f"Expected {len(known)} moments of the selector's parameters, got other names or shapes.",
-            count=len(known),
+            f"Expected {len(expected_shapes)} moments of the selector's parameters, got other names or shapes.",
+            count=len(expected_shapes),
         )
     for name, tensor in moments.items():
         if tensor.dtype is not torch.float32 or (not name.endswith("/exp_avg") and bool((tensor < 0).any())):
             raise RefusedError(
                 "invalid_tensor_values",
-                f"A moment {ascii(name)[:60]} was refused: expected float32 >= 0, got {tensor.dtype}.",
+                f"The moment {ascii(name)[:60]} was refused: expected float32 values >= 0, got {tensor.dtype}.",
                 tensor=ascii(name)[:60],
                 minimum=0,
                 dtype=str(tensor.dtype),

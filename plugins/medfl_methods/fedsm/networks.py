@@ -1,4 +1,7 @@
-"""A network that tells by an image which site it may come from, and the one that answers by what it says."""
+"""Selector, which predicts from an image which site it may come from, and the super model, which uses it.
+
+Exported bundles refer to `super_model` by its import path.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ from medfl.networks.vectors import MLP
 
 
 class SuperModel(nn.Module):
-    """A common network, one of each site's own, and one that selects among them.
+    """Global network, a personal network of each site, and a selector that chooses between them for each image.
 
     Args:
-        common: Maps images (B, C, *spatial) to outputs (B, ...).
-        sites: Number of sites, K >= 1; their networks are of the same kind.
-        selector: Maps images to a logit for each site, (B, K) or more.
-        threshold: How sure the selector has to be, in [0, 1].
+        common: Global network, which maps images (B, C, *spatial) to outputs (B, ...).
+        sites: Number of sites, K >= 1; their networks have the same architecture.
+        selector: Network that maps images to a logit for each site, (B, K) or more.
+        threshold: Probability above which a site's network is chosen, in [0, 1].
     """
 
     def __init__(self, common: nn.Module, sites: int, selector: nn.Module, threshold: float) -> None:
@@ -30,37 +33,37 @@ class SuperModel(nn.Module):
         self.own = nn.ModuleList(copy.deepcopy(common) for _ in range(sites))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Outputs for each image by the network of the site that is above the threshold; else by the common one."""
+        """Return outputs for each image, of the site's network above the threshold, else of the global one."""
         outputs: torch.Tensor = self.common(images).clone()
-        sure, site = self.selector(images).float().softmax(dim=1).max(dim=1)
+        probability, site = self.selector(images).float().softmax(dim=1).max(dim=1)
         for number, own in enumerate(self.own):
-            rows = (site == number) & (sure > self.threshold)
+            rows = (site == number) & (probability > self.threshold)
             if bool(rows.any()):
                 outputs[rows] = own(images[rows])
         return outputs
 
 
-def selector_beside(network: nn.Module, sites: int, width: int) -> nn.Module:
-    """A network that maps what another one takes to a logit for each site.
+def build_selector(network: nn.Module, sites: int, width: int) -> nn.Module:
+    """Return a network that maps the inputs of another network to a logit for each site.
 
-    If the first layer of the other one is a convolution, it has two stages of convolution and pooling, and a hidden
-    layer on the mean of each map, for images of 4 pixels and more; otherwise a hidden layer alone. There is no
-    normalisation: how bright images are, and how much contrast they have, tells sites apart.
+    If the first layer of the other network is a convolution, the selector has two stages of convolution and pooling and
+    a hidden layer on the mean of each map, for images of at least 4 pixels. Otherwise it has only a hidden layer. It
+    has no normalisation, because brightness and contrast distinguish sites.
 
     Args:
-        network: The other one.
-        sites: K, >= 1; for a single one there are two logits.
-        width: Channels of the first convolution, >= 1; a quarter of the hidden layer.
+        network: Network with the same inputs.
+        sites: K, >= 1; for a single site there are two logits.
+        width: Number of channels of the first convolution, >= 1; the hidden layer has four times as many.
 
     Raises:
-        SettingsError: If the other one has neither convolutions nor linear layers.
+        SettingsError: If the other network has neither convolutions nor linear layers.
     """
     first = next((module for module in network.modules() if isinstance(module, _ConvNd | nn.Linear)), None)
     if first is None:
         raise SettingsError(
             "network_not_supported",
-            f"FedSM makes a network that takes the same images: expected a convolution or a linear layer in "
-            f"{type(network).__name__}, got neither. Choose another network.",
+            "FedSM builds a selector with the same inputs as the network: expected a convolution or a linear layer in "
+            f"{type(network).__name__}, found neither. Choose another network.",
             network=type(network).__name__,
         )
     if isinstance(first, nn.Linear):
@@ -77,22 +80,22 @@ def selector_beside(network: nn.Module, sites: int, width: int) -> nn.Module:
 
 
 def super_model(network: nn.Module, sites: int, width: int, threshold: float) -> SuperModel:
-    """A `SuperModel` of networks like the given one, which becomes the common one.
+    """Return a `SuperModel` of networks like the given one.
 
     Args:
-        network: It.
-        sites: As for `SuperModel`.
-        width: As for `selector_beside`.
-        threshold: As for `SuperModel`.
+        network: Network that becomes the global one.
+        sites: Number of sites, as in `SuperModel`.
+        width: Width of the selector, as in `selector_beside`.
+        threshold: Threshold, as in `SuperModel`.
     """
-    return SuperModel(network, sites, selector_beside(network, sites, width), threshold)
+    return SuperModel(network, sites, build_selector(network, sites, width), threshold)
 
 
 def new_selector(build: Callable[[], nn.Module], sites: int, width: int) -> nn.Module:
-    """`selector_beside` a new network."""
-    return selector_beside(build(), sites, width)
+    """Return the selector for a new network, see `selector_beside`."""
+    return build_selector(build(), sites, width)
 
 
 def new_super_model(build: Callable[[], nn.Module], sites: int, width: int, threshold: float) -> SuperModel:
-    """`super_model` of a new network."""
+    """Return a super model of a new network, see `super_model`."""
     return super_model(build(), sites, width, threshold)

@@ -1,1 +1,1 @@
-"""FedTPF."""
+"""FedTPF: FedFed with class prototypes, a critic, and sites that stop training the distiller early."""

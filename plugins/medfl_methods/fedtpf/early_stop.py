@@ -1,7 +1,7 @@
-"""When a site stops to train its part of a generator (FedTPF), what the server keeps of it, and what it weighs then.
+"""FedTPF's early stopping: the rule by which a site freezes, its stored distiller, and the decay of its weight.
 
 Source: "Privacy-Preserving Efficient Federated Learning for Internet of Medical Things under Data Heterogeneity"
-(FedTPF), equations 8 and 9. Its text and its equations contradict each other; hence `decay` has several modes.
+(FedTPF), equations 8 and 9. Its text and its equations contradict each other; therefore `decay` has several modes.
 """
 
 from __future__ import annotations
@@ -17,33 +17,34 @@ from medfl.types import Meta, Tensors
 from medfl.utils.wire import prefixed
 
 Decay = Literal["cumulative", "literal", "text", "none"]
+"""Modes of `decay`."""
 
 
-SLOW = 0.05
-"""A change of accuracy from which on the mode ``text`` decays no more."""
+MIN_LARGE_CHANGE = 0.05
+"""Smallest change of accuracy for which the mode ``text`` does not decay."""
 
 
-FAST = 0.02
-"""A change of accuracy up to which the mode ``text`` decays at the full rate."""
+MAX_SMALL_CHANGE = 0.02
+"""Largest change of accuracy for which the mode ``text`` decays at the full rate."""
 
 
-ROUNDING = 1e-9
-"""0.93 - 0.88 is 0.05, whatever floating point says."""
+ROUNDING_TOLERANCE = 1e-9
+"""Tolerance of comparisons, for rounding errors: in floating point 0.93 - 0.88 is not 0.05."""
 
 
 def decay(changes: Sequence[float], rate: float, mode: str = "cumulative") -> float:
-    """What the last generator of a frozen site weighs, beside its number of images.
+    """Return the factor of a frozen site's weight, which multiplies its number of images.
 
     Args:
-        changes: Mean change of accuracy of the active sites in each round from the stop to now, both included, as
-            fractions in [-1, 1]. Without any the weight is 1.
-        rate: lambda, >= 0. 0 leaves the weight at 1.
-        mode: ``cumulative``: exp(-rate sum max(0, change)), which never rises again; ``literal``: exp(-rate max(0, last
-            change)), as equation 8 is printed; ``text``: exp(-rate sum g), where g falls from 1 for a change of up to
-            2 % in either direction to 0 for one of 5 %, as the paper's text has it; ``none``: 1.
+        changes: Mean change of accuracy of the active sites in each round from the freeze until now, both included, as
+            fractions in [-1, 1]. The weight is 1 if it is empty.
+        rate: lambda, >= 0. With 0 the weight is 1.
+        mode: ``cumulative``: exp(-rate sum max(0, change)), which never increases; ``literal``: exp(-rate max(0, last
+            change)), as equation 8 is printed; ``text``: exp(-rate sum g), where g falls from 1 for a change of up to 2
+            % in either direction to 0 for a change of 5 %, as the paper's text says; ``none``: 1.
 
     Returns:
-        In (0, 1], but 0 where the exponent is below about -745.
+        Number in (0, 1], but 0 if the exponent is below about -745.
 
     Raises:
         SettingsError: If the mode is unknown or a number is out of range.
@@ -65,7 +66,7 @@ def decay(changes: Sequence[float], rate: float, mode: str = "cumulative") -> fl
     if mode == "none" or not changes:
         return 1.0
     if mode == "text":
-        return math.exp(-rate * math.fsum(_pace(change) for change in changes))
+        return math.exp(-rate * math.fsum(_decay_fraction(change) for change in changes))
     counted = changes if mode == "cumulative" else changes[-1:]
     return math.exp(-rate * math.fsum(max(0.0, change) for change in counted))
 
@@ -79,26 +80,28 @@ def should_freeze(
     window: int = 3,
     fluctuation: float = 0.05,
 ) -> bool:
-    """Whether a site's generator and classifier are good and steady enough to stop.
+    """Return whether a site's distiller is accurate and stable enough to stop its training.
 
-    In each of the last epochs the accuracy is at least `accuracy` - `tolerance` and the cosine below `cosine`, and
-    neither varies by more than `fluctuation`.
+    In each of the last epochs the accuracy must be at least `accuracy` - `tolerance` and the cosine below `cosine`.
+    Neither may vary by more than `fluctuation`.
 
     Args:
-        accuracies: Of the classifier on the shared part of the site's validation images, epoch by epoch, in [0, 1].
-        cosines: Of the two parts of these images (`mean_abs_cosine`), of the same epochs.
-        accuracy: In [0, 1].
-        tolerance: >= 0.
-        cosine: > 0; above 1 it is no condition.
-        window: How many epochs count, >= 1. Before there are so many the answer is no.
-        fluctuation: Largest difference of two values within the window, absolute, >= 0.
+        accuracies: Accuracies of the classifier on the residuals of the site's validation images after each epoch, in
+            [0, 1].
+        cosines: Mean |cos| between reconstruction and residual of these images (`mean_abs_cosine`) after the same
+            epochs.
+        accuracy: Target accuracy, in [0, 1].
+        tolerance: Amount below the target that is enough, >= 0.
+        cosine: Upper limit of the cosines, > 0; above 1 it has no effect.
+        window: Number of last epochs, >= 1. With fewer epochs the result is False.
+        fluctuation: Maximum absolute difference of two values within the window, >= 0.
 
     Returns:
-        False also where a value in the window is not finite.
+        True if all conditions hold. False also if a value in the window is not finite.
 
     Raises:
         SettingsError: If the window is empty.
-        ValueError: If there are not as many accuracies as cosines.
+        ValueError: If the numbers of accuracies and cosines differ.
     """
     if window < 1:
         raise SettingsError(
@@ -111,42 +114,45 @@ def should_freeze(
     recent = list(zip(accuracies, cosines, strict=True))[-window:]
     if len(recent) < window or not all(math.isfinite(value) for pair in recent for value in pair):
         return False
-    right, alike = zip(*recent, strict=True)
-    steady = all(max(values) - min(values) <= fluctuation + ROUNDING for values in (right, alike))
-    return steady and min(right) >= accuracy - tolerance - ROUNDING and max(alike) < cosine
+    recent_accuracies, recent_cosines = zip(*recent, strict=True)
+    is_stable = all(
+        max(values) - min(values) <= fluctuation + ROUNDING_TOLERANCE for values in (recent_accuracies, recent_cosines)
+    )
+    is_accurate = min(recent_accuracies) >= accuracy - tolerance - ROUNDING_TOLERANCE
+    return is_stable and is_accurate and max(recent_cosines) < cosine
 
 
-def _pace(change: float) -> float:
-    """1 for small changes, 0 for large ones, linear between."""
-    return min(1.0, max(0.0, (SLOW - abs(change)) / (SLOW - FAST)))
+def _decay_fraction(change: float) -> float:
+    """Return 1 for small changes, 0 for large ones, and a linear interpolation between them."""
+    return min(1.0, max(0.0, (MIN_LARGE_CHANGE - abs(change)) / (MIN_LARGE_CHANGE - MAX_SMALL_CHANGE)))
 
 
-BLOB = "frozen/"
-"""What the server's blobs are called that hold the last part of a frozen site; the site's name follows."""
+FROZEN_BLOB_PREFIX = "frozen/"
+"""Prefix of the names of the server's blobs with the distillers of frozen sites; the site's name follows."""
 
 
 def freeze(server: Server, name: str, before: Tensors, update: Tensors) -> None:
-    """Keep the part of a site as it is after its last update, written once.
+    """Store the distiller of a site after its last update as a blob of the server, and the round of the freeze.
 
     Args:
-        server: Keeps it, and the round.
-        name: The site.
-        before: The common part, which the update is to.
-        update: Of the same names.
+        server: Server that stores the distiller.
+        name: Name of the site.
+        before: Distiller that the site received.
+        update: Update of the site, with the same names.
     """
     server.state.meta.setdefault("frozen", {})[name] = server.round
-    server.keep_blob(BLOB + name, {key: add_update(before[key], update[key]) for key in before})
+    server.keep_blob(FROZEN_BLOB_PREFIX + name, {key: add_update(before[key], update[key]) for key in before})
 
 
-class WithFrozen:
-    """Replies in which a frozen site's last part stands for the update that it doesn't send any more.
+class RepliesWithFrozen:
+    """Replies in which the stored distiller of a frozen site replaces the update that the site no longer sends.
 
     Args:
-        replies: Of a step.
-        server: Keeps the last parts.
-        names: Frozen sites whose parts are added, if they replied.
-        before: The common part, as the active sites got it.
-        prefix: Of the part's names in replies.
+        replies: Replies of a step.
+        server: Server that stores the distillers of frozen sites.
+        names: Frozen sites whose distillers are added if they replied.
+        before: Distiller that the active sites received.
+        prefix: Prefix of the distiller's tensor names in replies.
     """
 
     def __init__(self, replies: Replies, server: Server, names: Sequence[str], before: Tensors, prefix: str) -> None:
@@ -158,7 +164,7 @@ class WithFrozen:
     def __iter__(self) -> Iterator[tuple[str, Tensors]]:
         for name, tensors in self._replies:
             if name in self._names:
-                last = self._server.blob(BLOB + name)
+                last = self._server.blob(FROZEN_BLOB_PREFIX + name)
                 update = {key: subtract(last[key], before) for key, before in self._before.items()}
                 tensors = tensors | prefixed(update, self._prefix)
             yield name, tensors
@@ -168,14 +174,14 @@ class WithFrozen:
 
 
 def last_change(history: Sequence[Mapping[str, Any]], active: Sequence[str]) -> float:
-    """How much the active sites' accuracy changed between the last two rounds that are known; 0 where nobody knows.
+    """Return the change of the active sites' mean accuracy between the last two known rounds, or 0 if it is unknown.
 
     Args:
-        history: Rounds in order, each with ``accuracy``: site to accuracy, in [0, 1].
-        active: Sites that count.
+        history: Rounds in order, each with the key ``accuracy``, which maps sites to accuracies in [0, 1].
+        active: Names of the active sites.
 
     Returns:
-        The mean over those that were assessed after both rounds.
+        Mean change over the active sites that were assessed after both rounds.
 
     Source: FedTPF, equation 9.
     """
@@ -186,6 +192,6 @@ def last_change(history: Sequence[Mapping[str, Any]], active: Sequence[str]) -> 
     return math.fsum(changes) / len(changes) if changes else 0.0
 
 
-def judges(server: Server) -> list[str]:
-    """Sites that have validation images, sorted."""
+def validating_sites(server: Server) -> list[str]:
+    """Return the names of the sites that have validation images, sorted."""
     return [name for name in server.sites if server.site_info.get(name, {}).get("validates")]

@@ -1,4 +1,4 @@
-"""FedTPF."""
+"""FedTPF as a method class: distiller training with critic and prototypes, assessment, and freezing of sites."""
 
 from __future__ import annotations
 
@@ -20,67 +20,80 @@ from medfl.toolkit.rounds import Due, Step
 from medfl.types import Meta
 from medfl.utils.metadata import Count, MetaField, number
 from medfl.utils.wire import prefixed, select
-from medfl_methods.fedfed.base import LOUDEST, FeatureSharing
-from medfl_methods.fedfed.distillation import Distilling, Divided, judge, scale_of
 from medfl_methods.fedfed.distiller import Distiller
-from medfl_methods.fedfed.division import PART
+from medfl_methods.fedfed.distiller_training import DistillerTraining, DividedBatch, evaluate_distiller, require_scale
+from medfl_methods.fedfed.feature_distillation import DISTILLER_PREFIX
+from medfl_methods.fedfed.feature_sharing import MAX_NOISE_STD, FeatureSharing
 from medfl_methods.fedtpf.adversary import CRITIC, Adversary
-from medfl_methods.fedtpf.early_stop import Decay, WithFrozen, decay, freeze, judges, last_change, should_freeze
+from medfl_methods.fedtpf.early_stop import (
+    Decay,
+    RepliesWithFrozen,
+    decay,
+    freeze,
+    last_change,
+    should_freeze,
+    validating_sites,
+)
 
 
 class FedTPF(FeatureSharing):
-    """FedFed with a generator that is pulled to class prototypes and judged by a critic, and sites that freeze.
+    """FedFed whose distiller also learns from class prototypes and from a critic, and whose sites freeze early.
 
-    In a round of the first stage a site trains the task's network first; the mean features of its images of each class
-    are its prototypes. Then it trains generator and classifier, as in `FeatureSharing`, plus ``adversarial`` times
-    -E[D(q(x))] with its own critic D (a WGAN with gradient penalty), plus ``prototype_weight`` times the squared
-    distance of an image's latent numbers to the prototype of its class. Critic and prototypes never leave the site.
+    In a round of stage 1 a site first trains the task's network. The mean features of its images of each class are its
+    prototypes. Then it trains the distiller (generator q and classifier) as in `FeatureSharing`, with two further terms
+    in the loss:
 
-    A site whose classifier is right on at least `accuracy` - `tolerance` of its validation images in each of the last
-    `window` epochs, while |cos| between the two parts of an image stays below `cosine`, and neither varies by more than
-    `fluctuation`, freezes: it trains the task's network only, and its last generator and classifier, kept at the
-    server, go on counting whenever it takes part, with a weight that decays as the others get better (`decay`). The
-    stage ends when the common classifier reaches `accuracy` at every site that has validation images, or after
-    `distil_rounds`. Sites without validation images never freeze and have no say in that.
+    ``adversarial`` E[-D(q(x))] + ``prototype_weight`` ||z(x) - p(y)||^2
 
-    Then all is as in FedFed, with one copy of each image. With ``share_fraction = 0`` this is `fedavg`.
+    D is the site's own critic (a Wasserstein GAN with gradient penalty), z(x) are the latent variables of an image and
+    p(y) is the prototype of its class. Critic and prototypes never leave the site.
 
-    When to use it: Where classes are spread unevenly over sites and these may share noised residuals of their images.
-    The noise of the paper hides nobody: its epsilon has no bound on the residual, and the preset ``paper`` says "no
-    differential privacy". The default clips, and then there is an epsilon, but next to nothing of the image is left
-    under the noise. `medfl attack` measures what leaks.
+    A site freezes if three conditions hold in each of the last `window` epochs on its validation images. The
+    classifier's accuracy is at least `accuracy` - `tolerance`. The mean |cos| between reconstruction and residual is
+    below `cosine`. Neither value varies by more than `fluctuation`. A frozen site trains only the task's network. The
+    server keeps the site's last distiller and continues to average it in each round in which the site takes part. Its
+    weight decays as the other sites improve (`decay`). Stage 1 ends when the server's classifier reaches `accuracy` at
+    every site that has validation images, or after `distil_rounds`. Sites without validation images never freeze and do
+    not affect the end of the stage.
+
+    Sharing and stage 2 are as in FedFed, with one copy of each residual. With ``share_fraction = 0`` this is `fedavg`.
+
+    When to use it: Use it if classes are unevenly distributed over sites and the sites may share noised residuals of
+    their images. The noise of the paper protects no one: its epsilon assumes a bound on the residual that does not
+    exist, and the preset ``paper`` reports "no differential privacy". The default clips the residual, so there is an
+    epsilon, but the noise covers almost all of the image. `medfl attack` measures the remaining leakage.
 
     Attributes:
-        generator: ``vae_wgan_gp``; ``vae`` has no critic; ``resnet`` has neither critic nor latent numbers, so no pull
-            to prototypes.
+        generator: Kind of generator: ``vae_wgan_gp``; ``vae``, without a critic; or ``resnet``, without a critic and
+            without latent variables, so the prototypes have no effect.
         adversarial: Weight of the critic's term, >= 0; 0 trains no critic.
         penalty: Factor of the critic's gradient penalty, >= 0.
-        critic_steps: Its steps for one of the generator, >= 1.
-        critic_lr: Learning rate of its Adam, > 0.
-        prototype: ``mean`` features of a class; ``scaled``, brought to the norm sqrt(d) of a standard normal vector,
-            which the KL term asks for; or ``none``.
-        prototype_weight: Weight of the distance to prototypes, >= 0.
+        critic_steps: Critic steps for each generator step, >= 1.
+        critic_lr: Learning rate of the critic's Adam, > 0.
+        prototype: Prototypes: ``mean`` features of a class; ``scaled``, scaled to the norm sqrt(d) of a standard normal
+            vector, which fits the KL term; or ``none``.
+        prototype_weight: Weight of the distance to the prototypes, >= 0.
         freeze: Whether sites freeze.
-        accuracy: What freezing and the end of the stage ask for, in [0, 1].
-        tolerance: How far below that is enough to freeze, >= 0.
-        cosine: What |cos| stays below, > 0.
-        window: Epochs that count, >= 1.
-        fluctuation: Largest difference within the window, >= 0.
-        decay: ``cumulative``: exp(-rate times the sum of the active sites' improvements since the freeze); ``literal``:
-            of the last improvement only, as equation 8 is printed; ``text``: faster the less there is to see, as the
-            paper's text has it; ``none``: 1.
-        decay_rate: lambda of equation 8, >= 0; 0 is no decay.
-        variance: Of the noise, > 0, in squared units of images in [0, 1], whichever noise it is.
+        accuracy: Accuracy that freezing and the end of stage 1 require, in [0, 1].
+        tolerance: Amount below `accuracy` that is enough to freeze, >= 0.
+        cosine: Upper limit of |cos| for freezing, > 0.
+        window: Number of last epochs that must meet the conditions, >= 1.
+        fluctuation: Maximum difference of values within the window, >= 0.
+        decay: Weight of a frozen site: ``cumulative``, exp(-rate times the sum of the active sites' improvements since
+            the freeze); ``literal``, only the last improvement, as equation 8 is printed; ``text``, faster the smaller
+            the changes are, as the paper's text says; ``none``, 1.
+        decay_rate: lambda of equation 8, >= 0; 0 means no decay.
+        variance: Variance of the noise, > 0, in squared units of images in [0, 1], for both kinds of noise.
 
     Source: "Privacy-Preserving Efficient Federated Learning for Internet of Medical Things under Data Heterogeneity",
-    equations 1 to 9 and algorithm 1. Where they contradict each other, see `medfl_methods.fedtpf.early_stop`. In round
-    t the decay looks at the accuracies after the rounds t - 1 and t - 2, the last that are known.
+    equations 1 to 9 and algorithm 1. The modes of `decay` cover the contradictions between its text and its equations.
+    In round t the decay uses the accuracies after the rounds t - 1 and t - 2, the latest that are known.
     """
 
     name = "fedtpf"
     family = "shared images"
     paper = "FedTPF (authors and venue not known to us)"
-    summary = "FedFed with a VAE-WGAN-GP, pulled to class prototypes, that sites stop to train when it is good"
+    summary = "FedFed with a VAE-WGAN-GP whose latents approach class prototypes; sites stop its training early"
     supports = frozenset()
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "images_of_one_shape", "linear_head"})
@@ -88,7 +101,7 @@ class FedTPF(FeatureSharing):
         **FeatureSharing.sends_meta,
         "frozen": MetaField("private", bool),
         "accuracy": MetaField("private", number(0, 1), after=("assess",)),
-        "judged": MetaField("private", Count, after=("assess",)),
+        "patients": MetaField("private", Count, after=("assess",)),
     }
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"clip": None, "decay": "literal"}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"share_fraction": 0.0}),)
@@ -109,40 +122,41 @@ class FedTPF(FeatureSharing):
     fluctuation: float = Field(0.05, ge=0, allow_inf_nan=False)
     decay: Decay = "cumulative"
     decay_rate: float = Field(5.0, ge=0, allow_inf_nan=False)
-    variance: float = Field(0.15, gt=0, le=LOUDEST**2, allow_inf_nan=False)
+    variance: float = Field(0.15, gt=0, le=MAX_NOISE_STD**2, allow_inf_nan=False)
 
     def releases(self) -> list[Release]:
-        """One copy."""
+        """Return the release mechanism of the single copy."""
         return [self.release(self.variance)]
 
-    def kind(self) -> Literal["vae", "resnet"]:
-        """The generator without its critic."""
+    def generator_kind(self) -> Literal["vae", "resnet"]:
+        """Return the kind of the generator without its critic."""
         return "resnet" if self.generator == "resnet" else "vae"
 
     @property
-    def pulls(self) -> bool:
-        """Whether latent numbers are pulled to prototypes."""
+    def uses_prototypes(self) -> bool:
+        """True if the loss contains the distance of latent variables to prototypes."""
         return self.prototype != "none" and self.prototype_weight > 0 and self.generator != "resnet"
 
     @property
-    def judged(self) -> bool:
-        """Whether there is a critic."""
+    def has_critic(self) -> bool:
+        """True if the sites train a critic."""
         return self.generator == "vae_wgan_gp" and self.adversarial > 0
 
     # ---- the server
 
     def setup(self, server: Server) -> None:
-        """Nobody is frozen.
+        """Initialise the server's state without frozen sites.
 
         Raises:
-            SettingsError: If latent numbers can't be compared with prototypes.
+            SettingsError: If the number of latent variables differs from the number of features that prototypes have.
         """
-        task, pulled = server.task, self.pulls and self.latent is not None
-        if pulled and self.latent != (features := features_of(task.build(), task.network)):
+        task, compares = server.task, self.uses_prototypes and self.latent is not None
+        if compares and self.latent != (features := features_of(task.build(), task.network)):
             raise SettingsError(
                 "setting_out_of_range",
-                f"'latent' is {self.latent} and network '{task.network}' has {features} features: expected as many, as "
-                "latent numbers are pulled to mean features. Leave 'latent' out, or set 'prototype' to 'none'.",
+                f"'latent' is {self.latent}, but network '{task.network}' has {features} features. The two must be "
+                "equal, because latent variables are compared with mean features. Omit 'latent', or set 'prototype' "
+                "to 'none'.",
                 setting="latent",
                 network=task.network,
                 expected=features,
@@ -152,133 +166,143 @@ class FedTPF(FeatureSharing):
         server.state.meta |= {"frozen": {}, "changes": {}, "history": [], "threshold": self.accuracy}
 
     def round_steps(self) -> tuple[Step, ...]:
-        """As in `FeatureSharing`; in the first stage sites judge the new generator and classifier.
+        """Return the steps of `FeatureSharing`, with an assessment of the new distiller after each round of stage 1.
 
-        Nobody's judgement is needed to go on.
+        The assessment needs no minimum number of replies.
         """
         distil, *others = super().round_steps()
-        assess = Step("assess", self.assess_requests, self.assess, self.aggregate_assessed, quorum=0, updates=())
+        assess = Step("assess", self.assess_requests, self.assess, self.aggregate_assessments, quorum=0, updates=())
         return distil, assess, *others
 
     def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
-        """In the first stage all who can judge what came out."""
+        """Return the steps of this round, in stage 1 with an assessment if any site has validation images."""
         left = super().schedule(server, done)
-        return [*left, Due("assess")][len(done) :] if left[0].name == "distil" and judges(server) else left
+        return [*left, Due("assess")][len(done) :] if left[0].name == "distil" and validating_sites(server) else left
 
     def distil_requests(self, server: Server) -> list[Request]:
-        """All train the task's network; only sites that are not frozen get generator and classifier."""
+        """Return the requests of a round of stage 1. Only sites that are not frozen receive the distiller."""
         model, frozen = self.publish(server), server.state.meta["frozen"]
         both = model | self.distiller(server)
-        return [Request(name, "distil", model if name in frozen else both) for name in self.chosen(server)]
+        return [Request(name, "distil", model if name in frozen else both) for name in self.sample_participants(server)]
 
     def assess_requests(self, server: Server) -> list[Request]:
-        """To all who can judge generator and classifier."""
+        """Return the requests to assess the distiller, for all sites with validation images."""
         tensors = self.distiller(server)
-        return [Request(name, "assess", tensors) for name in judges(server)]
+        return [Request(name, "assess", tensors) for name in validating_sites(server)]
 
-    def aggregate_assessed(self, server: Server, replies: Replies) -> None:
-        """The first stage ends if all are right often enough, or at its limit."""
+    def aggregate_assessments(self, server: Server, replies: Replies) -> None:
+        """Record the accuracies. End stage 1 if all of them reach the threshold, or at the round limit."""
         accuracy = {name: float(meta["accuracy"]) for name, meta in replies.meta.items()}
-        judged = {name: int(meta["judged"]) for name, meta in replies.meta.items()}
-        server.state.meta["history"][-1] |= {"accuracy": accuracy, "judged": judged}
+        patients = {name: int(meta["patients"]) for name, meta in replies.meta.items()}
+        server.state.meta["history"][-1] |= {"accuracy": accuracy, "patients": patients}
         threshold = server.state.meta["threshold"]
-        if set(accuracy) == set(judges(server)) and min(accuracy.values()) >= threshold - 1e-9:
+        if set(accuracy) == set(validating_sites(server)) and min(accuracy.values()) >= threshold - 1e-9:
             self.end_stage(server, "accuracy")
         else:
             self.check_limit(server)
 
     def aggregate_distilled(self, server: Server, replies: Replies) -> None:
-        """Average; what a site sent last stands for it once it is frozen."""
+        """Average the models and the distillers of a round of stage 1.
+
+        Store the distiller of each site that froze in this round. The stored distiller of a frozen site replaces the
+        update that the site no longer sends.
+        """
         self.average(server, replies)
-        known, before = server.state.meta, select(server.state.tensors, KEPT + PART)
-        gone = [name for name in replies.meta if name in known["frozen"]]
-        active = [name for name in replies.meta if name not in known["frozen"]]
-        change = last_change(known["history"], active)
+        state, before = server.state.meta, select(server.state.tensors, KEPT + DISTILLER_PREFIX)
+        frozen_before = [name for name in replies.meta if name in state["frozen"]]
+        active = [name for name in replies.meta if name not in state["frozen"]]
+        change = last_change(state["history"], active)
         for name, tensors in replies:
             if replies.meta[name].get("frozen"):
-                freeze(server, name, before, select(tensors, PART))
-        for name in known["frozen"]:
-            known["changes"].setdefault(name, []).append(change)
-        weights = {name: self.trust(server, name) for name in replies.meta}
-        known["history"].append({"round": server.round, "accuracy": {}, "weights": weights, "active": active})
-        self.average_distillers(server, WithFrozen(replies, server, gone, before, PART))
-        if not judges(server):
+                freeze(server, name, before, select(tensors, DISTILLER_PREFIX))
+        for name in state["frozen"]:
+            state["changes"].setdefault(name, []).append(change)
+        weights = {name: self.frozen_weight(server, name) for name in replies.meta}
+        state["history"].append({"round": server.round, "accuracy": {}, "weights": weights, "active": active})
+        self.average_distillers(server, RepliesWithFrozen(replies, server, frozen_before, before, DISTILLER_PREFIX))
+        if not validating_sites(server):
             self.check_limit(server)
 
-    def trust(self, server: Server, name: str) -> float:
-        """alpha of equation 8: 1 for an active site."""
+    def frozen_weight(self, server: Server, name: str) -> float:
+        """Return the weight of a site's distiller, alpha of equation 8; 1 for an active site."""
         return decay(server.state.meta["changes"].get(name, []), self.decay_rate, self.decay)
 
     def distil_weights(self, server: Server, metas: Mapping[str, Meta]) -> dict[str, float]:
-        """Numbers of images, times the trust in frozen sites."""
+        """Return the sites' weights in the average of distillers: averaging weight times `frozen_weight`."""
         weights = self.weights_of(server, metas)
-        return {name: weight * self.trust(server, name) for name, weight in weights.items()}
+        return {name: weight * self.frozen_weight(server, name) for name, weight in weights.items()}
 
     # ---- a site
 
     def assess(self, site: Site, request: Request) -> Reply:
-        """How often the classifier is right on the site's validation images."""
-        model = self.loaded(site.task, select(request.tensors, PART))
-        judged = 0 if site.val is None else count_patients(site.val)
-        return Reply(meta={"accuracy": self.judge(site, model)[0], "judged": judged})
+        """Return the accuracy of the received distiller on validation images, and the number of their patients."""
+        model = self.load_distiller(site.task, select(request.tensors, DISTILLER_PREFIX))
+        patients = 0 if site.val is None else count_patients(site.val)
+        return Reply(meta={"accuracy": self.evaluate_distiller(site, model)[0], "patients": patients})
 
     def distil(self, site: Site, request: Request) -> Reply:
-        """Train the task's network, then, unless this site is frozen, generator and classifier."""
+        """Train the task's network and, unless this site is frozen, the distiller."""
         reply = self.train_task(site, request)
         reply.meta["frozen"] = False
-        if not select(request.tensors, PART):
+        if not select(request.tensors, DISTILLER_PREFIX):
             return reply
-        distilling, adversary = self.own_distiller(site, request), self.adversary(site)
+        distilling, adversary = self.start_distiller_training(site, request), self.adversary(site)
         trained = reply.trained["personal"].tensors
-        pulled = self.prototypes(site, site.task.load(trained, site.network)) if self.pulls else None
-        past = site.state.meta.setdefault("judged", [])
+        prototype_means = self.prototypes(site, site.task.load(trained, site.network)) if self.uses_prototypes else None
+        past = site.state.meta.setdefault("evaluations", [])
         for epoch in range(self.distil_epochs):
 
             def loss(batch: Any) -> torch.Tensor:
                 divided = distilling.divide(batch)
-                return self.distil_loss(distilling, divided, site.task.loss) + self.pull(divided, adversary, pulled)
+                distil_loss = self.distil_loss(distilling, divided, site.task.loss)
+                return distil_loss + self.extra_losses(divided, adversary, prototype_means)
 
-            reply.log["distil_loss"] = distilling.pass_over(loss, f"distil {epoch}")
+            reply.log["distil_loss"] = distilling.train_pass(loss, f"distil {epoch}")
             if site.val is not None and len(site.val):
-                past.append(list(self.judge(site, distilling.model)))
-        self.remember(site, reply, distilling, adversary)
+                past.append(list(self.evaluate_distiller(site, distilling.model)))
+        self.freeze_or_store(site, reply, distilling, adversary)
         reply.tensors |= self.distiller_update(request, distilling.model)
         return reply
 
-    def pull(self, divided: Divided, adversary: Adversary | None, pulled: torch.Tensor | None) -> torch.Tensor:
-        """What the critic and the prototypes add to the loss; the critic takes its own step first."""
+    def extra_losses(
+        self, divided: DividedBatch, adversary: Adversary | None, prototype_means: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the critic's and the prototypes' terms of the loss. Train the critic on the batch first."""
         total = divided.images.new_zeros(())
         if adversary is not None:
-            adversary.learn(divided.images, divided.rebuilt.images)
-            total = total + self.adversarial * adversary.deceived(divided.rebuilt.images)
-        if pulled is not None and divided.rebuilt.latent is not None:
-            total = total + self.prototype_weight * distance(divided.rebuilt.latent, pulled, divided.labels)
+            adversary.train_critic(divided.images, divided.reconstructed.images)
+            total = total + self.adversarial * adversary.generator_loss(divided.reconstructed.images)
+        if prototype_means is not None and divided.reconstructed.latent is not None:
+            latent = divided.reconstructed.latent
+            total = total + self.prototype_weight * distance(latent, prototype_means, divided.labels)
         return total
 
     def adversary(self, site: Site) -> Adversary | None:
-        """The site's own critic, as it was."""
-        if not self.judged:
+        """Return the site's critic with its stored state, or None if the sites train no critic."""
+        if not self.has_critic:
             return None
         kept = select(site.state.tensors, KEPT)
         return Adversary(site, kept, self.critic_lr, self.penalty, self.critic_steps, self.width)
 
     def prototypes(self, site: Site, model: nn.Module) -> torch.Tensor:
-        """Of the task's network, just trained."""
+        """Return the prototypes of the site: mean features by class of the task's network, shape (num_classes, d)."""
         task, size = site.task, site.settings.batch_size
         means = prototypes(model, site.train, task.objective.classes, size, task.device)
         return scaled(means) if self.prototype == "scaled" else means
 
-    def judge(self, site: Site, model: Distiller) -> tuple[float, float]:
-        """Accuracy on the site's validation images, and |cos| between their parts."""
+    def evaluate_distiller(self, site: Site, model: Distiller) -> tuple[float, float]:
+        """Return accuracy and mean |cos| between reconstruction and residual on the site's validation images."""
         assert site.val is not None
-        return judge(model, site.val, scale_of(site.task), site.settings.batch_size, site.task.device)
+        return evaluate_distiller(model, site.val, require_scale(site.task), site.settings.batch_size, site.task.device)
 
-    def remember(self, site: Site, reply: Reply, distilling: Distilling, adversary: Adversary | None) -> None:
-        """Whether the site freezes; if it doesn't, its critic and optimisers stay for the next round."""
-        past = site.state.meta["judged"] = site.state.meta["judged"][-self.window :]
+    def freeze_or_store(
+        self, site: Site, reply: Reply, distilling: DistillerTraining, adversary: Adversary | None
+    ) -> None:
+        """Freeze the site if it meets the conditions, otherwise store its critic and optimisers for the next round."""
+        past = site.state.meta["evaluations"] = site.state.meta["evaluations"][-self.window :]
         if past:
             reply.log |= {"distil_accuracy": past[-1][0], "distil_cosine": past[-1][1]}
-        if self.freeze and self.done(past):
+        if self.freeze and self.is_ready_to_freeze(past):
             reply.meta["frozen"] = True
             site.state.tensors = shared_of(site)
             return
@@ -287,8 +311,8 @@ class FedTPF(FeatureSharing):
             others = {name: t for name, t in site.state.tensors.items() if not name.startswith(f"{KEPT}{CRITIC}/")}
             site.state.tensors = others | prefixed(adversary.tensors(), KEPT)
 
-    def done(self, past: list[list[float]]) -> bool:
-        """Whether a site freezes."""
+    def is_ready_to_freeze(self, past: list[list[float]]) -> bool:
+        """Return whether the accuracies and cosines of the last epochs meet the conditions for freezing."""
         accuracies, cosines = [numbers[0] for numbers in past], [numbers[1] for numbers in past]
         return should_freeze(
             accuracies, cosines, self.accuracy, self.tolerance, self.cosine, self.window, self.fluctuation

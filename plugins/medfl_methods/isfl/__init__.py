@@ -1,1 +1,1 @@
-"""ISFL."""
+"""ISFL (Zhu et al. 2024): FedAvg with importance sampling over classes."""

@@ -1,4 +1,4 @@
-"""Importance sampling over classes: how sensitive a model is to each class, and how often each should be drawn."""
+"""Importance sampling over classes: sensitivity of a model to each class, and the resulting sampling distribution."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from medfl.toolkit.fisher import CHUNK_NUMBERS
 from medfl.types import Tensors
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Maps logits (B, num_classes) and labels (B,) to a scalar."""
+"""Function that maps logits (B, num_classes) and labels (B,) to a scalar."""
 
 
 def sampling_distribution(
     p: torch.Tensor, p_local: torch.Tensor, lipschitz: torch.Tensor, sigma: float
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """How often a site should draw each class, given how much the gradient of each moves.
+    """Return the class distribution that a site should sample, given how much the gradients of each class change.
 
-    Over the C classes that the site has: CL_c = 1 - C L_c^2 / sum L^2, alpha = CL / ||CL||, and q = p + Gamma alpha,
-    where Gamma is the least positive of (p_c - sigma p_local_c) / (-alpha_c): how far q can go that way until it meets
-    sigma p_local. Where the formula as printed has no value, or none that is a distribution: with all L equal, or any
-    not finite, q = p; with no positive candidate Gamma = 0; q is no less than sigma p_local; classes that the site
-    lacks get 0 and have no part in C, sums and norms. In the end q sums to 1.
+    Over the C classes that the site has: CL_c = 1 - C L_c^2 / sum L^2, alpha = CL / ||CL||, and q = p + Gamma alpha.
+    Gamma is the smallest positive value of (p_c - sigma p_local_c) / (-alpha_c): the distance that q can move in this
+    direction until it reaches sigma p_local.
+
+    The printed formula is not always defined and not always a distribution. If all L are equal or any is not finite, q
+    = p. Without a positive candidate Gamma = 0. q is at least sigma p_local. Classes that the site lacks get 0 and are
+    left out of C, sums and norms. Finally q is scaled to sum 1.
 
     Args:
-        p: The wanted shares of the classes, shape (C,), >= 0; those of the site's classes are scaled to sum to 1.
-        p_local: The site's own shares, shape (C,), sum 1.
-        lipschitz: L of each class, shape (C,), >= 0; those of classes that the site lacks don't matter.
-        sigma: The least that q may be, as a part of `p_local`, in [0, 1].
+        p: Target distribution of the classes, shape (C,), >= 0; the values of the site's classes are scaled to sum 1.
+        p_local: Class distribution of the site, shape (C,), sum 1.
+        lipschitz: L of each class, shape (C,), >= 0; values of classes that the site lacks are ignored.
+        sigma: Lower limit of q as a fraction of `p_local`, in [0, 1].
 
     Returns:
         q, shape (C,), float64, sum 1; the weight q / p_local of an image of each class, 0 for a class that the site
@@ -38,28 +40,28 @@ def sampling_distribution(
 
     Source: Zhu, Shi, Fan, Peng, Letaief, IEEE Internet of Things Journal 2024, as their released code computes it.
     """
-    here = p_local > 0
-    local, values = p_local[here].double(), lipschitz[here].double()
-    wanted = p[here].double()
-    wanted = wanted / wanted.sum() if wanted.sum() > 0 else local
+    is_local_class = p_local > 0
+    local, values = p_local[is_local_class].double(), lipschitz[is_local_class].double()
+    target = p[is_local_class].double()
+    target = target / target.sum() if target.sum() > 0 else local
     direction, gamma = _direction(values), 0.0
-    candidates = (wanted - sigma * local) / -direction  # infinite or nan where the direction is 0
+    candidates = (target - sigma * local) / -direction  # infinite or NaN where the direction is 0
     candidates = candidates[candidates.isfinite() & (candidates > 0)]
-    best = wanted
+    best = target
     if len(candidates):
         gamma = float(candidates.min())
-        best = torch.maximum(wanted + gamma * direction, sigma * local)
+        best = torch.maximum(target + gamma * direction, sigma * local)
     q, weights = torch.zeros(len(p), dtype=torch.float64), torch.zeros(len(p), dtype=torch.float64)
-    q[here] = best / best.sum()
-    weights[here] = q[here] / local
+    q[is_local_class] = best / best.sum()
+    weights[is_local_class] = q[is_local_class] / local
     return q, weights, gamma
 
 
 def _direction(values: torch.Tensor) -> torch.Tensor:
-    """alpha: of length 1 and sum 0; zeros where all values are equal or any is not finite."""
+    """Return alpha, of length 1 and sum 0; zeros if all values are equal or any is not finite."""
     if not values.isfinite().all() or bool((values == values[0]).all()):
         return torch.zeros_like(values)
-    squares = (values / values.max()).square()  # the scale cancels, and can't overflow
+    squares = (values / values.max()).square()  # the scale cancels; it avoids overflow
     steps = 1 - len(values) * squares / squares.sum()
     return steps / steps.norm()
 
@@ -71,23 +73,23 @@ def class_lipschitz(
     batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
     num_classes: int,
 ) -> torch.Tensor:
-    """How much the gradient of an image's loss changed over a training, by class: a lower bound of its Lipschitz
-    constant.
+    """Return a lower bound of the Lipschitz constant of an image's loss gradient over a training, by class.
 
-    L_c is the largest ||g(after) - g(before)|| / ||after - before|| over the images of class c, where g is the
-    gradient of one image's loss, and the norms are over all trainable parameters jointly. Buffers are those of the
-    trained model in both gradients, so that they are of one function.
+    L_c is the largest ||g(after) - g(before)|| / ||after - before|| over the images of class c. g is the gradient of
+    one image's loss, and the norms are over all trainable parameters jointly. Both gradients use the buffers of the
+    trained model, so that they belong to the same function.
 
     Args:
-        model: The trained model. It is looked at in evaluation mode and left as it was.
-        loss: Of a batch; it is asked for one image at a time.
-        before: Its trainable parameters before the training, by name, on its device.
-        batches: Images (B, C, *spatial) and labels (B,). The gradients of a batch are in memory at once, or of fewer
-            images if the network is large.
+        model: Trained model. It is evaluated in evaluation mode and returned to its previous mode.
+        loss: Loss of a batch; it is called for one image at a time.
+        before: Trainable parameters before the training, by name, on the model's device.
+        batches: Images (B, C, *spatial) and labels (B,). The gradients of a batch, or of fewer images for a large
+            network, are in memory at once.
         num_classes: Number of classes.
 
     Returns:
-        Shape (num_classes,), float64, on the CPU; 0 for a class without images, and for all if nothing has moved.
+        Constants of shape (num_classes,), float64, on the CPU; 0 for a class without images, and for all classes if no
+        parameter has changed.
     """
     training = {module: module.training for module in model.modules()}
     model.eval()
@@ -103,12 +105,12 @@ def class_lipschitz(
         def loss_of(parameters: Tensors, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return loss(functional_call(model, (parameters, rest), (x,)), y)
 
-        own = vmap(grad(loss_of), in_dims=(None, 0, 0))
+        per_image_gradients = vmap(grad(loss_of), in_dims=(None, 0, 0))
         chunk = max(1, CHUNK_NUMBERS // max(1, sum(p.numel() for p in after.values())))
         for images, labels in batches:
             images, labels = images.to(moved.device), labels.to(moved.device)
             for x, y in zip(images[:, None].split(chunk), labels[:, None].split(chunk), strict=True):
-                old, new = own(start, x, y), own(after, x, y)
+                old, new = per_image_gradients(start, x, y), per_image_gradients(after, x, y)
                 slopes = (_norms({name: new[name] - old[name] for name in new}) / moved).cpu()
                 largest.scatter_reduce_(0, y[:, 0].cpu(), slopes, "amax")
     finally:
@@ -118,17 +120,17 @@ def class_lipschitz(
 
 
 def _norms(parts: Tensors) -> torch.Tensor:
-    """L2 norm over all parts jointly, of each row; float64."""
+    """Return the L2 norm of each row over all tensors jointly, float64."""
     return torch.stack([part.flatten(1).double().square().sum(1) for part in parts.values()]).sum(0).sqrt()
 
 
-def probe_rows(labels: torch.Tensor, probe: int, generator: torch.Generator) -> torch.Tensor:
-    """Rows of a class-wise subsample: of each class that occurs as many, up to all of it.
+def draw_probe_rows(labels: torch.Tensor, probe: int, generator: torch.Generator) -> torch.Tensor:
+    """Draw rows for the measurement: equally many of each class that occurs, at most all of its rows.
 
     Args:
-        labels: Shape (n,), n >= 1.
-        probe: How many in all, >= 1; at least one of each class is taken.
-        generator: Draws them.
+        labels: Class labels, shape (n,), n >= 1.
+        probe: Total number of rows, >= 1; at least one of each class is drawn.
+        generator: Random stream.
     """
     classes = labels.unique()
     each = max(1, probe // len(classes))

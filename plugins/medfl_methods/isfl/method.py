@@ -1,4 +1,4 @@
-"""ISFL."""
+"""ISFL as a method class: sampling of images at the sites and exchange of label counts."""
 
 from __future__ import annotations
 
@@ -17,47 +17,52 @@ from medfl.toolkit.fit import Fit
 from medfl.types import Meta
 from medfl.utils.metadata import Count, MetaField, list_of
 from medfl_methods.fedavg import FedAvg
-from medfl_methods.isfl.importance_sampling import class_lipschitz, probe_rows, sampling_distribution
+from medfl_methods.isfl.importance_sampling import class_lipschitz, draw_probe_rows, sampling_distribution
 
 logger = logging.getLogger(__name__)
 
 COUNTS = "label_counts"
-"""Meta key: training images of each class, at one site in replies, at all known sites in orders."""
+"""Metadata key of the numbers of training images by class: of one site in replies, of all known sites in requests."""
 
 LIPSCHITZ = "lipschitz"
-"""Meta key of a site's state."""
+"""Key of the Lipschitz constants in the metadata of a site's state."""
 
 
 class ISFL(FedAvg):
-    """FedAvg with importance sampling: a site draws its images, with replacement, as often as their classes deserve.
+    """FedAvg with importance sampling: each site draws its images, with replacement, by class-dependent weights.
 
-    An image of class c is drawn in proportion to w_c = q_c / p_local_c, where p_local are the class shares of the site,
-    so that class c makes up q_c of what is drawn; an epoch is as many draws as there are images. q is the target
-    distribution p, moved away from classes whose gradients changed most in the site's last training
-    (`medfl_methods.isfl.importance_sampling`), as far as no class falls below sigma p_local. A site's first training
-    has q = p. A class that a site lacks can't be drawn: the others share its part.
+    An image of class c is drawn with a probability proportional to w_c = q_c / p_local_c, where p_local is the class
+    distribution of the site. Class c therefore makes up the fraction q_c of the drawn images. An epoch has as many
+    draws as the site has images. q is the target distribution p, moved away from the classes whose gradients changed
+    most in the site's last training, until a class would fall below sigma p_local:
 
-    Gradients are measured anew at the end of each training, on a class-wise subsample of the site's training images.
-    (The released code measures them on images drawn from the training sets of all sites, which no federation has at
-    hand.) The method sets how images are drawn, so a run with ``balance = sampling`` is refused.
+    q = p + Gamma alpha (`medfl_methods.isfl.importance_sampling`).
 
-    When to use it: When sites hold unlike shares of many classes and every site has some images of most of them.
-    Compare it with `fedavg` under ``balance = sampling``, which is what its first round does with a uniform target.
-    Gamma always goes to the end of its range, so the class with the steepest gradients is hardly drawn for a round.
-    **Do not use it with two classes**, or with few at a site: the slightest difference takes one of two classes down to
-    sigma p_local, and accuracy may stay at chance; a `sigma` near 1 tames that.
+    The first training of a site uses q = p. A class that a site lacks cannot be drawn; the other classes share its
+    part.
+
+    The changes of gradients are measured again at the end of each training, on a subsample of the site's training
+    images that is balanced by class. The released code measures them on images from the training sets of all sites,
+    which no site has in a federation. The method determines how images are drawn, so a run with ``balance = sampling``
+    is refused.
+
+    When to use it: Use it if there are many classes, their distribution differs between sites, and every site has some
+    images of most classes. Compare it with `fedavg` under ``balance = sampling``, which equals its first round with a
+    uniform target. Gamma always reaches the end of its range, so the class with the steepest gradients is almost absent
+    from a round. **Do not use it with two classes**, or with few classes at a site: the smallest difference reduces one
+    of two classes to sigma p_local, and accuracy may stay at chance; a `sigma` near 1 limits this effect.
 
     Attributes:
-        weights: ``size`` weighs a site by its number of training images among the participants, ``uniform`` equally, as
-            the paper.
-        sigma: The least share of a class in what is drawn, as a part of its share at the site, in [0, 1]. 0 may leave
-            a class out.
-        probe: Training images, drawn anew each round and as many of each class, on which gradients are measured, >= 1;
-            at least one of each class.
-        target: The distribution p: ``uniform`` over the classes; or ``counts``, that of all sites' training images, for
-            which sites tell the server how many images of each class they have. Until the server knows any (it does
-            from the start if the run's `describe` names label_counts) p is uniform. Under a privacy setting counts stay
-            at home, so ``counts`` is refused.
+        weights: ``size`` weights a site by its number of training images among the participants, ``uniform`` weights
+            all sites equally, as in the paper.
+        sigma: Lower limit of a class in the drawn images, as a fraction of the class's share at the site, in [0, 1].
+            With 0 a class may be left out.
+        probe: Number of training images on which gradients are measured, >= 1; they are redrawn in each round, equally
+            many and at least one of each class.
+        target: Target distribution p: ``uniform`` over the classes; or ``counts``, the distribution in all sites'
+            training images, for which sites report their numbers of images by class. As long as the server knows no
+            counts, p is uniform; it knows them from the start if the run's `disclose` names label_counts. Under a
+            privacy setting sites do not report counts, so ``counts`` is refused.
 
     Source: Zhu, Shi, Fan, Peng, Letaief, IEEE Internet of Things Journal 2024; the formula as in their released code.
     """
@@ -65,7 +70,7 @@ class ISFL(FedAvg):
     name = "isfl"
     family = "averaging"
     paper = "Zhu et al., IEEE Internet of Things Journal 2024"
-    summary = "FedAvg in which sites draw images as often as their classes deserve, by how gradients change"
+    summary = "FedAvg with importance sampling: sites draw images by class, depending on how gradients change"
     supports = frozenset()
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels"})
@@ -82,30 +87,32 @@ class ISFL(FedAvg):
     # ---- the server
 
     def setup(self, server: Server) -> None:
-        """The common initial model, and the counts that sites told at the start.
+        """Initialise the model in the server's state, with the label counts that sites reported at the start.
+
+        Log a warning if there are only two classes and `sigma` is small.
 
         Raises:
-            SettingsError: If the run draws images in its own way, or keeps the counts that the target needs.
+            SettingsError: If `balance` is ``sampling``, or the target needs counts that a privacy setting withholds.
         """
         if server.settings.balance == "sampling":
             raise SettingsError(
                 "incompatible_settings",
-                "Method 'isfl' sets how often images are drawn, and so does balance 'sampling': expected one of the "
-                "two. Set balance to 'none' or 'loss', or choose another method.",
+                "Method 'isfl' and balance 'sampling' both determine how often images are drawn: expected only one of "
+                "them. Set balance to 'none' or 'loss', or choose another method.",
                 settings=("method", "balance"),
                 method="isfl",
             )
         if self.target == "counts" and not policy_of(server.settings).discloses_metadata("private"):
             raise SettingsError(
                 "incompatible_settings",
-                "Method 'isfl' with target 'counts' needs the sites' label counts, and a privacy setting keeps them at "
-                "home. Set target to 'uniform'.",
+                "Method 'isfl' with target 'counts' needs the sites' label counts, which sites do not report under a "
+                "privacy setting. Set target to 'uniform'.",
                 settings=("target", "privacy"),
                 method="isfl",
             )
         if server.task.objective.classes == 2 and self.sigma < 0.5:
             logger.warning(
-                "With two classes, 'isfl' draws one of them at %g of its share in each round: expect it to learn "
+                "With two classes, 'isfl' draws one of the classes at only %g of its share in each round, so it learns "
                 "little. Raise sigma, or choose another method.",
                 self.sigma,
             )
@@ -114,26 +121,26 @@ class ISFL(FedAvg):
         server.state.meta[COUNTS] = counts if self.target == "counts" else {}
 
     def requests(self, server: Server) -> list[Request]:
-        """As in FedAvg, with the sum of the counts that the server knows."""
+        """Return the requests of FedAvg with the sum of the label counts that the server knows."""
         requests, known = super().requests(server), server.state.meta[COUNTS].values()
         for request in requests if known else []:
             request.meta[COUNTS] = [sum(counts) for counts in zip(*known, strict=True)]
         return requests
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
-        """As in FedAvg; counts are kept, by site."""
+        """Aggregate as in FedAvg, and store the label counts by site."""
         super().aggregate_updates(server, replies)
         server.state.meta[COUNTS] |= {name: meta[COUNTS] for name, meta in replies.meta.items() if COUNTS in meta}
 
     # ---- a site
 
     def train(self, site: Site, request: Request) -> Reply:
-        """As in FedAvg; the counts of the order are kept for the sampling."""
+        """Train as in FedAvg, and store the label counts of the request for the sampling."""
         site.state.meta[COUNTS] = request.meta.get(COUNTS)
         return super().train(site, request)
 
     def row_weights(self, fit: Fit) -> torch.Tensor:
-        """The weight of each image's class."""
+        """Return the sampling weight of each training image."""
         site = fit.site
         own = local_counts(site)
         known = site.state.meta[COUNTS]
@@ -143,9 +150,12 @@ class ISFL(FedAvg):
         return weights[labels_of(site.train)]
 
     def after_fit(self, fit: Fit) -> None:
-        """Measure how much gradients changed, for the next training; tell the counts where they are needed."""
+        """Measure how much the gradients changed, for the next training.
+
+        Report the label counts if the target needs them.
+        """
         site = fit.site
-        rows = probe_rows(labels_of(site.train), self.probe, site.rng("probe"))
+        rows = draw_probe_rows(labels_of(site.train), self.probe, site.rng("probe"))
         batches = map(site.train.batch, rows.split(site.settings.batch_size))
         constants = class_lipschitz(fit.model, site.task.loss, fit.start, batches, site.task.objective.classes)
         site.state.meta[LIPSCHITZ] = constants.tolist()
@@ -154,5 +164,5 @@ class ISFL(FedAvg):
 
 
 def local_counts(site: Site) -> torch.Tensor:
-    """A site's training images of each class, shape (num_classes,), float64."""
+    """Return a site's number of training images of each class, shape (num_classes,), float64."""
     return torch.bincount(labels_of(site.train), minlength=site.task.objective.classes).double()

@@ -17,20 +17,20 @@ from medfl.utils.rng import make_generator
 logger = logging.getLogger(__name__)
 
 SYNTHETIC, LIVE = "synthetic", "live"
-"""Sources of profiles that are no file."""
+"""Sources of profiles other than a file."""
 
 
 class Profile(NamedTuple):
-    """Seven numbers about a machine.
+    """Seven numbers that describe the capability of a machine.
 
     Attributes:
-        cpu_mhz: Clock now.
-        cpu_max_mhz: Largest clock.
+        cpu_mhz: Current clock frequency.
+        cpu_max_mhz: Maximum clock frequency.
         memory_free_gb: Free memory.
-        memory_gb: All memory.
-        battery_percent: Charge, 0 to 100; 100 for a machine on the mains.
-        latency_ms: Time to the server and back.
-        latency_max_ms: The latency that counts as no network at all.
+        memory_gb: Total memory.
+        battery_percent: Charge of the battery, 0 to 100; 100 for a machine on mains power.
+        latency_ms: Round-trip time to the server.
+        latency_max_ms: Latency that counts as no network at all.
     """
 
     cpu_mhz: float
@@ -43,7 +43,7 @@ class Profile(NamedTuple):
 
     @property
     def shares(self) -> tuple[float, float, float, float]:
-        """Processor, memory, battery and network, each in [0, 1]."""
+        """Capability of processor, memory, battery and network, each in [0, 1]."""
         raw = (
             self.cpu_mhz / self.cpu_max_mhz,
             self.memory_free_gb / self.memory_gb,
@@ -63,7 +63,7 @@ ARCHETYPES: Mapping[str, tuple[tuple[float, float], ...]] = {
     "laptop": ((1600, 3000), (3200, 3200), (4, 10), (16, 16), (40, 100), (10, 80), (200, 200)),
     "phone": ((800, 1800), (2400, 2400), (0.5, 2.5), (6, 6), (10, 80), (40, 180), (200, 200)),
 }
-"""Kinds of machine of synthetic profiles: the range of each number of `Profile`."""
+"""Kinds of machine of synthetic profiles. Maps each kind to the range of each number of `Profile`."""
 
 
 def find_profiles(sites: Sequence[str], where: str, seed: int) -> dict[str, Profile]:
@@ -75,38 +75,38 @@ def find_profiles(sites: Sequence[str], where: str, seed: int) -> dict[str, Prof
         seed: Seed of synthetic profiles.
 
     Raises:
-        SettingsError: If there is none for a site, or one is impossible.
+        SettingsError: If a site has no profile, or a profile is invalid.
     """
     if where == SYNTHETIC:
-        return {site: synthetic(site, seed) for site in sites}
+        return {site: draw_profile(site, seed) for site in sites}
     if where == LIVE:
-        measured = live()
+        measured = measure_profile()
         return dict.fromkeys(sites, measured)
     known = read_profiles(Path(where))
     missing = sorted(set(sites) - set(known))
     if missing:
         raise SettingsError(
             "missing_site",
-            f"expected a row for every site in '{where}', got none for {missing}.",
+            f"expected a row for every site in '{where}', found no row for {missing}.",
             path=where,
             sites=missing,
         )
     return {site: known[site] for site in sites}
 
 
-def synthetic(site: str, seed: int) -> Profile:
-    """Draw a profile: a kind of machine, each with the same probability, and numbers uniform in its ranges."""
+def draw_profile(site: str, seed: int) -> Profile:
+    """Draw a profile: a kind of machine with equal probabilities, then numbers uniform in its ranges."""
     rng = make_generator(seed, site, "device profile")
     which, *draws = torch.rand(1 + len(Profile._fields), generator=rng, dtype=torch.float64).tolist()
     kind = ARCHETYPES[sorted(ARCHETYPES)[int(which * len(ARCHETYPES))]]
     return Profile(*(round(low + (high - low) * draw, 3) for draw, (low, high) in zip(draws, kind, strict=True)))
 
 
-def live(latency_ms: float | None = None, latency_max_ms: float = 200.0) -> Profile:
+def measure_profile(latency_ms: float | None = None, latency_max_ms: float = 200.0) -> Profile:
     """Measure the profile of this machine with psutil.
 
-    A clock or battery that the system doesn't report counts as full, and a latency that is not given as 0, each with a
-    warning.
+    A clock or battery that the system does not report counts as full. Without a given latency it counts as 0. Each case
+    logs a warning.
 
     Raises:
         SettingsError: If psutil is not installed.
@@ -116,19 +116,19 @@ def live(latency_ms: float | None = None, latency_max_ms: float = 200.0) -> Prof
     except ImportError:
         raise SettingsError(
             "missing_package",
-            f"measuring this machine needs psutil: `{pip_install('devices')}`, or give profiles in a file.",
+            f"measuring this machine needs psutil: `{pip_install('devices')}`, or use profiles from a file.",
             package="psutil",
             extra="devices",
         ) from None
-    clock, battery = _quietly(lambda: psutil.cpu_freq()), _quietly(lambda: psutil.sensors_battery())
-    known, memory = clock is not None and clock.max > 0, psutil.virtual_memory()
-    known_parts = {"clock": known, "battery": battery is not None, "latency": latency_ms is not None}
-    assumed = [name for name, is_told in known_parts.items() if not is_told]
+    clock, battery = _call_or_none(lambda: psutil.cpu_freq()), _call_or_none(lambda: psutil.sensors_battery())
+    has_clock, memory = clock is not None and clock.max > 0, psutil.virtual_memory()
+    is_reported = {"clock": has_clock, "battery": battery is not None, "latency": latency_ms is not None}
+    assumed = [name for name, is_known in is_reported.items() if not is_known]
     if assumed:
-        logger.warning("This machine tells no %s: assumed to be at its best.", ", ".join(assumed))
+        logger.warning("This machine does not report: %s. Assuming the best value.", ", ".join(assumed))
     return Profile(
-        clock.current if known else 1.0,
-        clock.max if known else 1.0,
+        clock.current if has_clock else 1.0,
+        clock.max if has_clock else 1.0,
         memory.available / 1e9,
         memory.total / 1e9,
         battery.percent if battery is not None else 100.0,
@@ -137,8 +137,8 @@ def live(latency_ms: float | None = None, latency_max_ms: float = 200.0) -> Prof
     )
 
 
-def _quietly(ask: Callable[[], Any]) -> Any:
-    """Return psutil's answer, or None if this system can't give it."""
+def _call_or_none(ask: Callable[[], Any]) -> Any:
+    """Return the result of a psutil call, or None if this system does not support it."""
     try:
         return ask()
     except (AttributeError, NotImplementedError, OSError, RuntimeError):
@@ -146,10 +146,10 @@ def _quietly(ask: Callable[[], Any]) -> Any:
 
 
 def read_profiles(path: Path) -> dict[str, Profile]:
-    """Read the profile of each site from a CSV file with a column ``site`` and those of `Profile`.
+    """Read the profile of each site from a CSV file with a column ``site`` and the columns of `Profile`.
 
     Raises:
-        SettingsError: If the file can't be read, lacks a column, names a site twice, or holds an impossible number.
+        SettingsError: If the file can't be read, lacks a column, contains a site twice, or contains an invalid number.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -158,14 +158,14 @@ def read_profiles(path: Path) -> dict[str, Profile]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SettingsError(
             "unreadable_file",
-            f"expected device profiles, 'synthetic', 'live' or a CSV file, at '{path}': {error}.",
+            f"expected device profiles: 'synthetic', 'live' or the path of a CSV file; can't read '{path}': {error}.",
             path=path,
         ) from None
     missing = [name for name in ("site", *Profile._fields) if name not in columns]
     if missing:
         raise SettingsError(
             "missing_column",
-            f"expected the columns site, {', '.join(Profile._fields)} in '{path}', got no {missing}.",
+            f"expected the columns site, {', '.join(Profile._fields)} in '{path}'; missing: {missing}.",
             path=path,
             columns=missing,
         )
@@ -174,16 +174,17 @@ def read_profiles(path: Path) -> dict[str, Profile]:
         if row["site"] in profiles:
             raise SettingsError(
                 "duplicate_row",
-                f"'{path}', line {number}: site '{row['site']}' has a profile already. Keep one.",
+                f"'{path}', line {number}: site '{row['site']}' already has a profile. Keep only one row.",
                 path=path,
                 line=number,
                 site=row["site"],
             )
-        profiles[row["site"]] = _checked(row, f"'{path}', line {number}")
+        profiles[row["site"]] = _parse_row(row, f"'{path}', line {number}")
     return profiles
 
 
-def _checked(row: Mapping[str, str], where: str) -> Profile:
+def _parse_row(row: Mapping[str, str], where: str) -> Profile:
+    """Return the profile in a row of the file. Raise if a number is not a number or out of range."""
     try:
         numbers = {name: float(row[name]) for name in Profile._fields}
     except (TypeError, ValueError):
@@ -197,7 +198,7 @@ def _checked(row: Mapping[str, str], where: str) -> Profile:
 
 
 def read_profile(numbers: Mapping[str, float], where: str) -> Profile:
-    """Return the profile with these numbers, if it is possible.
+    """Return the profile with these numbers. Raise if it is invalid.
 
     Args:
         numbers: Maps the name of each field of `Profile` to its value.

@@ -1,4 +1,4 @@
-"""SHAP values: how much each pixel of an image adds to what a model says of it, by shap's GradientExplainer."""
+"""SHAP values: contribution of each pixel of an image to a model's prediction, by shap's GradientExplainer."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from medfl.data.sampling import class_rows
 from medfl.errors import SettingsError, pip_install
 from medfl.types import Dataset, Tensors
 
-BACKGROUND = 50
-"""Most images that an explanation compares with."""
+MAX_BACKGROUND_IMAGES = 50
+"""Maximum number of background images that an explanation compares with."""
 
-DRAWS = 64
-"""Draws between an image and the background, for each image."""
+DRAWS_PER_IMAGE = 64
+"""Number of random points between an image and the background, for each image."""
 
 
 @dataclass(frozen=True)
-class Explained:
+class Explanations:
     """SHAP values of some images for some models.
 
     Attributes:
-        images: Shape (n, C, *spatial), as networks see them.
-        labels: Shape (n,).
-        maps: Model's name to SHAP values of the images for the logit of their label, summed over channels: shape
-            (n, *spatial).
+        images: Normalised images, shape (n, C, *spatial).
+        labels: Class labels, shape (n,).
+        maps: Maps the name of each model to the SHAP values of the images for the logit of their label, summed over
+            channels: shape (n, *spatial).
     """
 
     images: torch.Tensor
@@ -43,13 +43,13 @@ class Explained:
         return float(torch.stack(list(self.maps.values())).abs().mean())
 
     def tensors(self) -> Tensors:
-        """As tensors of a run's findings."""
+        """Return images, labels and maps as named tensors of a run's findings."""
         named = {f"explained/maps/{name}": values for name, values in self.maps.items()}
         return {"explained/images": self.images, "explained/labels": self.labels} | named
 
 
-def check_installed() -> Any:
-    """The module shap.
+def import_shap() -> Any:
+    """Return the module shap.
 
     Raises:
         SettingsError: If it is not installed.
@@ -67,36 +67,38 @@ def check_installed() -> Any:
 
 
 def balanced_rows(labels: torch.Tensor, per_class: int, generator: torch.Generator) -> torch.Tensor:
-    """Rows with so many images of each class that is there, or all there are; in the order of the classes."""
+    """Draw `per_class` rows of each class, or all rows of a smaller class, in the order of the classes."""
     by_class = class_rows(labels)
     return torch.cat([rows[torch.randperm(len(rows), generator=generator)[:per_class]] for rows in by_class])
 
 
-def explain(
+def explain_models(
     models: Mapping[str, nn.Module], data: Dataset, per_class: int, generator: torch.Generator, device: str = "cpu"
-) -> Explained:
-    """SHAP values of a class-balanced sample, against a background of the same data.
+) -> Explanations:
+    """Return SHAP values of a class-balanced sample, against a background of the same data.
+
+    Puts the models into evaluation mode.
 
     Args:
-        models: By name, on `device`; put into evaluation mode.
+        models: Maps the name of each model to the model, on `device`.
         data: Images with labels.
-        per_class: Images of each class, >= 1.
-        generator: Which images, and shap's draws.
-        device: Where the models are.
+        per_class: Number of images of each class, >= 1.
+        generator: Random stream of the sample and of shap.
+        device: Device of the models.
 
     Raises:
         SettingsError: If shap is not installed.
 
     Source: Lundberg and Lee, NeurIPS 2017; expected gradients as in Erion et al., Nature Machine Intelligence 2021.
     """
-    shap = check_installed()
+    shap = import_shap()
     images, labels = data.batch(balanced_rows(labels_of(data), per_class, generator))
-    background, _ = data.batch(torch.randperm(len(data), generator=generator)[:BACKGROUND])
+    background, _ = data.batch(torch.randperm(len(data), generator=generator)[:MAX_BACKGROUND_IMAGES])
     seed = int(torch.randint(2**31 - 1, (), generator=generator))
     maps = {}
     for name, model in models.items():
         explainer = shap.GradientExplainer(model.eval(), background.to(device))
-        values = np.asarray(explainer.shap_values(images.to(device), nsamples=DRAWS, rseed=seed))
-        own = values[np.arange(len(labels)), ..., labels.numpy()]  # of the logit of each image's label
-        maps[name] = torch.from_numpy(own).float().sum(dim=1)
-    return Explained(images, labels, maps)
+        values = np.asarray(explainer.shap_values(images.to(device), nsamples=DRAWS_PER_IMAGE, rseed=seed))
+        of_labels = values[np.arange(len(labels)), ..., labels.numpy()]  # for the logit of each image's label
+        maps[name] = torch.from_numpy(of_labels).float().sum(dim=1)
+    return Explanations(images, labels, maps)

@@ -1,4 +1,4 @@
-"""PFedCDP."""
+"""PFedCDP as a method class: cluster averaging, personal masks, distillation at the sites, and the final student."""
 
 from __future__ import annotations
 
@@ -36,61 +36,76 @@ from medfl.toolkit.trainings import Budget, Training
 from medfl.training.loop import Batch
 from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.wire import prefixed, select
-from medfl_methods.pfedcdp.explanations import check_installed
+from medfl_methods.pfedcdp.explanations import import_shap
 from medfl_methods.pfedcdp.refinement import Refinement
-from medfl_methods.pfedcdp.server_classifier import assemble, check_statistics, first, learn, weighing_rows
-from medfl_methods.pfedcdp.student import make_student, warn_of_equal_views
+from medfl_methods.pfedcdp.server_classifier import (
+    assemble_teacher,
+    check_statistics,
+    held_out_rows,
+    initial_classifier,
+    train_classifier,
+)
+from medfl_methods.pfedcdp.student import make_student, warn_of_identical_views
 
-CLUSTER = "cluster/"
-TEACHER = "teacher/"
-STUDENT = "student/"
-FINDINGS = "findings/"
+# prefixes of tensor names in messages and in the server's state
+CLUSTER_PREFIX = "cluster/"
+TEACHER_PREFIX = "teacher/"
+STUDENT_PREFIX = "student/"
+FINDINGS_PREFIX = "findings/"
 
-HEAD = "head"
-"""The label of the training of the classifier alone."""
+HEAD_TRAINING = "head"
+"""Label of the training phase in which only the classifier is trained."""
 
 
 class PFedCDP(Averaging):
-    """Clusters of sites with one network each average their bodies; classifiers stay at home; one student of all.
+    """Sites with the same network form a cluster and average their bodies; all clusters then teach one student model.
 
-    Sites of one network are a cluster; the network assignment ``machine_clusters`` forms clusters by the sites'
-    machines. In each round a site gets its cluster's body and the server's classifier for it. It keeps, of its own
-    body, the share of coordinates with the largest Fisher information on its images, and takes the others from the
-    cluster; the first time it takes all. Then it trains: first all of its model, then its classifier alone. Both
-    minimise (1 - lam) CE + lam tau^2 KL(teacher || model), where the teacher is the cluster's body with the server's
-    classifier. The body's change, from what was received, goes to the server, which adds each cluster's mean. After the
-    last round the clusters' models teach one student on public data (`medfl_methods.pfedcdp.refinement`), which is the
-    run's global model. Its contrastive loss compares two random views of each image: the task's ``views``, or its
-    ``augmentation``.
+    The network assignment ``machine_clusters`` can form the clusters by the capability of the sites' machines. In each
+    round a site receives the body of its cluster and the server's classifier for it. The site keeps a fraction
+    `personal_share` of the coordinates of its own body, those with the largest Fisher information on its images, and
+    replaces the others by the cluster's; in its first round it replaces all. Then it trains its whole model and
+    afterwards its classifier alone. Both phases minimise
 
-    The server's classifier is trained on public data, before the first round and after each, with the cluster's body as
-    it is; the paper doesn't say how it comes about. Public data are the server's: no site sees them.
+    (1 - lam) CE + lam tau^2 KL(teacher || model),
 
-    With ``head_share = 1`` the body is never trained (the paper's algorithm 1, read literally): the clusters' bodies
-    keep their initial values for ever. With ``personal_share = 1``, ``head_share = 0`` and ``lam = 0`` this is `local`
-    as long as all sites take part and networks have no batch norm.
+    where the teacher is the received body with the server's classifier. The site's classifier stays at the site. The
+    site sends the change of the body since it was received, and the server adds the mean change of each cluster to the
+    cluster's body.
 
-    Sites of the released code take over all of the received body and hear a teacher whose classifier is random:
-    ``personal_share = 0``, ``head_share = 0``, ``server_classifier = random``. There is no preset of that code: its
-    versions contradict each other, it scores other models, and its student has terms and faults that are not here.
+    After the last round the clusters' models teach a student on public data (`medfl_methods.pfedcdp.refinement`). The
+    student is the run's global model. Its contrastive loss compares two random views of each image, from the task's
+    ``views`` or its ``augmentation``. The server trains its classifiers on public data with frozen bodies, before the
+    first round and after each round; the paper does not say how they are trained. Only the server has the public data;
+    no site receives them.
 
-    When to use it: Where sites have machines of unlike strength and the server has public images of the same task.
-    Compare it with `local` and, at one network, with `fedavg`. Under site-level privacy a site's single update is to be
-    hidden among few others, so expect little more than chance; the report prints what is promised.
+    With ``head_share = 1`` the bodies are never trained, as in the paper's algorithm 1 read literally, so they keep
+    their initial values. With ``personal_share = 1``, ``head_share = 0`` and ``lam = 0`` this is `local`, as long as
+    all sites take part and the networks have no batch norm.
+
+    The sites of the released code use the whole received body and a teacher with a random classifier: ``personal_share
+    = 0``, ``head_share = 0``, ``server_classifier = random``. There is no preset for that code, because its versions
+    contradict each other, it scores other models, and its student has terms and faults that this implementation does
+    not have.
+
+    When to use it: Use it if the sites' machines differ in capability and the server has public images of the same
+    task. Compare it with `local` and, with a single network, with `fedavg`. Site-level privacy hides a site's single
+    update among few others, so expect little more than chance; the report prints the privacy statement.
 
     Attributes:
-        lam: Weight of the distillation from the server's model, in [0, 1].
-        tau: Its temperature, > 0.
-        personal_share: Share of the body's coordinates that stay personal, in [0, 1].
-        fisher_samples: Training images, drawn anew each round, from which Fisher information is estimated, >= 1.
-        estimator: ``per_sample`` squares each image's gradient; ``per_batch`` that of each batch, as the released code.
-        head_share: Share of a round's epochs (or steps) in which the classifier alone is trained, in [0, 1]; below 1 at
-            least one is left for the whole model.
-        server_classifier: ``proxy`` trains it on public data; ``average`` adds the mean change of the sites' own
-            classifiers, which then leave the sites; ``random`` leaves it as it began, as the released code; ``none``
-            has none, which needs ``lam = 0`` and no refinement.
-        server_epochs: Passes over the public data each time that the server's classifier is trained, >= 1.
-        refine: How the student is made; None makes none.
+        lam: Weight of the distillation from the teacher, in [0, 1].
+        tau: Temperature of the distillation, > 0.
+        personal_share: Fraction of the body's coordinates that stay personal, in [0, 1].
+        fisher_samples: Number of training images for the estimate of the Fisher information, redrawn in each round, >=
+            1.
+        estimator: Estimate of the Fisher information: ``per_sample`` squares the gradient of each image; ``per_batch``
+            squares the gradient of each batch, as the released code does.
+        head_share: Fraction of a round's epochs (or steps) in which only the classifier is trained, in [0, 1]. If it is
+            below 1, at least one epoch or step trains the whole model.
+        server_classifier: Server's classifier: ``proxy`` trains it on public data; ``average`` adds the mean change of
+            the sites' classifiers, which then leave the sites; ``random`` keeps its initial values, as the released
+            code does; ``none`` means no classifier, which requires ``lam = 0`` and ``refine = null``.
+        server_epochs: Epochs on the public data each time the server's classifier is trained, >= 1.
+        refine: Settings of the student's training; None trains no student.
 
     Source: Shadin, Zhang, Wang, Pan: Heterogeneity-aware private personalized federated learning for medical imaging
     via contrastive distillation, algorithms 1 and 2, equations 3 to 19; clip, noise and bits are settings of the run.
@@ -99,11 +114,11 @@ class PFedCDP(Averaging):
     name = "pfedcdp"
     family = "averaging"
     paper = "Shadin, Zhang, Wang, Pan"
-    summary = "clusters of unlike networks share Fisher-masked bodies; their models teach one student"
+    summary = "clusters of different networks share Fisher-masked bodies; their models teach one student"
     supports = frozenset({Capability.DIFFERENT_NETWORKS})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head", "public_data", "soft_targets"})
-    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", TEACHER: "update"}
+    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", TEACHER_PREFIX: "update"}
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {"refine": {"teachers": "literal"}},
         "medfl": {},
@@ -135,40 +150,49 @@ class PFedCDP(Averaging):
     refine: Refinement | None = Refinement()
 
     @model_validator(mode="after")
-    def _has_a_teacher(self) -> PFedCDP:
+    def _check_teacher(self) -> PFedCDP:
+        """Raise if distillation or a student is configured without a server classifier."""
         if self.server_classifier == "none" and (self.lam > 0 or self.refine is not None):
-            raise ValueError("without a server classifier nobody teaches: expected lam = 0 and refine = null")
+            raise ValueError("without a server classifier there is no teacher: expected lam = 0 and refine = null")
         return self
 
     def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
-        """The body's tensors."""
+        """Return the names of the body's tensors."""
         return without_head(model, super().shared(model, norm_sync))
 
     # ---- the server
 
     def setup(self, server: Server) -> None:
-        """Each cluster's first body, and the server's classifier for it."""
+        """Initialise the body and the server's classifier of each cluster, and check the settings of the student.
+
+        Raises:
+            SettingsError: If a needed package is missing, the student's network has no linear head, public images are
+                too few for Shapley values, or batch-norm statistics stay at the sites.
+        """
         if self.refine is not None:
-            warn_of_equal_views(server, self.refine)
+            warn_of_identical_views(server, self.refine)
             if self.refine.explain or self.refine.teachers == "literal":
-                check_installed()
+                import_shap()
             features_of(server.task.build(self.student(server)), self.student(server))
-            if self.refine.teachers == "shapley" and not len(weighing_rows(server)):
+            if self.refine.teachers == "shapley" and not len(held_out_rows(server)):
                 raise SettingsError(
                     "too_few_images",
-                    "Shapley values weigh teachers by public images that no classifier was trained on: expected public "
-                    "data with two images of a class, got none. Give more, or set refine.teachers to 'equal'.",
+                    "Shapley values need public images that no classifier was trained on: expected public data with at "
+                    "least two images of a class, got no such class. Add images, or set refine.teachers to 'equal'.",
                     setting="refine.teachers",
                     minimum=2,
                 )
-        self.begin_clusters(server)
+        self.initialise_clusters(server)
 
-    def begin_clusters(self, server: Server) -> None:
-        """The clusters that are not there yet: all at the start, and later that of a site which brings a network."""
-        for network in networks(server):
-            if select(server.state.tensors, f"{CLUSTER}{network}/"):
+    def initialise_clusters(self, server: Server) -> None:
+        """Initialise the clusters that do not exist yet.
+
+        At the start these are all clusters; later it is the cluster of a site that joins with a new network.
+        """
+        for network in cluster_networks(server):
+            if select(server.state.tensors, f"{CLUSTER_PREFIX}{network}/"):
                 continue
-            classifier = first(server.task, network, self.server_classifier, server.settings.seed)
+            classifier = initial_classifier(server.task, network, self.server_classifier, server.settings.seed)
             tensors = server.task.initial(server.settings.seed, network)
             model = server.task.load(tensors, network)
             names = self.shared(model, server.settings.norm_sync)
@@ -176,108 +200,140 @@ class PFedCDP(Averaging):
                 refuse_noisy_statistics(model, names)
             if self.server_classifier != "none":
                 check_statistics(model, network, names)
-            server.state.tensors |= prefixed({name: tensors[name] for name in names}, f"{CLUSTER}{network}/{MODEL}")
-            server.state.tensors |= prefixed(classifier, f"{CLUSTER}{network}/{TEACHER}")
-            self.teach_classifier(server, network)
+            server.state.tensors |= prefixed(
+                {name: tensors[name] for name in names}, f"{CLUSTER_PREFIX}{network}/{MODEL}"
+            )
+            server.state.tensors |= prefixed(classifier, f"{CLUSTER_PREFIX}{network}/{TEACHER_PREFIX}")
+            self.update_classifier(server, network)
 
     def round_steps(self) -> tuple[Step, ...]:
-        """Participants train; the server alone makes the student."""
+        """Return the steps of the method.
+
+        They are ``fit``, in which participants train, and ``refine``, in which the server trains the student.
+        """
         return (
             Step("fit", self.requests, self.train, self.aggregate_updates, updates=(MODEL,)),
             Step("refine", aggregate=self.make_student),
         )
 
     def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
-        """The student is made after the last round's training."""
+        """Return the steps of this round. The student is trained after the training of the last round."""
         names = ("fit", "refine") if self.refines(server) else ("fit",)
         return [Due(name) for name in names[len(done) :]]
 
     def requests(self, server: Server) -> list[Request]:
-        """To this round's participants, each with its cluster's body and classifier."""
-        self.begin_clusters(server)
+        """Return the requests to this round's participants, each with its cluster's body and classifier."""
+        self.initialise_clusters(server)
         chosen = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
-        lent = {network: select(server.state.tensors, f"{CLUSTER}{network}/") for network in networks(server)}
+        lent = {
+            network: select(server.state.tensors, f"{CLUSTER_PREFIX}{network}/") for network in cluster_networks(server)
+        }
         return [Request(name, "fit", lent[server.network_of(name)]) for name in chosen]
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
-        """The mean update of each cluster, and the server's classifier for its new body."""
+        """Add the mean update to each cluster's body, and train the server's classifier for it.
+
+        Delete the student and the findings of an earlier end of the run, if the run was extended.
+        """
         state = server.state
-        for name in [name for name in state.tensors if name.startswith((STUDENT, FINDINGS))]:
-            del state.tensors[name]  # of a run that had ended and goes on
-        for network in networks(server):
+        for name in [name for name in state.tensors if name.startswith((STUDENT_PREFIX, FINDINGS_PREFIX))]:
+            del state.tensors[name]  # left over if the run had ended and was extended
+        for network in cluster_networks(server):
             metas = {name: meta for name, meta in replies.meta.items() if server.network_of(name) == network}
             if metas:
                 weights = normalised({name: self.weight(meta) for name, meta in metas.items()}, metas)
                 for name, update in mean_update(replies, weights, "").items():
-                    key = f"{CLUSTER}{network}/{name}"
+                    key = f"{CLUSTER_PREFIX}{network}/{name}"
                     state.tensors[key] = add_update(state.tensors[key], update)
-                self.teach_classifier(server, network)
+                self.update_classifier(server, network)
 
     def refines(self, server: Server) -> bool:
-        """Whether the student is made in this round."""
+        """Return whether the student is trained in this round."""
         return self.refine is not None and server.round >= server.settings.rounds
 
-    def teach_classifier(self, server: Server, network: str) -> None:
-        """Train the server's classifier for a cluster on public data, with the body as it is."""
+    def update_classifier(self, server: Server, network: str) -> None:
+        """Train the server's classifier of a cluster on public data with the body frozen.
+
+        Do nothing unless `server_classifier` is ``proxy``.
+        """
         if self.server_classifier == "proxy":
-            learned = learn(server, network, self.teacher(server, network), self.server_epochs)
-            server.state.tensors |= prefixed(learned, f"{CLUSTER}{network}/{TEACHER}")
+            learned = train_classifier(server, network, self.teacher(server, network), self.server_epochs)
+            server.state.tensors |= prefixed(learned, f"{CLUSTER_PREFIX}{network}/{TEACHER_PREFIX}")
 
     def make_student(self, server: Server, replies: Replies) -> None:
-        """Train the student on public data."""
+        """Train the student on public data, and store it with the report data in the server's state."""
         assert self.refine is not None
-        teachers = {network: self.teacher(server, network) for network in networks(server)}
+        teachers = {network: self.teacher(server, network) for network in cluster_networks(server)}
         student, findings = make_student(server, self.refine, teachers)
-        server.state.tensors |= prefixed(student, STUDENT) | prefixed(findings.tensors, FINDINGS)
+        server.state.tensors |= prefixed(student, STUDENT_PREFIX) | prefixed(findings.tensors, FINDINGS_PREFIX)
         server.state.meta["findings"] = findings.meta
 
     def teacher(self, participant: Server | Site, network: str, lent: Tensors | None = None) -> Split:
-        """A cluster's body with the server's classifier, as the server has them or as a site got them."""
-        lent = select(participant.state.tensors, f"{CLUSTER}{network}/") if lent is None else lent
-        body, classifier = select(lent, MODEL), select(lent, TEACHER)
-        return assemble(participant.task, network, self.server_classifier, body, classifier, participant.settings.seed)
+        """Return a cluster's body with the server's classifier.
+
+        Args:
+            holder: Server, or site.
+            network: Network of the cluster.
+            lent: Tensors that a site received from the server; None uses the server's state.
+        """
+        lent = select(participant.state.tensors, f"{CLUSTER_PREFIX}{network}/") if lent is None else lent
+        body, classifier = select(lent, MODEL), select(lent, TEACHER_PREFIX)
+        return assemble_teacher(
+            participant.task, network, self.server_classifier, body, classifier, participant.settings.seed
+        )
 
     def student(self, participant: Server | Site) -> str:
-        """Name of the student's network."""
+        """Return the name of the student's network."""
         return (self.refine and self.refine.student) or participant.task.network
 
     def publish(self, server: Server) -> Tensors:
-        """The student, once there is one."""
-        return {name: tensor for name, tensor in server.state.tensors.items() if name.startswith(STUDENT)}
+        """Return the student's tensors once they exist."""
+        return {name: tensor for name, tensor in server.state.tensors.items() if name.startswith(STUDENT_PREFIX)}
 
     def findings(self, server: Server) -> Findings:
-        """What the teachers are worth, and what they look at."""
-        return Findings(server.state.meta.get("findings", {}), select(server.state.tensors, FINDINGS))
+        """Return the report data on the teachers: Shapley values, weights and SHAP values."""
+        return Findings(server.state.meta.get("findings", {}), select(server.state.tensors, FINDINGS_PREFIX))
 
     # ---- a site
 
     def train(self, site: Site, request: Request) -> Reply:
-        """As in `Averaging`, with classifiers where these are averaged; the site keeps all of its model."""
+        """Train a site's model, store it at the site, and return the update of the body.
+
+        With ``server_classifier = average`` the reply also contains the change of the classifier.
+        """
         reply = super().train(site, request)
         site.state.tensors = reply.trained["personal"].tensors
         if self.server_classifier == "average":
-            reply.tensors |= self.classifier_update(site, site.state.tensors, select(request.tensors, TEACHER))
+            reply.tensors |= self.classifier_update(site, site.state.tensors, select(request.tensors, TEACHER_PREFIX))
         return reply
 
     def trainings(self, site: Site) -> Sequence[Training]:
-        """The whole model's and, if it has a share, the classifier's alone, in which batch norm stays as it is."""
+        """Return the training phases: the whole model, then the classifier alone if it has a share.
+
+        Batch norm is frozen in the second phase.
+        """
         head, rest = Budget.of(site.settings).split(self.head_share)
         whole = Training(budget=rest)
-        return (whole, Training(HEAD, head, frozen_norms=True)) if head.total else (whole,)
+        return (whole, Training(HEAD_TRAINING, head, frozen_norms=True)) if head.total else (whole,)
 
     def before_trainings(self, site: Site, sent: Tensors) -> dict[str, Any]:
-        """The teacher, if there is one."""
+        """Return the teacher of this round if the loss has a distillation term."""
         return {"teacher": Teacher(self.teacher(site, site.network, sent), site)} if self.lam else {}
 
     def start(self, site: Site, received: Tensors) -> Tensors:
-        """The own model with those coordinates of the received body that are not personal."""
+        """Return the initial model of a round: the own model with the non-personal coordinates of the received body.
+
+        Args:
+            site: Site with its stored model and its training images.
+            received: Body of the cluster.
+        """
         own = site.state.tensors
         if not own:
             return site.task.initial(site.settings.seed, site.network) | received
         model = site.task.load(own, site.network)
         names = [name for name, _ in model.named_parameters() if name in received]
         rows = torch.randperm(len(site.train), generator=site.rng("fisher"))[: self.fisher_samples]
-        if self.personal_share in (0.0, 1.0):  # nothing hangs on the information
+        if self.personal_share in (0.0, 1.0):  # the mask does not depend on the information
             information = {name: torch.zeros_like(own[name]) for name in names}
         else:
             images, labels = (part.to(site.task.device) for part in site.train.batch(rows))
@@ -287,12 +343,12 @@ class PFedCDP(Averaging):
         return own | received | mixed
 
     def before_fit(self, fit: Fit) -> None:
-        """Freeze the body where the classifier is trained alone."""
-        if fit.training.label == HEAD:
+        """Freeze the body in the phase that trains only the classifier."""
+        if fit.training.label == HEAD_TRAINING:
             body_and_head(fit.model)[0].requires_grad_(False)
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """(1 - lam) times the task's loss plus lam times the distillation term."""
+        """Return (1 - lam) times the task's loss plus lam times the distillation loss."""
         if "teacher" not in fit.extra:
             return super().loss(fit, batch)
         logits = fit.model(batch.images)
@@ -300,14 +356,14 @@ class PFedCDP(Averaging):
         return (1 - self.lam) * fit.site.task.loss(logits, batch.targets) + self.lam * taught
 
     def classifier_update(self, site: Site, own: Tensors, received: Tensors) -> Tensors:
-        """The own classifier less the server's, by the classifier's own names."""
+        """Return the own classifier minus the server's, under the classifier's own names."""
         path = head_path(site.task.build(site.network), site.network)
-        return prefixed({name: tensor - received[name] for name, tensor in select(own, path).items()}, TEACHER)
+        return prefixed({name: tensor - received[name] for name, tensor in select(own, path).items()}, TEACHER_PREFIX)
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """A personal model at each site; once it is there, the student as the global one."""
+        """Return the personal model of a site and, once it exists, the student as the global model."""
         published = participant.state.tensors if isinstance(participant, Server) else participant.published
-        student = select(published, STUDENT)
+        student = select(published, STUDENT_PREFIX)
         models = {"global": Model(self.student(participant), student)} if student else {}
         if isinstance(participant, Site):
             own = participant.state.tensors or participant.task.initial(participant.settings.seed, participant.network)
@@ -315,6 +371,6 @@ class PFedCDP(Averaging):
         return models
 
 
-def networks(server: Server) -> list[str]:
-    """The networks of the sites that have training data, one for each cluster, sorted."""
+def cluster_networks(server: Server) -> list[str]:
+    """Return the networks of the sites with training data, sorted. Each network has one cluster."""
     return sorted({server.network_of(name) for name in server.trainable()})

@@ -1,7 +1,6 @@
-"""One student from several teachers, on public data: contrast between its images, and distillation from the teachers.
+"""Training of a student from several teachers on public data: contrastive loss and distillation.
 
-It begins when the federation's training is over, and happens at the server alone. Teachers are weighed by their exact
-Shapley values.
+The server trains the student after the last round. The teachers can be weighted by their exact Shapley values.
 
 Source: Shadin et al., PFedCDP, equations 14 to 19, with the supervised contrastive loss of Khosla et al., NeurIPS 2020.
 """
@@ -29,19 +28,20 @@ from medfl.training.predict import logits
 from medfl.types import Dataset
 from medfl_methods.pfedcdp.supcon import supcon
 
-MOST = 12
-"""Players for which all coalitions are asked: 2 to the power of this."""
+MAX_PLAYERS = 12
+"""Maximum number of players, since the value of all 2^players coalitions is computed."""
 
 
-def shapley_values(worth: Callable[[frozenset[int]], float], players: int) -> list[float]:
-    """Each player's share of what all are worth together: the mean of what it adds, over all orders of coming.
+def shapley_values(value_of: Callable[[frozenset[int]], float], players: int) -> list[float]:
+    """Return the Shapley value of each player: the mean of the value that it adds, over all orders of joining.
 
     Args:
-        worth: Of a coalition, given as player numbers from 0; asked once for each of the 2^players coalitions.
-        players: 0 to `MOST`.
+        value_of: Function that returns the value of a coalition, given as player numbers from 0. It is called once for
+            each of the 2^players coalitions.
+        players: Number of players, 0 to `MAX_PLAYERS`.
 
     Returns:
-        One value for each player; they sum to worth(all) - worth(nobody).
+        One value for each player; they sum to value_of(all players) - value_of(no player).
 
     Raises:
         ValueError: If there are too many players.
@@ -49,59 +49,67 @@ def shapley_values(worth: Callable[[frozenset[int]], float], players: int) -> li
     Source: Shapley, A value for n-person games, 1953.
 
     Example:
-        >>> shapley_values(lambda who: float(len(who) == 2), 2)
+        >>> shapley_values(lambda coalition: float(len(coalition) == 2), 2)
         [0.5, 0.5]
     """
-    if not 0 <= players <= MOST:
-        raise ValueError(f"expected 0 to {MOST} players, whose coalitions can all be asked, got {players}")
-    everyone = range(players)
-    known = {who: worth(who) for size in range(players + 1) for who in map(frozenset, combinations(everyone, size))}
+    if not 0 <= players <= MAX_PLAYERS:
+        raise ValueError(f"expected 0 to {MAX_PLAYERS} players, since all their coalitions are computed, got {players}")
+    all_players = range(players)
+    value_by_coalition = {
+        coalition: value_of(coalition)
+        for size in range(players + 1)
+        for coalition in map(frozenset, combinations(all_players, size))
+    }
     values = []
-    for player in everyone:
+    for player in all_players:
         terms = (
-            (known[who | {player}] - known[who])
-            * math.factorial(len(who))
-            * math.factorial(players - len(who) - 1)
+            (value_by_coalition[coalition | {player}] - value_by_coalition[coalition])
+            * math.factorial(len(coalition))
+            * math.factorial(players - len(coalition) - 1)
             / math.factorial(players)
-            for who in known
-            if player not in who
+            for coalition in value_by_coalition
+            if player not in coalition
         )
         values.append(math.fsum(terms))
     return values
 
 
-def as_weights(values: list[float]) -> list[float]:
-    """Weights that sum to 1: negative values count as 0; all alike where no value is above 0."""
+def normalise_values(values: list[float]) -> list[float]:
+    """Return weights that sum to 1. Negative values count as 0; if no value is above 0, all weights are equal."""
     gains = [max(value, 0.0) for value in values]
     total = math.fsum(gains)
     return [gain / total for gain in gains] if total > 0 else [1 / len(gains)] * len(gains)
 
 
-PROJECTION = (128, 64)
-"""Widths of the projection whose output the contrastive loss compares; it is thrown away afterwards."""
+PROJECTION_WIDTHS = (128, 64)
+"""Widths of the projection layers before the contrastive loss. The projection is discarded after the training."""
 
 
 Views = Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor]
-"""Changes a batch at random: (images, their rows, epoch from 1, number of the view: 0 or 1) to images."""
+"""Function that augments a batch at random. It maps images, their rows, the epoch (from 1) and the number of the view
+(0 or 1) to images."""
 
 
 class Refinement(Strict):
-    """How the student learns.
+    """Settings of the student's training.
 
     Attributes:
-        losses: ``scl`` the contrastive loss, ``kd`` distillation, or both.
-        alpha: With both: the weight of distillation, in [0, 1]; the contrastive loss has the rest.
-        tau: Temperature of the distillation, > 0; its square weighs the term.
+        losses: Losses: ``scl``, the contrastive loss; ``kd``, the distillation; or both.
+        alpha: Weight of the distillation if both losses are used, in [0, 1]; the weight of the contrastive loss is 1 -
+            alpha.
+        tau: Temperature of the distillation, > 0; its square multiplies the term.
         contrast_tau: Temperature of the contrastive loss, > 0.
-        epochs: Passes over the public images, >= 1; each takes two views of every image, drawn anew.
-        probe_epochs: Passes in the end in which only the student's head learns, from the labels; 0 for none.
-        batch_size: Images in a batch, >= 2.
-        lr: Of Adam, > 0.
-        teachers: What the teachers' predictions weigh: ``shapley`` by what each adds to the balanced accuracy of all on
-            public images that no classifier was trained on; ``equal``; ``literal`` as the paper's equation 19, which
-            weighs them equally and multiplies the loss by the mean absolute SHAP value of a pixel.
-        student: Name of the student's network in the task; None means the task's default.
-        explain: Public images of each class that the report explains by SHAP values for each teacher; 0 for none.
+        epochs: Epochs on the public images, >= 1; each epoch draws two new views of every image.
+        probe_epochs: Final epochs in which only the student's head is trained, on the labels; 0 for none.
+        batch_size: Number of images in a batch, >= 2.
+        lr: Learning rate of Adam, > 0.
+        teachers: Weights of the teachers' predictions. ``shapley``: the Shapley value of each teacher for the balanced
+            accuracy of their mean prediction, on public images that no classifier was trained on. ``equal``: equal
+            weights. ``literal``: equation 19 of the paper, which uses equal weights and multiplies the loss by the mean
+            absolute SHAP value of a pixel.
+        student: Name of the student's network in the task; None means the task's default network.
+        explain: Number of public images of each class that the report explains by SHAP values for each teacher; 0 for
+            none.
     """
 
     losses: Literal["scl+kd", "kd", "scl"] = "scl+kd"
@@ -117,26 +125,27 @@ class Refinement(Strict):
     explain: int = Field(0, ge=0)
 
     @model_validator(mode="after")
-    def _head_learns(self) -> Refinement:
+    def _check_head_training(self) -> Refinement:
+        """Raise if neither loss nor probe would train the student's head."""
         if self.probe_epochs == 0 and (self.losses == "scl" or (self.losses == "scl+kd" and self.alpha == 0)):
             raise ValueError(
-                "the contrastive loss alone trains no head: expected probe_epochs >= 1, or 'kd' with alpha > 0"
+                "the contrastive loss alone does not train the head: expected probe_epochs >= 1, or 'kd' with alpha > 0"
             )
         return self
 
 
-def held_out(labels: torch.Tensor, share: float, generator: torch.Generator) -> torch.Tensor:
-    """Rows of a class-balanced part of some labels: as many of each class as `share` of the rarest, at least one.
+def draw_held_out_rows(labels: torch.Tensor, share: float, generator: torch.Generator) -> torch.Tensor:
+    """Draw class-balanced rows: from each class the same number, `share` of the rarest class, at least one.
 
-    A class of one image gives none: it is needed for training. Classes without images count for nothing.
+    A class with one image is left out, because that image is needed for training. Classes without images are ignored.
 
     Args:
-        labels: Shape (n,).
-        share: In [0, 1).
-        generator: Which rows.
+        labels: Class labels, shape (n,).
+        share: Fraction of the rarest class, in [0, 1).
+        generator: Random stream.
 
     Returns:
-        Sorted rows; empty where there are too few images.
+        Sorted rows; empty if there are too few images.
     """
     rows = [of_class for of_class in class_rows(labels) if len(of_class) > 1]
     if not rows:
@@ -146,38 +155,39 @@ def held_out(labels: torch.Tensor, share: float, generator: torch.Generator) -> 
     return torch.cat(drawn).sort().values
 
 
-def teacher_values(
+def teacher_shapley_values(
     logits: Sequence[torch.Tensor], labels: torch.Tensor, num_classes: int
 ) -> tuple[list[float], dict[frozenset[int], float]]:
-    """Exact Shapley values of teachers: what each adds to the balanced accuracy of their mean logits.
+    """Return the exact Shapley value of each teacher for the balanced accuracy of the teachers' mean logits.
 
-    Nobody's worth is 1 / num_classes, guessing.
+    The value of the empty group is 1 / num_classes, the accuracy of guessing.
 
     Args:
-        logits: Of each teacher, shape (n, num_classes).
-        labels: Shape (n,).
-        num_classes: Classes of the task.
+        logits: Logits of each teacher, shape (n, num_classes).
+        labels: Class labels, shape (n,).
+        num_classes: Number of classes of the task.
 
     Returns:
-        The values, which sum to the worth of all minus that of nobody; and the worth of each group of teachers.
+        The Shapley values, which sum to the balanced accuracy of all teachers minus 1 / num_classes; and a mapping from
+        each group of teachers to its balanced accuracy.
     """
-    worth = {frozenset[int](): 1 / num_classes}
+    accuracy_by_group = {frozenset[int](): 1 / num_classes}
 
-    def value(who: frozenset[int]) -> float:
-        if who not in worth:
-            mean = torch.stack([logits[player] for player in sorted(who)]).mean(dim=0)
-            worth[who] = METRICS["balanced_accuracy"](mean.softmax(dim=1), labels, num_classes)
-        return worth[who]
+    def group_accuracy(group: frozenset[int]) -> float:
+        if group not in accuracy_by_group:
+            mean = torch.stack([logits[player] for player in sorted(group)]).mean(dim=0)
+            accuracy_by_group[group] = METRICS["balanced_accuracy"](mean.softmax(dim=1), labels, num_classes)
+        return accuracy_by_group[group]
 
-    return shapley_values(value, len(logits)), worth
+    return shapley_values(group_accuracy, len(logits)), accuracy_by_group
 
 
-def refine(
+def train_student(
     student: nn.Module,
     teachers: Sequence[nn.Module],
     weights: Sequence[float],
     data: Dataset,
-    how: Refinement,
+    options: Refinement,
     settings: Settings,
     generator: torch.Generator,
     device: str = "cpu",
@@ -185,72 +195,78 @@ def refine(
     scale: float = 1.0,
     after_epoch: Callable[[int], None] = lambda epoch: None,
 ) -> dict[str, float]:
-    """Train the student in place.
+    """Train the student in place, and put the teachers into evaluation mode without gradients.
 
     Args:
-        student: With `body` and `head`, on `device`.
-        teachers: On `device`; they stay as they are.
-        weights: Of their logits, summing to 1.
+        student: Network with `body` and `head`, on `device`.
+        teachers: Networks on `device`.
+        weights: Weights of the teachers' logits, summing to 1.
         data: Public images with labels.
-        how: Losses, temperatures, epochs.
-        settings: Of the run, for the precision.
-        generator: The stream of the batches.
-        device: Where all models are.
-        views: Makes a view of a batch of images; None takes the images themselves as both views.
-        scale: Multiplies the loss (the literal equation 19).
-        after_epoch: Called after each epoch with its number, from 1; those of the probe are counted on.
+        options: Losses, temperatures and epochs.
+        settings: Settings of the run, for the precision.
+        generator: Random stream of the batches.
+        device: Device of all models.
+        views: Function that returns a random view of a batch; None uses the images themselves as both views.
+        scale: Factor of the loss (the literal equation 19).
+        after_epoch: Function that is called after each epoch with its number, from 1; the count continues in the
+            probe's epochs.
 
     Returns:
-        Mean losses of the last epoch, by name.
+        Mean losses of the last epoch, with the keys ``contrast`` and ``distillation``.
     """
     for teacher in teachers:
         teacher.eval().requires_grad_(False)
     student.train()
     body, head = body_and_head(student)
-    project = mlp(features_of(student, how.student or "student"), PROJECTION[:1], PROJECTION[1], norm=False).to(device)
-    optimizer = torch.optim.Adam([*student.parameters(), *project.parameters()], lr=how.lr)
+    project = mlp(
+        features_of(student, options.student or "student"), PROJECTION_WIDTHS[:1], PROJECTION_WIDTHS[1], norm=False
+    ).to(device)
+    optimizer = torch.optim.Adam([*student.parameters(), *project.parameters()], lr=options.lr)
     sums: dict[str, float] = {}
-    for epoch in range(1, how.epochs + 1):
+    for epoch in range(1, options.epochs + 1):
         sums = {"contrast": 0.0, "distillation": 0.0}
-        for rows in row_batches(len(data), how.batch_size, generator, 1):
+        for rows in row_batches(len(data), options.batch_size, generator, 1):
             images, labels = data.batch(rows)
             first, second = (images if views is None else views(images, rows, epoch, number) for number in range(2))
             first, second, labels = first.to(device), second.to(device), labels.to(device)
             shown = body(torch.cat([first, second]))
-            contrast = supcon(project(shown), labels.repeat(2), how.contrast_tau)
+            contrast = supcon(project(shown), labels.repeat(2), options.contrast_tau)
             with torch.no_grad():
                 taught_logits = sum(weight * teacher(first) for weight, teacher in zip(weights, teachers, strict=True))
-            taught = distillation(head(shown[: len(labels)]), taught_logits, how.tau).mean()
+            taught = distillation(head(shown[: len(labels)]), taught_logits, options.tau).mean()
             optimizer.zero_grad(set_to_none=True)
-            (scale * _mixed(how, contrast, taught)).backward()
+            (scale * _combined_loss(options, contrast, taught)).backward()
             optimizer.step()
             sums["contrast"] += float(contrast.detach()) * len(labels)
             sums["distillation"] += float(taught.detach()) * len(labels)
         after_epoch(epoch)
-    if how.probe_epochs:
-        probe(student, data, how, settings, generator, device, lambda epoch: after_epoch(how.epochs + epoch))
+    if options.probe_epochs:
+        train_probe(
+            student, data, options, settings, generator, device, lambda epoch: after_epoch(options.epochs + epoch)
+        )
     return {name: total / len(data) for name, total in sums.items()}
 
 
-def _mixed(how: Refinement, contrast: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
-    if how.losses == "kd":
+def _combined_loss(options: Refinement, contrast: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
+    """Return the loss to minimise: one of the two losses, or their weighted sum."""
+    if options.losses == "kd":
         return taught
-    return contrast if how.losses == "scl" else (1 - how.alpha) * contrast + how.alpha * taught
+    return contrast if options.losses == "scl" else (1 - options.alpha) * contrast + options.alpha * taught
 
 
-def probe(
+def train_probe(
     student: nn.Module,
     data: Dataset,
-    how: Refinement,
+    options: Refinement,
     settings: Settings,
     generator: torch.Generator,
     device: str,
     after_epoch: Callable[[int], None] = lambda epoch: None,
 ) -> None:
-    """Train the student's head on its frozen features, by cross-entropy with the labels."""
+    """Train the student's head on its frozen features in place, by cross-entropy with the labels."""
     body, head = body_and_head(student)
     known = TensorData(logits(body, data, settings, device), labels_of(data))
-    train_head(head, known, how.probe_epochs, how.batch_size, how.lr, generator, device, after_epoch)
+    train_head(head, known, options.probe_epochs, options.batch_size, options.lr, generator, device, after_epoch)
 
 
 def train_head(
@@ -266,14 +282,14 @@ def train_head(
     """Train a classifier on features in place, by cross-entropy and Adam.
 
     Args:
-        head: On `device`.
-        features: With labels.
-        epochs: Passes over them.
-        batch_size: Rows in a batch; a batch of one is skipped where the head has batch norm (rule G-6).
+        head: Classifier on `device`.
+        features: Features with labels.
+        epochs: Number of epochs.
+        batch_size: Number of rows in a batch. A batch of one row is skipped if the head has batch norm (rule G-6).
         lr: Learning rate.
-        generator: The stream of the batches.
-        device: Where `head` is.
-        after_epoch: Called after each epoch with its number, from 1.
+        generator: Random stream of the batches.
+        device: Device of `head`.
+        after_epoch: Function that is called after each epoch with its number, from 1.
     """
     settings = Settings(rounds=1, batch_size=batch_size)
     optimizer = torch.optim.Adam(head.parameters(), lr=lr)

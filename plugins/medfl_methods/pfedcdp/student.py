@@ -1,4 +1,4 @@
-"""The student of a federation's clusters: weighing its teachers, training it, and showing what they look at."""
+"""Student of PFedCDP at the server: weights of its teachers, its training, and explanations of the teachers."""
 
 from __future__ import annotations
 
@@ -15,77 +15,83 @@ from medfl.training.predict import logits
 from medfl.types import Tensors
 from medfl.utils.rng import make_generator
 from medfl.utils.seeds import seed_of
-from medfl_methods.pfedcdp.explanations import Explained, explain
-from medfl_methods.pfedcdp.refinement import Refinement, Views, as_weights, refine, teacher_values
-from medfl_methods.pfedcdp.server_classifier import weighing_rows
+from medfl_methods.pfedcdp.explanations import Explanations, explain_models
+from medfl_methods.pfedcdp.refinement import Refinement, Views, normalise_values, teacher_shapley_values, train_student
+from medfl_methods.pfedcdp.server_classifier import held_out_rows
 
 logger = logging.getLogger(__name__)
 
 
-def make_student(server: Server, how: Refinement, teachers: Mapping[str, nn.Module]) -> tuple[Tensors, Findings]:
+def make_student(server: Server, options: Refinement, teachers: Mapping[str, nn.Module]) -> tuple[Tensors, Findings]:
     """Train the student on the server's public data.
 
     Args:
-        server: Has the public data.
-        how: How it learns.
-        teachers: Network's name to the cluster's model.
+        server: Server with the public data.
+        options: Settings of the student's training.
+        teachers: Maps the name of each network to its cluster's model.
 
     Returns:
-        The student's tensors, and what was found out about its teachers: ``teachers`` (each one's Shapley value and
-        weight), ``groups`` (the balanced accuracy of each group of teachers), ``losses`` of the last epoch, and the
-        tensors of `medfl_methods.pfedcdp.explanations.Explained`.
+        The student's tensors, and findings on its teachers. The metadata have the keys ``teachers`` (Shapley value and
+        weight of each teacher), ``groups`` (balanced accuracy of each group of teachers), ``weighed_on`` (number of
+        images behind these), ``how`` (rule of the weights) and ``losses`` (losses of the last epoch). The tensors are
+        SHAP values, see `medfl_methods.pfedcdp.explanations.Explanations`.
     """
     assert server.public is not None
     task, public, settings, names = server.task, server.public, server.settings, list(teachers)
-    rows = weighing_rows(server)
+    rows = held_out_rows(server)
     logits_by_teacher = [logits(teacher, public, settings, task.device)[rows] for teacher in teachers.values()]
-    values, worth = [0.0] * len(names), dict[frozenset[int], float]()
+    values, accuracy_by_group = [0.0] * len(names), dict[frozenset[int], float]()
     if len(rows):
-        values, worth = teacher_values(logits_by_teacher, labels_of(public)[rows], task.objective.classes)
-    weights = as_weights(values) if how.teachers == "shapley" else [1 / len(names)] * len(names)
-    shown = explained(server, how, teachers)
-    network = how.student or task.network
+        values, accuracy_by_group = teacher_shapley_values(
+            logits_by_teacher, labels_of(public)[rows], task.objective.classes
+        )
+    weights = normalise_values(values) if options.teachers == "shapley" else [1 / len(names)] * len(names)
+    explanations = explain_teachers(server, options, teachers)
+    network = options.student or task.network
     student = task.load(task.initial(settings.seed, network, "student"), network)
-    scale = shown.mean_size if how.teachers == "literal" and shown is not None else 1.0
+    scale = explanations.mean_size if options.teachers == "literal" and explanations is not None else 1.0
     models = list(teachers.values())
 
     def after_epoch(epoch: int) -> None:
         if server.score_epoch is not None:
             server.score_epoch(Model(network, cpu_state(student)), epoch)
 
-    rng, views = server.rng("student"), views_of(server)
-    losses = refine(
-        student, models, weights, public, how, settings, rng, task.device, views, scale, after_epoch=after_epoch
+    rng, views = server.rng("student"), random_views(server)
+    losses = train_student(
+        student, models, weights, public, options, settings, rng, task.device, views, scale, after_epoch=after_epoch
     )
     meta = {
         "teachers": {
             name: {"value": value, "weight": weight} for name, value, weight in zip(names, values, weights, strict=True)
         },
-        "groups": {"+".join(names[player] for player in sorted(who)): value for who, value in worth.items()},
+        "groups": {
+            "+".join(names[player] for player in sorted(group)): value for group, value in accuracy_by_group.items()
+        },
         "weighed_on": len(rows),
-        "how": how.teachers,
+        "how": options.teachers,
         "losses": losses,
     }
-    return cpu_state(student), Findings(meta, {} if shown is None else shown.tensors())
+    return cpu_state(student), Findings(meta, {} if explanations is None else explanations.tensors())
 
 
-def explained(server: Server, how: Refinement, teachers: Mapping[str, nn.Module]) -> Explained | None:
-    """SHAP values of the teachers on public images, where they are asked for."""
-    per_class = how.explain or (1 if how.teachers == "literal" else 0)
+def explain_teachers(server: Server, options: Refinement, teachers: Mapping[str, nn.Module]) -> Explanations | None:
+    """Return SHAP values of the teachers on public images, or None if the settings do not ask for them."""
+    per_class = options.explain or (1 if options.teachers == "literal" else 0)
     if not per_class:
         return None
     assert server.public is not None
     rng = make_generator(server.settings.seed, server.name, "explained")
-    return explain(teachers, server.public, per_class, rng, server.task.device)
+    return explain_models(teachers, server.public, per_class, rng, server.task.device)
 
 
-def views_of(server: Server) -> Views | None:
-    """Random views of public images, each from a stream of its own; None where the task changes no images.
+def random_views(server: Server) -> Views | None:
+    """Return a function that draws random views of public images; None if the task has no random transforms.
 
-    A view depends on (run seed, round, epoch, its number, the image's row) and on nothing else.
+    Each view has its own random stream, which depends only on the run's seed, the round, the epoch, the number of the
+    view and the row of the image.
     """
     changes = server.task.views or server.task.augmentation
-    if changes is None or not changes.facts:  # a bundle's list of transforms may be empty
+    if changes is None or not changes.facts:  # the bundle's list of transforms may be empty
         return None
 
     def view(images: torch.Tensor, rows: torch.Tensor, epoch: int, number: int) -> torch.Tensor:
@@ -95,11 +101,10 @@ def views_of(server: Server) -> Views | None:
     return view
 
 
-def warn_of_equal_views(server: Server, how: Refinement) -> None:
-    """Say so where the contrastive loss would compare each image with itself."""
-    if how.losses != "kd" and views_of(server) is None:
+def warn_of_identical_views(server: Server, options: Refinement) -> None:
+    """Log a warning if the contrastive loss would compare each image with itself."""
+    if options.losses != "kd" and random_views(server) is None:
         logger.warning(
-            "Nothing changes images at random here, so the two views of an image that the student's contrastive loss "
-            "compares are the same image. Give the bundle's task `views` (or `augmentation`), or set refine.losses to "
-            "'kd'."
+            "The task has no random transforms, so the two views of an image in the student's contrastive loss are "
+            "identical. Add `views` (or `augmentation`) to the bundle's task, or set refine.losses to 'kd'."
         )

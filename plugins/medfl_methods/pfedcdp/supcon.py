@@ -1,4 +1,4 @@
-"""The supervised contrastive loss: images of one class are drawn together, others apart."""
+"""Supervised contrastive loss: pulls images of one class together and pushes other images apart."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from torch.nn import functional as F
 def supcon(
     embeddings: torch.Tensor, labels: torch.Tensor, tau: float = 0.1, reduction: Literal["mean", "sum"] = "mean"
 ) -> torch.Tensor:
-    """The supervised contrastive loss with the sum outside of the logarithm (Khosla et al., NeurIPS 2020, equation 2).
+    """Return the supervised contrastive loss with the sum outside of the logarithm.
 
-    Of anchor i with the positives P(i), all other embeddings of its label, it is
-    -1/\\|P(i)\\| sum over P(i) of log(exp(e_i e_j / tau) / sum over all but i of exp(e_i e_a / tau)).
+    For anchor i with the positives P(i), all other embeddings of its label, it is -1/size(P(i)) sum over P(i) of
+    log(exp(e_i e_j / tau) / sum over all but i of exp(e_i e_a / tau)).
 
     Args:
-        embeddings: Shape (M, d), of any norm: they are brought to norm 1 here. Views of one image are rows of their
-            own, with its label.
-        labels: Shape (M,).
+        embeddings: Embeddings, shape (M, d), of any norm; they are scaled to norm 1 here. Each view of an image has its
+            own row, with the image's label.
+        labels: Class labels, shape (M,).
         tau: Temperature, > 0.
         reduction: The ``mean`` or the ``sum`` over the anchors that have a positive.
 
     Returns:
-        A scalar, >= 0; 0 if no anchor has a positive.
+        Scalar, >= 0; 0 if no anchor has a positive.
+
+    Source: Khosla et al., NeurIPS 2020, equation 2.
     """
     unit = F.normalize(embeddings, dim=1)
     itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)

@@ -1,4 +1,4 @@
-"""FedCross: models that move are neither lost nor mixed, and are scored where they should be."""
+"""FedCross: moving models are neither lost nor mixed, and are evaluated at the right sites."""
 
 import dataclasses
 import types
@@ -33,14 +33,14 @@ def test_with_one_site_it_is_centralized(tmp_path, circulating):
 
 
 def held(folder):
-    """Model to its tensors where it counts, checked to count at one site only."""
+    """Map each model to its tensors at the site that holds it; check that only one site does."""
     at = states(folder)["server"].meta["at"]
     return {model: select(states(folder)[site].tensors, f"held/{model}/") for model, site in at.items()}
 
 
 @pytest.mark.parametrize("route", ["random_permutation", "derangement", "ring"])
 def test_moving_neither_loses_nor_mixes_models(tmp_path, route):
-    """Without learning each model is what it began as, wherever it is and whoever was away."""
+    """Without training each model keeps its initial values, wherever it is and whichever site was unavailable."""
     task = dataclasses.replace(make_task(), optimizer=lambda p: torch.optim.SGD(p, lr=0.0))
     gone = {("site-2", 1), ("site-1", 2), ("site-3", 3), ("site-2", 6), ("site-1", 7), ("site-3", 8)}
     options = {"task": task, "rounds": 4, "evaluate_every": 1, "absent": lambda site, step: (site, step) in gone}
@@ -62,7 +62,7 @@ def test_moving_neither_loses_nor_mixes_models(tmp_path, route):
 
 
 def test_a_site_that_never_answers_loses_only_what_it_holds(tmp_path, caplog):
-    """Its model never began, the others go round, and they are scored together."""
+    """The model of that site is never initialised; the others circulate and are evaluated together."""
     result = run(tmp_path, "fedcross", unavailable=lambda site, step: site == "site-2", rounds=4)
     at = states(tmp_path)["server"].meta["at"]
     assert set(at) >= {"site-1", "site-3"}
@@ -74,7 +74,7 @@ def test_a_site_that_never_answers_loses_only_what_it_holds(tmp_path, caplog):
 
 @pytest.mark.parametrize("circulating", ["K", "one"])
 def test_partial_participation_leaves_the_others_in_peace(tmp_path, circulating):
-    """Those who were not asked hold what they held, or have not begun."""
+    """Sites without a request hold the same models as before, or none yet."""
     trained, stamps = [], []
     make = REGISTRY.make_method
 
@@ -127,7 +127,7 @@ def test_the_ensemble_says_the_mean_probability(tmp_path):
 
 
 def test_the_score_of_a_site_is_the_ensembles(tmp_path):
-    """The model that counts in tables is the mean of all members, as in the paper, and not the one trained last."""
+    """The tables score the mean of all members, as in the paper, and not the model that the site trained last."""
     sites = make_sites(dict.fromkeys(NAMES, 20))
     result = run(tmp_path, "fedcross", sites=sites, rounds=2)
     table = pd.read_csv(tmp_path / "metrics.csv")
@@ -143,7 +143,7 @@ def test_the_score_of_a_site_is_the_ensembles(tmp_path):
 
 
 def test_an_exported_bundle_builds_the_ensemble():
-    """Its configuration builds a network that takes the model's tensors, with the outputs of the predictor."""
+    """The bundle's configuration builds a network with the model's tensors and the predictor's outputs."""
     task, method, images = make_task(), REGISTRY.make_method("fedcross", {}), make_data(5, "x").images
     site = types.SimpleNamespace(task=task, network=task.network)
     model = ensemble_model(site, {name: task.initial(7, owner=name) for name in NAMES})
@@ -156,7 +156,7 @@ def test_an_exported_bundle_builds_the_ensemble():
 
 @pytest.mark.parametrize(("circulating", "kind"), [("K", "personal"), ("one", "global")])
 def test_a_site_that_was_away_when_copies_were_shared_has_its_own_only(tmp_path, circulating, kind):
-    """An old copy beside others' new ones would be scored as if it were the same model."""
+    """An old copy next to the others' new ones would be evaluated as if it were the same model."""
     last = {"K": 3, "one": 7}[circulating]  # train, share, keep; with one model three visits, two of them with a send
     gone = {("site-1", last)}
     args = {"circulating": circulating}
@@ -179,7 +179,7 @@ def test_copies_are_shared_only_in_rounds_that_are_evaluated(tmp_path):
 
 
 def moves():
-    """Models that changed hosts in each of five rounds; in the first they are made where they are trained."""
+    """Return the models that changed hosts in each of five rounds; in the first round hosts initialise their models."""
     counts = [0]
     for before, after in zip(range(1, 5), range(2, 6)):
         now, then = owners(after), owners(before)

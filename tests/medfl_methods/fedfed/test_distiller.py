@@ -1,4 +1,4 @@
-"""Generator and classifier in one network: what each of them sees, in units of the task (O-TP-1)."""
+"""Distiller network: inputs of generator and classifier, in the normalisation of the task (O-TP-1)."""
 
 import pytest
 import torch
@@ -6,34 +6,34 @@ from torch import nn
 
 from medfl.data.pooled import TensorData
 from medfl.task import Scale
-from medfl_methods.fedfed.distillation import judge, rebuilding
 from medfl_methods.fedfed.distiller import Distiller, SharedPart
-from medfl_methods.fedfed.generators import Reconstruction, build_generator
+from medfl_methods.fedfed.distiller_training import evaluate_distiller, reconstruction_errors
+from medfl_methods.fedfed.generators import GeneratorOutput, build_generator
 
 SCALE = Scale((3, 6, 6), (0.4, 0.5, 0.6), (0.2, 0.25, 0.5))
 SHAPES = [(1, 6, 6), (3, 7, 5), (1, 8, 8, 8)]
 
 
 class Times(nn.Module):
-    """A generator that rebuilds a share of the image."""
+    """Generator whose reconstruction is a fraction of the image."""
 
     def __init__(self, share):
         super().__init__()
         self.share = nn.Parameter(torch.tensor(share))
 
     def forward(self, images):
-        return Reconstruction(self.share * images)
+        return GeneratorOutput(self.share * images)
 
 
 class Seen(nn.Module):
-    """A classifier whose logits are the means of the channels that it sees."""
+    """Classifier whose logits are the channel means of its input."""
 
     def forward(self, images):
         return images.flatten(2).mean(2)
 
 
 def test_parts_and_images_are_seen_as_the_task_normalises_them():
-    """A difference has no mean to be taken off: what is seen of two images differs by what is seen of it."""
+    """Residuals are normalised without the mean: the difference of two normalised images is a normalised residual."""
     torch.manual_seed(0)
     model = Distiller(Times(0.3), Seen(), SCALE)
     x, y = torch.rand(2, 4, 3, 6, 6)
@@ -71,7 +71,7 @@ def test_tp_1_a_perfect_generator_shares_nothing_and_a_zero_one_all():
 
 
 def test_what_is_shared_stays_in_evaluation_mode():
-    """The latent is the mean, an image's part doesn't depend on its batch, and no statistic moves."""
+    """The latent is the mean, the residual of an image does not depend on its batch, and statistics do not change."""
     torch.manual_seed(2)
     model = Distiller(build_generator("vae", (1, 6, 6), 4, 2), nn.Flatten(), Scale((1, 6, 6)))
     part, images = SharedPart(model.train(), "x_p").train(), torch.rand(4, 1, 6, 6)
@@ -103,7 +103,7 @@ def test_a_judgement_is_a_mean_over_images_however_they_are_batched(batch_size):
     data, raw = mixed_data(5)
     model = Distiller(Times(0.25), Seen(), SCALE)
     right = (0.75 * raw / torch.tensor(SCALE.std).view(3, 1, 1)).flatten(2).mean(2).argmax(1) == data.class_labels
-    accuracy, cosine = judge(model, data, SCALE, batch_size, "cpu")
+    accuracy, cosine = evaluate_distiller(model, data, SCALE, batch_size, "cpu")
     assert accuracy == pytest.approx(float(right.double().mean()))
     assert cosine == pytest.approx(1.0, abs=1e-6)
 
@@ -112,6 +112,6 @@ def test_a_judgement_is_a_mean_over_images_however_they_are_batched(batch_size):
 def test_errors_are_means_over_images_and_say_which_is_the_generators(batch_size):
     data, raw = mixed_data(5)
     usual = torch.full((3, 6, 6), 0.5)
-    rebuilt, same = rebuilding(Distiller(Times(0.25), Seen(), SCALE), data, usual, SCALE, batch_size)
-    assert rebuilt == pytest.approx(float((0.75 * raw).square().mean()), rel=1e-5)
+    reconstructed, same = reconstruction_errors(Distiller(Times(0.25), Seen(), SCALE), data, usual, SCALE, batch_size)
+    assert reconstructed == pytest.approx(float((0.75 * raw).square().mean()), rel=1e-5)
     assert same == pytest.approx(float((raw - 0.5).square().mean()), rel=1e-5)

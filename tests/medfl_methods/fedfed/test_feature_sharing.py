@@ -1,4 +1,4 @@
-"""What sites share of their images, and how a training uses it (A4.4, TP-01, TP-08, TP-09, O-TP-12), step by step."""
+"""Feature sharing, step by step: released residuals and training on them (A4.4, TP-01, TP-08, TP-09, O-TP-12)."""
 
 import logging
 import math
@@ -35,7 +35,7 @@ def test_all_images_with_their_labels_in_half_precision(tmp_path):
 
 @pytest.mark.parametrize("make", [tpf, fed])
 def test_a_share_of_each_class(tmp_path, make):
-    """Stratified: a quarter of each class, rounded up; which ones differs from site to site."""
+    """The draw is stratified: a quarter of each class, rounded up. It differs between sites."""
     method = make(share_fraction=0.25, noise="none", clip=None)
     server, chosen = server_of(method, tmp_path), {}
     for name in ("site-1", "site-2"):
@@ -53,7 +53,7 @@ def test_a_share_of_each_class(tmp_path, make):
 
 @pytest.mark.parametrize(("clip", "noise"), [(0.5, "none"), (0.5, "laplace"), (1e6, "none")])
 def test_the_clip_bounds_every_item(tmp_path, clip, noise):
-    """TP-08; here shared without noise (x_s), as the bound can't be seen otherwise. Only long parts are changed."""
+    """TP-08, without noise (x_s), which would hide the bound. The clip changes only residuals above the bound."""
     method = tpf(share="x_s", clip=clip, noise=noise)
     sent, parts = sent_by(method, site_of(DATA), server_of(method, tmp_path))
     norms, before = (items.double().flatten(1).norm(dim=1) for items in (sent["images/0"], parts))
@@ -65,7 +65,7 @@ def test_the_clip_bounds_every_item(tmp_path, clip, noise):
 
 @pytest.mark.parametrize("noise", ["gaussian", "laplace"])
 def test_tp_09_the_noise_has_the_variance_that_was_asked(tmp_path, noise):
-    """Whichever it is. FedFed asks for standard deviations instead, one for each copy."""
+    """The variance is the same for both distributions. FedFed has a standard deviation for each copy instead."""
     for method, variances in ((tpf, [0.2]), (fed, [0.15**2, 0.25**2])):
         made = method(noise=noise, clip=None, **({"variance": 0.2} if method is tpf else {}))
         sent, parts = sent_by(made, site_of(DATA), server_of(made, tmp_path))
@@ -79,18 +79,18 @@ def test_tp_09_the_noise_has_the_variance_that_was_asked(tmp_path, noise):
 
 
 def noise_of(method, site, server):
-    """The noise that a site added, one row an image, one block a copy."""
+    """Return the noise that a site added, one row for each image, one block for each copy."""
     sent, parts = sent_by(method, site, server)
     return [sent[f"images/{copy}"].float().flatten(1) - parts.flatten(1) for copy in range(len(sent) - 1)]
 
 
 def alike(first, other):
-    """Largest absolute correlation of two rows; 0.62 is 4 standard deviations for 36 numbers."""
+    """Return the largest absolute correlation of two rows; 0.62 is 4 standard deviations for 36 numbers."""
     return float(torch.corrcoef(torch.cat([first, other]))[: len(first), len(first) :].abs().max())
 
 
 def test_no_two_images_copies_or_sites_share_noise(tmp_path):
-    """Two images with one noise could be subtracted. The released code of FedFed adds one noise to a whole batch."""
+    """Equal noise would cancel in the difference of two images. FedFed's code uses one noise for a whole batch."""
     data = TensorData(DATA.images[:1].expand(4, -1, -1, -1).clone(), DATA.class_labels[:4])
     method = fed(noise_std=(0.2, 0.2), clip=None)
     server = server_of(method, tmp_path)
@@ -103,7 +103,10 @@ def test_no_two_images_copies_or_sites_share_noise(tmp_path):
 
 
 def test_noise_is_the_sites_secret(tmp_path):
-    """It hangs on the secret, the run and the parts: not on the run's seed, which the server knows, or on chance."""
+    """Noise depends on the secret, the run and the residuals. It does not depend on chance or on the run's seed.
+
+    The server knows the seed.
+    """
     method = tpf(clip=None)
     server = server_of(method, tmp_path)
     (first,) = noise_of(method, site_of(DATA), server)
@@ -122,7 +125,7 @@ def test_noise_is_the_sites_secret(tmp_path):
 
 
 def test_two_ways_of_noising_the_same_parts_have_unlike_noise(tmp_path):
-    """Or their difference would give the parts away: (x + a n) and (x + b n) tell x."""
+    """The releases (x + a n) and (x + b n) with equal noise n would reveal x."""
     server = server_of(tpf(), tmp_path)
     (first,) = noise_of(tpf(variance=0.15, clip=None), site_of(DATA), server)
     (two,) = noise_of(tpf(variance=0.25, clip=None), site_of(DATA), server)
@@ -133,7 +136,7 @@ def test_two_ways_of_noising_the_same_parts_have_unlike_noise(tmp_path):
 
 @pytest.mark.parametrize("make", [tpf, fed])
 def test_forms_of_what_is_shared(tmp_path, make):
-    """A4.8: x_s is the part without noise, in one copy; raw+noise the whole image with noise."""
+    """A4.8: x_s is the residual without noise, in one copy; raw+noise is the whole image with noise."""
     for share, noisy in (("x_s", False), ("raw+noise", True), ("x_p", True)):
         method = make(share=share, clip=None)
         site = site_of(DATA)
@@ -155,7 +158,7 @@ def test_forms_of_what_is_shared(tmp_path, make):
 
 
 def test_latents_are_means_and_nothing_hangs_on_the_batch(tmp_path):
-    """A4.4: z = mu. An image's part is the same in whatever set it is."""
+    """A4.4: z = mu. The residual of an image does not depend on the other images."""
     method = tpf(share="x_s", clip=None)
     server = server_of(method, tmp_path)
     whole = sent_by(method, site_of(DATA), server)[0]["images/0"]
@@ -197,7 +200,7 @@ def test_the_set_is_everyones_with_its_owners(tmp_path):
 
 
 def test_an_empty_shared_set_is_no_set(tmp_path):
-    """O-TP-10: nothing is sent on, and the task's loss is that of FedAvg; the report says so."""
+    """O-TP-10: the server sends no shared set, the task's loss equals FedAvg's, and the report says so."""
     method = tpf()
     server = server_of(method, tmp_path)
     nothing = SharedImages((torch.empty(0, 1, 6, 6).half(),), torch.empty(0, dtype=torch.int64))
@@ -215,11 +218,11 @@ def test_an_empty_shared_set_is_no_set(tmp_path):
     assert torch.equal(method.loss(fit, batch), F.cross_entropy(model(batch.images), batch.targets))
 
 
-# ---- orders
+# ---- requests
 
 
 def test_a_site_does_what_the_order_says(tmp_path):
-    """It has no stage of its own: a fresh site shares, trains or distils in any round; other orders are refused."""
+    """A site has no stage: a new site shares, trains or distils in any round, and refuses unknown requests."""
     for method in (tpf(), fed()):
         server = server_of(method, tmp_path)
         both = method.publish(server) | method.distiller(server)
@@ -235,7 +238,7 @@ def test_a_site_does_what_the_order_says(tmp_path):
 
 
 def test_once_and_again_in_the_second_stage(tmp_path):
-    """A site keeps the set that an order brought, and trains on it in orders without one."""
+    """A site stores the shared set of a request, and trains on it in later requests without one."""
     method = tpf(clip=None)
     server = server_of(method, tmp_path)
     sent, _ = sent_by(method, site_of(DATA), server)
@@ -250,7 +253,10 @@ def test_once_and_again_in_the_second_stage(tmp_path):
 
 
 def test_a_site_that_lost_the_shared_set_says_so(tmp_path):
-    """The server counts it among the holders and sends it the model only; its last step, with the set, was damaged."""
+    """The server assumes that the site holds the set and sends only the model.
+
+    The site's state with the set was damaged.
+    """
     method = tpf(clip=None)
     server = server_of(method, tmp_path)
     sent, _ = sent_by(method, site_of(DATA), server)
@@ -263,7 +269,10 @@ def test_a_site_that_lost_the_shared_set_says_so(tmp_path):
 
 
 def test_a_site_that_did_not_answer_gets_the_shared_set_again(tmp_path):
-    """A missing site may have lost the set. The server sends the other holders the model alone."""
+    """An unavailable site may have lost the set.
+
+    The server sends only the model to the other sites that hold the set.
+    """
     method = tpf(clip=None)
     server = server_of(method, tmp_path, ("site-1", "site-2", "site-3"))
     sent, _ = sent_by(method, site_of(DATA), server)
@@ -279,13 +288,13 @@ def test_a_site_that_did_not_answer_gets_the_shared_set_again(tmp_path):
 
 
 def test_initial_tensors_do_not_hang_on_how_the_latent_was_set(tmp_path):
-    """G-13: None takes 24, the number of features; 24 should be the same generator and classifier."""
+    """G-13: None means 24, the number of features; it must give the same distiller as the value 24."""
     states = [server_of(tpf(**args), tmp_path).state.tensors for args in ({}, {"latent": 24})]
     assert tensors_equal(*states)
 
 
 def test_a_site_sends_its_images_once(tmp_path):
-    """A second order, by whatever generator, would be a second release, and the epsilon is one for a single one."""
+    """A second request with another generator would be a second release, but epsilon covers a single one."""
     method, site = tpf(clip=1.0), site_of(DATA)
     request = Request("site-1", "share", method.distiller(server_of(method, tmp_path)))
     method.execute(site, request)
@@ -293,18 +302,22 @@ def test_a_site_sends_its_images_once(tmp_path):
         method.execute(site, request)
 
 
-# ---- what the generator is worth
+# ---- errors of the generator
 
 
 @pytest.mark.parametrize("judged", ["validation", "training"])
 def test_a_site_tells_how_far_generator_and_mean_image_are_off(tmp_path, judged):
-    """Mean squared errors in [0, 1] on its validation images, by hand; without any, on its training images."""
+    """Mean squared errors in [0, 1] by hand, on validation images, or on training images without validation images."""
     method, site = tpf(), site_of(DATA)
     server = server_of(method, tmp_path)
     if judged == "training":
         site.val = TensorData(DATA.images[:0], DATA.class_labels[:0])
     reply = method.execute(site, Request("site-1", "share", method.distiller(server)))
-    model = method.with_distiller(site.task).load(select(server.state.tensors, "kept/distiller/"), "distiller").eval()
+    model = (
+        method.with_distiller_network(site.task)
+        .load(select(server.state.tensors, "kept/distiller/"), "distiller")
+        .eval()
+    )
     images = site.task.scale.raw((site.val if judged == "validation" else site.train).images)
     usual = site.task.scale.raw(DATA.images).mean(0)
     with torch.no_grad():
@@ -315,7 +328,7 @@ def test_a_site_tells_how_far_generator_and_mean_image_are_off(tmp_path, judged)
 
 
 def test_a_generator_worse_than_the_mean_image_is_warned_of(tmp_path, caplog):
-    """By the mean over the sites that told it; a site may keep both at home."""
+    """The warning uses the mean over the sites that reported their errors; a site may withhold both."""
     for errors, warned in ({"site-1": (0.03, 0.02), "site-2": (0.01, 0.015)}, True), ({"site-1": (0.1, 0.2)}, False):
         caplog.clear()
         method = tpf()
@@ -328,14 +341,14 @@ def test_a_generator_worse_than_the_mean_image_is_warned_of(tmp_path, caplog):
         method.aggregate(server, told(replies))
         facts = method.findings(server).meta["sharing"]["errors"]
         assert facts == {name: list(pair) for name, pair in errors.items()}
-        warnings = [line for line in caplog.messages if "worse than the mean" in line]
+        warnings = [line for line in caplog.messages if "no better than the mean" in line]
         assert len(warnings) == warned
         assert not warnings or ("0.0200" in warnings[0] and "0.0175" in warnings[0] and "distil_steps" in warnings[0])
 
 
 @pytest.mark.parametrize(("budget", "batches"), [({}, 8), ({"distil_steps": 3}, 3), ({"distil_epochs": 2}, 16)])
 def test_the_first_stage_has_a_budget_of_its_own(tmp_path, budget, batches):
-    """40 images in batches of 5, whatever the steps of the task's network."""
+    """The distiller trains on 40 images in batches of 5, for any number of steps of the task's network."""
     method, site = tpf(generator="vae", **budget), site_of(DATA, steps=1)
     server = server_of(method, tmp_path)
     method.execute(site, Request("site-1", "distil", method.publish(server) | method.distiller(server)))
@@ -343,12 +356,12 @@ def test_the_first_stage_has_a_budget_of_its_own(tmp_path, budget, batches):
     assert {int(tensor) for name, tensor in kept.items() if name.endswith("/step")} == {batches}
 
 
-# ---- what attackers are given
+# ---- data for attacks
 
 
 @pytest.mark.parametrize("share", ["x_s", "raw+noise"])
 def test_a_shadow_network_sees_what_the_attacked_network_saw(tmp_path, share):
-    """Residuals without a shift by the mean, which here would be two standard deviations; whole images as images."""
+    """Residuals are not shifted by the mean, which is two standard deviations here; whole images are."""
     pytest.importorskip("medfl_attacks")
     from medfl_attacks.membership.targets import shadow_set
     from medfl_attacks.open_run import OpenedRun
@@ -398,7 +411,7 @@ def test_tp_03_where_nothing_is_pulled_the_latent_is_free(tmp_path):
 
 def test_a_run_without_a_second_stage_warns(tmp_path, caplog):
     server_of(tpf(distil_rounds=9), tmp_path)
-    assert any("nothing will be shared" in line for line in caplog.messages)
+    assert any("share nothing" in line for line in caplog.messages)
     caplog.clear()
     server_of(tpf(distil_rounds=8), tmp_path)
     server_of(tpf(distil_rounds=9, share_fraction=0.0), tmp_path)

@@ -1,4 +1,4 @@
-"""FedFed in whole runs (B29): what moves in its two stages, its three passes, two copies, limit cases, resumption."""
+"""Whole runs of FedFed (B29): both stages, three passes, two copies, limit cases, resumption."""
 
 from dataclasses import astuple
 
@@ -21,27 +21,27 @@ from medfl.testing.cohort import bits, make_data, make_site, make_task
 from medfl.toolkit.averaging import Averaging
 from medfl.training.loop import Batch
 from medfl.utils.wire import select, tensors_equal
-from medfl_methods.fedfed.method import FedFed, weighed
+from medfl_methods.fedfed.method import FedFed, skew_weights
 
 QUICK = {"width": 2, "latent": 4}
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A round of the first stage and two of the second."""
+    """Run one round of stage 1 and two of stage 2."""
     log, folder = Log(), tmp_path_factory.mktemp("whole")
     return log, run(folder, "fedfed", QUICK, make_method=recorded(log, FedFed, **QUICK), rounds=3), folder
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """The same where nothing is shared."""
+    """Run the same without sharing."""
     folder = tmp_path_factory.mktemp("alone")
     return run(folder, "fedfed", QUICK | {"share_fraction": 0.0}, rounds=3), folder
 
 
 def test_only_generator_and_classifier_are_trained_first(whole):
-    """The task's network goes nowhere until the second stage and is then as it was drawn; there is no critic at all."""
+    """The task's network is not sent before stage 2, and then has its initial values. There is no critic."""
     log, result, folder = whole
     moved = {
         "distil": ({"distiller"}, {"distiller"}),
@@ -65,14 +65,14 @@ def test_only_generator_and_classifier_are_trained_first(whole):
 
 
 class Late(Averaging):
-    """FedAvg that begins with the second round."""
+    """FedAvg that starts in the second round."""
 
     def execute(self, site, request):
         return nothing_learned(site, request) if site.round == 1 else super().execute(site, request)
 
 
 def test_tp_10_where_nothing_is_shared_the_second_stage_is_fedavg(alone, tmp_path):
-    """Bit for bit, though it begins later: D^s empty makes stage 2 FedAvg."""
+    """Stage 2 with an empty shared set equals FedAvg bit by bit, although it starts later."""
     bits_ = bits(alone[0])
     expected = bits(run(tmp_path / "late", make_method=Late, rounds=3))
     plain = bits(run(tmp_path / "plain", "fedavg", rounds=1))
@@ -81,11 +81,11 @@ def test_tp_10_where_nothing_is_shared_the_second_stage_is_fedavg(alone, tmp_pat
     assert not tensors_equal(bits_["server/global"], plain["server/global"])
 
 
-# ---- the passes of the first stage
+# ---- the passes of stage 1
 
 
 def steps_of(method, folder):
-    """Steps of the optimiser over parameters of the generator and of the classifier in a round of 3 batches."""
+    """Return the optimiser steps of generator and classifier in a round of 3 batches."""
     site, server = site_of(make_data(13, "own")), server_of(method, folder)
     method.execute(site, Request("site-1", "distil", method.distiller(server)))
     kept = select(site.state.tensors, "kept/optimizer/")
@@ -107,16 +107,19 @@ def steps_of(method, folder):
     ],
 )
 def test_a_pass_over_the_images_is_three(tmp_path, args, generator, classifier):
-    """An epoch: the classifier on mixed images, the generator on glued ones, both together; two can be left out."""
+    """An epoch has three passes: classifier on mixed images, generator on mosaics, both networks.
+
+    Two can be omitted.
+    """
     steps = steps_of(FedFed(**QUICK, **args), tmp_path)
     assert steps == {"generator": {generator}, "classifier": {classifier}}
 
 
 def test_mixed_images_are_priced_by_their_shares(tmp_path, monkeypatch):
-    """The loss of that pass alone, by the pieces that `mixup` gave: share CE(one) + (1 - share) CE(other)."""
+    """The loss of this pass is share CE(first) + (1 - share) CE(other), computed from the outputs of `mixup`."""
     method, site = FedFed(**QUICK), site_of(make_data(6, "own"))
     server, passes = server_of(method, tmp_path), []
-    distilling = method.own_distiller(site, Request("site-1", "distil", method.distiller(server)))
+    distilling = method.start_distiller_training(site, Request("site-1", "distil", method.distiller(server)))
 
     def mixing(images, labels, alpha, generator):
         assert alpha == 2.0
@@ -128,8 +131,8 @@ def test_mixed_images_are_priced_by_their_shares(tmp_path, monkeypatch):
         return 0.0
 
     monkeypatch.setattr("medfl_methods.fedfed.method.mixup", mixing)
-    monkeypatch.setattr(distilling, "pass_over", passing)
-    method.one_pass(site, distilling, 0, "none")
+    monkeypatch.setattr(distilling, "train_pass", passing)
+    method.train_epoch(site, distilling, 0, "none")
     assert len({label for label, _ in passes}) == 3, "three passes, each with batches of its own"
     x, y = site.train.images, site.train.class_labels
     logits = distilling.model.classifier(0.25 * x + 0.75 * x.flip(0))
@@ -138,25 +141,25 @@ def test_mixed_images_are_priced_by_their_shares(tmp_path, monkeypatch):
     assert float(price.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
 
 
-# ---- what the released code does beside the paper
+# ---- rules of the released code that the paper lacks
 
 
 @pytest.mark.parametrize(
     ("mean", "labels", "kind"),
     [
         (40, [0, 1] * 20, "none"),
-        (201, [0] * 40, "few"),  # less than a fifth, whatever its classes
-        (200, [0] * 40, "none"),  # of a fifth neither is said
+        (201, [0] * 40, "few"),  # below a fifth, with any classes
+        (200, [0] * 40, "none"),  # a fifth exactly: no rule applies
         (199, [0] * 29 + [1] * 11, "one class"),
         (40, [0] * 28 + [1] * 12, "none"),  # 70 %
-        (0, [0] * 40, "one class"),  # nobody told a size
+        (0, [0] * 40, "one class"),  # no site reported its size
     ],
 )
 def test_the_codes_two_kinds_of_unlike_sites(mean, labels, kind):
     site = site_of(make_data(40, "own", torch.tensor(labels)))
     request = Request("site-1", "distil", {}, {"mean_size": mean})
-    assert FedFed().kind_of(site, request) == kind
-    assert FedFed(site_weights=False).kind_of(site, request) == "none"
+    assert FedFed().classify_skew(site, request) == kind
+    assert FedFed(site_weights=False).classify_skew(site, request) == "none"
 
 
 def test_all_sites_take_part_in_the_first_stage_and_learn_the_mean_size(tmp_path):
@@ -171,28 +174,30 @@ def test_all_sites_take_part_in_the_first_stage_and_learn_the_mean_size(tmp_path
 
 
 def test_weights_of_unlike_sites_and_early_epochs():
-    """B29: 5 MSE, 0.005 KL, 2 CE and 0.4 CE of the whole image, and the code's factors on them."""
+    """B29: 5 MSE, 0.005 KL, 2 CE and 0.4 CE of the whole image, with the factors of the released code."""
     method = FedFed()
-    weights = {kind: astuple(weighed(method.weights, kind)) for kind in ("none", "few", "one class")}
+    weights = {kind: astuple(skew_weights(method.weights, kind)) for kind in ("none", "few", "one class")}
     assert weights["none"] == (5, 0.005, 2, 0.4)
     assert weights["few"] == (25, 0.0025, 2, 0.4)
     assert weights["one class"] == (5, 0.025, 10, 2)
-    early = [method.eased(epoch, 10).reconstruction for epoch in (0, 8, 9, 18, 19, 500)]
+    early = [method.curriculum_weights(epoch, 10).reconstruction for epoch in (0, 8, 9, 18, 19, 500)]
     assert early == [50, 50, 25, 25, 5, 5], "the code counts epochs from 1"
-    assert FedFed(curriculum=False).eased(0, 10) == method.weights
+    assert FedFed(curriculum=False).curriculum_weights(0, 10) == method.weights
 
 
 def test_a_site_of_one_class_glues_no_images(tmp_path, monkeypatch):
-    """And its loss is that of the weights."""
+    """The loss of the site has the weights for a site of one class, too."""
     method, site = FedFed(**QUICK), site_of(make_data(6, "own"))
-    distilling = method.own_distiller(site, Request("site-1", "distil", method.distiller(server_of(method, tmp_path))))
+    distilling = method.start_distiller_training(
+        site, Request("site-1", "distil", method.distiller(server_of(method, tmp_path)))
+    )
     passes, prices = [], []
-    monkeypatch.setattr(distilling, "pass_over", lambda loss, label: passes.append((label, loss)) or 0.0)
+    monkeypatch.setattr(distilling, "train_pass", lambda loss, label: passes.append((label, loss)) or 0.0)
     monkeypatch.setattr(FedFed, "distil_loss", lambda *args: prices.append(args[-1]))
-    monkeypatch.setattr(FedFed, "rebuild_loss", lambda *args: prices.append(args[-1]))
+    monkeypatch.setattr(FedFed, "reconstruction_loss", lambda *args: prices.append(args[-1]))
     for kind, labels in (("few", ["mixup", "mosaic", "0"]), ("one class", ["mixup", "0"])):
         passes.clear()
-        method.one_pass(site, distilling, 9, kind)
+        method.train_epoch(site, distilling, 9, kind)
         assert [label.split()[-1].replace("9", "0") for label, _ in passes] == labels
         for _, loss in passes[1:]:
             loss(Batch(site.train.images, site.train.class_labels, torch.arange(6)))
@@ -203,7 +208,7 @@ def test_a_site_of_one_class_glues_no_images(tmp_path, monkeypatch):
 
 
 def test_one_class_sites_laplace_noise_and_three_copies(tmp_path):
-    """Each of 3 sites has one class; the clip for Laplace noise is one of the L1 norm, and all copies count."""
+    """Each of 3 sites has one class. For Laplace noise the clip bounds the L1 norm, and all copies are used."""
     args = QUICK | {"noise": "laplace", "clip": 2.0, "noise_std": (0.3, 0.3, 0.6), "norm": "group"}
     data = {f"site-{c}": make_site(3, str(c), torch.full((3,), c)) for c in range(3)}
     result = run(tmp_path, "fedfed", args, sites=data, compression={"bits": 8}, fraction=0.67)

@@ -1,4 +1,4 @@
-"""Generators: sizes from 4 to 224 pixels, bounded weights, what is random and what is not, and that they learn."""
+"""Generators: sizes from 4 to 224 pixels, bounded numbers of weights, randomness, and learning."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import nn
 
 from medfl.errors import SettingsError
 from medfl.networks.norms import has_batch_norm
-from medfl_methods.fedfed.generator_parts import Double, Halve, halved
-from medfl_methods.fedfed.generators import KINDS, VAE, ResidualGenerator, build_generator
+from medfl_methods.fedfed.generator_layers import DoublingConv, HalvingConv, halve_edges
+from medfl_methods.fedfed.generators import GENERATOR_KINDS, VAE, ResidualGenerator, build_generator
 
 NETWORKS = {"vae": "VAE", "resnet": "ResidualGenerator"}
 
@@ -34,14 +34,14 @@ def counted(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", GENERATOR_KINDS)
 def test_reconstructions_have_the_shape_of_the_images(kind, shape):
     model = tiny(kind, shape, width=2)
-    rebuilt = model(pictures(2, *shape))
-    assert rebuilt.images.shape == (2, *shape)
-    assert rebuilt.images.dtype == torch.float32
-    assert ((rebuilt.images > 0) & (rebuilt.images < 1)).all()
-    numbers_of_latent = [rebuilt.mean, rebuilt.log_variance, rebuilt.latent]
+    reconstructed = model(pictures(2, *shape))
+    assert reconstructed.images.shape == (2, *shape)
+    assert reconstructed.images.dtype == torch.float32
+    assert ((reconstructed.images > 0) & (reconstructed.images < 1)).all()
+    numbers_of_latent = [reconstructed.mean, reconstructed.log_variance, reconstructed.latent]
     if kind == "vae":
         assert [tuple(part.shape) for part in numbers_of_latent] == [(2, 5)] * 3
     else:
@@ -66,13 +66,13 @@ def test_reconstructions_have_the_shape_of_the_images(kind, shape):
 )
 def test_the_linear_layers_see_a_small_map(shape, halvings, positions):
     model = VAE(shape, latent=3, width=4)
-    assert sum(isinstance(layer, Halve) for layer in model.encoder) == halvings
-    assert sum(isinstance(layer, Double) for layer in model.decoder) == halvings
+    assert sum(isinstance(layer, HalvingConv) for layer in model.encoder) == halvings
+    assert sum(isinstance(layer, DoublingConv) for layer in model.decoder) == halvings
     assert model.to_mean.in_features == model.back.out_features == 4 * positions
 
 
 def test_weights_stay_bounded_whatever_the_size():
-    """The linear layers have a bound; each halving more adds a convolution and its transpose, with two norms."""
+    """The linear layers are bounded. Each further halving adds a convolution and its transpose, with two norms."""
     width, latent = 6, 7
     for dims, edges in ((2, (32, 57, 100, 224, 500)), (3, (16, 20, 40, 100))):
         before = None
@@ -80,7 +80,7 @@ def test_weights_stay_bounded_whatever_the_size():
             model = VAE((1, *[edge] * dims), latent, width)
             linear = sum(counted(layer) for layer in (model.to_mean, model.to_log_variance, model.back))
             assert linear <= 3 * 64 * width * latent + 2 * latent + 64 * width
-            now = (sum(isinstance(layer, Halve) for layer in model.encoder), counted(model) - linear)
+            now = (sum(isinstance(layer, HalvingConv) for layer in model.encoder), counted(model) - linear)
             if before is not None:
                 more = now[0] - before[0]
                 assert now[1] - before[1] == more * (2 * 4**dims * width**2 + 2 * 2 * width)
@@ -90,7 +90,7 @@ def test_weights_stay_bounded_whatever_the_size():
 
 
 def test_known_numbers_at_fedfeds_size():
-    """Convolutions and linear layers of FedFed at 32 pixels, with d = 32 and 2048 latent numbers."""
+    """Convolutions and linear layers of FedFed at 32 pixels, with d = 32 and 2048 latent variables."""
     model = VAE((3, 32, 32), 2048)
     convolutions = [p.numel() for p in model.parameters() if p.dim() == 4]
     halving, block = [3 * 16 * 16, 16 * 32 * 16], [32 * 32 * 9, 32 * 32]
@@ -99,15 +99,15 @@ def test_known_numbers_at_fedfeds_size():
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", GENERATOR_KINDS)
 def test_in_evaluation_nothing_is_random_and_each_image_is_for_itself(kind, norm):
     model, images = tiny(kind, (1, 9, 12), norm).eval(), pictures(4, 1, 9, 12)
-    rebuilt = model(images)
-    assert torch.equal(rebuilt.images, model(images).images)
-    assert torch.allclose(rebuilt.images[1:2], model(images[1:2]).images, atol=1e-6)
+    reconstructed = model(images)
+    assert torch.equal(reconstructed.images, model(images).images)
+    assert torch.allclose(reconstructed.images[1:2], model(images[1:2]).images, atol=1e-6)
     if kind == "vae":
-        assert torch.equal(rebuilt.latent, rebuilt.mean)
-        assert torch.equal(rebuilt.images, model.decode(rebuilt.mean))
+        assert torch.equal(reconstructed.latent, reconstructed.mean)
+        assert torch.equal(reconstructed.images, model.decode(reconstructed.mean))
 
 
 def test_in_training_the_latent_is_a_sample():
@@ -124,7 +124,7 @@ def test_in_training_the_latent_is_a_sample():
     assert torch.equal(log_variance, first.log_variance)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", GENERATOR_KINDS)
 def test_with_group_norm_each_image_is_for_itself_in_training_too(kind):
     model, images = tiny(kind, (2, 10, 10), "group").train(), pictures(4, 2, 10, 10)
     assert not has_batch_norm(model)
@@ -136,9 +136,9 @@ def test_with_group_norm_each_image_is_for_itself_in_training_too(kind):
     assert torch.allclose(found(images[:1]), found(images)[:1], atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", GENERATOR_KINDS)
 def test_brightness_is_not_lost_in_groups(kind):
-    """Group normalisation of a convolution without bias would make an image and its half the same."""
+    """Group normalisation without bias would map an image and a copy of half the brightness to the same result."""
     model, images = tiny(kind, (1, 9, 9), "group", width=8).eval(), pictures(3, 1, 9, 9)
     bright, dark = model(images).images, model(images / 2).images
     assert (bright - dark).abs().amax((1, 2, 3)).min() > 1e-3
@@ -146,16 +146,16 @@ def test_brightness_is_not_lost_in_groups(kind):
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
 @pytest.mark.parametrize("shape", [(1, 4, 4), (1, 4, 4, 4)], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", GENERATOR_KINDS)
 def test_one_smallest_image_is_enough_for_training(kind, shape, norm):
     model = tiny(kind, shape, norm).train()
     model(pictures(1, *shape)).images.sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", GENERATOR_KINDS)
 def test_gradients_by_the_image_can_be_differentiated_again(kind):
-    """An attack that looks for an image through a generator needs the second derivative: nothing works in place."""
+    """An attack that optimises an image through a generator needs second derivatives, so no layer works in place."""
     model, images = tiny(kind, (1, 6, 6), "group").double().eval(), pictures(2, 1, 6, 6).double().requires_grad_()
     (slope,) = torch.autograd.grad(model(images).images.square().sum(), images, create_graph=True)
     (bend,) = torch.autograd.grad(slope.square().sum(), images)
@@ -174,15 +174,15 @@ def test_gradients_by_the_image_can_be_differentiated_again(kind):
 @pytest.mark.parametrize("edge", range(1, 10))
 def test_maps_of_any_size_are_halved_and_doubled(edge):
     x = numbers(2, 3, edge, 6)
-    down, up = Halve(2, 3, 4, bias=True), Double(4, 3, (edge, 6), bias=True)
+    down, up = HalvingConv(2, 3, 4, bias=True), DoublingConv(4, 3, (edge, 6), bias=True)
     maps = down(x)
-    assert list(maps.shape[2:]) == halved([edge, 6]) == [-(-edge // 2), 3]
+    assert list(maps.shape[2:]) == halve_edges([edge, 6]) == [-(-edge // 2), 3]
     assert up(maps).shape == x.shape
     padded = torch.cat([x, torch.zeros(2, 3, edge % 2, 6)], dim=2)
     assert torch.equal(maps, nn.functional.conv2d(padded, down.conv.weight, down.conv.bias, stride=2, padding=1))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", GENERATOR_KINDS)
 @pytest.mark.parametrize(
     ("shape", "code", "size"),
     [
@@ -199,7 +199,7 @@ def test_impossible_shapes_are_named(kind, shape, code, size):
         build_generator(kind, shape, 5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", GENERATOR_KINDS)
 def test_impossible_options_are_named(kind):
     with refused(SettingsError, "setting_out_of_range", network=NETWORKS[kind], setting="width", minimum=2, found=1):
         build_generator(kind, (1, 8, 8), 5, width=1)

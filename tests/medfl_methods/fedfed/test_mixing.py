@@ -1,4 +1,4 @@
-"""Mixup and mosaic: what each pixel comes from, for edges even and odd, in images and volumes."""
+"""Mixup and mosaic: the origin of each pixel, for even and odd edges, in images and volumes."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def rng(seed: int = 0) -> torch.Generator:
 
 
 def numbered(n: int, *shape: int) -> torch.Tensor:
-    """Image i is i + 1 everywhere."""
+    """Return images in which all pixels of image i are i + 1."""
     return torch.arange(1.0, n + 1).reshape(n, *[1] * len(shape)).expand(n, *shape).clone()
 
 
@@ -31,7 +31,7 @@ def test_images_are_mixed_as_their_labels_say(shape):
 
 @pytest.mark.parametrize("alpha", [0.2, 2.0])
 def test_the_share_has_the_beta_distribution(alpha):
-    """Mean 1/2, variance 1 / (4 (2 alpha + 1)); below 1/4 as often as above 3/4."""
+    """The mean is 1/2, the variance 1 / (4 (2 alpha + 1)); values below 1/4 are as frequent as values above 3/4."""
     generator, images, labels = rng(), torch.zeros(2, 1), torch.zeros(2)
     shares = torch.tensor([mixup(images, labels, alpha, generator)[3] for _ in range(1000)])
     assert shares.mean().item() == pytest.approx(0.5, abs=0.03)
@@ -66,7 +66,7 @@ def test_an_impossible_alpha_is_named(alpha):
 
 
 def quarters(image: torch.Tensor) -> list[torch.Tensor]:
-    """The 2 x 2 or 2 x 2 x 2 tiles of an image (C, *spatial), split at the half, rounded down."""
+    """Return the 2 x 2 or 2 x 2 x 2 tiles of an image (C, *spatial), split at half the edge, rounded down."""
     parts = [image]
     for axis in range(1, image.dim()):
         half = image.shape[axis] // 2
@@ -84,7 +84,7 @@ def test_each_tile_is_of_one_image_and_no_two_of_the_same(shape):
     seen = set()
     for image in made:
         tiles = [part[part > 0].unique().tolist() for part in quarters(image)]
-        assert all(len(values) <= 1 for values in tiles)  # none where the hole covers the tile
+        assert all(len(values) <= 1 for values in tiles)  # empty if the hole covers the tile
         values = [value for tile in tiles for value in tile]
         assert len(values) == len(set(values)) >= len(tiles) - 1
         seen |= set(values)
@@ -93,7 +93,10 @@ def test_each_tile_is_of_one_image_and_no_two_of_the_same(shape):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_hole_is_a_block_of_zeros(shape):
-    """Of half the shortest edge; whole at least once in 60 images, cut by the border in others, in any place."""
+    """The hole has half the shortest edge.
+
+    In 60 images it is complete at least once and cut by the border in others.
+    """
     edge, extents, covered = min(shape[1:]) // 2, set(), torch.zeros(shape[1:], dtype=torch.bool)
     for image in mosaic(numbered(9, *shape), rng(), 60):
         hole = (image == 0).all(0)
@@ -110,7 +113,7 @@ def test_the_hole_is_a_block_of_zeros(shape):
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (2, 7, 9), (1, 6, 6, 6), (1, 5, 7, 9)], ids=str)
 def test_crops_come_from_one_place_which_varies(shape):
-    """Each pixel of the images holds its own position, so that a pixel of a mosaic tells where it was."""
+    """Each pixel stores its position, so a mosaic shows where its pixels came from."""
     edges = shape[1:]
     positions = torch.stack(torch.meshgrid(*[torch.arange(1.0, edge + 1) for edge in edges], indexing="ij"))
     images = positions[None].repeat(8, 1, *[1] * len(edges))

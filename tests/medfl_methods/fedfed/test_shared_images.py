@@ -1,4 +1,4 @@
-"""The shared set as everyone holds it, and the batches drawn from it."""
+"""Shared set, and the batches drawn from it."""
 
 from collections import Counter
 
@@ -11,7 +11,7 @@ from medfl_methods.fedfed.shared_images import SharedBatches, SharedImages, chec
 
 
 def made(labels, copies=1, start=0):
-    """Images 2 x 2 whose pixels are their number, plus 100 in the second copy."""
+    """Return images of 2 x 2 pixels with the image's number as values, plus 100 in the second copy."""
     numbers = torch.arange(start, start + len(labels)).half().view(-1, 1, 1, 1).expand(-1, 1, 2, 2)
     return SharedImages(tuple(numbers + 100 * copy for copy in range(copies)), torch.tensor(labels, dtype=torch.int64))
 
@@ -22,7 +22,7 @@ def numbers(parts):
 
 @pytest.mark.parametrize("copies", [1, 2, 11])
 def test_names_and_back(copies):
-    """Copies keep their order, also with more than ten of them."""
+    """Copies keep their order, even with more than ten copies."""
     shared = made([2, 0, 1], copies)
     read = SharedImages.read(shared.tensors())
     assert [numbers(copy) for copy in read.copies] == [numbers(copy) for copy in shared.copies]
@@ -32,10 +32,10 @@ def test_names_and_back(copies):
 
 
 def test_sets_are_joined_in_the_order_of_their_sites():
-    joined = SharedImages.joined({"a": made([1, 1], 2), "b": made([], 2), "c": made([0], 2, start=5)})
-    assert [numbers(copy) for copy in joined.copies] == [[0, 1, 5], [100, 101, 105]]
-    assert joined.labels.tolist() == [1, 1, 0]
-    assert len(SharedImages.joined({"a": made([]), "b": made([])})) == 0
+    concatenate = SharedImages.concatenate({"a": made([1, 1], 2), "b": made([], 2), "c": made([0], 2, start=5)})
+    assert [numbers(copy) for copy in concatenate.copies] == [[0, 1, 5], [100, 101, 105]]
+    assert concatenate.labels.tolist() == [1, 1, 0]
+    assert len(SharedImages.concatenate({"a": made([]), "b": made([])})) == 0
 
 
 def draws(shared, images, balanced, *counts, seed=0):
@@ -44,7 +44,7 @@ def draws(shared, images, balanced, *counts, seed=0):
 
 
 def test_an_epoch_has_as_many_rows_as_the_site_has_images_and_as_many_of_each_class():
-    """FedFed's rule: class-balanced whatever the shares of the classes in the set."""
+    """FedFed's rule: draws are class-balanced for any class distribution of the set."""
     shared = made([0] * 10 + [1] * 2 + [2] * 4)
     for batches in (draws(shared, 9, True, 4, 4, 1), draws(shared, 9, True, 9)):
         labels = torch.cat([labels for _, labels in batches])
@@ -64,7 +64,7 @@ def test_each_part_comes_with_its_label_in_all_copies():
 
 
 def test_epochs_follow_each_other_and_are_drawn_anew():
-    """A batch over the end of an epoch takes the rest of it and the beginning of the next."""
+    """A batch across the end of an epoch contains its last rows and the first rows of the next epoch."""
     shared = made([0] * 6)
     long = numbers(draws(shared, 6, True, 18)[0][0])
     short = [number for parts, _ in draws(shared, 6, True, 4, 4, 4, 4, 2) for number in numbers(parts)]
@@ -76,7 +76,7 @@ def test_epochs_follow_each_other_and_are_drawn_anew():
 
 
 def test_all_draws_images_as_often_as_they_are():
-    """A class of a tenth of the set is about a tenth of the rows."""
+    """A class with a tenth of the set's images is about a tenth of the drawn rows."""
     shared = made([0] * 9 + [1])
     labels = draws(shared, 1000, False, 1000)[0][1]
     assert 60 < int(labels.sum()) < 140
@@ -91,7 +91,7 @@ def test_volumes_of_one_class():
 
 
 def test_they_are_drawn_in_a_run_with_bf16():
-    """The loss is computed under autocast then, and draws its batch there."""
+    """The loss draws its batch under autocast."""
     shared = made([0, 1], copies=2)
     with torch.autocast("cpu", torch.bfloat16):
         parts, _ = draws(shared, 2, True, 2)[0]

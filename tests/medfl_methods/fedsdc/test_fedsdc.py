@@ -1,4 +1,4 @@
-"""FedSDC's numbers (O-SD-2, O-SD-4, O-SD-5): who gets which head, widths, which heads answer, momentum."""
+"""FedSDC's numbers (O-SD-2, O-SD-4, O-SD-5): assignment of heads, widths, ensemble, momentum."""
 
 import dataclasses
 import math
@@ -18,16 +18,19 @@ from medfl.testing.cohort import CLASSES, SmallNet, make_data, make_sites, make_
 from medfl.utils.rng import make_generator
 from medfl.utils.wire import tensors_equal
 from medfl_methods.fedavg import FedAvg
-from medfl_methods.fedsdc.judgement import judge, kept_count, rank, total
+from medfl_methods.fedsdc.head_evaluation import count_ensemble_heads, evaluate_heads, rank_heads, sum_counts
 from medfl_methods.fedsdc.method import FedSDC
 
-# ---- heads travel (O-SD-2)
+# ---- assignment of heads (O-SD-2)
 
 
 def deals(rounds, sites, shuffle=True, **settings):
-    """Site to head, round by round."""
+    """Return the assignment of heads in each round: a mapping from site to head."""
     server = dealing_server(sites, **settings)
-    return [FedSDC(shuffle=shuffle).dealt(dataclasses.replace(server, round=number)) for number in range(1, rounds + 1)]
+    return [
+        FedSDC(shuffle=shuffle).assign_heads(dataclasses.replace(server, round=number))
+        for number in range(1, rounds + 1)
+    ]
 
 
 def test_sd_2_every_head_goes_to_every_site_equally_often():
@@ -62,11 +65,11 @@ def test_sd_2_without_shuffling_each_site_keeps_its_head(fraction):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_sd_5_one_width_in_each_part_of_the_range(tmp_path, seed):
-    """Of a body with 512 features; a head has d r + r + r C + C parameters."""
+    """A head of width r on a body with d = 512 features has d r + r + r C + C parameters."""
     server = dealing_server(4, seed=seed)
     wide = make_task("plain").with_network("plain", lambda: SmallNet(norm=False, width=128))
     server.task, server.round = wide, 0
-    heads = FedSDC().first_heads(server, 4)
+    heads = FedSDC().initial_heads(server, 4)
     widths = [len(head["hidden.weight"]) for head in heads]
     for width, low in zip(widths, (0.4, 0.55, 0.7, 0.85), strict=True):
         assert int(low * 512) <= width <= (low + 0.15) * 512
@@ -81,7 +84,7 @@ def test_sd_5_one_width_in_each_part_of_the_range(tmp_path, seed):
 
 def test_without_diversity_all_heads_begin_as_the_networks_own():
     server = dealing_server(3)
-    heads = FedSDC(diversity=False).first_heads(server, 3)
+    heads = FedSDC(diversity=False).initial_heads(server, 3)
     own = server.task.initial(0)
     assert all(tensors_equal(head, {"weight": own["head.weight"], "bias": own["head.bias"]}) for head in heads)
 
@@ -90,7 +93,7 @@ def test_without_diversity_all_heads_begin_as_the_networks_own():
 
 
 class Told:
-    """Replies: site to tensors, and to meta."""
+    """Replies with tensors and metadata by site."""
 
     def __init__(self, replies, sizes):
         self._replies, self.meta, self.missing = replies, {name: {"size": n} for name, n in sizes.items()}, []
@@ -107,9 +110,9 @@ class Told:
     [(0.5, (0.9213975, 1.9261722598, 2.5611703376)), (0.0, (0.9213975, 1.4654735098, 1.7867449528))],
 )
 def test_sd_1_the_body_moves_to_the_sites_with_momentum(beta, expected):
-    """Three sites whose training goes part of the way to 0, 1 and 4: the rows FedAvgM and FedAvg of O-G1.
+    """Three sites train part of the way to 0, 1 and 4: the rows FedAvgM and FedAvg of O-G1.
 
-    Each head is moved by the number of its site, and by nothing else.
+    The update of each head is the number of its site.
     """
     server, method = dealing_server(3), FedSDC(beta=beta)
     zero = torch.zeros((), dtype=torch.float64)
@@ -123,12 +126,12 @@ def test_sd_1_the_body_moves_to_the_sites_with_momentum(beta, expected):
         moved = {name: {"model/w": (1 - kept) * (c - w), "head/weight": zero + c} for name, c in centres.items()}
         method.aggregate(server, Told(moved, sizes))
         assert float(server.state.tensors["w"]) == pytest.approx(value, abs=1e-9)
-        for name, slot in method.dealt(server).items():
+        for name, slot in method.assign_heads(server).items():
             heads[slot] += centres[name]
         assert [float(server.state.tensors[f"kept/heads/{slot:06d}/weight"]) for slot in range(3)] == heads
 
 
-# ---- which heads answer (O-SD-4)
+# ---- ensemble (O-SD-4)
 
 
 @pytest.mark.parametrize(
@@ -145,19 +148,19 @@ def test_sd_1_the_body_moves_to_the_sites_with_momentum(beta, expected):
     ],
 )
 def test_sd_4_how_many_heads_answer(gamma, heads, count):
-    assert kept_count(gamma, heads) == count
+    assert count_ensemble_heads(gamma, heads) == count
 
 
 def test_heads_are_ranked_by_hits_then_by_number():
-    assert rank([3, 7, 3, 9, 7]) == [3, 1, 4, 0, 2]
-    assert rank([2]) == [0]
+    assert rank_heads([3, 7, 3, 9, 7]) == [3, 1, 4, 0, 2]
+    assert rank_heads([2]) == [0]
 
 
 @pytest.mark.parametrize("ranking", [None, [2, 0, 3, 1]])
 def test_what_a_site_finds_out_about_heads(ranking):
     opinions = torch.rand(4, 30, 3, generator=make_generator("opinions"), dtype=torch.float64).softmax(2)
     labels = torch.arange(30) % 3
-    judged = judge(opinions, labels, ranking)
+    judged = evaluate_heads(opinions, labels, ranking)
     chosen, order = opinions.argmax(2).tolist(), ranking or [0, 1, 2, 3]
     assert judged["images"] == 30
     assert judged["right"] == [sum(c == y for c, y in zip(choices, labels.tolist(), strict=True)) for choices in chosen]
@@ -165,7 +168,7 @@ def test_what_a_site_finds_out_about_heads(ranking):
     assert judged["agree"] == agree
     votes = [[vote(opinions[order[:n], i].tolist()) for i in range(30)] for n in (1, 2, 3, 4)]
     assert judged["votes"] == [sum(c == y for c, y in zip(choices, labels.tolist(), strict=True)) for choices in votes]
-    assert total([judged, judged]) == {
+    assert sum_counts([judged, judged]) == {
         "images": 60,
         "right": [2 * n for n in judged["right"]],
         "agree": [[2 * n for n in row] for row in agree],
@@ -174,7 +177,7 @@ def test_what_a_site_finds_out_about_heads(ranking):
 
 
 def poisoned(sites, split):
-    """The same sites with the labels of a split turned round."""
+    """Return the sites with the labels of a split reversed."""
 
     def turn(data):
         return TensorData(data.images, (data.class_labels + 1) % CLASSES)
@@ -183,13 +186,13 @@ def poisoned(sites, split):
 
 
 def bigger():
-    """The tiny federation with more validation images."""
+    """Return the small federation with more validation images."""
     return {name: dataclasses.replace(s, val=make_data(20, name + "/many")) for name, s in make_sites().items()}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Name to run folder and result: all heads, two of three, one; with poisoned test and validation labels."""
+    """Map each name to run folder and result: all heads, two of three, one; with reversed test or validation labels."""
     cases = {
         "all": ({}, bigger()),
         "two": ({"gamma": 0.5}, bigger()),
@@ -217,12 +220,12 @@ def test_sd_4_choosing_heads_changes_no_training(runs):
         assert tensors_equal(body_at(folder), body_at(runs["all"][0]))
         for first, two in zip(heads_at(folder), heads_at(runs["all"][0]), strict=True):
             assert tensors_equal(first, two)
-    assert facts(runs["all"])["kept"] == [0, 1, 2]
+    assert facts(runs["all"])["ensemble_heads"] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("name", "count"), [("two", 2), ("best", 1), ("training", 2)])
 def test_the_heads_that_are_right_most_often_answer(runs, name, count):
-    """On the union of the sites' validation images, or of their training images; counted by hand."""
+    """Count on the union of the sites' validation images, or of their training images, by hand."""
     folder, result, _ = runs[name]
     data = [site.train if name == "training" else site.val for site in bigger().values()]
     images, labels = (
@@ -233,23 +236,23 @@ def test_the_heads_that_are_right_most_often_answer(runs, name, count):
     right = (opinions.argmax(2) == labels).sum(1).tolist()
     ranking = sorted(range(3), key=lambda k: (-right[k], k))
     heads_facts = facts(runs[name])
-    assert (heads_facts["judged"]["right"], heads_facts["judged"]["images"]) == (right, len(labels))
-    assert (heads_facts["ranking"], heads_facts["kept"]) == (ranking, sorted(ranking[:count]))
+    assert (heads_facts["evaluation"]["right"], heads_facts["evaluation"]["images"]) == (right, len(labels))
+    assert (heads_facts["ranking"], heads_facts["ensemble_heads"]) == (ranking, sorted(ranking[:count]))
     best = [[vote(opinions[ranking[:n], i].tolist()) for i in range(len(labels))] for n in (1, 2, 3)]
-    assert heads_facts["judged"]["votes"] == [int((torch.tensor(choices) == labels).sum()) for choices in best]
+    assert heads_facts["evaluation"]["votes"] == [int((torch.tensor(choices) == labels).sum()) for choices in best]
     assert len(result.outcome.models["global"].tensors) == len(body_at(folder)) + 4 * count
 
 
 def test_sd_4_choosing_never_looks_at_the_test_set(runs):
     assert facts(runs["two, test poisoned"]) == facts(runs["two"])
-    assert facts(runs["two, val poisoned"])["judged"]["right"] != facts(runs["two"])["judged"]["right"]
+    assert facts(runs["two, val poisoned"])["evaluation"]["right"] != facts(runs["two"])["evaluation"]["right"]
 
 
 @pytest.mark.parametrize("name", ["all", "two", "best", "mean"])
 def test_the_global_model_answers_for_its_heads(runs, name):
     folder, result, method = runs[name]
     images = make_data(200, "asked").images
-    heads = [heads_at(folder)[slot] for slot in facts(runs[name])["kept"]]
+    heads = [heads_at(folder)[slot] for slot in facts(runs[name])["ensemble_heads"]]
     opinions = said_by(body_at(folder), heads, images)
     with torch.no_grad():
         output = method.predictor(make_task(), [result.outcome.models["global"]])(images)
@@ -262,7 +265,7 @@ def test_the_global_model_answers_for_its_heads(runs, name):
 
 
 def test_what_judging_costs(runs):
-    """In the last round body and all heads go to each judge twice."""
+    """Each evaluating site receives the body and all heads twice in the last round."""
     folder, _, _ = runs["two"]
     table = pd.read_csv(folder / "metrics.csv").query("metric == 'bytes_down' and site == 'site-2'")
     first, last = (table[table["round"] == number]["value"].tolist() for number in (1, 2))
@@ -277,7 +280,7 @@ def test_what_judging_costs(runs):
 
 
 def test_under_privacy_heads_are_clipped_with_the_body_and_nothing_is_told(tmp_path):
-    """And all heads answer, unjudged."""
+    """All heads form the ensemble, without evaluation."""
     result = run(tmp_path, task=make_task("plain"), epochs=6, privacy={"epsilon": 1e7, "clip": 0.05})
     assert result.outcome.status == "finished"
     for name in NAMES:
@@ -287,8 +290,8 @@ def test_under_privacy_heads_are_clipped_with_the_body_and_nothing_is_told(tmp_p
         assert {"head/hidden.weight", "head/out.bias", "model/body.0.weight"} <= update.keys()
         assert float(torch.cat([t.double().flatten() for t in update.values()]).norm()) == pytest.approx(0.05, rel=0.05)
     heads_facts = result.outcome.findings.meta["heads"]
-    assert heads_facts["kept"] == [0, 1, 2]
-    assert "judged" not in heads_facts
+    assert heads_facts["ensemble_heads"] == [0, 1, 2]
+    assert "evaluation" not in heads_facts
 
 
 class OddHead(SmallNet):
@@ -309,7 +312,7 @@ def odd_task(kind):
 
 
 def test_a_count_of_heads_that_fits_is_accepted():
-    """With shuffling it is that of the participants, without it that of the sites."""
+    """It is the number of participants with shuffling, and the number of sites without."""
     for shuffle, count in ((True, 3), (False, 5)):
         server = dealing_server(5, fraction=0.6)
         FedSDC(heads=count, shuffle=shuffle).setup(server)
@@ -318,7 +321,7 @@ def test_a_count_of_heads_that_fits_is_accepted():
 
 @pytest.mark.parametrize(("args", "kind"), [({}, OddHead), (PLAIN, Deep)], ids=["replaced", "as it is"])
 def test_heads_of_the_network_that_are_welcome(tmp_path, args, kind):
-    """Any with a linear layer where it is replaced; one of two layers also where all are like it."""
+    """Any head with a linear layer is replaced with `diversity`; without it, heads of two layers are accepted, too."""
     result = run(tmp_path, args, task=odd_task(kind))
     assert result.outcome.status == "finished"
     widths = result.outcome.findings.meta["heads"]["widths"]

@@ -1,4 +1,4 @@
-"""FedSDC in whole runs: against a plain loop that shares no code with it, limit cases (O-SD-6), interruptions."""
+"""Whole runs of FedSDC against an independent plain loop, limit cases (O-SD-6), interruptions."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from medfl_methods.fedsdc.method import FedSDC
 
 
 class Refusing(FedSDC):
-    """Site 2 never replies to the second round's training."""
+    """FedSDC in which site 2 does not reply to the training request of round 2."""
 
     def execute(self, site, request):
         if (site.name, site.round, request.op) == ("site-2", 2, "fit"):
@@ -22,7 +22,7 @@ class Refusing(FedSDC):
 
 
 def dealt(result):
-    """Of each round, who held which head, as the findings tell it."""
+    """Return the assignment of heads in each round, from the findings."""
     held = result.outcome.findings.tensors["held"].tolist()
     return [{name: slot for name, slot in zip(NAMES, row, strict=True) if slot >= 0} for row in held]
 
@@ -40,7 +40,7 @@ def dealt(result):
     ids=["all", "one refuses", "two of three"],
 )
 def test_a_run_is_a_plain_loop(tmp_path, options, norm, missing):
-    """Bit for bit: body, velocity and heads after three rounds; a head that isn't returned keeps its value."""
+    """Body, velocity and heads are equal bit by bit after three rounds. A head that is not returned keeps its value."""
     options = {"task": make_task("norm" if norm else "plain")} | options
     method = options.get("make_method", FedSDC)()
     run(tmp_path / "start", **(options | {"rounds": 1, "epochs": 0}))
@@ -59,7 +59,7 @@ def test_a_run_is_a_plain_loop(tmp_path, options, norm, missing):
 
 @pytest.mark.parametrize("network", ["norm", "forgetful"])
 def test_sd_6_with_one_participant_a_round_it_is_fedavg(tmp_path, network):
-    """Bit for bit, also where dropout draws numbers."""
+    """The models are equal bit by bit, even with dropout."""
     task = make_task().with_network("forgetful", Forgetful)
     options = {"task": type(task)(**{**vars(task), "network": network}), "fraction": 0.34, "rounds": 4}
     run(tmp_path / "avg", name="fedavg", **options)
@@ -73,17 +73,17 @@ def test_sd_6_with_one_participant_a_round_it_is_fedavg(tmp_path, network):
     assert accuracy[0] == accuracy[1] != []
 
 
-# ---- where normalisation stays at home, and what is all shared
+# ---- personal normalisation layers
 
 
 @pytest.mark.parametrize("norm_sync", ["none", "params"])
 def test_with_personal_norms_models_are_personal(tmp_path, norm_sync):
-    """A site's model is the common body and all heads, under its own norms; a site that never trained has the first."""
+    """A site's model has the shared body, all heads and the site's norms. Untrained sites have the initial norms."""
     unavailable = {"absent": lambda site, step: site == "site-3"}
     result = run(tmp_path, {"gamma": 0.5}, norm_sync=norm_sync, **unavailable)
     assert result.outcome.models == {}
     assert [set(result.models[name]) for name in NAMES] == [{"personal"}] * 3
-    kept = result.outcome.findings.meta["heads"]["kept"]
+    kept = result.outcome.findings.meta["heads"]["ensemble_heads"]
     heads = heads_at(tmp_path)
     task, images = make_task(), make_sites()["site-1"].test.images
     for name in NAMES:
@@ -98,7 +98,7 @@ def test_with_personal_norms_models_are_personal(tmp_path, norm_sync):
 
 
 def test_a_body_without_norms_is_shared_whole(tmp_path):
-    """Whatever is said about norms: then there is a global model, as in FedAvg."""
+    """There is a global model for any `norm_sync`, as in FedAvg."""
     task = make_task("plain")
     results = [run(tmp_path / name, name=name, task=task, norm_sync="params") for name in ("fedavg", "fedsdc")]
     for result in results:
@@ -110,22 +110,22 @@ def test_a_body_without_norms_is_shared_whole(tmp_path):
 
 
 def test_without_a_choice_nobody_needs_to_judge(tmp_path):
-    """All heads answer anyway; the last round is scored, only nothing is known of the heads."""
+    """All heads form the ensemble. The last round is evaluated, but not the heads."""
     result = run(tmp_path, rounds=1, unavailable=lambda site, step: step > 1)
     assert (result.outcome.status, result.outcome.rounds) == ("finished", 1)
     heads = result.outcome.findings.meta["heads"]
-    assert heads["kept"] == [0, 1, 2]
-    assert "judged" not in heads
+    assert heads["ensemble_heads"] == [0, 1, 2]
+    assert "evaluation" not in heads
     assert any("aggregated,accuracy" in line for line in scores(tmp_path))
 
 
 def test_sites_without_images_of_one_kind(tmp_path):
-    """Who has no training images gets no head; who has no validation images judges none."""
+    """A site without training images gets no head; a site without validation images evaluates no head."""
     sites = make_sites() | {"site-1": make_site(0, "empty")}
     sites["site-2"].val = type(sites["site-2"].val)(torch.empty(0, 1, 6, 6), torch.empty(0, dtype=torch.int64))
     result = run(tmp_path, {"gamma": 0.5}, sites=sites)
     heads = result.outcome.findings.meta["heads"]
     assert result.outcome.status == "finished"
-    assert (len(heads["widths"]), len(heads["kept"]), heads["judged"]["images"]) == (2, 1, 6 + 6)
+    assert (len(heads["widths"]), len(heads["ensemble_heads"]), heads["evaluation"]["images"]) == (2, 1, 6 + 6)
     assert [set(held) for held in dealt(result)] == [{"site-2", "site-3"}] * 2
     assert tensors_equal(result.models["site-1"]["global"].tensors, result.outcome.models["global"].tensors)

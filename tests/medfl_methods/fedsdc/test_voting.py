@@ -1,4 +1,4 @@
-"""Heads that answer together: votes and ties against counting by hand, and what stands for them in a network."""
+"""Ensemble of heads: votes and ties against counting by hand, and the voting layer in a network."""
 
 import io
 import itertools
@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from medfl.utils.rng import make_generator
-from medfl_methods.fedsdc.voting import VotingHead, elected, votes
+from medfl_methods.fedsdc.voting import VotingHead, count_votes, elect_class
 
 FEATURES = torch.randn(64, 6, generator=make_generator("voting features"))
 
 
 def winner(rows):
-    """Counted by hand: most votes; of the tied the largest sum; then the first class."""
+    """Count by hand: most votes; among tied classes the largest sum; then the first class."""
     choices = [row.index(max(row)) for row in rows]
     counts = Counter(choices)
     tied = sorted(label for label in counts if counts[label] == max(counts.values()))
@@ -23,7 +23,7 @@ def winner(rows):
 
 
 def shares(total, parts):
-    """All ways to write a total as that many parts, each at least one."""
+    """Return all ways to write a total as a sum of that many parts, each at least one."""
     if parts == 1:
         return [[total]]
     return [[first, *rest] for first in range(1, total) for rest in shares(total - first, parts - 1)]
@@ -31,29 +31,29 @@ def shares(total, parts):
 
 @pytest.mark.parametrize(("heads", "classes", "total"), [(1, 3, 8), (2, 3, 8), (3, 3, 6), (3, 2, 8), (4, 2, 6)])
 def test_sd_6_all_ways_to_vote(heads, classes, total):
-    """Every combination of opinions in eighths or sixths: ties of votes, of sums and of one head's own classes."""
+    """All combinations of probabilities in eighths or sixths: ties of votes, of sums and within a single head."""
     cases = list(itertools.product(shares(total, classes), repeat=heads))
     opinions_ = torch.tensor(cases, dtype=torch.float64).transpose(0, 1)  # whole numbers: their sums are exact
     expected = [winner(case) for case in cases]
-    assert elected(opinions_).tolist() == expected
+    assert elect_class(opinions_).tolist() == expected
     by_votes = [Counter(row.index(max(row)) for row in case) for case in cases]
-    assert votes(opinions_).tolist() == [[count[label] for label in range(classes)] for count in by_votes]
+    assert count_votes(opinions_).tolist() == [[count[label] for label in range(classes)] for count in by_votes]
     if heads > 1:
         assert expected != opinions_.sum(0).argmax(1).tolist(), "a vote is no mean"
 
 
 def test_sd_6_a_tie_is_never_won_by_a_class_without_the_most_votes():
-    """Two vote for 0, two for 1; class 2 has the largest sum, as it would win in the released code."""
+    """Two heads vote for 0, two for 1. Class 2 has the largest sum and would win in the released code."""
     opinions_ = torch.tensor([[0.5, 0.02, 0.48], [0.5, 0.02, 0.48], [0.0, 0.51, 0.49], [0.02, 0.5, 0.48]]).double()[
         :, None
     ]
     assert opinions_.sum(0).argmax() == 2
-    assert elected(opinions_).tolist() == [1]
-    assert elected(torch.tensor([[[0.6, 0.4]], [[0.4, 0.6]]])).tolist() == [0]
+    assert elect_class(opinions_).tolist() == [1]
+    assert elect_class(torch.tensor([[[0.6, 0.4]], [[0.4, 0.6]]])).tolist() == [0]
 
 
 def head_of(widths, together="vote", spread=3.0, **options):
-    """A voting head whose heads disagree."""
+    """Return a voting head whose heads disagree."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
         head = VotingHead(6, widths, 4, together, **options)
@@ -70,27 +70,29 @@ def opinions(head):
 
 @pytest.mark.parametrize("widths", [[0, 0, 0, 0], [5, 3, 8, 2], [4], [0], [3, 0, 2, 0, 6]])
 def test_in_evaluation_it_says_who_is_elected(widths):
-    """softmax of its logits = (votes + mean probability) / (heads + 1); of one head its own probabilities."""
+    """softmax of the logits = (votes + mean probability) / (heads + 1); for a single head its own probabilities."""
     head = head_of(widths).eval()
     probabilities = opinions(head)
     output = head(FEATURES)
-    assert output.argmax(1).tolist() == elected(probabilities.double()).tolist()
+    assert output.argmax(1).tolist() == elect_class(probabilities.double()).tolist()
     expected = (
-        (votes(probabilities) + probabilities.mean(0)) / (len(widths) + 1) if len(widths) > 1 else probabilities[0]
+        (count_votes(probabilities) + probabilities.mean(0)) / (len(widths) + 1)
+        if len(widths) > 1
+        else probabilities[0]
     )
     torch.testing.assert_close(output.softmax(1), expected, atol=1e-6, rtol=0)
     torch.testing.assert_close(output.exp().sum(1), torch.ones(64), atol=1e-6, rtol=0)
     if len(widths) > 2:
-        assert elected(probabilities).tolist() != probabilities.mean(0).argmax(1).tolist()
+        assert elect_class(probabilities).tolist() != probabilities.mean(0).argmax(1).tolist()
 
 
 def test_votes_that_are_tied_go_by_probability():
-    """Also through logits in float32."""
+    """This holds through logits in float32, too."""
     head = head_of([0, 0]).eval()
     probabilities = opinions(head)
     tied = probabilities[0].argmax(1) != probabilities[1].argmax(1)
     assert tied.sum() > 10
-    assert head(FEATURES)[tied].argmax(1).tolist() == elected(probabilities.double())[tied].tolist()
+    assert head(FEATURES)[tied].argmax(1).tolist() == elect_class(probabilities.double())[tied].tolist()
 
 
 def test_a_class_that_nobody_thinks_of_has_a_finite_logit():

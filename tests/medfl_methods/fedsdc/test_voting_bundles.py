@@ -1,4 +1,4 @@
-"""The bundle that a site takes home from FedSDC holds body and heads and votes, by plain MONAI."""
+"""The exported bundle of FedSDC contains body and heads, and votes with plain MONAI."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from medfl.data.sites import load_site
 from medfl.objectives import Multiclass
 from medfl.testing.synthetic import make_cohort
 from medfl.workflow import FederatedWorkflow
-from medfl_methods.fedsdc.voting import VotingHead, elected
+from medfl_methods.fedsdc.voting import VotingHead, elect_class
 
 BUNDLE = Path(__file__).parents[3] / "bundles" / "medmnist_classification"
 
@@ -32,7 +32,7 @@ def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One round in which four sites train, and the best three heads answer."""
+    """Run one round in which four sites train and the best three heads form the ensemble."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     configs = [str(BUNDLE / "configs" / name) for name in ("train.json", "federate.json")]
     options = {"bundle_root": str(BUNDLE), "dataset_dir": str(cohort), "output_dir": str(folder), "method": "fedsdc"}
@@ -44,7 +44,7 @@ def run(cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def network_of(home: Path, config: str) -> nn.Module:
-    """The bundle's network with its weights, as MONAI builds it."""
+    """Return the bundle's network with its weights, built by MONAI."""
     parser = ConfigParser()
     parser.read_config(str(home / "configs" / config))
     model: nn.Module = parser.get_parsed_content("network_def")
@@ -53,7 +53,7 @@ def network_of(home: Path, config: str) -> nn.Module:
 
 
 def test_its_network_votes_as_it_did_in_the_run(run: Path, cohort: Path) -> None:
-    """By either configuration, and in the server's bundle, too."""
+    """Check both configurations, and the server's bundle."""
     home = run / "sites" / "site-02"
     model = network_of(home, "inference.json")
     head = model.head
@@ -67,14 +67,14 @@ def test_its_network_votes_as_it_did_in_the_run(run: Path, cohort: Path) -> None
         assert torch.equal(output, network_of(run / "global", "inference.json")(images))
         opinions = torch.stack([layer(model.body(images)).softmax(dim=1) for layer in head.heads])  # type: ignore[operator]
         torch.testing.assert_close(torch.jit.script(model)(images), output)  # type: ignore[no-untyped-call]
-    assert output.argmax(dim=1).tolist() == elected(opinions.double()).tolist()
+    assert output.argmax(dim=1).tolist() == elect_class(opinions.double()).tolist()
     rows = list(csv.reader((home / "predictions.csv").open()))[1:]
     probabilities = [[float(value) for value in row[2:6]] for row in rows]
     np.testing.assert_allclose(output.softmax(dim=1), probabilities, atol=1e-6)
 
 
 def test_what_an_attack_finds_of_a_cleaned_run_votes_too(run: Path, cohort: Path, tmp_path: Path) -> None:
-    """The bundle says how its network is built; nothing else is left of the run's models."""
+    """The bundle contains the configuration of its network; the run's models are deleted."""
     pytest.importorskip("medfl_attacks")
     from medfl_attacks.open_run import open_run
 

@@ -1,4 +1,4 @@
-"""For all tests of losses: matrices of few rows make several tiles and chunks."""
+"""Small tile and chunk sizes for all tests of the similarity loss, so that small matrices have several parts."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from medfl_methods.fedskd import similarity_nxn as tiles
 
 @pytest.fixture(autouse=True)
 def _several_parts(monkeypatch):
-    """The last part is smaller than the others."""
-    monkeypatch.setattr(tiles, "TILE", 48)
-    monkeypatch.setattr(columns, "CHUNK_ELEMENTS", 64 * 24)
-    monkeypatch.setattr(small, "CHUNK", 10)
+    """Set sizes for which the last tile and chunk are smaller than the others."""
+    monkeypatch.setattr(tiles, "CPU_TILE_ROWS", 48)
+    monkeypatch.setattr(columns, "CPU_CHUNK_ELEMENTS", 64 * 24)
+    monkeypatch.setattr(small, "MAX_PRODUCT_ELEMENTS", 10)

@@ -1,4 +1,4 @@
-"""FedSKD's loss at one site: who is taught by what, and which weights move (O-SK-6)."""
+"""FedSKD's loss at one site: which model gets which gradients, and which weights change (O-SK-6)."""
 
 import dataclasses
 
@@ -30,7 +30,7 @@ def make_method(**args):
 
 
 def begin(method, own="plain", guest="norm", **settings):
-    """A training in which the loss has not been asked for yet, and a batch of it."""
+    """Return a fit with a visiting model before the first loss, and a batch."""
     task = dataclasses.replace(make_task(own), regions=REGIONS)
     site = Site("here", 1, State(), task, Settings(rounds=1, **settings), train=make_data(8, "here"))
     fit = Fit(site, task.load(task.initial(1, own), own).train(), {})
@@ -84,7 +84,7 @@ def test_the_loss_is_both_errors_and_gamma_times_the_similarity():
 
 
 def test_class_weights_are_those_of_the_host_for_both_models():
-    """Equation 1, by hand: sum of w_y times the error, over the sum of w_y, with w_c = n / (K n_c)."""
+    """Compute equation 1 by hand: sum of w_y times the error, over the sum of w_y, with w_c = n / (K n_c)."""
     method = make_method(gamma=0.0)
     fit, batch = begin(method)
     labels = torch.tensor([0, 0, 0, 0, 0, 0, 1, 2])
@@ -100,7 +100,7 @@ def test_class_weights_are_those_of_the_host_for_both_models():
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_sk_6_only_the_guests_head_stays(frozen):
-    """Gradients pass through it: the body before it learns from the error behind it."""
+    """Gradients pass through the frozen head, so the body before it is trained."""
     method = make_method(gamma=0.0, freeze_ktm_header=frozen)
     fit, batch = begin(method)
     before = {name: tensor.clone() for name, tensor in guest_of(fit).state_dict().items()}
@@ -114,13 +114,13 @@ def test_sk_6_only_the_guests_head_stays(frozen):
 
 
 def test_the_guest_steps_once_for_each_batch():
-    """Its gradient is its own batch's, not the sum over batches."""
+    """The gradient of the visiting model is the gradient of one batch, not a sum over batches."""
     method = make_method(gamma=0.0)
     fit, batch = begin(method)
     for _ in range(2):
         method.loss(fit, batch).backward()
         method.after_batch(fit)
-        fit.count_step()  # as the loop does after the optimiser's step
+        fit.count_step()  # the training loop does so after the optimiser's step
         assert all(parameter.grad is None for parameter in guest_of(fit).parameters())
 
 
@@ -136,7 +136,7 @@ def test_a_long_gradient_of_the_guest_is_scaled_down():
 
 
 def test_the_guest_leaves_the_global_stream_alone():
-    """Its dropout draws from a stream that goes on from batch to batch and depends on the site and the round."""
+    """The visiting model's dropout has its own stream, which continues over batches and depends on site and round."""
     task = dataclasses.replace(make_task(), networks={"norm": Dropping})
     site = Site("here", 1, State(), task, Settings(rounds=1), train=make_data(8, "here"))
     method, images = make_method(gamma=0.0), make_data(8, "here").images
@@ -224,7 +224,7 @@ def test_regions_that_moved_with_the_images_win_over_the_tasks():
 
 @pytest.mark.parametrize("mode", ["soft", "nearest"])
 def test_maps_of_unlike_sizes_take_the_regions_of_the_images(mode):
-    """The weights of both come from one grid; of like sizes, from their own."""
+    """Maps of different sizes use weights on the images' grid. Maps of the same size use weights on their own grid."""
     rng = torch.Generator().manual_seed(0)
     small, large, other = (torch.randn(4, 3, n, n, generator=rng) for n in (3, 6, 3))
     loss = stages_loss([small], [large], ["region"], RegionGrids(REGIONS, mode))
@@ -237,5 +237,5 @@ def test_maps_of_unlike_sizes_take_the_regions_of_the_images(mode):
 def test_a_named_stage_without_space_is_refused(layers, form):
     method = make_method(skd=("batch", form), layers=layers)
     fit, batch = begin(method)
-    with refused(SettingsError, "stage_not_supported", form=form, stages=[2]):
+    with refused(SettingsError, "stage_not_supported", kind=form, stages=[2]):
         method.loss(fit, batch)

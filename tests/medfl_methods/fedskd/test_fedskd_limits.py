@@ -1,4 +1,4 @@
-"""What FedSKD must become: Local without its loss or guests (O-SK-5), FedCross* before its start (O-SK-11)."""
+"""Limit cases of FedSKD: Local without loss or visiting models (O-SK-5), FedCross* before its start (O-SK-11)."""
 
 import dataclasses
 
@@ -28,7 +28,7 @@ from medfl_methods.fedskd.method import FedSKD
 
 
 def test_with_the_loss_it_is_not_local(tmp_path):
-    """And neither a frozen head nor whose features are taught is without effect."""
+    """The frozen head and the detached features have an effect, too."""
     task, seen = atlas_task(), []
     for number, args in enumerate(
         [
@@ -51,7 +51,7 @@ def test_with_the_loss_it_is_not_local(tmp_path):
 
 
 def test_left_to_itself_a_site_trains_as_local(tmp_path):
-    """Whose guest did not come has the bits of Local in that round, and says so."""
+    """A site whose visiting model did not arrive trains as in Local in that round, and its reply says so."""
     task = atlas_task()
     route = host_to_owner(1)
     away = route["site-2"]
@@ -72,7 +72,7 @@ def test_left_to_itself_a_site_trains_as_local(tmp_path):
 
 @pytest.mark.parametrize("state", ["persistent", "reset"])
 def test_sk_11_before_its_start_it_is_fedcross_star(tmp_path, state):
-    """Rounds 1 and 2 of 4 with half of them before the start; then they part."""
+    """The start is at half of 4 rounds: rounds 1 and 2 are equal, round 3 differs."""
     task, after = atlas_task(), []
 
     class Stepwise(FedSKD):
@@ -100,7 +100,7 @@ def test_sk_11_before_its_start_it_is_fedcross_star(tmp_path, state):
 
 
 def test_rounds_that_are_added_later_come_after_the_start(tmp_path):
-    """The start is that of the rounds that were asked for first."""
+    """The start is computed from the number of rounds that was requested first."""
     args = {"start_fraction": 0.5}
     for rounds in (2, 4):
         run(tmp_path, "fedskd", args, rounds=rounds)
@@ -127,7 +127,7 @@ def test_without_the_loss_and_the_frozen_head_any_network_will_do(tmp_path, capl
     args = {"gamma": 0.0, "freeze_ktm_header": False}
     result = Case(REGISTRY, "fedskd", args).run(tmp_path, task=task, networks_by_site={"site-1": "bare"}, rounds=1)
     assert result.outcome.status == "finished"
-    assert "With gamma = 0, 'fedskd' is 'local' with p2p_scale times the epochs" in caplog.text
+    assert "With gamma = 0, 'fedskd' equals 'local' with p2p_scale times the epochs" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_the_start_is_rounded_up(rounds, fraction, visits):
 
 @pytest.mark.parametrize(("labels", "own"), [(torch.ones(5, 6).long(), "plain"), (torch.ones(2, 6, 6).long(), "norm")])
 def test_regions_on_another_grid_are_refused(tmp_path, labels, own):
-    """A label volume of the wrong edge, or of three axes for images of two."""
+    """The label volume has a wrong edge, or three axes for images of two."""
     task = dataclasses.replace(make_task(own), regions=labels)
     with refused(SettingsError, "wrong_shape", expected=[6, 6], found=list(labels.shape)):
         run(tmp_path, "fedskd", {"skd": ["region"]}, task=task)

@@ -1,4 +1,4 @@
-"""FedSKD in whole runs: against a plain loop that shares no code with it, and what is sent (O-SK-6)."""
+"""Whole runs of FedSKD against an independent plain loop, and the transferred tensors (O-SK-6)."""
 
 import copy
 import dataclasses
@@ -34,7 +34,7 @@ from medfl_methods.fedskd.method import FedSKD
 
 
 def plain_similarity(h, other):
-    """Equations 3 to 6, with the matrices written out, in float64."""
+    """Compute equations 3 to 6 with full matrices in float64."""
 
     def s(rows):
         gram = rows.double() @ rows.double().T
@@ -52,7 +52,7 @@ def plain_rows(feature, form):
 
 
 def staged(model, images):
-    """Logits, and the map of the first stage."""
+    """Return the logits and the feature map of the first stage."""
     feature = model.body[:-2](images)
     return model.head(model.body[-2:](feature)), feature
 
@@ -91,7 +91,7 @@ def plain_site(own, optimizer, guest, data, key, gamma):
 
 
 def test_fedskd_is_a_plain_loop_over_unlike_networks(tmp_path):
-    torch.set_num_threads(1)  # as a run does
+    torch.set_num_threads(1)  # as in a run
     task, sites, gamma = dataclasses.replace(atlas_task(), optimizer=momentum), make_sites(), 0.7
     models = {name: task.load(task.initial(7, WIDTHS[name]), WIDTHS[name]) for name in NAMES}
     optimizers = {name: task.optimizer(model.parameters()) for name, model in models.items()}
@@ -115,7 +115,7 @@ def test_fedskd_is_a_plain_loop_over_unlike_networks(tmp_path):
 
 
 def test_a_guest_that_came_too_late_is_no_guest(tmp_path):
-    """site-2 is away when it should train with its guest of round 1; in round 2 it gets that of round 2."""
+    """site-2 is unavailable when it should train in round 1. In round 2 it uses the visiting model of round 2."""
     run(tmp_path, "fedskd", rounds=2, unavailable=lambda site, step: (site, step) == ("site-2", 2))
     table = pd.read_csv(tmp_path / "metrics.csv").query("metric == 'guests' and site == 'site-2'")
     assert table["round"].tolist() == [2]
@@ -123,7 +123,7 @@ def test_a_guest_that_came_too_late_is_no_guest(tmp_path):
 
 
 def test_a_guest_of_an_earlier_round_is_not_taken_for_this_ones(tmp_path):
-    """site-2 was away when its guest came; when it is back, the guest's owner is away and sends no newer one."""
+    """site-2 was unavailable when its visiting model came. When it returns, the model's owner is unavailable."""
     gone = {("site-2", 2), ("site-2", 3), ("site-1", 3)}
     sites = make_sites({"site-1": 9, "site-2": 8})
     options = {"sites": sites, "rounds": 2, "absent": lambda site, step: (site, step) in gone}
@@ -136,7 +136,7 @@ SEEN = []
 
 
 class Watched(FedSKD):
-    """Notes each guest as it came and as it went."""
+    """FedSKD that records each visiting model before and after training."""
 
     def before_fit(self, fit):
         super().before_fit(fit)
@@ -168,7 +168,7 @@ def test_sk_6_a_guest_is_what_its_owner_sent_and_its_head_stays(tmp_path):
 
 
 def test_a_parcel_is_the_model_with_its_buffers_and_nothing_else(tmp_path):
-    """Four bytes for each number of the owner's network; the optimiser's state stays at home."""
+    """A message has four bytes for each number of the owner's network; the optimiser's state stays at the owner."""
     run(tmp_path, "fedskd", task=atlas_task(), networks_by_site=WIDTHS)
     table = pd.read_csv(tmp_path / "metrics.csv").query("metric == 'bytes_to_peers'")
     for round_ in (1, 2, 3):
@@ -202,7 +202,7 @@ def test_half_precision_is_close(tmp_path):
 
 
 def test_volumes_residual_networks_of_unlike_widths_and_an_atlas(tmp_path):
-    """All four stages and all three forms; the loss is noted and teaches."""
+    """The loss compares all four stages with all three kinds; it is logged and trains the models."""
     size = (16, 16, 16)
     rng = torch.Generator().manual_seed(0)
     atlas = torch.zeros(size, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""The forms of the similarity loss: zero rows, autograd, scale, layout, choice of the form."""
+"""Algorithms of the similarity loss: zero rows, autograd, scale, memory layout, choice of the algorithm."""
 
 import itertools
 
@@ -9,7 +9,7 @@ from gram_cases import EACH_FORM, KINDS, check, direct, expected, features, grad
 from medfl_methods.fedskd import gram
 from medfl_methods.fedskd import similarity_nxn as tiles
 from medfl_methods.fedskd.gram import choose_form, gram_loss
-from medfl_methods.fedskd.similarity_kxk import Scaled, row_terms
+from medfl_methods.fedskd.similarity_kxk import RowScale, row_terms
 
 
 @EACH_FORM
@@ -71,7 +71,7 @@ def test_scale_is_no_matter_even_where_squares_of_squares_overflow(form, scale):
 @EACH_FORM
 @pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)])
 def test_autograd_s_own_check(form, wanted, monkeypatch):
-    monkeypatch.setattr(tiles, "TILE", 8)
+    monkeypatch.setattr(tiles, "CPU_TILE_ROWS", 8)
     x, y = features("normal", 20, 4).double(), features("normal", 20, 3, seed=1).double()
     x.requires_grad_(wanted[0])
     y.requires_grad_(wanted[1])
@@ -80,7 +80,7 @@ def test_autograd_s_own_check(form, wanted, monkeypatch):
 
 @EACH_FORM
 def test_autograd_s_own_check_at_a_nearly_equal_model(form, monkeypatch):
-    monkeypatch.setattr(tiles, "TILE", 8)
+    monkeypatch.setattr(tiles, "CPU_TILE_ROWS", 8)
     x = features("normal", 20, 3).double()
     y = x + 1e-3 * features("normal", 20, 3, seed=1).double()
     inputs = (x.requires_grad_(), y.requires_grad_())
@@ -128,8 +128,8 @@ def test_any_memory_layout_serves(form):
 
 
 def test_a_loss_is_never_negative_by_rounding():
-    ones, none = torch.ones(1, dtype=torch.float64), Scaled(torch.ones(()), torch.ones(1))
-    for excess in (0.0, 1e-9, 1e-7):  # the part of d along g, rounded up, is longer than d
+    ones, none = torch.ones(1, dtype=torch.float64), RowScale(torch.ones(()), torch.ones(1))
+    for excess in (0.0, 1e-9, 1e-7):  # by rounding, the projection of d on g is longer than d
         terms = row_terms(ones, ones, torch.full_like(ones, 1e-3 + excess), ones * 1e-6, none, none, torch.float32)
         assert terms.loss.item() >= 0
 
@@ -149,7 +149,7 @@ def test_rows_too_short_for_single_precision_count_as_zero_rows(form):
 def test_tiles_made_again_give_the_bits_of_tiles_that_were_kept(monkeypatch):
     x, y = features("relu", 80, 24), features("relu", 80, 24, seed=1)
     kept = gradients(lambda a, b: gram_loss(a, b, "tiles"), x, y)
-    monkeypatch.setattr(tiles, "KEPT_BYTES", 0)
+    monkeypatch.setattr(tiles, "MAX_STORED_GRAM_BYTES", 0)
     again = gradients(lambda a, b: gram_loss(a, b, "tiles"), x, y)
     assert all(torch.equal(a, b) for a, b in zip(kept, again, strict=True))
 

@@ -1,4 +1,4 @@
-"""The forms of the similarity loss against its equations in float64, for unlike, close and odd models."""
+"""Algorithms of the similarity loss against its equations in float64, for different, close and unusual models."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def test_unlike_models(form, kind, n, k, other):
 @pytest.mark.parametrize("loss", [1e-2, 1.5e-3, 1e-4, 1e-6, 1e-8])
 def test_nearly_equal_models(form, kind, loss):
     x, noise = features(kind, 300, 24), features("normal", 300, 24, seed=1)
-    for _ in range(3):  # the loss goes with the square of the noise
+    for _ in range(3):  # the loss is proportional to the square of the noise
         noise = noise * (loss / direct(x.double(), (x + noise).double())).sqrt().float()
     y = x + noise
     right = expected(x, y)
@@ -51,7 +51,7 @@ def test_the_k_x_k_form_keeps_its_accuracy_at_any_closeness(kind):
 
 @EACH_FORM
 def test_rows_of_very_unlike_length(form):
-    """Where a row is far shorter in one model, its gradient there is far larger than all others."""
+    """If a row is far shorter in one model, its gradient there is far larger than all other gradients."""
     x, noise = features("normal", 300, 24), features("normal", 300, 24, seed=1)
     y = x + 0.1 * noise
     y[:, 5] *= 1e-3
@@ -63,7 +63,7 @@ def test_rows_of_very_unlike_length(form):
 
 
 def test_rows_of_half_a_million_features_keep_the_accuracy(monkeypatch):
-    monkeypatch.setattr("medfl_methods.fedskd.similarity_nxn.CHUNK", 4096)
+    monkeypatch.setattr("medfl_methods.fedskd.similarity_nxn.MAX_PRODUCT_ELEMENTS", 4096)
     x, y = features("common", 4, 500_000), features("common", 4, 500_000, seed=1)
     y[:, 2] += x[:, 0]
     computed, right = gradients(gram_loss, x, y), expected(x, y)

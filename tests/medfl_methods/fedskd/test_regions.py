@@ -1,4 +1,4 @@
-"""Regions of an atlas: soft weights, and the region loss over them."""
+"""Regions of an atlas: soft weights, and the region loss."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def test_soft_weights_keep_each_region_s_mass_and_sum_to_one_inside():
 
 
 def by_masks(labels, size, mode):
-    """The weights region by region, each a mask that is pooled or sampled by itself."""
+    """Compute the weights region by region: pool or sample the mask of each."""
     masks = torch.stack([labels == value for value in labels.unique() if value > 0], dim=1).float()
     if mode == "nearest":
         return F.interpolate(masks, size, mode="nearest")
@@ -44,7 +44,7 @@ def by_masks(labels, size, mode):
     [((16, 8), (4, 2)), ((16, 16, 8), (4, 2, 8)), ((11, 7), (5, 3)), ((9, 10, 7), (4, 10, 3)), ((3, 4), (5, 7))],
 )
 def test_weights_are_those_of_one_mask_for_each_region(grid, size, mode):
-    """Bit by bit where the cells have 2^n voxels; grids that the cells do not divide have cells that overlap."""
+    """The weights are equal bit by bit if cells have 2^n voxels. If cells do not divide the grid, they overlap."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.tensor([0, 3, 4, 90])[torch.randint(4, (3, *grid), generator=generator)]
     weights, expected = region_weights(labels, size, mode), by_masks(labels, size, mode)
@@ -56,7 +56,7 @@ def test_weights_are_those_of_one_mask_for_each_region(grid, size, mode):
 
 @pytest.mark.parametrize("mode", ["soft", "nearest"])
 def test_loss_and_gradients_are_those_of_one_mask_for_each_region(mode):
-    """In float64, with regions of each sample's own, through the labels that a training batch has."""
+    """Each sample has its own regions, from labels as in a training batch. All numbers are float64."""
     generator = torch.Generator().manual_seed(1)
     labels = torch.randint(7, (3, 12, 10, 8), generator=generator)
     a, b = (torch.randn(3, k, 6, 5, 4, generator=generator, dtype=torch.float64).requires_grad_() for k in (4, 3))

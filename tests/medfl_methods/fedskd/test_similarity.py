@@ -1,4 +1,4 @@
-"""The similarity loss: the oracles of FedSKD, its invariances, layers and kinds, bad input."""
+"""Similarity loss: FedSKD's oracles, invariances, layers and kinds, and invalid input."""
 
 import pytest
 import torch
@@ -113,7 +113,7 @@ class TestUnlikeChannels:
         wider = F.pad(a, (0, 0, 0, 0, 0, 2))
         for loss in FORMS:
             assert loss(a, wider).item() == pytest.approx(0, abs=1e-12)
-        assert pixel_similarity_loss(a, wider, form="columns").item() == 0, "the samples must stay aligned"
+        assert pixel_similarity_loss(a, wider, algorithm="columns").item() == 0, "the samples must stay aligned"
 
 
 class TestLayers:

@@ -1,4 +1,4 @@
-"""A site's critic: it learns to tell rebuilt images from real ones, its memory can be kept, it moves nothing else."""
+"""Critic of a site: it learns to distinguish reconstructions from images, and its state can be stored."""
 
 import math
 
@@ -28,17 +28,17 @@ def make(kept=None, lr=1e-2, penalty=10.0, steps=1, of=None):
 
 def learned(adversary, batches=1):
     for _ in range(batches):
-        adversary.learn(IMAGES, DARK)
+        adversary.train_critic(IMAGES, DARK)
     return adversary
 
 
 def test_it_learns_which_images_are_real():
-    """E[D(fake)] - E[D(real)] falls: real images score higher, so -E[D(fake)] is what a generator has to pay."""
+    """E[D(fake)] - E[D(real)] decreases: images score higher, so the generator's loss -E[D(fake)] is positive."""
     adversary = make()
 
     def margin():
         with torch.no_grad():
-            return float(adversary.deceived(DARK) - adversary.deceived(IMAGES))
+            return float(adversary.generator_loss(DARK) - adversary.generator_loss(IMAGES))
 
     before = margin()
     learned(adversary, 30)
@@ -46,12 +46,12 @@ def test_it_learns_which_images_are_real():
 
 
 def test_the_penalty_keeps_its_slope_near_one():
-    """The mean norm of the gradient by the image, after training with a large factor and with none."""
+    """Compare the mean norm of the gradient by the image after training with a large factor and without penalty."""
 
     def slope(penalty):
         adversary = learned(make(penalty=penalty), 60)
         images = IMAGES.clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(adversary.deceived(images) * len(images), images)
+        (gradient,) = torch.autograd.grad(adversary.generator_loss(images) * len(images), images)
         return float(gradient.flatten(1).norm(dim=1).mean())
 
     assert abs(slope(100.0) - 1) < 0.35
@@ -59,25 +59,25 @@ def test_the_penalty_keeps_its_slope_near_one():
 
 
 def test_what_the_generator_pays_moves_the_images_and_not_the_critic():
-    """And the critic's own steps don't move the generator: what it gets of it is cut off."""
+    """The steps of the critic do not change the generator, because its images are detached."""
     adversary = learned(make())
     before = adversary.tensors()
     share = torch.tensor(0.5, requires_grad=True)
-    adversary.learn(IMAGES, share * IMAGES)
+    adversary.train_critic(IMAGES, share * IMAGES)
     assert share.grad is None
     after = adversary.tensors()
-    adversary.deceived(share * IMAGES).backward()
+    adversary.generator_loss(share * IMAGES).backward()
     assert share.grad is not None
     assert float(share.grad.abs()) > 0
     assert tensors_equal(adversary.tensors(), after)
     assert not tensors_equal(after, before)
     assert all(not parameter.requires_grad for parameter in adversary._model.parameters())
-    adversary.learn(IMAGES, DARK)
+    adversary.train_critic(IMAGES, DARK)
     assert not tensors_equal(adversary.tensors(), after), "it goes on learning afterwards"
 
 
 def test_it_goes_on_where_it_stopped():
-    """Model and moments of Adam: two rounds with the state kept are another critic than two rounds from scratch."""
+    """Two rounds with stored model and Adam moments give another critic than two rounds from the initial state."""
     first = learned(make())
     kept = {name: tensor.clone() for name, tensor in first.tensors().items()}
     again = make(kept)
@@ -94,7 +94,7 @@ def test_it_goes_on_where_it_stopped():
 
 
 def test_all_is_a_function_of_seed_site_and_round():
-    """Sites begin with one critic and draw unlike points."""
+    """Sites start with the same critic and draw different points."""
     first = make().tensors()
     assert tensors_equal(first, make(of=site(name="site-2")).tensors())
     critics = [learned(make(of=site(**options))).tensors() for options in ({}, {}, {"name": "site-2"}, {"round_": 2})]
@@ -120,8 +120,8 @@ def test_any_image_has_a_critic(shape):
     task = type(task)(**{**vars(task), "scale": Scale(shape)})
     adversary = make(of=site(task))
     images = torch.rand(2, *shape)
-    adversary.learn(images, images / 2)
-    assert math.isfinite(float(adversary.deceived(images)))
+    adversary.train_critic(images, images / 2)
+    assert math.isfinite(float(adversary.generator_loss(images)))
 
 
 def test_images_of_unknown_or_too_small_a_size_are_refused():

@@ -1,4 +1,4 @@
-"""The critic: sizes, bounded weights, and that an image's score and penalty are its own."""
+"""Critic network: sizes, bounded numbers of weights, and independence of the images of a batch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_one_number_for_each_image_that_depends_on_no_other(shape):
     [(4, 1, 2 * 4), (16, 2, 4 * 16), (17, 3, 8 * 9), (28, 3, 8 * 16), (32, 3, 8 * 16), (64, 4, 8 * 16), (224, 4, 8)],
 )
 def test_stages_follow_from_the_size(edge, stages, inputs):
-    """Maps of 2 x 2, 4 x 4, 3 x 3, 4 x 4 and so on with 2, 4, 8, 8 channels; those of 14 x 14 are averaged."""
+    """Maps of 2 x 2, 4 x 4, 3 x 3, 4 x 4 and so on have 2, 4, 8, 8 channels; maps of 14 x 14 are averaged."""
     critic = tiny((1, edge, edge))
     assert sum(isinstance(layer, nn.LeakyReLU) for layer in critic.layers) == stages
     assert critic.score.in_features == inputs
@@ -59,7 +59,7 @@ def test_there_is_no_normalisation_and_weights_are_bounded():
 
 @pytest.mark.parametrize("shape", [(2, 28, 28), (1, 70, 5), (1, 9, 9, 9)], ids=str)
 def test_the_penalty_can_be_differentiated_by_the_weights(shape):
-    """Against a finite difference along a random direction of all weights, in float64."""
+    """Compare with a finite difference along a random direction of all weights, in float64."""
     critic = tiny(shape).double()
     real, fake = numbers(3, *shape).double(), numbers(3, *shape).double().flip(0).abs()
     gradient_penalty(critic, real, fake, rng()).backward()
@@ -79,7 +79,7 @@ def test_the_penalty_can_be_differentiated_by_the_weights(shape):
 
 
 def test_it_learns_to_score_real_images_above_others():
-    """The two sets are 0.5 * 8 = 4 apart. A slope s costs -4 s + 10 (s - 1)^2, least at s = 1.2: 4.8 between scores."""
+    """The sets are 0.5 * 8 = 4 apart. A slope s costs -4 s + 10 (s - 1)^2, minimal at s = 1.2: scores differ by 4.8."""
     critic = tiny((1, 8, 8), width=8)
     real, fake = torch.full((8, 1, 8, 8), 0.75), torch.full((8, 1, 8, 8), 0.25)
     optimizer, generator = torch.optim.Adam(critic.parameters(), 5e-3, betas=(0.0, 0.9)), rng()

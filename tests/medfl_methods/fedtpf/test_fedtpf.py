@@ -11,7 +11,7 @@ from medfl.utils.rng import SecretStream
 
 VARIANCES = (0.15, 0.20, 0.25)
 
-# ---- what the noise guarantees (O-TP-5, TP-08)
+# ---- the guarantee of the noise (O-TP-5, TP-08)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""FedTPF in 3-D on real volumes: the adrenal glands of AdrenalMNIST3D, two rounds."""
+"""FedTPF in 3-D on real volumes: two rounds on the adrenal glands of AdrenalMNIST3D."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from medfl.task import Scale, Task
 
 
 class Small(nn.Module):
-    """One convolution and a linear head, in 3-D."""
+    """Network with one convolution and a linear head, in 3-D."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,13 +30,13 @@ class Small(nn.Module):
         self.head = nn.Linear(32, 2)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Logits (B, 2) of volumes (B, 1, D, H, W)."""
+        """Return logits (B, 2) of volumes (B, 1, D, H, W)."""
         return self.head(self.body(images))
 
 
 @pytest.fixture(scope="module")
 def volumes() -> tuple[torch.Tensor, torch.Tensor]:
-    """The first eight volumes of either class, (16, 1, 28, 28, 28) in [-1, 1], and their labels."""
+    """Return the first eight volumes of each class, (16, 1, 28, 28, 28) in [-1, 1], and their labels."""
     path = Path(os.environ.get("MEDFL_DATA", ".")) / "medmnist" / "adrenalmnist3d.npz"
     if "MEDFL_DATA" not in os.environ or not path.is_file():
         pytest.skip("needs adrenalmnist3d.npz in the folder that MEDFL_DATA names")
@@ -54,7 +54,7 @@ def splits(volumes: tuple[torch.Tensor, torch.Tensor], rows: range) -> Splits:
 
 
 def test_two_rounds_in_3_d(volumes: tuple[torch.Tensor, torch.Tensor], tmp_path: Path) -> None:
-    """Sites of one class each; then each trains on volumes that all have shared, of both classes."""
+    """Each site has one class; in stage 2 each trains on shared volumes of both classes."""
     registry = load_plugins()
     args = {"distil_rounds": 1, "width": 2, "clip": 2.0}
     task = Task(

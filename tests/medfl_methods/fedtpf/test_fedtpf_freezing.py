@@ -1,4 +1,4 @@
-"""FedTPF's first stage: who freezes, what frozen sites count (TP-05, TP-06), and when it ends (TP-07)."""
+"""FedTPF's stage 1: freezing of sites, weights of frozen sites (TP-05, TP-06), and its end (TP-07)."""
 
 import itertools
 import math
@@ -25,13 +25,13 @@ from medfl.testing.cohort import make_site
 from medfl.utils.wire import select, tensors_equal
 from medfl_methods.fedtpf.method import FedTPF
 
-# ---- freezing, by a plain re-computation on scripted sites
+# ---- freezing, recomputed for scripted sites
 
 RATE = 5.0
 
 
 def alpha(mode, changes):
-    """The three readings of TP-05, for the changes from the stop to now."""
+    """Return the weight in the three readings of TP-05, from the changes since the freeze."""
     gains = [max(0.0, change) for change in changes]
     paces = [min(1.0, max(0.0, (0.05 - abs(change)) / 0.03)) for change in changes]
     exponent = {"cumulative": sum(gains), "literal": (gains or [0.0])[-1], "text": sum(paces), "none": 0.0}[mode]
@@ -40,10 +40,11 @@ def alpha(mode, changes):
 
 @pytest.mark.parametrize("mode", ["cumulative", "literal", "text", "none"])
 def test_frozen_sites_count_with_what_they_had_and_ever_less(tmp_path, mode):
-    """Three of four sites in each of 7 rounds; two freeze. All weights and means are computed again from the messages.
+    """Recompute all weights and means from the messages. Three of four sites take part in each of 7 rounds; two freeze.
 
-    A frozen site's last part counts with n_k alpha_k whenever it takes part, alpha by equations 8 and 9 with the
-    change p(t-1) - p(t-2) of the sites that take part and are active in round t (TP-05, A4.9).
+    The stored distiller of a frozen site has the weight n_k alpha_k whenever the site takes part. alpha follows
+    equations 8 and 9 with the change p(t-1) - p(t-2) of the sites that take part and are active in round t (TP-05,
+    A4.9).
     """
     log, sizes = Log(), {"site-1": 7, "site-2": 4, "site-3": 5, "site-4": 6}
     factory = recorded(log, Scripted, distil_rounds=7, decay=mode)
@@ -86,20 +87,23 @@ def test_frozen_sites_count_with_what_they_had_and_ever_less(tmp_path, mode):
 
 
 def after_update(before, sent):
-    """Generator and classifier as a site has them after its training."""
+    """Return the distiller of a site after its training."""
     return {key: before[key] + update for key, update in select(sent, "distiller/").items()}
 
 
-# ---- freezing, for real
+# ---- freezing in a run
 
 EASY = {"accuracy": 0.0, "tolerance": 0.0, "cosine": 2.0, "window": 2, "fluctuation": 2.0, "distil_rounds": 4}
-"""Whoever has two epochs behind it freezes."""
+"""Each site freezes after two epochs."""
 
 
 @pytest.fixture(scope="module")
 def freezing(tmp_path_factory):
-    """Site 1 freezes in round 2, site 2, away in round 1, in round 3; site 3 can't. A judge that never answers keeps
-    the first stage from ending, as the accuracy asked for is 0."""
+    """Run stage 1 so that site 1 freezes in round 2 and site 2, unavailable in round 1, in round 3.
+
+    Site 3 can't freeze. A site with validation images that never replies keeps stage 1 from ending, since the required
+    accuracy is 0.
+    """
     log, folder = Log(), tmp_path_factory.mktemp("freezing")
     options = {"sites": unlike_sites() | {"site-9": make_site(0, "judge")}, "rounds": 5}
     options["absent"] = lambda site, step: site == "site-9" or (site, step) == ("site-2", 1)
@@ -135,11 +139,14 @@ def test_a_frozen_site_still_assesses_and_shares(freezing):
     assert result.outcome.findings.meta["sharing"]["items"] == {"site-1": 7, "site-2": 6, "site-3": 5}
 
 
-# ---- the end of the first stage
+# ---- the end of stage 1
 
 
 def test_accuracy_at_all_sites_ends_the_first_stage(tmp_path):
-    """Here in round 1 of 3, without the tolerance of freezing (TP-07); sites without validation images have no say."""
+    """It ends in round 1 of 3, without the tolerance of freezing (TP-07).
+
+    Sites without validation images do not count.
+    """
     args = {"accuracy": 0.10, "tolerance": 0.02, "distil_rounds": 3, "width": 2}
     for low, ended in ((0.10, {"rounds": 1, "ended": "accuracy"}), (0.09, {"rounds": 3, "ended": "round limit"})):
 
@@ -158,7 +165,7 @@ def test_accuracy_at_all_sites_ends_the_first_stage(tmp_path):
 
 
 def test_the_papers_preset_is_the_paper(tmp_path):
-    """No clip, the stage ends at 0.90, sites freeze from 0.88 on, and the weight is that of equation 8 as printed."""
+    """No clip; the stage ends at accuracy 0.90; sites freeze from 0.88; the weight follows equation 8 as printed."""
     paper = FedTPF(**FedTPF.presets["paper"])
     assert (paper.clip, paper.decay, paper.accuracy, paper.tolerance) == (None, "literal", 0.9, 0.02)
     args = FedTPF.presets["paper"] | {"distil_rounds": 3, "width": 2}
@@ -166,7 +173,7 @@ def test_the_papers_preset_is_the_paper(tmp_path):
 
         class Judged(Scripted):
             def execute(self, site, request, low=low):
-                reply = Reply(meta={"accuracy": low, "judged": 50})
+                reply = Reply(meta={"accuracy": low, "patients": 50})
                 return reply if request.op == "assess" else super().execute(site, request)
 
         steps = federate(lambda kind=Judged: kind(**args), tmp_path / str(low), small_sites(), rounds=9)
@@ -175,7 +182,7 @@ def test_the_papers_preset_is_the_paper(tmp_path):
 
 
 def test_where_nobody_can_judge_the_round_limit_ends_it(tmp_path):
-    """No site with validation images: nobody freezes, no step of assessing, the rest goes its way."""
+    """Without any validation images no site freezes, there is no assessment, and the rest of the run is unchanged."""
     log, data = Log(), {name: without_validation(splits) for name, splits in small_sites().items()}
     factory = recorded(log, FedTPF, **(EASY | {"distil_rounds": 1, "window": 1}))
     result = run(tmp_path, make_method=factory, sites=data, rounds=2)

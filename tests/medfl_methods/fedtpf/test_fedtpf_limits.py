@@ -1,4 +1,4 @@
-"""Limit cases of FedTPF (O-TP-10), and what it does about bad input and unlike data and settings."""
+"""Limit cases of FedTPF (O-TP-10), invalid input, and other data and settings."""
 
 import math
 
@@ -49,7 +49,7 @@ FEDFED = {
 
 
 def test_tp_10_without_what_is_its_own_the_first_stage_is_fedfeds(tmp_path):
-    """Bit for bit, over two rounds: the same generator and classifier; only the task's network is trained beside it."""
+    """Over two rounds the distiller is equal bit by bit; FedTPF also trains the task's network."""
     for name, args in (("fedtpf", PLAIN), ("fedfed", FEDFED)):
         run(tmp_path / name, name, args | {"distil_rounds": 2}, rounds=2)
     expected, part = distiller_at(tmp_path / "fedfed"), distiller_at(tmp_path / "fedtpf")
@@ -60,7 +60,7 @@ def test_tp_10_without_what_is_its_own_the_first_stage_is_fedfeds(tmp_path):
 
 
 def test_tp_10_also_where_the_tasks_network_draws_numbers(tmp_path):
-    """What the generator draws should not hang on the training before it; both draw from torch's global generator."""
+    """The generator's draws must not depend on the training before it; both use torch's global generator."""
     task, parts = make_task().with_network("norm", Forgetful), []
     for method in (FedTPF(width=2, **PLAIN), FedFed(width=2, **FEDFED)):
         server = server_of(method, tmp_path / str(len(parts)), task=task)
@@ -72,7 +72,7 @@ def test_tp_10_also_where_the_tasks_network_draws_numbers(tmp_path):
 
 
 def test_tp_10_each_of_its_parts_makes_a_difference(tmp_path):
-    """Critic, prototypes and noise change the generator; or the test before would say nothing."""
+    """Critic, prototypes and noise each change the generator; otherwise the previous test would prove nothing."""
     runs = {
         "none": {},
         "critic": {"adversarial": 0.5},
@@ -94,7 +94,7 @@ def test_tp_10_each_of_its_parts_makes_a_difference(tmp_path):
 
 
 class Wild(FedTPF):
-    """The critic of site 2 takes steps without measure."""
+    """FedTPF in which the critic of site 2 diverges."""
 
     def adversary(self, site):
         wild = self.model_copy(update={"critic_lr": 1e30 if site.name == "site-2" else self.critic_lr})
@@ -124,7 +124,7 @@ def test_a_generator_that_diverges_is_refused_with_what_to_do(tmp_path):
 
 
 class Volumes(nn.Module):
-    """A small network for volumes."""
+    """Small network for volumes."""
 
     def __init__(self):
         super().__init__()
@@ -136,7 +136,7 @@ class Volumes(nn.Module):
 
 
 def volumes(labels, key):
-    """Volumes 1 x 8 x 8 x 8, brighter with the class."""
+    """Return volumes 1 x 8 x 8 x 8 whose brightness grows with the class."""
     generator = torch.Generator().manual_seed(key)
     data = [
         TensorData(torch.rand(len(some), 1, 8, 8, 8, generator=generator) / 2 + some.view(-1, 1, 1, 1, 1) / 2, some)
@@ -159,7 +159,7 @@ def volume_task():
 
 
 def test_volumes_of_two_classes_at_sites_of_one_class_each(tmp_path):
-    """A two-round run in 3-D, at sites that have one class each: what is shared has both."""
+    """Each site of a two-round run in 3-D has one class; the shared set has both."""
     labels = {"site-1": torch.zeros(4, dtype=torch.int64), "site-2": torch.ones(3, dtype=torch.int64)}
     data = {name: volumes(some, key) for key, (name, some) in enumerate(labels.items())}
     settings, args = Settings(rounds=2, batch_size=4, evaluate_every=9), {"norm": "group", "prototype": "scaled"}
@@ -180,7 +180,7 @@ def test_volumes_of_two_classes_at_sites_of_one_class_each(tmp_path):
 
 
 def test_a_site_with_one_image_and_one_with_none(tmp_path):
-    """No batch for batch norm to learn from, but the one image is shared; who has none is never asked to train."""
+    """A single image is no batch for batch norm, but it is shared. A site without images gets no request to train."""
     log, data = Log(), small_sites(site_1=1, site_2=6, site_3=0)
     result = run(tmp_path, make_method=recorded(log, FedTPF, clip=None), sites=data)
     facts = result.outcome.findings.meta["sharing"]

@@ -1,4 +1,4 @@
-"""FedTPF in whole runs: what moves between whom and when, what stays where it is, interruptions."""
+"""Whole runs of FedTPF: transferred and private tensors, order of the steps, interruptions."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ ROUNDS = {"rounds": 4}
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Two rounds of either stage with all that FedTPF has: its log, its result and its folder."""
+    """Run two rounds of each stage with all features of FedTPF; return log, result and folder."""
     log, folder = Log(), tmp_path_factory.mktemp("whole")
     factory = recorded(log, FedTPF, distil_rounds=2, clip=None)
     return log, run(folder, args=ARGS, make_method=factory, sites=unlike_sites(), **ROUNDS), folder
@@ -35,11 +35,11 @@ def whole(tmp_path_factory):
 
 ARGS = {"distil_rounds": 2, "clip": None}
 
-# ---- what moves
+# ---- transferred tensors
 
 
 def test_only_declared_parts_leave_the_server_and_the_sites(whole):
-    """Critic, prototypes and optimisers stay at the sites (A4.2), and a site's part has no name that hides one."""
+    """Critic, prototypes and optimisers stay at the sites (A4.2), and no tensor name hides one of them."""
     log, _, _ = whole
     task = make_task()
     model = {f"model/{name}" for name in task.initial(7)}
@@ -48,7 +48,7 @@ def test_only_declared_parts_leave_the_server_and_the_sites(whole):
     shared = {"shared/images/0", "shared/labels"}
     brought = {"distil": [model | part], "assess": [part], "share": [part], "train": [model, model | shared]}
     sent = {"distil": model | part, "assess": set(), "share": shared, "train": model}
-    facts = {"distil": {"size", "frozen"}, "assess": {"accuracy", "judged"}, "train": {"size"}}
+    facts = {"distil": {"size", "frozen"}, "assess": {"accuracy", "patients"}, "train": {"size"}}
     facts["share"] = {"size", "generator_error", "mean_image_error"}
     for work in log.work:
         assert set(work.received) in brought[work.op], work.op
@@ -61,7 +61,7 @@ def test_only_declared_parts_leave_the_server_and_the_sites(whole):
 
 
 class Leaking(FedTPF):
-    """Sends its critic along."""
+    """FedTPF that also sends its critic."""
 
     def distil(self, site, request):
         reply = super().distil(site, request)
@@ -77,7 +77,7 @@ def test_a_reply_with_a_critic_is_refused(tmp_path):
 
 
 def test_stages_are_the_servers(whole):
-    """Two rounds of distilling and assessing, one step of sharing, then training; the server schedules each."""
+    """The server schedules two rounds of distilling and assessing, one sharing step, then training."""
     log, result, folder = whole
     stages = [(fold.round, fold.stage, fold.following) for fold in log.folds]
     first = [(1, "distil", "assess"), (1, "assess", "distil"), (2, "distil", "assess"), (2, "assess", "share")]
@@ -94,7 +94,7 @@ def test_stages_are_the_servers(whole):
 
 
 def test_the_common_generator_is_the_mean_by_images(whole):
-    """And the task's network is, too, in both stages; each from its own updates."""
+    """The task's network is such a mean, too, in both stages, each from its own updates."""
     log, _, _ = whole
     sizes = {"site-1": 7, "site-2": 6, "site-3": 5}
     for fold in log.folds:
@@ -114,7 +114,7 @@ def test_the_common_generator_is_the_mean_by_images(whole):
 
 
 def test_accuracies_are_those_of_the_common_model_on_validation_images(whole):
-    """p of A4.3 step 7, with z = mu and no noise, by hand; and equal bits would be no accident: both rounds."""
+    """p of A4.3 step 7, with z = mu and without noise, by hand, in both rounds."""
     log, result, _ = whole
     task, data = make_task(), unlike_sites()
     history = result.outcome.findings.meta["sharing"]["history"]
@@ -132,7 +132,7 @@ def test_accuracies_are_those_of_the_common_model_on_validation_images(whole):
 
 
 def test_a_run_that_loses_all_sites_in_the_share_step_goes_on(whole, tmp_path):
-    """Nothing is shared while nobody answers, and the run says so; then it ends in the bits of an unbroken run."""
+    """Nothing is shared while no site replies, and the run says so. It ends bit by bit like an uninterrupted run."""
     _, unbroken, folder = whole
     factory = recorded(Log(), FedTPF, **ARGS)
     ended = run(
@@ -154,11 +154,11 @@ def test_a_run_that_loses_all_sites_in_the_share_step_goes_on(whole, tmp_path):
     assert all(tensors_equal(again_bits[key], tensors) for key, tensors in expected.items())
 
 
-# ---- who takes part when
+# ---- participation
 
 
 def test_a_late_site_gets_the_shared_set_then_and_nobody_twice(tmp_path):
-    """One of four sites a round: the set travels with a site's first training order, in whichever round that is."""
+    """One of four sites takes part in each round. A site receives the set with its first training request."""
     log, data = Log(), {f"site-{n}": make_site(4, str(n)) for n in (1, 2, 3, 4)}
     run(tmp_path, make_method=recorded(log, Scripted), sites=data, rounds=12, fraction=0.25)
     training = {name: [work for work in log.work if (work.site, work.op) == (name, "train")] for name in data}
@@ -176,7 +176,7 @@ def test_a_late_site_gets_the_shared_set_then_and_nobody_twice(tmp_path):
 
 
 def test_a_site_that_is_away_when_all_share(tmp_path):
-    """Its images are not in the set, and it trains on those of the others."""
+    """The images of the unavailable site are not in the set, and it trains on the others' images."""
     log = Log()
     away = {"absent": lambda site, step: (site, step) == ("site-1", 3)}
     result = run(tmp_path, make_method=recorded(log, Scripted), rounds=3, **away)

@@ -1,4 +1,4 @@
-"""When a site freezes, and what its last generator weighs then: closed forms, limits, and what is no reason."""
+"""Rule of freezing and weight of a frozen site: closed forms, limits, and invalid values."""
 
 import math
 
@@ -10,7 +10,7 @@ from refusals import refused
 
 from medfl.errors import SettingsError
 from medfl.utils.rng import make_generator
-from medfl_methods.fedfed.distillation import mean_abs_cosine
+from medfl_methods.fedfed.distiller_training import mean_abs_cosine
 from medfl_methods.fedtpf.early_stop import decay, should_freeze
 
 CHANGES = some.lists(some.floats(-1, 1), max_size=8)

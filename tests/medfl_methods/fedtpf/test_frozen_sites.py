@@ -1,4 +1,4 @@
-"""What the server keeps of frozen sites, and how accuracies change (equation 9), on made-up replies."""
+"""Stored distillers of frozen sites and the change of accuracies (equation 9), on synthetic replies."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ from medfl.engine.store import Store
 from medfl.settings import Settings
 from medfl.testing.cohort import make_task
 from medfl.toolkit.aggregation import mean_update
-from medfl_methods.fedtpf.early_stop import WithFrozen, freeze, judges, last_change
+from medfl_methods.fedtpf.early_stop import RepliesWithFrozen, freeze, last_change, validating_sites
 
 
 @dataclass
@@ -33,7 +33,7 @@ def make_server(folder, facts=None):
 
 
 def test_the_last_part_is_what_the_site_had_and_stands_for_its_update_later(tmp_path):
-    """Whatever the common part has become since: common + the stand-in is the kept part. Counters are summed up."""
+    """The server's distiller plus the substitute update is the stored distiller, also later. Counters are summed."""
     server = make_server(tmp_path)
     before = {"w": torch.tensor([1.0, 2.0]), "seen": torch.tensor(10)}
     freeze(server, "a", before, {"w": torch.tensor([0.5, -1.0]), "seen": torch.tensor(3)})
@@ -41,7 +41,7 @@ def test_the_last_part_is_what_the_site_had_and_stands_for_its_update_later(tmp_
     assert server.state.tensors == {}, "it is written once, not with every step"
     now = {"w": torch.tensor([5.0, 5.0]), "seen": torch.tensor(20)}
     sent = {"a": {"model/v": torch.ones(1)}, "b": {"part/w": torch.tensor([1.0, 1.0]), "part/seen": torch.tensor(2)}}
-    replies = WithFrozen(Replies(sent), server, ["a"], now, "part/")
+    replies = RepliesWithFrozen(Replies(sent), server, ["a"], now, "part/")
     for _ in range(2):  # replies may be read twice
         read = dict(replies)
         assert list(read) == ["a", "b"]
@@ -57,7 +57,7 @@ def test_the_last_part_is_what_the_site_had_and_stands_for_its_update_later(tmp_
 def test_who_does_not_take_part_does_not_count(tmp_path):
     server = make_server(tmp_path)
     freeze(server, "a", {"w": torch.zeros(1)}, {"w": torch.ones(1)})
-    replies = WithFrozen(Replies({"b": {"part/w": torch.ones(1)}}), server, [], {"w": torch.zeros(1)}, "part/")
+    replies = RepliesWithFrozen(Replies({"b": {"part/w": torch.ones(1)}}), server, [], {"w": torch.zeros(1)}, "part/")
     assert [name for name, _ in replies] == ["b"]
     assert len(replies) == 1
 
@@ -67,7 +67,7 @@ def test_what_is_kept_does_not_follow_the_common_part(tmp_path):
     before = {"w": torch.zeros(2)}
     freeze(server, "a", before, {"w": torch.ones(2)})
     before["w"] += 7
-    ((_, update),) = WithFrozen(Replies({"a": {}}), server, ["a"], {"w": torch.zeros(2)}, "part/")
+    ((_, update),) = RepliesWithFrozen(Replies({"a": {}}), server, ["a"], {"w": torch.zeros(2)}, "part/")
     assert update["part/w"].tolist() == [1.0, 1.0]
 
 
@@ -103,7 +103,7 @@ def test_a_site_that_was_assessed_once_is_left_out_of_the_mean():
 
 
 def test_sites_with_validation_images_judge(tmp_path):
-    """Also one without training images; one that tells nothing has none."""
+    """A site without training images may assess, too. A site that reports nothing has no validation images."""
     facts = {"a": {"trainable": False, "validates": True}, "b": {"trainable": True, "validates": False}}
-    assert judges(make_server(tmp_path, facts)) == ["a"]
-    assert judges(make_server(tmp_path, {"b": {"validates": True}})) == ["b"]
+    assert validating_sites(make_server(tmp_path, facts)) == ["a"]
+    assert validating_sites(make_server(tmp_path, {"b": {"validates": True}})) == ["b"]

@@ -1,11 +1,11 @@
-"""Losses of the critic (O-TP-7) and of the latent: closed forms, an independent reference, gradients."""
+"""Losses of the critic (O-TP-7) and of the latent variables: closed forms, a reference implementation, gradients."""
 
 import math
 
 import pytest
 import torch
 
-from medfl_methods.fedfed.division import kl_to_standard_normal
+from medfl_methods.fedfed.feature_distillation import kl_to_standard_normal
 from medfl_methods.fedtpf.adversary import critic_loss, gradient_penalty
 
 
@@ -18,7 +18,7 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def linear(norm: float, *shape: int):
-    """D(x) = a x with |a| = norm."""
+    """Return the critic D(x) = a x with |a| = norm."""
     a = drawn(*shape, seed=9)
     a = (a * norm / a.norm()).requires_grad_()
     return a, lambda x: (x * a).flatten(1).sum(1)
@@ -42,7 +42,10 @@ def test_its_gradient_by_the_weights():
 
 
 def test_points_lie_between_the_images_of_each_pair():
-    """D(x) = |x|^2 / 2 has the gradient x. With real = 0 the norm is (1 - u) |fake|, u one uniform number a pair."""
+    """D(x) = |x|^2 / 2 has the gradient x.
+
+    With real = 0 the norm is (1 - u) |fake|, with one uniform u for each pair.
+    """
     fake = drawn(4000, 1, 2, 3)
     fake = 8 * fake / fake.flatten(1).norm(dim=1)[:, None, None, None]
     seen = []
@@ -84,7 +87,7 @@ def test_no_gradient_flows_to_the_images_and_a_flat_critic_is_no_trouble():
 
 
 def test_sign_of_the_critics_loss():
-    """Fakes at 0 and reals at 1 under D(x) = x."""
+    """Reconstructions are at 0 and images at 1 under D(x) = x."""
     assert critic_loss(torch.zeros(4), torch.ones(4)).item() == -1
     assert critic_loss(torch.tensor([2.0, 4.0]), torch.tensor([1.0])).item() == 2
     scores = torch.tensor([0.5, -0.5], requires_grad=True)

@@ -18,7 +18,7 @@ from medfl.settings import Settings
 from medfl.testing.cohort import CLASSES, Case, SmallNet, make_data, make_site, make_task
 from medfl.utils.rng import make_generator
 from medfl.utils.wire import tensors_equal
-from medfl_methods.isfl.importance_sampling import class_lipschitz, probe_rows, sampling_distribution
+from medfl_methods.isfl.importance_sampling import class_lipschitz, draw_probe_rows, sampling_distribution
 from medfl_methods.isfl.method import ISFL
 
 REGISTRY = load_plugins()
@@ -38,7 +38,7 @@ def distribution(p, local, values, sigma=0.02):
 
 
 def test_b_11_two_classes():
-    """L^2 = (1, 4): CL = (0.6, -0.6), alpha = (1, -1) / sqrt 2; class 2 falls from 0.5 to 0.02 times 0.2."""
+    """L^2 = (1, 4): CL = (0.6, -0.6), alpha = (1, -1) / sqrt 2; class 2 decreases from 0.5 to 0.02 times 0.2."""
     q, weights, gamma = distribution([0.5, 0.5], [0.8, 0.2], [1.0, 2.0])
     assert q == pytest.approx([0.996, 0.004], abs=1e-7)
     assert weights == pytest.approx([1.245, 0.02], abs=1e-7)
@@ -46,7 +46,7 @@ def test_b_11_two_classes():
 
 
 def test_b_11_three_classes():
-    """L^2 = (1, 1, 4): CL = (0.5, 0.5, -1), alpha = CL / sqrt 1.5; what class 3 loses the others share."""
+    """L^2 = (1, 1, 4): CL = (0.5, 0.5, -1), alpha = CL / sqrt 1.5; the others share the loss of class 3."""
     q, weights, gamma = distribution([1 / 3] * 3, [0.5, 0.3, 0.2], [1.0, 1.0, 2.0])
     assert q == pytest.approx([0.498, 0.498, 0.004], abs=1e-7)
     assert weights == pytest.approx([0.996, 1.66, 0.02], abs=1e-7)
@@ -54,26 +54,28 @@ def test_b_11_three_classes():
 
 
 def test_of_two_classes_any_difference_takes_one_to_its_bound(caplog):
-    """Their direction is always the same; so a run with two classes is warned of."""
+    """The direction is always the same for two classes, so a run with two classes warns."""
     q, _, _ = distribution([0.5, 0.5], [0.8, 0.2], [1.0, 1.0 + 1e-9])
     assert q == pytest.approx([0.996, 0.004], abs=1e-7)
     for classes, sigma, warns in ((2, 0.02, True), (2, 0.9, False), (3, 0.02, False)):
         caplog.clear()
         task = dataclasses.replace(make_task(), objective=Multiclass(classes))
         ISFL(sigma=sigma).setup(Server("server", 0, State(), task, Settings(rounds=1)))
-        assert ("'isfl' draws one of them at 0.02 of its share" in caplog.text) == warns
+        assert ("'isfl' draws one of the classes at only 0.02 of its share" in caplog.text) == warns
 
 
 def test_a_class_below_its_bound_may_limit_the_step():
-    """Class 1 is wanted less than sigma p_local: the least positive candidate is where it has risen to that."""
+    """The target of class 1 is below sigma p_local. The smallest positive candidate is where class 1 reaches it."""
     q, _, gamma = distribution([0.01, 0.99], [0.99, 0.01], [1.0, 2.0], sigma=0.5)
     assert q == pytest.approx([0.495, 0.505], abs=1e-7)
     assert gamma == pytest.approx(0.485 * math.sqrt(2), abs=1e-7)
 
 
 def test_a_class_below_its_bound_that_would_sink_is_held_there():
-    """alpha = (0.5, 0.5, -1) / sqrt 1.5 takes class 1 from 0.05 to its bound of 0.15; class 3 would fall below its own,
-    0.2, and is put there; together 1.3."""
+    """alpha = (0.5, 0.5, -1) / sqrt 1.5 raises class 1 from 0.05 to its bound of 0.15.
+
+    Class 3 would fall below its bound of 0.2 and is set to it; the sum is 1.3.
+    """
     q, weights, gamma = distribution([0.05, 0.85, 0.1], [0.3, 0.3, 0.4], [1.0, 1.0, 2.0], sigma=0.5)
     assert gamma == pytest.approx(0.2 * math.sqrt(1.5), abs=1e-7)
     assert q == pytest.approx([0.15 / 1.3, 0.95 / 1.3, 0.2 / 1.3], abs=1e-7)
@@ -84,7 +86,7 @@ def test_a_class_below_its_bound_that_would_sink_is_held_there():
     ("p", "local", "values"),
     [
         ([0.2, 0.8], [0.7, 0.3], [3.0, 3.0]),  # all equal: no direction
-        ([0.2, 0.8], [0.7, 0.3], [0.0, 0.0]),  # nothing is known yet
+        ([0.2, 0.8], [0.7, 0.3], [0.0, 0.0]),  # no constant is known
         ([0.2, 0.8], [0.7, 0.3], [1.0, math.nan]),
         ([0.2, 0.8], [0.7, 0.3], [1.0, math.inf]),
         ([0.99, 0.01], [0.01, 0.99], [1.0, 2.0]),  # both candidates are negative
@@ -125,7 +127,7 @@ def test_it_is_a_distribution_that_moves_with_its_classes_and_has_no_unit():
 
 
 def test_of_a_square_the_constant_is_the_largest_curvature():
-    """The gradient of (w x)^2 / 2 is x^2 w: it changes by x^2 for each unit that w moves."""
+    """The gradient of (w x)^2 / 2 is x^2 w: it changes by x^2 for each unit of w."""
     model = nn.Linear(1, 1, bias=False)
     before = {"weight": model.weight.detach() + 0.3}
     images = torch.tensor([[1.0], [-3.0], [0.5], [2.0]])
@@ -135,7 +137,7 @@ def test_of_a_square_the_constant_is_the_largest_curvature():
 
 
 def slopes(model, before, data, rows):
-    """One image at a time, with the trained model's buffers in both gradients."""
+    """Compute the constants image by image, with the trained model's buffers in both gradients."""
     gradients = []
     for state in (before, dict(model.named_parameters())):
         other = copy.deepcopy(model).eval()
@@ -157,7 +159,7 @@ def slopes(model, before, data, rows):
 def test_constants_are_those_of_plain_gradients(norm):
     torch.manual_seed(3)
     model, data = SmallNet(norm=norm), make_data(12, "probe")
-    model(data.images)  # running statistics that are not the first ones
+    model(data.images)  # changes the running statistics
     before = {name: p.detach() + 0.1 * torch.randn_like(p) for name, p in model.named_parameters()}
     state = copy.deepcopy(model.state_dict())
     batches = [data.batch(rows) for rows in torch.arange(12).split(5)]
@@ -172,7 +174,7 @@ def test_constants_are_those_of_plain_gradients(norm):
 def test_the_probe_takes_as_many_of_each_class():
     labels = torch.tensor([0] * 20 + [2] * 3 + [5] * 9)
     for probe, expected in ((12, [4, 3, 4]), (1, [1, 1, 1]), (1000, [20, 3, 9])):
-        rows = probe_rows(labels, probe, torch.Generator().manual_seed(1))
+        rows = draw_probe_rows(labels, probe, torch.Generator().manual_seed(1))
         assert len(rows.unique()) == len(rows)
         assert labels[rows].bincount()[[0, 2, 5]].tolist() == expected
 
@@ -181,13 +183,13 @@ def test_the_probe_takes_as_many_of_each_class():
 
 
 def unlike_sites():
-    """All classes, two classes, one class."""
+    """Return sites with all classes, two classes and one class."""
     skewed = {"site-1": [0] * 12 + [1] * 6 + [2] * 3, "site-2": [1] * 9 + [2] * 4, "site-3": [2] * 8}
     return {name: make_site(len(labels), name, torch.tensor(labels)) for name, labels in skewed.items()}
 
 
 def plain_site(model, data, wanted, values, generator):
-    """One epoch of weighted draws at a site; the class weights and the new constants."""
+    """Train one epoch of weighted draws at a site; return the class weights and the new constants."""
     local = data.class_labels.bincount(minlength=CLASSES) / len(data)
     _, weights, _ = sampling_distribution(wanted, local, values, 0.02)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -203,8 +205,11 @@ def plain_site(model, data, wanted, values, generator):
 
 @pytest.mark.parametrize("target", ["uniform", "counts"])
 def test_isfl_is_a_plain_loop(tmp_path, target):
-    """Uniform weights, as the paper; with counts the first round has a uniform target, for no site has told any."""
-    torch.set_num_threads(1)  # as a run does
+    """Uniform weights, as in the paper.
+
+    With counts, the first round has a uniform target, since no site has reported any.
+    """
+    torch.set_num_threads(1)  # as in a run
     sites, task = unlike_sites(), make_task("plain")
     state, values = task.initial(7), dict.fromkeys(sites, torch.zeros(CLASSES))
     for round_ in (1, 2):
@@ -225,7 +230,7 @@ DRAWN = []
 
 
 class Watched(ISFL):
-    """Notes the share of each class in what a site draws."""
+    """ISFL that records the class distribution of the drawn images."""
 
     def row_weights(self, fit):
         weights, labels = super().row_weights(fit), fit.site.train.class_labels
@@ -260,13 +265,13 @@ def test_later_one_class_is_drawn_as_rarely_as_sigma_lets_it(tmp_path):
 
 
 def test_counts_that_sites_tell_are_the_target(tmp_path):
-    """From the first round where the run's sites tell them at the start; otherwise from what came in replies."""
+    """The counts are used from the first round if sites report them at the start, otherwise after the first replies."""
     args, still = {"target": "counts"}, {"epochs": 0}  # without training, what is drawn is the target
     first = drawn(tmp_path / "told", args, disclose=("size", "label_counts"), rounds=1, **still)
     assert first[0] == pytest.approx([12 / 42, 15 / 42, 15 / 42])
     later = drawn(tmp_path / "later", args, unavailable=lambda site, step: (site, step) == ("site-2", 1), **still)
     assert later[0] == pytest.approx([1 / 3] * 3)
-    assert later[2] == pytest.approx([12 / 29, 6 / 29, 11 / 29])  # site 2 was away; its counts are not known
+    assert later[2] == pytest.approx([12 / 29, 6 / 29, 11 / 29])  # site 2 was unavailable
     assert later[3] == pytest.approx([0, 9 / 20, 11 / 20])  # at site 2, which has more of class 1 than the others
 
 

@@ -1,4 +1,4 @@
-"""Clusters on the page: machines as they were placed, medians and curves by numpy."""
+"""Report section on clusters: machines by cluster, medians and curves against NumPy."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from read_page import section, words
 
 from medfl.engine.runs.records import read_run
 from medfl.records.run_file import AssignedNetwork
+from medfl_methods.pfedcdp.clusters_report import _cluster_curves, clusters_of, clusters_section, scores_by_cluster
 from medfl_methods.pfedcdp.device_profiles import Profile
 from medfl_methods.pfedcdp.machine_clusters import MachineClusters
-from medfl_methods.pfedcdp.report_clusters import _curves, clusters_of, clusters_section, scores_by_cluster
 from medfl_report.groups import group_runs
 
 OWN = "Scores by cluster on the sites' own test images"
@@ -32,7 +32,7 @@ def names(count):
 
 
 def machines(sites, seed=0):
-    """Assigned networks of sites, with the options of a run that has them."""
+    """Return the assigned networks of sites, with the options of a run that has them."""
     assigned = MachineClusters(networks=NETWORKS).assign(sites, seed)
     return assigned, {
         "sites": sites,
@@ -89,7 +89,7 @@ def test_of_many_sites_the_medians_are_shown(page, tmp_path):
 
 
 def scored():
-    """Four sites of two networks, the last of which has no accuracy."""
+    """Return scores of four sites with two networks; the last site has no accuracy."""
     sites = names(4)
     return {
         "sites": sites,
@@ -117,7 +117,7 @@ def test_scores_are_averaged_over_the_sites_that_have_one(page):
 
 
 def test_scores_on_the_shared_test_set_have_a_table_and_a_picture_of_their_own(page):
-    """Figure 2 of PFedCDP is drawn of these."""
+    """These scores are figure 2 of PFedCDP."""
     shared = OWN.replace("the sites' own test images", "the server's test images, which all sites share")
     assert shared not in page(("fedbn", scored())).tables
     document = page(("pfedcdp", scored() | {"splits": ("test", "shared")}))
@@ -132,7 +132,7 @@ def test_scores_on_the_shared_test_set_have_a_table_and_a_picture_of_their_own(p
 
 def test_bands_are_one_standard_deviation(tmp_path):
     run = read_run(make_run(tmp_path / "run", **scored()))
-    alone, several = _curves(scores_by_cluster([run], "accuracy"), ["a", "b"])
+    alone, several = _cluster_curves(scores_by_cluster([run], "accuracy"), ["a", "b"])
     shares = np.array([1, 2, 3]) / 3
     np.testing.assert_allclose(several.middle, 0.75 * shares)
     spread = np.std([0.9, 0.6], ddof=1) * shares
@@ -171,7 +171,7 @@ def test_a_run_without_scores_says_so(page):
 
 
 def test_seeds_with_machines_of_their_own_are_one_group(tmp_path):
-    """Two ways to place the same seed's machines are two."""
+    """Two different placements with the same seed are listed separately."""
     made = {seed: machines(names(6), seed)[1] for seed in (0, 1)}
     assert made[0]["settings"] != made[1]["settings"]
     first, two = (read_run(make_run(tmp_path / str(n), "pfedcdp", n, **options)) for n, options in made.items())
@@ -183,7 +183,7 @@ def test_seeds_with_machines_of_their_own_are_one_group(tmp_path):
 
 
 def test_facts_of_another_rule_are_no_machine(tmp_path):
-    """A third party's rule records facts of its own."""
+    """A third-party rule records its own site information."""
     assigned = {site: AssignedNetwork(network="cnn_a", facts={"score": 1.0, "floor": "second"}) for site in names(2)}
     options = {"sites": names(2), "assigned": assigned, "images": 12}
     assert clusters_of(read_run(make_run(tmp_path / "run", "fedavg", **options))) == ()

@@ -1,4 +1,4 @@
-"""SHAP values of images: exact for linear models, class-balanced samples, and what is handed to the report."""
+"""SHAP values of images: exact for linear models, class-balanced samples, and the tensors for the report."""
 
 import sys
 
@@ -11,7 +11,13 @@ from torch import nn
 from medfl.data.pooled import TensorData
 from medfl.errors import SettingsError
 from medfl.testing.cohort import SmallNet, make_data
-from medfl_methods.pfedcdp.explanations import BACKGROUND, Explained, balanced_rows, check_installed, explain
+from medfl_methods.pfedcdp.explanations import (
+    MAX_BACKGROUND_IMAGES,
+    Explanations,
+    balanced_rows,
+    explain_models,
+    import_shap,
+)
 
 pytest.importorskip("shap")
 
@@ -21,7 +27,7 @@ def rng(seed=0):
 
 
 class Linear(nn.Module):
-    """Logits w x + b of two channels of 3 x 4 pixels."""
+    """Linear model w x + b of two channels of 3 x 4 pixels."""
 
     def __init__(self, seed=0):
         super().__init__()
@@ -38,7 +44,7 @@ class Colours(TensorData):
 
 
 def test_values_of_a_linear_model_are_exact_against_one_background(monkeypatch):
-    """w (x - background), of the logit of the image's own label, summed over the channels."""
+    """The values are w (x - background) for the logit of the image's label, summed over the channels."""
     data = Colours(9)
     background = torch.randn(2, 3, 4, generator=rng(9))
     batch = data.batch
@@ -49,17 +55,19 @@ def test_values_of_a_linear_model_are_exact_against_one_background(monkeypatch):
 
     monkeypatch.setattr(data, "batch", first_then_background)
     model = Linear()
-    explained = explain({"it": model}, data, 2, rng())
+    explained = explain_models({"it": model}, data, 2, rng())
     apart = explained.images - background
     expected = (model.weight[explained.labels] * apart).sum(1).detach()
     assert explained.maps["it"].shape == (6, 3, 4)
     torch.testing.assert_close(explained.maps["it"], expected, atol=1e-5, rtol=1e-4)
-    whole = model(explained.images) - model(background[None])  # efficiency: values sum to what the image adds
+    whole = model(explained.images) - model(
+        background[None]
+    )  # efficiency: the values sum to the difference from the background
     torch.testing.assert_close(explained.maps["it"].sum((1, 2)), whole[torch.arange(6), explained.labels].detach())
 
 
 class Blind(nn.Module):
-    """It looks at the upper half alone, through batch norm, ReLU and dropout."""
+    """Model that uses only the upper half of the image, with batch norm, ReLU and dropout."""
 
     def __init__(self):
         super().__init__()
@@ -73,7 +81,7 @@ class Blind(nn.Module):
 def test_pixels_that_a_model_does_not_see_have_no_values():
     torch.manual_seed(0)
     model, data = Blind().train(), make_data(30, "public")
-    explained = explain({"it": model}, data, 2, rng())
+    explained = explain_models({"it": model}, data, 2, rng())
     assert not any(module.training for module in model.modules())
     assert explained.maps["it"][:, 3:].abs().max() == 0
     assert explained.maps["it"][:, :3].abs().mean() > 1e-4
@@ -81,14 +89,14 @@ def test_pixels_that_a_model_does_not_see_have_no_values():
 
 def test_the_same_stream_gives_the_same_values_whatever_numpy_has_drawn():
     models, data = {"a": Linear(1), "b": SmallLike()}, Colours(30)
-    first = explain(models, data, 2, rng(4))
+    first = explain_models(models, data, 2, rng(4))
     np.random.rand(3)  # noqa: NPY002
-    two = explain(models, data, 2, rng(4))
-    other = explain(models, data, 2, rng(5))
+    two = explain_models(models, data, 2, rng(4))
+    other = explain_models(models, data, 2, rng(5))
     assert all(torch.equal(first.maps[name], two.maps[name]) for name in models)
     assert torch.equal(first.images, two.images)
     assert not torch.equal(first.images, other.images)
-    alone = explain({"b": models["b"]}, data, 2, rng(4))
+    alone = explain_models({"b": models["b"]}, data, 2, rng(4))
     assert torch.equal(alone.maps["b"], first.maps["b"])
 
 
@@ -103,14 +111,14 @@ class SmallLike(nn.Module):
 
 
 def test_no_more_than_a_few_images_are_the_background(monkeypatch):
-    data, sizes = Colours(BACKGROUND + 30), []
+    data, sizes = Colours(MAX_BACKGROUND_IMAGES + 30), []
     batch = data.batch
     monkeypatch.setattr(data, "batch", lambda rows: sizes.append(len(rows)) or batch(rows))
-    explain({"it": Linear()}, data, 1, rng())
-    assert sizes == [3, BACKGROUND]
+    explain_models({"it": Linear()}, data, 1, rng())
+    assert sizes == [3, MAX_BACKGROUND_IMAGES]
 
 
-# ---- which images
+# ---- sampled images
 
 
 def test_as_many_images_of_each_class_or_all_there_are():
@@ -123,7 +131,7 @@ def test_as_many_images_of_each_class_or_all_there_are():
 
 
 def test_what_the_report_gets():
-    explained = Explained(
+    explained = Explanations(
         torch.zeros(2, 1, 2, 2), torch.tensor([0, 1]), {"a": -torch.ones(2, 2, 2), "b": torch.zeros(2, 2, 2)}
     )
     assert explained.mean_size == 0.5
@@ -133,7 +141,7 @@ def test_what_the_report_gets():
 def test_without_shap(monkeypatch):
     monkeypatch.setitem(sys.modules, "shap", None)
     with refused(SettingsError, "missing_package", package="shap", extra="explain") as caught:
-        check_installed()
+        import_shap()
     assert "`pip install 'medfl-monai[explain]'`" in str(caught.value)
     with refused(SettingsError, "missing_package", package="shap", extra="explain"):
-        explain({"it": Linear()}, Colours(6), 1, rng())
+        explain_models({"it": Linear()}, Colours(6), 1, rng())

@@ -1,4 +1,4 @@
-"""SHAP maps on the page: tiles read back into numbers, one scale for all teachers, and a bounded page."""
+"""Report section on SHAP values: maps read back as numbers, one scale for all teachers, and the size of the page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from read_page import Page
 from medfl.contract import Findings
 from medfl.engine.runs.findings import read_findings
 from medfl.engine.runs.records import read_run
-from medfl_methods.pfedcdp.report_explanations import looks_section
+from medfl_methods.pfedcdp.explanations_report import explanations_section
 from medfl_report.groups import group_runs
 from medfl_report.page import write_report
 from medfl_report.rasters import (
@@ -36,7 +36,10 @@ TEACHERS = ("cnn_a", "cnn_b")
 
 
 def drawn(layer, shape, worth):
-    """A layer read back: each path's cells get what `worth` says of its attributes; the ground covers all."""
+    """Read a layer back as numbers: `worth` gives the value of a path's cells from its attributes.
+
+    The background covers all other cells.
+    """
     cells = np.zeros(shape)
     for attributes, path in re.findall(r'<path ([^>]*?)d="([^"]*)"[^>]*/>', layer):
         for x, y, n in re.findall(r"M(\d+) (\d+)h(\d+)", path):
@@ -124,14 +127,14 @@ def test_the_page_has_a_tile_for_each_image_and_teacher(tmp_path, spatial, chann
     looks = [link for link in used if link.startswith("look")]
     assert len(looks) == 6 * len(TEACHERS)
     assert set(looks) <= ids
-    assert ("the middle slice is drawn" in document.sections["looks"]) == (len(spatial) == 3)
+    assert ("the middle slice is shown" in document.sections["looks"]) == (len(spatial) == 3)
     assert not re.search(r"<image|data:", html)
 
 
 def alone(folders):
-    """The section of some runs."""
+    """Return the section of some runs."""
     groups = group_runs([read_run(folder) for folder in folders])
-    return looks_section(groups, {str(folder): read_findings(folder) for folder in folders})
+    return explanations_section(groups, {str(folder): read_findings(folder) for folder in folders})
 
 
 def test_a_run_without_explanations_has_no_section(tmp_path):

@@ -1,4 +1,4 @@
-"""What a machine can do: shares, score, clusters, and where profiles come from."""
+"""Capability of machines: shares, score, clusters, and sources of profiles."""
 
 import collections
 import csv
@@ -18,13 +18,13 @@ from medfl.settings import read_settings
 from medfl_methods.pfedcdp.device_profiles import (
     ARCHETYPES,
     Profile,
+    draw_profile,
     find_profiles,
-    live,
+    measure_profile,
     read_profile,
     read_profiles,
-    synthetic,
 )
-from medfl_methods.pfedcdp.machine_clusters import CLUSTERS, MachineClusters, Thresholds, clusters, score
+from medfl_methods.pfedcdp.machine_clusters import CLUSTERS, MachineClusters, Thresholds, assign_clusters, machine_score
 
 HALF = Profile(1500, 3000, 4, 16, 80, 50, 200)  # shares 1/2, 1/4, 4/5, 3/4
 EQUAL = (0.25, 0.25, 0.25, 0.25)
@@ -55,10 +55,10 @@ def test_shares_are_clipped(changes, shares):
     [(EQUAL, 2.3 / 4), ((0.3, 0.3, 0.1, 0.3), 0.15 + 0.075 + 0.08 + 0.225), ((0, 0, 1, 0), 0.8)],
 )
 def test_the_score_is_the_weighted_sum(weights, expected):
-    """The second are the paper's for machines whose battery matters less."""
-    assert score(HALF, weights) == pytest.approx(expected, abs=1e-15)
-    assert score(Profile(1, 1, 1, 1, 100, 0, 1), weights) == pytest.approx(1)
-    assert score(Profile(0, 1, 0, 1, 0, 1, 1), weights) == 0
+    """The second weights are the paper's for machines whose battery is less important."""
+    assert machine_score(HALF, weights) == pytest.approx(expected, abs=1e-15)
+    assert machine_score(Profile(1, 1, 1, 1, 100, 0, 1), weights) == pytest.approx(1)
+    assert machine_score(Profile(0, 1, 0, 1, 0, 1, 1), weights) == 0
 
 
 # ---- clusters
@@ -66,10 +66,10 @@ def test_the_score_is_the_weighted_sum(weights, expected):
 
 def test_thresholds_belong_to_the_better_cluster():
     scores = {"a": 0.6, "b": 0.5999, "c": 0.4, "d": 0.3999, "e": 0.0, "f": 1.0}
-    by_site = clusters(scores, Thresholds())
+    by_site = assign_clusters(scores, Thresholds())
     assert by_site == {"a": "high", "b": "medium", "c": "medium", "d": "low", "e": "low", "f": "high"}
-    assert set(clusters(scores, Thresholds(high=0.0, medium=0.0)).values()) == {"high"}
-    assert clusters({"a": 0.5}, Thresholds(high=0.5, medium=0.5)) == {"a": "high"}
+    assert set(assign_clusters(scores, Thresholds(high=0.0, medium=0.0)).values()) == {"high"}
+    assert assign_clusters({"a": 0.5}, Thresholds(high=0.5, medium=0.5)) == {"a": "high"}
 
 
 def test_thresholds_that_cross_are_refused():
@@ -85,7 +85,7 @@ def test_thresholds_that_cross_are_refused():
 )
 def test_tertiles(sites, sizes):
     scores = {f"site-{index:02}": ((7 * index) % 11) / 11 for index in range(sites)}
-    by_site = clusters(scores, "tertiles")
+    by_site = assign_clusters(scores, "tertiles")
     assert tuple(list(by_site.values()).count(name) for name in CLUSTERS) == sizes
     ranked = sorted(scores, key=scores.get, reverse=True)
     assert [CLUSTERS.index(by_site[site]) for site in ranked] == sorted(
@@ -94,7 +94,7 @@ def test_tertiles(sites, sizes):
 
 
 def test_of_equal_scores_the_first_by_name_counts_as_larger():
-    assert clusters({"c": 0.5, "a": 0.5, "b": 0.5}, "tertiles") == {"a": "high", "b": "medium", "c": "low"}
+    assert assign_clusters({"c": 0.5, "a": 0.5, "b": 0.5}, "tertiles") == {"a": "high", "b": "medium", "c": "low"}
 
 
 def test_sites_are_placed(tmp_path):
@@ -132,14 +132,14 @@ def test_settings_that_are_refused(changes, words):
         MachineClusters(**({"networks": NETWORKS} | changes))
 
 
-# ---- made-up profiles
+# ---- synthetic profiles
 
 
 def test_made_up_profiles_depend_on_seed_and_name_alone():
     names = [f"site-{index:02}" for index in range(40)]
     profiles = find_profiles(names, "synthetic", 3)
     assert find_profiles(names[::-1], "synthetic", 3) == profiles
-    assert synthetic("site-07", 3) == profiles["site-07"]
+    assert draw_profile("site-07", 3) == profiles["site-07"]
     assert len(set(profiles.values())) == 40
     assert find_profiles(names, "synthetic", 4) != profiles
     rule = MachineClusters(networks=NETWORKS)
@@ -223,7 +223,7 @@ def test_a_file_that_is_none(tmp_path, content):
 
 
 class FakePsutil:
-    """A machine; parts that are None don't exist on its system."""
+    """Machine in the form of psutil. A value of None means that its system does not support it."""
 
     Clock = collections.namedtuple("Clock", "current min max")
     Memory = collections.namedtuple("Memory", "total available")
@@ -245,22 +245,22 @@ class FakePsutil:
         ((1500, 0, 3000), 80, (0.5, 0.25, 0.8), "latency"),
         ((1500, 0, 3000), 0, (0.5, 0.25, 0), "latency"),
         ((1500, 0, 3000), "none", (0.5, 0.25, 1), "battery, latency"),
-        ((2000, 0.0, 0.0), "none", (1, 0.25, 1), "clock, battery, latency"),  # as virtual machines say
+        ((2000, 0.0, 0.0), "none", (1, 0.25, 1), "clock, battery, latency"),  # as virtual machines report
         ((), None, (1, 0.25, 1), "clock, battery, latency"),
         (None, None, (1, 0.25, 1), "clock, battery, latency"),
     ],
 )
 def test_what_a_machine_does_not_tell_is_assumed_with_a_warning(monkeypatch, caplog, clock, battery, shares, assumed):
     monkeypatch.setitem(sys.modules, "psutil", FakePsutil(clock, battery))
-    profile = live()
+    profile = measure_profile()
     assert profile.shares == (*shares, 1)
-    assert caplog.messages == [f"This machine tells no {assumed}: assumed to be at its best."]
+    assert caplog.messages == [f"This machine does not report: {assumed}. Assuming the best value."]
 
 
 @pytest.mark.parametrize("latency", [0.0, 50.0])
 def test_a_machine_that_tells_all_warns_of_nothing(monkeypatch, caplog, latency):
     monkeypatch.setitem(sys.modules, "psutil", FakePsutil((1500, 0, 3000), 80))
-    assert live(latency_ms=latency) == Profile(1500, 3000, 4, 16, 80, latency, 200)
+    assert measure_profile(latency_ms=latency) == Profile(1500, 3000, 4, 16, 80, latency, 200)
     assert caplog.messages == []
 
 
@@ -275,7 +275,7 @@ def test_this_machine():
 def test_without_psutil(monkeypatch):
     monkeypatch.setitem(sys.modules, "psutil", None)
     with refused(SettingsError, "missing_package", package="psutil", extra="devices") as caught:
-        live()
+        measure_profile()
     assert "`pip install 'medfl-monai[devices]'`" in str(caught.value)
 
 
@@ -293,7 +293,7 @@ def test_the_bundle_for_mammograms_has_clusters_if_profiles_are_named(tmp_path):
     assert set(rule.networks.values()) == {"cluster_a", "cluster_b", "cluster_c"}
 
 
-# ---- what sites report
+# ---- profiles that sites report
 
 
 def test_a_profile_of_other_numbers_is_refused():
@@ -339,7 +339,7 @@ def test_with_fixed_thresholds_who_comes_later_is_where_it_would_have_been():
 
 
 def earlier(placed):
-    """Networks that were assigned at the start; the last site reported nothing."""
+    """Return networks that were assigned at the start; the last site reported nothing."""
     entries = [
         AssignedNetwork(network=NETWORKS[name], facts={"score": value, "cluster": name}) for value, name in placed
     ]

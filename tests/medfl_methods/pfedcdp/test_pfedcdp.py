@@ -1,6 +1,6 @@
-"""PFedCDP, piece by piece: its loss (O-PF-6), how bodies are mixed (O-PF-4), its phases, its settings.
+"""Parts of PFedCDP: loss (O-PF-6), mixing of bodies (O-PF-4), training phases, settings.
 
-Fisher information (O-PF-3), the contrastive loss (O-PF-7) and Shapley values (O-PF-10) have tests of their own. Whole
+Fisher information (O-PF-3), the contrastive loss (O-PF-7) and Shapley values (O-PF-10) have their own test files. Whole
 runs are in test_pfedcdp_runs.py.
 """
 
@@ -34,7 +34,7 @@ STUDENT, TEACHER, LABEL = [[2.0, 0.0]], [[0.0, 1.0]], [0]
 
 
 class Table(nn.Module):
-    """Logits looked up: an image holds the number of its row."""
+    """Network that looks logits up: an image contains the number of its row."""
 
     def __init__(self, rows):
         super().__init__()
@@ -45,7 +45,7 @@ class Table(nn.Module):
 
 
 def loss_of(student, teacher, labels, loss=None, **args):
-    """The method's loss on all rows, and its gradient."""
+    """Return the method's loss on all rows, and its gradient."""
     student, labels = torch.tensor(student), torch.tensor(labels)
     data = TensorData(torch.arange(len(labels)).float().reshape(-1, 1, 1, 1), labels)
     task = Task({}, "", loss or nn.CrossEntropyLoss(), torch.optim.SGD, Multiclass(student.shape[1]))
@@ -83,7 +83,7 @@ def test_pf_6_is_a_mean_over_the_batch():
 
 
 def test_pf_6_gradient():
-    """[(1 - lam) (p - onehot) + lam tau (softened p - softened teacher)] / B."""
+    """The gradient is [(1 - lam) (p - onehot) + lam tau (softened p - softened teacher)] / B."""
     student, teacher = torch.tensor([[2.0, 0, 1], [0, 1, -1]]), torch.tensor([[0.0, 1, 0], [3, 0, 0]])
     _, gradient = loss_of(student.tolist(), teacher.tolist(), [2, 1], lam=0.3, tau=3.0)
     hard = student.softmax(1) - torch.eye(3)[[2, 1]]
@@ -109,7 +109,7 @@ def site_of(own, network="norm", n=12, round_=2, **settings):
 
 
 def bodies(network="norm"):
-    """A site's own model, and a cluster's body with other numbers everywhere."""
+    """Return a site's own model, and a cluster's body in which all numbers differ."""
     own = make_task().initial(1, network)
     received = {name: tensor + 1 for name, tensor in make_task().initial(2, network).items() if name.startswith("body")}
     return own, received
@@ -196,7 +196,7 @@ def test_information_is_from_so_many_images_drawn_anew_each_round(monkeypatch):
 )
 @pytest.mark.parametrize("unit", ["epochs", "steps"])
 def test_the_phases_share_a_rounds_budget(unit, share, total, expected):
-    """What is neither 0 nor 1 leaves at least one epoch for the whole model."""
+    """Fractions other than 0 and 1 leave at least one epoch for the whole model."""
     settings = {unit: total} if total or unit == "epochs" else {"epochs": 0}
     site = site_of({}, **settings)
     sites = {training.label: training.at(site) for training in PFedCDP(head_share=share).trainings(site)}
@@ -245,7 +245,7 @@ AS_PRINTED = {
     ],
 )
 def test_the_papers_preset_says_what_the_run_must_set(caplog, changes, phrases):
-    """Also at the start of a run, see below."""
+    """A run also warns at its start, see below."""
     method, settings = REGISTRY.make_method("pfedcdp", {"preset": "paper"}), Settings(**(AS_PRINTED | changes))
     warn_of_preset("pfedcdp", method, {"preset": "paper"}, settings)
     assert bool(caplog.records) == bool(phrases)

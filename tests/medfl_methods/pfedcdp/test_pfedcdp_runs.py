@@ -1,4 +1,4 @@
-"""PFedCDP in whole runs, against plain loops that share no code with it (O-PF-5, O-PF-11), and what leaves a site."""
+"""Whole runs of PFedCDP against independent plain loops (O-PF-5, O-PF-11), and the tensors that leave a site."""
 
 import dataclasses
 
@@ -24,7 +24,7 @@ def body_of(tensors):
 
 @pytest.mark.parametrize("share", [0.0, 0.3])
 def test_a_run_with_everything_is_a_plain_loop(tmp_path, share):
-    """Two clusters, Fisher masks, both phases, and distillation from a server classifier that stays as it began."""
+    """Two clusters, Fisher masks, both phases, and distillation from a server classifier with its initial values."""
     args = {"server_classifier": "random", "personal_share": share, "lam": 0.4, "tau": 2.0}
     result = run(tmp_path, args, networks_by_site=TWO, rounds=3, epochs=3)
     heads = {}
@@ -63,13 +63,13 @@ def test_pf_5_read_literally_no_body_ever_changes(tmp_path, network, share):
 @pytest.mark.parametrize("epochs", [1, 2])
 @pytest.mark.parametrize("share", [0.5, 0.99])
 def test_pf_5_in_two_phases_bodies_change(tmp_path, epochs, share):
-    """Also where one epoch a round is too few for two phases."""
+    """This holds even if one epoch in a round is too few for two phases."""
     run(tmp_path, {"head_share": share}, rounds=1, epochs=epochs)
     first = make_task().initial(7, "norm")
     assert (bodies(tmp_path)["body.0.weight"] - first["body.0.weight"]).abs().max() > 1e-3
 
 
-# ---- what leaves a site, and what reaches it
+# ---- transferred tensors
 
 
 def test_only_the_student_is_published(tmp_path):
@@ -84,7 +84,7 @@ def test_only_the_student_is_published(tmp_path):
 
 @pytest.mark.parametrize(("bits_", "each"), [(None, 4), (8, 1)])
 def test_bytes(tmp_path, bits_, each):
-    """Up the body's numbers; down those and the server's classifier, whose batch norms count batches in 8 bytes."""
+    """Sites send the body and receive the body and the server's classifier; batch norms count batches in 8 bytes."""
     compression = None if bits_ is None else {"bits": bits_}
     run(tmp_path, task=make_task("plain"), rounds=2, compression=compression)
     body, served = 6 * 9 + 6, (24 + 1 + 4) * 48 + (48 + 1 + 4) * 24 + (24 + 1) * 3
@@ -147,7 +147,7 @@ def test_a_cluster_whose_sites_have_no_data_teaches_nobody(tmp_path):
 
 @pytest.mark.parametrize("name", ["student", "findings"])
 def test_a_cluster_may_have_any_network(tmp_path, name):
-    """Also one whose name the server's state uses for something else."""
+    """A network may have a name that the server's state uses as a prefix."""
     task = make_task()
     task = dataclasses.replace(task, networks=task.networks | {name: task.networks["wide"]})
     networks = {"site-1": name}

@@ -1,4 +1,4 @@
-"""PFedCDP's server: its classifiers, what teachers weigh, and the student that is the run's global model."""
+"""PFedCDP's server: its classifiers, weights of teachers, and the student as the run's global model."""
 
 import dataclasses
 
@@ -21,7 +21,12 @@ from medfl.task import Task
 from medfl.testing.cohort import CLASSES, SmallNet, make_data, make_task
 from medfl.utils.wire import tensors_equal
 from medfl_methods.pfedcdp.refinement import Refinement
-from medfl_methods.pfedcdp.server_classifier import assemble, first, learn, weighing_rows
+from medfl_methods.pfedcdp.server_classifier import (
+    assemble_teacher,
+    held_out_rows,
+    initial_classifier,
+    train_classifier,
+)
 from medfl_methods.pfedcdp.student import make_student
 
 PUBLIC = make_data(60, "public")
@@ -32,9 +37,9 @@ def server_of(public=PUBLIC, round_=1):
 
 
 def cluster(kind="proxy"):
-    """A cluster's model with its first body and classifier."""
+    """Return a cluster's model with its initial body and classifier."""
     task = make_task()
-    return assemble(task, "norm", kind, {}, first(task, "norm", kind, 7), 7)
+    return assemble_teacher(task, "norm", kind, {}, initial_classifier(task, "norm", kind, 7), 7)
 
 
 # ---- the server's classifier
@@ -43,10 +48,10 @@ def cluster(kind="proxy"):
 @pytest.mark.parametrize("kind", ["proxy", "random", "average"])
 def test_the_first_classifier_depends_on_seed_and_network_alone(kind):
     task = make_task()
-    drawn = first(task, "norm", kind, 7)
+    drawn = initial_classifier(task, "norm", kind, 7)
     torch.manual_seed(99)
-    assert tensors_equal(first(task, "norm", kind, 7), drawn)
-    assert not tensors_equal(first(task, "norm", kind, 8), drawn)
+    assert tensors_equal(initial_classifier(task, "norm", kind, 7), drawn)
+    assert not tensors_equal(initial_classifier(task, "norm", kind, 8), drawn)
     width = 24 if kind == "average" else 48
     assert next(iter(drawn.values())).shape == ((3, 24) if kind == "average" else (width, 24))
 
@@ -54,9 +59,9 @@ def test_the_first_classifier_depends_on_seed_and_network_alone(kind):
 def test_a_teacher_is_the_body_with_the_classifier_in_evaluation_mode():
     task = make_task()
     body = {name: tensor + 1 for name, tensor in task.initial(3, "norm").items() if name.startswith("body")}
-    classifier_ = first(task, "norm", "proxy", 7)
+    classifier_ = initial_classifier(task, "norm", "proxy", 7)
     state = torch.get_rng_state()
-    made = assemble(task, "norm", "proxy", body, classifier_, 7)
+    made = assemble_teacher(task, "norm", "proxy", body, classifier_, 7)
     assert torch.equal(torch.get_rng_state(), state)
     assert not any(part.training for part in made.modules())
     model = SmallNet().eval()
@@ -70,21 +75,21 @@ def test_the_classifier_learns_and_the_body_stays():
     model = cluster()
     body = {name: tensor.clone() for name, tensor in model.body.state_dict().items()}
     before = F.cross_entropy(model(PUBLIC.images), PUBLIC.class_labels).item()
-    learned = learn(server_of(), "norm", model, 25)
+    learned = train_classifier(server_of(), "norm", model, 25)
     assert tensors_equal(model.body.state_dict(), body)
     assert tensors_equal(learned, model.head.state_dict())
     assert F.cross_entropy(model(PUBLIC.images), PUBLIC.class_labels).item() < 0.7 * before
 
 
 def test_no_classifier_is_trained_on_what_teachers_are_weighed_by():
-    rows = weighing_rows(server_of())
+    rows = held_out_rows(server_of())
     assert PUBLIC.class_labels[rows].bincount().tolist() == [len(rows) // 3] * 3
-    assert torch.equal(weighing_rows(server_of(round_=2)), rows)
+    assert torch.equal(held_out_rows(server_of(round_=2)), rows)
 
     def learned(changed):
         images = PUBLIC.images.clone()
         images[changed] = 1e3
-        return learn(server_of(TensorData(images, PUBLIC.class_labels)), "norm", cluster(), 2)
+        return train_classifier(server_of(TensorData(images, PUBLIC.class_labels)), "norm", cluster(), 2)
 
     assert tensors_equal(learned(rows), learned(rows[:0]))
     known = next(row for row in range(60) if row not in rows.tolist())
@@ -94,10 +99,12 @@ def test_no_classifier_is_trained_on_what_teachers_are_weighed_by():
 @pytest.mark.parametrize(("kind", "changes"), [("proxy", True), ("average", True), ("random", False)])
 def test_which_classifiers_change(tmp_path, kind, changes):
     run(tmp_path, {"server_classifier": kind}, rounds=1)
-    assert tensors_equal(classifier(tmp_path), first(make_task(), "norm", kind, 7)) != changes
+    assert tensors_equal(classifier(tmp_path), initial_classifier(make_task(), "norm", kind, 7)) != changes
 
 
 class TwoLayers(SmallNet):
+    """Network for images of eight pixels."""
+
     def __init__(self):
         super().__init__()
         self.head = TwoLayerHead(24, 5, CLASSES, dropout=0.0)
@@ -132,7 +139,7 @@ def good(network="norm", seed=1):
 def poor():
     torch.manual_seed(8)
     model = SmallNet()
-    torch.nn.init.zeros_(model.head.weight)  # it says the same of all images
+    torch.nn.init.zeros_(model.head.weight)  # equal predictions for all images
     return Split(model.body, model.head).eval()
 
 
@@ -152,7 +159,7 @@ def test_a_teacher_that_knows_nothing_weighs_nothing_and_the_student_learns():
     groups = findings.meta["groups"]
     assert sum(facts[name]["value"] for name in facts) == pytest.approx(groups["a+b+useless"] - groups[""])
     assert (groups[""], groups["useless"]) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
-    assert findings.meta["weighed_on"] == len(weighing_rows(server_of()))
+    assert findings.meta["weighed_on"] == len(held_out_rows(server_of()))
     model, fresh = make_task().load(student, "norm").eval(), make_data(90, "fresh")
     assert (model(fresh.images).argmax(1) == fresh.class_labels).double().mean() > 0.85
 
@@ -161,7 +168,7 @@ def test_equal_teachers():
     teachers = {"a": good(), "useless": poor()}
     student, findings = made(teachers, teachers="equal")
     assert [facts["weight"] for facts in findings.meta["teachers"].values()] == [0.5, 0.5]
-    assert findings.meta["teachers"]["a"]["value"] > 0.3  # which is told all the same
+    assert findings.meta["teachers"]["a"]["value"] > 0.3  # the value is reported although the weights are equal
     weighed, _ = made(teachers)
     assert not tensors_equal(student, weighed)
     assert findings.tensors == {}
@@ -216,7 +223,7 @@ class TwoLayers(torch.nn.Module):
 
 
 def gaussians(n, seed):
-    """Two classes in 8 dimensions, four deviations apart."""
+    """Return data of two classes in 8 dimensions, four standard deviations apart."""
     rng = torch.Generator().manual_seed(seed)
     labels = torch.randint(2, (n,), generator=rng)
     images = torch.randn(n, 8, 1, 1, generator=rng)

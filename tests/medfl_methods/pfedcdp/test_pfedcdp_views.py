@@ -1,4 +1,4 @@
-"""The two views of PFedCDP's student, and its scores after each epoch of its training."""
+"""Views of PFedCDP's student, and its scores after each epoch of its training."""
 
 import dataclasses
 import itertools
@@ -13,8 +13,8 @@ from medfl.settings import Settings
 from medfl.testing.cohort import SmallNet, make_data, make_task
 from medfl.training.augment import Augmentation
 from medfl.utils.wire import tensors_equal
-from medfl_methods.pfedcdp.refinement import Refinement, refine
-from medfl_methods.pfedcdp.student import views_of
+from medfl_methods.pfedcdp.refinement import Refinement, train_student
+from medfl_methods.pfedcdp.student import random_views
 
 PUBLIC = make_data(60, "public")
 
@@ -23,17 +23,17 @@ SHIFTS = Augmentation(Compose([RandShiftIntensityd(keys=["image"], offsets=0.5, 
 
 def view_of(seed=7, round_=1, **changes):
     task = dataclasses.replace(make_task(), **(changes or {"views": SHIFTS}))
-    return views_of(Server("server", round_, State(), task, Settings(rounds=2, seed=seed), public=PUBLIC))
+    return random_views(Server("server", round_, State(), task, Settings(rounds=2, seed=seed), public=PUBLIC))
 
 
 def views_in(**how):
-    """Both views of all public images in two epochs."""
+    """Return both views of all public images in two epochs."""
     view, rows = view_of(**how), torch.arange(len(PUBLIC))
     return [view(PUBLIC.images, rows, epoch, number) for epoch in (1, 2) for number in (0, 1)]
 
 
 def test_the_views_of_an_image_differ_from_each_other_and_from_the_image():
-    """In each epoch anew; this is all that the contrast has to compare where a class has one image."""
+    """Views are redrawn in each epoch. If a class has one image, they are the contrastive loss's only positives."""
     for first, other in itertools.combinations([PUBLIC.images, *views_in()], 2):
         assert bool((first != other).flatten(1).any(dim=1).all())
 
@@ -59,7 +59,7 @@ def test_without_random_changes_the_run_says_that_both_views_are_the_image(tmp_p
     def told(name, task, **refine):
         caplog.clear()
         run(tmp_path / name, {"refine": SHORT | refine}, rounds=1, task=task)
-        return "the same image. Give the bundle's task `views`" in caplog.text
+        return "identical. Add `views`" in caplog.text
 
     plain = make_task()
     assert told("same", plain)
@@ -93,7 +93,9 @@ def test_whoever_watches_sees_each_epoch_and_those_of_the_probe_and_changes_noth
         seen.append((epoch, student.head.weight.clone(), student.body[0].weight.clone()))
 
     refinement = Refinement(epochs=3, probe_epochs=2, batch_size=20, losses="scl")
-    refine(student, [SmallNet()], [1.0], PUBLIC, refinement, Settings(rounds=1), torch.Generator(), after_epoch=look)
+    train_student(
+        student, [SmallNet()], [1.0], PUBLIC, refinement, Settings(rounds=1), torch.Generator(), after_epoch=look
+    )
     assert [epoch for epoch, *_ in seen] == [1, 2, 3, 4, 5]
     heads, bodies = [head for _, head, _ in seen], [body for *_, body in seen]
     assert all(torch.equal(heads[0], head) for head in heads[:3])

@@ -1,4 +1,4 @@
-"""The student of several teachers on public data: what each loss learns from, what teachers weigh, what stays."""
+"""Training of a student from several teachers on public data: losses, weights of teachers, and unchanged parts."""
 
 import copy
 import functools
@@ -15,7 +15,15 @@ from medfl.networks.parts import mlp
 from medfl.settings import Settings
 from medfl.testing.cohort import CLASSES, SmallNet, make_data
 from medfl.utils.wire import tensors_equal
-from medfl_methods.pfedcdp.refinement import Refinement, as_weights, held_out, probe, refine, teacher_values, train_head
+from medfl_methods.pfedcdp.refinement import (
+    Refinement,
+    draw_held_out_rows,
+    normalise_values,
+    teacher_shapley_values,
+    train_head,
+    train_probe,
+    train_student,
+)
 from medfl_methods.pfedcdp.supcon import supcon
 
 SETTINGS = Settings(rounds=1)
@@ -33,7 +41,7 @@ def small(seed=0, norm=True):
 
 
 def taught(shift=0, seed=1):
-    """A network that knows the classes, each under the number of another one if `shift` says so."""
+    """Return a network that knows the classes; with `shift` it names each class by the number of another one."""
     return copy.deepcopy(_taught(shift, seed))
 
 
@@ -50,63 +58,63 @@ def _taught(shift, seed):
 
 
 def right(model, shift=0):
-    """The share of fresh images that are recognised."""
+    """Return the fraction of new images that are classified correctly."""
     model.eval()
     return float((model(FRESH.images).argmax(1) == (FRESH.class_labels + shift) % CLASSES).double().mean())
 
 
 def made(teachers, weights=None, data=DATA, views=None, scale=1.0, student=None, **how):
-    """A student and the losses of its last epoch."""
+    """Return a student and the losses of its last epoch."""
     student = student or small()
     refinement = Refinement(**({"epochs": 12, "lr": 0.01, "batch_size": 20} | how))
     torch.manual_seed(5)
     weights = weights or [1 / len(teachers)] * len(teachers)
-    losses = refine(student, teachers, weights, data, refinement, SETTINGS, rng(), views=views, scale=scale)
+    losses = train_student(student, teachers, weights, data, refinement, SETTINGS, rng(), views=views, scale=scale)
     return student, losses
 
 
-# ---- what is held out
+# ---- held-out rows
 
 
 @given(labels=some.lists(some.integers(0, 3), min_size=1, max_size=60), share=some.floats(0, 0.99))
 def test_as_many_of_each_class_are_held_out(labels, share):
     labels = torch.tensor(labels)
-    rows = held_out(labels, share, rng())
+    rows = draw_held_out_rows(labels, share, rng())
     counts = labels.bincount(minlength=4)
     several = [int(count) for count in counts if count > 1]
     each = max(1, int(share * min(several))) if several else 0
     assert labels[rows].bincount(minlength=4).tolist() == [each if count > 1 else 0 for count in counts]
     assert rows.tolist() == sorted(set(rows.tolist()))
-    assert torch.equal(held_out(labels, share, rng()), rows)
+    assert torch.equal(draw_held_out_rows(labels, share, rng()), rows)
 
 
-# ---- what teachers are worth
+# ---- Shapley values of teachers
 
 
 def test_values_of_teachers_with_known_answers():
-    """One knows all; one says nothing, which is class 0; one knows class 0 from the rest and is loud."""
+    """One teacher knows all classes, one always predicts class 0, one separates class 0 with large logits."""
     labels = torch.tensor([0, 0, 1, 1, 2, 2])
     knows, silent = 4.0 * F.one_hot(labels, 3), torch.zeros(6, 3)
     loud = torch.tensor([[9.0, 0, 0], [9, 0, 0], [0, 9, 0], [0, 9, 0], [0, 9, 0], [0, 9, 0]])
-    values, worth = teacher_values([knows, silent, loud], labels, 3)
+    values, worth = teacher_shapley_values([knows, silent, loud], labels, 3)
     third, most = 1 / 3, 2 / 3
     expected = {(): third, (0,): 1, (1,): third, (2,): most, (0, 1): 1, (0, 2): most, (1, 2): most, (0, 1, 2): most}
     assert {tuple(sorted(who)): value for who, value in worth.items()} == pytest.approx(expected)
     assert values == pytest.approx([third, 0, 0])
-    assert as_weights(values) == pytest.approx([1, 0, 0])
+    assert normalise_values(values) == pytest.approx([1, 0, 0])
 
 
 def test_a_useless_teacher_weighs_less_than_good_ones():
     teachers = [taught(seed=1), taught(seed=2), small(3).eval()]
     with torch.no_grad():
         logits = [teacher(FRESH.images) for teacher in teachers]
-    values, worth = teacher_values(logits, FRESH.class_labels, CLASSES)
+    values, worth = teacher_shapley_values(logits, FRESH.class_labels, CLASSES)
     assert sum(values) == pytest.approx(worth[frozenset({0, 1, 2})] - 1 / 3)
     assert max(0, values[2]) < 0.2 * min(values[:2])
-    assert as_weights(values)[2] < 0.15
+    assert normalise_values(values)[2] < 0.15
 
 
-# ---- what the student learns from
+# ---- losses of the student
 
 
 def test_distillation_follows_the_teacher_and_not_the_labels():
@@ -138,7 +146,7 @@ def test_alpha_weighs_distillation_against_contrast():
 
 
 def test_the_distillation_term_is_from_the_weighted_mean_logits():
-    """Of the first step, by hand: the student in training mode has seen both views at once."""
+    """Compute the first step by hand: the student in training mode has seen both views at once."""
     teachers, weights, start = [taught(seed=1), taught(seed=2)], [0.8, 0.2], small()
     _, losses = made(teachers, weights, student=copy.deepcopy(start), epochs=1, batch_size=60, losses="kd", tau=2.0)
     with torch.no_grad():
@@ -149,7 +157,7 @@ def test_the_distillation_term_is_from_the_weighted_mean_logits():
 
 
 def test_the_contrastive_term_is_over_both_views_of_all_images(monkeypatch):
-    """Of the first step, by hand, with features in the place of their projection."""
+    """Compute the first step by hand, with features instead of their projection."""
     monkeypatch.setattr("medfl_methods.pfedcdp.refinement.mlp", lambda *widths, **how: nn.Identity())
     start = small()
     _, losses = made([taught()], student=copy.deepcopy(start), epochs=1, batch_size=60, losses="scl", contrast_tau=0.5)
@@ -178,7 +186,7 @@ def test_teachers_stay_as_they_are():
 
 
 class Recorder(nn.Module):
-    """A teacher that keeps what it is shown."""
+    """Teacher that stores its inputs."""
 
     def __init__(self):
         super().__init__()
@@ -218,7 +226,7 @@ def test_batches_of_any_size_are_legal_with_batch_norm(n):
 
 
 def test_the_literal_mode_multiplies_the_loss(monkeypatch):
-    """With plain gradient steps a tenth of the loss is a tenth of the way; Adam hides it but for its epsilon."""
+    """A tenth of the loss moves plain SGD a tenth of the way. Adam cancels the factor, except for its epsilon."""
 
     def way(scale):
         start = small()
@@ -239,13 +247,13 @@ def test_the_probe_trains_the_head_alone():
     student = taught()
     nn.init.zeros_(student.head.weight)
     before = copy.deepcopy(student.state_dict())
-    probe(student, DATA, Refinement(probe_epochs=80, lr=0.05), SETTINGS, rng(), "cpu")
+    train_probe(student, DATA, Refinement(probe_epochs=80, lr=0.05), SETTINGS, rng(), "cpu")
     assert all(torch.equal(t, before[name]) for name, t in student.state_dict().items() if name.startswith("body"))
     assert right(student) > 0.9
 
 
 def test_a_classifier_is_the_optimum_of_its_loss():
-    """Of a bias alone, on features of zero: the logarithms of the classes' shares."""
+    """For a bias alone, on features of zero, the optimum is the logarithm of the class frequencies."""
     labels = torch.tensor([0] * 6 + [1] * 3 + [2])
     head = nn.Linear(2, 3)
     train_head(head, TensorData(torch.zeros(10, 2), labels), 600, 10, 0.05, rng(), "cpu")
@@ -292,5 +300,5 @@ def test_mean_losses_are_those_of_images_not_of_batches(monkeypatch):
 def test_epochs_of_the_probe_are_counted_on():
     seen = []
     how = Refinement(epochs=2, probe_epochs=3, batch_size=20)
-    refine(small(), [taught()], [1.0], DATA, how, SETTINGS, rng(), after_epoch=seen.append)
+    train_student(small(), [taught()], [1.0], DATA, how, SETTINGS, rng(), after_epoch=seen.append)
     assert seen == [1, 2, 3, 4, 5]

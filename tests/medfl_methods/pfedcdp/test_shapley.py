@@ -1,4 +1,4 @@
-"""Exact Shapley values (O-PF-10): games with known answers, the axioms, and the mean over all orders of coming."""
+"""Exact Shapley values (O-PF-10): games with known solutions, the axioms, and the mean over all orders of joining."""
 
 import itertools
 import math
@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from medfl_methods.pfedcdp.refinement import MOST, as_weights, shapley_values
+from medfl_methods.pfedcdp.refinement import MAX_PLAYERS, normalise_values, shapley_values
 
 NUMBERS = some.floats(-100, 100)
 
 
 def game(worths, players):
-    """A game from a list of 2^players worths; the bits of an index say who is in."""
+    """Return a game from a list of 2^players values; the bits of an index name the members of a coalition."""
     return lambda who: worths[sum(1 << player for player in who)] if players else worths[0]
 
 
@@ -22,7 +22,7 @@ def games(players):
 
 
 def by_orders(worth, players):
-    """The mean of what each adds, over all orders of coming."""
+    """Return the mean of each player's added value over all orders of joining."""
     sums = [0.0] * players
     for order in itertools.permutations(range(players)):
         for place, player in enumerate(order):
@@ -31,20 +31,20 @@ def by_orders(worth, players):
 
 
 def test_the_glove_game():
-    """One left glove and two right ones; a pair is worth 1."""
+    """One left glove and two right ones; a pair has the value 1."""
     values = shapley_values(lambda who: float(0 in who and bool(who & {1, 2})), 3)
     assert values == pytest.approx([2 / 3, 1 / 6, 1 / 6], abs=1e-15)
 
 
 def test_the_airport_game():
-    """Costs 1, 2 and 4: each longer part of the runway is shared by those who need it."""
+    """Costs are 1, 2 and 4; each section of the runway is shared by the players that need it."""
     costs = [1.0, 2.0, 4.0]
     values = shapley_values(lambda who: max((costs[player] for player in who), default=0.0), 3)
     assert values == pytest.approx([1 / 3, 1 / 3 + 1 / 2, 1 / 3 + 1 / 2 + 2], abs=1e-15)
 
 
 def test_a_vote_with_weights():
-    """50 of [49, 48, 3] are needed: any two decide, so all three have the same power."""
+    """A majority needs 50 of [49, 48, 3]: any two players decide, so all three have the same power."""
     weights = [49, 48, 3]
     values = shapley_values(lambda who: float(sum(weights[player] for player in who) >= 50), 3)
     assert values == pytest.approx([1 / 3] * 3, abs=1e-15)
@@ -57,11 +57,11 @@ def test_unanimity(team):
 
 
 def test_three_teachers():
-    """v() = 1/2, alone .7 .6 .5, pairs (01) .8 (02) .7 (12) .6, all .8: what each adds is .2, .1 and 0 everywhere."""
+    """v() = 1/2, single .7 .6 .5, pairs (01) .8 (02) .7 (12) .6, all .8: the added values are always .2, .1 and 0."""
     worth = {(): 0.5, (0,): 0.7, (1,): 0.6, (2,): 0.5, (0, 1): 0.8, (0, 2): 0.7, (1, 2): 0.6, (0, 1, 2): 0.8}
     values = shapley_values(lambda who: worth[tuple(sorted(who))], 3)
     assert values == pytest.approx([0.2, 0.1, 0.0], abs=1e-15)
-    assert as_weights(values) == pytest.approx([2 / 3, 1 / 3, 0], abs=1e-15)
+    assert normalise_values(values) == pytest.approx([2 / 3, 1 / 3, 0], abs=1e-15)
 
 
 @given(games(4))
@@ -109,9 +109,11 @@ def test_each_coalition_is_asked_once(players):
     assert values == pytest.approx([players] * players)
 
 
-@pytest.mark.parametrize("players", [-1, MOST + 1])
+@pytest.mark.parametrize("players", [-1, MAX_PLAYERS + 1])
 def test_too_many_players(players):
-    with pytest.raises(ValueError, match=f"expected 0 to {MOST} players, whose coalitions can all be asked, got"):
+    with pytest.raises(
+        ValueError, match=f"expected 0 to {MAX_PLAYERS} players, since all their coalitions are computed, got"
+    ):
         shapley_values(lambda who: 0.0, players)
 
 
@@ -127,11 +129,11 @@ def test_too_many_players(players):
     ],
 )
 def test_weights(values, weights):
-    assert as_weights(values) == pytest.approx(weights, abs=1e-15)
+    assert normalise_values(values) == pytest.approx(weights, abs=1e-15)
 
 
 @given(some.lists(NUMBERS, min_size=1, max_size=8))
 def test_weights_are_none_below_zero_and_sum_to_one(values):
-    weights = as_weights(values)
+    weights = normalise_values(values)
     assert min(weights) >= 0
     assert math.fsum(weights) == pytest.approx(1)

@@ -1,4 +1,4 @@
-"""The supervised contrastive loss (O-PF-7): closed forms, a naive reference, invariances, gradients."""
+"""Supervised contrastive loss (O-PF-7): closed forms, a naive reference, invariances, gradients."""
 
 import math
 
@@ -9,7 +9,7 @@ from medfl_methods.pfedcdp.supcon import supcon
 
 
 def naive(embeddings, labels, tau):
-    """Each anchor's loss by two loops over the definition; None without a positive."""
+    """Compute each anchor's loss by two loops over the definition; None without a positive."""
     unit = [row / row.norm() for row in embeddings]
     losses = []
     for i, anchor in enumerate(unit):
@@ -36,7 +36,7 @@ def test_two_classes_that_are_wholly_apart():
 
 
 def test_opposite_classes():
-    """Others at similarity -1: log(1 + 2 exp(-2 / tau))."""
+    """The others have similarity -1: log(1 + 2 exp(-2 / tau))."""
     embeddings = torch.tensor([[3.0], [1.0], [-2.0], [-5.0]], dtype=torch.float64)
     loss = supcon(embeddings, torch.tensor([4, 4, 1, 1]), 0.7)
     assert loss.item() == pytest.approx(math.log1p(2 * math.exp(-2 / 0.7)), rel=1e-12)
@@ -63,7 +63,7 @@ def test_against_two_loops(tau, seed):
 
 
 def test_the_sum_stands_outside_of_the_logarithm():
-    """By Jensen's inequality the form with the logarithm of the mean is smaller; they agree on one positive alone."""
+    """The logarithm of the mean gives a smaller loss (Jensen's inequality); both agree for a single positive."""
     embeddings, labels = random_case(classes=2)
     unit = embeddings / embeddings.norm(dim=1, keepdim=True)
     weights = (unit @ unit.T).exp().fill_diagonal_(0)
@@ -73,7 +73,7 @@ def test_the_sum_stands_outside_of_the_logarithm():
 
 
 def test_two_views_of_an_image_are_positives_of_each_other():
-    """Without another image of its class an image has one positive, its other view."""
+    """If no other image has its class, the only positive of an image is its other view."""
     embeddings, _ = random_case(8)
     labels = torch.arange(4).repeat(2)
     unit = embeddings / embeddings.norm(dim=1, keepdim=True)
@@ -125,7 +125,7 @@ def test_gradients():
     embeddings.requires_grad_()
     assert torch.autograd.gradcheck(lambda e: supcon(e, labels, 0.5), (embeddings,))
     supcon(embeddings, labels, 0.5).backward()
-    along = (embeddings.grad * embeddings).sum(1)  # a norm changes nothing, so no gradient points along an embedding
+    along = (embeddings.grad * embeddings).sum(1)  # norms have no effect: gradient is orthogonal
     assert along.abs().max() < 1e-12
     assert embeddings.grad.norm() > 0.01
 

@@ -1,4 +1,4 @@
-"""The teachers of a student on the page: what each is worth, and the student's scores."""
+"""Report section on teachers: Shapley values and weights of the teachers, and the student's scores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from read_page import section, words
 from medfl.contract import Findings
 from medfl.engine.runs.findings import read_findings
 from medfl.engine.runs.records import read_run
-from medfl_methods.pfedcdp.report import teachers_section
+from medfl_methods.pfedcdp.teachers_report import teachers_section
 from medfl_report.groups import group_runs
 
 WORTH = {"": 0.5, "a": 0.9, "b": 0.7, "a+b": 0.8}
@@ -42,12 +42,12 @@ def page(tmp_path):
 def test_values_weights_and_groups_are_shown(page):
     document = page(("pfedcdp", {"findings": findings()}))
     head, group, *rows = document.tables["Values and weights of the teachers"]
-    assert words(group[0]) == "pfedcdp 18 images; weighed by their Shapley values, those below 0 by nothing"
+    assert words(group[0]) == "pfedcdp 18 images; weights proportional to the Shapley values, 0 for negative values"
     assert rows == [["a", "0.900", "+0.250", "0.833"], ["b", "0.700", "+0.050", "0.167"]]
     worth = dict(document.tables["Groups of teachers of pfedcdp"][1:])
-    assert worth == {"nobody, which is guessing": "0.500", "a": "0.900", "b": "0.700", "a and b": "0.800"}
+    assert worth == {"no teacher (guessing)": "0.500", "a": "0.900", "b": "0.700", "a and b": "0.800"}
     shown = sum(float(row[2]) for row in rows)
-    assert shown == pytest.approx(float(worth["a and b"]) - float(worth["nobody, which is guessing"]))
+    assert shown == pytest.approx(float(worth["a and b"]) - float(worth["no teacher (guessing)"]))
 
 
 def test_the_picture_is_told_in_words(page):
@@ -76,7 +76,7 @@ def test_the_student_is_the_global_model(page):
     scores = {"accuracy": {"site-1": 0.5, "site-2": 0.75, "site-3": 0.25}}
     document = page(("pfedcdp", options | {"scores": scores, "bundles": False}))
     assert document.tables["Scores of the student"] == [
-        ["metric", "run", "mean of sites", "global test"],
+        ["metric", "run", "mean of sites", "cross-site evaluation"],
         ["accuracy", "pfedcdp", "0.500", "0.610"],
     ]
 
@@ -92,4 +92,4 @@ def test_a_run_without_a_student_has_no_section(page):
 
 def test_how_teachers_are_weighed_is_named(page):
     document = page(("pfedcdp", {"findings": findings(how="equal")}))
-    assert "18 images; weighed equally" in words(document.sections["teachers"])
+    assert "18 images; equal weights" in words(document.sections["teachers"])

@@ -1,4 +1,4 @@
-"""Section of the report about clusters: the cluster of each site by its machine, or by its network."""
+"""Report section on clusters: the cluster of each site, by its machine or its network, and scores by cluster."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from medfl_report.scores import Value, key_metrics, named_runs
 from medfl_report.section import ReportData, TemplateSection
 from medfl_report.sections.standard import BANDS
 
-DEFAULT = "the default network"
-"""Of a site that no setting names a network for, in a run that does not say which it is."""
+DEFAULT_NETWORK_NAME = "the default network"
+"""Name shown for the network of a site without a network setting, in a run that does not record the default."""
 
 
 @dataclass(frozen=True)
-class Spot:
-    """A site's place.
+class SitePlacement:
+    """Cluster, network and machine of a site.
 
     Attributes:
-        site: Its name.
-        cluster: By its machine; empty where machines play no part.
-        network: Its network.
-        profile: Of its machine, or None.
-        score: Of its machine, in [0, 1], or None.
+        site: Name of the site.
+        cluster: Cluster by the site's machine; empty if machines were not considered.
+        network: Name of the site's network.
+        profile: Profile of the machine, or None.
+        score: Score of the machine, in [0, 1], or None.
     """
 
     site: str
@@ -46,83 +46,85 @@ class Spot:
 
     @property
     def name(self) -> str:
-        """Of its cluster: ``high (cnn_a)``, or the network's name."""
+        """Name of the site's cluster: ``high (cnn_a)``, or the network's name."""
         return f"{self.cluster} ({self.network})" if self.cluster else self.network
 
     @property
-    def order(self) -> tuple[int, str, float, str]:
-        """Where it stands in a table: strong clusters first, in each the highest score first."""
+    def request(self) -> tuple[int, str, float, str]:
+        """Sort key: clusters with the strongest machines first, within a cluster the highest score first."""
         rank = CLUSTERS.index(self.cluster) if self.cluster in CLUSTERS else len(CLUSTERS)
         return rank, self.network, -(self.score or 0.0), self.site
 
 
 @dataclass(frozen=True)
-class Cluster:
-    """Sites of one cluster with one network.
+class SiteCluster:
+    """Sites of one cluster with the same network.
 
     Attributes:
-        name: As `Spot.name`.
-        spots: The sites, with the highest score first.
+        name: Name of the cluster as in `SitePlacement.name`.
+        spots: Sites of the cluster, highest score first.
     """
 
     name: str
-    spots: tuple[Spot, ...]
+    spots: tuple[SitePlacement, ...]
 
     @property
     def scores(self) -> tuple[float, float] | None:
-        """The lowest and the highest; None where machines play no part."""
+        """Lowest and highest score; None if machines were not considered."""
         known = [spot.score for spot in self.spots if spot.score is not None]
         return (min(known), max(known)) if known else None
 
     @property
     def median(self) -> Profile | None:
-        """The median of each number of the machines; None where they play no part."""
+        """Median of each number of the machines' profiles; None if machines were not considered."""
         profiles = [spot.profile for spot in self.spots if spot.profile is not None]
         return Profile(*map(statistics.median, zip(*profiles, strict=True))) if profiles else None
 
 
-def clusters_of(run: RunRecord) -> tuple[Cluster, ...]:
-    """The clusters of a run, the strongest first; none where all sites have one network and no machine was looked at.
+def clusters_of(run: RunRecord) -> tuple[SiteCluster, ...]:
+    """Return the clusters of a run, the strongest first.
 
-    A network that the settings give a site counts, not that of its cluster.
+    It is empty if all sites have the same network and machines were not considered. A network that the settings name
+    for a site takes precedence over its cluster's.
     """
     assigned = run.run.provenance.assigned_networks
     machines = {
         site: entry for site, entry in assigned.items() if {SCORE, CLUSTER, *Profile._fields} <= entry.facts.keys()
     }
-    networks, usual = run.settings.networks_by_site | run.run.provenance.late_networks, _default(run)
-    spots = [_spot(site, networks.get(site, usual), machines.get(site)) for site in run.sites]
+    networks, usual = run.settings.networks_by_site | run.run.provenance.late_networks, _default_network(run)
+    spots = [_site_placement(site, networks.get(site, usual), machines.get(site)) for site in run.sites]
     if not machines and len({spot.network for spot in spots}) < 2:
         return ()
-    spots_by_cluster: dict[str, list[Spot]] = {}
-    for spot in sorted(spots, key=lambda spot: spot.order):
+    spots_by_cluster: dict[str, list[SitePlacement]] = {}
+    for spot in sorted(spots, key=lambda spot: spot.request):
         spots_by_cluster.setdefault(spot.name, []).append(spot)
-    return tuple(Cluster(name, tuple(members)) for name, members in spots_by_cluster.items())
+    return tuple(SiteCluster(name, tuple(members)) for name, members in spots_by_cluster.items())
 
 
-def _spot(site: str, network: str, machine: AssignedNetwork | None) -> Spot:
+def _site_placement(site: str, network: str, machine: AssignedNetwork | None) -> SitePlacement:
+    """Return cluster, network and machine of a site."""
     if machine is None:
-        return Spot(site, "", network)
+        return SitePlacement(site, "", network)
     profile = Profile(*(float(machine.facts[name]) for name in Profile._fields))
-    return Spot(site, str(machine.facts[CLUSTER]), network, profile, float(machine.facts[SCORE]))
+    return SitePlacement(site, str(machine.facts[CLUSTER]), network, profile, float(machine.facts[SCORE]))
 
 
-def _default(run: RunRecord) -> str:
-    """Name of the network of sites that no setting names one for."""
+def _default_network(run: RunRecord) -> str:
+    """Return the name of the network of sites for which no setting names one."""
     known = run.run.provenance.settings.get("network_name")
     names = list(run.run.identity.task.networks)
-    return str(known.value) if known is not None else names[0] if len(names) == 1 else DEFAULT
+    return str(known.value) if known is not None else names[0] if len(names) == 1 else DEFAULT_NETWORK_NAME
 
 
 def scores_by_cluster(runs: Sequence[RunRecord], metric: str, split: str = "test") -> pd.DataFrame:
-    """The test scores of sites after each round, with their cluster: round, cluster, value; those that are defined.
+    """Return the defined test scores of sites after each round, with the columns round, cluster and value.
 
-    They are scores of the model that sites take home: the personal one where there is one, else the global one.
+    They are scores of the model that sites export: the personal model if there is one, else the global model.
 
     Args:
-        runs: Of one group.
+        runs: Runs of one group.
         metric: Name of the score.
-        split: ``test``, a site's own images; or ``shared``, those that all sites share.
+        split: ``test``, a site's own images; or ``shared``, the images that all sites share.
     """
     tables = [pd.DataFrame({"round": [], "cluster": [], "value": []})]
     for run in runs:
@@ -137,27 +139,27 @@ def scores_by_cluster(runs: Sequence[RunRecord], metric: str, split: str = "test
     return scored[scored["value"].notna()]
 
 
-SITES = 12
-"""With more sites than this a table has a line for each cluster, with medians, instead of one for each site."""
+MAX_LISTED_SITES = 12
+"""Maximum number of sites that a table lists one by one. With more sites it lists clusters with medians."""
 
 
-TESTS = {"test": "the sites' own test images", "shared": "the server's test images, which all sites share"}
-"""Splits on which the models that sites take home are scored, and what they are."""
+TEST_SPLITS = {"test": "the sites' own test images", "shared": "the server's test images, which all sites share"}
+"""Maps each split on which exported models are scored to its description."""
 
 
 class ClustersSection(TemplateSection):
-    """Clusters of sites by machine or network."""
+    """Report section on clusters of sites by machine or network."""
 
     template = "clusters.html"
 
     def content(self, data: ReportData) -> Meta | None:
-        """Who is in which cluster, and how it scores."""
+        """Return the template's content, or None if no run has clusters."""
         return {"clusters": clusters} if (clusters := clusters_section(data.groups)) else None
 
 
 def clusters_section(groups: Sequence[Group]) -> Meta | None:
-    """The section; None where all sites of each run have one network and no machine was looked at."""
-    parts = [Group(group.label, kept) for group in groups if (kept := _with_clusters(group))]
+    """Return the content of the section, or None if no run has clusters."""
+    parts = [Group(group.label, kept) for group in groups if (kept := _runs_with_clusters(group))]
     if not parts:
         return None
     names = list(dict.fromkeys(cluster.name for group in parts for run in group.runs for cluster in clusters_of(run)))
@@ -169,54 +171,61 @@ def clusters_section(groups: Sequence[Group]) -> Meta | None:
         "metric": metric_words(metric, output_names(parts)),
         "names": names,
         "several": several(parts),
-        "tests": [_scored(parts, metric, split, styles) for split in TESTS if _has_scores(parts, metric, split)],
+        "tests": [
+            _scores_content(parts, metric, split, styles) for split in TEST_SPLITS if _has_scores(parts, metric, split)
+        ],
     }
 
 
-def _with_clusters(group: Group) -> tuple[RunRecord, ...]:
+def _runs_with_clusters(group: Group) -> tuple[RunRecord, ...]:
+    """Return the runs of a group that have clusters."""
     return tuple(run for run in group.runs if clusters_of(run))
 
 
-# ---- who is where
+# ---- sites by cluster
 
 
 def _placements(groups: Sequence[Group]) -> list[Meta]:
-    """Each way in which sites were put into clusters, with the runs in which they were."""
+    """Return each way in which sites were put into clusters, with the runs that used it."""
     runs = named_runs(groups)
-    placements: dict[tuple[Cluster, ...], list[tuple[str, RunRecord]]] = {}
+    placements: dict[tuple[SiteCluster, ...], list[tuple[str, RunRecord]]] = {}
     for name, run in runs:
         placements.setdefault(clusters_of(run), []).append((name, run))
     seeds = [{run.seed for _, run in members} for members in placements.values()]
     by_seed = all(len(own_seeds) == 1 for own_seeds in seeds) and len(set.union(*seeds)) == len(seeds)
     return [
         {
-            "name": "" if len(placements) == 1 else _runs_named(members, by_seed),
-            "machines": any(cluster.scores for cluster in clusters),
-            "each": sum(len(cluster.spots) for cluster in clusters) <= SITES,
-            "clusters": [_cluster(cluster) for cluster in clusters],
+            "name": "" if len(placements) == 1 else _placement_name(members, by_seed),
+            "has_machines": any(cluster.scores for cluster in clusters),
+            "lists_sites": sum(len(cluster.spots) for cluster in clusters) <= MAX_LISTED_SITES,
+            "clusters": [_cluster_content(cluster) for cluster in clusters],
         }
         for clusters, members in placements.items()
     ]
 
 
-def _runs_named(members: Sequence[tuple[str, RunRecord]], by_seed: bool) -> str:
+def _placement_name(members: Sequence[tuple[str, RunRecord]], by_seed: bool) -> str:
+    """Return the name of a placement: its seed, or the names of its runs."""
     return f"seed {members[0][1].seed}" if by_seed else listed([name for name, _ in members])
 
 
-def _cluster(cluster: Cluster) -> Meta:
+def _cluster_content(cluster: SiteCluster) -> Meta:
+    """Return the content of one cluster."""
     span = "" if cluster.scores is None else f"scores {score(cluster.scores[0])} to {score(cluster.scores[1])}"
     return {
         "name": cluster.name,
         "sites": [spot.site for spot in cluster.spots],
-        "told": ", ".join(filter(None, [count(len(cluster.spots), "site"), span])),
+        "summary": ", ".join(filter(None, [count(len(cluster.spots), "site"), span])),
         "score": cluster.scores,
-        "median": _machine(cluster.median),
-        "rows": [{"site": spot.site, "cells": _machine(spot.profile), "score": spot.score} for spot in cluster.spots],
+        "median": _machine_cells(cluster.median),
+        "rows": [
+            {"site": spot.site, "cells": _machine_cells(spot.profile), "score": spot.score} for spot in cluster.spots
+        ],
     }
 
 
-def _machine(profile: Profile | None) -> list[str]:
-    """Processor, memory, battery and network of a machine."""
+def _machine_cells(profile: Profile | None) -> list[str]:
+    """Return processor, memory, battery and network of a machine as text."""
     if profile is None:
         return []
     return [
@@ -227,58 +236,63 @@ def _machine(profile: Profile | None) -> list[str]:
     ]
 
 
-# ---- how they score
+# ---- scores by cluster
 
 
 def _has_scores(groups: Sequence[Group], metric: str, split: str) -> bool:
+    """Return whether runs have scores on a split; always True for the sites' own test images."""
     return split == "test" or any(len(scores_by_cluster(group.runs, metric, split)) for group in groups)
 
 
-def _scored(groups: Sequence[Group], metric: str, split: str, styles: dict[str, Look]) -> Meta:
-    """Table and pictures of the scores on some test images."""
+def _scores_content(groups: Sequence[Group], metric: str, split: str, styles: dict[str, Look]) -> Meta:
+    """Return table and figures of the scores on a split."""
     return {
-        "images": TESTS[split],
-        "rows": [_row(group, metric, split, list(styles)) for group in groups],
-        "pictures": [_picture(group, metric, split, styles, f"clusters{split}{n}") for n, group in enumerate(groups)],
+        "images": TEST_SPLITS[split],
+        "rows": [_score_row(group, metric, split, list(styles)) for group in groups],
+        "figures": [
+            _cluster_figure(group, metric, split, styles, f"clusters{split}{n}") for n, group in enumerate(groups)
+        ],
     }
 
 
-def _row(group: Group, metric: str, split: str, names: Sequence[str]) -> Meta:
-    """A group's score in each cluster after its last evaluated round, with the spread over the sites."""
-    rows = _last_round(group, metric, split)
+def _score_row(group: Group, metric: str, split: str, names: Sequence[str]) -> Meta:
+    """Return a group's score in each cluster after its last evaluated round, with the spread over the sites."""
+    rows = _last_round_scores(group, metric, split)
     cells = []
     for name in names:
         values = rows[rows["cluster"] == name]["value"]
-        cells.append(_value(values))
+        cells.append(_mean_and_spread(values))
     return {"label": group.label, "cells": cells}
 
 
-def _last_round(group: Group, metric: str, split: str) -> pd.DataFrame:
+def _last_round_scores(group: Group, metric: str, split: str) -> pd.DataFrame:
+    """Return the scores of each run's last evaluated round."""
     parts = [scores_by_cluster([run], metric, split) for run in group.runs]
     return pd.concat([rows[rows["round"] == rows["round"].max()] for rows in parts])
 
 
-def _value(values: pd.Series[float]) -> Value:
+def _mean_and_spread(values: pd.Series[float]) -> Value:
+    """Return mean and standard deviation of scores."""
     if values.empty:
         return Value(None)
     return Value(float(values.mean()), float(values.std()) if len(values) > 1 else None)
 
 
-def _picture(group: Group, metric: str, split: str, styles: dict[str, Look], name: str) -> Meta:
-    """Curves of a group's clusters over the rounds; without a picture where fewer than two were scored."""
-    curves = _curves(scores_by_cluster(group.runs, metric, split), list(styles), metric in UNBOUNDED)
-    words, images = metric_words(metric, group.names), TESTS[split]
+def _cluster_figure(group: Group, metric: str, split: str, styles: dict[str, Look], name: str) -> Meta:
+    """Return curves of a group's clusters over the rounds; without a figure if fewer than two rounds have scores."""
+    curves = _cluster_curves(scores_by_cluster(group.runs, metric, split), list(styles), metric in UNBOUNDED)
+    words, images = metric_words(metric, group.names), TEST_SPLITS[split]
     if not curves:
         return {"svg": None, "caption": f"No curves of {group.label} on {images}: fewer than two rounds have scores."}
     figure = curves_figure(curves, styles, words, metric not in UNBOUNDED)
     if metric not in UNBOUNDED:
-        figure.axes[0].set_ylim(-0.02, 1.02)  # the same in all pictures, to compare them
+        figure.axes[0].set_ylim(-0.02, 1.02)  # equal in all figures, so that they can be compared
     text = f"{group.label}: {words} of each cluster on {images}."
     return {"svg": svg(figure, name, f"{text} {ends(curves)}"), "caption": text}
 
 
-def _curves(rows: pd.DataFrame, names: Sequence[str], unbounded: bool = False) -> list[Curve]:
-    """Mean over a cluster's sites after each round, with one standard deviation to both sides."""
+def _cluster_curves(rows: pd.DataFrame, names: Sequence[str], unbounded: bool = False) -> list[Curve]:
+    """Return the mean over a cluster's sites after each round, with a band of one standard deviation."""
     curves = []
     for name in names:
         table = rows[rows["cluster"] == name].groupby("round")["value"].agg(["mean", "std"])

@@ -1,0 +1,91 @@
+"""Pool of heads at the server, and networks with one of the heads or with an ensemble of them.
+
+A head configuration is JSON: ``_target_`` is the import path of its class or function, as in MONAI's configurations,
+and the other keys are its arguments. The exported bundle of a site contains the same configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from medfl.contract import Server
+from medfl.networks.heads import HeadKind, make_head
+from medfl.networks.parts import with_head
+from medfl.task import Task
+from medfl.toolkit.kept import KEPT, shared_of
+from medfl.types import MODEL, Meta, Tensors
+from medfl.utils.wire import prefixed, select
+from medfl_methods.fedsdc.voting import Together, VotingHead
+
+HEADS_PREFIX = "heads/"
+"""Prefix of the pool's tensor names in messages and, after `KEPT`, in the server's state."""
+
+ENSEMBLE_TARGET = "medfl_methods.fedsdc.voting.VotingHead"
+SINGLE_TARGET = "medfl.networks.heads.make_head"
+
+
+def single_head_config(kind: HeadKind, features: int, num_classes: int) -> Meta:
+    """Return the configuration of a single head for a body with this number of features."""
+    return {"_target_": SINGLE_TARGET, "features": features, "num_classes": num_classes, **kind._asdict()}
+
+
+def ensemble_head_config(kinds: Sequence[HeadKind], features: int, num_classes: int, together: Together) -> Meta:
+    """Return the configuration of an ensemble of heads that differ only in width."""
+    return {
+        "_target_": ENSEMBLE_TARGET,
+        "features": features,
+        "num_classes": num_classes,
+        "widths": [kind.width for kind in kinds],
+        "together": together,
+        "dropout": kinds[0].dropout,
+        "activation": kinds[0].activation,
+    }
+
+
+def with_new_head(task: Task, network: str, head: Mapping[str, Any]) -> Task:
+    """Return the task with another head on a network.
+
+    Args:
+        task: Task that has the network.
+        network: Name of the network, which stays the same.
+        head: Configuration from `single_head_config` or `ensemble_head_config`.
+    """
+    arguments = {name: value for name, value in head.items() if name != "_target_"}
+    make = VotingHead if head["_target_"] == ENSEMBLE_TARGET else make_head
+    return task.with_network(network, lambda: with_head(task.build(network), make(**arguments)))
+
+
+def hidden_width(head: Tensors) -> int:
+    """Return the hidden width of a head from its tensors; 0 for a single layer."""
+    return len(head["hidden.weight"]) if "hidden.weight" in head else 0
+
+
+def group_by_head(heads: Tensors) -> list[Tensors]:
+    """Return the tensors of each head, from tensors named ``HEAD/NAME``, sorted by the head's name."""
+    by_head: dict[str, Tensors] = {}
+    for name in sorted(heads):
+        head, _, part = name.partition("/")
+        by_head.setdefault(head, {})[part] = heads[name]
+    return list(by_head.values())
+
+
+# ---- the server's pool
+
+
+def slot_prefix(slot: int) -> str:
+    """Return the prefix of a head's tensors in the server's state. Prefixes sort like the numbers of the heads."""
+    return f"{KEPT}{HEADS_PREFIX}{slot:06d}/"
+
+
+def pool_heads(server: Server) -> list[Tensors]:
+    """Return the tensors of all heads, in their order."""
+    return group_by_head(select(server.state.tensors, KEPT + HEADS_PREFIX))
+
+
+def published_tensors(server: Server, slots: Iterable[int]) -> Tensors:
+    """Return the body and some heads, named for a message."""
+    tensors, heads = prefixed(shared_of(server), MODEL), pool_heads(server)
+    for slot in slots:
+        tensors |= prefixed(heads[slot], slot_prefix(slot).removeprefix(KEPT))
+    return tensors
