@@ -46,19 +46,31 @@ def test_the_pages_of_methods_are_what_the_code_gives_now(own, tmp_path):
         assert committed == path.read_text(encoding="utf-8"), "run: medfl docs --out docs/methods"
 
 
-def test_every_method_says_when_to_use_it_and_documents_every_setting(own):
+def test_every_method_documents_when_to_use_it_and_every_parameter(own):
     registry, names = own
     for name in names:
         page = method_page(registry.methods[name], registry.method_class(name))
         assert "## When to use it" in page, name
-        assert "|  |" not in page, f"{name} has a setting without a description"
+        assert "|  |" not in page, f"{name} has a parameter without a description"
 
 
 class Talkative(Averaging):
     """It does
     something.
 
+    Update rule:
+        Each step is
+
+            w <- w - rate
+
+        with any rate.
+
     When to use it: Never.
+
+    Limits:
+        - one,
+          in two lines
+        - two
 
     Attributes:
         rate: How fast,
@@ -87,29 +99,33 @@ class Talkative(Averaging):
     "line",
     [
         "It does something.",
-        "Source: A. Body, 2030.",
-        "| `proto/...` | statistic | numbers computed over the site's data; a run with a privacy setting refuses it |",
+        "w <- w - rate",
+        "with any rate.",
+        "- one, in two lines",
+        "- two",
+        "A. Body, 2030.",
+        "| `proto/...` | statistic | numbers computed from the site's data; refused in a run with a privacy setting |",
         "| `count` | list of number, >= 0, <= 1, 'classes' entries |",
-        "| `size` | whole number, >= 0 (not in a run with a privacy setting) |",
-        "Sites also send messages to each other directly; a run with a privacy setting refuses that.",
-        "- Networks: sites may have different ones.",
-        "- Public data: needed (`--public FOLDER`).",
-        "- Privacy setting (`--privacy`): refused.",
+        "| `size` | whole number, >= 0 (not sent in a run with a privacy setting) |",
+        "Sites also send peer messages directly to each other. A run with a privacy setting refuses them.",
+        "- Networks: may differ between sites.",
+        "- Public data: required (`--public FOLDER`).",
+        "- Privacy setting (`--privacy`): not supported; the run is refused.",
         "| `rate` | number or `None`, > 0, <= 5 | `None` | How fast, in metres. |",
         "| `kinds` | list of `a` or `b` | `['a']` | Which. |",
         "| `steps` | whole number, >= 1 | `required` |  |",
         "- `paper`: `rate = 2.0`",
         "- `medfl`: the defaults",
-        "- With `rate = 0.0`, the method equals `fedavg` with `weights = uniform` in a run with `norm_sync = none`.",
+        "- With `rate = 0.0`, this method equals `fedavg` with `weights = uniform` in a run with `norm_sync = none`.",
     ],
 )
-def test_a_page_tells_all_that_a_class_declares(line):
+def test_page_contains_everything_that_the_class_declares(line):
     record = MethodRecord("talkative", "a:B", "averaging", "", summary="it talks")
     lines = method_page(record, Talkative).splitlines()
     assert line in lines
-    # inherited settings come after the class's own, with the description that the parent has
-    rows = [row for row in lines if row.startswith("| `")]
-    assert rows[-1].startswith(
+    # Inherited parameters follow the class's own, with the description of the parent class.
+    rows = [row for row in lines if row.startswith(("| `steps`", "| `gradient_clip`"))]
+    assert rows[1].startswith(
         "| `gradient_clip` | number or `None`, > 0 | `None` | Largest L2 norm of a batch's gradient"
     )
 

@@ -1,7 +1,14 @@
-"""``medfl docs``: write a page for each method from its record and its class, so that page and code agree.
+"""``medfl docs``: write a Markdown page for each method, generated from its record and its class.
 
-A method's author writes the class docstring: a description, a paragraph ``When to use it: ...``, ``Attributes:`` for
-the settings, and a paragraph ``Source: ...``. The other parts of the page come from the attributes of the class.
+The author of a method writes the prose in the class docstring:
+
+* the first sentence and the description;
+* the sections in `SECTIONS`, each as ``Title: one paragraph`` or as ``Title:`` above indented paragraphs;
+* ``Attributes:`` with one entry for each setting.
+
+A paragraph that is indented by four more spaces is a formula or code. All other contents of a page are read from the
+class, so a page cannot contradict the code: types, ranges and defaults of settings, the data that a site sends,
+requirements, and tested limit cases.
 """
 
 from __future__ import annotations
@@ -9,6 +16,7 @@ from __future__ import annotations
 import inspect
 import re
 import shlex
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,65 +33,75 @@ from medfl.plugins import Registry
 from medfl.privacy.policy import payloads_beside_updates
 from medfl.utils.field_words import default_of, flow, type_of, value_of
 
-PAYLOAD_DESCRIPTIONS = {
-    "update": "what the site's training changed; clipping, noise and quantisation apply to it",
-    "weights": "tensors of the site's model as they are; a run with a privacy setting refuses it",
-    "statistic": "numbers computed over the site's data; a run with a privacy setting refuses it",
-    "samples": "images, or made from images; a run with a privacy setting refuses it",
+SECTIONS = ("Update rule", "When to use it", "Limits", "Limit cases", "Source")
+"""Titles of the sections with prose in the class docstring of a method. All are optional."""
+
+PAYLOAD_KIND_MEANINGS = {
+    "update": "change made by the site's training; clipping, noise and quantisation apply to it",
+    "weights": "tensors of the site's model; refused in a run with a privacy setting",
+    "statistic": "numbers computed from the site's data; refused in a run with a privacy setting",
+    "samples": "images, or data derived from single images; refused in a run with a privacy setting",
 }
-"""Maps each kind of payload to a description for the person who decides whether it may leave a site."""
+"""Maps each kind of payload to its meaning, for a reader who decides whether the data may leave a site."""
+
+VISIBILITY_NOTES = {"public": "", "private": " (not sent in a run with a privacy setting)", "needed": ""}
+"""Maps each visibility of a metadata field to the note behind the field's type."""
 
 WEIGHTING_SENTENCES = {
-    "size": "By default the server weighs the models of sites by their numbers of training images, or all alike in a "
-    "run with a privacy setting.",
-    "uniform": "By default the server weighs the models of all sites alike, whatever their sizes.",
-    "method": "The method computes the weights of sites itself, as described above.",
-    "none": "The server averages no models.",
+    "size": "by default by the sites' numbers of training images; equal in a run with a privacy setting",
+    "uniform": "by default equal for all sites, whatever their numbers of images",
+    "method": "computed by the method, as described above",
+    "none": "none; the server averages no models",
 }
-"""Maps each value of `Averaging.weighting` to a sentence for the page of a method."""
+"""Maps each value of `Averaging.weighting` to a phrase for the page of a method."""
 
-
-SENT_WITH_EVERY_METHOD = (
-    "As in every run, sites also report scores, training losses, times and counts of bytes, and at the start whether "
-    "they have training and validation images, and what the run's `describe` names: by default their numbers of images."
+ALWAYS_SENT = (
+    "In every run, sites also report scores, training losses, times and message sizes. When the run starts, each site "
+    "reports whether it has training and validation images, and the site information that the setting `disclose` "
+    "names (by default the numbers of images)."
 )
-"""Sentence about the data that leave a site with every method."""
+"""Sentences about the data that leave a site with every method."""
 
-LIMIT_CASES_NOTE = "The conformance suite runs both sides of each and compares all models bit by bit."
-"""Sentence above the list of limit cases."""
+TESTED_LIMIT_CASES = (
+    "The conformance suite runs both methods of each of these cases and compares all models bit by bit:"
+)
+"""Sentence above the list of limit cases that the class declares in `reduces_to`."""
 
 
 @dataclass
 class MethodDocstring:
-    """Sections of the docstring of a method's class, in Markdown.
+    """Class docstring of a method, split into its parts. All text is Markdown.
 
     Attributes:
-        text: Paragraphs of the description.
-        when: Paragraph "When to use it"; may be empty.
-        source: Publication and equation; may be empty.
+        description: Blocks before, between and after the sections; the first is the summary sentence.
+        sections: Maps the titles in `SECTIONS` that the docstring contains to their blocks.
         attributes: Maps each setting to its description.
     """
 
-    text: list[str] = field(default_factory=list)
-    when: str = ""
-    source: str = ""
+    description: list[str] = field(default_factory=list)
+    sections: dict[str, list[str]] = field(default_factory=dict)
     attributes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        """Reference to the publication, or an empty string."""
+        return "\n\n".join(self.sections.get("Source", []))
 
 
 def write_pages(registry: Registry, names: Iterable[str], folder: Path, index: bool = False) -> list[Path]:
-    """Write the pages of methods. Existing pages are replaced.
+    """Write the pages of methods to a folder, replacing existing pages.
 
     Args:
-        registry: Loaded plugins.
+        registry: Registry that contains the methods.
         names: Names of the methods.
-        folder: Folder to write in; created if necessary.
-        index: Whether to write ``README.md`` too, a list of the pages.
+        folder: Folder for the pages; created if it does not exist.
+        index: Whether to write ``README.md`` too, a table of the methods.
 
     Returns:
         Paths of the files.
 
     Raises:
-        PluginError: If a method is unknown or can't be imported. Nothing is written then.
+        PluginError: If a method is unknown or cannot be imported. No file is written then.
     """
     kinds = {name: registry.method_class(name) for name in names}
     pages = {f"{name}.md": method_page(registry.methods[name], kind) for name, kind in kinds.items()}
@@ -96,134 +114,162 @@ def write_pages(registry: Registry, names: Iterable[str], folder: Path, index: b
 
 
 def index_page(records: Iterable[MethodRecord]) -> str:
-    """Return a page with a table of methods and links to their pages, family by family, references first."""
+    """Return a Markdown page with a table of methods by family; the family ``reference`` is first."""
     rows = [
         [f"[{record.name}]({record.name}.md)", record.family, record.summary, record.paper]
         for record in sorted(records, key=lambda r: (r.family != "reference", r.family, r.name))
     ]
-    head = "# Methods\n\nEach page says what a method does, when to use it and what leaves a site.\n\n"
-    return head + _table(["method", "family", "what it does", "paper"], rows) + f"\n\n{_made_by('')}"
+    head = (
+        "# Methods\n\nEach page describes a method: when to use it, its update rule, its parameters and limits, and "
+        "the data that a site sends.\n\n"
+    )
+    return head + _table(["method", "family", "summary", "paper"], rows) + f"\n\n{_generator_note('')}"
 
 
 def method_page(record: MethodRecord, kind: Any) -> str:
-    """Return the page of one method, in Markdown.
+    """Return the Markdown page of one method.
 
     Args:
-        record: Record of the method.
-        kind: Class of the method.
+        record: The method's record in its plugin.
+        kind: The method's class.
     """
     doc = read_docstring(kind)
-    parts = [f"# {record.name}", *doc.text]
-    if doc.source or record.paper:
-        parts.append(f"Source: {doc.source or record.paper}")
-    if doc.when:
-        parts += ["## When to use it", doc.when]
-    parts += ["## What leaves a site", *_leaves(kind), "## What it needs", _bullets(_needs(kind))]
-    parts += ["## How sites are weighed", _weighting(kind)]
-    parts += ["## Settings", *_settings(kind)]
-    if kind.reduces_to:
-        parts += ["## Limit cases", LIMIT_CASES_NOTE, _bullets(map(_limit, kind.reduces_to))]
-    return "\n\n".join(parts) + f"\n\n{_made_by(record.name)}"
+    parts = [f"# {record.name}", *doc.description]
+    parts += _section("When to use it", doc.sections.get("When to use it", []))
+    parts += _section("Update rule", doc.sections.get("Update rule", []))
+    parts += _section("Parameters", _parameters(kind))
+    parts += _section("Limits", doc.sections.get("Limits", []))
+    parts += _section("Limit cases", doc.sections.get("Limit cases", []) + _tested_limit_cases(kind))
+    parts += _section("Data sent by a site", _data_sent(kind))
+    parts += _section("Requirements", [_bullets(_requirements(kind))])
+    parts += _section("Reference", [doc.source or record.paper] if doc.source or record.paper else [])
+    return "\n\n".join(parts) + f"\n\n{_generator_note(record.name)}"
 
 
 def read_docstring(kind: type) -> MethodDocstring:
-    """Split the docstring of a class into its sections."""
+    """Split the docstring of a class into its parts, as Markdown. Names between backquotes become code."""
     doc = MethodDocstring()
-    for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(kind.__doc__ or "")):
-        title, _, rest = paragraph.partition(":")
-        if title == "Attributes":
-            doc.attributes = _attributes(rest)
-        elif title == "When to use it":
-            doc.when = flow(rest)
-        elif title == "Source":
-            doc.source = flow(rest)
+    starts = "|".join([*SECTIONS, "Attributes"])
+    text = inspect.cleandoc(kind.__doc__ or "")
+    # A section starts at the margin and ends before the next paragraph at the margin.
+    for chunk in re.split(r"\n\s*\n(?=\S)", text):
+        match = re.match(rf"({starts}):(.*)", chunk, re.DOTALL)
+        if match is None:
+            doc.description += _blocks(chunk)
+        elif match[1] == "Attributes":
+            doc.attributes = _attributes(match[2])
         else:
-            doc.text.append(flow(paragraph))
+            doc.sections[match[1]] = _blocks(match[2])
     return doc
 
 
+def _blocks(text: str) -> list[str]:
+    """Return the paragraphs, lists and code blocks of a section as Markdown blocks.
+
+    Args:
+        text: Text of the section; indented as a whole if it starts with a line break.
+    """
+    text = textwrap.dedent(text.strip("\n")) if text.startswith("\n") else text.strip()
+    blocks = []
+    for block in re.split(r"\n\s*\n", text):
+        if block.startswith("    "):
+            blocks.append(f"```text\n{textwrap.dedent(block).rstrip()}\n```")
+        elif block.startswith(("- ", "* ")):
+            blocks.append(_bullets(flow(item[2:]) for item in re.split(r"\n(?=[-*] )", block)))
+        else:
+            blocks.append(flow(block))
+    return blocks
+
+
+def _section(title: str, blocks: list[str]) -> list[str]:
+    """Return a heading and its blocks, or an empty list if there are no blocks."""
+    return [f"## {title}", *blocks] if blocks else []
+
+
 def _attributes(text: str) -> dict[str, str]:
-    """Return the descriptions under ``Attributes:`` by name. A description may continue on more indented lines."""
+    """Map each name under ``Attributes:`` to its description; deeper indented lines continue a description."""
     entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", text, re.MULTILINE)
     return {name: flow(description) for name, description in entries}
 
 
-def _leaves(kind: Any) -> list[str]:
-    """Return the paragraphs about the tensors, metadata and peer messages that leave a site."""
+def _data_sent(kind: Any) -> list[str]:
+    """Return blocks about the tensors, metadata fields and peer messages that leave a site."""
     parts, sends_to_peers = [], Capability.PEER_MESSAGES in kind.supports
     if kind.sends:
-        rows = [[f"`{prefix}...`", sort, PAYLOAD_DESCRIPTIONS[sort]] for prefix, sort in sorted(kind.sends.items())]
-        receiver = (
-            "To the server, or in peer messages to other sites,"
-            if Capability.PEER_MESSAGES in kind.supports
-            else "To the server"
-        )
+        rows = [[f"`{prefix}...`", sort, PAYLOAD_KIND_MEANINGS[sort]] for prefix, sort in sorted(kind.sends.items())]
+        receiver = "the server or, in peer messages, to other sites" if sends_to_peers else "the server"
         parts += [
-            f"{receiver} go tensors with these name prefixes, and no others:",
-            _table(["name", "kind", "what it is"], rows),
+            f"A site sends these tensors to {receiver}, and no others:",
+            _table(["name", "kind", "meaning"], rows),
         ]
     if kind.sends_meta:
-        notes = {"public": "", "private": " (not in a run with a privacy setting)", "needed": ""}
-        facts = [[f"`{key}`", field.words + notes[field.visibility]] for key, field in sorted(kind.sends_meta.items())]
-        parts += ["Metadata that go with them, and no others:", _table(["name", "what it is"], facts)]
+        fields = [
+            [f"`{key}`", meta_field.words + VISIBILITY_NOTES[meta_field.visibility]]
+            for key, meta_field in sorted(kind.sends_meta.items())
+        ]
+        parts += ["A reply contains these metadata fields, and no others:", _table(["name", "type"], fields)]
     if sends_to_peers:
-        parts.append("Sites also send messages to each other directly; a run with a privacy setting refuses that.")
+        parts.append("Sites also send peer messages directly to each other. A run with a privacy setting refuses them.")
     if "pooled_data" in kind.needs:
         parts.append("**The training reads the raw images of all sites together.** It runs in a simulation only.")
-    return [*(parts or ["The method sends nothing."]), SENT_WITH_EVERY_METHOD]
+    return [*(parts or ["A site sends no tensors and no metadata."]), ALWAYS_SENT]
 
 
-def _needs(kind: Any) -> list[str]:
-    """Return the method's requirements: task, networks, public data and privacy setting."""
-    private = not payloads_beside_updates(kind)
+def _requirements(kind: Any) -> list[str]:
+    """Return sentences about the task, networks, public data, privacy settings and weights of a method."""
+    supports_privacy = not payloads_beside_updates(kind)
     needs = "; ".join(f"`{need}`, {MEANING[need]}" for need in sorted(kind.needs - OF_RUN))
     return [
         f"Task: {needs or 'any'}.",
-        f"Networks: {_networks(kind)}",
-        "Public data: " + ("needed (`--public FOLDER`)." if "public_data" in kind.needs else "none."),
-        "Privacy setting (`--privacy`): " + ("possible." if private else "refused."),
+        f"Networks: {_networks(kind)}.",
+        "Public data: " + ("required (`--public FOLDER`)." if "public_data" in kind.needs else "not used."),
+        "Privacy setting (`--privacy`): "
+        + ("supported." if supports_privacy else "not supported; the run is refused."),
+        f"Aggregation weights: {_weighting(kind)}",
     ]
 
 
 def _weighting(kind: Any) -> str:
-    """Describe how the server weighs the models of sites with the method's default settings."""
+    """Return a phrase about the weights of the sites' models with the method's default settings."""
     weighting = getattr(kind.model_construct(), "weighting", None)  # without values for required settings
     if weighting is None:
-        return "The method does not say how it weighs the models of sites."
-    variable = " With other settings that may differ." if "weights" in kind.model_fields else ""
-    return WEIGHTING_SENTENCES[weighting] + variable
+        return "not declared by the method."
+    variable = " The setting `weights` changes them." if "weights" in kind.model_fields else ""
+    return f"{WEIGHTING_SENTENCES[weighting]}.{variable}"
 
 
 def _networks(kind: Any) -> str:
-    """Return a phrase about which networks sites may have."""
+    """Return a phrase about the networks that sites may use."""
     if Capability.DIFFERENT_NETWORKS in kind.supports:
-        return "sites may have different ones."
-    return "the same one at every site" + (
-        ", except for the head." if Capability.DIFFERENT_HEADS in kind.supports else "."
-    )
+        return "may differ between sites"
+    if Capability.DIFFERENT_HEADS in kind.supports:
+        return "the same at all sites, except for the head"
+    return "the same at all sites"
 
 
-def _settings(kind: Any) -> list[str]:
-    """Return the paragraphs about the settings: a table with inherited ones last, an example option, and presets."""
+def _parameters(kind: Any) -> list[str]:
+    """Return a table of the settings, the class's own before inherited ones, an example, and the presets."""
     if not kind.model_fields:
-        return ["None of its own."]
+        return ["The method has no parameters."]
     own = sorted(kind.model_fields.items(), key=lambda item: item[0] not in kind.__annotations__)
     descriptions = _descriptions(kind)
     rows = [[f"`{name}`", type_of(info), f"`{default_of(info)}`", descriptions.get(name, "")] for name, info in own]
     name, info = next((pair for pair in own if pair[1].default is not None), own[0])
     example = shlex.quote(default_of(info))
-    option = option_of_id(f"method_args#{name}")
-    parts = [_table(["setting", "type", "default", "meaning"], rows), f"Give one as `{option} {example}`."]
+    parts = [
+        _table(["parameter", "type and range", "default", "description"], rows),
+        f"Set a parameter with, for example, `{option_of_id(f'method_args#{name}')} {example}`.",
+    ]
     if any(kind.presets.values()):
-        parts.append("Presets, as `--method-args.preset NAME`. A setting that is given as well takes precedence:")
-        sets = {name: _assignments(values) or "the defaults" for name, values in kind.presets.items()}
-        needed = {name: f"; for runs with {_assignments(values)}" for name, values in kind.preset_settings.items()}
+        parts.append("Presets, chosen with `--method-args.preset NAME`. A parameter that is set overrides the preset:")
+        sets = {name: _pairs(values) or "the defaults" for name, values in kind.presets.items()}
+        needed = {name: f"; for runs with {_pairs(values)}" for name, values in kind.preset_settings.items()}
         parts.append(_bullets(f"`{name}`: {values}{needed.get(name, '')}" for name, values in sets.items()))
     return parts
 
 
 def _descriptions(kind: type) -> dict[str, str]:
-    """Return the description of each setting, from the nearest class that documents it."""
+    """Map each setting to its description in the nearest class that documents it."""
     descriptions: dict[str, str] = {}
     for parent in kind.__mro__:
         if parent.__module__.partition(".")[0] != "pydantic":
@@ -231,50 +277,53 @@ def _descriptions(kind: type) -> dict[str, str]:
     return descriptions
 
 
-def _assignments(values: Mapping[str, Any]) -> str:
-    """Return settings and their values as ``a = 1, b = 2`` in Markdown."""
+def _pairs(values: Mapping[str, Any]) -> str:
+    """Return names and values as a list for Markdown."""
     return ", ".join(f"`{name} = {value_of(value)}`" for name, value in values.items())
 
 
-def _limit(limit: ReducesTo) -> str:
-    """Return a sentence about a limit case."""
-    here = [f"with {_assignments(limit.args)}"] if limit.args else []
-    here += ["on a network without batch-norm layers"] if limit.only_without_norms else []
-    condition = " and ".join(here) or "always"
-    same = f"`{limit.equals}`" + (f" with {_assignments(limit.equals_args)}" if limit.equals_args else "")
-    if limit.equals_settings:
-        same = f"{same} in a run with {_assignments(limit.equals_settings)}"
-    return f"{condition[:1].upper()}{condition[1:]}, the method equals {same}."
+def _tested_limit_cases(kind: Any) -> list[str]:
+    """Return blocks about the limit cases that the class declares in `reduces_to`."""
+    return [TESTED_LIMIT_CASES, _bullets(map(_limit_case, kind.reduces_to))] if kind.reduces_to else []
+
+
+def _limit_case(limit: ReducesTo) -> str:
+    """Return a limit case as a sentence."""
+    conditions = [f"with {_pairs(limit.args)}"] if limit.args else []
+    conditions += ["on a network without batch-norm layers"] if limit.only_without_norms else []
+    condition = " and ".join(conditions) or "always"
+    other = f"`{limit.equals}`" + (f" with {_pairs(limit.equals_args)}" if limit.equals_args else "")
+    run = f" in a run with {_pairs(limit.equals_settings)}" if limit.equals_settings else ""
+    return f"{condition[:1].upper()}{condition[1:]}, this method equals {other}{run}."
 
 
 def _bullets(lines: Iterable[str]) -> str:
-    """Return a list in Markdown."""
+    """Return lines as a Markdown list."""
     return "\n".join(f"- {line}" for line in lines)
 
 
 def _table(head: list[str], rows: Iterable[list[str]]) -> str:
-    """Return a table in Markdown."""
+    """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _made_by(name: str) -> str:
-    """Return the last line of a page, a comment that names the command that wrote it."""
-    return f"<!-- made by `medfl docs{' ' + name if name else ''}` from the code; do not edit -->\n"
+def _generator_note(name: str) -> str:
+    """Return a Markdown comment with the command that generated the page."""
+    return f"<!-- generated by `medfl docs{' ' + name if name else ''}` from the code; do not edit -->\n"
 
 
 def command(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write in.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the pages.")],
     methods: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="METHOD", help="Names of the methods; all by default.", show_default=False),
+        list[str] | None, typer.Argument(metavar="METHOD", help="Methods; by default all.", show_default=False)
     ] = None,
     plugin: PluginFiles = None,
     no_plugin: Disabled = None,
 ) -> None:
-    """Write a page for each method from its class: description, data that leave a site, needs and settings.
+    """Write a documentation page for each method: update rule, parameters, limits, and the data that a site sends.
 
-    Without METHOD, write the pages of all methods, and README.md with a list of them.
+    Without METHOD the command writes the pages of all methods, and README.md with a table of them.
 
     Example: medfl docs fedprox fedbn --out pages
     """

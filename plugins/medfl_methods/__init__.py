@@ -1,7 +1,7 @@
-"""The methods that come with medfl, registered through the same entry point that anyone else's use.
+"""Federated learning methods that come with medfl, registered through the same entry point as any other plugin.
 
-One file for each method. ``python -m medfl.testing.method_index medfl_methods`` writes ``index.json`` from the classes,
-so that listing the methods imports none of them.
+Each method is one module or one package. ``python -m medfl.testing.method_index medfl_methods`` writes ``index.json``
+from the classes, so listing the methods does not import them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from medfl.plugins import MethodRecord, NetworkAssignmentRecord, SectionRecord, 
 
 @hookimpl
 def medfl_methods() -> list[MethodRecord]:
-    """Return the records of all first-party methods."""
+    """Return the records of all methods in this package."""
     return read_method_index(Path(__file__).with_name("index.json"))
 
 
 @hookimpl
 def medfl_networks_by_site() -> list[NetworkAssignmentRecord]:
-    """Return the rules of single methods for which site trains which network."""
+    """Return the records of rules that assign a network to each site."""
     return [
         NetworkAssignmentRecord(
             "machine_clusters",
@@ -31,7 +31,7 @@ def medfl_networks_by_site() -> list[NetworkAssignmentRecord]:
 
 @hookimpl
 def medfl_report_sections() -> list[SectionRecord]:
-    """What single methods show in the report."""
+    """Return the report sections that single methods add."""
     return [
         SectionRecord("clusters", "Clusters", "medfl_methods.pfedcdp.clusters_report:ClustersSection", 150),
         SectionRecord(

@@ -1,4 +1,4 @@
-"""APFL."""
+"""APFL: adaptive personalised federated learning with a learned mixture of a personal and the global model."""
 
 from __future__ import annotations
 
@@ -17,31 +17,48 @@ from medfl.training.loop import Batch
 from medfl.types import Meta, Tensors
 from medfl_methods.fedavg import FedAvg
 
-OWN, MIXED = "own/", "mixed/"
-"""Where a site keeps its own model, and the mixture."""
+PERSONAL_PREFIX = "own/"
+"""State prefix of a site's personal parameters v."""
+
+MIXTURE_PREFIX = "mixed/"
+"""State prefix of a site's mixed model, as it was after the last local training."""
 
 
 class APFL(FedAvg):
-    """Adaptive personalised federated learning: FedAvg, and beside it at each site a model that is mixed with the
-    common one.
+    """Adaptive personalised federated learning (APFL): each site mixes a personal model with the global model.
 
-    A site's model is the mixture alpha v + (1 - alpha) w of its own parameters v and those of the model w that it
-    trains for all. By each batch, from one and the same state, w steps along its own gradient, as in FedAvg, and v
-    along alpha times the gradient of the loss by the mixture. v and alpha stay at the site and go on from round to
-    round; v begins with the initial model. Both optimisers start anew in each round. In a round's first batch alpha
-    takes a step against <v - w, gradient by the mixture>, at the learning rate of the run. Buffers of the mixture are
-    those of v. Common code adds to that gradient of alpha, or steps v along the gradient of its own loss; neither is in
-    the paper.
+    The global model w is trained and averaged as in `fedavg`, and is bitwise equal to the global model of `fedavg` for
+    all settings. Beside it, each site trains personal parameters v and a mixing coefficient alpha. A site's personal
+    model is the mixture of v and its locally trained w. The mixture has the buffers of v. A site that has not trained
+    yet is evaluated with the global model.
 
-    The common model is that of `fedavg`, bit by bit, whatever the settings. Without `adaptive`, ``alpha = 1`` makes the
-    own models those of `local`, if all sites take part in every round, and ``alpha = 0`` those that the sites trained
-    for all. A site that has not trained yet is scored with the common model.
+    Update rule:
+        For each batch, a site takes one step on w and one on v from the same state, with m = alpha v + (1 - alpha) w:
 
-    When to use it: When each hospital wants a model for its own patients and it is not clear how much the others can
-    add: alpha says so, in the log. It costs twice FedAvg's computation, and no more traffic.
+            w <- w - lr grad F(w)
+            v <- v - lr alpha grad F(m)
+
+        In the first batch of each round, alpha is updated and clipped to [0, 1]:
+
+            alpha <- alpha - lr <v - w, grad F(m)>
+
+        v starts as the initial model. v and alpha stay at the site and persist over the rounds. Both optimisers start
+        with an empty state in each round.
+
+    When to use it: When each hospital needs a model for its own patients and it is unknown how much the other sites can
+    contribute. The log contains the learned alpha. Local training costs twice as much as with `fedavg`; the traffic is
+    the same.
+
+    Limits: Some published code adds a regularisation term to the gradient of alpha, or updates v with the gradient of
+    its own loss. The paper contains neither, and this implementation does neither.
+
+    Limit cases: With ``adaptive = false`` and ``alpha = 1``, the personal models equal the models of `local` if all
+        sites take
+    part in every round. With ``adaptive = false`` and ``alpha = 0``, the personal models are the locally trained global
+    models.
 
     Attributes:
-        alpha: Share of the own parameters at first, in [0, 1]. Worth trying: 0.25, 0.5, 0.75.
+        alpha: Initial share of the personal parameters in the mixture, in [0, 1]. Values to try: 0.25, 0.5, 0.75.
         adaptive: Whether alpha is learned.
 
     Source: Deng, Kamani, Mahdavi, arXiv 2003.13461, 2020, Algorithm 1 and equation 10.
@@ -50,7 +67,7 @@ class APFL(FedAvg):
     name = "apfl"
     family = "personal"
     paper = "Deng, Kamani, Mahdavi, 2020"
-    summary = "FedAvg, and at each site a mixture of the common model and its own, whose share it learns"
+    summary = "FedAvg plus a personal model at each site that is mixed with the global model by a learned weight"
     supports = frozenset({Capability.ROBUST})
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
@@ -61,26 +78,26 @@ class APFL(FedAvg):
     # ---- a site
 
     def train(self, site: Site, request: Request) -> Reply:
-        """As `fedavg`; scored are the model for all and the mixture."""
+        """Train as `fedavg` does; reply with the trained global model and the mixture as trained models."""
         reply = super().train(site, request)
-        mixed = Model(site.network, kept(site, MIXED))
+        mixed = Model(site.network, kept(site, MIXTURE_PREFIX))
         reply.trained = {"global": reply.trained["personal"], "personal": mixed}
         return reply
 
     def before_fit(self, fit: Fit) -> None:
-        """The own model, with an optimiser of its own."""
+        """Load the personal model with an optimiser of its own, and the site's alpha."""
         site = fit.site
-        own = kept(site, OWN) or site.task.initial(site.settings.seed, site.network)
+        own = kept(site, PERSONAL_PREFIX) or site.task.initial(site.settings.seed, site.network)
         fit.extra["own"] = CompanionModel(site, own, site.network, frozen=False)
         fit.log["alpha"] = float(site.state.meta.get("alpha", self.alpha))
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """The task's loss of the model for all; the own one takes its step, before the other does."""
+        """Return the task's loss of the global model; as a side effect, step the personal model and update alpha."""
         loss = super().loss(fit, batch)
         alpha, own = fit.log["alpha"], fit.extra["own"]
         common = {name: p.detach() for name, p in fit.parameters()}
         v = {name: p for name, p in own.model.named_parameters() if name in common}
-        mixed = {name: torch.empty_like(p) for name, p in v.items()}  # laid out in memory as v, for the same bits
+        mixed = {name: torch.empty_like(p) for name, p in v.items()}  # memory layout of v, for bitwise reproducibility
         for name, tensor in mixed.items():
             tensor.copy_(torch.lerp(common[name], v[name].detach(), alpha)).requires_grad_()
         fit.site.task.loss(own(batch.images, mixed), batch.targets).backward()
@@ -94,23 +111,30 @@ class APFL(FedAvg):
         return loss
 
     def after_fit(self, fit: Fit) -> None:
-        """The site keeps its own model, the mixture and alpha."""
+        """Store the personal parameters, the mixture and alpha in the site's state."""
         own, common, alpha = cpu_state(fit.extra["own"].model), cpu_state(fit.model), fit.log["alpha"]
-        keep(fit.site, OWN, own)
-        keep(fit.site, MIXED, own | mixture(own, common, [name for name, _ in fit.parameters()], alpha))
+        keep(fit.site, PERSONAL_PREFIX, own)
+        keep(fit.site, MIXTURE_PREFIX, own | mixture(own, common, [name for name, _ in fit.parameters()], alpha))
         fit.site.state.meta["alpha"] = alpha
 
     # ---- models
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """The common model, and at each site the mixture as it was after its last training."""
+        """Return the global model and, for a site, the mixture after its last local training."""
         models = super().models(participant)
         if isinstance(participant, Site):
             common = next(iter(models.values())).tensors
-            models["personal"] = Model(participant.network, kept(participant, MIXED) or common)
+            models["personal"] = Model(participant.network, kept(participant, MIXTURE_PREFIX) or common)
         return models
 
 
 def mixture(own: Tensors, common: Tensors, names: list[str], alpha: float) -> Tensors:
-    """alpha v + (1 - alpha) w of the named tensors; exactly v at 1 and w at 0."""
+    """Return alpha v + (1 - alpha) w for the named tensors; exactly v for alpha = 1 and exactly w for alpha = 0.
+
+    Args:
+        own: Personal parameters v.
+        common: Global parameters w, of the same shapes.
+        names: Names of the tensors to mix.
+        alpha: Share of v, in [0, 1].
+    """
     return {name: torch.lerp(common[name], own[name], alpha) for name in names}

@@ -1,4 +1,4 @@
-"""Centralized training, the reference that federated methods are measured against."""
+"""Centralised training on pooled data: the reference for measuring the cost of keeping data apart."""
 
 from __future__ import annotations
 
@@ -19,45 +19,47 @@ from medfl_methods.fedavg import FedAvg
 
 
 class Centralized(FedAvg):
-    """One model on the pooled training data of all sites, for as many epochs as rounds times local epochs.
+    """Train one model on the pooled training data of all sites, for rounds x local epochs.
 
-    It needs what hospitals can't do, pooling images, and runs in a simulation only. By default the optimiser starts
-    anew each round, as at the sites; so with one site this is FedAvg, bit for bit. The pooled images are visited once
-    an epoch, which matches the budget of full participation.
+    Hospitals cannot pool their images, so this method runs in a simulation only. The pooled images are visited once per
+    epoch, which matches the training budget of a federated run with full participation. All tensors belong to the
+    global model, even if `norm_sync` keeps normalisation layers at the sites.
 
-    Where sites have unlike networks, each of these networks, and the task's own, is trained on all pooled data, with
-    the same batches. A site takes home the one of its own architecture, as its ``personal`` model; there is no
-    ``global`` one. All tensors are shared, whatever the policy for normalisation layers says.
+    If sites use different networks, each of these networks and the task's own network is trained on all pooled data,
+    with the same batches. A site then exports the model of its own network as its ``personal`` model, and there is no
+    ``global`` model.
 
-    When to use it: In a study, to see how much is lost because data stay apart. It is a yardstick, not a choice that
-    hospitals have; on unlike sites a personal method can even beat it.
+    When to use it: In a study, as a reference for the performance that is lost because the data stay apart. It is no
+    option for hospitals. On heterogeneous sites, a personalised method can exceed it.
+
+    Limit cases: With one site and ``optimizer_state = reset``, this method equals `fedavg` bit by bit.
 
     Attributes:
-        weights: Of no effect: the pool is one site.
-        optimizer_state: ``reset`` starts the optimiser anew each round; ``persistent`` goes on with the one of the
-            round before. With rounds of a few batches a reset costs most of the momentum, so ``persistent`` is the
-            fairer yardstick there.
+        weights: No effect, because the pool counts as one site.
+        optimizer_state: ``reset`` starts a new optimiser in each round, as the federated methods do. ``persistent``
+            continues with the optimiser state of the previous round. If a round has few batches, a reset loses most of
+            the momentum, so ``persistent`` is the fairer reference.
     """
 
     name = "centralized"
     family = "reference"
     paper = ""
-    summary = "one model on the raw data of all sites, pooled: an oracle, in a simulation only"
+    summary = "centralised training on the pooled raw data of all sites, in simulations only"
     supports = frozenset({Capability.DIFFERENT_NETWORKS})
     needs: ClassVar[frozenset[Need]] = frozenset({"pooled_data"})
 
     optimizer_state: Literal["reset", "persistent"] = "reset"
 
     def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
-        """Everything: who pools all data keeps nothing for one site."""
+        """Return all state-dict names: no tensor is specific to a site."""
         return list(model.state_dict())
 
     def networks(self, participant: Participant) -> list[str]:
-        """The architectures of the run."""
+        """Return the sorted names of the run's networks: the task's own and those assigned to sites."""
         return sorted({participant.task.network, *participant.settings.networks_by_site.values()})
 
     def setup(self, server: Server) -> None:
-        """The initial model, or one of each architecture."""
+        """Set the server's state to the initial model, or to one initial model per network."""
         super().setup(server)
         if len(names := self.networks(server)) > 1:
             initial = {name: server.task.initial(server.settings.seed, name) for name in names}
@@ -67,15 +69,15 @@ class Centralized(FedAvg):
             server.state.meta["complete"] = False
 
     def train(self, site: Site, request: Request) -> Reply:
-        """Train on the pooled data, one architecture after the other."""
-        names, keeps = self.networks(site), self.optimizer_state == "persistent"
-        if len(names) == 1 and not keeps:
+        """Train on the pooled data, one network after the other, and reply with the updates."""
+        names, is_persistent = self.networks(site), self.optimizer_state == "persistent"
+        if len(names) == 1 and not is_persistent:
             return super().train(site, request)
         trained, reply = dict[str, FitResult](), Reply(meta={"size": len(site.train)})
         for name in names:
             prefix, memory = f"{MODEL}{name}/" if len(names) > 1 else MODEL, f"{OPTIMIZER}{name}/"
             received = select(request.tensors, prefix)
-            done = self.fit(as_host(site, name), received, kept(site, memory) if keeps else None)
+            done = self.fit(as_host(site, name), received, kept(site, memory) if is_persistent else None)
             keep(site, memory, done.optimizer)
             update = {key: subtract(after, done.before[key]) for key, after in done.after.items()}
             reply.tensors |= prefixed(update, prefix)
@@ -87,7 +89,7 @@ class Centralized(FedAvg):
         return reply
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """The server's model; with several architectures at each site the one of its own."""
+        """Return the server's model. With several networks, return for each site the model of its own network."""
         if len(self.networks(participant)) == 1:
             return super().models(participant)
         if isinstance(participant, Server):

@@ -1,4 +1,4 @@
-"""Cyclic weight transfer."""
+"""Cyclic weight transfer: one model visits the sites one after the other."""
 
 from __future__ import annotations
 
@@ -14,17 +14,26 @@ from medfl.toolkit.rounds import Due, Step
 
 
 class Cyclic(Averaging):
-    """One model goes from site to site: each trains it where the one before it left off.
+    """Cyclic weight transfer: one model is trained at one site after the other, without averaging.
 
-    In a round it visits this round's participants once, one after the other, in a step for each visit; all go through
-    the server, which sees every update. A site that does not answer is passed over. Nothing is averaged, so sites'
-    sizes don't matter, and the site that comes last is remembered best. With one site this is `fedavg`.
+    In each round, the model visits every participant of the round once, in one step per visit. Each site continues the
+    training from the model that the previous site returned. The model passes through the server, which therefore sees
+    every update. The server skips a site that does not reply. Sites' sizes have no effect, because nothing is averaged.
 
-    When to use it: Where few sites take turns anyway, or where one has too few images for a model of its own. A round
-    takes as long as all sites' trainings together, and on unlike sites the model follows the last one it saw.
+    Update rule:
+        For the participants k_1, ..., k_K of a round, in the order of the route:
+
+            w <- w + (update of site k_i, trained from w)    for i = 1, ..., K
+
+    When to use it: When few sites can take turns, or when a site has too few images for a model of its own.
+
+    Limits: A round takes as long as the local trainings of all its participants together. On heterogeneous sites, the
+    model is biased towards the sites that it visited last.
+
+    Limit cases: With one site, this method is `fedavg`.
 
     Attributes:
-        order: ``random`` draws the sites' order anew in each round, ``fixed`` is that of their names.
+        order: Order of the sites. ``random`` draws a new order in each round; ``fixed`` sorts the sites by name.
 
     Source: Chang, Balachandar, Lam, Yi, Brown, Beers, Rosen, Rubin, Kalpathy-Cramer, JAMIA 2018, 25(8).
     """
@@ -32,26 +41,26 @@ class Cyclic(Averaging):
     name = "cyclic"
     family = "averaging"
     paper = "Chang et al., JAMIA 2018"
-    summary = "one model goes from site to site, each trains it where the one before left off"
+    summary = "cyclic weight transfer: one model is trained at one site after the other, without averaging"
     supports = frozenset()
 
     order: Literal["random", "fixed"] = "random"
 
     @property
     def weighting(self) -> Weighting:
-        """``none``: the server averages no models."""
+        """Weighting of the sites' models: ``none``, because the server averages no models."""
         return "none"
 
     def round_steps(self) -> tuple[Step, ...]:
-        """A visit, which is a step of FedAvg with one participant."""
+        """Return the step of one visit, which is a step of FedAvg with one participant."""
         return (Step("fit", self.requests, self.train, self.aggregate_updates, quorum=0),)
 
     def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
-        """A visit for each participant."""
+        """Return one remaining visit per participant of the round."""
         return [Due("fit", turn) for turn in range(max(1, len(self.route(server))))][len(done) :]
 
     def route(self, server: Server) -> list[str]:
-        """This round's participants in the order in which the model visits them."""
+        """Return the round's participants in the order in which the model visits them."""
         chosen = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
         if self.order == "fixed":
             return chosen
@@ -59,6 +68,6 @@ class Cyclic(Averaging):
         return [chosen[place] for place in places.tolist()]
 
     def requests(self, server: Server) -> list[Request]:
-        """To the site whose turn it is, with the model as it came from the one before."""
+        """Return a request with the current model for the next site of the route."""
         turn = self.due(server).turn
         return [Request(name, "fit", self.publish(server)) for name in self.route(server)[turn : turn + 1]]

@@ -1,4 +1,4 @@
-"""DBE."""
+"""DBE (domain bias eliminator): each site adds a personal offset to the features of the global model."""
 
 from __future__ import annotations
 
@@ -24,22 +24,26 @@ from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.wire import prefixed, select
 from medfl_methods.fedavg import FedAvg
 
-MEAN, FEATURES = "mean/", "features"
-"""What the name of mean features begins with, and the rest of it."""
+MEAN_PREFIX = "mean/"
+"""Prefix of the mean features in messages and in the server's state."""
 
-MEASURE = "measure"
-"""The first step of a run, and the label of its training."""
+FEATURES = "features"
+"""Name of the mean features behind `MEAN_PREFIX`, and key of their number in the metadata of a request."""
+
+MEASURE_STEP = "measure"
+"""Name of the first step of a run, which measures mean features, and label of its training."""
 
 
 class ShiftedHead(nn.Module):
-    """A head on features that are shifted by a vector.
+    """Head that adds a trainable offset to the features.
 
     Args:
-        head: Maps features (B, d) to outputs.
-        features: d.
+        head: Layer or module that maps features (B, d) to outputs.
+        features: Number of features d.
 
     Attributes:
-        offset: The vector, (d,), at first 0.
+        offset: Offset of the features, shape (d,), initially 0.
+        head: The original head.
     """
 
     def __init__(self, head: nn.Module, features: int) -> None:
@@ -47,36 +51,47 @@ class ShiftedHead(nn.Module):
         self.offset, self.head = nn.Parameter(torch.zeros(features)), head
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Outputs of features (B, d)."""
+        """Return the outputs for features (B, d)."""
         return cast("torch.Tensor", self.head(features.flatten(1) + self.offset))
 
 
 class DBE(FedAvg):
-    """FedAvg of networks whose features each site shifts by a vector of its own: domain bias eliminator.
+    """Domain bias eliminator (DBE): FedAvg with a personal offset of the features and a regulariser of their mean.
 
-    Between body and head a site adds a vector b_k to the features f, which is 0 at first, is trained with the network,
-    and never leaves the site; so h(f + b_k) has what is peculiar to the site, and f need not. A site minimises its loss
-    plus kappa times the mean over features of (1/2) (r - z)^2, where z are the mean features of all sites and r the
-    site's own, a running mean over the batches of a round: r <- (1 - mu) r + mu (mean of the batch), from 0. The
-    gradient goes through the batch alone. With `correct` r is divided by 1 - (1 - mu)^B after B batches, without which
-    it is too small where they are few (ours; the released code does not).
+    Between body and head, site k adds a trainable vector b_k to the features f, so the head computes h(f + b_k). b_k
+    starts at 0 and never leaves the site. It represents the site's domain bias, so that the features of the global
+    model need not. There is no global model, unless ``offset = false``.
 
-    z is found before the first round: all sites train once, plainly, from the first model and without b_k, and send r.
-    z is the mean of these, weighted by size, and stays; what they trained is thrown away.
+    Before the first round, all sites train once from the initial model, without b_k and without the regulariser, and
+    send their mean features. The server stores z, the mean of these weighted by size, for the whole run. The models of
+    this training are discarded.
 
-    With ``kappa = 0`` and ``offset = False`` this is `fedavg`. With ``kappa = 0`` alone only updates are sent, and
-    sites still have b_k. There is no global model, unless there are no b_k.
+    Update rule:
+        A site minimises its loss F plus the squared distance of its mean features r to z, averaged over the d features:
 
-    When to use it: When images look unlike from site to site, so that features differ by a shift, and each hospital
-    wants a model for its own patients. It costs hardly more than FedAvg. As mean features leave the sites, a run with a
-    privacy setting refuses this method, whatever its kappa.
+            F(w, b_k) + kappa (1 / (2 d)) ||r - z||^2
+
+        r is a running mean over the batches of a round that starts at 0. The gradient flows through the current batch
+        only:
+
+            r <- (1 - mu) r + mu mean(f of the batch)
+
+        With ``correct = true``, r is divided by 1 - (1 - mu)^B after B batches. Without this correction, r is too small
+        after few batches. The correction is an addition of medfl; the released code does not have it.
+
+    When to use it: When images differ between sites such that the features are shifted, and each hospital needs a model
+    for its own patients. Computation is hardly more than with `fedavg`.
+
+    Limits: Mean features leave the sites, so a run with a privacy setting refuses this method, even with ``kappa = 0``.
+
+    Limit cases: With ``kappa = 0`` alone, sites send updates only and still train b_k.
 
     Attributes:
-        kappa: Weight of the distance to the mean features, >= 0. The preset ``paper`` has 50, with mu = 1, as summaries
-            of the paper say; the released code has 0 and 0.1.
+        kappa: Weight of the distance to the mean features, >= 0. The preset ``paper`` has kappa = 50 and mu = 1, as
+            summaries of the paper state; the released code has 0 and 0.1.
         mu: Weight of a batch in the running mean, in (0, 1].
-        correct: Whether the running mean is corrected for having begun at 0.
-        offset: Whether sites have vectors b_k.
+        correct: Whether the running mean is corrected for its start at 0.
+        offset: Whether sites have offsets b_k.
 
     Source: Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan, NeurIPS 2023, equations 4 to 7 and Algorithm 1.
     """
@@ -84,10 +99,10 @@ class DBE(FedAvg):
     name = "dbe"
     family = "personal"
     paper = "Zhang et al., NeurIPS 2023"
-    summary = "a common model whose features each site shifts by a vector of its own"
+    summary = "FedAvg in which each site adds a personal trainable offset to the features of the global model"
     supports = frozenset()
 
-    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", MEAN: "statistic"}
+    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", MEAN_PREFIX: "statistic"}
     needs: ClassVar[frozenset[Need]] = frozenset({"linear_head"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"kappa": 50.0, "mu": 1.0}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"kappa": 0.0, "offset": False}),)
@@ -100,61 +115,65 @@ class DBE(FedAvg):
     # ---- networks
 
     def task_of(self, task: Task) -> Task:
-        """The run's networks with a shifted head."""
+        """Return the task whose networks have a `ShiftedHead`; the task itself without `offset`."""
         for name in task.networks if self.offset else ():
-            task = task.with_network(name, partial(built, partial(task.build, name), name))
+            task = task.with_network(name, partial(build_with_shifted_head, partial(task.build, name), name))
         return task
 
     def network_config(self, model: Model, network_def: Any) -> Any:
-        """The network with a shifted head."""
-        config = {"_target_": f"{__name__}.shifted", "network": network_def, "name": model.network}
+        """Return the bundle's definition of the network with a `ShiftedHead`."""
+        config = {"_target_": f"{__name__}.with_shifted_head", "network": network_def, "name": model.network}
         return config if self.offset else network_def
 
     def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
-        """All but the vector."""
+        """Return all shared state-dict names except the offset."""
         own = head_path(model, type(model).__name__) + "offset" if self.offset else ""
         return [name for name in super().shared(model, norm_sync) if name != own]
 
     # ---- the server
 
     def round_steps(self) -> tuple[Step, ...]:
-        """That of FedAvg; before it sites measure their mean features."""
+        """Return the step that measures mean features, and the step of FedAvg."""
         return Step(
-            MEASURE, self.measure_requests, self.measure, self.aggregate_means, updates=()
+            MEASURE_STEP, self.measure_requests, self.measure, self.aggregate_means, updates=()
         ), *super().round_steps()
 
     def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
-        """Mean features are measured until there are some."""
-        measures = self.kappa > 0 and not done and not kept(server, MEAN)
-        return [Due(MEASURE), Due("fit")] if measures else [Due("fit")]
+        """Return the remaining steps of the round; mean features are measured until the server has stored them."""
+        measures = self.kappa > 0 and not done and not kept(server, MEAN_PREFIX)
+        return [Due(MEASURE_STEP), Due("fit")] if measures else [Due("fit")]
 
     def measure_requests(self, server: Server) -> list[Request]:
-        """To all sites, with the first model."""
+        """Return requests for mean features to all sites, with the initial model."""
         tensors, task = self.publish(server), server.task
         meta = {FEATURES: features_of(task.build(), task.network)}
-        return [Request(name, MEASURE, tensors, meta) for name in server.trainable()]
+        return [Request(name, MEASURE_STEP, tensors, meta) for name in server.trainable()]
 
     def aggregate_means(self, server: Server, replies: Replies) -> None:
-        """The mean of the sites' mean features."""
+        """Store the weighted mean of the sites' mean features in the server's state."""
         metas = {site: replies.meta[site] for site, tensors in replies if tensors}
         if metas:
-            mean = mean_update(replies, normalised(self.weights_of(server, metas), metas), MEAN)
-            keep(server, MEAN, {name: tensor.float() for name, tensor in mean.items()})
+            mean = mean_update(replies, normalised(self.weights_of(server, metas), metas), MEAN_PREFIX)
+            keep(server, MEAN_PREFIX, {name: tensor.float() for name, tensor in mean.items()})
 
     def extra_down(self, server: Server) -> Tensors:
-        """The mean features of all sites."""
-        return prefixed(kept(server, MEAN), MEAN)
+        """Return the mean features of all sites, which each request contains."""
+        return prefixed(kept(server, MEAN_PREFIX), MEAN_PREFIX)
 
     def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
-        """Updates of the order's tensors; or mean features, if there were batches to take the mean of."""
+        """Raise RefusedError unless a reply has the expected updates or mean features.
+
+        A reply to the step that measures features contains mean features of the requested number, or nothing if the
+        site had no batches. Any other reply contains updates of the request's tensors.
+        """
         super().check_tensors(task, request, tensors)
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if not name.startswith(MODEL)}
         floats = all(tensors[name].is_floating_point() for name in shapes)
-        expected = {MEAN + FEATURES: (request.meta[FEATURES],)} if request.op == MEASURE and tensors else {}
+        expected = {MEAN_PREFIX + FEATURES: (request.meta[FEATURES],)} if request.op == MEASURE_STEP and tensors else {}
         if shapes != expected or not floats or (expected and len(tensors) > 1):
             raise RefusedError(
                 "unexpected_tensors",
-                f"Expected mean features in a reply to '{MEASURE}' and nothing beside updates in others, got "
+                f"Expected mean features in a reply to '{MEASURE_STEP}' and only updates in other replies, got "
                 f"{len(shapes)} other tensors. The site needs the same network and version of medfl.",
                 op=request.op,
                 count=len(shapes),
@@ -163,58 +182,71 @@ class DBE(FedAvg):
     # ---- a site
 
     def measure(self, site: Site, request: Request) -> Reply:
-        """Train plainly, and reply with the running mean of features alone."""
-        start, training = self.full_state(site, select(request.tensors, MODEL)), Training(MEASURE)
+        """Train without offset and regulariser, and reply with the running mean of the features alone."""
+        start, training = self.full_state(site, select(request.tensors, MODEL)), Training(MEASURE_STEP)
         done = self.fit(site, start, training=training, sent=request.tensors, leaves=True)
         return Reply(done.extra, {"size": len(site.train)}, log=training.log(done.log))
 
     def before_fit(self, fit: Fit) -> None:
-        """While features are measured the vector stays as it is."""
-        if self.offset and fit.training.label == MEASURE:
+        """Freeze the offset while mean features are measured."""
+        if self.offset and fit.training.label == MEASURE_STEP:
             cast("ShiftedHead", body_and_head(fit.model)[1]).offset.requires_grad_(False)
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """The task's loss plus kappa times the distance of the running mean to that of all sites."""
+        """Return the task's loss plus the regulariser, and update the running mean of the features."""
         if self.kappa == 0:
             return super().loss(fit, batch)
         features, logits = features_and_logits(fit.model, batch.images)
         loss: torch.Tensor = fit.site.task.loss(logits, batch.targets)
-        mean = running(fit.extra.get("mean"), features.float(), self.mu)
+        mean = running_mean(fit.extra.get("mean"), features.float(), self.mu)
         fit.extra["mean"] = mean.detach()
-        if MEAN + FEATURES not in fit.received:
+        if MEAN_PREFIX + FEATURES not in fit.received:
             return loss
-        scale = corrected(self.mu, fit.steps + 1) if self.correct else 1.0
-        return loss + self.kappa * 0.5 * (scale * mean - fit.received[MEAN + FEATURES]).square().mean()
+        scale = bias_correction(self.mu, fit.steps + 1) if self.correct else 1.0
+        return loss + self.kappa * 0.5 * (scale * mean - fit.received[MEAN_PREFIX + FEATURES]).square().mean()
 
     def extra_up(self, fit: Fit) -> Tensors:
-        """The mean features, where they are measured."""
-        if fit.training.label != MEASURE:
+        """Return the mean features in the step that measures them; an empty mapping otherwise."""
+        if fit.training.label != MEASURE_STEP:
             return {}
-        return {MEAN + FEATURES: fit.extra["mean"] * (corrected(self.mu, fit.steps) if self.correct else 1.0)}
+        return {
+            MEAN_PREFIX + FEATURES: fit.extra["mean"] * (bias_correction(self.mu, fit.steps) if self.correct else 1.0)
+        }
 
 
-def running(last: torch.Tensor | None, features: torch.Tensor, mu: float) -> torch.Tensor:
-    """(1 - mu) last + mu (mean of features (B, d)), (d,); None counts as 0."""
+def running_mean(last: torch.Tensor | None, features: torch.Tensor, mu: float) -> torch.Tensor:
+    """Return the running mean (1 - mu) last + mu mean(features) of features (B, d), shape (d,).
+
+    Args:
+        last: Running mean of the previous batches, shape (d,); None counts as 0.
+        features: Features of a batch, shape (B, d).
+        mu: Weight of the batch, in (0, 1].
+    """
     mean = mu * features.mean(dim=0)
     return mean if last is None else (1 - mu) * last + mean
 
 
-def corrected(mu: float, batches: int) -> float:
-    """1 / (1 - (1 - mu)^B), by which a running mean of B batches that began at 0 is too small."""
+def bias_correction(mu: float, batches: int) -> float:
+    """Return 1 / (1 - (1 - mu)^B), the factor that corrects a running mean of B batches for its start at 0."""
     return 1 / (1 - (1 - mu) ** batches)
 
 
-def shifted(network: nn.Module, name: str = "") -> nn.Module:
-    """A network with its head shifted.
+def with_shifted_head(network: nn.Module, name: str = "") -> nn.Module:
+    """Return a network with a `ShiftedHead` in place of its head.
 
     Args:
-        network: Is head(body(images)).
-        name: Of the network, for messages.
+        network: Network that computes head(body(images)).
+        name: Name of the network, for error messages.
     """
     features = features_of(network, name)
     return with_head(network, ShiftedHead(body_and_head(network)[1], features))
 
 
-def built(build: Callable[[], nn.Module], name: str) -> nn.Module:
-    """A new network with its head shifted."""
-    return shifted(build(), name)
+def build_with_shifted_head(build: Callable[[], nn.Module], name: str) -> nn.Module:
+    """Build a network with a `ShiftedHead`.
+
+    Args:
+        build: Function that builds the network.
+        name: Name of the network, for error messages.
+    """
+    return with_shifted_head(build(), name)

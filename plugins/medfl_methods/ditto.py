@@ -1,4 +1,4 @@
-"""Ditto."""
+"""Ditto: FedAvg plus a personal model at each site, regularised towards the global model."""
 
 from __future__ import annotations
 
@@ -18,22 +18,32 @@ from medfl_methods.fedavg import FedAvg
 
 
 class Ditto(FedAvg):
-    """FedAvg, and beside it a model of each site's own, held near the received one.
+    """Ditto: FedAvg plus a personal model at each site, regularised towards the global model.
 
-    Each round a participant first trains its own model v_k by F_k(v) + (lam/2) ||v - w||^2 over the trainable
-    parameters, where w is what it received this round; then it trains w as in FedAvg and sends that update alone. v_k
-    stays at the site with its buffers, and begins with the model that the site receives first. Both trainings draw the
-    same batches. A site that has not trained yet is scored with the common model.
+    The global model is trained and averaged as in `fedavg`, and is bitwise equal to the global model of `fedavg` for
+    all settings. Beside it, each site k trains a personal model v_k, which stays at the site with its buffers. v_k
+    starts as the first model that the site receives. Both trainings draw the same batches. A site that has not trained
+    yet is evaluated with the global model.
 
-    The common model is that of `fedavg`, bit by bit, whatever the settings. With ``lam = 0`` and all sites in every
-    round the own models are those of `local`; the larger ``lam``, the nearer they are to the common one.
+    Update rule:
+        With w_t the model that the site received in this round, the personal model minimises over its trainable
+        parameters
 
-    When to use it: When each hospital wants a model for its own patients and a good common one is wanted, too, also for
-    a new site. It costs twice FedAvg's computation, and no more traffic. Choose ``lam`` on validation data.
+            F_k(v) + (lam / 2) ||v - w_t||^2
+
+        Then the site trains the global model from w_t as in `fedavg`, and sends only that update.
+
+    When to use it: When each hospital needs a model for its own patients, and a good global model is needed too, for
+    example for a new site. Choose ``lam`` on validation data. Local training costs twice as much as with `fedavg`; the
+    traffic is the same.
+
+    Limit cases: With ``lam = 0`` and all sites in every round, the personal models equal the models of `local`. The
+        larger
+    ``lam`` is, the nearer they are to the global model.
 
     Attributes:
-        lam: How strongly the own model is held near the received one, >= 0. The paper's grid is 0.05, 0.1, 0.2, 1, 2.
-        own_epochs: Epochs of the own model in a round; None trains it as long as the common one.
+        lam: Strength of the regulariser, >= 0. Grid of the paper: 0.05, 0.1, 0.2, 1, 2.
+        own_epochs: Epochs of the personal model in a round, >= 1; None uses the budget of the global model.
 
     Source: Li, Hu, Beirami, Smith, ICML 2021, Algorithm 1.
     """
@@ -41,7 +51,7 @@ class Ditto(FedAvg):
     name = "ditto"
     family = "personal"
     paper = "Li et al., ICML 2021"
-    summary = "FedAvg, and at each site a model of its own that is held near the common one"
+    summary = "FedAvg plus a personal model at each site, regularised towards the global model"
     supports = frozenset({Capability.ROBUST})
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"weights": "uniform"}, "medfl": {}}
@@ -50,11 +60,11 @@ class Ditto(FedAvg):
     own_epochs: int | None = Field(None, ge=1)
 
     def trainings(self, site: Site) -> Sequence[Training]:
-        """The own model's, and the common one's."""
+        """Return two trainings: first the personal model's, then the global model's."""
         return Training("own", Budget(self.own_epochs), apart=True), Training()
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """The task's loss; for the own model plus (lam/2) ||v - w||^2."""
+        """Return the task's loss; for the personal model plus (lam / 2) ||v - w_t||^2."""
         loss = super().loss(fit, batch)
         if not fit.training.apart or self.lam == 0:
             return loss

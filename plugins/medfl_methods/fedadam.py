@@ -1,4 +1,4 @@
-"""FedAdam."""
+"""FedAdam: Adam on the server, applied to the mean update of the sites."""
 
 from __future__ import annotations
 
@@ -15,32 +15,44 @@ from medfl.types import Meta
 
 
 class FedAdam(AdaptiveServer):
-    """Adam at the server, on the mean update D of the sites.
+    """FedAdam: Adam on the server, applied to the mean update of the sites.
 
-    m <- beta1 m + (1 - beta1) D, v <- beta2 v + (1 - beta2) D^2, w <- w + eta m / (sqrt(v) + tau), for each coordinate.
-    m starts at 0 and v at tau^2, and neither is corrected for that. The preset ``flower`` does as Flower's FedAdam: v
-    starts at 0, and in round t, counted from 1, eta is multiplied by sqrt(1 - beta2^(t+1)) / (1 - beta1^(t+1)); Adam
-    itself has the exponent t. The server acts so on trainable parameters only; the statistics of normalisation layers
-    are averaged as in FedAvg. No setting makes this FedAvg.
+    Sites train as in `fedavg`. The server treats the mean update D as a gradient. Only trainable parameters are updated
+    in this way; the statistics of normalisation layers are averaged as in `fedavg`.
 
-    When to use it: When some parameters get far smaller updates than others, as with rare classes, and FedAvg is slow
-    there. It needs tuning: a coordinate's first step is (1 - beta1) eta / (sqrt(beta2 tau^2 + (1 - beta2) D^2) + tau)
-    times FedAvg's, and they grow to eta D / (abs(D) + tau) while D stays what it is. With the preset ``flower`` the
-    first round moves every coordinate by 0.07, whatever its update, which destroys a pre-trained network.
+    Update rule:
+        For each coordinate, with the mean update D of the round:
+
+            m <- beta1 m + (1 - beta1) D
+            v <- beta2 v + (1 - beta2) D^2
+            w <- w + eta m / (sqrt(v) + tau)
+
+        m starts at 0 and v at tau^2, without bias correction. The preset ``flower`` reproduces Flower's FedAdam: v
+        starts at 0, and in round t, counted from 1, eta is multiplied by sqrt(1 - beta2^(t+1)) / (1 - beta1^(t+1)). The
+        original Adam has the exponent t.
+
+    When to use it: When some parameters receive far smaller updates than others, as with rare classes, so that `fedavg`
+    learns them slowly.
+
+    Limits: ``eta`` needs tuning. The first step of a coordinate is (1 - beta1) eta / (sqrt(beta2 tau^2 + (1 - beta2)
+    D^2) + tau) times the step of `fedavg`. While D stays constant, the steps grow to eta D / (abs(D) + tau). With the
+    preset ``flower``, the first round moves every coordinate by 0.07, independent of its update, which destroys a
+    pre-trained network. No setting makes this method `fedavg`.
 
     Attributes:
-        beta2: How much of the second moment is kept, in [0, 1).
+        beta2: Decay rate of the second moment v, in [0, 1).
         bias_correction: Whether ``eta`` is corrected for the start at zero, as Flower does.
 
     Source: Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan, ICLR 2021, Algorithm 2. The paper tunes
-    ``eta`` and ``tau`` for each task; its preset has 0.1, the larger end for images, and 0.001. The preset
-    ``medfl`` has what `fedsdc_optimizers.yaml` chose on the validation images of unlike sites.
+    ``eta`` and ``tau`` for each task; the preset ``paper`` has eta = 0.1, the larger end for images, and tau = 0.001.
+    The ``eta`` of the preset ``medfl`` was chosen on the validation images of heterogeneous sites
+    (studies/fedsdc_optimizers.yaml).
     """
 
     name = "fedadam"
     family = "averaging"
     paper = "Reddi et al., ICLR 2021"
-    summary = "Adam at the server, on the mean update of the sites"
+    summary = "FedAvg with Adam as the server optimiser"
     supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
 
     presets: ClassVar[Mapping[str, Meta]] = {
@@ -54,11 +66,11 @@ class FedAdam(AdaptiveServer):
     bias_correction: bool = False
 
     def second_moment(self, kept: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
-        """beta2 v + (1 - beta2) D^2."""
+        """Return beta2 v + (1 - beta2) D^2, given v (`kept`) and D^2 (`square`)."""
         return self.beta2 * kept + (1 - self.beta2) * square
 
     def rate(self, round_: int) -> float:
-        """eta, corrected if that is asked for."""
+        """Return eta for a round, counted from 1; corrected for the start at zero if `bias_correction` is set."""
         if not self.bias_correction:
             return self.eta
         return self.eta * math.sqrt(1 - self.beta2 ** (round_ + 1)) / (1 - self.beta1 ** (round_ + 1))

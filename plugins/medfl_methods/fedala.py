@@ -1,4 +1,4 @@
-"""FedALA."""
+"""FedALA: adaptive local aggregation, a coordinate-wise learned mixture of the global and the site's own layers."""
 
 from __future__ import annotations
 
@@ -19,34 +19,44 @@ from medfl.training.loop import autocast
 from medfl.types import Meta, Tensors
 from medfl_methods.fedavg import FedAvg
 
-OWN, MIX = "own/", "mix/"
-"""Where a site keeps the upper layers that it trained last, and the weights of the common ones in the mixture."""
+OWN_LAYERS_PREFIX = "own/"
+"""State prefix of the upper layers as the site trained them last."""
+
+MIXTURE_WEIGHTS_PREFIX = "mix/"
+"""State prefix of the learned weights W of the global layers in the mixture."""
 
 
 class FedALA(FedAvg):
-    """FedAvg whose sites begin each round with a mixture of the common model and their own, learned coordinate by
-    coordinate.
+    """Adaptive local aggregation (FedALA): a site starts each round from a learned mixture of global and own layers.
 
-    In the upper layers a site starts from own + (common - own) W, with its own layers as it trained them last and W in
-    [0, 1] for each coordinate, at first 1; the lower layers and all buffers are the common ones. Before it trains, it
-    learns W on a random share of its training images: by each batch W <- clip(W - eta g (common - own), 0, 1), where g
-    is the gradient of the loss there. All else stays as it is, in evaluation mode. The first time this goes on until
-    the loss of a pass's last batch has a standard deviation below `threshold` over `window` passes; later it is one
-    pass a round. W is kept from round to round. In a site's first round nothing is mixed, as it has no own layers.
+    FedALA changes the start of local training only. In the last `p_layers` layers, a site mixes the received global
+    layers with its own layers from its previous training. It learns a weight in [0, 1] for each coordinate. Lower
+    layers and all buffers come from the global model. In its first round, a site has no own layers and starts from the
+    global model. The personal model of a site is the global model with the mixed upper layers.
 
-    A site's personal model is that mixture with W as it was learned last. ``eta = 0`` and ``p_layers = 0`` make this
-    FedAvg.
+    Update rule:
+        With global layers g, own layers o and weights W, which are 1 at first, local training starts from
 
-    When to use it: When sites hold unlike shares of the classes, each wants a model for its own patients, and computing
-    is no obstacle. A good common model is there, too.
+            o + (g - o) * W
+
+        Before training, the site learns W on a random sample of its training images, with everything else fixed and in
+        evaluation mode. For each batch, with the loss L of the mixed model:
+
+            W <- clip(W - eta * grad L * (g - o), 0, 1)
+
+        The first time, passes over the sample are repeated until the standard deviation of the last batch's loss over
+        `window` passes is below `threshold`. In later rounds, one pass is made. W persists over the rounds.
+
+    When to use it: When sites have different class distributions, each needs a model for its own patients, and
+    computing time is available. The method also yields a good global model.
 
     Attributes:
-        p_layers: How many layers are mixed, from the output, >= 0. A layer is a module with parameters of its own.
-        sample_fraction: Share of the training images on which W is learned, in (0, 1], drawn anew each round.
+        p_layers: Number of mixed layers, counted from the output, >= 0. A layer is a module with parameters of its own.
+        sample_fraction: Share of the training images on which W is learned, in (0, 1], drawn again in each round.
         eta: Learning rate of W, >= 0.
-        threshold: Standard deviation of the loss below which W is learned, >= 0.
-        window: Of how many passes, >= 1; there is at least one more.
-        max_passes: Largest number of passes, >= 1.
+        threshold: Standard deviation of the loss at which the first learning of W stops, >= 0.
+        window: Number of passes over which the standard deviation is computed, >= 1. There is at least one pass more.
+        max_passes: Maximum number of passes, >= 1.
 
     Source: Zhang, Hua, Wang, Song, Xue, Ma, Guan, AAAI 2023, equations 3 and 4 and Algorithm 1, and its released code.
     """
@@ -54,7 +64,7 @@ class FedALA(FedAvg):
     name = "fedala"
     family = "personal"
     paper = "Zhang et al., AAAI 2023"
-    summary = "each site begins with a mixture of the common model and its own, learned coordinate by coordinate"
+    summary = "FedAvg whose sites start each round from a learned, coordinate-wise mixture of global and own layers"
     supports = frozenset({Capability.ROBUST})
 
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (
@@ -72,29 +82,29 @@ class FedALA(FedAvg):
 
     @property
     def mixes(self) -> bool:
-        """Whether anything is mixed."""
+        """True if the settings mix any layer."""
         return self.eta > 0 and self.p_layers > 0
 
     def start(self, site: Site, received: Tensors) -> Tensors:
-        """The common model, mixed with the own upper layers."""
-        start, own = self.full_state(site, received), kept(site, OWN)
+        """Learn and store W, and return the start of the training: the global model with mixed upper layers."""
+        start, own = self.full_state(site, received), kept(site, OWN_LAYERS_PREFIX)
         if not self.mixes or all(torch.equal(own[name], start[name]) for name in own):
             return start
-        keep(site, MIX, self.learn(site, start, own))
-        return start | mixture(own, start, kept(site, MIX))
+        keep(site, MIXTURE_WEIGHTS_PREFIX, self.learn_mixture_weights(site, start, own))
+        return start | mixture(own, start, kept(site, MIXTURE_WEIGHTS_PREFIX))
 
-    def learn(self, site: Site, common: Tensors, own: Tensors) -> Tensors:
-        """W, on the site's training images.
+    def learn_mixture_weights(self, site: Site, common: Tensors, own: Tensors) -> Tensors:
+        """Learn the weights W on a sample of the site's training images and return them.
 
         Args:
-            site: Gives data, task and settings, and W as it was.
-            common: All tensors of the common model.
-            own: The own upper layers.
+            site: Site with data, task and settings, and with the previous W in its state.
+            common: All tensors of the global model.
+            own: Upper layers as the site trained them last.
         """
         task, settings, device = site.task, site.settings, site.task.device
         model = task.load(common, site.network).eval().requires_grad_(False)
         upper = {name: p.requires_grad_() for name, p in model.named_parameters() if name in own}
-        before = kept(site, MIX)
+        before = kept(site, MIXTURE_WEIGHTS_PREFIX)
         mine, theirs = ({name: tensors[name].to(device) for name in upper} for tensors in (own, common))
         weights = {name: before[name].to(device) if before else torch.ones_like(p) for name, p in upper.items()}
         generator, count = site.rng("mixture"), max(1, int(self.sample_fraction * len(site.train)))
@@ -116,16 +126,16 @@ class FedALA(FedAvg):
         return on_cpu(weights)
 
     def after_fit(self, fit: Fit) -> None:
-        """The site keeps its upper layers."""
+        """Store the trained upper layers in the site's state."""
         if self.mixes:
-            keep(fit.site, OWN, on_cpu(dict(upper_layers(fit.model, self.p_layers))))
+            keep(fit.site, OWN_LAYERS_PREFIX, on_cpu(dict(upper_layers(fit.model, self.p_layers))))
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """The common model, and at each site its mixture."""
+        """Return the global model and, for a site, its mixture."""
         models = super().models(participant)
         if isinstance(participant, Site) and self.mixes:
             full = next(iter(models.values())).tensors
-            mixed = mixture(kept(participant, OWN), full, kept(participant, MIX))
+            mixed = mixture(kept(participant, OWN_LAYERS_PREFIX), full, kept(participant, MIXTURE_WEIGHTS_PREFIX))
             models["personal"] = Model(participant.network, full | mixed)
         return models
 
@@ -139,20 +149,20 @@ def upper_layers(model: nn.Module, count: int) -> list[tuple[str, nn.Parameter]]
 
 
 def mixture(own: Tensors, common: Tensors, weights: Tensors) -> Tensors:
-    """own + (common - own) W for each tensor that has weights; exactly `own` at 0 and `common` at 1."""
+    """Return own + (common - own) W for each tensor in `weights`; exactly `own` at W = 0 and `common` at W = 1."""
     return {name: torch.lerp(own[name], common[name], weight) for name, weight in weights.items()}
 
 
 def ala_step(
     own: torch.Tensor, common: torch.Tensor, weight: torch.Tensor, gradient: torch.Tensor, eta: float
 ) -> torch.Tensor:
-    """clip(W - eta g (common - own), 0, 1).
+    """Return the updated weights clip(W - eta * gradient * (common - own), 0, 1).
 
     Args:
-        own: The site's own layer.
-        common: The common one, of the same shape.
-        weight: W, of the same shape.
-        gradient: g, of the loss by the mixture.
+        own: Layer as the site trained it last.
+        common: The same layer of the global model.
+        weight: Weights W, of the same shape.
+        gradient: Gradient of the loss by the mixed layer, of the same shape.
         eta: Learning rate, >= 0.
     """
     return (weight - eta * gradient * (common - own)).clamp(0, 1)

@@ -1,4 +1,4 @@
-"""FedAMP."""
+"""FedAMP: attentive message passing, personal models regularised towards a similarity-weighted mixture."""
 
 from __future__ import annotations
 
@@ -20,36 +20,50 @@ from medfl.utils.wire import prefixed, select
 
 logger = logging.getLogger(__name__)
 
-MODELS = "models/"
-"""Where the server keeps the sites' models; then the name of the site."""
+MODELS_PREFIX = "models/"
+"""State prefix of the sites' models at the server; the name of the site follows."""
 
-FAINT = 1e-3
-"""Below this share of the largest weight that the settings allow, weights of other sites count as none."""
+NEGLIGIBLE_WEIGHT = 1e-3
+"""Threshold of a warning, as a share of the largest weight that the settings allow.
+
+If the weights of all other sites are below the threshold, each site effectively trains alone.
+"""
 
 
 class FedAMP(HeldNear):
-    """Each site has a model of its own, held near a mixture of all in which similar ones weigh more.
+    """Attentive message passing (FedAMP): each site's model is pulled towards a mixture that favours similar models.
 
-    The server keeps the last parameters w_k that each site sent. Site k receives u_k = w_k + the sum over the other
-    sites j of xi_kj (w_j - w_k), with xi_kj = (alpha_k / sigma) exp(-||w_k - w_j||^2 / sigma), over trainable
-    parameters. It steps along the gradient of F_k(v) + (lam / (2 alpha_k)) ||v - u_k||^2 from its own model, which
-    nobody overwrites. Buffers stay at their site, and all begin with one model. A site that has sent nothing yet counts
-    for nobody (ours).
+    Each site has a personal model; there is no global model. The server keeps the last parameters w_k that each site
+    sent, and computes a mixture u_k for each site. The more similar the models of two sites become, the more weight
+    they have for each other, so similar sites form groups. Buffers stay at their site. All sites start from one initial
+    model. A site that has sent no update yet has weight 0 for the other sites (an addition of medfl).
 
-    The more alike two sites' models become, the more they weigh for each other, so sites of a kind find each other. A
-    site weighs its own model by 1 minus the sum of the weights of the others, which must not fall below 0; so alpha_k
-    is at most sigma / (K - 1) at K sites, which is checked before a run begins.
+    Update rule:
+        The server computes over the trainable parameters, for sites k and j != k,
 
-    ``lam = 0`` is `local`, as long as all sites take part in every round.
+            xi_kj = (alpha_k / sigma) exp(-||w_k - w_j||^2 / sigma)
+            u_k = w_k + sum_j xi_kj (w_j - w_k)
 
-    When to use it: When hospitals fall into groups, such as by scanner or by patients, and nobody knows which. Choose
-    `sigma` near the squared distances of the sites' models: far below them each site trains alone, far above
-    them all weigh alike. The server keeps a model of each site, and sees each.
+        Site k continues the training of its own model v, and minimises
+
+            F_k(v) + (lam / (2 alpha_k)) ||v - u_k||^2
+
+    When to use it: When hospitals fall into unknown groups, for example by scanner or by patient population. Choose
+    `sigma` near the squared distances between the sites' models. If it is far below them, each site trains alone; if it
+    is far above, all models have equal weight.
+
+    Limits: A site's weight for its own model is 1 minus the sum of its weights for the others, and must not be
+    negative. Therefore alpha_k must be at most sigma / (K - 1) for K sites; the run is refused otherwise. The server
+    stores a model of each site, and sees each.
+
+    Limit cases: With ``lam = 0``, this method is `local` if all sites take part in every round.
 
     Attributes:
-        lam: How strongly a site's model is held near its mixture, >= 0; the pull is lam / alpha_k.
-        alpha_k: How far a mixture goes towards other models, > 0: alpha_k / sigma is the largest weight of another one.
-        sigma: The squared distance at which that weight has fallen to 37 %, > 0.
+        lam: Strength of the regulariser, >= 0; the weight of the squared distance is lam / (2 alpha_k).
+        alpha_k: Step of a mixture towards the other models, > 0. alpha_k / sigma is the largest weight of another
+            model.
+        sigma: Scale of the squared distances, > 0. At a squared distance of sigma, the weight has fallen to 37 % of its
+            maximum.
 
     Source: Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, AAAI 2021, equations 3 to 6 and Algorithm 1, with the attention
     function A(x) = 1 - exp(-x / sigma).
@@ -58,7 +72,7 @@ class FedAMP(HeldNear):
     name = "fedamp"
     family = "personal"
     paper = "Huang et al., AAAI 2021"
-    summary = "own models, each held near a mixture of all in which similar ones weigh more"
+    summary = "personal models, each regularised towards a mixture in which similar models have more weight"
     supports = frozenset()
 
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("local", {"lam": 0.0}),)
@@ -69,21 +83,21 @@ class FedAMP(HeldNear):
 
     @property
     def pull(self) -> float:
-        """lam / alpha_k."""
+        """Strength of the regulariser, lam / alpha_k."""
         return self.lam / self.alpha_k
 
     @property
     def weighting(self) -> Weighting:
-        """``method``: sites weigh by how alike their models are."""
+        """Weighting of the sites' models: ``method``, because the weights depend on the similarity of the models."""
         return "method"
 
     # ---- the server
 
     def setup(self, server: Server) -> None:
-        """The common initial model.
+        """Set the server's state to the initial model.
 
         Raises:
-            SettingsError: If the weights of the others could sum to more than 1.
+            SettingsError: If the weights of the other sites could sum to more than 1.
         """
         super().setup(server)
         others = len(server.trainable()) - 1
@@ -100,64 +114,73 @@ class FedAMP(HeldNear):
             )
 
     def requests(self, server: Server) -> list[Request]:
-        """To this round's participants, each with its own mixture."""
+        """Return a request for each participant with its mixture; log a warning if all weights are negligible."""
         chosen = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
         weights = [xi for row in self.weights_between(server).values() for xi in row.values()]
-        if weights and max(weights) < FAINT * self.alpha_k / self.sigma:
+        if weights and max(weights) < NEGLIGIBLE_WEIGHT * self.alpha_k / self.sigma:
             logger.warning(
-                "Round %d: the sites' models are so far from each other that each trains alone (largest weight %.3g). "
-                "Raise sigma.",
+                "Round %d: the sites' models are so different that each site effectively trains alone (largest weight "
+                "%.3g). Raise sigma.",
                 server.round,
                 max(weights),
             )
         return [Request(site, "fit", prefixed(u, MODEL)) for site, u in self.mixtures(server, chosen).items()]
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
-        """Keep what each site sent: its mixture plus its update."""
+        """Store each participant's model (its mixture plus its update) in the server's state."""
         mixtures = self.mixtures(server, list(replies.meta))
         for site, tensors in replies:
             update = {name: wide(tensor) for name, tensor in select(tensors, MODEL).items()}
-            keep(server, f"{MODELS}{site}/", {name: add_update(mixtures[site][name], update[name]) for name in update})
+            keep(
+                server,
+                f"{MODELS_PREFIX}{site}/",
+                {name: add_update(mixtures[site][name], update[name]) for name in update},
+            )
 
     def publish(self, server: Server) -> Tensors:
-        """Nothing: sites are scored with their own models."""
+        """Return an empty mapping: sites are evaluated with their personal models."""
         return {}
 
     def findings(self, server: Server) -> Findings:
-        """How much each site weighs for each other one."""
+        """Return the weight of each site's model for each other site."""
         return Findings({"weights": self.weights_between(server)})
 
     # ---- pieces
 
-    def last(self, server: Server) -> dict[str, Tensors]:
-        """What each site sent last; the common initial model of one that has sent nothing."""
-        return {site: kept(server, f"{MODELS}{site}/") or shared_of(server) for site in server.trainable()}
+    def last_models(self, server: Server) -> dict[str, Tensors]:
+        """Return the last model of each site; the initial model for a site that has sent no update."""
+        return {site: kept(server, f"{MODELS_PREFIX}{site}/") or shared_of(server) for site in server.trainable()}
 
     def attention(self, server: Server) -> torch.Tensor:
-        """xi, (K, K); the columns of sites that have sent nothing are 0."""
-        sent = [bool(kept(server, f"{MODELS}{site}/")) for site in server.trainable()]
-        return attention(list(self.last(server).values()), self.alpha_k, self.sigma) * torch.tensor(sent).double()
+        """Return the weights xi, shape (K, K). The columns of sites that have sent no update are 0."""
+        sent = [bool(kept(server, f"{MODELS_PREFIX}{site}/")) for site in server.trainable()]
+        return (
+            attention(list(self.last_models(server).values()), self.alpha_k, self.sigma) * torch.tensor(sent).double()
+        )
 
     def weights_between(self, server: Server) -> dict[str, dict[str, float]]:
-        """xi_kj by k and j, of the sites that have sent something."""
+        """Return the weights xi_kj as a nested mapping from k to j, for the sites that have sent an update."""
         xi, sites = self.attention(server), server.trainable()
-        senders = [place for place, site in enumerate(sites) if kept(server, f"{MODELS}{site}/")]
+        senders = [index for index, site in enumerate(sites) if kept(server, f"{MODELS_PREFIX}{site}/")]
         return {sites[k]: {sites[j]: float(xi[k, j]) for j in senders if j != k} for k in senders}
 
     def mixtures(self, server: Server, chosen: Sequence[str]) -> dict[str, Tensors]:
-        """u_k of some sites."""
-        places = [server.trainable().index(site) for site in chosen]
-        models = mixed(list(self.last(server).values()), self.attention(server)[places], places)
+        """Return the mixture u_k of each of the given sites."""
+        indices = [server.trainable().index(site) for site in chosen]
+        models = mix_models(list(self.last_models(server).values()), self.attention(server)[indices], indices)
         return dict(zip(chosen, models, strict=True))
 
 
 def attention(models: Sequence[Tensors], alpha_k: float, sigma: float) -> torch.Tensor:
-    """xi_kj = (alpha_k / sigma) exp(-||w_k - w_j||^2 / sigma), 0 for j = k; (K, K), float64.
+    """Compute xi_kj = (alpha_k / sigma) exp(-||w_k - w_j||^2 / sigma), with zeros on the diagonal.
 
     Args:
-        models: Parameters of K sites, of the same names.
-        alpha_k: > 0.
-        sigma: > 0.
+        models: Parameters of K sites, with the same names.
+        alpha_k: Step of a mixture towards the other models, > 0.
+        sigma: Scale of the squared distances, > 0.
+
+    Returns:
+        Matrix of shape (K, K), float64.
     """
     squares = torch.zeros(len(models), len(models), dtype=torch.float64)
     for name in models[0]:
@@ -166,17 +189,17 @@ def attention(models: Sequence[Tensors], alpha_k: float, sigma: float) -> torch.
     return (alpha_k / sigma * torch.exp(-squares / sigma)).fill_diagonal_(0)
 
 
-def mixed(models: Sequence[Tensors], xi: torch.Tensor, places: Sequence[int]) -> list[Tensors]:
-    """w_k + sum_j xi_kj (w_j - w_k) of some sites, in float64.
+def mix_models(models: Sequence[Tensors], xi: torch.Tensor, indices: Sequence[int]) -> list[Tensors]:
+    """Compute w_k + sum_j xi_kj (w_j - w_k) for some sites k; the sums are in float64.
 
     Args:
-        models: Parameters of K sites, of the same names.
-        xi: A row for each of these sites, (n, K).
-        places: Which of the K they are, n.
+        models: Parameters of K sites, with the same names.
+        xi: Weights, one row for each site k, shape (n, K).
+        indices: Indices of the n sites k among the K sites.
     """
     shares = xi.clone()
-    shares[torch.arange(len(places)), torch.tensor(places, dtype=torch.int64)] += 1 - xi.sum(dim=1)
-    mixtures: list[Tensors] = [{} for _ in places]
+    shares[torch.arange(len(indices)), torch.tensor(indices, dtype=torch.int64)] += 1 - xi.sum(dim=1)
+    mixtures: list[Tensors] = [{} for _ in indices]
     for name, tensor in models[0].items():
         rows = shares @ torch.stack([model[name].double().flatten() for model in models])
         for mixture, row in zip(mixtures, rows, strict=True):

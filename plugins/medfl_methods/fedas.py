@@ -1,4 +1,4 @@
-"""FedAS."""
+"""FedAS: a shared body that each site first aligns with its previous body, a personal head, and Fisher weights."""
 
 from __future__ import annotations
 
@@ -23,38 +23,47 @@ from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.metadata import Count, MetaField, number
 from medfl.utils.wire import select
 
-ALIGN = "align"
-"""Names the training that aligns the received body."""
+ALIGNMENT = "align"
+"""Label of the training that aligns the received body."""
 
-OLD = "old/"
-"""Where a site keeps the body that it trained last."""
+PREVIOUS_BODY_PREFIX = "old/"
+"""State prefix of the body that the site trained last."""
 
 
 class FedAS(MeanHead):
-    """A common body that each site first aligns with the one it trained last, and a head of its own; sites weigh by
-    how much their data tell.
+    """Shared body with personal heads (`fedper`), feature alignment at the sites and Fisher-weighted averaging (FedAS).
 
-    Before it trains, a site computes prototypes, the mean features of each class on its training images, by the body
-    that it trained last. It trains the received body, alone and by plain SGD, so that its features come near them: the
-    loss of a batch is the sum over its classes of the mean of (1/d) ||f - p_c||^2 over images. In a site's first round
-    there is no such body and nothing is aligned; the released code aligns with an untrained one. Then body and head are
-    trained together as in `fedper`. The server weighs bodies by the trace of the Fisher information of the trained
-    model on all training images. It is a mean over images, not the sum over batches of the released code, by which
-    large sites weigh more. Where all traces are 0 sites weigh by size; under a privacy setting traces stay at home and
-    sites weigh alike.
+    A site trains in two phases. First it aligns the received body with the body from its previous training. Then it
+    trains body and head together, as in `fedper`. The server weights the bodies by the trace of their Fisher
+    information.
 
-    When to use it: Where `fedper` is of use and few sites take part in each round, so that a site comes back to a body
-    that others have changed. It costs a pass over the images more, and one for the trace.
+    Update rule:
+        Before training, a site computes prototypes p_c with its previous body: the mean features of its training images
+        of each class c. It trains the received body by plain SGD, with the head fixed. The loss of a batch, for d
+        features f, is
+
+            sum over classes c in the batch of mean over images of class c of (1 / d) ||f - p_c||^2
+
+        In a site's first round there is no previous body, and the alignment is skipped. The released code aligns with
+        an untrained body instead.
+
+        The weight of a body is the trace of the diagonal empirical Fisher information of the trained model, as a mean
+        over all training images. The released code sums over batches, which gives large sites more weight. If all
+        traces are 0, sites are weighted by size. Under a privacy setting, sites do not send traces and are weighted
+        equally.
+
+    When to use it: Where `fedper` is useful and few sites take part in each round, so that a site returns to a body
+    that other sites have changed. The alignment and the trace each cost additional passes over the training images.
 
     Attributes:
         align_epochs: Epochs of the alignment, >= 0.
         align_lr: Learning rate of the alignment, > 0.
-        align_batch: Images in a batch of the alignment, >= 1.
-        estimator: ``per_batch`` squares the gradient of each batch's mean loss, as the released code does;
-            ``per_sample`` each image's, which is the Fisher information.
-        global_head: ``none`` keeps heads at home, and there is no global model. With ``average`` the mean head of the
-            round's participants, weighted as their bodies, and the body are the run's global model; sites go on with
-            their own heads. It needs one network at all sites.
+        align_batch: Batch size of the alignment, >= 1.
+        estimator: ``per_batch`` squares the gradient of each batch's mean loss, as the released code does.
+            ``per_sample`` squares the gradient of each image, which is the Fisher information.
+        global_head: ``none`` keeps heads at the sites, and there is no global model. With ``average``, the run's global
+            model is the global body with the mean of the participants' heads, weighted as their bodies; sites continue
+            with their own heads. This needs the same network at all sites.
 
     Source: Yang, Huang, Ye, CVPR 2024, and its released code.
     """
@@ -62,7 +71,7 @@ class FedAS(MeanHead):
     name = "fedas"
     family = "personal"
     paper = "Yang, Huang, Ye, CVPR 2024"
-    summary = "FedPer whose sites align the received body with their last one, and weigh by Fisher information"
+    summary = "FedPer whose sites first align the received body with their previous one; weights by Fisher information"
     supports = frozenset({Capability.DIFFERENT_HEADS})
 
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
@@ -77,39 +86,39 @@ class FedAS(MeanHead):
     estimator: Estimator = "per_batch"
 
     def weight(self, meta: Meta) -> float:
-        """The trace."""
+        """Return the site's trace of the Fisher information, or 1 if the reply has none."""
         return float(meta.get("trace", 1.0))
 
     def trainings(self, site: Site) -> Sequence[Training]:
-        """The alignment, but in the first round of a site; then body and head together."""
-        if not self.align_epochs or not kept(site, OLD):
+        """Return the alignment, except in a site's first round, and the training of body and head."""
+        if not self.align_epochs or not kept(site, PREVIOUS_BODY_PREFIX):
             return (Training(),)
-        return Training(ALIGN, Budget(self.align_epochs), "body", batch_size=self.align_batch), Training()
+        return Training(ALIGNMENT, Budget(self.align_epochs), "body", batch_size=self.align_batch), Training()
 
     def before_trainings(self, site: Site, sent: Tensors) -> dict[str, Any]:
-        """The prototypes of the body that the site trained last."""
+        """Return the prototypes of the previous body for `Fit.extra`, or an empty mapping without alignment."""
         if len(self.trainings(site)) == 1:
             return {}
-        task, old = site.task, self.full_state(site, select(sent, MODEL)) | kept(site, OLD)
+        task, old = site.task, self.full_state(site, select(sent, MODEL)) | kept(site, PREVIOUS_BODY_PREFIX)
         model, classes = task.load(old, site.network), task.objective.classes
         return {"prototypes": prototypes(model, site.train, classes, site.settings.batch_size, task.device)}
 
     def make_optimizer(self, fit: Fit) -> torch.optim.Optimizer:
-        """The run's; for the alignment plain SGD."""
-        if fit.training.label == ALIGN:
+        """Return the run's optimiser; plain SGD for the alignment."""
+        if fit.training.label == ALIGNMENT:
             return torch.optim.SGD([parameter for _, parameter in fit.parameters()], lr=self.align_lr)
         return super().make_optimizer(fit)
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """The task's loss, or the distance to the prototypes."""
-        if fit.training.label != ALIGN:
+        """Return the task's loss; the distance to the prototypes in the alignment."""
+        if fit.training.label != ALIGNMENT:
             return super().loss(fit, batch)
         features = body_and_head(fit.model)[0](batch.images).float().flatten(1)
-        return alignment(features, fit.extra["prototypes"], batch.targets)
+        return alignment_loss(features, fit.extra["prototypes"], batch.targets)
 
     def after_fit(self, fit: Fit) -> None:
-        """The trace, and the body for the next round."""
-        if fit.training.label == ALIGN:
+        """Compute the trace for the reply, and store the trained body in the site's state for the next round."""
+        if fit.training.label == ALIGNMENT:
             return
         trace = 0.0
         if fit.steps:
@@ -118,19 +127,19 @@ class FedAS(MeanHead):
             trace = math.fsum(float(values.double().sum()) for values in information.values())
         fit.meta["trace"] = trace
         state, shared = fit.model.state_dict(), select(fit.sent, MODEL)
-        keep(fit.site, OLD, on_cpu({name: state[name] for name in shared}))
+        keep(fit.site, PREVIOUS_BODY_PREFIX, on_cpu({name: state[name] for name in shared}))
 
 
-def alignment(features: torch.Tensor, prototypes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The sum over a batch's classes of the mean, over their images, of (1/d) ||f - p||^2.
+def alignment_loss(features: torch.Tensor, prototypes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the sum over the classes of a batch of the mean over their images of (1 / d) ||f - p||^2.
 
     Args:
-        features: f, (B, d), B >= 1.
-        prototypes: p of each class, (classes, d); those of the labels are present.
-        labels: (B,), int64.
+        features: Features f, shape (B, d), B >= 1.
+        prototypes: Prototypes p, shape (classes, d). The rows of classes in `labels` must be finite.
+        labels: Classes of the images, shape (B,), int64.
 
     Returns:
-        A scalar >= 0.
+        Scalar >= 0.
     """
     distances = (features - prototypes[labels]).square().mean(dim=1)
     counts = torch.bincount(labels, minlength=len(prototypes))

@@ -1,4 +1,4 @@
-"""FedAvg."""
+"""FedAvg: federated averaging."""
 
 from __future__ import annotations
 
@@ -10,18 +10,25 @@ from medfl.types import Meta
 
 
 class FedAvg(Averaging):
-    """Federated averaging.
+    """Federated averaging (FedAvg): the weighted mean of the sites' locally trained models.
 
-    Each round the participants train from the server's model; the new model is the mean of theirs, weighted by their
-    numbers of training images among the participants. With one site and a fresh optimiser each round this is
-    `centralized`.
+    In each round, the participating sites train from the global model with the task's optimiser, and send their
+    updates. The server adds the weighted mean of the updates to the global model.
 
-    When to use it: First. It is cheap, it has no setting to tune, and every other method should be compared with it. It
-    loses ground where sites differ much, in their shares of classes or in how their images look.
+    Update rule:
+        With w_k the model of participant k after local training from w_t, and n_k its number of training images:
+
+            w_{t+1} = w_t + sum_k p_k (w_k - w_t),    p_k = n_k / sum_j n_j
+
+    When to use it: First, as the baseline for every other method. It is cheap and has no parameter to tune.
+
+    Limits: Performance drops if the sites are heterogeneous, either in class distribution or in image appearance.
+
+    Limit cases: With one site and a new optimiser in each round, FedAvg is `centralized`.
 
     Attributes:
-        weights: ``size`` weighs a site by its number of training images among the participants, ``uniform`` equally.
-            Under a privacy setting sizes stay at home and the weights are uniform.
+        weights: Aggregation weights p_k: ``size`` is proportional to the participants' numbers of training images,
+            ``uniform`` is equal. Under a privacy setting, sites do not send their sizes and the weights are uniform.
 
     Source: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, AISTATS 2017, Algorithm 1.
     """
@@ -29,11 +36,11 @@ class FedAvg(Averaging):
     name = "fedavg"
     family = "averaging"
     paper = "McMahan et al., AISTATS 2017"
-    summary = "the mean of the sites' models, weighted by their numbers of images"
+    summary = "federated averaging: the mean of the locally trained models, weighted by numbers of images"
     supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
 
     weights: Literal["size", "uniform"] = "size"
 
     def weight(self, meta: Meta) -> float:
-        """The site's size, or 1."""
+        """Return the site's number of training images, or 1 for uniform weights."""
         return super().weight(meta) if self.weights == "size" else 1.0

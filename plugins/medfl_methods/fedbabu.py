@@ -1,4 +1,4 @@
-"""FedBABU."""
+"""FedBABU: the sites train and average only the body under a fixed head, and fine-tune once in the last round."""
 
 from __future__ import annotations
 
@@ -20,33 +20,37 @@ from medfl.toolkit.trainings import Budget, Part, Training
 from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.wire import select
 
-TUNED = "tuned"
-"""Names the fine-tuning."""
+FINE_TUNING = "tuned"
+"""Label of the fine-tuning."""
 
 
 class FedBABU(LastStep, BodySharing):
-    """Body aggregation and body update: only the body is trained and averaged, under one head that nobody changes.
+    """Body aggregation and body update (FedBABU): train only the body in the rounds, and fine-tune in the last round.
 
-    The head is that of the initial model, the same at all sites with one network, and is never sent. In the last round
-    there is a further step: each site with training images fine-tunes the common model on them and keeps what comes
-    out. That is its personal model; before, and where it was away, the common model stands in. A run that is continued
-    with more rounds fine-tunes anew in its last one, from the common model.
-
-    The common model is the body under the initial head. There is none to report where sites have other networks, or
-    where the run's `norm_sync` keeps parts of the body at home.
-
-    When to use it: When sites hold unlike shares of the classes and each wants a model for its own patients, while a
-    common one is of use, too. The fine-tuning comes once, so scores of rounds before the last are those of the common
+    All sites use the head of the initial model, which is neither trained nor sent during the rounds. The sites train
+    and average the body as in `fedavg`. In the last round, each site with training images fine-tunes the global model
+    on them. The result is its personal model. Before that, and for a site that did not reply, the personal model is the
+    global model. If a finished run is continued with more rounds, the new last round fine-tunes again from the global
     model.
 
+    The global model is the body with the initial head. It is not reported if a site uses another network, or if the
+    run's `norm_sync` keeps parts of the body at the sites.
+
+    When to use it: When sites have different class distributions, each needs a model for its own patients, and a global
+    model is useful too.
+
+    Limits: Fine-tuning happens once, so all scores before the last round belong to the global model.
+
+    Limit cases: With ``finetune_epochs = 0`` and no ``finetune_steps``, there is only the global model.
+
     Attributes:
-        weights: ``size`` weighs a site by its number of training images among the participants, ``uniform`` equally, as
-            the released code does.
-        finetune: What is fine-tuned: ``all``, ``head`` or ``body``.
-        finetune_epochs: Epochs of it, >= 0; with 0 the common model is all that there is.
-        finetune_steps: Batches of it, >= 1, in place of epochs; None leaves it to `finetune_epochs`. Fine-tuning comes
-            on top of the run's rounds: in a comparison with equal budgets give the run that many batches fewer.
-        finetune_lr: Learning rate of it, > 0; None takes the run's.
+        weights: Aggregation weights: ``size`` is proportional to the participants' numbers of training images;
+            ``uniform`` is equal, as in the released code.
+        finetune: Part of the network that is fine-tuned: ``all``, ``head`` or ``body``.
+        finetune_epochs: Epochs of the fine-tuning, >= 0.
+        finetune_steps: Batches of the fine-tuning, >= 1, instead of epochs; None uses `finetune_epochs`. Fine-tuning is
+            additional to the run's rounds. For a comparison with equal budgets, reduce the run by as many batches.
+        finetune_lr: Learning rate of the fine-tuning, > 0; None uses the run's learning rate.
 
     Source: Oh, Kim, Yun, ICLR 2022, Algorithm 1.
     """
@@ -54,7 +58,7 @@ class FedBABU(LastStep, BodySharing):
     name = "fedbabu"
     family = "personal"
     paper = "Oh, Kim, Yun, ICLR 2022"
-    summary = "a common body trained under a head that nobody changes; each site fine-tunes it in the end"
+    summary = "the body is trained and averaged under a fixed head; each site fine-tunes in the last round"
     supports = frozenset({Capability.DIFFERENT_HEADS, Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"head"})
@@ -67,30 +71,30 @@ class FedBABU(LastStep, BodySharing):
     finetune_lr: float | None = Field(None, gt=0, allow_inf_nan=False)
 
     def weight(self, meta: Meta) -> float:
-        """The site's size, or 1."""
+        """Return the site's number of training images, or 1 for uniform weights."""
         return super().weight(meta) if self.weights == "size" else 1.0
 
     # ---- a site
 
     def trainings(self, site: Site) -> Sequence[Training]:
-        """The body's."""
+        """Return the only training of a round, which trains the body."""
         return (Training(part="body"),)
 
     @property
     def adapts(self) -> bool:
-        """Whether there is any fine-tuning."""
+        """True if the last round has a fine-tuning."""
         return self.finetune_epochs > 0 or self.finetune_steps is not None
 
     def adapt(self, site: Site, start: Tensors, sent: Tensors) -> FitResult:
-        """Fine-tune the common model."""
-        training = Training(TUNED, Budget(self.finetune_epochs, self.finetune_steps), self.finetune)
+        """Fine-tune the global model on the site's training images and return the result."""
+        training = Training(FINE_TUNING, Budget(self.finetune_epochs, self.finetune_steps), self.finetune)
         done = self.fit(training.at(site), start, training=training, sent=sent)
         return replace(done, log=training.log(done.log))
 
     def make_optimizer(self, fit: Fit) -> torch.optim.Optimizer:
-        """The run's; in the fine-tuning with its learning rate."""
+        """Return the run's optimiser; in the fine-tuning with the learning rate `finetune_lr`."""
         optimizer = super().make_optimizer(fit)
-        if fit.training.label == TUNED and self.finetune_lr is not None:
+        if fit.training.label == FINE_TUNING and self.finetune_lr is not None:
             for group in optimizer.param_groups:
                 group["lr"] = self.finetune_lr
         return optimizer
@@ -98,7 +102,7 @@ class FedBABU(LastStep, BodySharing):
     # ---- models
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """A common model, and at each site its own."""
+        """Return the global model, if the server has all of it, and the site's personal model."""
         models, task = super().models(participant), participant.task
         if isinstance(participant, Server):
             common = shared_of(participant)
@@ -106,11 +110,19 @@ class FedBABU(LastStep, BodySharing):
         else:
             common = select(participant.published, MODEL)
             full = self.full_state(participant, common)
-        if (isinstance(participant, Server) or participant.network == task.network) and covers(task, full, common):
+        if (isinstance(participant, Server) or participant.network == task.network) and is_whole_body(
+            task, full, common
+        ):
             models["global"] = Model(task.network, full)
         return models
 
 
-def covers(task: Task, full: Tensors, common: Tensors) -> bool:
-    """Whether what is common is the whole body of the task's own network."""
+def is_whole_body(task: Task, full: Tensors, common: Tensors) -> bool:
+    """Return whether the shared tensors are the whole body of the task's own network.
+
+    Args:
+        task: Task of the run.
+        full: All tensors of the network.
+        common: Shared tensors.
+    """
     return set(without_head(task.load(full), list(full))) <= common.keys()

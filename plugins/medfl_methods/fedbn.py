@@ -1,4 +1,4 @@
-"""FedBN."""
+"""FedBN: FedAvg with local normalisation layers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,23 @@ from medfl_methods.fedavg import FedAvg
 
 
 class FedBN(FedAvg):
-    """FedAvg in which every site keeps its own normalisation layers: affine parameters, statistics and counters.
+    """FedAvg in which the normalisation layers stay at the sites (FedBN).
 
-    Layers are found by type. A site's model is its own normalisation over the common rest; there is no global model,
-    since an unseen site has no normalisation of its own. On a network without such layers this is FedAvg with uniform
-    weights.
+    Each site keeps the affine parameters, running statistics and counters of its normalisation layers. All other
+    tensors are averaged as in `fedavg`. Normalisation layers are detected by their type. There is no global model,
+    because a new site has no normalisation layers of its own.
 
-    When to use it: When the images of the sites look unlike, by scanner, stain or protocol, and the network has
-    normalisation layers. It does not help against unlike shares of classes, and leaves no model for a new site.
+    When to use it: When images look different between sites, because of scanner, stain or protocol, and the network has
+    normalisation layers.
+
+    Limits: The method does not help against different class distributions, and yields no model for a new site.
+
+    Limit cases: On a network without normalisation layers, this method is `fedavg` with uniform weights.
 
     Attributes:
-        norm_types: Kinds of layers that stay: ``batch``, ``group``, ``layer``, ``instance``.
-        weights: ``uniform`` weighs the participants alike, as in the paper; ``size`` by their numbers of images.
+        norm_types: Types of normalisation layers that stay at the sites: ``batch``, ``group``, ``layer``, ``instance``.
+        weights: Aggregation weights: ``uniform`` is equal, as in the paper; ``size`` is proportional to the numbers of
+            images.
 
     Source: Li, Jiang, Zhang, Kamp, Dou, ICLR 2021, Algorithm 1.
     """
@@ -33,7 +38,7 @@ class FedBN(FedAvg):
     name = "fedbn"
     family = "personal"
     paper = "Li et al., ICLR 2021"
-    summary = "FedAvg in which each site keeps its own normalisation layers"
+    summary = "FedAvg with normalisation layers that stay at the sites"
     supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"weights": "uniform"}, "medfl": {}}
@@ -48,6 +53,6 @@ class FedBN(FedAvg):
     weights: Literal["size", "uniform"] = "uniform"
 
     def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
-        """Everything but the normalisation layers."""
+        """Return all shared state-dict names outside normalisation layers."""
         personal = norm_names(model, self.norm_types)
         return [name for name in super().shared(model, norm_sync) if name not in personal]

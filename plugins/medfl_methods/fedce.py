@@ -1,8 +1,9 @@
-"""FedCE."""
+"""FedCE: aggregation weights from each site's estimated contribution."""
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -17,39 +18,50 @@ from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.metadata import LARGEST, Count, MetaField, number
 from medfl.utils.wire import select
 
-LAST = "last/"
-"""Where a site keeps what it sent last: the shared tensors as its training left them."""
+LAST_MODEL_PREFIX = "last/"
+"""State prefix of the shared tensors as the site's last training left them."""
 
-ZERO = 1e-12
-"""A sum of updates that is shorter than this share of what was added up counts as zero."""
+ZERO_TOLERANCE = 1e-12
+"""Relative tolerance: a sum of updates counts as zero if it is shorter than this share of its terms."""
 
-FLOOR = 1e-3
-"""Smallest weight of a site, before weights are made to sum to 1; as in the released code."""
+MIN_WEIGHT = 1e-3
+"""Smallest weight of a site before the weights are normalised to sum 1, as in the released code."""
 
-Mode = Literal["plus", "times"]
+ContributionMode = Literal["plus", "times"]
+"""Rule that combines a site's two shares: their sum (``plus``) or their product (``times``)."""
 
 
 class FedCE(Averaging):
-    """Averaging in which a site weighs by what it contributes: an update unlike the others', and how bad the mean
-    would be without it.
+    """Federated averaging with weights from contribution estimation (FedCE).
 
-    Weights g_k begin at 1/K, for all K sites with training images. Each round the server computes the cosine of each
-    update and the sum of the others', weighted by g, over trainable parameters; c_k is 1 less the mean of these cosines
-    in all rounds so far, but not below 0. Before it trains, a site scores the mean without its own last model,
-    (w - g_k theta_k) / (1 - g_k), on its validation images, by the task's key metric; e_k is the mean over its rounds
-    of 1 less this score, or of the metric itself where lower is better. A round without such a score counts as an error
-    of 1, such as a site's first. Then g_k is as c_k / sum c + e_k / sum e, or as the product c_k e_k, at least 1e-3,
-    and used at once. A site that is away keeps its weight. Training at the sites is FedAvg's; with a single site this
-    is `fedavg`.
+    The weight g_k of a site depends on two quantities. The gradient contribution c_k is large if the site's update
+    differs from the updates of the other sites. The data contribution e_k is large if the global model without the
+    site's model makes many errors on the site's validation images. Local training is the same as in `fedavg`. A site
+    that does not reply keeps its weight.
 
-    e_k is what a site says of itself: who claims a large one weighs more. As it is a function of validation data, a run
-    with a privacy setting refuses this method.
+    Update rule:
+        The weights start at g_k = 1 / K for all K sites with training images. In each round:
 
-    When to use it: When a fair share for each hospital matters, and what it contributed is to be shown. All need
-    validation images, and should take part in each round.
+            c_k = max(0, 1 - mean over all rounds so far of cos(update of k, sum_{j != k} g_j update of j))
+            e_k = mean over all rounds so far of the validation error of (w - g_k w_k) / (1 - g_k)
+            g_k ~ c_k / sum c + e_k / sum e     (mode = plus)
+            g_k ~ c_k e_k                       (mode = times)
+
+        Here w is the received global model and w_k the model that the site sent for it. The cosine uses trainable
+        parameters. The error is 1 minus the task's key metric, or the metric itself if lower is better. A round without
+        an error, such as a site's first, counts as an error of 1. Weights are at least 1e-3 before normalisation, and
+        are used in the same round. The participants of a round redistribute the sum of their previous weights.
+
+    When to use it: When the contribution of each hospital is to be measured, reported and rewarded. All sites need
+    validation images, and should take part in every round.
+
+    Limits: A site reports e_k itself, so a dishonest site can raise its weight. e_k is computed from validation data,
+    so a run with a privacy setting refuses this method.
+
+    Limit cases: With a single site, this method is `fedavg`.
 
     Attributes:
-        mode: Whether the shares of both are added (``plus``) or multiplied (``times``).
+        mode: Combination of the two shares: ``plus`` adds them, ``times`` multiplies them.
 
     Source: Jiang, Roth, Li, Yang, Zhao, Nath, Xu, Dou, Xu, CVPR 2023, and its code in NVIDIA FLARE.
     """
@@ -57,7 +69,7 @@ class FedCE(Averaging):
     name = "fedce"
     family = "averaging"
     paper = "Jiang et al., CVPR 2023"
-    summary = "sites weigh by what they contribute: unlike updates, and how bad the mean is without them"
+    summary = "averaging with weights by contribution: dissimilar updates, and the error without the site's model"
     supports = frozenset()
 
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
@@ -65,33 +77,33 @@ class FedCE(Averaging):
         "error": MetaField("needed", number(0, LARGEST), after=("fit",)),
     }
 
-    mode: Mode = "plus"
+    mode: ContributionMode = "plus"
 
     # ---- the server
 
     def setup(self, server: Server) -> None:
-        """The common initial model, and equal weights.
+        """Set the server's state to the initial model and equal weights.
 
         Raises:
-            SettingsError: If a site with training images has none for validation.
+            SettingsError: If a site with training images has no validation images.
         """
         super().setup(server)
-        check_validation(server, "fedce scores on them what the mean would be without a site")
+        check_validation(server, "fedce evaluates on them the global model without a site's model")
         names = server.trainable()
         equal: Meta = dict.fromkeys(names, 1 / max(1, len(names)))
         server.state.meta |= {"shares": equal, "cosines": {}, "last_weights": {}}
 
     def requests(self, server: Server) -> list[Request]:
-        """As in FedAvg; each participant learns how much of the mean is its own."""
+        """Return the requests of FedAvg; each contains the site's weight in the current global model."""
         weights = server.state.meta["last_weights"]
         return [replace(request, meta={"weight": weights.get(request.to, 0.0)}) for request in super().requests(server)]
 
     def weights_of(self, server: Server, metas: Mapping[str, Meta]) -> dict[str, float]:
-        """g_k."""
+        """Return the weights g_k of the sites that replied."""
         return {name: server.state.meta["shares"].get(name, 0.0) for name in metas}
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
-        """Adjust the weights by this round's updates and errors, then average."""
+        """Update the weights from this round's updates and errors, then average the updates."""
         if not len(replies):
             return
         meta, before = server.state.meta, self.weights_of(server, replies.meta)
@@ -99,45 +111,58 @@ class FedCE(Averaging):
             total, rounds = meta["cosines"].get(name, [0.0, 0])
             meta["cosines"][name] = [total + cosine, rounds + 1]
         means = {name: meta["cosines"][name][0] / meta["cosines"][name][1] for name in before}
-        errors = {name: facts["error"] for name, facts in replies.meta.items()}
-        taken, shares = math.fsum(before.values()), contributions(means, errors, self.mode)
-        meta["shares"] |= {name: taken * share for name, share in shares.items()}
+        errors = {name: reply["error"] for name, reply in replies.meta.items()}
+        total_weight, shares = math.fsum(before.values()), contributions(means, errors, self.mode)
+        meta["shares"] |= {name: total_weight * share for name, share in shares.items()}
         meta["last_weights"] = normalised(self.weights_of(server, replies.meta), replies.meta)
         super().aggregate_updates(server, replies)
 
     def findings(self, server: Server) -> Findings:
-        """The weights of the sites: their contributions."""
+        """Return the weights of the sites as the finding ``weights``."""
         return Findings({"weights": server.state.meta["shares"]})
 
     # ---- a site
 
     def train(self, site: Site, request: Request) -> Reply:
-        """As in FedAvg, after the mean without the own last model is scored."""
+        """Compute the site's error, then train as in FedAvg; the reply contains the mean error so far."""
         total, rounds = site.state.meta.get("errors", [0.0, 0])
         errors = [total + self.error(site, request), rounds + 1]
         reply = super().train(site, request)
         after = reply.trained["personal"].tensors
-        keep(site, LAST, {name: after[name] for name in select(request.tensors, MODEL)})
+        keep(site, LAST_MODEL_PREFIX, {name: after[name] for name in select(request.tensors, MODEL)})
         site.state.meta["errors"] = errors
         reply.meta["error"] = errors[0] / errors[1]
         return reply
 
     def error(self, site: Site, request: Request) -> float:
-        """Of the mean without the own last model, on validation images: >= 0, and 1 where there is no score."""
-        last, weight, received = kept(site, LAST), request.meta["weight"], select(request.tensors, MODEL)
+        """Return the validation error of the global model without the site's last model.
+
+        Returns:
+            Value >= 0; 1 if there is no last model or no finite score.
+        """
+        last, weight, received = kept(site, LAST_MODEL_PREFIX), request.meta["weight"], select(request.tensors, MODEL)
         if not last or weight >= 1:
             return 1.0
         task, metric = site.task, site.task.metrics[0]
         assert site.val is not None
-        model = task.load(self.full_state(site, received) | without(received, last, weight), site.network)
-        judged = predict(model, site.val, task.objective, (metric,), site.settings, task.device, task.inferer)
-        value = task.objective.score(metric, *judged)
+        model = task.load(self.full_state(site, received) | remove_model(received, last, weight), site.network)
+        predictions = predict(model, site.val, task.objective, (metric,), site.settings, task.device, task.inferer)
+        value = task.objective.score(metric, *predictions)
         error = value if metric in LOWER_IS_BETTER else 1 - value
         return min(error, float(LARGEST)) if math.isfinite(error) else 1.0
 
 
-def without(mean: Tensors, own: Tensors, weight: float) -> Tensors:
-    """(w - g theta) / (1 - g): a mean without a model that weighs g < 1 in it. Integer buffers stay the mean's."""
+def remove_model(mean: Tensors, own: Tensors, weight: float) -> Tensors:
+    """Return (w - g w_k) / (1 - g): a mean of models with one model removed.
+
+    Args:
+        mean: Mean w.
+        own: Model w_k to remove.
+        weight: Weight g of that model in the mean, < 1.
+
+    Returns:
+        Floating-point tensors only; integer buffers are left out.
+    """
     return {
         name: ((tensor.double() - weight * own[name].double()) / (1 - weight)).to(tensor.dtype)
         for name, tensor in mean.items()
@@ -146,12 +171,12 @@ def without(mean: Tensors, own: Tensors, weight: float) -> Tensors:
 
 
 def cosines_to_others(replies: Replies, weights: Mapping[str, float], names: list[str]) -> dict[str, float]:
-    """Site to the cosine of its update and the weighted sum of the others'; 0 where either is zero.
+    """Return the cosine between each site's update and the weighted sum of the others; 0 if either is zero.
 
     Args:
-        replies: At least one.
-        weights: Of the updates in the sum, by site, > 0.
-        names: Of the tensors that make up an update.
+        replies: At least one reply.
+        weights: Maps each site to its weight in the sum, > 0.
+        names: Names of the tensors that make up an update.
     """
     total, trained, cosines = mean_update(replies, dict(weights)), set(names), {}
     whole = math.fsum(float(total[name].square().sum()) for name in trained & total.keys())
@@ -164,25 +189,29 @@ def cosines_to_others(replies: Replies, weights: Mapping[str, float], names: lis
                 inner += float((update * rest).sum())
                 own += float(update.square().sum())
                 others += float(rest.square().sum())
-        zero = others <= ZERO**2 * max(whole, weights[site] ** 2 * own) or own == 0
+        zero = others <= ZERO_TOLERANCE**2 * max(whole, weights[site] ** 2 * own) or own == 0
         cosines[site] = 0.0 if zero else max(-1.0, min(1.0, inner / math.sqrt(own) / math.sqrt(others)))
     return cosines
 
 
-def contributions(cosines: Mapping[str, float], errors: Mapping[str, float], mode: Mode) -> dict[str, float]:
-    """Weights of sites, >= about `FLOOR`, that sum to 1.
+def contributions(
+    cosines: Mapping[str, float], errors: Mapping[str, float], mode: ContributionMode
+) -> dict[str, float]:
+    """Return the new weights of the sites, which sum to 1 and are at least about `MIN_WEIGHT`.
 
     Args:
-        cosines: The mean cosine of each site's update and the others', in [-1, 1].
-        errors: e_k of the same sites, >= 0.
-        mode: As in `FedCE`.
+        cosines: Maps each site to the mean cosine between its update and the others, in [-1, 1].
+        errors: Maps the same sites to their errors e_k, >= 0.
+        mode: Combination of the two shares, as in `FedCE`.
     """
-    unlike, needed = shares({name: max(0.0, 1 - cosine) for name, cosine in cosines.items()}), shares(errors)
-    both = {name: unlike[name] + needed[name] if mode == "plus" else unlike[name] * needed[name] for name in cosines}
-    return shares({name: max(FLOOR, share) for name, share in shares(both).items()})
+    gradient_shares = normalise_shares({name: max(0.0, 1 - cosine) for name, cosine in cosines.items()})
+    data_shares = normalise_shares(errors)
+    combine = operator.add if mode == "plus" else operator.mul
+    combined = normalise_shares({name: combine(gradient_shares[name], data_shares[name]) for name in cosines})
+    return normalise_shares({name: max(MIN_WEIGHT, share) for name, share in combined.items()})
 
 
-def shares(values: Mapping[str, float]) -> dict[str, float]:
-    """Values >= 0 divided by their sum; equal ones where all are 0."""
+def normalise_shares(values: Mapping[str, float]) -> dict[str, float]:
+    """Divide values >= 0 by their sum; return equal shares if all values are 0."""
     total = math.fsum(values.values())
     return {name: value / total if total > 0 else 1 / len(values) for name, value in values.items()}

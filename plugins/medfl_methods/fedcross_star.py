@@ -1,4 +1,4 @@
-"""FedCross*, the variant of FedCross for unlike networks."""
+"""FedCross*: the variant of FedCross for networks that differ between sites."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from medfl.types import Meta
 
 
 class FedCrossStar(Circulating):
-    """Every site's own model visits one site in each round, is trained there with all its parameters, and comes home.
+    """FedCross*: each site's model is trained at one other site per round and returned to its owner.
 
-    The server draws the route and holds no model: copies go from site to site. The model of a site is the one that it
-    began with, wherever it was trained, so networks may be unlike. A model that the route leaves at home is trained
-    there. Where a host is away, or its training is not finite, the model goes on as it was; an owner that is away takes
-    its model in when it is back. With partial participation the models of the participants circulate among them, and
-    the others wait. A site without training data keeps its initial model.
+    The server draws the route and holds no model; model copies go directly between the sites. Every site owns the model
+    that it started with, so networks may differ. A model that the route assigns to its owner is trained there. If the
+    host does not reply, or its training diverges, the model stays unchanged. An owner that does not reply receives its
+    model when it is available again. With partial participation, the models of the participants circulate among them;
+    the other models wait. A site without training images keeps its initial model.
 
-    Scores at the moment ``trained`` are those of the model that was just trained at the site, whoever its owner is.
+    Scores at the moment ``trained`` belong to the model that was just trained at the site, whichever site owns it.
 
-    When to use it: As the yardstick for `fedskd`, or where sites want unlike networks and trust each other with their
-    models: each site's raw model reaches one other site in each round. By default it does N times the local work of
-    FedAvg; ``p2p_scale = 1`` makes it comparable.
+    When to use it: As the baseline for `fedskd`, or where sites need different networks.
+
+    Limits: Each site's raw model reaches another site in each round, so the sites must trust each other. With the
+    default `p2p_scale`, local training costs N times as much as with `fedavg` for N sites; ``p2p_scale = 1`` makes the
+    cost comparable.
 
     Attributes:
-        optimizer_state: ``travel`` sends the optimiser's state along with the model; ``reset`` starts it anew at each
-            visit.
+        optimizer_state: ``travel`` sends the optimiser's state along with the model; ``reset`` starts a new optimiser
+            at each host.
 
     Source: Weng, Cai, Zhou, FedSKD, arXiv 2503.18981, 2025, where it is the variant of FedCross for heterogeneous
     models.
@@ -36,7 +38,7 @@ class FedCrossStar(Circulating):
     name = "fedcross_star"
     family = "peer to peer"
     paper = "Weng et al., 2025"
-    summary = "each site's own model is trained at another site in every round and comes home"
+    summary = "each site's model is trained at another site in every round and returned to its owner"
     supports = frozenset({Capability.DIFFERENT_NETWORKS, Capability.PEER_MESSAGES})
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
@@ -53,5 +55,5 @@ class FedCrossStar(Circulating):
 
     @property
     def keeps_optimizer(self) -> bool:
-        """Whether the optimiser goes on."""
+        """True if the optimiser's state travels with the model."""
         return self.optimizer_state == "travel"

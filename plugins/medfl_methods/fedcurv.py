@@ -1,4 +1,4 @@
-"""FedCurv."""
+"""FedCurv: FedAvg with elastic weight consolidation across sites, by their Fisher information."""
 
 from __future__ import annotations
 
@@ -21,33 +21,49 @@ from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.wire import prefixed, select
 from medfl_methods.fedavg import FedAvg
 
-FISHER, PULL = "fisher/", "pull/"
-"""What the names of u, the sum of Fisher information, and of v, the same times parameters, begin with."""
+FISHER_PREFIX = "fisher/"
+"""Prefix of u, the sum of the sites' Fisher information, in messages and in the state."""
+
+WEIGHTED_PREFIX = "pull/"
+"""Prefix of v, the sum of the sites' Fisher information times their parameters, in messages and in the state."""
 
 
 class FedCurv(FedAvg):
-    """FedAvg whose sites hold parameters near those of other sites, the more, the more these depend on them.
+    """FedAvg with a penalty that keeps parameters important to other sites near their values (FedCurv).
 
-    A site minimises its loss plus lam sum_j sum_i F_ji (w_i - w_ji)^2 over the other sites j of the last round, where
-    w_j is the model that j trained and F_j the diagonal of its empirical Fisher information there. All that is needed
-    of the others is u = sum F_j and v = sum F_j w_j, from which a site takes its own terms if they are in them: the
-    term is sum_i (u_i w_i^2 - 2 v_i w_i). What does not depend on w is left out, also of the logged loss, so that may
-    be negative. Covered are the shared parameters; buffers are not.
+    The importance of a parameter for a site is the diagonal of the empirical Fisher information after local training.
+    FedCurv applies elastic weight consolidation across sites: a site is penalised for moving parameters that are
+    important to the sites of the previous round. The penalty covers the shared parameters, not the buffers.
 
-    The first round, one site alone, and ``lam = 0`` are FedAvg. Released code keeps the terms of every site that ever
-    took part, however old, and lets sites take their own terms out of a common sum in place; here the sums are of the
-    last round, and each site has its own copy.
+    Update rule:
+        With w_j the locally trained model of site j in the previous round and F_j its Fisher information, a site
+        minimises
 
-    When to use it: When few local steps between rounds are not an option and sites with unlike data pull the model
-    apart. It sends three times as much as FedAvg, and from its Fisher information more can be told of a site than from
-    its update. The best ``lam`` hangs on the estimator: choose it on validation data.
+            F(w) + lam sum over other sites j, sum over parameters i of F_ji (w_i - w_ji)^2
+
+        The server sends two sums, u = sum_j F_j and v = sum_j F_j w_j. A site subtracts its own terms if the sums
+        contain them. Up to a constant, the penalty is
+
+            lam sum_i (u_i w_i^2 - 2 v_i w_i)
+
+        The constant is also omitted from the logged loss, which may therefore be negative.
+
+    When to use it: When local training must be long and heterogeneous sites pull the global model apart.
+
+    Limits: The traffic is three times as large as with `fedavg`. The Fisher information reveals more about a site's
+        data than an
+    update does. The best ``lam`` depends on the estimator; choose it on validation data. Released code keeps the terms
+    of every site that ever took part, however old, and lets each site subtract its terms from one sum in place. Here
+    the sums cover the previous round only, and each site works on its own copy.
+
+    Limit cases: The first round, and a run with a single site, are `fedavg`.
 
     Attributes:
-        lam: Weight of the term, >= 0. Worth trying: 0.001, 0.01, 0.1, 1, 10.
-        fisher_samples: Most training images that a site estimates its Fisher information on, >= 1, drawn anew each
-            round.
-        estimator: ``per_sample`` squares each image's gradient. ``per_batch`` squares that of each batch's mean loss,
-            as in released code; it is smaller by about the batch's size.
+        lam: Weight of the penalty, >= 0. Values to try: 0.001, 0.01, 0.1, 1, 10.
+        fisher_samples: Maximum number of training images for the estimate of the Fisher information, >= 1; drawn again
+            in each round.
+        estimator: ``per_sample`` squares the gradient of each image. ``per_batch`` squares the gradient of each batch's
+            mean loss, as in released code; its values are smaller by about the batch size.
 
     Source: Shoham, Avidor, Keren, Israel, Benditkis, Mor-Yosef, Zeitak, arXiv 1910.07796, 2019, equations 3 and 4.
     """
@@ -55,10 +71,14 @@ class FedCurv(FedAvg):
     name = "fedcurv"
     family = "averaging"
     paper = "Shoham et al., 2019"
-    summary = "FedAvg that holds parameters near those of the sites whose predictions hang on them"
+    summary = "FedAvg with a Fisher-weighted penalty that protects parameters important to other sites"
     supports = frozenset()
 
-    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", FISHER: "statistic", PULL: "statistic"}
+    sends: ClassVar[Mapping[str, PayloadKind]] = {
+        MODEL: "update",
+        FISHER_PREFIX: "statistic",
+        WEIGHTED_PREFIX: "statistic",
+    }
     needs: ClassVar[frozenset[Need]] = frozenset({"class_logits"})
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"lam": 0.0}),)
 
@@ -69,31 +89,30 @@ class FedCurv(FedAvg):
     # ---- the server
 
     def setup(self, server: Server) -> None:
-        """The common initial model, and sums of nothing."""
+        """Set the server's state to the initial model, with u and v equal to 0."""
         super().setup(server)
         tensors = server.state.tensors
-        nothing = {name: torch.zeros_like(tensors[name]) for name in server.state.meta["parameters"]}
-        for prefix in (FISHER, PULL):
-            keep(server, prefix, nothing)
+        zeros = {name: torch.zeros_like(tensors[name]) for name in server.state.meta["parameters"]}
+        for prefix in (FISHER_PREFIX, WEIGHTED_PREFIX):
+            keep(server, prefix, zeros)
 
     def extra_down(self, server: Server) -> Tensors:
-        """u and v."""
-        return {} if self.lam == 0 else prefixed(kept(server, FISHER), FISHER) | prefixed(kept(server, PULL), PULL)
+        """Return u and v, which each request contains; an empty mapping for ``lam = 0``."""
+        if self.lam == 0:
+            return {}
+        weighted = prefixed(kept(server, WEIGHTED_PREFIX), WEIGHTED_PREFIX)
+        return prefixed(kept(server, FISHER_PREFIX), FISHER_PREFIX) | weighted
 
     def requests(self, server: Server) -> list[Request]:
-        """To this round's participants; each learns whether its own terms are in the sums."""
+        """Return the requests of FedAvg; each tells the site whether u and v contain its own terms."""
         counted = server.state.meta.get("counted", [])
         return [replace(request, meta={"counted": request.to in counted}) for request in super().requests(server)]
 
     def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
-        """Updates of the model, and terms for the same parameters as the order's.
-
-        Raises:
-            RefusedError: Also if Fisher information is negative.
-        """
+        """Raise RefusedError unless a reply has updates and non-negative Fisher terms of the requested parameters."""
         super().check_tensors(task, request, tensors)
-        check_updates(tensors, request.tensors, {FISHER: "update", PULL: "update"})
-        for name, values in select(tensors, FISHER).items():
+        check_updates(tensors, request.tensors, {FISHER_PREFIX: "update", WEIGHTED_PREFIX: "update"})
+        for name, values in select(tensors, FISHER_PREFIX).items():
             if bool((values < 0).any()):
                 raise RefusedError(
                     "invalid_tensor_values",
@@ -103,39 +122,41 @@ class FedCurv(FedAvg):
                 )
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
-        """As `fedavg`; the sums are those of this round alone."""
+        """Aggregate as `fedavg` does; restart u and v, so that they contain the terms of this round only."""
         if len(replies):
-            for prefix in (FISHER, PULL):
+            for prefix in (FISHER_PREFIX, WEIGHTED_PREFIX):
                 keep(server, prefix, {name: torch.zeros_like(old) for name, old in kept(server, prefix).items()})
             server.state.meta["counted"] = sorted(replies.meta)
         super().aggregate_updates(server, replies)
 
     def extra_weights(self, server: Server, metas: Mapping[str, Meta]) -> dict[str, float]:
-        """Sites count alike in the sums."""
+        """Return equal weights for the terms of u and v."""
         return dict.fromkeys(metas, 1.0)
 
     def aggregate_extra(self, server: Server, prefix: str, mean: Tensors, replied: int) -> None:
-        """The sum over the replies."""
+        """Add the sum of the sites' terms to u or v (the mean times the number of replies)."""
         super().aggregate_extra(server, prefix, {name: tensor * replied for name, tensor in mean.items()}, replied)
 
     # ---- a site
 
     def train(self, site: Site, request: Request) -> Reply:
-        """As `fedavg`; own terms that are not in the sums are forgotten first."""
+        """Delete the site's own terms if u and v do not contain them, then train as `fedavg` does."""
         if not request.meta["counted"]:
-            forget(site)
+            delete_own_terms(site)
         return super().train(site, request)
 
     def before_trainings(self, site: Site, sent: Tensors) -> dict[str, Any]:
-        """u and v of the other sites, where they are not zero."""
-        sums = [others(select(sent, prefix), kept(site, prefix)) for prefix in (FISHER, PULL)]
-        forget(site)
+        """Return u and v without the site's own terms, unless u is 0 everywhere; delete the stored own terms."""
+        sums = [
+            subtract_own_terms(select(sent, prefix), kept(site, prefix)) for prefix in (FISHER_PREFIX, WEIGHTED_PREFIX)
+        ]
+        delete_own_terms(site)
         if not any(bool(values.any()) for values in sums[0].values()):
             return {}
         return {"others": [{name: t.to(site.task.device) for name, t in part.items()} for part in sums]}
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """The task's loss plus lam times the term."""
+        """Return the task's loss plus lam times the penalty."""
         loss = super().loss(fit, batch)
         if "others" not in fit.extra:
             return loss
@@ -143,35 +164,37 @@ class FedCurv(FedAvg):
         return loss + self.lam * penalty({name: p for name, p in fit.parameters() if name in u}, u, v)
 
     def extra_up(self, fit: Fit) -> Tensors:
-        """F and F w, which the site keeps for the next round."""
-        names = select(fit.sent, FISHER)
+        """Return the site's terms F and F w, and store them in its state for the next round."""
+        names = select(fit.sent, FISHER_PREFIX)
         if not names:
             return {}
         information = fisher_at(fit.site, fit.model, names, self.fisher_samples, self.estimator)
-        pull = {name: information[name] * p.detach() for name, p in fit.model.named_parameters() if name in information}
-        for prefix, terms in ((FISHER, information), (PULL, pull)):
+        weighted = {
+            name: information[name] * p.detach() for name, p in fit.model.named_parameters() if name in information
+        }
+        for prefix, terms in ((FISHER_PREFIX, information), (WEIGHTED_PREFIX, weighted)):
             keep(fit.site, prefix, {name: tensor.cpu() for name, tensor in terms.items()})
-        return prefixed(information, FISHER) | prefixed(pull, PULL)
+        return prefixed(information, FISHER_PREFIX) | prefixed(weighted, WEIGHTED_PREFIX)
 
 
 def penalty(parameters: Mapping[str, torch.Tensor], u: Tensors, v: Tensors) -> torch.Tensor:
-    """sum_i (u_i w_i^2 - 2 v_i w_i), whose gradient is 2 (u w - v); it may be negative.
+    """Return sum_i (u_i w_i^2 - 2 v_i w_i), whose gradient is 2 (u w - v). The value may be negative.
 
     Args:
-        parameters: w by name, at least one.
-        u: Sum of Fisher information, of the same shapes.
-        v: Sum of Fisher information times parameters.
+        parameters: Maps each name to the parameter w; at least one.
+        u: Sum of the Fisher information, of the same shapes.
+        v: Sum of the Fisher information times the parameters, of the same shapes.
     """
     return torch.stack([(w * (u[name] * w - 2 * v[name])).sum() for name, w in parameters.items()]).sum()
 
 
-def others(sums: Tensors, own: Tensors) -> Tensors:
-    """Sums without a site's own terms, if it has any."""
+def subtract_own_terms(sums: Tensors, own: Tensors) -> Tensors:
+    """Return sums minus a site's own terms, for the names for which it has any."""
     return {name: total - own[name] if name in own else total for name, total in sums.items()}
 
 
-def forget(site: Site) -> None:
-    """Drop the own terms of the round before."""
-    for prefix in (FISHER, PULL):
+def delete_own_terms(site: Site) -> None:
+    """Delete the site's own terms of the previous round from its state."""
+    for prefix in (FISHER_PREFIX, WEIGHTED_PREFIX):
         for name in kept(site, prefix):
             del site.state.tensors[KEPT + prefix + name]

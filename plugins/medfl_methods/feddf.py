@@ -1,4 +1,4 @@
-"""FedDF."""
+"""FedDF: ensemble distillation on the server with public images."""
 
 from __future__ import annotations
 
@@ -30,45 +30,58 @@ from medfl_methods.fedavg import FedAvg
 
 logger = logging.getLogger(__name__)
 
-GROUP = "group/"
-"""What the names of a group's tensors begin with at the server; then the name of its network."""
+GROUP_PREFIX = "group/"
+"""State prefix of the groups' models at the server; the name of the network follows."""
 
-CHECKED = 100
-"""Steps between two looks at the public images that are held out."""
+EVALUATION_INTERVAL = 100
+"""Number of distillation steps between two evaluations on the held-out public images."""
 
 
 class FedDF(FedAvg):
-    """FedAvg whose server trains the mean on public images, by what the sites' models together say of them.
+    """FedAvg plus ensemble distillation (FedDF): the server fine-tunes the mean model on unlabelled public images.
 
-    Sites train, and are averaged, as in FedAvg. Then the server asks the model of each reply about its public images,
-    and trains the mean to say the same: it minimises KL(p || q), where q is what the mean says of an image and p what
-    the sites' models say (`ensemble`), each counting alike. Labels of public images have no part in it. Steps are those
-    of Adam, anew each round, with a learning rate that falls to 0 along a cosine. Batch norm is in evaluation mode
-    (ours: in the released code its statistics become those of the public images).
+    Sites train and are averaged as in `fedavg`. Then the server uses the ensemble of the participants' models as the
+    teacher of the averaged model. Labels of the public images are not used for the distillation.
 
-    Sites with unlike networks form a group for each network. A group has a mean of its own, and the models of all
-    replies teach each group's, also one that nobody replied from. The global model is that of the task's own network;
-    where there are several, a site's personal model is its group's.
+    If sites use different networks, the sites with one network form a group with a mean model of its own. The models of
+    all replies teach every group's model, including a group from which no site replied. The global model has the task's
+    own network. With several groups, a site's personal model is its group's model.
 
-    With ``distil_steps = 0`` this is `fedavg`. With a single site the teacher says what the mean says, so that the
-    model stays as it is but for rounding. Under a privacy setting the models of replies carry the sites' noise.
+    Update rule:
+        With p the prediction of the ensemble for a public image (`ensemble`) and q the prediction of the averaged
+        model, the server minimises
 
-    When to use it: When the server has images of the same kind that nobody needs to label, and sites are so unlike, or
-    so many networks are wanted, that a plain mean is poor. **Public images must be nobody's test images**; take those
-    of another hospital. A round costs the server the steps, and one pass of each reply's model over all public images.
+            KL(p || q)
+
+        by `distil_steps` steps of a new Adam in each round, with a learning rate that falls to 0 along a cosine.
+        Batch-norm layers are in evaluation mode, which is a choice of medfl: in the released code, they adopt the
+        statistics of the public images.
+
+    When to use it: When the server has unlabelled images of the same kind, and the sites are so heterogeneous, or need
+    so many different networks, that a plain mean performs badly. Under a privacy setting, the teachers carry the sites'
+    noise.
+
+    Limits: **Public images must not be test images of any site**; take images of another hospital. In each round, the
+    server evaluates the model of every reply on all public images and runs the distillation steps.
+
+    Limit cases: With a single site, teacher and student are equal, so the distillation changes the model by rounding
+    only.
 
     Attributes:
-        ensemble: What p is: ``avg_logits`` the softmax of the mean of the logits, as in the paper; ``avg_probs`` the
-            mean of the probabilities. The released code's ``avg_losses``, the mean of KL(p_k || q) over the sites, is
-            ``avg_probs`` up to a number, and has its gradient.
-        distil_steps: Steps of the server in a round, >= 0.
-        distil_lr: Their learning rate, > 0.
+        ensemble: Prediction p of the ensemble: ``avg_logits`` is the softmax of the mean logits, as in the paper;
+            ``avg_probs`` is the mean of the probabilities. The released code's ``avg_losses``, the mean of KL(p_k || q)
+            over the sites, equals ``avg_probs`` up to a constant and has the same gradient.
+        distil_steps: Distillation steps in a round, >= 0.
+        distil_lr: Learning rate of the distillation, > 0.
         distil_batch: Public images in a batch, >= 1.
-        distil_clip: Largest L2 norm of a step's gradient, > 0; None clips nothing.
-        patience: Stop after so many steps without a gain in accuracy on held-out public images, >= 1, looked at every
-            100 steps; the best model is taken, which may be the mean. None takes all steps, and holds none out.
-        held_out: Share of the public images that are held out, if any are, in (0, 1). They need labels.
-        drop_worst: Whether a site's model that is right on held-out images less often than by chance teaches nobody.
+        distil_clip: Largest L2 norm of a step's gradient, > 0; None does not clip.
+        patience: Early stopping: number of steps without a gain in accuracy on held-out public images, >= 1, checked
+            every 100 steps. The best model is kept, which may be the averaged one. None runs all steps and holds out no
+            images.
+        held_out: Share of the public images that is held out for `patience` or `drop_worst`, in (0, 1). The held-out
+            images need labels.
+        drop_worst: Whether a site's model is excluded from the ensemble if its accuracy on held-out images is below
+            chance.
 
     Source: Lin, Kong, Stich, Jaggi, NeurIPS 2020, Algorithms 1 and 3, and its released code.
     """
@@ -76,7 +89,7 @@ class FedDF(FedAvg):
     name = "feddf"
     family = "averaging"
     paper = "Lin et al., NeurIPS 2020"
-    summary = "FedAvg whose server trains the mean to say of public images what the sites' models together say"
+    summary = "FedAvg plus ensemble distillation of the sites' models on the server's public images"
     supports = frozenset({Capability.DIFFERENT_NETWORKS, Capability.DP_SGD})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"public_data", "soft_targets"})
@@ -94,21 +107,22 @@ class FedDF(FedAvg):
 
     @property
     def active_needs(self) -> frozenset[Need]:
-        """Chance is known where cases are of classes."""
+        """Needs of the task; `drop_worst` adds class labels, because they define the chance level."""
         return self.needs | {"class_labels"} if self.drop_worst else self.needs
 
     # ---- the server
 
     def setup(self, server: Server) -> None:
-        """The initial model of each group.
+        """Set the server's state to the initial model of each group.
 
         Raises:
-            SettingsError: If a part of a network stays at the sites: the server could not ask its model.
+            SettingsError: If `norm_sync` keeps a part of a network at the sites, because the server evaluates whole
+                models.
         """
-        self.begin_groups(server)
+        self.add_missing_groups(server)
 
-    def begin_groups(self, server: Server) -> None:
-        """The groups that are not there yet: all at the start, and later that of a site which brings a network."""
+    def add_missing_groups(self, server: Server) -> None:
+        """Add the initial model of each network without a group: all at the start, later for sites that join."""
         for network in networks(server):
             if model_of(server, network):
                 continue
@@ -120,25 +134,25 @@ class FedDF(FedAvg):
             if missing := sorted(tensors.keys() - set(names)):
                 raise SettingsError(
                     "incomplete_model",
-                    f"FedDF's server needs whole models, and norm_sync '{server.settings.norm_sync}' keeps parts of "
-                    f"network '{network}' at the sites: {missing[:2]}. Set norm_sync to 'all', or use networks with "
+                    f"FedDF's server evaluates whole models, and norm_sync '{server.settings.norm_sync}' keeps parts "
+                    f"of network '{network}' at the sites: {missing[:2]}. Set norm_sync to 'all', or use networks with "
                     "group norm or none.",
                     norm_sync=server.settings.norm_sync,
                     network=network,
                     missing=missing[:2],
                 )
-            server.state.tensors |= prefixed(tensors, f"{GROUP}{network}/")
+            server.state.tensors |= prefixed(tensors, f"{GROUP_PREFIX}{network}/")
 
     def requests(self, server: Server) -> list[Request]:
-        """To this round's participants, each with its group's model."""
-        self.begin_groups(server)
+        """Return a request for each participant with the model of its group; add missing groups first."""
+        self.add_missing_groups(server)
         chosen = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
         lent = {network: prefixed(model_of(server, network), MODEL) for network in networks(server)}
         return [Request(name, "fit", lent[server.network_of(name)]) for name in chosen]
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
-        """The mean of each group, trained by what the models of all replies say."""
-        taught, groups = self.taught(server, replies) if self.distil_steps else None, Tensors()
+        """Average each group's updates, then distil the ensemble of all replies into each group's model."""
+        taught, groups = self.ensemble_logits(server, replies) if self.distil_steps else None, Tensors()
         for network in networks(server):
             metas = {site: meta for site, meta in replies.meta.items() if server.network_of(site) == network}
             model = model_of(server, network)
@@ -147,11 +161,15 @@ class FedDF(FedAvg):
                 model = self.server_update(server, model, mean_update(replies, weights))
             if taught is not None:
                 model = self.distil(server, network, model, taught)
-            groups |= prefixed(model, f"{GROUP}{network}/")
+            groups |= prefixed(model, f"{GROUP_PREFIX}{network}/")
         server.state.tensors |= groups
 
-    def taught(self, server: Server, replies: Replies) -> torch.Tensor | None:
-        """Logits of the alternatives whose softmax is p, for all public images, (n, K, ...); None without a teacher."""
+    def ensemble_logits(self, server: Server, replies: Replies) -> torch.Tensor | None:
+        """Return the ensemble's logits for all public images.
+
+        Returns:
+            Logits of the alternatives, whose softmax is p, of shape (n, K, ...); None if no model can teach.
+        """
         assert server.public is not None
         task, objective, held = server.task, server.task.objective, self.split_rows(server)[1]
         total, teachers = torch.zeros(()), 0
@@ -161,11 +179,13 @@ class FedDF(FedAvg):
             model = task.load(self.server_update(server, model_of(server, network), update), network)
             outputs = logits(model, server.public, server.settings, task.device, evaluation_batch(objective))
             if not bool(outputs.isfinite().all()):
-                logger.warning("Round %d: the model of %s is not finite, and teaches nobody.", server.round, site)
+                logger.warning(
+                    "Round %d: the model of %s is not finite and is excluded from the ensemble.", server.round, site
+                )
                 continue
             if self.drop_worst:
-                right = float(objective.agreement(outputs[held], server.public.targets(held)).mean())
-                if right < 1 / objective.classes:
+                accuracy = float(objective.agreement(outputs[held], server.public.targets(held)).mean())
+                if accuracy < 1 / objective.classes:
                     continue
             answers = objective.alternatives(outputs)
             total = total + (answers if self.ensemble == "avg_logits" else answers.softmax(dim=1))
@@ -176,7 +196,17 @@ class FedDF(FedAvg):
         return mean if self.ensemble == "avg_logits" else mean.clamp(min=torch.finfo(mean.dtype).tiny).log()
 
     def distil(self, server: Server, network: str, start: Tensors, taught: torch.Tensor) -> Tensors:
-        """A group's model, trained to say of public images what it is taught."""
+        """Train a group's model towards the ensemble and return its tensors.
+
+        Args:
+            server: Server with public images, task and settings.
+            network: Name of the group's network.
+            start: The group's averaged model.
+            taught: The ensemble's logits, as `ensemble_logits` returns them.
+
+        Returns:
+            Tensors of the trained model; `start` if the training diverged.
+        """
         assert server.public is not None
         task, settings, (rows, held) = server.task, server.settings, self.split_rows(server)
         model = task.load(start, network).train()
@@ -184,7 +214,7 @@ class FedDF(FedAvg):
         optimizer = torch.optim.Adam(model.parameters(), lr=self.distil_lr)
         cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.distil_steps)
         drawn = row_batches(len(rows), self.distil_batch, server.rng(f"distil/{network}"), 0, self.distil_steps)
-        best, at, score = start, 0, self.right(server, model, held) if self.patience else 0.0
+        best, at, score = start, 0, self.public_accuracy(server, model, held) if self.patience else 0.0
         for step, loaded in enumerate(load(server.public, (rows[places] for places in drawn)), start=1):
             with autocast(settings, task.device):
                 answers = task.objective.alternatives(model(loaded.inputs.to(task.device)).float())
@@ -195,27 +225,35 @@ class FedDF(FedAvg):
                 torch.nn.utils.clip_grad_norm_(model.parameters(), self.distil_clip)
             optimizer.step()
             cosine.step()
-            if self.patience and (step % CHECKED == 0 or step == self.distil_steps):
-                if (now := self.right(server, model, held)) > score:
+            if self.patience and (step % EVALUATION_INTERVAL == 0 or step == self.distil_steps):
+                if (now := self.public_accuracy(server, model, held)) > score:
                     best, at, score = cpu_state(model), step, now
                 elif step - at >= self.patience:
                     break
         trained = best if self.patience else cpu_state(model)
         if is_finite(trained):
             return trained
-        logger.warning("Round %d: the distillation of '%s' diverged; its mean is taken.", server.round, network)
+        logger.warning(
+            "Round %d: the distillation of '%s' diverged; the averaged model is kept.", server.round, network
+        )
         return start
 
     def split_rows(self, server: Server) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows of the public images that are learned from, and of those that are held out, the same in every round."""
+        """Return the rows of the public images for training and those held out, equal in every round."""
         assert server.public is not None
         n = len(server.public)
         drawn = torch.randperm(n, generator=make_generator(server.settings.seed, SERVER, "held out"))
         count = max(1, int(self.held_out * n)) if self.patience or self.drop_worst else 0
         return drawn[count:].sort().values, drawn[:count].sort().values
 
-    def right(self, server: Server, model: nn.Module, rows: torch.Tensor) -> float:
-        """How far a model is right on some public images, in [0, 1]."""
+    def public_accuracy(self, server: Server, model: nn.Module, rows: torch.Tensor) -> float:
+        """Return the accuracy of a model on some public images, in [0, 1].
+
+        Args:
+            server: Server with the public images.
+            model: Model to evaluate.
+            rows: Row indices of the images.
+        """
         assert server.public is not None
         task, total = server.task, 0.0
         with torch.no_grad(), evaluating(model):
@@ -225,11 +263,11 @@ class FedDF(FedAvg):
         return total / len(rows)
 
     def publish(self, server: Server) -> Tensors:
-        """The models of all groups."""
+        """Return the models of all groups."""
         return dict(server.state.tensors)
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """The model of the task's own network; where there are several, at each site that of its group."""
+        """Return the model of the task's own network and, with several groups, the site's group model."""
         models = {"global": Model(participant.task.network, model_of(participant, participant.task.network))}
         if isinstance(participant, Site) and len(networks(participant)) > 1:
             models["personal"] = Model(participant.network, model_of(participant, participant.network))
@@ -237,11 +275,11 @@ class FedDF(FedAvg):
 
 
 def networks(participant: Participant) -> list[str]:
-    """The networks of the run, one for each group, sorted; among them the task's own."""
+    """Return the sorted names of the run's networks: the task's own and those assigned to sites."""
     return sorted({participant.task.network, *participant.settings.networks_by_site.values()})
 
 
 def model_of(participant: Server | Site, network: str) -> Tensors:
-    """A group's model, as the server has or has published it."""
+    """Return a group's model from the server's state, or from the published tensors at a site."""
     tensors = participant.state.tensors if isinstance(participant, Server) else participant.published
-    return select(tensors, f"{GROUP}{network}/")
+    return select(tensors, f"{GROUP_PREFIX}{network}/")

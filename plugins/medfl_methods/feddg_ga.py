@@ -1,4 +1,4 @@
-"""FedDG-GA."""
+"""FedDG-GA: aggregation weights by generalisation adjustment."""
 
 from __future__ import annotations
 
@@ -17,33 +17,40 @@ from medfl.training.predict import mean_loss
 from medfl.types import Meta
 from medfl.utils.metadata import Count, MetaField, Number
 
-LEAST = 1e-9
-"""Gaps whose deviations are smaller than this share of the largest gap count as equal."""
+GAP_TOLERANCE = 1e-9
+"""Relative tolerance: gaps count as equal if they deviate by less than this share of the largest gap."""
 
 
 class FedDGGA(Averaging):
-    """Averaging in which a site weighs more, the more it loses by the mean: generalisation adjustment.
+    """Averaging with generalisation adjustment (FedDG-GA): sites that the global model serves badly get more weight.
 
-    The gap of a site is the loss of the common model on its validation images, less the loss there of the model that it
-    had sent to that mean. Weights a_k begin at 1/K, for all K sites with training images. After each round r of R they
-    move by d_r (G_k - mean G) / max |G - mean G|, with d_r = step (1 - (r - 1) / R), are cut to [0, 1], and made to sum
-    to 1. A site tells its gap with its next reply, before which the weights are changed; so a round is one exchange.
-    A site whose last reply was not to the round before has no gap and keeps its a_k. Where gaps are equal nothing
-    changes. Training at the sites is FedAvg's, and the first round is that of `fedavg` with ``weights = uniform``.
+    The generalisation gap G_k of site k is the validation loss of the global model minus the loss of the site's own
+    model of the previous round. Local training is the same as in `fedavg`.
 
-    These are the paper's equations. The released code differs in two ways: it does not subtract mean G, so that where
-    the mean serves all sites badly all weights rise before they are made to sum to 1, and it takes a third of the step
-    (1/3 (step / max |G|) G). ``gaps = raw`` with ``step = 0.2 / 3``, the preset ``code``, is the code's rule.
+    Update rule:
+        The weights start at a_k = 1 / K for all K sites with training images. After round r of R, with step length d_r:
 
-    Each site tells how its validation loss changes, so a run with a privacy setting refuses this method. As d_r hangs
-    on the number of rounds, a run can't be continued with another one after its second round.
+            d_r = step (1 - (r - 1) / R)
+            a_k <- a_k + d_r (G_k - mean G) / max |G - mean G|
 
-    When to use it: When the model shall do well at hospitals that took no part: sites that the mean serves badly are
-    heard more. All need validation images.
+        Then the weights are clipped to [0, 1] and normalised to sum 1. A site reports its gap with its next reply,
+        before which the weights are changed, so a round needs one exchange of messages. A site that did not reply in
+        the previous round has no gap and keeps its a_k. If all gaps are equal, the weights do not change.
+
+    When to use it: When the model should perform well at hospitals that did not take part (domain generalisation). All
+    sites need validation images.
+
+    Limits: Each site reports how its validation loss changes, so a run with a privacy setting refuses this method. d_r
+    depends on the number of rounds, so after its second round a run cannot be continued with another number. The
+    released code differs from the paper. It does not subtract mean G, so all weights rise before the normalisation if
+    the mean serves all sites badly. It also takes a third of the step: (1/3) (step / max |G|) G. The preset ``code``
+    reproduces it with ``gaps = raw`` and ``step = 0.2 / 3``.
+
+    Limit cases: The first round equals `fedavg` with ``weights = uniform``.
 
     Attributes:
-        step: How far weights move at most in the first round, in (0, 1).
-        gaps: ``centred`` subtracts the mean of the gaps, as the paper does; ``raw`` does not, as in the released code.
+        step: Largest change of a weight in the first round, in (0, 1).
+        gaps: ``centred`` subtracts the mean of the gaps, as in the paper; ``raw`` does not, as in the released code.
 
     Source: Zhang, Xu, Yao, Zhang, Tian, Wang, CVPR 2023, equations 7 to 9 and Algorithm 1.
     """
@@ -51,7 +58,7 @@ class FedDGGA(Averaging):
     name = "feddg_ga"
     family = "averaging"
     paper = "Zhang et al., CVPR 2023"
-    summary = "sites weigh more, the more their validation loss loses by the mean"
+    summary = "averaging with more weight for sites whose validation loss the global model increases most"
     supports = frozenset()
 
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
@@ -67,10 +74,10 @@ class FedDGGA(Averaging):
     # ---- the server
 
     def setup(self, server: Server) -> None:
-        """The common initial model, and equal weights.
+        """Set the server's state to the initial model and equal weights.
 
         Raises:
-            SettingsError: If a site with training images has none for validation.
+            SettingsError: If a site with training images has no validation images.
         """
         super().setup(server)
         check_validation(server, "feddg_ga weighs sites by their validation loss")
@@ -78,7 +85,7 @@ class FedDGGA(Averaging):
         server.state.meta["shares"] = dict.fromkeys(names, 1 / max(1, len(names)))
 
     def requests(self, server: Server) -> list[Request]:
-        """As in FedAvg.
+        """Return the requests of FedAvg.
 
         Raises:
             SettingsError: If the run was continued with another number of rounds.
@@ -87,7 +94,7 @@ class FedDGGA(Averaging):
         if begun not in (None, rounds):
             raise SettingsError(
                 "other_round_count",
-                f"feddg_ga's steps hang on the number of rounds: expected {begun}, with which the run began, got "
+                f"feddg_ga's steps depend on the number of rounds: expected {begun}, with which the run began, got "
                 f"{rounds}. Start a new run.",
                 expected=begun,
                 found=rounds,
@@ -95,58 +102,60 @@ class FedDGGA(Averaging):
         return super().requests(server)
 
     def weights_of(self, server: Server, metas: Mapping[str, Meta]) -> dict[str, float]:
-        """a_k."""
+        """Return the weights a_k of the sites that replied."""
         return {name: server.state.meta["shares"].get(name, 0.0) for name in metas}
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
-        """Adjust the weights by the gaps of the round before, then average."""
+        """Update the weights from the gaps of the previous round, then average the updates."""
         gaps = {name: meta["gap"] for name, meta in replies.meta.items() if meta["gap"] is not None}
         length = self.step * (1 - (server.round - 2) / server.settings.rounds)
-        if server.round > 2:  # before, no step hangs on the number of rounds
+        if server.round > 2:  # until then no step has depended on the number of rounds
             server.state.meta["rounds"] = server.settings.rounds
-        server.state.meta["shares"] = adjusted(server.state.meta["shares"], gaps, length, centre=self.gaps == "centred")
+        server.state.meta["shares"] = adjust_weights(
+            server.state.meta["shares"], gaps, length, centre=self.gaps == "centred"
+        )
         super().aggregate_updates(server, replies)
 
     def findings(self, server: Server) -> Findings:
-        """The weights of the sites."""
+        """Return the weights of the sites as the finding ``weights``."""
         return Findings({"weights": server.state.meta["shares"]})
 
     # ---- a site
 
     def before_fit(self, fit: Fit) -> None:
-        """The gap of the received model to the one that was sent last, if that was a round ago."""
+        """Compute the gap, if the site sent a model in the previous round."""
         last, received = fit.site.state.meta.get("sent"), validation_loss(fit)
         gap = received - last["loss"] if last is not None and last["round"] == fit.site.round - 1 else math.nan
         fit.meta["gap"] = gap if math.isfinite(gap) else None
 
     def after_fit(self, fit: Fit) -> None:
-        """The validation loss of what is sent."""
+        """Store the validation loss of the trained model with the round."""
         fit.site.state.meta["sent"] = {"round": fit.site.round, "loss": validation_loss(fit)}
 
 
 def validation_loss(fit: Fit) -> float:
-    """The mean loss of the model on the site's validation images."""
+    """Return the mean loss of the model on the site's validation images."""
     task, site = fit.site.task, fit.site
     assert site.val is not None
     return mean_loss(fit.model, site.val, task.objective, task.loss, site.settings, task.device, task.inferer)
 
 
-def adjusted(
+def adjust_weights(
     shares: Mapping[str, float], gaps: Mapping[str, float], length: float, *, centre: bool = True
 ) -> dict[str, float]:
-    """Return the weights a + length (G - c) / max |G - c|, cut to [0, 1] and made to sum to 1.
+    """Return the weights a + length (G - c) / max |G - c|, clipped to [0, 1] and normalised to sum 1.
 
     Args:
-        shares: a, site to weight, >= 0; they sum to 1.
-        gaps: G, site to gap, finite. A site without one keeps its weight, up to the sum. Where all G - c are 0, nothing
-            changes.
-        length: How far a weight moves at most, >= 0.
+        shares: Maps each site to its weight a, >= 0; the weights sum to 1.
+        gaps: Maps sites to their gaps G, finite. A site without a gap keeps its weight up to the normalisation. If all
+            G - c are 0, the weights do not change.
+        length: Largest change of a weight, >= 0.
         centre: Whether c is the mean of the gaps; otherwise c is 0.
     """
     known = {name: gap for name, gap in gaps.items() if name in shares}
     middle = math.fsum(known.values()) / max(1, len(known)) if centre else 0.0
     farthest = max((abs(gap - middle) for gap in known.values()), default=0.0)
-    if farthest <= LEAST * max(map(abs, known.values()), default=0.0):
+    if farthest <= GAP_TOLERANCE * max(map(abs, known.values()), default=0.0):
         return dict(shares)
     moved = {name: share + length * (known.get(name, middle) - middle) / farthest for name, share in shares.items()}
     cut = {name: min(1.0, max(0.0, share)) for name, share in moved.items()}

@@ -1,4 +1,4 @@
-"""FedDisco."""
+"""FedDisco: aggregation weights by size and by discrepancy of the class distribution."""
 
 from __future__ import annotations
 
@@ -16,33 +16,45 @@ from medfl.toolkit.fit import Fit
 from medfl.types import Meta
 from medfl.utils.metadata import Count, MetaField, list_of
 
-Metric = Literal["kl", "l2"]
-Target = Literal["uniform", "global"]
+DiscrepancyMetric = Literal["kl", "l2"]
+"""Distance between class distributions: Kullback-Leibler divergence or Euclidean distance."""
+TargetDistribution = Literal["uniform", "global"]
+"""Class distribution that sites are compared with: equal shares, or the shares of all participants together."""
 
 
 class FedDisco(Averaging):
-    """Averaging in which a site weighs less, the further its shares of classes are from a target's.
+    """Averaging in which sites with a skewed class distribution get less weight (FedDisco).
 
-    A site weighs max(0, n - a d + b): n is its share of the participants' training images, d the discrepancy between
-    its shares of classes and the target's. If all weights are 0, sites weigh by size. Training at the sites is
-    FedAvg's. ``a = 0`` with ``b = 0`` makes this FedAvg. Where all sites have the target's shares, d is 0 and they
-    weigh by n + b, which is not FedAvg.
+    The aggregation weights combine a site's size with the discrepancy between its class distribution and a target
+    distribution. Local training is the same as in `fedavg`.
 
-    **Each site tells the server how many training images of each class it has**: in a federation of hospitals, how
-    many patients have which disease. A run with a privacy setting keeps that at home, and so refuses this method.
+    Update rule:
+        With n_k the site's share of the participants' training images and d_k its discrepancy, the weight of site k is
+        proportional to
 
-    When to use it: When sites hold unlike shares of classes, some of them nearly all, and may tell which. Where all
-    sites are equally skewed it changes little, and where a rare class lives at one skewed site it can do harm, as that
-    site counts less.
+            max(0, n_k - a d_k + b)
+
+        If all weights are 0, sites are weighted by size.
+
+    When to use it: When sites have different class distributions, some of them strongly skewed, and may disclose them.
+
+    Limits: **Each site sends the server its number of training images per class**, that is, how many patients have
+    which disease. Under a privacy setting, sites do not send these counts, so the run refuses this method. If all sites
+    are equally skewed, the weights hardly change. If a rare class occurs only at a skewed site, the method can do harm,
+    because that site gets less weight.
+
+    Limit cases: If all sites have the target distribution, d is 0 and the weights are n_k + b, which is not `fedavg`.
 
     Attributes:
-        a: How much the discrepancy lowers a weight, >= 0. The paper's grid is 0.1 to 1.
-        b: Added to each weight, finite: above 0 it evens out the weights and keeps skewed sites in.
-        metric: ``kl`` is sum p log(p / q) over classes, of the site's shares p and the target's q; ``l2`` their
-            Euclidean distance.
-        normalise: Divide the discrepancies by their sum over the participants. The released code does it for ``kl``
-            only.
-        target: ``uniform`` for equal shares of all classes, or ``global`` for the shares of all participants together.
+        a: Factor of the discrepancy, >= 0. Grid of the paper: 0.1 to 1.
+        b: Constant added to each weight, finite. A value above 0 makes the weights more equal and keeps skewed sites in
+            the mean.
+        metric: Discrepancy of the site's class shares p from the target's shares q: ``kl`` is sum p log(p / q), ``l2``
+            is the Euclidean distance.
+        normalise: Whether the discrepancies are divided by their sum over the participants. The released code does so
+            for ``kl`` only.
+        target: Target distribution: ``uniform`` has equal shares of all classes, ``global`` has the shares of all
+            participants together.
 
     Source: Ye, Xu, Wang, Xu, Chen, Wang, ICML 2023, and its released code.
     """
@@ -50,7 +62,7 @@ class FedDisco(Averaging):
     name = "feddisco"
     family = "averaging"
     paper = "Ye et al., ICML 2023"
-    summary = "sites weigh less, the further their shares of classes are from a target's"
+    summary = "averaging with less weight for sites whose class distribution is far from a target distribution"
     supports = frozenset()
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels"})
@@ -62,65 +74,73 @@ class FedDisco(Averaging):
 
     a: float = Field(0.5, ge=0, allow_inf_nan=False)
     b: float = Field(0.1, allow_inf_nan=False)
-    metric: Metric = "kl"
+    metric: DiscrepancyMetric = "kl"
     normalise: bool = True
-    target: Target = "uniform"
+    target: TargetDistribution = "uniform"
 
     def after_fit(self, fit: Fit) -> None:
-        """The site's numbers of images of each class."""
+        """Add the site's number of training images per class to the metadata of the reply."""
         counts = torch.bincount(labels_of(fit.site.train), minlength=fit.site.task.objective.classes)
         fit.meta["label_counts"] = counts.tolist()
 
     def weights_of(self, server: Server, metas: Mapping[str, Meta]) -> dict[str, float]:
-        """By size and discrepancy, in images."""
+        """Return the weights by size and discrepancy, as `disco_weights` computes them."""
         counts = {name: meta["label_counts"] for name, meta in metas.items()}
         distances = discrepancies(counts, self.metric, self.target, self.normalise)
         return disco_weights({name: sum(own) for name, own in counts.items()}, distances, self.a, self.b)
 
 
 def disco_weights(sizes: Mapping[str, int], distances: Mapping[str, float], a: float, b: float) -> dict[str, float]:
-    """max(0, n - a d + b) times all images, where n is a site's share of them.
+    """Return max(0, n - a d + b) times the total number of images, with n a site's share of the images.
 
-    The factor changes no weight once they are normalised, and with a = b = 0 it leaves the sizes as they are.
+    The factor cancels in the normalisation. With it, a = b = 0 returns exactly the sizes.
 
     Args:
-        sizes: Site to training images.
-        distances: Site to discrepancy, finite.
-        a: How much a discrepancy takes, >= 0.
-        b: What each site gets, finite.
+        sizes: Maps each site to its number of training images.
+        distances: Maps each site to its discrepancy d, finite.
+        a: Factor of the discrepancy, >= 0.
+        b: Constant added to each weight, finite.
     """
     total = sum(sizes.values())
     return {name: max(0.0, size + total * (b - a * distances[name])) for name, size in sizes.items()}
 
 
 def discrepancies(
-    counts: Mapping[str, Sequence[int]], metric: Metric = "kl", target: Target = "uniform", normalise: bool = True
+    counts: Mapping[str, Sequence[int]],
+    metric: DiscrepancyMetric = "kl",
+    target: TargetDistribution = "uniform",
+    normalise: bool = True,
 ) -> dict[str, float]:
-    """How far each site's shares of classes are from the target's; 0 for a site without images.
+    """Return the discrepancy of each site's class distribution from the target.
 
     Args:
-        counts: Site to images of each class of the task; all of one length.
-        metric: ``kl`` or ``l2``.
-        target: ``uniform``, or ``global`` for all sites together.
-        normalise: Divide by the sum over sites, unless that is 0.
+        counts: Maps each site to its number of images per class of the task; all lists have the same length.
+        metric: ``kl`` or ``l2``, as in `FedDisco`.
+        target: ``uniform`` or ``global``, as in `FedDisco`.
+        normalise: Whether to divide by the sum over the sites, unless the sum is 0.
 
     Returns:
-        Site to discrepancy, >= 0 and finite.
+        Maps each site to its discrepancy, >= 0 and finite; 0 for a site without images.
     """
     together = [sum(column) for column in zip(*counts.values(), strict=True)]
-    aim = shares(together if target == "global" else [1] * len(together))
-    distance = divergence if metric == "kl" else math.dist
-    distances = {name: distance(shares(own), aim) if sum(own) else 0.0 for name, own in counts.items()}
+    target_shares = class_shares(together if target == "global" else [1] * len(together))
+    distance = kl_divergence if metric == "kl" else math.dist
+    distances = {name: distance(class_shares(own), target_shares) if sum(own) else 0.0 for name, own in counts.items()}
     total = math.fsum(distances.values())
     return {name: distance / total for name, distance in distances.items()} if normalise and total > 0 else distances
 
 
-def shares(counts: Sequence[int]) -> list[float]:
-    """Counts divided by their sum; zeros if there are none."""
+def class_shares(counts: Sequence[int]) -> list[float]:
+    """Divide counts by their sum; return zeros if the sum is 0."""
     total = max(sum(counts), 1)
     return [count / total for count in counts]
 
 
-def divergence(own: Sequence[float], aim: Sequence[float]) -> float:
-    """sum p log(p / q) in nats; a class that the site lacks counts 0."""
+def kl_divergence(own: Sequence[float], aim: Sequence[float]) -> float:
+    """Return the Kullback-Leibler divergence sum p log(p / q) in nats; classes with p = 0 add 0.
+
+    Args:
+        own: Shares p of the site's classes.
+        aim: Shares q of the target, positive where p is positive.
+    """
     return max(0.0, math.fsum(p * math.log(p / q) for p, q in zip(own, aim, strict=True) if p > 0))

@@ -1,4 +1,4 @@
-"""FedDr+."""
+"""FedDr+: dot regression under a fixed simplex head, with distillation of the global model's features."""
 
 from __future__ import annotations
 
@@ -25,27 +25,33 @@ from medfl_methods.fedavg import FedAvg
 
 
 class FedDrPlus(FedAvg):
-    """FedAvg of the body under a head that never changes: directions of the classes as far apart as can be.
+    """Dot regression with feature distillation (FedDr+): train the body under a fixed simplex head.
 
-    The head's rows v_c are a simplex: of length 1, with cosines -1 / (C - 1). A site minimises
+    The head is fixed and never trained. Its rows v_c form a simplex: they have length 1 and pairwise cosines -1 / (C -
+    1) for C classes. The body is trained and averaged as in `fedavg`. The second loss term preserves the features of
+    classes that a site lacks.
 
-        beta (1/2) (cos(f, v_y) - 1)^2 + (1 - beta) (1/d) ||f - f_g||^2,
+    Update rule:
+        With d features f of an image of class y, and f_g the features by the received model in evaluation mode, a site
+        minimises
 
-    where f are d features of an image of class y, and f_g those that the received model gives it in evaluation mode:
-    the second term keeps what a site's classes don't train. The most likely class is the one of the largest cosine.
-    Probabilities are the softmax of f v_c, which grow with the length of f (ours: the head stays a linear layer, so any
-    bundle can take the model home). There are at most d + 1 classes. No setting makes this FedAvg.
+            beta (1/2) (cos(f, v_y) - 1)^2 + (1 - beta) (1/d) ||f - f_g||^2
 
-    The weights of the two terms and the division by d are read from summaries of the paper, of which no code was at
-    hand: this is a re-implementation.
+        The predicted class has the largest cosine. Probabilities are the softmax of <f, v_c>, so they depend on the
+        length of f. This is a choice of medfl: the head stays a linear layer, so the exported bundle needs no special
+        code.
 
-    When to use it: When sites lack classes, so that heads trained at the sites forget those that are absent.
+    When to use it: When sites lack classes, so that locally trained heads forget the absent classes.
+
+    Limits: The network needs at least C - 1 features. The weights of the two terms and the division by d are taken from
+    summaries of the paper, because no code was available: this is a re-implementation. No setting makes this method
+    `fedavg`.
 
     Attributes:
         beta: Weight of the first term, in [0, 1].
-        fd: The second term: ``l2`` as above, or ``cos`` for 1 - cos(f, f_g).
-        fd_weight: Weight of the second term, >= 0, in place of 1 - beta; None leaves that.
-        ce_mode: The first term: ``dr`` as above, or ``ce`` for the task's own loss under the fixed head.
+        fd: Distance of the second term: ``l2`` as above, or ``cos`` for 1 - cos(f, f_g).
+        fd_weight: Weight of the second term, >= 0; None uses 1 - beta.
+        ce_mode: First term: ``dr`` as above, or ``ce`` for the task's own loss under the fixed head.
 
     Source: Kim, Lee, Jung, Yun et al., FedDr+: Stabilizing Dot-regression with Global Feature Distillation for
     Federated Learning, arXiv 2406.02355, 2024.
@@ -54,7 +60,7 @@ class FedDrPlus(FedAvg):
     name = "feddr_plus"
     family = "averaging"
     paper = "Kim et al., 2024"
-    summary = "a common body under a head that never changes, whose features stay near the received ones"
+    summary = "FedAvg of the body under a fixed simplex head, with distillation of the global model's features"
     supports = frozenset({Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head"})
@@ -66,48 +72,49 @@ class FedDrPlus(FedAvg):
     ce_mode: Literal["dr", "ce"] = "dr"
 
     @property
-    def distilled(self) -> float:
-        """Weight of the second term."""
+    def distillation_weight(self) -> float:
+        """Weight of the feature distillation."""
         return 1 - self.beta if self.fd_weight is None else self.fd_weight
 
     def task_of(self, task: Task) -> Task:
-        """The task with the head that stays."""
-        return task.with_network(task.network, partial(under_simplex, task.build))
+        """Return the task whose network has the fixed simplex head."""
+        return task.with_network(task.network, partial(build_with_simplex_head, task.build))
 
     def setup(self, server: Server) -> None:
-        """The initial body under the head that stays.
+        """Set the server's state to the initial body with the fixed head.
 
         Raises:
-            SettingsError: If the head is not one linear layer, there are too many classes, or classes have weights.
+            SettingsError: If the head is not one linear layer, there are too many classes, or the loss has class
+                weights.
         """
         super().setup(server)
         task = server.task
         head = single_linear(task.build(), task.network, "FedDr+ sets the rows of a linear head")[0]
-        check_room(*head.weight.shape)
+        check_feature_count(*head.weight.shape)
         if self.ce_mode == "dr" and server.settings.balance == "loss":
             raise SettingsError(
                 "incompatible_settings",
-                "The loss of FedDr+ has no weights of classes: set balance to 'sampling' or 'none'.",
+                "The loss of FedDr+ does not support class weights: set balance to 'sampling' or 'none'.",
                 settings=("ce_mode", "balance"),
                 method="feddr_plus",
             )
 
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
-        """The body's; the head stays, whatever noise is on it."""
+        """Return the new body; the head stays unchanged even if the updates of the head contain noise."""
         head = set(head_names(server.task.build(), server.task.network))
         return super().server_update(server, old, {name: t for name, t in mean.items() if name not in head})
 
     def trainings(self, site: Site) -> Sequence[Training]:
-        """The body's."""
+        """Return the only training of a round, which trains the body."""
         return (Training(part="body"),)
 
     def before_fit(self, fit: Fit) -> None:
-        """What the received body makes of the site's images."""
-        if self.distilled:
+        """Compute the features of the site's images by the received body."""
+        if self.distillation_weight:
             fit.extra["received"] = Teacher(body_and_head(fit.model)[0], fit.site)
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """Both terms."""
+        """Return the weighted sum of both terms."""
         task = fit.site.task
         features, logits = features_and_logits(fit.model, batch.images)
         if self.ce_mode == "ce":
@@ -115,14 +122,18 @@ class FedDrPlus(FedAvg):
         else:
             rows: torch.Tensor = body_and_head(fit.model)[1].weight  # type: ignore[assignment]
             first = dot_regression(features.float(), rows[task.objective.class_labels(batch.targets)]).mean()
-        if not self.distilled:
+        if not self.distillation_weight:
             return self.beta * first
         received = fit.extra["received"](batch).flatten(1)
-        return self.beta * first + self.distilled * feature_distillation(features.float(), received, self.fd)
+        return self.beta * first + self.distillation_weight * feature_distillation(features.float(), received, self.fd)
 
 
-def under_simplex(build: Callable[[], nn.Module]) -> nn.Module:
-    """A network whose head, if it is one linear layer with enough features, is a `simplex` without bias."""
+def build_with_simplex_head(build: Callable[[], nn.Module]) -> nn.Module:
+    """Build a network; set its head to a `simplex` without bias if it is one linear layer with enough features.
+
+    Args:
+        build: Function that builds the network.
+    """
     model = build()
     head = getattr(model, "head", None)
     if isinstance(head, nn.Linear) and head.bias is not None and 2 <= head.out_features <= head.in_features + 1:
@@ -132,11 +143,12 @@ def under_simplex(build: Callable[[], nn.Module]) -> nn.Module:
     return model
 
 
-def check_room(classes: int, features: int) -> None:
-    """Refuse more classes than there are directions at equal angles.
+def check_feature_count(classes: int, features: int) -> None:
+    """Raise SettingsError if there are too few features for a simplex of the classes.
 
-    Raises:
-        SettingsError: If there are too few features.
+    Args:
+        classes: Number of classes C.
+        features: Number of features; C - 1 are needed.
     """
     if features < classes - 1:
         raise SettingsError(
@@ -150,33 +162,45 @@ def check_room(classes: int, features: int) -> None:
 
 
 def simplex(classes: int, features: int) -> torch.Tensor:
-    """A simplex equiangular tight frame: V with V V^T = C / (C - 1) (I - 1 1^T / C), in a random position.
+    """Draw a simplex equiangular tight frame V with V V^T = C / (C - 1) (I - 1 1^T / C), in a random orientation.
 
     Args:
-        classes: C, >= 2.
-        features: d, >= C - 1.
+        classes: Number of classes C, >= 2.
+        features: Number of features d, >= C - 1.
 
     Returns:
-        (classes, features), float32; rows of length 1 that sum to 0. The position is drawn from torch's generator.
+        Matrix of shape (classes, features), float32, with rows of length 1 that sum to 0. The orientation is drawn from
+        torch's global generator.
 
     Raises:
         SettingsError: If there are too few features.
     """
-    check_room(classes, features)
+    check_feature_count(classes, features)
     centred = torch.eye(classes, dtype=torch.float64) - 1 / classes
-    corners = torch.linalg.eigh(centred).eigenvectors[:, 1:]  # of eigenvalue 1
-    place = torch.randn(features, classes - 1, dtype=torch.float64)
-    axes = torch.linalg.qr(place).Q
+    corners = torch.linalg.eigh(centred).eigenvectors[:, 1:]  # eigenvectors of the eigenvalue 1
+    orientation = torch.randn(features, classes - 1, dtype=torch.float64)
+    axes = torch.linalg.qr(orientation).Q
     return (math.sqrt(classes / (classes - 1)) * corners @ axes.T).float()
 
 
 def dot_regression(features: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """(1/2) (cos(f, v) - 1)^2 of features (B, d) and the rows of their classes (B, d), for each image, (B,)."""
+    """Return (1/2) (cos(f, v) - 1)^2 for each image, shape (B,).
+
+    Args:
+        features: Features f, shape (B, d).
+        rows: Rows v of the head for the images' classes, shape (B, d).
+    """
     return 0.5 * (F.cosine_similarity(features, rows, dim=1) - 1).square()
 
 
 def feature_distillation(features: torch.Tensor, received: torch.Tensor, kind: Literal["l2", "cos"]) -> torch.Tensor:
-    """Mean over a batch of ||f - f_g||^2 / d (``l2``) or 1 - cos(f, f_g) (``cos``) of features (B, d)."""
+    """Return the mean over a batch of ||f - f_g||^2 / d (``l2``) or 1 - cos(f, f_g) (``cos``).
+
+    Args:
+        features: Features f by the model in training, shape (B, d).
+        received: Features f_g by the received model, shape (B, d).
+        kind: Distance.
+    """
     if kind == "l2":
         return F.mse_loss(features, received)
     return (1 - F.cosine_similarity(features, received, dim=1)).mean()

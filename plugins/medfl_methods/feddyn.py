@@ -1,4 +1,4 @@
-"""FedDyn."""
+"""FedDyn: dynamic regularisation, which aligns the optima of the sites' losses with the global optimum."""
 
 from __future__ import annotations
 
@@ -24,34 +24,56 @@ from medfl.utils.wire import prefixed
 
 logger = logging.getLogger(__name__)
 
-DRIFT, PENDING, MEAN = "drift/", "pending/", "mean/"
-"""What is kept: a site's sum of updates, or the server's; what a site adds once its reply was taken; the mean model."""
+UPDATE_SUM_PREFIX = "drift/"
+"""State prefix of a sum of updates: at a site g_k, at the server h / K (see `FedDyn`)."""
 
-FAR = 10.0
-"""The server's sum of updates is warned of where it is so many times as long as the model."""
+PENDING_UPDATE_PREFIX = "pending/"
+"""State prefix of a site's last update until the server confirms that it aggregated the reply."""
+
+MEAN_MODEL_PREFIX = "mean/"
+"""State prefix of the mean of the participants' models at the server."""
+
+MAX_RELATIVE_LENGTH = 10.0
+"""Threshold of a warning: length of the server's h / K (see `FedDyn`), relative to the length of the model."""
 
 
 class FedDyn(Averaging):
-    """Sites whose loss is bent in each round so that all have their optimum where the server's model has it.
+    """Dynamic regularisation (FedDyn): each site's loss is corrected so that all sites share the global optimum.
 
-    A site minimises F(w) + alpha <w, g_k> + (alpha/2) ||w - w_t||^2, where g_k is the sum of its own updates so far (in
-    the paper's words lambda_k = -alpha g_k). The server's model is the plain mean of the participants' models plus
-    1/K of the sum of all updates of all K sites with training data; so it lies beyond the mean, and the mean is what is
-    reported (`report`). Parameters only: statistics of normalisation layers are averaged.
+    A linear term in each site's loss accumulates the site's past updates. At convergence, the corrected losses of all
+    sites have their optimum at the server's model. Only parameters are corrected; the statistics of normalisation
+    layers are averaged.
 
-    A site takes its update into g_k when it learns, with the next order, that the server took it in, too (ours): a
-    reply that is lost counts at neither side. In the first round a site trains as in `fedprox` with mu = alpha. No
-    setting makes this FedAvg, also not an alpha near 0: then the server steps by the sum of all updates.
+    Update rule:
+        With g_k the sum of the past updates of site k (lambda_k = -alpha g_k in the paper), the site minimises
 
-    When to use it: As `scaffold`: where unlike sites pull FedAvg's model apart, with any optimiser and no more traffic.
-    With few participants or a small alpha the sum of updates grows long and the run unsteady; a warning says so.
+            F_k(w) + alpha <w, g_k> + (alpha / 2) ||w - w_t||^2
+
+        With K sites with training images and h the sum of all updates of all sites, the server computes
+
+            mean = unweighted mean of the participants' models
+            w_{t+1} = mean + h / K
+
+        The next round starts from w_{t+1}, which lies beyond the mean. By default the mean is the reported global model
+        (`report`).
+
+    When to use it: As `scaffold`, when heterogeneous sites pull the global model of `fedavg` apart. FedDyn works with
+    any optimiser and has the traffic of `fedavg`.
+
+    Limits: With few participants or a small ``alpha``, the sum of updates grows and the run becomes unstable; a warning
+    reports this. No setting makes this method `fedavg`, not even an alpha near 0, because the server then still adds
+    the sum of updates.
+
+    Limit cases: In the first round, local training equals `fedprox` with ``mu = alpha``. If a reply is lost,
+    neither side counts it: a site adds its update to g_k when the next request confirms that the server aggregated it
+    (an addition of medfl).
 
     Attributes:
-        alpha: Weight of both terms, > 0. The paper's grid is 0.001, 0.01, 0.1.
-        by_size: Take alpha n / n_k at a site of n_k training images, where n is the mean over sites, as the authors'
-            code does. Sites then have to tell their sizes at the start.
-        report: Which model is the global one: the ``mean`` of the last participants' models, or ``start``, from which
-            the next round starts.
+        alpha: Weight of both terms, > 0. Grid of the paper: 0.001, 0.01, 0.1.
+        by_size: Whether site k uses alpha n / n_k, with n_k its number of training images and n the mean over the
+            sites, as the authors' code does. Sites must then disclose their sizes when the run starts.
+        report: Reported global model: the ``mean`` of the last participants' models, or ``start``, the start of the
+            next round.
 
     Source: Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, ICLR 2021, Algorithm 1.
     """
@@ -59,7 +81,7 @@ class FedDyn(Averaging):
     name = "feddyn"
     family = "averaging"
     paper = "Acar et al., ICLR 2021"
-    summary = "each site's loss is bent by the sum of its updates, until all agree on one optimum"
+    summary = "dynamic regularisation of local losses, so that all sites share the global optimum"
     supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
 
     presets: ClassVar[Mapping[str, Meta]] = {
@@ -74,31 +96,35 @@ class FedDyn(Averaging):
     # ---- the server
 
     def setup(self, server: Server) -> None:
-        """The common initial model, and a sum of updates of zeros.
+        """Set the server's state to the initial model, with a sum of updates of 0.
 
         Raises:
-            SettingsError: If alpha hangs on sizes that sites don't tell.
+            SettingsError: If alpha depends on the sites' sizes and a site does not disclose its size.
         """
         super().setup(server)
-        silent = [name for name in server.trainable() if "size" not in server.site_info.get(name, {})]
-        if self.by_size and (silent or not policy_of(server.settings).discloses_metadata("private")):
+        undisclosed = [name for name in server.trainable() if "size" not in server.site_info.get(name, {})]
+        if self.by_size and (undisclosed or not policy_of(server.settings).discloses_metadata("private")):
             raise SettingsError(
                 "missing_site_sizes",
-                f"by_size needs the number of training images of each site, got none of {silent or 'any'}: have the "
-                "run's `describe` name 'size', in a run without a privacy setting, or set by_size to false.",
+                f"by_size needs the number of training images of each site, got none of {undisclosed or 'any'}: have "
+                "the run's `disclose` name 'size', in a run without a privacy setting, or set by_size to false.",
                 setting="by_size",
-                sites=silent,
+                sites=undisclosed,
             )
         shared = shared_of(server)
-        keep(server, MEAN, shared)
-        keep(server, DRIFT, {name: torch.zeros_like(shared[name]) for name in server.state.meta["parameters"]})
+        keep(server, MEAN_MODEL_PREFIX, shared)
+        keep(
+            server,
+            UPDATE_SUM_PREFIX,
+            {name: torch.zeros_like(shared[name]) for name in server.state.meta["parameters"]},
+        )
 
     def weight(self, meta: Meta) -> float:
-        """All sites weigh alike."""
+        """Return 1: all participants have equal weight."""
         return 1.0
 
     def requests(self, server: Server) -> list[Request]:
-        """With the start of the round, the site's alpha, and the round of its last reply that was taken in."""
+        """Return requests with the start of the round, the site's alpha and the round of its last aggregated reply."""
         folded, start = server.state.meta.get("folded", {}), prefixed(shared_of(server), MODEL)
         requests = [replace(request, tensors=start) for request in super().requests(server)]
         for request in requests:
@@ -106,61 +132,63 @@ class FedDyn(Averaging):
         return requests
 
     def alpha_of(self, server: Server, site: str) -> float:
-        """alpha, or alpha n / n_k."""
+        """Return the site's alpha: `alpha`, or alpha n / n_k for `by_size`."""
         if not self.by_size:
             return self.alpha
         sizes = [server.site_info[name]["size"] for name in server.trainable()]
         return self.alpha * math.fsum(sizes) / len(sizes) / server.site_info[site]["size"]
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
-        """The mean, and whose replies are in it."""
+        """Average the updates, and record the round for each site that replied."""
         server.state.meta["folded"] = server.state.meta.get("folded", {}) | dict.fromkeys(replies.meta, server.round)
         server.state.meta["replied"] = len(replies)
         super().aggregate_updates(server, replies)
 
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
-        """The mean model, which is kept, plus the sum of all updates divided by the number of all sites."""
+        """Return the start of the next round, mean + h / K; store the mean and h / K in the server's state."""
         new = super().server_update(server, old, mean)
-        keep(server, MEAN, new)
+        keep(server, MEAN_MODEL_PREFIX, new)
         share = server.state.meta["replied"] / len(server.trainable())
         names = [name for name in server.state.meta["parameters"] if name in mean]
-        add_to_kept(server, DRIFT, {name: mean[name] * share for name in names})
-        drift = kept(server, DRIFT)
-        if names and length(drift, names) > FAR * length(new, names):
+        add_to_kept(server, UPDATE_SUM_PREFIX, {name: mean[name] * share for name in names})
+        drift = kept(server, UPDATE_SUM_PREFIX)
+        if names and joint_norm(drift, names) > MAX_RELATIVE_LENGTH * joint_norm(new, names):
             logger.warning(
                 "Round %d: FedDyn's sum of updates is more than %g times as long as the model. Raise alpha, or let "
                 "more sites take part.",
                 server.round,
-                FAR,
+                MAX_RELATIVE_LENGTH,
             )
         return new | {name: add_update(new[name], drift[name].double()) for name in names}
 
     def publish(self, server: Server) -> Tensors:
-        """The model that is reported."""
-        return prefixed(kept(server, MEAN), MODEL) if self.report == "mean" else super().publish(server)
+        """Return the reported model."""
+        return prefixed(kept(server, MEAN_MODEL_PREFIX), MODEL) if self.report == "mean" else super().publish(server)
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """The model that is reported."""
+        """Return the reported model."""
         models = super().models(participant)
         if isinstance(participant, Server) and models and self.report == "mean":
-            return {"global": Model(participant.task.network, kept(participant, MEAN))}
+            return {"global": Model(participant.task.network, kept(participant, MEAN_MODEL_PREFIX))}
         return models
 
     # ---- a site
 
     def train(self, site: Site, request: Request) -> Reply:
-        """Settle what became of the last reply, then train."""
+        """Add the last update to g_k if the server aggregated it, then train."""
         if request.meta["folded"] is not None and request.meta["folded"] == site.state.meta.get("replied"):
-            add_to_kept(site, DRIFT, kept(site, PENDING))
+            add_to_kept(site, UPDATE_SUM_PREFIX, kept(site, PENDING_UPDATE_PREFIX))
         site.state.meta |= {"alpha": request.meta["alpha"], "replied": site.round}
         return super().train(site, request)
 
     def before_fit(self, fit: Fit) -> None:
-        """The sum of own updates, on the task's device."""
-        fit.extra["drift"] = {name: tensor.to(fit.site.task.device) for name, tensor in kept(fit.site, DRIFT).items()}
+        """Load g_k to the task's device."""
+        fit.extra["drift"] = {
+            name: tensor.to(fit.site.task.device) for name, tensor in kept(fit.site, UPDATE_SUM_PREFIX).items()
+        }
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """The task's loss plus alpha <w, g_k> + (alpha/2) ||w - w_t||^2."""
+        """Return the task's loss plus alpha <w, g_k> + (alpha / 2) ||w - w_t||^2."""
         drift, terms = fit.extra["drift"], []
         for name, parameter in fit.parameters():
             terms.append(0.5 * (parameter - fit.start[name]).square().sum())
@@ -169,12 +197,12 @@ class FedDyn(Averaging):
         return super().loss(fit, batch) + fit.site.state.meta["alpha"] * torch.stack(terms).sum()
 
     def after_fit(self, fit: Fit) -> None:
-        """The site's update, which waits for the server's word."""
+        """Store the site's update until the server confirms that it aggregated the reply."""
         shared = {name for name in fit.sent if name.startswith(MODEL)}
         moved = {n: (p.detach() - fit.start[n]).cpu() for n, p in fit.parameters() if MODEL + n in shared}
-        keep(fit.site, PENDING, moved)
+        keep(fit.site, PENDING_UPDATE_PREFIX, moved)
 
 
-def length(tensors: Tensors, names: list[str]) -> float:
-    """The L2 norm of some tensors together."""
+def joint_norm(tensors: Tensors, names: list[str]) -> float:
+    """Return the joint L2 norm of the named tensors."""
     return math.sqrt(math.fsum(float(tensors[name].double().square().sum()) for name in names))

@@ -1,4 +1,4 @@
-"""FedMD."""
+"""FedMD: distillation of the sites' mean logits on public images, for networks that differ between sites."""
 
 from __future__ import annotations
 
@@ -24,45 +24,52 @@ from medfl.training.predict import evaluation_batch, logits
 from medfl.types import Meta, Tensors, Visited
 from medfl.utils.wire import prefixed, select
 
-PUBLIC = "public/"
-"""What the names of public images and targets begin with in orders; also the blob that holds them at a site."""
+PUBLIC_PREFIX = "public/"
+"""Prefix of the public images and targets in requests, and name of the blob that stores them at a site."""
 
-SCORES, CONSENSUS = "scores/logits", "consensus"
-"""Names of tensors: what a site says of the drawn public images, and what all say on average."""
+LOGITS = "scores/logits"
+"""Name of the tensor with a site's logits of the drawn public images."""
+
+CONSENSUS = "consensus"
+"""Name of the tensor with the mean logits of all sites."""
 
 DIGEST = "digest"
-"""The label of the training towards the consensus."""
+"""Name of the step, and label of the training, towards the mean logits."""
 
-ROUNDING = 1e-5
-"""Differences of logits up to this count as none."""
+ROUNDING_TOLERANCE = 1e-5
+"""Differences of logits up to this value count as 0."""
 
 
 class FedMD(Personal):
-    """Every site has a model of its own, of any network; shared is what the models say of public images.
+    """Model distillation on public images (FedMD): sites share logits only, so networks may differ.
 
-    All sites get the server's public images once, with labels. A site begins by training on them, and then on its own
-    images. In each round the server draws some public images, the same for all sites. Participants send their logits
-    of these, before any softmax, and get the plain mean of all. Each digests it: it trains to reduce the mean absolute
-    difference of its logits to that mean, by Adam; differences up to 1e-5 count as none (ours: Adam would make full
-    steps of what is rounding). Then it revisits its own images, for the run's epochs, by the task's loss. A site that
-    was away goes on with the next mean.
+    Each site has a personal model of any network. The server sends its public images with labels to each site once.
+    Before its first round, a site trains on the public images and then on its own images. A site that missed rounds
+    continues with the next mean.
 
-    With ``public_epochs = 0``, ``private_epochs = 0`` and ``digest_epochs = 0`` this is `local`, as long as all sites
-    take part in each round.
+    Update rule:
+        In each round, the server draws public images, the same for all sites. The participants send their logits s_k
+        for these images, without softmax, and the server returns the mean of the K replies:
 
-    **Sites with images of a single class pull the mean to that class**, as all logits count alike. The released code
-    ends the first trainings by test images; here they are as long as the settings say.
+            s = (1 / K) sum_k s_k
 
-    When to use it: Where hospitals want unlike networks and share no part of them, and there are public images with the
-    same labels. What is sent hangs on the number of public images and not on the networks. As logits are no updates, a
-    run with a privacy setting refuses this method.
+        In the digest phase, each site minimises the mean absolute difference of its logits to s with Adam. Differences
+        up to 1e-5 count as 0, an addition of medfl: otherwise Adam would make full steps from rounding errors. In the
+        revisit phase, the site trains on its own images with the task's loss for the run's epochs.
+
+    When to use it: When hospitals need different networks and share no part of them, and there are labelled public
+    images of the same task. The traffic depends on the number of public images, not on the networks.
+
+    Limits: **A site with images of a single class pulls the mean towards that class**, because all logits have equal
+    weight. Logits are no updates, so a run with a privacy setting refuses this method. The released code stops the
+    first trainings by test images; here their length is set by parameters.
 
     Attributes:
-        public_epochs: Epochs on public images before a site's first round, >= 0.
-        private_epochs: Epochs on its own images after them, >= 0.
-        align: Public images that are drawn in a round, >= 1, without replacement; all if there are fewer.
-        digest_epochs: Epochs on these in a round, >= 0.
-        digest_lr: Learning rate of the Adam of these, > 0.
+        public_epochs: Epochs on the public images before a site's first round, >= 0.
+        private_epochs: Epochs on the site's own images after that, >= 0.
+        align: Number of public images drawn in a round without replacement, >= 1; all images if there are fewer.
+        digest_epochs: Epochs of the digest phase in a round, >= 0.
+        digest_lr: Learning rate of Adam in the digest phase, > 0.
         public_batch: Public images in a batch, >= 1.
 
     Source: Li, Wang, NeurIPS workshop on federated learning 2019, Algorithm 1, and its released code.
@@ -71,7 +78,7 @@ class FedMD(Personal):
     name = "fedmd"
     family = "personal"
     paper = "Li, Wang, 2019"
-    summary = "own models, held together by what all say of public images, which is all that is sent"
+    summary = "personal models that learn from the sites' mean logits of public images; only logits are sent"
     supports = frozenset({Capability.DIFFERENT_NETWORKS})
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {"scores/": "statistic"}
@@ -92,10 +99,10 @@ class FedMD(Personal):
     # ---- the server
 
     def setup(self, server: Server) -> None:
-        """Nothing but the shape of what a network says of an image.
+        """Set the server's state: the shape of a network's logits, and empty lists of sites.
 
         Raises:
-            SettingsError: If public images are of unlike shapes, or change whenever they are looked at.
+            SettingsError: If public images have different shapes or change at each access.
         """
         if isinstance(server.public, Visited):
             raise SettingsError(
@@ -109,54 +116,55 @@ class FedMD(Personal):
         server.state.meta |= {"holders": [], "scored": [], "shape": list(server.task.objective.output_shape(image))}
 
     def round_steps(self) -> tuple[Step, ...]:
-        """Sites score public images; then they digest what all say, and revisit their own."""
+        """Return the two steps of a round: sites send logits, then train towards the mean and on own images."""
         return (
-            Step("score", self.score_requests, self.score, self.aggregate_scores),
-            Step(DIGEST, self.digest_requests, self.digest, self.aggregate_digested),
+            Step("score", self.score_requests, self.score, self.aggregate_logits),
+            Step(DIGEST, self.digest_requests, self.digest, self.delete_mean_logits),
         )
 
-    def drawn(self, server: Server) -> torch.Tensor:
-        """This round's rows of the public images."""
+    def drawn_rows(self, server: Server) -> torch.Tensor:
+        """Return the row indices of the public images of this round."""
         assert server.public is not None
         return torch.randperm(len(server.public), generator=server.shared_rng("public"))[: self.align]
 
     def score_requests(self, server: Server) -> list[Request]:
-        """To this round's participants; whoever takes part for the first time gets the public images, once."""
+        """Return requests for logits to the participants; sites without the public images receive them."""
         assert server.public is not None
         chosen = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
-        rows, public, holders = {"rows": self.drawn(server)}, Tensors(), set(server.state.meta["holders"])
+        rows, public = {"rows": self.drawn_rows(server)}, Tensors()
+        sites_with_images = set(server.state.meta["holders"])
         meta = {"shape": server.state.meta["shape"]}
-        if set(chosen) - holders:
+        if set(chosen) - sites_with_images:
             images = server.public.batch(torch.arange(len(server.public)))[0]
-            public = prefixed({"images": images.contiguous(), "targets": all_targets(server.public)}, PUBLIC)
-        return [Request(name, "score", rows if name in holders else rows | public, meta) for name in chosen]
+            public = prefixed({"images": images.contiguous(), "targets": all_targets(server.public)}, PUBLIC_PREFIX)
+        return [Request(name, "score", rows if name in sites_with_images else rows | public, meta) for name in chosen]
 
-    def aggregate_scores(self, server: Server, replies: Replies) -> None:
-        """The mean of all scores, and who has the public images now."""
-        self.note_holders(server, replies)
+    def aggregate_logits(self, server: Server, replies: Replies) -> None:
+        """Store the mean logits and the names of the sites that replied."""
+        self.record_public_data_sites(server, replies)
         server.state.meta["scored"] = sorted(replies.meta)
-        scores = [tensors[SCORES].double() for _, tensors in replies]
+        scores = [tensors[LOGITS].double() for _, tensors in replies]
         server.state.tensors = {CONSENSUS: consensus(scores)} if scores else {}
 
     def digest_requests(self, server: Server) -> list[Request]:
-        """To the sites whose scores came, with the mean."""
-        tensors = {"rows": self.drawn(server)} | server.state.tensors
+        """Return requests with the mean logits to the sites that sent logits."""
+        tensors = {"rows": self.drawn_rows(server)} | server.state.tensors
         return [Request(name, DIGEST, tensors) for name in server.state.meta["scored"]]
 
-    def aggregate_digested(self, server: Server, replies: Replies) -> None:
-        """Forget the mean."""
-        self.note_holders(server, replies)
+    def delete_mean_logits(self, server: Server, replies: Replies) -> None:
+        """Delete the mean logits from the server's state."""
+        self.record_public_data_sites(server, replies)
         server.state.tensors, server.state.meta["scored"] = {}, []
 
-    def note_holders(self, server: Server, replies: Replies) -> None:
-        """Who replied has the public images; who is missing may have lost them, and gets them again."""
+    def record_public_data_sites(self, server: Server, replies: Replies) -> None:
+        """Record which sites have the public images; a site that did not reply receives the images again."""
         server.state.meta["holders"] = sorted({*server.state.meta["holders"], *replies.meta} - set(replies.missing))
 
     def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
-        """Logits of each image that was drawn, after 'score' and not after 'digest'."""
+        """Raise RefusedError unless a reply to 'score' has logits of each drawn image, and one to 'digest' nothing."""
         forms = {name: (list(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
         shape = [len(request.tensors["rows"]), *request.meta.get("shape", [])]
-        if forms != ({SCORES: (shape, torch.float32)} if request.op == "score" else {}):
+        if forms != ({LOGITS: (shape, torch.float32)} if request.op == "score" else {}):
             raise RefusedError(
                 "unexpected_tensors",
                 f"Expected float32 logits of shape {shape} in a reply to 'score' and nothing in one to '{DIGEST}', got "
@@ -168,22 +176,22 @@ class FedMD(Personal):
     # ---- a site
 
     def score(self, site: Site, request: Request) -> Reply:
-        """What the own model says of the drawn images; before a site's first round it is trained."""
-        if received := select(request.tensors, PUBLIC):
-            site.keep_blob(PUBLIC, received)
+        """Reply with the logits of the drawn images; before a site's first round, store the public images and train."""
+        if received := select(request.tensors, PUBLIC_PREFIX):
+            site.keep_blob(PUBLIC_PREFIX, received)
         task, log = site.task, {}
         if not site.state.tensors:
-            log = self.begin(site)
+            log = self.train_before_first_round(site)
         model = task.load(self.own(site), site.network)
-        data, size = public_part(site, request.tensors["rows"]), evaluation_batch(task.objective)
-        return Reply({SCORES: logits(model, data, site.settings, task.device, size)}, log=log)
+        data, size = public_images(site, request.tensors["rows"]), evaluation_batch(task.objective)
+        return Reply({LOGITS: logits(model, data, site.settings, task.device, size)}, log=log)
 
-    def begin(self, site: Site) -> dict[str, float]:
-        """Train on public images, then on own ones, and keep the model; what is to be logged."""
+    def train_before_first_round(self, site: Site) -> dict[str, float]:
+        """Train on the public images, then on the site's own images; store the model and return the log."""
         log = dict[str, float]()
         public = Training("public", Budget(self.public_epochs), batch_size=self.public_batch)
         for training, data in (
-            (public, public_part(site)),
+            (public, public_images(site)),
             (Training("private", Budget(self.private_epochs)), site.train),
         ):
             if training.budget.total:
@@ -193,13 +201,13 @@ class FedMD(Personal):
         return log
 
     def digest(self, site: Site, request: Request) -> Reply:
-        """Train towards the mean of all, then on own images."""
+        """Train towards the mean logits, then on the site's own images; store the model."""
         log = dict[str, float]()
         if self.digest_epochs:
             training = Training(DIGEST, Budget(self.digest_epochs), batch_size=self.public_batch)
-            images = public_part(site, request.tensors["rows"]).images
-            settings = site.settings.model_copy(update={"balance": "none"})  # these images have no classes
-            task = replace(site.task, augmentation=None)  # what is said is said of the images as they are
+            images = public_images(site, request.tensors["rows"]).images
+            settings = site.settings.model_copy(update={"balance": "none"})  # the targets are logits, not classes
+            task = replace(site.task, augmentation=None)  # the logits belong to images without augmentation
             there = replace(site, train=TensorData(images, request.tensors[CONSENSUS]), task=task, settings=settings)
             done = self.fit(training.at(there), self.own(site), training=training)
             site.state.tensors, log = done.after, training.log(done.log)
@@ -207,35 +215,43 @@ class FedMD(Personal):
         return Reply(log=log | done.log, trained={"personal": Model(site.network, done.after)})
 
     def make_optimizer(self, fit: Fit) -> torch.optim.Optimizer:
-        """Adam towards the mean of all, else the task's."""
+        """Return Adam for the digest phase; the task's optimiser otherwise."""
         if fit.training.label != DIGEST:
             return super().make_optimizer(fit)
         return torch.optim.Adam([parameter for _, parameter in fit.parameters()], lr=self.digest_lr)
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """The mean absolute difference to the mean of all, else the task's loss."""
+        """Return the mean absolute difference to the mean logits in the digest phase; the task's loss otherwise."""
         if fit.training.label != DIGEST:
             return super().loss(fit, batch)
-        return F.threshold((fit.logits(batch).float() - batch.targets).abs(), ROUNDING, 0.0).mean()
+        return F.threshold((fit.logits(batch).float() - batch.targets).abs(), ROUNDING_TOLERANCE, 0.0).mean()
 
 
-def public_part(site: Site, rows: torch.Tensor | None = None) -> TensorData:
-    """Some of the public images with their targets, or all, as the site holds them.
+def public_images(site: Site, rows: torch.Tensor | None = None) -> TensorData:
+    """Return some or all public images with their targets from the site's blob.
+
+    Args:
+        site: Site that stores the public images.
+        rows: Row indices; None returns all images.
 
     Raises:
-        RefusedError: If it has lost them.
+        RefusedError: If the site has lost the blob.
     """
-    if PUBLIC not in site.state.blobs:
+    if PUBLIC_PREFIX not in site.state.blobs:
         raise RefusedError(
             "lost_public_images",
             f"Site '{site.name}' has lost the public images; the server sends them again next time.",
             site=site.name,
         )
-    public = site.blob(PUBLIC)
+    public = site.blob(PUBLIC_PREFIX)
     images, targets = public["images"], public["targets"]
     return TensorData(images, targets) if rows is None else TensorData(images[rows], targets[rows])
 
 
 def consensus(scores: list[torch.Tensor]) -> torch.Tensor:
-    """The plain mean of sites' logits, each (n, C, ...), float64; as float32."""
+    """Return the mean of the sites' logits, float32.
+
+    Args:
+        scores: Logits of each site, shape (n, C, ...), float64.
+    """
     return torch.stack(scores).mean(dim=0).float()

@@ -1,4 +1,4 @@
-"""FedNova."""
+"""FedNova: normalised averaging, which corrects for different amounts of local training."""
 
 from __future__ import annotations
 
@@ -19,32 +19,42 @@ from medfl.types import Meta, Tensors
 from medfl.utils.metadata import LARGEST, Count, MetaField, number
 from medfl_methods.fedprox import FedProx
 
-STRETCH = "stretch"
-"""In the server's meta: how many times the weighted mean of this round's updates the server moves, >= 0."""
+STEP_FACTOR = "stretch"
+"""Key in the server's metadata: factor of the weighted mean of this round's updates, >= 0."""
 
 
 class FedNova(FedProx):
-    """Averaging of updates that are divided by how far each site's optimiser went, so that longer trainings don't win.
+    """Normalised averaging (FedNova): each update is divided by the length of the site's local training.
 
-    A site's effort a_k is how far its steps would go along a constant gradient of 1, in units of the learning rate: its
-    number of steps t with plain SGD, sum over j <= t of (1 - beta^j) / (1 - beta) with momentum, and with the proximal
-    term the D of t turns of v <- beta v + 1 - lr mu D, D <- D + v. The server moves by tau_eff sum p_k D_k / a_k, where
-    D_k is an update, p_k a site's weight and tau_eff the weighted mean of the efforts. Buffers are averaged with the
-    same weights, p_k / a_k, and not stretched. A site that takes no step is left out.
+    With `fedavg`, sites that take more local steps have more influence than their weights state. FedNova removes this
+    objective inconsistency. Local training is the same as in `fedprox`; with ``mu = 0`` as in `fedavg`.
 
-    Where all efforts are alike, as in a run with `steps`, this is `fedprox`, and `fedavg` with ``mu = 0``. Each site
-    tells its effort and its number of steps, from which its number of images follows, so runs with a privacy setting
-    refuse this method. It needs plain SGD, with or without momentum. For mu > 0 and momentum at once the authors add
-    the efforts of both; here the proximal term is in the loss, so momentum sees it, and so does the effort. The preset
-    ``paper`` goes with SGD with momentum 0.9.
+    Update rule:
+        With D_k the update of site k, p_k its weight, and a_k its effort:
 
-    When to use it: Where sites of unlike sizes train whole epochs, so that large ones take many more steps: FedAvg then
-    ends nearer to their optimum than their weights say. It does not mend the drift of single sites, as `scaffold` does.
+            w <- w + tau_eff sum_k p_k D_k / a_k,    tau_eff = sum_k p_k a_k
+
+        The effort is the distance that t local steps cover along a constant gradient of 1, in units of the learning
+        rate: a_k = t for plain SGD, and sum_{j <= t} (1 - beta^j) / (1 - beta) with momentum beta. With the proximal
+        term, it is D after t iterations of v <- beta v + 1 - lr mu D, D <- D + v, from v = D = 0. Buffers are averaged
+        with the weights p_k / a_k, without the factor tau_eff. Sites that take no step are left out.
+
+    When to use it: When sites of different sizes train for whole epochs, so that large sites take many more steps.
+    `fedavg` then ends nearer to the optimum of the large sites than their weights state.
+
+    Limits: The method needs SGD, with or without momentum, but without Nesterov momentum or dampening. It does not
+    correct the drift of single sites; `scaffold` does. Each site sends its effort and its number of steps, which reveal
+    its number of images, so a run with a privacy setting refuses this method. For mu > 0 together with momentum, the
+    authors add both efforts. Here the proximal term is part of the loss, so the momentum and the effort include it. The
+    preset ``paper`` is meant for SGD with momentum 0.9.
+
+    Limit cases: If all efforts are equal, as in a run with `steps`, this method is `fedprox`, and `fedavg` with ``mu =
+    0``.
 
     Attributes:
-        mu: Weight of the proximal term (mu/2) ||w - w_t||^2, >= 0.
-        tau_eff: ``effort`` takes the weighted mean of efforts, ``steps`` that of the numbers of steps, as the authors
-            do with a proximal term.
+        mu: Weight of the proximal term (mu / 2) ||w - w_t||^2, >= 0.
+        tau_eff: ``effort`` uses the weighted mean of the efforts, ``steps`` the weighted mean of the numbers of steps,
+            as the authors do with a proximal term.
 
     Source: Wang, Liu, Liang, Joshi, Poor, NeurIPS 2020, equations 5 and 8.
     """
@@ -52,7 +62,7 @@ class FedNova(FedProx):
     name = "fednova"
     family = "averaging"
     paper = "Wang et al., NeurIPS 2020"
-    summary = "FedAvg whose updates are divided by how far each site's optimiser went"
+    summary = "normalised averaging: updates are divided by the length of local training"
     supports = frozenset()
 
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
@@ -67,26 +77,26 @@ class FedNova(FedProx):
     tau_eff: Literal["effort", "steps"] = "effort"
 
     def setup(self, server: Server) -> None:
-        """The common initial model.
+        """Set the server's state to the initial model.
 
         Raises:
-            SettingsError: If the task's optimiser is not SGD, or one with Nesterov's momentum or dampening.
+            SettingsError: If the task's optimiser is not SGD, or has Nesterov momentum or dampening.
         """
         super().setup(server)
         optimizer = server.task.optimizer([torch.nn.Parameter(torch.zeros(1))])
-        check_sgd(optimizer, "FedNova divides updates by how far SGD went")
+        check_sgd(optimizer, "FedNova divides updates by the distance that SGD covered")
 
     def after_fit(self, fit: Fit) -> None:
-        """The site's effort and its steps."""
+        """Add the site's effort and number of steps to the metadata of the reply."""
         fit.meta |= {"effort": max(way(fit.optimizer.param_groups[0], fit.steps, self.mu), 0.0), "steps": fit.steps}
 
     @property
     def weighting(self) -> Weighting:
-        """``size``: sites weigh p_k, divided by how many steps they took."""
+        """Weighting of the sites' models: ``size``; the method divides these weights by the efforts."""
         return "size"
 
     def weights_of(self, server: Server, metas: Mapping[str, Meta]) -> dict[str, float]:
-        """p_k / a_k, and 0 for a site that took no step; p_k where all efforts are alike."""
+        """Return p_k / a_k, and 0 for a site that took no step; p_k if all efforts are equal."""
         sizes = super().weights_of(server, metas)
         efforts = {name: meta["effort"] for name, meta in metas.items()}
         if len(set(efforts.values())) == 1:
@@ -94,17 +104,17 @@ class FedNova(FedProx):
         return {name: size / efforts[name] if efforts[name] else 0.0 for name, size in sizes.items()}
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
-        """The weighted mean, stretched."""
-        moved = {name: meta for name, meta in replies.meta.items() if meta["effort"]}
-        server.state.meta[STRETCH] = self.stretch(super().weights_of(server, moved), moved) if moved else 1.0
+        """Compute the factor of this round, then average the updates."""
+        moving = {name: meta for name, meta in replies.meta.items() if meta["effort"]}
+        server.state.meta[STEP_FACTOR] = self.step_factor(super().weights_of(server, moving), moving) if moving else 1.0
         super().aggregate_updates(server, replies)
 
-    def stretch(self, sizes: Mapping[str, float], metas: Mapping[str, Meta]) -> float:
-        """tau_eff sum p_k / a_k: by how much the mean with weights p_k / a_k falls short of FedNova's step.
+    def step_factor(self, sizes: Mapping[str, float], metas: Mapping[str, Meta]) -> float:
+        """Return tau_eff sum_k p_k / a_k, the factor between FedNova's step and the mean with weights p_k / a_k.
 
         Args:
-            sizes: Weights of the sites that took a step.
-            metas: What these told.
+            sizes: Maps each site that took a step to its weight.
+            metas: Maps each site that took a step to the metadata of its reply.
         """
         shares = normalised(dict(sizes), metas)
         if self.tau_eff == "effort" and len({meta["effort"] for meta in metas.values()}) == 1:
@@ -113,5 +123,5 @@ class FedNova(FedProx):
         return length * math.fsum(share / metas[name]["effort"] for name, share in shares.items())
 
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
-        """The stretched step of the parameters; buffers take the mean."""
-        return super().server_update(server, old, lengthened(server, mean, server.state.meta[STRETCH]))
+        """Return the new global tensors; the factor scales the updates of parameters, but not of buffers."""
+        return super().server_update(server, old, lengthened(server, mean, server.state.meta[STEP_FACTOR]))

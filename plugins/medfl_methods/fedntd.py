@@ -1,4 +1,4 @@
-"""FedNTD."""
+"""FedNTD: not-true distillation from the received model."""
 
 from __future__ import annotations
 
@@ -21,21 +21,26 @@ logger = logging.getLogger(__name__)
 
 
 class FedNTD(FedAvg):
-    """FedAvg whose sites keep what the received model says of the classes that an image is not of.
+    """FedAvg with not-true distillation (FedNTD): sites preserve the received model's view of the other classes.
 
-    A site minimises CE + beta tau^2 KL(teacher || model), where the teacher is the model that it received and both are
-    softmax outputs over the alternatives but for the true one, at temperature tau. What a voxel or an image of unknown
-    truth says is left out.
+    The received model teaches the local model about all classes except the true one. This preserves knowledge of
+    classes that are absent at a site. Images or voxels without a known true class are left out of the distillation.
 
-    ``beta = 0`` makes this FedAvg. So does a task with two alternatives, as `binary` and `multilabel`: once the true
-    one is left out a single one remains, of which both models are certain.
+    Update rule:
+        With tau the temperature, and both predictions a softmax over all classes but the true one, a site minimises
 
-    When to use it: When sites hold few of many classes and FedAvg forgets between rounds what absent sites taught it.
-    With two classes it does nothing.
+            CE(w) + beta tau^2 KL(teacher || w)
+
+    When to use it: When sites hold few of many classes, and `fedavg` forgets absent classes between the rounds.
+
+    Limits: With two classes, the method has no effect.
+
+    Limit cases: A task with two alternatives, such as `binary` and `multilabel`, makes this method `fedavg`. Without
+    the true alternative, a single one remains, whose probability is 1 in both models.
 
     Attributes:
-        beta: Weight of the distillation term, >= 0. Worth trying: 0.3, 1, 3.
-        tau: Temperature, > 0. Worth trying: 1, 3.
+        beta: Weight of the distillation term, >= 0. Values to try: 0.3, 1, 3.
+        tau: Temperature, > 0. Values to try: 1, 3.
 
     Source: Lee, Jeong, Shin, Bae, Yun, NeurIPS 2022, equations 3 to 5.
     """
@@ -43,7 +48,7 @@ class FedNTD(FedAvg):
     name = "fedntd"
     family = "averaging"
     paper = "Lee et al., NeurIPS 2022"
-    summary = "the received model teaches a site about the classes that an image is not of"
+    summary = "FedAvg with distillation of the received model's predictions for all classes but the true one"
     supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"soft_targets"})
@@ -55,23 +60,25 @@ class FedNTD(FedAvg):
 
     @property
     def active_needs(self) -> frozenset[Need]:
-        """None without the term."""
+        """Needs of the class; none for ``beta = 0``."""
         return self.needs if self.beta else frozenset()
 
     def setup(self, server: Server) -> None:
-        """The common initial model; a warning where there are two alternatives only."""
+        """Set the server's state to the initial model; log a warning if the task has two alternatives only."""
         super().setup(server)
         objective = server.task.objective
         if self.beta and objective.alternatives(torch.zeros(1, objective.outputs)).shape[1] == 2:
-            logger.warning("Of two classes only the true one and another are left: 'fedntd' is 'fedavg' here.")
+            logger.warning(
+                "The task has two classes, so not-true distillation has no effect: 'fedntd' equals 'fedavg' here."
+            )
 
     def before_fit(self, fit: Fit) -> None:
-        """The received model becomes the teacher."""
+        """Store the received model as the teacher."""
         if self.beta:
             fit.extra["teacher"] = Teacher(fit.model, fit.site)
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """The task's loss plus the distillation of what is not true."""
+        """Return the task's loss plus the not-true distillation term."""
         loss, objective = super().loss(fit, batch), fit.site.task.objective
         if self.beta == 0:
             return loss
@@ -85,16 +92,16 @@ class FedNTD(FedAvg):
 def not_true_distillation(
     student: torch.Tensor, teacher: torch.Tensor, truth: torch.Tensor, tau: float = 1.0
 ) -> torch.Tensor:
-    """tau^2 KL(teacher || student) over all alternatives but the true one, as a mean over the batch.
+    """Return tau^2 KL(teacher || student) over all alternatives but the true one, as a mean over the batch.
 
     Args:
-        student: Logits of alternatives, (B, K) or (B, K, ...), K >= 2.
-        teacher: Logits, the same shape; no gradient flows into them.
-        truth: Which alternative is the true one, (B,) or (B, ...), int64; where it is -1 nothing is distilled.
+        student: Logits of the alternatives, shape (B, K) or (B, K, ...), K >= 2.
+        teacher: Logits of the same shape; no gradient flows into them.
+        truth: Index of the true alternative, shape (B,) or (B, ...), int64. Entries of -1 are left out.
         tau: Temperature, > 0.
 
     Returns:
-        A scalar >= 0; 0 for K = 2.
+        Scalar >= 0; 0 for K = 2.
     """
     others = torch.arange(student.shape[1] - 1, device=truth.device).reshape(1, -1, *[1] * (truth.dim() - 1))
     places = others + (others >= truth.unsqueeze(1)).long()

@@ -1,4 +1,4 @@
-"""FedPer."""
+"""FedPer: a shared body with personal heads."""
 
 from __future__ import annotations
 
@@ -9,24 +9,30 @@ from medfl.toolkit.body_sharing import MeanHead
 
 
 class FedPer(MeanHead):
-    """A common body, and at each site a head of its own; both are trained together.
+    """Shared body with personal heads (FedPer): body and head are trained together, and only bodies are averaged.
 
-    Each round the participants train the received body jointly with their own heads; the new body is the mean of
-    theirs, weighted by their numbers of training images. A site's model is the common body under its own head. The head
-    is a network's attribute `head`; normalisation layers of the body are shared as the run's `norm_sync` says.
+    In each round, the participants train the received body together with their own heads. The server averages the
+    bodies, weighted by the numbers of training images. A site's personal model is the global body with its own head.
+    The head is the network's attribute `head`. Normalisation layers of the body follow the run's `norm_sync`.
 
-    With ``global_head = average``, and only then, a site also sends how its head differs from the mean head
-    (``head/``). From a last layer and its changes the shares of a site's classes can often be told. Without it they are
-    still felt in the body, but nothing shows them as plainly.
+    Update rule:
+        With body b, shared by all sites, and head h_k of site k:
 
-    When to use it: When sites hold unlike shares of the classes, or mean unlike things by them, and each wants a model
-    for its own patients. It leaves no good model for a new site, and helps little where the images look unlike: then
-    the body is what differs.
+            (b_k, h_k) = local training from (b_t, h_k)
+            b_{t+1} = b_t + sum_k p_k (b_k - b_t)
+
+    When to use it: When sites have different class distributions or label conventions, and each needs a model for its
+    own patients.
+
+    Limits: The method yields no good model for a new site, and helps little if images look different between sites,
+    because the body then differs. With ``global_head = average``, a site also sends the difference of its head to the
+    mean head (``head/``). The last layer and its changes often reveal a site's class distribution. Without the head,
+    that distribution still influences the body's updates, but less visibly.
 
     Attributes:
-        global_head: ``none`` keeps heads at home, and there is no global model. With ``average`` the mean head of the
-            round's participants, weighted as their bodies, and the body are the run's global model; sites go on with
-            their own heads. It needs one network at all sites.
+        global_head: ``none`` keeps heads at the sites, and there is no global model. With ``average``, the run's global
+            model is the global body with the mean of the participants' heads, weighted as their bodies; sites continue
+            with their own heads. This needs the same network at all sites.
 
     Source: Arivazhagan, Aggarwal, Singh, Choudhary, arXiv 1912.00818, Algorithms 1 and 2, with one layer personal.
     """
@@ -34,7 +40,7 @@ class FedPer(MeanHead):
     name = "fedper"
     family = "personal"
     paper = "Arivazhagan et al., 2019"
-    summary = "a common body, and at each site a head of its own; both are trained together"
+    summary = "FedAvg of the body, with a personal head at each site; both are trained together"
     supports = frozenset({Capability.DIFFERENT_HEADS, Capability.DP_SGD, Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"head"})

@@ -1,4 +1,4 @@
-"""FedProto."""
+"""FedProto: personal models that share the mean features of each class."""
 
 from __future__ import annotations
 
@@ -16,27 +16,34 @@ from medfl.utils.metadata import Count, MetaField, list_of
 
 
 class FedProto(PrototypeSharing):
-    """Every site has a model of its own; shared are prototypes, the mean features of the images of each class.
+    """Prototype sharing (FedProto): sites share only the mean features of each class, so networks may differ.
 
-    A site minimises its loss plus lam times the mean over a batch of the distance of each image's features to the
-    common prototype of its class; an image of a class without one adds 0. Then it sends the prototypes of its classes,
-    of all its training images in evaluation mode. A common prototype is the mean over the sites that sent one; a class
-    that nobody sent keeps its last. In the first round there are none. Networks may be unlike if their bodies give as
-    many features.
+    Each site has a personal model. After training, it sends the prototypes of its classes: the mean features of all its
+    training images of a class, in evaluation mode. The global prototype of a class is the mean over the sites that sent
+    one. If no site sends a prototype of a class, the class keeps its last global prototype. Networks may differ if
+    their bodies give the same number of features.
 
-    With ``lam = 0`` this is `local`, as long as all sites take part in each round.
+    Update rule:
+        With features f(x) of an image x of class y, and P_y the global prototype of the class, a site minimises
 
-    **A prototype that one site alone sends is the mean of that site's patients**, who may be few.
+            F(w) + lam mean over the batch of distance(f(x), P_y)
 
-    When to use it: Where hospitals want unlike networks, or can send little: a message has classes times features
-    numbers. As no model is shared, a site that lacks images of a class learns little about it.
+        An image of a class without global prototype adds 0. In the first round there are no prototypes.
+
+    When to use it: When hospitals need different networks, or when traffic must be small: a message has classes x
+    features numbers.
+
+    Limits: **If a single site sends a prototype of a class, the global prototype is the mean of that site's patients**,
+    who may be few. No model is shared, so a site without images of a class learns little about it.
+
+    Limit cases: With ``lam = 0``, this method is `local` if all sites take part in each round.
 
     Attributes:
-        lam: Weight of the distance to prototypes, >= 0. The paper's grid is 0.1 to 10.
+        lam: Weight of the distance to the prototypes, >= 0. Grid of the paper: 0.1 to 10.
         distance: ``mse`` is the squared Euclidean distance divided by the number of features, as in the authors' code;
             ``l2`` is not divided, as in the paper.
-        weights: What the mean over sites weighs by: ``uniform``, as in the code, or ``counts`` of a site's images of
-            the class, which it then tells.
+        weights: Weights of the mean over sites: ``uniform``, as in the code, or ``counts``, the sites' numbers of
+            images of the class, which they then send.
 
     Source: Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, AAAI 2022, equations 4 to 7, and its released code.
     """
@@ -44,7 +51,7 @@ class FedProto(PrototypeSharing):
     name = "fedproto"
     family = "personal"
     paper = "Tan et al., AAAI 2022"
-    summary = "own models, held together by the mean features of each class, which are all that is sent"
+    summary = "personal models regularised towards global class prototypes; only prototypes are sent"
     supports = frozenset({Capability.DIFFERENT_NETWORKS})
 
     sends_meta: ClassVar[Mapping[str, MetaField]] = {"label_counts": MetaField("private", list_of(Count, "classes"))}
@@ -57,17 +64,17 @@ class FedProto(PrototypeSharing):
     weights: Literal["uniform", "counts"] = "uniform"
 
     def scale(self, features: int) -> float:
-        """1, or 1/d."""
+        """Return the factor of the squared distance: 1 for ``l2``, 1 / d for ``mse``."""
         return 1.0 if self.distance == "l2" else super().scale(features)
 
     def tells(self, site: Site) -> Meta:
-        """The site's numbers of images of each class, if they are weights."""
+        """Return the metadata of a reply: the site's number of images per class, if `weights` uses them."""
         if self.weights == "uniform":
             return {}
         return {"label_counts": torch.bincount(labels_of(site.train), minlength=site.task.objective.classes).tolist()}
 
     def take_in(self, server: Server, sent: Mapping[str, Tensors], metas: Mapping[str, Meta]) -> None:
-        """The mean over the sites that own a class."""
+        """Store the mean prototype of each class over the sites that sent one."""
         ones = [1] * server.task.objective.classes
         keep(
             server, PROTO, mean_prototypes(sent, lambda site, label: metas[site].get("label_counts", ones)[int(label)])

@@ -1,4 +1,4 @@
-"""FedProx."""
+"""FedProx: FedAvg with a proximal term."""
 
 from __future__ import annotations
 
@@ -16,15 +16,22 @@ from medfl_methods.fedavg import FedAvg
 
 
 class FedProx(FedAvg):
-    """FedAvg with a proximal term: a site minimises F(w) + (mu/2) ||w - w_t||^2 over its trainable parameters.
+    """FedAvg with a proximal term that keeps the local models near the global model (FedProx).
 
-    Buffers are not in the term. ``mu = 0`` makes this FedAvg.
+    Update rule:
+        With w_t the received model, a site minimises over its trainable parameters
 
-    When to use it: When FedAvg is unsteady because sites train long on unlike data, or on very unlike amounts of it. A
-    large ``mu`` also slows learning down, so choose it on validation data; the gain over FedAvg is often small.
+            F(w) + (mu / 2) ||w - w_t||^2
+
+        Buffers are not in the term. The server averages as in `fedavg`.
+
+    When to use it: When `fedavg` is unstable because sites train for many steps on heterogeneous data, or on very
+    different amounts of it.
+
+    Limits: A large ``mu`` also slows learning, so choose it on validation data. The gain over `fedavg` is often small.
 
     Attributes:
-        mu: Weight of the proximal term, >= 0. The paper's grid is 0.001, 0.01, 0.1, 1.
+        mu: Weight of the proximal term, >= 0. Grid of the paper: 0.001, 0.01, 0.1, 1.
 
     Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, MLSys 2020, equation 2.
     """
@@ -32,7 +39,7 @@ class FedProx(FedAvg):
     name = "fedprox"
     family = "averaging"
     paper = "Li et al., MLSys 2020"
-    summary = "FedAvg with a proximal term that keeps sites near the server's model"
+    summary = "FedAvg with a proximal term that keeps local models near the global model"
     supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"mu": 1.0}, "medfl": {"mu": 0.01}}
@@ -41,7 +48,7 @@ class FedProx(FedAvg):
     mu: float = Field(0.01, ge=0, allow_inf_nan=False)
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """The task's loss plus (mu/2) ||w - w_t||^2."""
+        """Return the task's loss plus (mu / 2) ||w - w_t||^2."""
         loss = super().loss(fit, batch)
         if self.mu == 0:
             return loss
@@ -49,6 +56,6 @@ class FedProx(FedAvg):
 
 
 def squared_distance(fit: Fit) -> torch.Tensor:
-    """||w - w_t||^2 over the trainable parameters of the model in training."""
+    """Return ||w - w_t||^2 over the trainable parameters of the model in training."""
     terms = [(p - fit.start[name]).square().sum() for name, p in fit.model.named_parameters() if p.requires_grad]
     return torch.stack(terms).sum()

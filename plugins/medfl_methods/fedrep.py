@@ -1,4 +1,4 @@
-"""FedRep."""
+"""FedRep: a shared body with personal heads, trained one after the other."""
 
 from __future__ import annotations
 
@@ -15,27 +15,37 @@ from medfl.types import Meta
 
 
 class FedRep(MeanHead):
-    """A common body, and at each site a head of its own; a site trains first its head, then the body.
+    """Shared representation (FedRep): a site first trains its personal head, then the shared body.
 
-    In the first phase the received body is frozen and in evaluation mode, so that its running statistics stay too; in
-    the second the head is. Each phase has a fresh optimiser over what it trains. A round has the batches of a method
-    without phases, and `head_share` of them are the head's. With a share between 0 and 1 each phase has at least one
-    batch; a site that has one batch in a round gets it in both.
+    A site trains in two phases, each with a new optimiser. In the first phase, the received body is frozen and in
+    evaluation mode, so its running statistics do not change. In the second phase, the head is frozen. The server
+    averages the bodies as `fedper` does. A round has as many batches as a method with one phase; `head_share` of them
+    train the head.
 
-    ``head_share = 0`` never trains a head: every site keeps the one it began with. ``head_share = 1`` never trains the
-    body, which is then the same in all rounds. With ``global_head = average``, and only then, a site also sends how its
-    head differs from the mean head (``head/``), from which the shares of its classes can often be told.
+    Update rule:
+        With body b, shared by all sites, and head h_k of site k:
 
-    When to use it: Where `fedper` is of use, sites hold enough images to fit a head to, and a round is several epochs
-    long: the body is trained for heads that suit the received body already. With one epoch a round or few images at a
-    site, `fedper` makes more of the same time.
+            h_k <- training of the head under the fixed body b_t
+            b_k = training of the body under the fixed head h_k, from b_t
+            b_{t+1} = b_t + sum_k p_k (b_k - b_t)
+
+    When to use it: Where `fedper` is useful, sites have enough images to fit a head, and a round has several epochs.
+    The body is then trained for heads that already suit the received body. With one epoch per round or few images per
+    site, `fedper` uses the time better.
+
+    Limits: With ``global_head = average``, a site also sends the difference of its head to the mean head (``head/``),
+    which often reveals its class distribution.
+
+    Limit cases: With ``head_share = 0``, every site keeps its initial head. With ``head_share = 1``, the body stays the
+    initial one in all rounds. With a share between 0 and 1, each phase has at least one batch; a site with a single
+    batch per round uses it in both phases.
 
     Attributes:
-        head_share: Share of a round's batches in which the head is trained, in [0, 1]. A half suits rounds of few
-            epochs; the paper's 10 epochs for the head and 1 for the body are 10/11 in a run with ``epochs = 11``.
-        global_head: ``none`` keeps heads at home, and there is no global model. With ``average`` the mean head of the
-            round's participants, weighted as their bodies, and the body are the run's global model; sites go on with
-            their own heads. It needs one network at all sites.
+        head_share: Share of a round's batches that train the head, in [0, 1]. 0.5 suits rounds of few epochs. The
+            paper's 10 epochs for the head and 1 for the body are 10/11 in a run with ``epochs = 11``.
+        global_head: ``none`` keeps heads at the sites, and there is no global model. With ``average``, the run's global
+            model is the global body with the mean of the participants' heads, weighted as their bodies; sites continue
+            with their own heads. This needs the same network at all sites.
 
     Source: Collins, Hassani, Mokhtari, Shakkottai, ICML 2021, Algorithm 1.
     """
@@ -43,7 +53,7 @@ class FedRep(MeanHead):
     name = "fedrep"
     family = "personal"
     paper = "Collins et al., ICML 2021"
-    summary = "a common body, and at each site a head of its own; first the head is trained, then the body"
+    summary = "FedAvg of the body, with a personal head at each site; the head is trained first, then the body"
     supports = frozenset({Capability.DIFFERENT_HEADS, Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"head"})
@@ -52,7 +62,7 @@ class FedRep(MeanHead):
     head_share: float = Field(0.5, ge=0, le=1)
 
     def trainings(self, site: Site) -> Sequence[Training]:
-        """The head's, if it has a share, and the body's."""
+        """Return the training of the head, if it has a share of the batches, and the training of the body."""
         settings, share = site.settings, self.head_share
         images = 0 if site.train is None else len(site.train)
         total = settings.steps or settings.epochs * math.ceil(images / settings.batch_size)

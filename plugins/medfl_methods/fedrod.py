@@ -1,4 +1,4 @@
-"""FedRoD."""
+"""FedRoD: a class-balanced global model, and a personal second head at each site."""
 
 from __future__ import annotations
 
@@ -19,28 +19,37 @@ from medfl.training.loop import Batch
 from medfl.types import Tensors
 from medfl_methods.fedavg import FedAvg
 
-OWN = "own/"
-"""Where a site keeps its second head."""
+SECOND_HEAD_PREFIX = "own/"
+"""State prefix of a site's second head."""
 
 
 class FedRoD(FedAvg):
-    """A common model that is trained as if classes were equally frequent, and at each site a second head on its body.
+    """Robust decoupling (FedRoD): a class-balanced global model, plus a personal second head at each site.
 
-    Body and head are trained and averaged as in FedAvg, by a loss whose logits z are raised to z + gamma ln m_k, where
-    m_k are the site's training images of each class (balanced softmax). A class that the site lacks leaves the softmax:
-    no gradient pushes it down. The second head is trained beside it, by the plain loss of z + z_own; from this loss no
-    gradient flows into z or the body, and it has an optimiser of its own. It begins at zero (ours), so that the
-    personal model begins as the common one, and never leaves its site.
+    The global model is trained with a balanced loss and averaged as in `fedavg`. Beside it, each site trains a second
+    head on the features of the body with the plain loss. The second head never leaves the site, and has an optimiser of
+    its own. The personal model is the global body with the sum of both heads. Both heads are one linear layer, so the
+    personal model has the same network as the global one.
 
-    The personal model puts out z + z_own. Heads are one linear layer, so it is a network like the common one, whose
-    head is the sum of both. With ``gamma = 0`` the common model is that of `fedavg`, bit by bit.
+    Update rule:
+        With logits z of the global model, logits z_own of the second head, and m_kc the number of training images of
+        class c at site k:
 
-    When to use it: When sites hold unlike shares of the classes, and both a common model that is fair to all classes
-    and one for each site's own patients are wanted. It costs hardly more than FedAvg. At a site of one class the
-    common model learns nothing.
+            global model:  minimise F(z + gamma ln m_k)       (balanced softmax)
+            second head:   minimise F(z + z_own), without gradients into z and the body
+
+        A class that the site lacks is removed from the softmax, so no gradient lowers its logit. The second head starts
+        at 0 (an addition of medfl), so the personal model starts as the global model.
+
+    When to use it: When sites have different class distributions, and both a global model that is fair to all classes
+    and a personal model for each site are needed. Computation is hardly more than with `fedavg`.
+
+    Limits: At a site with a single class, the global model learns nothing.
+
+    Limit cases: With ``gamma = 0``, the global model is bitwise equal to the global model of `fedavg`.
 
     Attributes:
-        gamma: How strongly the loss reckons with the site's shares of classes, >= 0; 1 is the balanced softmax.
+        gamma: Strength of the class balancing, >= 0; 1 is the balanced softmax.
 
     Source: Chen, Chao, ICLR 2022, equations 6 to 8 and Algorithm 1, with the balanced softmax and a linear second head.
     """
@@ -48,7 +57,7 @@ class FedRoD(FedAvg):
     name = "fedrod"
     family = "personal"
     paper = "Chen, Chao, ICLR 2022"
-    summary = "a common model trained as if classes were equally frequent, and a second head at each site"
+    summary = "class-balanced global model, plus a personal second head at each site"
     supports = frozenset({Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head"})
@@ -56,22 +65,22 @@ class FedRoD(FedAvg):
     gamma: float = Field(1.0, ge=0, allow_inf_nan=False)
 
     def setup(self, server: Server) -> None:
-        """The common initial model.
+        """Set the server's state to the initial model.
 
         Raises:
-            SettingsError: If a network's head is not one linear layer, or the loss can't leave a class out.
+            SettingsError: If a network's head is not one linear layer, or the loss becomes infinite without a class.
         """
         super().setup(server)
         task = server.task
-        single_linear(task.build(), task.network, "FedRoD adds two heads up")
+        single_linear(task.build(), task.network, "FedRoD adds two heads")
         logits = torch.zeros(1, task.objective.classes)
         logits[0, 1:] = -torch.inf
         zero = torch.zeros(1, dtype=torch.int64)
         if self.gamma and not torch.isfinite(task.loss(logits.to(task.device), zero.to(task.device))):
             raise SettingsError(
                 "loss_not_supported",
-                "FedRoD leaves classes that a site lacks out of the loss: expected one that then stays finite, such as "
-                "the cross entropy, got infinity. Take away label smoothing, or set gamma to 0.",
+                "FedRoD removes the classes that a site lacks from the loss: expected a loss that stays finite, such "
+                "as the cross entropy, got infinity. Remove label smoothing, or set gamma to 0.",
                 method="fedrod",
                 setting="gamma",
             )
@@ -79,16 +88,18 @@ class FedRoD(FedAvg):
     # ---- a site
 
     def before_fit(self, fit: Fit) -> None:
-        """The second head with its optimiser, and gamma ln m_k."""
+        """Load the second head with its optimiser, and compute gamma ln m_k."""
         task = fit.site.task
         own = copy.deepcopy(body_and_head(fit.model)[1])
-        own.load_state_dict(kept(fit.site, OWN) or {name: torch.zeros_like(t) for name, t in own.state_dict().items()})
+        own.load_state_dict(
+            kept(fit.site, SECOND_HEAD_PREFIX) or {name: torch.zeros_like(t) for name, t in own.state_dict().items()}
+        )
         counts = torch.bincount(labels_of(fit.site.train), minlength=task.objective.classes)
         fit.extra |= {"own": own, "prior": self.gamma * counts.to(task.device, torch.float32).log()}
         fit.extra["optimizer"] = task.optimizer(own.parameters())
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """The balanced loss of the common model plus the plain loss of both heads together."""
+        """Return the balanced loss of the global model plus the plain loss of the summed heads."""
         task, own = fit.site.task, fit.extra["own"]
         features, logits = features_and_logits(fit.model, batch.images)
         common = task.loss(logits + fit.extra["prior"] if self.gamma else logits, batch.targets)
@@ -96,30 +107,30 @@ class FedRoD(FedAvg):
         return common + both
 
     def after_batch(self, fit: Fit) -> None:
-        """A step of the second head."""
+        """Take an optimiser step of the second head."""
         fit.extra["optimizer"].step()
         fit.extra["optimizer"].zero_grad()
 
     def after_fit(self, fit: Fit) -> None:
-        """The site keeps its second head."""
-        keep(fit.site, OWN, on_cpu(fit.extra["own"].state_dict()))
+        """Store the second head in the site's state."""
+        keep(fit.site, SECOND_HEAD_PREFIX, on_cpu(fit.extra["own"].state_dict()))
 
     def train(self, site: Site, request: Request) -> Reply:
-        """As in FedAvg; trained are the common model and the personal one."""
+        """Train as in FedAvg; reply with the trained global model and the personal model."""
         reply = super().train(site, request)
         common = reply.trained["personal"]
-        reply.trained = {"global": common, "personal": self.with_own_head(site, common.tensors)}
+        reply.trained = {"global": common, "personal": self.with_second_head(site, common.tensors)}
         return reply
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """The common model, and at each site its own."""
+        """Return the global model and, for a site, its personal model."""
         models = super().models(participant)
         if isinstance(participant, Site):
-            models["personal"] = self.with_own_head(participant, next(iter(models.values())).tensors)
+            models["personal"] = self.with_second_head(participant, next(iter(models.values())).tensors)
         return models
 
-    def with_own_head(self, site: Site, common: Tensors) -> Model:
-        """The model whose head is the sum of the common one and the site's own, if it has one."""
-        own = kept(site, OWN)
+    def with_second_head(self, site: Site, common: Tensors) -> Model:
+        """Return the model whose head is the sum of the global head and the site's second head, if it has one."""
+        own = kept(site, SECOND_HEAD_PREFIX)
         path = head_path(site.task.build(site.network), site.network) if own else ""
         return Model(site.network, common | {path + name: common[path + name] + own[name] for name in own})

@@ -1,4 +1,4 @@
-"""FedTGP."""
+"""FedTGP: personal models that share trainable global prototypes of the classes."""
 
 from __future__ import annotations
 
@@ -21,33 +21,42 @@ from medfl.utils.rng import pinned
 
 logger = logging.getLogger(__name__)
 
-GENERATOR = "generator/"
-"""What the names of the trainable prototypes' tensors begin with, where the server keeps them."""
+GENERATOR_PREFIX = "generator/"
+"""State prefix of the network that generates the prototypes at the server."""
 
 
 class FedTGP(PrototypeSharing):
-    """FedProto with prototypes that the server trains, so that they are near those of the sites and apart by class.
+    """Trainable global prototypes (FedTGP): `fedproto` with prototypes that the server trains to be separable.
 
-    Sites are those of `fedproto` with the squared distance divided by the number of features. The server has a small
-    network that gives a prototype for each class (an embedding and two linear layers). In each round it is trained on
-    the sites' prototypes P, to tell the class c of each by -(||P - P_c'|| + m for c' = c) as logits. The margin m is
-    the largest of the distances between the mean prototype of a class and the nearest one of another, at most
-    `tau_margin`, which also holds where one class alone was sent. Sites get the prototypes of the classes that any of
-    them has ever sent. Where training them goes wrong the server keeps what it had.
+    Sites train as in `fedproto`, with the squared distance divided by the number of features. The server has a small
+    network (an embedding and two linear layers) that generates a prototype of each class. It trains this network such
+    that the prototypes are near the sites' prototypes and far apart between classes. Sites receive the prototypes of
+    the classes that any site has ever sent. If the server's training diverges, the server keeps its previous
+    prototypes.
 
-    With ``lam = 0`` this is `local`, as long as all sites take part in each round.
+    Update rule:
+        In each round, the server trains its prototypes P_c on the sites' prototypes p of class c, by cross entropy with
+        the logits
 
-    **A prototype is the mean of a site's patients of a class**, who may be few; the server sees each site's.
+            -(||p - P_c'|| + m [c' = c])    for all classes c'
 
-    When to use it: As `fedproto`, where the sites' features of a class differ so much that their mean is near that of
-    another class.
+        The adaptive margin m is the largest distance of a class to its nearest other class, at most `tau_margin`. The
+        distances use the mean prototypes of the classes that were sent. If only one class was sent, m is `tau_margin`.
+
+    When to use it: As `fedproto`, when the sites' features of a class differ so much that their mean is near the mean
+    of another class.
+
+    Limits: **A prototype is the mean of a site's patients of a class**, who may be few; the server sees the prototypes
+    of each site.
+
+    Limit cases: With ``lam = 0``, this method is `local` if all sites take part in each round.
 
     Attributes:
-        lam: Weight of the distance to prototypes, >= 0. The authors' runs use 0.1 to 10.
+        lam: Weight of the distance to the prototypes, >= 0. Range in the authors' runs: 0.1 to 10.
         tau_margin: Largest margin, > 0.
-        server_epochs: Epochs in which the server trains the prototypes in a round, >= 0.
-        server_lr: Learning rate of its SGD, > 0.
-        server_batch: Prototypes in a batch of it, >= 1.
+        server_epochs: Epochs of the server's training in a round, >= 0.
+        server_lr: Learning rate of the server's SGD, > 0.
+        server_batch: Prototypes in a batch of the server's training, >= 1.
 
     Source: Zhang, Liu, Hua, Cao, AAAI 2024, equations 6 to 9, and its released code.
     """
@@ -55,7 +64,7 @@ class FedTGP(PrototypeSharing):
     name = "fedtgp"
     family = "personal"
     paper = "Zhang et al., AAAI 2024"
-    summary = "FedProto whose server trains the prototypes of all classes to keep apart"
+    summary = "FedProto with global prototypes that the server trains to be separable"
     supports = frozenset({Capability.DIFFERENT_NETWORKS})
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"lam": 0.1, "inference": "prototype"}, "medfl": {}}
@@ -66,51 +75,54 @@ class FedTGP(PrototypeSharing):
     server_batch: int = Field(10, ge=1)
 
     def setup(self, server: Server) -> None:
-        """The first trainable prototypes."""
+        """Initialise the prototype generator, and store it in the server's state."""
         super().setup(server)
         with pinned(server.settings.seed, "initial", "trainable prototypes"):
-            generator = self.generator(server)
-        keep(server, GENERATOR, on_cpu(generator.state_dict()))
+            generator = self.build_generator(server)
+        keep(server, GENERATOR_PREFIX, on_cpu(generator.state_dict()))
 
-    def generator(self, server: Server) -> TrainablePrototypes:
-        """A network that gives the prototypes."""
+    def build_generator(self, server: Server) -> TrainablePrototypes:
+        """Build a new prototype generator."""
         return TrainablePrototypes(server.task.objective.classes, server.state.meta["features"])
 
     def take_in(self, server: Server, sent: Mapping[str, Tensors], metas: Mapping[str, Meta]) -> None:
-        """Train the prototypes on those of the sites."""
+        """Train the global prototypes on the sites' prototypes, and store them in the server's state."""
         pairs = [(int(label), mean) for _, own in sorted(sent.items()) for label, mean in sorted(own.items())]
         if not pairs:
             return
         device = server.task.device
         rows, labels = torch.stack([mean for _, mean in pairs]), torch.tensor([label for label, _ in pairs])
         means = torch.stack([rows[labels == label].mean(0) for label in labels.unique()])
-        generator = self.generator(server)
-        generator.load_state_dict(kept(server, GENERATOR))
+        generator = self.build_generator(server)
+        generator.load_state_dict(kept(server, GENERATOR_PREFIX))
         generator.to(device)
-        optimizer, room = torch.optim.SGD(generator.parameters(), lr=self.server_lr), margin(means, self.tau_margin)
+        optimizer = torch.optim.SGD(generator.parameters(), lr=self.server_lr)
+        class_margin = adaptive_margin(means, self.tau_margin)
         stream = server.rng("prototypes")
         for _ in range(self.server_epochs):
             for batch in torch.randperm(len(rows), generator=stream).split(self.server_batch):
                 optimizer.zero_grad(set_to_none=True)
-                contrastive_loss(rows[batch].to(device), generator(), labels[batch].to(device), room).backward()
+                contrastive_loss(rows[batch].to(device), generator(), labels[batch].to(device), class_margin).backward()
                 optimizer.step()
         state = on_cpu(generator.state_dict())
         with torch.no_grad():
             trained = generator().cpu()
         if not is_finite(state | {"prototypes": trained}):
-            logger.warning("Round %d: training the prototypes diverged; the server keeps the last.", server.round)
+            logger.warning(
+                "Round %d: the training of the prototypes diverged; the server keeps the previous ones.", server.round
+            )
             return
         known = set(kept(server, PROTO)) | {str(label) for label, _ in pairs}
-        keep(server, GENERATOR, state)
+        keep(server, GENERATOR_PREFIX, state)
         keep(server, PROTO, {label: trained[int(label)].clone() for label in sorted(known)})
 
 
 class TrainablePrototypes(nn.Module):
-    """An embedding of each class and two linear layers with ReLU between them.
+    """Generator of class prototypes: an embedding per class and two linear layers with a ReLU between them.
 
     Args:
         classes: Number of classes, >= 1.
-        features: Of a prototype, >= 1.
+        features: Number of features of a prototype, >= 1.
     """
 
     def __init__(self, classes: int, features: int) -> None:
@@ -119,22 +131,30 @@ class TrainablePrototypes(nn.Module):
         self.layers = nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, features))
 
     def forward(self) -> torch.Tensor:
-        """The prototypes, (classes, features)."""
+        """Return the prototypes, shape (classes, features)."""
         prototypes: torch.Tensor = self.layers(self.embedding.weight)
         return prototypes
 
 
 def distances(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Euclidean distances (n, m) of vectors (n, d) and (m, d), by differences: exactly 0 for equal ones."""
+    """Return the Euclidean distances between two sets of vectors; exactly 0 for equal vectors.
+
+    Args:
+        rows: Vectors of shape (n, d).
+        others: Vectors of shape (m, d).
+
+    Returns:
+        Distances of shape (n, m), computed from differences.
+    """
     return torch.cdist(rows, others, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-def margin(means: torch.Tensor, tau: float) -> float:
-    """The largest of the distances of classes to their nearest class, at most `tau`; `tau` for a single class.
+def adaptive_margin(means: torch.Tensor, tau: float) -> float:
+    """Return the largest distance of a class to its nearest other class, at most `tau`; `tau` for a single class.
 
     Args:
-        means: Mean prototypes of the classes that were sent, (k, d).
-        tau: > 0.
+        means: Mean prototypes of the classes that were sent, shape (k, d).
+        tau: Largest margin, > 0.
     """
     if len(means) < 2:
         return tau
@@ -143,12 +163,12 @@ def margin(means: torch.Tensor, tau: float) -> float:
 
 
 def contrastive_loss(rows: torch.Tensor, prototypes: torch.Tensor, labels: torch.Tensor, margin: float) -> torch.Tensor:
-    """Cross entropy of -(distance + margin for the own class) as logits.
+    """Return the cross entropy of -(distance + margin of the true class) as logits.
 
     Args:
-        rows: Sites' prototypes, (n, d).
-        prototypes: Of all classes, (classes, d).
-        labels: Classes of the rows, (n,).
-        margin: >= 0.
+        rows: Prototypes of sites, shape (n, d).
+        prototypes: Trained prototypes of all classes, shape (classes, d).
+        labels: Classes of the rows, shape (n,).
+        margin: Margin m, >= 0.
     """
     return F.cross_entropy(-(distances(rows, prototypes) + margin * F.one_hot(labels, len(prototypes))), labels)

@@ -1,4 +1,4 @@
-"""FedYogi."""
+"""FedYogi: Yogi on the server, applied to the mean update of the sites."""
 
 from __future__ import annotations
 
@@ -14,27 +14,38 @@ from medfl.types import Meta
 
 
 class FedYogi(AdaptiveServer):
-    """Yogi at the server, on the mean update D of the sites.
+    """FedYogi: Yogi on the server, applied to the mean update of the sites.
 
-    m <- beta1 m + (1 - beta1) D, v <- v - (1 - beta2) D^2 sign(v - D^2), w <- w + eta m / (sqrt(v) + tau), for each
-    coordinate. m starts at 0 and v at tau^2; in the preset ``flower`` v starts at 0. The server acts so on trainable
-    parameters only; the statistics of normalisation layers are averaged as in FedAvg. No setting makes this FedAvg.
+    Sites train as in `fedavg`. The server treats the mean update D as a gradient. Only trainable parameters are updated
+    in this way; the statistics of normalisation layers are averaged as in `fedavg`.
 
-    When to use it: As FedAdam, where that is unsteady because updates shrink: v then falls by steps of D^2 and not by a
-    share of itself, so that the steps don't grow at once. It needs the same tuning of ``eta``.
+    Update rule:
+        For each coordinate, with the mean update D of the round:
+
+            m <- beta1 m + (1 - beta1) D
+            v <- v - (1 - beta2) D^2 sign(v - D^2)
+            w <- w + eta m / (sqrt(v) + tau)
+
+        m starts at 0 and v at tau^2; with ``v0 = zero`` (preset ``flower``), v starts at 0.
+
+    When to use it: As `fedadam`, when that is unstable because updates shrink. v then falls by steps of D^2 and not by
+    a constant factor, so the steps do not grow suddenly.
+
+    Limits: ``eta`` needs the same tuning as in `fedadam`. No setting makes this method `fedavg`.
 
     Attributes:
-        beta2: 1 - beta2 is how much of D^2 the second moment takes or loses in a round, in [0, 1).
+        beta2: Decay rate of the second moment, in [0, 1): v changes by (1 - beta2) D^2 per round.
 
     Source: Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan, ICLR 2021, Algorithm 2. The paper tunes
-    ``eta`` and ``tau`` for each task; its preset has 0.1, the larger end for images, and 0.001. The preset
-    ``medfl`` has what `fedsdc_optimizers.yaml` chose on the validation images of unlike sites.
+    ``eta`` and ``tau`` for each task; the preset ``paper`` has eta = 0.1, the larger end for images, and tau = 0.001.
+    The ``eta`` of the preset ``medfl`` was chosen on the validation images of heterogeneous sites
+    (studies/fedsdc_optimizers.yaml).
     """
 
     name = "fedyogi"
     family = "averaging"
     paper = "Reddi et al., ICLR 2021"
-    summary = "Yogi at the server: FedAdam whose second moment falls slowly"
+    summary = "FedAvg with Yogi as the server optimiser (FedAdam with a slowly falling second moment)"
     supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
 
     presets: ClassVar[Mapping[str, Meta]] = {
@@ -47,5 +58,5 @@ class FedYogi(AdaptiveServer):
     beta2: float = Field(0.99, ge=0, lt=1)
 
     def second_moment(self, kept: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
-        """v - (1 - beta2) D^2 sign(v - D^2)."""
+        """Return v - (1 - beta2) D^2 sign(v - D^2), given v (`kept`) and D^2 (`square`)."""
         return kept - (1 - self.beta2) * square * torch.sign(kept - square)

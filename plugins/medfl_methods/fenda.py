@@ -1,4 +1,4 @@
-"""FENDA-FL."""
+"""FENDA-FL: a personal and a global body at each site, under a personal head."""
 
 from __future__ import annotations
 
@@ -21,53 +21,66 @@ from medfl.toolkit.body_sharing import BodySharing
 from medfl.toolkit.fit import Fit
 from medfl.training.loop import Batch
 
-Join = Literal["concat", "sum"]
-OWN, BODY = "own.", "body."
-"""What the names of a network's tensors begin with: of the site's own body, and of the common one."""
+FeatureJoin = Literal["concat", "sum"]
+"""Combination of the features of both bodies: concatenation or sum."""
+PERSONAL_BODY_PREFIX = "own."
+"""Prefix of the tensors of a site's personal body in the network's state dict."""
+
+GLOBAL_BODY_PREFIX = "body."
+"""Prefix of the tensors of the global body in the network's state dict."""
 
 
 class TwoBodies(nn.Module):
-    """Two bodies of one kind, and a head on what both make of an image.
+    """Network with two bodies of the same architecture and one head on their joined features.
 
     Args:
-        own: The own body, which maps images to features (B, d).
-        body: The common one, of the same kind.
-        head: Maps joined features to outputs.
-        join: ``concat`` gives the head (B, 2 d), first the own features; ``sum`` gives it their sum.
+        own: Personal body, which maps images to features (B, d).
+        body: Global body, of the same architecture.
+        head: Head, which maps joined features to outputs.
+        join: ``concat`` gives the head (B, 2 d) features, the personal ones first; ``sum`` gives it the sum (B, d).
     """
 
-    def __init__(self, own: nn.Module, body: nn.Module, head: nn.Module, join: Join) -> None:
+    def __init__(self, own: nn.Module, body: nn.Module, head: nn.Module, join: FeatureJoin) -> None:
         super().__init__()
         self.own, self.body, self.head, self.join = own, body, head, join
 
-    def parts(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Features (B, d) by the own body and by the common one."""
+    def features(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the features (B, d) by the personal body and by the global body."""
         return self.own(images), self.body(images)
 
-    def joined(self, own: torch.Tensor, common: torch.Tensor) -> torch.Tensor:
-        """Outputs (B, outputs) of both features."""
+    def join_and_classify(self, own: torch.Tensor, common: torch.Tensor) -> torch.Tensor:
+        """Return the outputs (B, outputs) for the features of both bodies."""
         both = torch.cat([own.flatten(1), common.flatten(1)], 1) if self.join == "concat" else own + common
         return cast("torch.Tensor", self.head(both))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Outputs (B, outputs) of images (B, C, *spatial)."""
-        return self.joined(*self.parts(images))
+        """Return the outputs (B, outputs) for images (B, C, *spatial)."""
+        return self.join_and_classify(*self.features(images))
 
 
 class Fenda(BodySharing):
-    """Each site has two bodies, an own one and a common one, and a head on both: only the common body is averaged.
+    """FENDA-FL: each site has a personal and a global body under a personal head; only the global body is averaged.
 
-    All three are trained together, by the task's loss. The head takes the features of both bodies side by side, or
-    their sum. All begin alike at all sites, but the own body unlike the common one: two alike bodies under a sum would
-    stay alike. Weights of a file go into both. There is no global model.
+    The head receives the features of both bodies, either concatenated or summed. All three parts are trained together.
+    The initial tensors are the same at all sites, but differ between the two bodies, because two equal bodies under a
+    sum would stay equal. Pre-trained weights are loaded into both bodies. There is no global model.
 
-    When to use it: When sites' images have something in common and something of their own, such as a scanner's look,
-    and each wants a model for its own patients. It costs twice FedAvg's computation, and sends no more than `fedper`.
+    Update rule:
+        With features o of the personal body and c of the global body, a site minimises
+
+            F(head(join(o, c))) + cosine * mean over the batch of |cos(o, c)|
+
+        The server averages the global bodies as in `fedavg`.
+
+    When to use it: When the sites' images have both common and site-specific characteristics, such as the look of a
+    scanner, and each site needs a model for its own patients.
+
+    Limits: Local training costs twice as much as with `fedavg`. The traffic is as large as with `fedper`.
 
     Attributes:
-        join: ``concat`` puts a linear head on 2 d features in place of the network's own; ``sum`` keeps that.
-        cosine: Weight of the mean of |cos| between an image's own and common features, >= 0, which draws the two bodies
-            to unlike features.
+        join: ``concat`` replaces the network's head by a linear head on 2 d features; ``sum`` keeps the network's head.
+        cosine: Weight of the mean |cos| between an image's personal and global features, >= 0. It makes the features of
+            the two bodies dissimilar.
 
     Source: Tavakoli, Emerson, Ayromlou, Jewell, Krishnan, Zhang, Verma, Razak, arXiv 2309.16825, section 3.
     """
@@ -75,59 +88,68 @@ class Fenda(BodySharing):
     name = "fenda"
     family = "personal"
     paper = "Tavakoli et al., 2023"
-    summary = "two bodies at each site, an own and a common one, under a head of its own"
+    summary = "a personal and a global body at each site under a personal head; the global bodies are averaged"
     supports = frozenset({Capability.DIFFERENT_HEADS, Capability.DP_SGD, Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"linear_head"})
 
-    join: Join = "concat"
+    join: FeatureJoin = "concat"
     cosine: float = Field(0.0, ge=0, allow_inf_nan=False)
 
     # ---- networks
 
     def task_of(self, task: Task) -> Task:
-        """The run's networks with two bodies, of which both begin with the run's weights, if it has any."""
+        """Return the task whose networks have two bodies; pre-trained weights of the run initialise both."""
         outputs, weights = task.objective.outputs, task.weights
         for name in task.networks:
             file = weights if name == task.network else None
-            task = task.with_network(name, partial(built, partial(task.build, name), name, self.join, outputs, file))
+            task = task.with_network(
+                name, partial(build_with_two_bodies, partial(task.build, name), name, self.join, outputs, file)
+            )
         return replace(task, weights=None)
 
     def network_config(self, model: Model, network_def: Any) -> Any:
-        """The network with two bodies."""
+        """Return the bundle's definition of the network with two bodies."""
         outputs = len(model.tensors["head.bias"]) if self.join == "concat" else 0
-        config = {"_target_": f"{__name__}.two_bodies", "network": network_def, "join": self.join, "outputs": outputs}
+        config = {
+            "_target_": f"{__name__}.with_two_bodies",
+            "network": network_def,
+            "join": self.join,
+            "outputs": outputs,
+        }
         return config | {"name": model.network}
 
     def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
-        """The common body's tensors."""
-        return [name for name in super().shared(model, norm_sync) if name.startswith(BODY)]
+        """Return the state-dict names of the global body."""
+        return [name for name in super().shared(model, norm_sync) if name.startswith(GLOBAL_BODY_PREFIX)]
 
     # ---- a site
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """The task's loss plus `term`."""
+        """Return the task's loss plus `regulariser`."""
         model = cast("TwoBodies", fit.model)
-        own, common = model.parts(batch.images)
-        loss = fit.site.task.loss(model.joined(own, common), batch.targets)
-        return cast("torch.Tensor", loss + self.term(fit, batch, own.float().flatten(1), common.float().flatten(1)))
+        own, common = model.features(batch.images)
+        loss = fit.site.task.loss(model.join_and_classify(own, common), batch.targets)
+        return cast(
+            "torch.Tensor", loss + self.regulariser(fit, batch, own.float().flatten(1), common.float().flatten(1))
+        )
 
-    def term(self, fit: Fit, batch: Batch, own: torch.Tensor, common: torch.Tensor) -> torch.Tensor | float:
-        """What is added to the loss, of the features (B, d) by both bodies."""
+    def regulariser(self, fit: Fit, batch: Batch, own: torch.Tensor, common: torch.Tensor) -> torch.Tensor | float:
+        """Return the regulariser of the features (B, d) by the personal and the global body."""
         return self.cosine * F.cosine_similarity(own, common, dim=1).abs().mean() if self.cosine else 0.0
 
 
-def two_bodies(
-    network: nn.Module, join: Join, outputs: int, name: str = "", other: nn.Module | None = None
+def with_two_bodies(
+    network: nn.Module, join: FeatureJoin, outputs: int, name: str = "", other: nn.Module | None = None
 ) -> TwoBodies:
-    """A network with two bodies in place of one.
+    """Return a network with two bodies in place of its body.
 
     Args:
-        network: Is head(body(images)).
-        join: As in `TwoBodies`; ``concat`` gives it a new linear head.
-        outputs: Of that.
-        name: Of the network, for messages.
-        other: A network of the same kind, which gives the own body; None copies.
+        network: Network that computes head(body(images)).
+        join: Combination of the features, as in `TwoBodies`; ``concat`` adds a new linear head.
+        outputs: Number of outputs of the new head.
+        name: Name of the network, for error messages.
+        other: Network of the same architecture whose body becomes the personal one; None copies the body.
     """
     body, head = body_and_head(network)
     own = copy.deepcopy(body) if other is None else body_and_head(other)[0]
@@ -135,11 +157,21 @@ def two_bodies(
     return TwoBodies(own, body, wide, join)
 
 
-def built(build: Callable[[], nn.Module], name: str, join: Join, outputs: int, weights: Pretrained | None) -> TwoBodies:
-    """A new network with two bodies, with weights of a file in both."""
+def build_with_two_bodies(
+    build: Callable[[], nn.Module], name: str, join: FeatureJoin, outputs: int, weights: Pretrained | None
+) -> TwoBodies:
+    """Build a network with two bodies.
+
+    Args:
+        build: Function that builds the network.
+        name: Name of the network, for error messages.
+        join: Combination of the features, as in `TwoBodies`.
+        outputs: Number of outputs of the new head with ``concat``.
+        weights: Pre-trained weights for both bodies, or None.
+    """
     network, other = build(), build()
     if weights is not None:
         begun = weights.body_of(network, name)
         for each in (network, other):
             each.load_state_dict(each.state_dict() | begun)
-    return two_bodies(network, join, outputs, name, other)
+    return with_two_bodies(network, join, outputs, name, other)

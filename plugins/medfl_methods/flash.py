@@ -1,4 +1,4 @@
-"""FLASH."""
+"""FLASH: an adaptive server optimiser that reacts to concept drift."""
 
 from __future__ import annotations
 
@@ -17,24 +17,34 @@ logger = logging.getLogger(__name__)
 
 
 class Flash(Averaging):
-    """Adam at the server, which takes longer steps where the updates change suddenly, as when the data drift.
+    """Adaptive server optimiser for concept drift (FLASH): larger steps when the updates change suddenly.
 
-    All for each coordinate, of the plain mean update D: m <- beta1 m + (1 - beta1) D; v' = beta2 v + (1 - beta2) D^2;
-    b = |v| / (|D^2 - v'| + |v|), which is 0 where both are; delta <- b delta + (1 - b) (D^2 - v'); then
-    w <- w + eta m / (sqrt(v') - delta + tau), and v <- v'. m, v and delta are 0 at first. Buffers are plainly averaged.
+    Sites train as in `fedavg` and have equal weights. The server extends Adam by an estimate of the drift, which
+    reduces the denominator of the step. Buffers are averaged as in `fedavg`.
 
-    sqrt(v') - delta falls below zero once D is longer than about sqrt(1 - beta2), and such a step would go uphill
-    (`guard`). No setting makes it another method. The paper's sites also stop early by their validation loss; here they
-    train as long as the run says.
+    Update rule:
+        For each coordinate, with the mean update D of the round and m = v = delta = 0 at first:
 
-    When to use it: As `fedadam`, when what sites see is expected to change in the course of the run.
+            m <- beta1 m + (1 - beta1) D
+            v' = beta2 v + (1 - beta2) D^2
+            b = |v| / (|D^2 - v'| + |v|)              (0 if both terms are 0)
+            delta <- b delta + (1 - b) (D^2 - v')
+            w <- w + eta m / (sqrt(v') - delta + tau)
+            v <- v'
+
+    When to use it: As `fedadam`, when the data of the sites are expected to change during the run.
+
+    Limits: sqrt(v') - delta becomes negative if D is larger than about sqrt(1 - beta2), and the step would then
+    increase the loss (`guard`). In the paper, sites also stop early by their validation loss; here they train as long
+    as the run's settings say. No setting makes this method `fedadam` or `fedavg`.
 
     Attributes:
         eta: Learning rate of the server, > 0.
-        beta1: How much of the last direction is kept, in [0, 1).
-        beta2: How much of the last second moment is kept, in [0, 1).
-        tau: Added to the denominator, > 0.
-        guard: Whether the denominator is tau at least (ours). Without, a denominator below zero is warned of.
+        beta1: Decay rate of the first moment m, in [0, 1).
+        beta2: Decay rate of the second moment v, in [0, 1).
+        tau: Constant in the denominator, > 0.
+        guard: Whether the denominator is at least tau (an addition of medfl). Without the guard, a warning reports
+            denominators that are not positive.
 
     Source: Panchal, Choudhary, Mitra, Mukherjee, Sarkhel, Mitra, Guan, ICML 2023, Algorithm 1.
     """
@@ -42,7 +52,7 @@ class Flash(Averaging):
     name = "flash"
     family = "averaging"
     paper = "Panchal et al., ICML 2023"
-    summary = "Adam at the server, which takes longer steps where the updates change suddenly"
+    summary = "FedAvg with an Adam-like server optimiser that takes larger steps under concept drift"
     supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"guard": False}, "medfl": {}}
@@ -54,12 +64,15 @@ class Flash(Averaging):
     guard: bool = True
 
     def weight(self, meta: Meta) -> float:
-        """All sites weigh alike."""
+        """Return 1: all participants have equal weight."""
         return 1.0
 
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
-        """The step; m, v and delta are kept as ``server/first/NAME``, ``server/second/NAME``, ``server/drift/NAME``."""
-        steps, uphill = Tensors(), 0
+        """Return the new global tensors; update m, v and delta in the server's state.
+
+        Their names are ``server/first/NAME``, ``server/second/NAME`` and ``server/drift/NAME``.
+        """
+        steps, not_positive = Tensors(), 0
         for name in (name for name in server.state.meta["parameters"] if name in mean):
             update = mean[name]
             first, second, drift = (remembered(server, what, name, update) for what in ("first", "second", "drift"))
@@ -68,16 +81,16 @@ class Flash(Averaging):
             surprise = update.square() - new
             share = (second / (surprise.abs() + second)).nan_to_num(0.0)
             drift = share * drift + (1 - share) * surprise
-            below = new.sqrt() - drift + self.tau
-            uphill += int((below <= 0).sum())
-            steps[name] = self.eta * first / (below.clamp(min=self.tau) if self.guard else below)
+            denominator = new.sqrt() - drift + self.tau
+            not_positive += int((denominator <= 0).sum())
+            steps[name] = self.eta * first / (denominator.clamp(min=self.tau) if self.guard else denominator)
             for what, value in {"first": first, "second": new, "drift": drift}.items():
                 remember(server, what, name, value, old[name])
-        if uphill and not self.guard:
+        if not_positive and not self.guard:
             logger.warning(
-                "Round %d: %d coordinates of FLASH's denominator are not above zero, so their steps go uphill. Set "
-                "guard to true.",
+                "Round %d: %d coordinates of FLASH's denominator are not positive, so their steps increase the loss. "
+                "Set guard to true.",
                 server.round,
-                uphill,
+                not_positive,
             )
         return stepped(old, mean | steps)

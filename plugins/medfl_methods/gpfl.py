@@ -1,4 +1,4 @@
-"""GPFL."""
+"""GPFL: global and personal features from one body, through a shared conditional layer."""
 
 from __future__ import annotations
 
@@ -20,22 +20,30 @@ from medfl.toolkit.body_sharing import BodySharing
 from medfl.toolkit.fit import Fit
 from medfl.training.loop import Batch
 
-Magnitude = Literal["batch", "mean_square"]
+MagnitudeDistance = Literal["batch", "mean_square"]
+"""Distance between features and embeddings: of the whole batch, or the mean squared distance of the images."""
 
-OWN, SHARES = "own", "class_shares"
-"""The parts of a `ConditionedHead` that stay at a site."""
+PERSONAL_HEAD = "own"
+"""Name of a site's personal head in a `ConditionedHead`."""
+
+CLASS_SHARES = "class_shares"
+"""Name of the buffer with a site's class shares in a `ConditionedHead`."""
 
 
 class ConditionedHead(nn.Module):
-    """A conditional valve (CoV), an embedding of each class, and a head on the features that the valve lets through.
+    """Conditional valve (CoV), an embedding per class, and a personal head on the features behind the valve.
 
     Args:
-        features: Of the body that it stands on, d >= 1.
-        classes: Number of classes, C >= 1.
-        own: Maps features (B, d) to outputs.
+        features: Number of features d of the body, >= 1.
+        classes: Number of classes C, >= 1.
+        own: Personal head, which maps features (B, d) to outputs.
 
     Attributes:
-        class_shares: What the embeddings weigh by in the condition of the own head, (C,), >= 0, summing to 1.
+        scale: Network a(u) of the valve.
+        shift: Network b(u) of the valve.
+        embeddings: Embedding of each class, shape (C, d).
+        class_shares: Weights of the embeddings in the personal condition, shape (C,), >= 0, with sum 1.
+        own: Personal head.
     """
 
     def __init__(self, features: int, classes: int, own: nn.Module) -> None:
@@ -45,42 +53,57 @@ class ConditionedHead(nn.Module):
         )
         self.embeddings = nn.Parameter(torch.randn(classes, features))
         self.class_shares: torch.Tensor
-        self.register_buffer(SHARES, torch.full((classes,), 1 / classes))
+        self.register_buffer(CLASS_SHARES, torch.full((classes,), 1 / classes))
         self.own = own
 
     def valve(self, features: torch.Tensor, condition: torch.Tensor) -> torch.Tensor:
-        """ReLU((scale(u) + 1) f + shift(u)) of features f (B, d) and a condition u (d,)."""
+        """Return ReLU((a(u) + 1) f + b(u)).
+
+        Args:
+            features: Features f, shape (B, d).
+            condition: Condition u, shape (d,).
+        """
         return F.relu((self.scale(condition) + 1) * features + self.shift(condition))
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Outputs (B, outputs) of features (B, d), under the condition by the site's shares of classes."""
+        """Return the outputs for features (B, d) under the personal condition."""
         outputs: torch.Tensor = self.own(self.valve(features.flatten(1), self.class_shares @ self.embeddings))
         return outputs
 
 
 class GPFL(BodySharing):
-    """Global and personal features at once: one body, whose features a common layer bends to what all sites need or to
-    what each one does.
+    """Global and personal feature learning (GPFL): a shared conditional layer derives both from one body.
 
-    Sites share the body, an embedding of each class and a conditional valve: CoV(f, u) = ReLU((a(u) + 1) f + b(u)) for
-    features f and a condition u, where a and b are each a linear layer, ReLU and layer norm. Heads stay at home. Of the
-    received embeddings V a site makes two conditions, fixed for the round: g, their mean, and p, their mean weighted by
-    its shares of the classes. It minimises its loss by the own head on CoV(f, p), plus the cross entropy of the cosines
-    of CoV(f, g) and all V, plus lam times the distance of CoV(f, g) to the received embedding of the image's class,
-    plus (mu / 2) ||.||^2 of V and CoV. A personal model is the own head on CoV(f, p), with p of the V that it has. A
-    site that has not trained yet takes g for p.
+    Sites share the body, an embedding of each class, and the conditional valve (CoV). Heads stay at the sites. The
+    valve transforms the features f of the body under a condition u:
 
-    Released codes make conditions of a site's old embeddings, or divide p by the number of classes once more; neither
-    is done here. No setting makes it another method.
+        CoV(f, u) = ReLU((a(u) + 1) f + b(u))
 
-    When to use it: When sites hold unlike shares of the classes and each wants a model for its own patients, with a
-    body that serves all. It costs little more than `fedper`. What changes in V tells which classes a site has.
+    where a and b are each a linear layer, a ReLU and a layer norm. A site derives two conditions from the received
+    embeddings V and fixes them for the round: the global condition g is their mean, and the personal condition p is
+    their mean weighted by the site's class shares. The personal model is the site's head on CoV(f, p), with p of its
+    current V. A site that has not trained yet uses g for p.
+
+    Update rule:
+        For an image of class y, with V_y the received embedding of the class, a site minimises
+
+            F(head(CoV(f, p)))
+            + cross entropy of the cosines of CoV(f, g) and all embeddings V
+            + lam distance(CoV(f, g), V_y)
+            + (mu / 2) (||V||^2 + ||parameters of CoV||^2)
+
+    When to use it: When sites have different class distributions, each needs a model for its own patients, and the body
+    should serve all sites. Computation is little more than with `fedper`.
+
+    Limits: The changes of V reveal which classes a site has. Released code builds the conditions from a site's old
+    embeddings, or divides p by the number of classes once more; this implementation does neither. No setting makes this
+    another method.
 
     Attributes:
-        lam: Weight of the distance to embeddings, >= 0.
-        mu: Weight decay of embeddings and valve, >= 0, on top of that of the run's optimiser.
-        magnitude: The distance: ``batch`` is the Euclidean one of the whole batch, as in the released codes, which
-            grows with the root of its size; ``mean_square`` the mean over images of the squared one.
+        lam: Weight of the distance to the embeddings, >= 0.
+        mu: Weight decay of embeddings and valve, >= 0, in addition to the weight decay of the run's optimiser.
+        magnitude: Distance: ``batch`` is the Euclidean distance of the whole batch, as in released code, which grows
+            with the square root of the batch size; ``mean_square`` is the mean squared distance of the images.
 
     Source: Zhang, Hua, Wang, Song, Xue, Ma, Cao, Guan, ICCV 2023, and its released code.
     """
@@ -88,39 +111,41 @@ class GPFL(BodySharing):
     name = "gpfl"
     family = "personal"
     paper = "Zhang et al., ICCV 2023"
-    summary = "a common body whose features a shared layer bends to what all need and to what a site does"
+    summary = "global and personal features from one shared body and a shared conditional layer; personal heads"
     supports = frozenset({Capability.DIFFERENT_HEADS, Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "linear_head"})
 
     lam: float = Field(0.01, ge=0, allow_inf_nan=False)
     mu: float = Field(0.01, ge=0, allow_inf_nan=False)
-    magnitude: Magnitude = "batch"
+    magnitude: MagnitudeDistance = "batch"
 
     # ---- networks
 
     def task_of(self, task: Task) -> Task:
-        """The run's networks with a valve and embeddings before their heads."""
+        """Return the task whose networks have a `ConditionedHead`."""
         for name in task.networks:
-            task = task.with_network(name, partial(built, partial(task.build, name), name, task.objective.classes))
+            task = task.with_network(
+                name, partial(build_with_conditioned_head, partial(task.build, name), name, task.objective.classes)
+            )
         return task
 
     def network_config(self, model: Model, network_def: Any) -> Any:
-        """The network with a valve and embeddings before its head."""
-        classes = next(len(tensor) for name, tensor in model.tensors.items() if name.endswith(f".{SHARES}"))
-        config = {"_target_": f"{__name__}.conditioned", "network": network_def, "classes": classes}
+        """Return the bundle's definition of the network with a `ConditionedHead`."""
+        classes = next(len(tensor) for name, tensor in model.tensors.items() if name.endswith(f".{CLASS_SHARES}"))
+        config = {"_target_": f"{__name__}.with_conditioned_head", "network": network_def, "classes": classes}
         return config | {"name": model.network}
 
     def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
-        """All but the own head and what belongs to it."""
+        """Return all shared state-dict names except the personal head and the class shares."""
         path = head_path(model, type(model).__name__)
-        own = (f"{path}{OWN}.", f"{path}{SHARES}")
+        own = (f"{path}{PERSONAL_HEAD}.", f"{path}{CLASS_SHARES}")
         return [name for name in Averaging.shared(self, model, norm_sync) if not name.startswith(own)]
 
     # ---- a site
 
     def before_fit(self, fit: Fit) -> None:
-        """The site's shares of classes, the received embeddings, and both conditions."""
+        """Set the site's class shares in the network; compute both conditions from the received embeddings."""
         head = cast("ConditionedHead", body_and_head(fit.model)[1])
         counts = torch.bincount(labels_of(fit.site.train), minlength=len(head.class_shares))
         head.class_shares.copy_(counts.double() / counts.sum())
@@ -128,7 +153,7 @@ class GPFL(BodySharing):
         fit.extra |= {"embeddings": received, "common": received.mean(0), "own": head.class_shares @ received}
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """The task's loss by the own head, and the three terms."""
+        """Return the task's loss of the personal head plus the three further terms."""
         task, (body, part) = fit.site.task, body_and_head(fit.model)
         head, features = cast("ConditionedHead", part), body(batch.images).flatten(1)
         labels: torch.Tensor = task.objective.class_labels(batch.targets)  # type: ignore[assignment]
@@ -138,35 +163,41 @@ class GPFL(BodySharing):
         if self.lam:
             loss = loss + self.lam * magnitude_loss(common, fit.extra["embeddings"][labels], self.magnitude)
         if self.mu:
-            parts = [p for name, p in head.named_parameters() if not name.startswith(f"{OWN}.")]
+            parts = [p for name, p in head.named_parameters() if not name.startswith(f"{PERSONAL_HEAD}.")]
             loss = loss + 0.5 * self.mu * torch.stack([p.square().sum() for p in parts]).sum()
         return loss
 
 
 def angle_loss(features: torch.Tensor, embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of the cosines of features (B, d) and embeddings (C, d) as logits, for labels (B,)."""
+    """Return the cross entropy of the cosines of features (B, d) and embeddings (C, d), for labels (B,)."""
     return F.cross_entropy(F.cosine_similarity(features[:, None], embeddings[None], dim=2), labels)
 
 
-def magnitude_loss(features: torch.Tensor, aims: torch.Tensor, kind: Magnitude) -> torch.Tensor:
-    """How far features (B, d) are from their aims (B, d): `GPFL.magnitude`."""
+def magnitude_loss(features: torch.Tensor, targets: torch.Tensor, kind: MagnitudeDistance) -> torch.Tensor:
+    """Return the distance of features (B, d) to their target embeddings (B, d), as `GPFL.magnitude` defines it."""
     if kind == "batch":
-        return torch.linalg.vector_norm(features - aims)
-    return (features - aims).square().sum(1).mean()
+        return torch.linalg.vector_norm(features - targets)
+    return (features - targets).square().sum(1).mean()
 
 
-def conditioned(network: nn.Module, classes: int, name: str = "") -> nn.Module:
-    """A network with a `ConditionedHead` around its own head.
+def with_conditioned_head(network: nn.Module, classes: int, name: str = "") -> nn.Module:
+    """Return a network with a `ConditionedHead` around its own head.
 
     Args:
-        network: Is head(body(images)).
+        network: Network that computes head(body(images)).
         classes: Number of classes, >= 1.
-        name: Of the network, for messages.
+        name: Name of the network, for error messages.
     """
     features, own = features_of(network, name), body_and_head(network)[1]
     return with_head(network, ConditionedHead(features, classes, own).to(next(own.parameters())))
 
 
-def built(build: Callable[[], nn.Module], name: str, classes: int) -> nn.Module:
-    """A new network with a `ConditionedHead`."""
-    return conditioned(build(), classes, name)
+def build_with_conditioned_head(build: Callable[[], nn.Module], name: str, classes: int) -> nn.Module:
+    """Build a network with a `ConditionedHead`.
+
+    Args:
+        build: Function that builds the network.
+        name: Name of the network, for error messages.
+        classes: Number of classes, >= 1.
+    """
+    return with_conditioned_head(build(), classes, name)

@@ -1,4 +1,4 @@
-"""LG-FedAvg."""
+"""LG-FedAvg: a shared head with personal bodies."""
 
 from __future__ import annotations
 
@@ -14,22 +14,29 @@ from medfl_methods.fedavg import FedAvg
 
 
 class LGFedAvg(FedAvg):
-    """Local representations, a global head: sites share the head of the network, and each keeps its own body.
+    """Local representations with a global head (LG-FedAvg): only the heads are averaged.
 
-    The mirror of `fedper`. Each round the participants train the received head together with their own bodies; the new
-    head is the mean of theirs. All begin with one model. A site's model is its own body under the common head, and
-    there is no global model. The head is a network's attribute `head`.
+    The method is the mirror image of `fedper`. The participants train the received head together with their own bodies.
+    The server averages the heads. All sites start from one initial model. A site's personal model is its own body with
+    the global head; there is no global model. The head is the network's attribute `head`.
 
-    From a last layer and its changes the shares of a site's classes can often be told, and here nothing else leaves a
-    site. The released code starts from a finished FedAvg model, and takes each site's best round by its test images;
-    neither is done here.
+    Update rule:
+        With head h, shared by all sites, and body b_k of site k:
 
-    When to use it: When images look unlike from site to site but mean the same, or little may be sent: a head is
-    small. Bodies are trained on a site's own images alone, so sites need enough of them.
+            (b_k, h_k) = local training from (b_k, h_t)
+            h_{t+1} = h_t + sum_k p_k (h_k - h_t)
+
+    When to use it: When images look different between sites but the classes mean the same, or when traffic must be
+    small, because a head is small.
+
+    Limits: Each body is trained on one site's images only, so sites need enough of them. The last layer and its changes
+    often reveal a site's class distribution, although nothing else leaves a site. The released code starts from a
+    trained FedAvg model, and takes each site's best round by its test images; this implementation does neither.
 
     Attributes:
-        weights: ``size`` weighs a site by its number of training images among the participants, ``uniform`` equally, as
-            the released code does. Under a privacy setting sizes stay at home and the weights are uniform.
+        weights: Aggregation weights: ``size`` is proportional to the participants' numbers of training images;
+            ``uniform`` is equal, as in the released code. Under a privacy setting, sites do not send their sizes and
+            the weights are uniform.
 
     Source: Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, arXiv 2001.01523, Algorithm 1.
     """
@@ -37,13 +44,13 @@ class LGFedAvg(FedAvg):
     name = "lg_fedavg"
     family = "personal"
     paper = "Liang et al., 2020"
-    summary = "a common head, and at each site a body of its own; both are trained together"
+    summary = "FedAvg of the head, with a personal body at each site; both are trained together"
     supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"head"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"weights": "uniform"}, "medfl": {}}
 
     def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
-        """The head's tensors."""
+        """Return the state-dict names of the head."""
         head = set(head_names(model, type(model).__name__))
         return [name for name in super().shared(model, norm_sync) if name in head]

@@ -1,4 +1,4 @@
-"""Local training, the reference that tells a hospital what it gains."""
+"""Local training without federation: the reference for the gain of each site."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from medfl.toolkit.personal import Personal
 
 
 class Local(Personal):
-    """Every site trains alone; nothing is exchanged.
+    """Local training: each site trains a model on its own images, without any exchange.
 
-    All sites train in every round, whatever the participation, so that each has rounds times epochs passes.
+    All sites train in every round, independent of the participation, so each site has rounds x local epochs passes over
+    its images.
 
-    When to use it: In every comparison, as the bar that a federation must clear at each site. A site with much data of
-    its own kind may well do best by it.
+    When to use it: In every comparison, as the baseline that a federated method must exceed at each site. For a site
+    with many images of a specific kind, local training may be the best method.
 
     Attributes:
-        init: ``shared`` starts all sites of one network from one model, ``own`` each from its own.
-        optimizer_state: ``reset`` starts the optimiser anew each round, as most methods do, so that a comparison shows
-            what sharing gains; ``persistent`` goes on with the one of the round before. Give ``persistent`` beside
-            methods whose sites keep theirs, such as `fedskd`.
+        init: ``shared`` starts all sites with one network from the same model; ``own`` starts each site from a model of
+            its own.
+        optimizer_state: ``reset`` starts a new optimiser in each round, as most methods do, so that a comparison shows
+            the effect of sharing. ``persistent`` continues with the optimiser state of the previous round; use it for
+            comparisons with methods that do so, such as `fedskd`.
     """
 
     name = "local"
     family = "reference"
     paper = ""
-    summary = "every site trains alone"
+    summary = "each site trains its own model, without any exchange"
     supports = frozenset({Capability.DIFFERENT_NETWORKS, Capability.DP_SGD})
 
     init: Literal["shared", "own"] = "shared"
@@ -34,14 +36,14 @@ class Local(Personal):
 
     @property
     def keeps_optimizer(self) -> bool:
-        """Whether the optimiser goes on."""
+        """True if the optimiser's state persists over the rounds."""
         return self.optimizer_state == "persistent"
 
     def requests(self, server: Server) -> list[Request]:
-        """To every site with data."""
+        """Return a request to train for each site with training images."""
         return [Request(name, "fit") for name in server.trainable()]
 
     def train(self, site: Site, request: Request) -> Reply:
-        """Train the own model and keep it."""
+        """Train the site's own model and store it."""
         done, site.state.tensors = self.go_on(site, self.own(site))
         return Reply(log=done.log, trained={"personal": Model(site.network, done.after)})

@@ -1,4 +1,4 @@
-"""MOON."""
+"""MOON: model-contrastive learning."""
 
 from __future__ import annotations
 
@@ -23,20 +23,24 @@ from medfl.training.loop import Batch
 from medfl.types import Meta
 from medfl_methods.fedavg import FedAvg
 
-PREVIOUS = "previous/"
-"""Where a site keeps the model that it trained last."""
+PREVIOUS_MODEL_PREFIX = "previous/"
+"""State prefix of the model that the site trained last."""
 
-FIRST = "projection.fc1.bias"
-"""A tensor of a `ProjectedHead`."""
+PROJECTION_MARKER = "projection.fc1.bias"
+"""Name of a tensor that only a `ProjectionHead` has."""
 
 
-class ProjectedHead(nn.Module):
-    """A projection of two linear layers with ReLU between them, and a linear classifier on what it gives.
+class ProjectionHead(nn.Module):
+    """Projection of two linear layers with a ReLU between them, followed by a linear classifier.
 
     Args:
-        features: Of the body that it stands on, >= 1.
-        width: Of the projection, >= 1.
-        outputs: Of the classifier, >= 1.
+        features: Number of features of the body, >= 1.
+        width: Number of outputs of the projection, >= 1.
+        outputs: Number of outputs of the classifier, >= 1.
+
+    Attributes:
+        projection: The projection.
+        out: The classifier.
     """
 
     def __init__(self, features: int, width: int, outputs: int) -> None:
@@ -46,31 +50,40 @@ class ProjectedHead(nn.Module):
         self.out = nn.Linear(width, outputs)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Outputs (B, outputs) of features (B, features)."""
+        """Return the outputs (B, outputs) for features (B, features)."""
         outputs: torch.Tensor = self.out(self.projection(features))
         return outputs
 
 
 class Moon(FedAvg):
-    """Model-contrastive learning: what a site's model makes of an image is drawn to what the received model makes of
-    it, and away from what the model did that the site trained last.
+    """Model-contrastive learning (MOON): a contrastive loss pulls local features to the global model's features.
 
-    A site minimises its loss plus mu times the mean over images of -log(a / (a + b)), where a = exp(cos(z, g) / tau)
-    and b = exp(cos(z, p) / tau). z, g and p are features of the model in training, the received and the previous one;
-    the latter two stay as they are, in evaluation mode. In a site's first training there is no previous model, and no
-    term.
+    The loss also pushes them away from the features of the model that the site trained last.
 
-    Networks get a projection head between body and classifier (`proj_dim`), which is trained and exchanged with the
-    rest; features are what it gives. So compare with a `fedavg` of the same networks: ``mu = 0`` is that. With
-    ``proj_dim = 0`` networks stay as they are and features are those of the body; both together are `fedavg`.
+    The networks get a projection head between body and classifier (`proj_dim`), which is trained and averaged with the
+    rest. The contrasted features are the output of the projection. With ``proj_dim = 0``, networks stay unchanged and
+    the features are the output of the body.
 
-    When to use it: When sites hold unlike shares of the classes and train long in each round. It keeps a second model
-    at each site, and computes features by three models.
+    Update rule:
+        With z, g and p the features by the model in training, the received model and the model that the site trained
+        last, a site minimises
+
+            F(w) + mu mean over images of -log(a / (a + b)),  a = exp(cos(z, g) / tau),  b = exp(cos(z, p) / tau)
+
+        The features g and p come from fixed models in evaluation mode. In a site's first training, the contrastive term
+        is omitted.
+
+    When to use it: When sites have different class distributions and train for many steps in each round.
+
+    Limits: A site stores a second model, and each batch needs the features of three models. For a comparison, give
+    `fedavg` the same networks with a projection head.
+
+    Limit cases: With ``mu = 0`` and a projection head, this method is `fedavg` on the networks with that head.
 
     Attributes:
-        mu: Weight of the contrast, >= 0. The paper tries 0.1, 1, 5, 10.
+        mu: Weight of the contrastive term, >= 0. Grid of the paper: 0.1, 1, 5, 10.
         tau: Temperature, > 0.
-        proj_dim: Width of the projection head's output; 0 for none.
+        proj_dim: Number of outputs of the projection head; 0 for no projection head.
 
     Source: Li, He, Song, CVPR 2021, equation 3 and Algorithm 1; the projection head of its released code.
     """
@@ -78,7 +91,7 @@ class Moon(FedAvg):
     name = "moon"
     family = "averaging"
     paper = "Li, He, Song, CVPR 2021"
-    summary = "FedAvg whose sites' features are drawn to the received model's, away from those of their last one"
+    summary = "FedAvg with a contrastive loss between the global model's and the previous local model's features"
     supports = frozenset({Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"linear_head"})
@@ -92,52 +105,61 @@ class Moon(FedAvg):
     # ---- networks
 
     def task_of(self, task: Task) -> Task:
-        """The run's networks with a projection head."""
+        """Return the task whose networks have a projection head; the task itself for ``proj_dim = 0``."""
         for name in task.networks if self.proj_dim else ():
             build = partial(task.build, name)
-            task = task.with_network(name, partial(projected, build, name, self.proj_dim, task.objective.outputs))
+            task = task.with_network(
+                name, partial(build_with_projection_head, build, name, self.proj_dim, task.objective.outputs)
+            )
         return task
 
     def network_config(self, model: Model, network_def: Any) -> Any:
-        """The network with a projection head."""
+        """Return the bundle's definition of the network with a projection head."""
         if not self.proj_dim:
             return network_def
-        first = next(name for name in model.tensors if name.endswith(FIRST))
-        features, last = len(model.tensors[first]), first.removesuffix(FIRST) + "out.bias"
-        head = {"_target_": f"{__name__}.ProjectedHead", "features": features, "width": self.proj_dim}
+        first = next(name for name in model.tensors if name.endswith(PROJECTION_MARKER))
+        features, last = len(model.tensors[first]), first.removesuffix(PROJECTION_MARKER) + "out.bias"
+        head = {"_target_": f"{__name__}.ProjectionHead", "features": features, "width": self.proj_dim}
         head |= {"outputs": len(model.tensors[last])}
         return {"_target_": "medfl.networks.parts.with_head", "network": network_def, "head": head}
 
-    def trunk(self, model: nn.Module) -> tuple[nn.Module, nn.Module]:
-        """What of a network gives features, and what makes outputs of them."""
+    def split_features(self, model: nn.Module) -> tuple[nn.Module, nn.Module]:
+        """Split a network into the part that computes the contrasted features and the remaining layers."""
         body, head = body_and_head(model)
-        return (nn.Sequential(body, head.projection), head.out) if isinstance(head, ProjectedHead) else (body, head)
+        return (nn.Sequential(body, head.projection), head.out) if isinstance(head, ProjectionHead) else (body, head)
 
     # ---- a site
 
     def before_fit(self, fit: Fit) -> None:
-        """What the received model and the previous one make of the site's images."""
-        if self.mu and (previous := kept(fit.site, PREVIOUS)):
+        """Load the received and the previous model as teachers, if the site has a previous model."""
+        if self.mu and (previous := kept(fit.site, PREVIOUS_MODEL_PREFIX)):
             old = fit.site.task.load(previous, fit.site.network)
-            fit.extra["others"] = [Teacher(self.trunk(model)[0], fit.site) for model in (fit.model, old)]
+            fit.extra["others"] = [Teacher(self.split_features(model)[0], fit.site) for model in (fit.model, old)]
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """The task's loss plus mu times the contrast."""
+        """Return the task's loss plus mu times the contrastive term."""
         if "others" not in fit.extra:
             return super().loss(fit, batch)
-        trunk, out = self.trunk(fit.model)
+        trunk, out = self.split_features(fit.model)
         features = trunk(batch.images)
         received, previous = (teacher(batch) for teacher in fit.extra["others"])
         contrast = contrastive(features.float().flatten(1), received.flatten(1), previous.flatten(1), self.tau)
         return fit.site.task.loss(out(features), batch.targets) + self.mu * contrast
 
     def after_fit(self, fit: Fit) -> None:
-        """The trained model becomes the previous one."""
+        """Store the trained model as the previous one."""
         if self.mu:
-            keep(fit.site, PREVIOUS, cpu_state(fit.model))
+            keep(fit.site, PREVIOUS_MODEL_PREFIX, cpu_state(fit.model))
 
 
-def projected(build: Callable[[], nn.Module], name: str, width: int, outputs: int) -> nn.Module:
-    """A network with a projection head in place of its own."""
+def build_with_projection_head(build: Callable[[], nn.Module], name: str, width: int, outputs: int) -> nn.Module:
+    """Build a network with a `ProjectionHead` in place of its head.
+
+    Args:
+        build: Function that builds the network.
+        name: Name of the network, for error messages.
+        width: Number of outputs of the projection.
+        outputs: Number of outputs of the classifier.
+    """
     network = build()
-    return with_head(network, ProjectedHead(features_of(network, name), width, outputs))
+    return with_head(network, ProjectionHead(features_of(network, name), width, outputs))

@@ -1,4 +1,4 @@
-"""MR-MTL."""
+"""MR-MTL: mean-regularised multi-task learning."""
 
 from __future__ import annotations
 
@@ -13,22 +13,29 @@ from medfl.types import Meta
 
 
 class MRMTL(HeldNear):
-    """Mean-regularised multi-task learning: each site trains a model of its own, held near the mean of all.
+    """Mean-regularised multi-task learning (MR-MTL): personal models, regularised towards their mean.
 
-    A site steps along the gradient of F_k(v) + (lam/2) ||v - w||^2 over its trainable parameters, where v is its own
-    model, which nobody overwrites, and w the mean that it receives. It sends v - w, so that the new mean is that of the
-    participants' models, whoever they are. Unlike `ditto` it trains one model, and that is the one that is averaged.
-    Buffers stay at their site. All begin with one model. A site that has not trained yet is scored with the mean.
+    Each site continues the training of its own personal model v_k; there is no global model. Unlike `ditto`, a site
+    trains a single model, and that model is averaged. Buffers stay at their site. All sites start from one initial
+    model. A site that has not trained yet is evaluated with the mean.
 
-    ``lam = 0`` is `local`, as long as all sites take part in every round: the mean has no effect. The larger ``lam``,
-    the nearer the sites are to one common model.
+    Update rule:
+        With w_t the received mean, a site minimises over its trainable parameters
 
-    When to use it: When each hospital wants a model for its own patients, above all under privacy noise: there is one
-    training to hide, and a larger ``lam`` averages the noise of all sites out. Choose it on validation data.
+            F_k(v) + (lam / 2) ||v - w_t||^2
+
+        It sends v_k - w_t, so the new mean is the weighted mean of the participants' models.
+
+    When to use it: When each hospital needs a model for its own patients, especially under differential privacy. Only
+    one training needs noise, and a larger ``lam`` averages the noise over all sites. Choose ``lam`` on validation data.
+
+    Limit cases: With ``lam = 0``, this method is `local` if all sites take part in every round. The larger ``lam`` is,
+    the nearer the personal models are to one common model.
 
     Attributes:
-        lam: How strongly a site's model is held near the mean, >= 0. Worth trying: 0.01 to 10, more under more noise.
-        weights: ``uniform`` weighs the participants alike, as in the paper; ``size`` by their numbers of images.
+        lam: Strength of the regulariser, >= 0. Values to try: 0.01 to 10, larger with more noise.
+        weights: Weights of the mean: ``uniform`` is equal, as in the paper; ``size`` is proportional to the numbers of
+            images.
 
     Source: Liu, Hu, Wu, Smith, NeurIPS 2022, equation 1 and Algorithm A1.
     """
@@ -36,7 +43,7 @@ class MRMTL(HeldNear):
     name = "mr_mtl"
     family = "personal"
     paper = "Liu, Hu, Wu, Smith, NeurIPS 2022"
-    summary = "each site trains a model of its own, held near the mean of all sites' models"
+    summary = "personal models, regularised towards their mean"
     supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
@@ -47,9 +54,9 @@ class MRMTL(HeldNear):
 
     @property
     def pull(self) -> float:
-        """`lam`."""
+        """Strength of the regulariser, `lam`."""
         return self.lam
 
     def weight(self, meta: Meta) -> float:
-        """The site's size, or 1."""
+        """Return the site's number of training images, or 1 for uniform weights."""
         return super().weight(meta) if self.weights == "size" else 1.0

@@ -1,4 +1,4 @@
-"""Per-FedAvg."""
+"""Per-FedAvg: model-agnostic meta-learning with federated averaging."""
 
 from __future__ import annotations
 
@@ -21,29 +21,41 @@ from medfl.types import Meta, Targets, Tensors
 
 
 class PerFedAvg(LastStep):
-    """Personalised FedAvg by meta-learning: a common model that is good after one step at a site, not before.
+    """Per-FedAvg: meta-learning of a global model that performs well after one gradient step at a site.
 
-    Each step of a site takes two batches, or with ``order = hf`` three, each of the run's `batch_size`, so that an
-    epoch has half or a third of the steps, and a run with the setting `steps` sees two or three times the images. It
-    looks where the model would be after a step of length alpha along the gradient on the first batch, and takes there
-    the gradient g on the second. The direction of ``fo`` is -g; that of ``hf`` is -(g - alpha H g), with the Hessian H
-    on the third batch, by an exact product and not by a difference. A last
-    group with fewer than two images for each batch is all of them at once. Only the passes on second batches move
-    running statistics; in all others norms are in evaluation mode.
+    Local training optimises the loss after one gradient step of length alpha (MAML). In the last round, each site with
+    training images takes this step on all of them; the result is its personal model. Before that, the personal model is
+    the global model.
 
-    By default the run's optimiser takes the step, with its learning rate and momentum, as in all other methods. The
-    paper's plain SGD of rate 0.001 hardly moves a model in the few steps of most runs; the preset ``paper`` has it, and
-    any `beta` is the rate of plain SGD. In the last round each site with training images takes a step of length alpha
-    along the gradient on all of them, and that is its personal model; before, the common one stands in. With ``alpha =
-    0`` sites train as in `fedavg`, on the second batches.
+    Update rule:
+        Each local step takes two batches; the variant ``order = hf`` takes three, with H the Hessian on the third
+        batch:
 
-    When to use it: When new sites shall get a good model of their own from few images and little computing.
+            w' = w - alpha grad F(w; batch 1)
+            g = grad F(w'; batch 2)
+            direction of fo: -g
+            direction of hf: -(g - alpha H g)
+
+        The product H g is exact, not a finite difference. The run's optimiser takes the step by default, with its
+        learning rate and momentum. With `beta`, plain SGD takes it.
+
+    When to use it: When new sites should get a good personal model from few images and little computation.
+
+    Limits: Each batch has the run's `batch_size`, so an epoch has a half (``fo``) or a third (``hf``) of the usual
+    steps. A run with the setting `steps` uses two or three times as many images. A last group of batches with fewer
+    than two images per batch uses all of its images for each of them. Only the passes on second batches change running
+    statistics. The paper's plain SGD with learning rate 0.001 (preset ``paper``) hardly changes a model within the few
+    steps of most runs.
+
+    Limit cases: With ``alpha = 0``, sites train as in `fedavg`, on the second batches.
 
     Attributes:
-        alpha: Length of the step that a site will take, >= 0.
-        beta: Learning rate of training by plain SGD, > 0; None takes the run's optimiser.
-        order: ``fo`` leaves out second derivatives; ``hf`` has them, at more than half again the computing.
-        weights: ``uniform`` weighs the participants alike, as in the paper; ``size`` by their numbers of images.
+        alpha: Length of the step that a site takes in the last round, >= 0.
+        beta: Learning rate of plain SGD in local training, > 0; None uses the run's optimiser.
+        order: ``fo`` (first order) omits second derivatives; ``hf`` (Hessian-free) includes them, at more than 1.5
+            times the computation.
+        weights: Aggregation weights: ``uniform`` is equal, as in the paper; ``size`` is proportional to the numbers of
+            images.
 
     Source: Fallah, Mokhtari, Ozdaglar, NeurIPS 2020, Algorithm 1 and section 4.
     """
@@ -51,7 +63,7 @@ class PerFedAvg(LastStep):
     name = "per_fedavg"
     family = "personal"
     paper = "Fallah, Mokhtari, Ozdaglar, NeurIPS 2020"
-    summary = "a common model that is good after one step at a site; each site takes it in the end"
+    summary = "meta-learning of a global model that performs well after one gradient step at a site"
     supports = frozenset({Capability.ROBUST})
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"alpha": 0.01, "beta": 0.001}, "medfl": {}}
@@ -62,34 +74,34 @@ class PerFedAvg(LastStep):
     weights: Literal["size", "uniform"] = "uniform"
 
     @property
-    def parts(self) -> int:
-        """Batches of a step."""
+    def batches_per_step(self) -> int:
+        """Number of batches in a local step."""
         return 2 if self.order == "fo" else 3
 
     def weight(self, meta: Meta) -> float:
-        """The site's size, or 1."""
+        """Return the site's number of training images, or 1 for uniform weights."""
         return super().weight(meta) if self.weights == "size" else 1.0
 
     def trainings(self, site: Site) -> Sequence[Training]:
-        """One, whose batches are groups."""
-        return (Training(batch_size=self.parts * site.settings.batch_size),)
+        """Return the only training of a round, whose batches are groups of `batches_per_step` batches."""
+        return (Training(batch_size=self.batches_per_step * site.settings.batch_size),)
 
     def make_optimizer(self, fit: Fit) -> torch.optim.Optimizer:
-        """Return the run's optimiser, or plain SGD of rate `beta`."""
+        """Return the run's optimiser, or plain SGD with learning rate `beta`."""
         if self.beta is None:
             return super().make_optimizer(fit)
         return torch.optim.SGD([parameter for _, parameter in fit.parameters()], lr=self.beta)
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """The loss after a step, whose gradient is what the site steps along."""
-        count = self.parts if len(batch.rows) >= 2 * self.parts else 1
+        """Return a loss whose gradient is the negative direction of the local step."""
+        count = self.batches_per_step if len(batch.rows) >= 2 * self.batches_per_step else 1
         places = torch.arange(len(batch.rows), device=batch.images.device).tensor_split(count)
         first, second, third = (places[number % count] for number in range(3))
         parameters = dict(fit.parameters())
 
         def loss_on(part: torch.Tensor, tensors: Tensors) -> torch.Tensor:
             outputs = functional_call(fit.model, tensors, (batch.images[part],))
-            value: torch.Tensor = fit.site.task.loss(outputs, taken(batch.targets, part))
+            value: torch.Tensor = fit.site.task.loss(outputs, select_targets(batch.targets, part))
             return value
 
         with evaluating(fit.model):
@@ -105,7 +117,7 @@ class PerFedAvg(LastStep):
         return loss - self.alpha * (bend - bend.detach())
 
     def adapt(self, site: Site, start: Tensors, sent: Tensors) -> FitResult:
-        """One step on all training images."""
+        """Take one step of length alpha along the gradient on all training images, and return the result."""
         task, settings, smallest = site.task, site.settings, site.task.objective.smallest_batch
         model = task.load(start, site.network).eval()
         batches = [r for r in torch.arange(len(site.train)).split(settings.batch_size) if len(r) >= smallest]
@@ -119,8 +131,13 @@ class PerFedAvg(LastStep):
         return FitResult(start, cpu_state(model), {}, {})
 
 
-def taken(targets: Targets, rows: torch.Tensor) -> Targets:
-    """The targets of some rows of a batch."""
+def select_targets(targets: Targets, rows: torch.Tensor) -> Targets:
+    """Return the targets of some rows of a batch.
+
+    Args:
+        targets: Targets of the batch, or a mapping of names to targets.
+        rows: Indices of the rows.
+    """
     if isinstance(targets, dict):
         return {name: target[rows] for name, target in targets.items()}
     return targets[rows]

@@ -1,4 +1,4 @@
-"""PerFCL."""
+"""PerFCL: FENDA-FL with contrastive losses that separate the personal from the global body."""
 
 from __future__ import annotations
 
@@ -14,27 +14,37 @@ from medfl.toolkit.local_training import cpu_state
 from medfl.toolkit.losses import contrastive
 from medfl.toolkit.teacher import Teacher
 from medfl.training.loop import Batch
-from medfl_methods.fenda import BODY, Fenda
+from medfl_methods.fenda import GLOBAL_BODY_PREFIX, Fenda
 
-PREVIOUS = "previous/"
-"""Where a site keeps the common body as it trained it last."""
+PREVIOUS_BODY_PREFIX = "previous/"
+"""State prefix of the global body as the site trained it last."""
 
 
 class PerFCL(Fenda):
-    """FENDA-FL whose bodies are told apart by contrasts: the common one stays near the received one, the own one near
-    what it was.
+    """FENDA-FL with two contrastive losses (PerFCL) that separate the personal from the global body.
 
-    A site minimises its loss plus mu con(c; r | p) + gamma con(o; q | r), where con(z; a | b) is the mean over images
-    of -log(A / (A + B)), A = exp(cos(z, a) / tau), B = exp(cos(z, b) / tau). c and o are features by the common and the
-    own body in training; r is by the received common body, p by the common body as this site trained it last, q by the
-    own body as the round began. The latter three stay as they are, in evaluation mode. In a site's first training there
-    is no term. ``mu = 0`` with ``gamma = 0`` is `fenda`.
+    The first loss keeps the features of the global body near the features of the received global body. The second keeps
+    the features of the personal body near its features at the start of the round. Networks and averaging are the same
+    as in `fenda`.
 
-    When to use it: As `fenda`, when its two bodies learn much the same. It computes features by five bodies.
+    Update rule:
+        c and o are the features by the global and the personal body in training, and r by the received global body. p
+        are the features by the global body as this site trained it last, and q by the personal body at the start of the
+        round. A site minimises
+
+            F + mu con(c; r | p) + gamma con(o; q | r)
+            con(z; a | b) = mean over images of -log(A / (A + B)),  A = exp(cos(z, a) / tau),  B = exp(cos(z, b) / tau)
+
+        The features r, p and q come from fixed bodies in evaluation mode. In a site's first training, the contrastive
+        terms are omitted.
+
+    When to use it: As `fenda`, when its two bodies learn nearly the same features.
+
+    Limits: Each batch needs the features of five bodies.
 
     Attributes:
-        mu: Weight of the contrast of the common body, >= 0. Worth trying: 0.1, 1, 5, 10.
-        gamma: Weight of the contrast of the own body, >= 0. Worth trying: 0.1, 1, 5, 10.
+        mu: Weight of the contrastive loss of the global body, >= 0. Values to try: 0.1, 1, 5, 10.
+        gamma: Weight of the contrastive loss of the personal body, >= 0. Values to try: 0.1, 1, 5, 10.
         tau: Temperature, > 0.
 
     Source: Zhang, Xu, Wei, Wang, Li, Shang, Pattern Recognition 2023.
@@ -43,7 +53,7 @@ class PerFCL(Fenda):
     name = "perfcl"
     family = "personal"
     paper = "Zhang et al., Pattern Recognition 2023"
-    summary = "FENDA-FL whose common and own bodies are told apart by contrasts"
+    summary = "FENDA-FL with contrastive losses that separate the personal from the global body"
     supports = frozenset({Capability.DIFFERENT_HEADS, Capability.ROBUST})
 
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fenda", {"mu": 0.0, "gamma": 0.0}),)
@@ -53,15 +63,15 @@ class PerFCL(Fenda):
     tau: float = Field(0.5, gt=0, allow_inf_nan=False)
 
     def before_fit(self, fit: Fit) -> None:
-        """What the three bodies that stay make of the site's images: the received, the previous and the own one."""
-        previous = kept(fit.site, PREVIOUS)
+        """Load the three fixed bodies as teachers: the received global, the previous global and the personal one."""
+        previous = kept(fit.site, PREVIOUS_BODY_PREFIX)
         if (self.mu or self.gamma) and previous:
             old = fit.site.task.load(cpu_state(fit.model) | previous, fit.site.network)
             fit.extra["others"] = [Teacher(body, fit.site) for body in (fit.model.body, old.body, fit.model.own)]  # type: ignore[arg-type]
 
-    def term(self, fit: Fit, batch: Batch, own: torch.Tensor, common: torch.Tensor) -> torch.Tensor | float:
-        """Both contrasts, and what `fenda` adds."""
-        term = super().term(fit, batch, own, common)
+    def regulariser(self, fit: Fit, batch: Batch, own: torch.Tensor, common: torch.Tensor) -> torch.Tensor | float:
+        """Return both contrastive terms plus the regulariser of `fenda`."""
+        term = super().regulariser(fit, batch, own, common)
         if "others" not in fit.extra:
             return term
         received, previous, before = (teacher(batch).flatten(1) for teacher in fit.extra["others"])
@@ -69,7 +79,11 @@ class PerFCL(Fenda):
         return term + self.mu * near_received + self.gamma * contrastive(own, before, received, self.tau)
 
     def after_fit(self, fit: Fit) -> None:
-        """The trained common body becomes the previous one."""
+        """Store the trained global body as the previous one."""
         if self.mu or self.gamma:
             tensors = cpu_state(fit.model)
-            keep(fit.site, PREVIOUS, {name: tensor for name, tensor in tensors.items() if name.startswith(BODY)})
+            keep(
+                fit.site,
+                PREVIOUS_BODY_PREFIX,
+                {name: tensor for name, tensor in tensors.items() if name.startswith(GLOBAL_BODY_PREFIX)},
+            )

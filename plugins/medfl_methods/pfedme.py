@@ -1,4 +1,4 @@
-"""pFedMe."""
+"""pFedMe: personal models through Moreau envelopes."""
 
 from __future__ import annotations
 
@@ -19,36 +19,46 @@ from medfl.training.loop import Batch
 from medfl.types import Meta, Tensors
 from medfl_methods.fedavg import FedAvg
 
-OWN = "own/"
-"""Where a site keeps the parameters of its personal model."""
+PERSONAL_PREFIX = "own/"
+"""State prefix of the parameters of a site's personal model."""
 
 
 class PFedMe(FedAvg):
-    """Personal models by Moreau envelopes: a site's own model is tied to the one that it sends, which follows it.
+    """Personal models through Moreau envelopes (pFedMe): the site's sent model follows its personal model.
 
-    With each batch a site first takes `inner_steps` steps of plain gradient descent from its personal model towards the
-    minimum of F(theta) + (lam/2) ||theta - w||^2 on that batch; then one step of the run's optimiser on w along
-    lam (w - theta), which is the gradient of the envelope, that minimum as a function of w. In a round w begins as the
-    received model, and so does theta. The server's new model is (1 - beta) times its old one plus beta times the mean
-    of the sites' w; buffers are plainly averaged.
+    A site has two models: its personal model theta, and the model w that it sends. theta minimises the loss near w, and
+    w moves towards theta, which is a gradient step on the Moreau envelope of the loss. In each round, w and theta start
+    as the received model. The personal model has the buffers of the global one. A site that has not trained yet uses
+    the global model.
 
-    theta is the site's personal model, with the buffers of the common one; until a site has trained, it is the common
-    model. The logged loss is that of the last inner step plus (lam/2) ||theta - w||^2. The released code also decays
-    theta in the inner steps, which the paper does not; neither does medfl.
+    Update rule:
+        For each batch, `inner_steps` steps of gradient descent from the start `inner_start` approximate
 
-    When to use it: When each hospital wants a model for its own patients, not far from a common one, and computing is
-    no obstacle: it costs `inner_steps` times FedAvg's. w moves by the optimiser's learning rate times lam, so choose
-    both together, and keep `inner_lr` below 1 / lam.
+            theta = argmin F(theta) + (lam / 2) ||theta - w||^2
+
+        Then the run's optimiser takes one step on w with the gradient lam (w - theta). With w_k the models of the
+        participants, the server computes
+
+            w_{t+1} = (1 - beta) w_t + beta mean_k w_k
+
+        Buffers are averaged without beta.
+
+    When to use it: When each hospital needs a personal model that is not far from a global one, and computing time is
+    available: local training costs `inner_steps` times as much as with `fedavg`.
+
+    Limits: w moves by the optimiser's learning rate times ``lam``, so choose both together, and keep `inner_lr` below 1
+    / lam. The released code applies weight decay to theta in the inner steps; the paper and this implementation do not.
+    The logged loss is the loss of the last inner step plus (lam / 2) ||theta - w||^2.
 
     Attributes:
-        lam: How strongly the personal model is held near w, > 0.
-        inner_steps: Steps of the personal model for each batch, >= 1.
-        inner_lr: Their learning rate, > 0.
-        inner_start: Where they begin: ``warm`` at the personal model of the batch before, as in the released code, or
-            at ``w``.
-        beta: Length of the server's step, > 0; 1 is plain averaging.
-        weights: ``uniform`` weighs the participants alike, as in the paper; ``size`` by their numbers of images, as in
-            the released code.
+        lam: Strength of the regulariser between theta and w, > 0.
+        inner_steps: Steps of theta per batch, >= 1.
+        inner_lr: Learning rate of the inner steps, > 0.
+        inner_start: Start of the inner steps: ``warm`` at the personal model of the previous batch, as in the released
+            code, or at ``w``.
+        beta: Step length of the server, > 0; 1 is plain averaging.
+        weights: Aggregation weights: ``uniform`` is equal, as in the paper; ``size`` is proportional to the numbers of
+            images, as in the released code.
 
     Source: Dinh, Tran, Nguyen, NeurIPS 2020, Algorithm 1, equations 2, 5 and 7.
     """
@@ -56,7 +66,7 @@ class PFedMe(FedAvg):
     name = "pfedme"
     family = "personal"
     paper = "Dinh, Tran, Nguyen, NeurIPS 2020"
-    summary = "own models by Moreau envelopes: each is tied to the one that its site sends, which follows it"
+    summary = "personal models through Moreau envelopes: the sent model follows the personal model"
     supports = frozenset({Capability.ROBUST})
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"inner_lr": 0.09}, "medfl": {}}
@@ -69,20 +79,20 @@ class PFedMe(FedAvg):
     weights: Literal["size", "uniform"] = "uniform"
 
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
-        """A step of length beta; buffers take the whole one."""
+        """Return the new global tensors after a step of length beta; buffers take the mean."""
         return super().server_update(server, old, lengthened(server, mean, self.beta))
 
     # ---- a site
 
     def before_fit(self, fit: Fit) -> None:
-        """The personal model begins as the received one."""
+        """Set the personal model theta to the received model."""
         fit.extra["theta"] = dict(fit.start)
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """The envelope at w, whose gradient is lam (w - theta)."""
+        """Update theta by the inner steps, and return a value whose gradient by w is lam (w - theta)."""
         w = dict(fit.parameters())
-        begin = fit.extra["theta"] if self.inner_start == "warm" else w
-        theta = {name: begin[name].detach().clone().requires_grad_() for name in w}
+        start = fit.extra["theta"] if self.inner_start == "warm" else w
+        theta = {name: start[name].detach().clone().requires_grad_() for name in w}
         for _ in range(self.inner_steps):
             value = fit.site.task.loss(functional_call(fit.model, theta, (batch.images,)), batch.targets)
             gradients = torch.autograd.grad(value, list(theta.values()), allow_unused=True)
@@ -95,20 +105,20 @@ class PFedMe(FedAvg):
         return value.detach() + 0.5 * self.lam * torch.stack(terms).sum()
 
     def after_fit(self, fit: Fit) -> None:
-        """The site keeps its personal model."""
-        keep(fit.site, OWN, on_cpu(fit.extra["theta"]))
+        """Store the personal model in the site's state."""
+        keep(fit.site, PERSONAL_PREFIX, on_cpu(fit.extra["theta"]))
 
     def train(self, site: Site, request: Request) -> Reply:
-        """As in FedAvg; the model that was trained is the personal one."""
+        """Train as in FedAvg; reply with the personal model as the trained model."""
         reply = super().train(site, request)
         trained = reply.trained["personal"]
-        reply.trained = {"personal": replace(trained, tensors=trained.tensors | kept(site, OWN))}
+        reply.trained = {"personal": replace(trained, tensors=trained.tensors | kept(site, PERSONAL_PREFIX))}
         return reply
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """The common model, and at each site its own."""
+        """Return the global model and, for a site, its personal model."""
         models = super().models(participant)
         if isinstance(participant, Site):
             common = next(iter(models.values())).tensors
-            models["personal"] = Model(participant.network, common | kept(participant, OWN))
+            models["personal"] = Model(participant.network, common | kept(participant, PERSONAL_PREFIX))
         return models

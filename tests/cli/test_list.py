@@ -58,12 +58,12 @@ def words(text: str) -> str:
 def test_methods_are_listed_with_what_they_send(medfl_command):
     code, out, err = medfl_command("list", "methods", "--long")
     assert (code, err) == (0, "")
-    rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
+    rows = {line.split()[0]: line for line in out.splitlines() if line[1:2].strip()}
     assert "nothing" in rows["local"]
     assert "yes" in rows["local"]
     assert "model/ update" in rows["fedprox"]
     assert " no " in rows["fedprox"]
-    assert "server's model averaging; Li et al., MLSys 2020 " in words(out)
+    assert "global model averaging; Li et al., MLSys 2020 " in words(out)
     assert "pooled" in out
     assert max(map(len, out.splitlines())) <= 80
 

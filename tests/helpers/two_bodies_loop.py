@@ -1,13 +1,13 @@
-"""FENDA-FL's rounds as a plain loop with a further term, for the judges of FENDA-FL and PerFCL."""
+"""Reference implementation of FENDA-FL's rounds with an optional further loss term, for FENDA-FL and PerFCL."""
 
 import torch
-from judging import LR, REGISTRY, ROUNDS, SEED, SITES, SIZES, Net, batches, mean, state_of, task_of
+from reference_training import LR, REGISTRY, ROUNDS, SEED, SITES, SIZES, Net, average_models, batches, state_of, task_of
 from torch import nn
 from torch.nn import functional as F
 
 
-class TwoBodies(nn.Module):
-    """A site's own body, the common one, and a head on their features, side by side or as a sum."""
+class ReferenceTwoBodies(nn.Module):
+    """Network with a personal body, a global body, and a head on their concatenated or summed features."""
 
     def __init__(self, join):
         super().__init__()
@@ -19,25 +19,25 @@ class TwoBodies(nn.Module):
 
 
 def two_bodies(tensors, join):
-    model = TwoBodies(join)
+    model = ReferenceTwoBodies(join)
     model.load_state_dict(tensors)
     return model
 
 
-def initial(name, args):
-    """The tensors that a method of two bodies begins with."""
+def initial_tensors(name, args):
+    """Return the initial_tensors tensors of a method with two bodies."""
     return REGISTRY.make_method(name, args).task_of(task_of()).initial(SEED)
 
 
-def loop(tensors, join, momentum, term_of):
-    """Each site's model after three rounds.
+def train_three_rounds(tensors, join, momentum, term_of):
+    """Return each site's model after three rounds.
 
     Args:
-        tensors: What all sites begin with.
+        tensors: Initial tensors of all sites.
         join: ``concat`` or ``sum``.
-        momentum: Of SGD.
-        term_of: A site's last model (None in its first training) and the received tensors -> a term of the images and
-            both features of a batch.
+        momentum: Momentum of SGD.
+        term_of: Function that maps a site's last model (None in its first training) and the received tensors to a loss
+            term, a function of the images and both features of a batch.
     """
     common = {name: tensor for name, tensor in tensors.items() if name.startswith("body.")}
     own = {}
@@ -54,6 +54,6 @@ def loop(tensors, join, momentum, term_of):
                 loss.backward()
                 optimizer.step()
             own[site] = state_of(model)
-        average = mean(list(own.values()), list(SIZES.values()))
+        average = average_models(list(own.values()), list(SIZES.values()))
         common = {name: average[name] for name in common}
     return {site: model | common for site, model in own.items()}

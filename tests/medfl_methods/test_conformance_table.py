@@ -1,7 +1,8 @@
-"""One entry for each method: what it is equal to, keeps at its sites, and with which settings it goes on.
+"""Conformance tests of all methods, with one entry per method for its limit cases and its private tensors.
 
-Every method passes `medfl.testing`'s suite. The entries add what the suite can't know: the methods that a method is
-equal to in some runs, bit for bit, and the tensors that never leave a site. What methods refuse is in test_refusals.py.
+Every method passes the suite of `medfl.testing`. The entries add facts that the suite cannot derive: the methods that a
+method equals bit by bit in some runs, the tensors that never leave a site, and the settings with which a run is stopped
+and continued. Refusals are tested in test_refusals.py.
 """
 
 from __future__ import annotations
@@ -35,28 +36,31 @@ TWO_CLASSES = {
     "sites": make_sites_of(BINARY, {"a": 9, "b": 6}),
     "server_test": told_as(make_data(5, "global"), BINARY),
 }
-UNLIKE_AND_RANDOM = {
+DIFFERENT_AND_RANDOM_NETWORKS = {
     "task": atlas_task(drop=Dropping, wide=lambda: SmallNet(width=9), plain=lambda: SmallNet(norm=False)),
     "networks_by_site": {"site-2": "wide", "site-3": "plain"},
     "sites": make_sites({"site-1": 11, "site-2": 13, "site-3": 6, "site-4": 9}),
 }
-"""Unlike networks, of which one draws random numbers, at sites of which some have batches of one image."""
+"""Options of a run with different networks, one with dropout, and sites with batches of one image."""
 
-FEW_OF_THEM = {"sites": make_sites() | {"site-2": make_site(13, "site-2", torch.arange(13) % 2)}, "fraction": 0.67}
-"""Two of three sites take part in a round; one of them has no image of a class."""
+PARTIAL_PARTICIPATION = {
+    "sites": make_sites() | {"site-2": make_site(13, "site-2", torch.arange(13) % 2)},
+    "fraction": 0.67,
+}
+"""Options of a run in which two of three sites take part in a round; one site lacks a class."""
 
 
 @dataclass(frozen=True)
-class Equal:
-    """A run that gives the bits of another method's.
+class EqualRun:
+    """Run that has bitwise the same results as another method.
 
     Attributes:
-        other: The other method.
-        args: Settings of the method, beside those of its entry.
+        other: Name of the other method.
+        args: Settings of the method, in addition to its entry's settings.
         run: Options of both runs.
         theirs: Settings of the other method.
-        models: Part of the keys of the models to compare, such as ``global`` or ``server/``; all if empty.
-        tensors: Prefix of the tensors to compare; all if empty.
+        models: Substring of the keys of the compared models, such as ``global`` or ``server/``; all models if empty.
+        tensors: Prefix of the compared tensors; all tensors if empty.
     """
 
     other: str
@@ -68,19 +72,19 @@ class Equal:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What holds for a method beside the suite.
+class MethodEntry:
+    """Expected properties of a method that the conformance suite cannot derive.
 
     Attributes:
-        quick: Settings that save time and leave out no part of the method.
-        equal: Runs that give the bits of another method's.
-        stays: Pattern of the names of tensors that sites store, send to nobody and the server never has.
-        untrained: Whether a site that never trained has the global model as its own.
-        goes_on: Other settings with which a run is stopped and continued.
+        quick: Settings that save time without leaving out a part of the method.
+        equal: Runs that equal another method bit by bit.
+        stays: Pattern of the names of tensors that sites store, never send, and the server never has.
+        untrained: Whether the personal model of a site that never trained is the global model.
+        goes_on: Further settings with which a run is stopped and continued.
     """
 
     quick: Mapping[str, Any] = field(default_factory=dict)
-    equal: tuple[Equal, ...] = ()
+    equal: tuple[EqualRun, ...] = ()
     stays: str = ""
     untrained: bool = False
     goes_on: tuple[Mapping[str, Any], ...] = ()
@@ -92,81 +96,83 @@ ONE_POOL = {"head_share": 0.0, "personal_share": 0.0, "server_classifier": "none
 SHARES_NOTHING = {"share_fraction": 0.0, "distil_rounds": 1}
 
 ENTRIES = {
-    "apfl": Entry(
+    "apfl": MethodEntry(
         equal=(
-            Equal("fedavg", {"alpha": 1.0, "adaptive": False}, models="global"),
-            Equal("local", {"alpha": 1.0, "adaptive": False}, models="personal"),
+            EqualRun("fedavg", {"alpha": 1.0, "adaptive": False}, models="global"),
+            EqualRun("local", {"alpha": 1.0, "adaptive": False}, models="personal"),
         ),
         stays="kept/(own|mixed)",
         untrained=True,
     ),
-    "centralized": Entry(goes_on=(KEEPING,)),
-    "cyclic": Entry(equal=(Equal("fedavg", run=ONE_SITE),)),
-    "dbe": Entry(stays="offset"),
-    "ditto": Entry(
+    "centralized": MethodEntry(goes_on=(KEEPING,)),
+    "cyclic": MethodEntry(equal=(EqualRun("fedavg", run=ONE_SITE),)),
+    "dbe": MethodEntry(stays="offset"),
+    "ditto": MethodEntry(
         equal=(
-            Equal("fedavg", {"lam": 3.0}, models="global"),
-            Equal("fedavg", {"lam": 3.0}, {"task": PLAIN}, models="global"),
-            Equal("local", {"lam": 0.0}, models="personal"),
+            EqualRun("fedavg", {"lam": 3.0}, models="global"),
+            EqualRun("fedavg", {"lam": 3.0}, {"task": PLAIN}, models="global"),
+            EqualRun("local", {"lam": 0.0}, models="personal"),
         ),
         stays="own/",
         untrained=True,
     ),
-    "fedala": Entry(equal=(Equal("fedavg", run=ONE_ROUND, models="server"),), stays="kept/"),
-    "fedamp": Entry(stays="running|num_batches"),
-    "fedas": Entry(
+    "fedala": MethodEntry(equal=(EqualRun("fedavg", run=ONE_ROUND, models="server"),), stays="kept/"),
+    "fedamp": MethodEntry(stays="running|num_batches"),
+    "fedas": MethodEntry(
         equal=(
-            Equal("fedper", run=ONE_ROUND, tensors="head."),
-            Equal("fedper", {"align_epochs": 0}, ONE_SITE),
+            EqualRun("fedper", run=ONE_ROUND, tensors="head."),
+            EqualRun("fedper", {"align_epochs": 0}, ONE_SITE),
         ),
         stays="head",
     ),
-    "fedavg": Entry(equal=(Equal("centralized", run=ONE_SITE | {"epochs": 2}, models="server"),)),
-    "fedavgm": Entry(
+    "fedavg": MethodEntry(equal=(EqualRun("centralized", run=ONE_SITE | {"epochs": 2}, models="server"),)),
+    "fedavgm": MethodEntry(
         equal=(
-            Equal("fedavg", run=ONE_ROUND),
-            *(Equal("fedavg", {"beta": 0.0, "nesterov": ahead}, {"task": PLAIN}) for ahead in (False, True)),
+            EqualRun("fedavg", run=ONE_ROUND),
+            *(EqualRun("fedavg", {"beta": 0.0, "nesterov": ahead}, {"task": PLAIN}) for ahead in (False, True)),
         )
     ),
-    "fedbabu": Entry(stays="head", untrained=True),
-    "fedbn": Entry(equal=(Equal("fedavg", run={"task": PLAIN}, theirs=UNIFORM),)),
-    "fedce": Entry(equal=tuple(Equal("fedavg", {"mode": mode}, ONE_SITE) for mode in ("plus", "times"))),
-    "fedcross": Entry(stays="."),
-    "fedcross_star": Entry(stays="."),
-    "fedcurv": Entry(equal=(Equal("fedavg", run=ONE_ROUND), Equal("fedavg", run=ONE_SITE))),
-    "feddf": Entry(quick={"distil_steps": 3}),
-    "feddg_ga": Entry(equal=(Equal("fedavg", run=ONE_ROUND, theirs=UNIFORM),)),
-    "fedfed": Entry(quick={"distil_rounds": 1, "width": 2}),
-    "fedkd": Entry(stays="mentor|adapter"),
-    "fedkf": Entry(quick={"noise_dim": 8, "width": 4}, equal=(Equal("fedavg", run=ONE_ROUND),), stays="generator"),
-    "fedmd": Entry(quick={"public_epochs": 1, "private_epochs": 1}, stays=r"(body|head)\."),
-    "fednova": Entry(
+    "fedbabu": MethodEntry(stays="head", untrained=True),
+    "fedbn": MethodEntry(equal=(EqualRun("fedavg", run={"task": PLAIN}, theirs=UNIFORM),)),
+    "fedce": MethodEntry(equal=tuple(EqualRun("fedavg", {"mode": mode}, ONE_SITE) for mode in ("plus", "times"))),
+    "fedcross": MethodEntry(stays="."),
+    "fedcross_star": MethodEntry(stays="."),
+    "fedcurv": MethodEntry(equal=(EqualRun("fedavg", run=ONE_ROUND), EqualRun("fedavg", run=ONE_SITE))),
+    "feddf": MethodEntry(quick={"distil_steps": 3}),
+    "feddg_ga": MethodEntry(equal=(EqualRun("fedavg", run=ONE_ROUND, theirs=UNIFORM),)),
+    "fedfed": MethodEntry(quick={"distil_rounds": 1, "width": 2}),
+    "fedkd": MethodEntry(stays="mentor|adapter"),
+    "fedkf": MethodEntry(
+        quick={"noise_dim": 8, "width": 4}, equal=(EqualRun("fedavg", run=ONE_ROUND),), stays="generator"
+    ),
+    "fedmd": MethodEntry(quick={"public_epochs": 1, "private_epochs": 1}, stays=r"(body|head)\."),
+    "fednova": MethodEntry(
         equal=(
-            *(Equal("fedavg", run={"steps": 3, "task": task}) for task in (make_task(), PLAIN)),
-            Equal("fedavg", UNIFORM, {"steps": 3}, UNIFORM),
-            Equal("fedprox", {"mu": 0.3}, {"steps": 2}, {"mu": 0.3}),
+            *(EqualRun("fedavg", run={"steps": 3, "task": task}) for task in (make_task(), PLAIN)),
+            EqualRun("fedavg", UNIFORM, {"steps": 3}, UNIFORM),
+            EqualRun("fedprox", {"mu": 0.3}, {"steps": 2}, {"mu": 0.3}),
         )
     ),
-    "fedntd": Entry(equal=(Equal("fedavg", run=TWO_CLASSES),)),
-    "fedper": Entry(stays="head"),
-    "fedproto": Entry(stays=r"(body|head)\."),
-    "fedrep": Entry(stays="head"),
-    "fedrod": Entry(
+    "fedntd": MethodEntry(equal=(EqualRun("fedavg", run=TWO_CLASSES),)),
+    "fedper": MethodEntry(stays="head"),
+    "fedproto": MethodEntry(stays=r"(body|head)\."),
+    "fedrep": MethodEntry(stays="head"),
+    "fedrod": MethodEntry(
         equal=(
-            Equal("fedavg", {"gamma": 0.0}, models="global"),
-            Equal("fedavg", {"gamma": 0.0, "gradient_clip": 0.1}, theirs={"gradient_clip": 0.1}, models="global"),
+            EqualRun("fedavg", {"gamma": 0.0}, models="global"),
+            EqualRun("fedavg", {"gamma": 0.0, "gradient_clip": 0.1}, theirs={"gradient_clip": 0.1}, models="global"),
         ),
         stays="own/",
         untrained=True,
     ),
-    "fedsdc": Entry(goes_on=({"gamma": 0.5},)),
-    "fedskd": Entry(
+    "fedsdc": MethodEntry(goes_on=({"gamma": 0.5},)),
+    "fedskd": MethodEntry(
         quick={"p2p_scale": 1},
         equal=tuple(
-            Equal(
+            EqualRun(
                 "local",
                 {"gamma": 0.0, "optimizer_state": state},
-                UNLIKE_AND_RANDOM | {"balance": balance},
+                DIFFERENT_AND_RANDOM_NETWORKS | {"balance": balance},
                 {"optimizer_state": state},
             )
             for state, balance in (("persistent", "loss"), ("reset", "none"))
@@ -174,43 +180,45 @@ ENTRIES = {
         stays=".",
         goes_on=({"start_fraction": 0.5},),
     ),
-    "fedsm": Entry(quick={"selector_width": 2}, equal=(Equal("fedavg", models="server/global"),)),
-    "fedtgp": Entry(quick={"server_epochs": 5}, stays=r"(body|head)\."),
-    "fedtpf": Entry(
+    "fedsm": MethodEntry(quick={"selector_width": 2}, equal=(EqualRun("fedavg", models="server/global"),)),
+    "fedtgp": MethodEntry(quick={"server_epochs": 5}, stays=r"(body|head)\."),
+    "fedtpf": MethodEntry(
         quick={"distil_rounds": 1, "width": 2},
-        equal=(Equal("fedavg", SHARES_NOTHING, FEW_OF_THEM),),
+        equal=(EqualRun("fedavg", SHARES_NOTHING, PARTIAL_PARTICIPATION),),
         stays="critic|optimizer",
     ),
-    "fenda": Entry(stays=r"own\.|head\."),
-    "gpfl": Entry(stays=r"head\.own\.|class_shares"),
-    "isfl": Entry(quick={"probe": 3}),
-    "lg_fedavg": Entry(equal=(Equal("local", run=ONE_ROUND, tensors="body."),), stays="body"),
-    "moon": Entry(
-        quick={"proj_dim": 3}, equal=(Equal("moon", run=ONE_ROUND, theirs={"proj_dim": 3, "mu": 0.0}),), stays="kept/"
+    "fenda": MethodEntry(stays=r"own\.|head\."),
+    "gpfl": MethodEntry(stays=r"head\.own\.|class_shares"),
+    "isfl": MethodEntry(quick={"probe": 3}),
+    "lg_fedavg": MethodEntry(equal=(EqualRun("local", run=ONE_ROUND, tensors="body."),), stays="body"),
+    "moon": MethodEntry(
+        quick={"proj_dim": 3},
+        equal=(EqualRun("moon", run=ONE_ROUND, theirs={"proj_dim": 3, "mu": 0.0}),),
+        stays="kept/",
     ),
-    "mr_mtl": Entry(stays="running|num_batches"),
-    "perfcl": Entry(equal=(Equal("fenda", run=ONE_ROUND),), stays=r"own\.|head\.|previous/"),
-    "pfedcdp": Entry(
+    "mr_mtl": MethodEntry(stays="running|num_batches"),
+    "perfcl": MethodEntry(equal=(EqualRun("fenda", run=ONE_ROUND),), stays=r"own\.|head\.|previous/"),
+    "pfedcdp": MethodEntry(
         quick={"refine": {"epochs": 2, "probe_epochs": 1}},
         equal=tuple(
-            Equal("fedper", ONE_POOL, {"task": make_task(kind)}, tensors="head.") for kind in ("norm", "plain")
+            EqualRun("fedper", ONE_POOL, {"task": make_task(kind)}, tensors="head.") for kind in ("norm", "plain")
         ),
         stays="(^|model/)head",
         goes_on=({"server_classifier": "average"},),
     ),
-    "pfedme": Entry(untrained=True),
-    "scaffold": Entry(
+    "pfedme": MethodEntry(untrained=True),
+    "scaffold": MethodEntry(
         equal=(
-            Equal("fedavg", run=ONE_ROUND, theirs=UNIFORM),
-            Equal("fedavg", run=ONE_ROUND | {"task": PLAIN}, theirs=UNIFORM),
-            Equal("fedavg", run=ONE_SITE),
+            EqualRun("fedavg", run=ONE_ROUND, theirs=UNIFORM),
+            EqualRun("fedavg", run=ONE_ROUND | {"task": PLAIN}, theirs=UNIFORM),
+            EqualRun("fedavg", run=ONE_SITE),
         )
     ),
 }
 
 
 def rows(part: str) -> list[Any]:
-    """Return the parameters of a test of one part of the entries: (name, item)."""
+    """Return the test parameters (name, item) for one attribute of the entries."""
     return [
         pytest.param(name, item, id=f"{name}-{number}")
         for name, entry in ENTRIES.items()
@@ -219,19 +227,19 @@ def rows(part: str) -> list[Any]:
 
 
 def names_with(part: str) -> list[str]:
-    """Return the methods whose entries have a part."""
+    """Return the names of the methods whose entries have a value for an attribute."""
     return [name for name, entry in ENTRIES.items() if getattr(entry, part)]
 
 
 def case_of(name: str, args: Mapping[str, Any]) -> Case:
-    """Return the tiny federation of a method with its entry's quick settings and others."""
-    return Case(REGISTRY, name, {**ENTRIES.get(name, Entry()).quick, **args})
+    """Return the tiny federation of a method, with its entry's quick settings and further ones."""
+    return Case(REGISTRY, name, {**ENTRIES.get(name, MethodEntry()).quick, **args})
 
 
 # ---- the suite
 
-WHOLE = ("ditto", "scaffold")
-"""Methods whose contract `make test` checks whole, too."""
+FULLY_CHECKED_METHODS = ("ditto", "scaffold")
+"""Methods for which `make test` runs all conformance checks."""
 
 ALWAYS = (
     "metadata_is_complete",
@@ -241,39 +249,39 @@ ALWAYS = (
     "unlike_networks_are_refused_or_work",
     "exported_networks_predict_alike",
 )
-BY_TURNS = ("it_resumes_at_every_step", "further_objectives_are_refused_or_work")
-"""What it checks of the others, of `BY_TURNS` one for each method; `make test-all` checks all."""
+ROTATING_CHECKS = ("it_resumes_at_every_step", "further_objectives_are_refused_or_work")
+"""Conformance checks for the other methods: `make test` runs one for each method, `make test-all` runs all."""
 
 NAMES = sorted(REGISTRY.methods)
-CLIPPED = {"robust": {"rule": "centred_clip", "radius": 0.5}}
-"""A rule that remembers, and needs no number of replies."""
+STATEFUL_ROBUST_RULE = {"robust": {"rule": "centred_clip", "radius": 0.5}}
+"""Robust rule with a state, which accepts any number of replies."""
 
 
 @pytest.mark.parametrize(("turn", "name"), list(enumerate(NAMES)), ids=NAMES)
-def test_the_contract_is_kept(turn: int, name: str) -> None:
-    sample = [*ALWAYS, BY_TURNS[turn % len(BY_TURNS)]]
-    check_method(name, args=case_of(name, {}).args, checks=None if name in WHOLE else sample)
+def test_method_passes_the_conformance_suite(turn: int, name: str) -> None:
+    sample = [*ALWAYS, ROTATING_CHECKS[turn % len(ROTATING_CHECKS)]]
+    check_method(name, args=case_of(name, {}).args, checks=None if name in FULLY_CHECKED_METHODS else sample)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in WHOLE])
-def test_the_contract_is_kept_whole(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in FULLY_CHECKED_METHODS])
+def test_method_passes_the_whole_conformance_suite(name: str) -> None:
     check_method(name, args=case_of(name, {}).args)
 
 
 @pytest.mark.parametrize("name", ["fedbabu"])
-def test_the_contract_is_kept_under_a_robust_rule(name: str) -> None:
-    check_method(name, checks=["it_resumes_at_every_step"], settings=CLIPPED)
+def test_method_passes_the_conformance_suite_under_a_robust_rule(name: str) -> None:
+    check_method(name, checks=["it_resumes_at_every_step"], settings=STATEFUL_ROBUST_RULE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["feddyn", "fenda", "fedkd", "flash", "per_fedavg"])
-def test_the_contract_is_kept_whole_under_a_robust_rule(name: str) -> None:
-    check_method(name, settings=CLIPPED)
+def test_method_passes_the_whole_conformance_suite_under_a_robust_rule(name: str) -> None:
+    check_method(name, settings=STATEFUL_ROBUST_RULE)
 
 
 @pytest.mark.parametrize(("name", "args"), rows("goes_on"))
-def test_a_run_with_other_settings_is_stopped_and_goes_on(name: str, args: dict[str, Any]) -> None:
+def test_run_with_other_settings_can_be_stopped_and_continued(name: str, args: dict[str, Any]) -> None:
     check_method(name, args=case_of(name, args).args, checks=["it_resumes_at_every_step"])
 
 
@@ -282,10 +290,10 @@ def test_a_run_with_other_settings_is_stopped_and_goes_on(name: str, args: dict[
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return a function that runs a method with which others are compared, once for each setting."""
+    """Return a function that runs a comparison method, once for each setting."""
     known: dict[tuple[str, str, int], dict[str, Tensors]] = {}
 
-    def run(equal: Equal) -> dict[str, Tensors]:
+    def run(equal: EqualRun) -> dict[str, Tensors]:
         key = (equal.other, repr(equal.theirs), hash(tuple((name, id(value)) for name, value in equal.run.items())))
         if key not in known:
             folder = tmp_path_factory.mktemp("reference") / "run"
@@ -296,7 +304,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize(("name", "equal"), rows("equal"))
-def test_a_method_is_another_one(tmp_path: Path, reference: Any, name: str, equal: Equal) -> None:
+def test_limit_case_equals_the_other_method(tmp_path: Path, reference: Any, name: str, equal: EqualRun) -> None:
     mine = bits(case_of(name, equal.args).run(tmp_path, **equal.run))
     theirs = {key: model for key, model in reference(equal).items() if equal.models in key}
     assert theirs
@@ -311,8 +319,8 @@ def test_a_method_is_another_one(tmp_path: Path, reference: Any, name: str, equa
 
 
 @pytest.mark.parametrize("name", names_with("stays"))
-def test_what_stays_at_a_site(tmp_path: Path, name: str) -> None:
-    """Also where sites have unlike networks, if the method can."""
+def test_private_tensors_never_leave_the_site(tmp_path: Path, name: str) -> None:
+    """Check the private tensors; also with different networks, if the method supports them."""
     networks = {"site-1": "wide"} if name in ("fedcross_star", "fedkd", "fedskd", "pfedcdp") else {}
     case_of(name, {}).run(tmp_path, rounds=2, networks_by_site=networks)
     pattern = re.compile(ENTRIES[name].stays)
@@ -327,10 +335,10 @@ def test_what_stays_at_a_site(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", names_with("untrained"))
-def test_a_site_that_never_trained_has_the_global_model(tmp_path: Path, name: str) -> None:
+def test_untrained_site_has_the_global_model(tmp_path: Path, name: str) -> None:
     models = case_of(name, {}).run(tmp_path, rounds=2, unavailable=lambda site, step: site == "site-3").models["site-3"]
     assert tensors_equal(models["personal"].tensors, models["global"].tensors)
 
 
-def test_every_entry_is_of_a_method() -> None:
+def test_every_entry_belongs_to_a_method() -> None:
     assert ENTRIES.keys() <= set(NAMES)

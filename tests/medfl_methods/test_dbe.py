@@ -1,4 +1,4 @@
-"""DBE: running means, the mean features of all sites, and whose vector is whose."""
+"""Tests of DBE: running means, the mean features of all sites, and the personal offsets."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ from medfl.toolkit.fit import Fit
 from medfl.training.loop import Batch
 from medfl.types import SERVER
 from medfl.utils.wire import select, tensors_equal
-from medfl_methods.dbe import DBE, corrected, running, shifted
+from medfl_methods.dbe import DBE, bias_correction, running_mean, with_shifted_head
 
 REGISTRY = load_plugins()
 
@@ -27,7 +27,7 @@ def run(folder, args=None, **options):
 
 
 class Plain(nn.Module):
-    """Two features of an image are its two numbers."""
+    """Network whose features are the two numbers of an image."""
 
     def __init__(self):
         super().__init__()
@@ -44,7 +44,7 @@ def fit_of(z):
     site = Site(
         "a", 1, State(), task, Settings(rounds=1), train=TensorData(torch.zeros(1, 1, 1, 2), torch.zeros(1).long())
     )
-    return Fit(site, shifted(Plain()), {}, sent={"mean/features": torch.tensor(z)})
+    return Fit(site, with_shifted_head(Plain()), {}, sent={"mean/features": torch.tensor(z)})
 
 
 def batch_of(*rows):
@@ -55,14 +55,14 @@ def batch_of(*rows):
 # ---- closed forms
 
 
-def test_a_running_mean_has_the_value_of_the_formula_and_its_correction_is_that_of_adam():
-    mean = running(running(None, torch.tensor([[1.0], [1.0]]), 0.1), torch.tensor([[1.0], [3.0]]), 0.1)
+def test_running_mean_and_bias_correction_equal_the_formulas():
+    mean = running_mean(running_mean(None, torch.tensor([[1.0], [1.0]]), 0.1), torch.tensor([[1.0], [3.0]]), 0.1)
     assert mean.item() == pytest.approx(0.29)
-    assert (mean * corrected(0.1, 2)).item() == pytest.approx(1.5263157895)
-    assert corrected(1.0, 1) == 1
+    assert (mean * bias_correction(0.1, 2)).item() == pytest.approx(1.5263157895)
+    assert bias_correction(1.0, 1) == 1
 
 
-def test_the_distance_to_the_mean_of_all_has_the_value_of_the_formula():
+def test_distance_to_the_global_mean_equals_the_formula():
     batch, plain = batch_of([0.09, 0.3], [0.49, 0.7]), torch.tensor(2.0).log().item()
     for kappa in (1.0, 3.0):
         loss = DBE(kappa=kappa, mu=1.0).loss(fit_of([0.2, 0.1]), batch)
@@ -71,7 +71,7 @@ def test_the_distance_to_the_mean_of_all_has_the_value_of_the_formula():
 
 
 @pytest.mark.parametrize("correct", [False, True])
-def test_the_gradient_goes_through_the_last_batch_alone(correct):
+def test_gradient_flows_through_the_last_batch_only(correct):
     method, fit = DBE(kappa=1.0, mu=0.1, correct=correct), fit_of([0.0, 0.0])
     first, second = batch_of([1.0, 0.0]), batch_of([2.0, 1.0], [2.0, 3.0])
     method.loss(fit, first)
@@ -86,7 +86,7 @@ def test_the_gradient_goes_through_the_last_batch_alone(correct):
 # ---- the mean features of all sites
 
 
-def test_what_was_trained_with_it_is_thrown_away_and_it_stays(tmp_path):
+def test_measuring_discards_the_models_and_keeps_the_mean(tmp_path):
     seen = []
 
     class Watched(DBE):
@@ -103,15 +103,15 @@ def test_what_was_trained_with_it_is_thrown_away_and_it_stays(tmp_path):
     assert not tensors_equal(begun, select(seen[1], "model/"))
 
 
-def test_a_site_that_takes_no_step_has_no_say_in_it(tmp_path):
-    """Batch norm leaves out a batch of one image."""
+def test_site_without_a_step_sends_no_mean_features(tmp_path):
+    """Batch norm skips a batch of one image, so the site sends no mean features."""
     run(tmp_path, sites=make_sites({"a": 9, "single": 1}), rounds=1)
     sent = select(Store(tmp_path / "state" / "a").load(1).tensors, "reply/")
     assert sent.keys() == {"mean/features"}
     torch.testing.assert_close(states(tmp_path)[SERVER]["kept/mean/features"], sent["mean/features"])
 
 
-def test_without_kappa_nothing_is_measured_and_sites_still_differ(tmp_path):
+def test_without_kappa_no_features_are_measured_and_offsets_remain(tmp_path):
     result = run(tmp_path, {"kappa": 0.0})
     assert Store(tmp_path / "state" / "site-1").steps()[-1] == 2
     assert "kept/mean/features" not in states(tmp_path)[SERVER]
@@ -122,11 +122,11 @@ def test_without_kappa_nothing_is_measured_and_sites_still_differ(tmp_path):
 # ---- the vector of a site
 
 
-def test_any_head_is_shifted():
+def test_any_head_can_have_an_offset():
     network = make_task("plain").build()
     network.head = TwoLayerHead(24, 5, CLASSES, dropout=0.0)
     images, _ = make_site(4, "x").train.batch(torch.arange(4))
-    head, shifted_one = network.head, shifted(network)
+    head, shifted_one = network.head, with_shifted_head(network)
     with torch.no_grad():
         shifted_one.head.offset.fill_(0.5)
         torch.testing.assert_close(shifted_one(images), head(network.body(images) + 0.5))

@@ -1,4 +1,4 @@
-"""The losses of both stages of FedTPF and FedFed against their formulas (A4.3, TP-02, O-TP-12, B29)."""
+"""Tests of the losses of both stages of FedTPF and FedFed against their formulas (A4.3, TP-02, O-TP-12, B29)."""
 
 import math
 
@@ -18,7 +18,7 @@ from medfl_methods.fedfed.shared_images import SharedBatches, SharedImages
 
 
 class Means(nn.Module):
-    """Logits that are sums over thirds of the image, each with its weight."""
+    """Network whose logits are weighted sums over thirds of the image."""
 
     def __init__(self):
         super().__init__()
@@ -35,8 +35,8 @@ def loss_of(method, site, shared, batch):
 
 
 @pytest.mark.parametrize("copies", [1, 2])
-def test_tp_12_the_loss_is_the_mean_over_own_and_shared_images(copies):
-    """Over n_l + n_s rows, as many shared ones of each copy as own ones: 3 + 3 or 3 + 6, not a sum of two means."""
+def test_tp_12_loss_is_the_mean_over_own_and_shared_images(copies):
+    """The loss is one mean over n_l + n_s rows, with one shared image of each copy per own image (3 + 3 or 3 + 6)."""
     task = with_scale(Scale((1, 6, 6), (0.4,), (0.25,)))
     parts = torch.rand(copies, 1, 6, 6, generator=torch.Generator().manual_seed(3))
     shared = SharedImages(tuple(part[None].half() for part in parts), torch.tensor([2]))
@@ -50,8 +50,8 @@ def test_tp_12_the_loss_is_the_mean_over_own_and_shared_images(copies):
     assert abs(float((sum(own) / 3 + sum(seen) / copies - loss).detach())) > 0.1
 
 
-def test_whole_images_are_seen_like_any_other_image():
-    """raw+noise: the network sees (image - mean) / std of its own images and of shared ones: no mean cancels here."""
+def test_whole_shared_images_are_standardised_like_own_images():
+    """The network sees, with raw+noise, (image - mean) / std of own and of shared images; the means do not cancel."""
     task = with_scale(Scale((1, 6, 6), (0.4,), (0.25,)))
     image = torch.rand(1, 1, 6, 6, generator=torch.Generator().manual_seed(3)).half()
     shared = SharedImages((image,), torch.tensor([1]))
@@ -65,8 +65,8 @@ def test_whole_images_are_seen_like_any_other_image():
 
 
 @pytest.mark.parametrize(("make", "noise"), [(tpf, "none"), (fed, "gaussian"), (tpf, "laplace")])
-def test_the_loss_of_generator_and_classifier_is_the_cards(tmp_path, make, noise):
-    """5 MSE + 0.005 KL + 2 CE of the noised residual, the mean over copies, + 0.4 CE of the whole image."""
+def test_first_stage_loss_equals_the_specification(tmp_path, make, noise):
+    """The loss is 5 MSE + 0.005 KL + 2 CE of the noised residual (mean over copies) + 0.4 CE of the whole image."""
     method, site = make(noise=noise, clip=None), site_of(DATA)
     server = server_of(method, tmp_path)
     work = method.start_distiller_training(site, Request("site-1", "distil", method.distiller(server)))
@@ -97,8 +97,8 @@ def test_the_loss_of_generator_and_classifier_is_the_cards(tmp_path, make, noise
     assert all(p.grad is not None for p in work.model.generator.parameters()), "through the residual, too"
 
 
-def test_tp_02_the_classification_pulls_the_class_into_the_residual(tmp_path):
-    """With its natural sign: a step down the cross-entropy alone lowers it, by the generator as by the classifier."""
+def test_tp_02_classification_gradient_lowers_the_cross_entropy(tmp_path):
+    """A step along the negative gradient of the cross entropy lowers it, for the generator and for the classifier."""
     method, site = tpf(noise="none", clip=None, reconstruction=0.0, kl=0.0, x_ce=0.0), site_of(DATA)
     work = method.start_distiller_training(
         site, Request("site-1", "distil", method.distiller(server_of(method, tmp_path)))

@@ -1,4 +1,4 @@
-"""FedBABU: a head that nobody changes, and the fine-tuning in the end."""
+"""Tests of FedBABU: the fixed head, and the fine-tuning in the last round."""
 
 import dataclasses
 from collections import Counter
@@ -13,7 +13,7 @@ from medfl.testing.cohort import CLASSES, Case, SmallNet, make_sites, make_task
 from medfl.utils import wire
 from medfl.utils.rng import make_generator
 from medfl.utils.wire import select, tensors_equal
-from medfl_methods.fedbabu import TUNED, FedBABU
+from medfl_methods.fedbabu import FINE_TUNING, FedBABU
 
 REGISTRY = load_plugins()
 SEEN = []
@@ -27,8 +27,8 @@ def of(model, part):
     return select(model.tensors, f"{part}.")
 
 
-class Watched(FedBABU):
-    """Notes what is trained, and each part's hash, buffers included, before and after."""
+class RecordingFedBABU(FedBABU):
+    """FedBABU that records what is trained, and the hash of each part (with buffers) before and after."""
 
     def note(self, fit):
         parts = [wire.digest(getattr(fit.model, part).state_dict()) for part in ("body", "head")]
@@ -44,11 +44,11 @@ class Watched(FedBABU):
 
 
 @pytest.mark.parametrize("part", ["all", "head", "body"])
-def test_b_13_the_head_is_never_trained_and_fine_tuning_trains_what_it_says(tmp_path, part):
+def test_b_13_rounds_train_the_body_and_fine_tuning_the_chosen_part(tmp_path, part):
     SEEN.clear()
     case = Case(REGISTRY, "fedbabu", {"finetune": part})
-    result = case.run(tmp_path, rounds=2, make_method=lambda: Watched(finetune=part, finetune_epochs=1))
-    rounds, tuned = ([entry for entry in SEEN if entry[0] == label] for label in ("", TUNED))
+    result = case.run(tmp_path, rounds=2, make_method=lambda: RecordingFedBABU(finetune=part, finetune_epochs=1))
+    rounds, tuned = ([entry for entry in SEEN if entry[0] == label] for label in ("", FINE_TUNING))
     assert (len(rounds), len(tuned)) == (2 * 2 * 3, 2 * 3)
     assert {frozenset(names) for _, names, _ in rounds} == {frozenset({"body"})}
     assert len({head for _, _, (_, head) in rounds}) == 1
@@ -61,7 +61,7 @@ def test_b_13_the_head_is_never_trained_and_fine_tuning_trains_what_it_says(tmp_
             assert tensors_equal(of(models["personal"], other), of(common, other)) == (part not in ("all", other))
 
 
-def test_fine_tuning_is_a_plain_loop_from_the_common_model(tmp_path):
+def test_fine_tuning_equals_a_plain_loop_from_the_global_model(tmp_path):
     task = make_task("plain")
     result = run(tmp_path, {"finetune_epochs": 2, "finetune_lr": 0.05}, task=task)
     for site, splits in make_sites().items():
@@ -81,7 +81,7 @@ def test_fine_tuning_is_a_plain_loop_from_the_common_model(tmp_path):
 
 @pytest.mark.parametrize("rounds", [2, 4])
 def test_fine_tuning_fits_a_budget_of_steps(tmp_path, rounds):
-    """Each site takes as many steps as in another method with 5 rounds of 4: fewer rounds, and the rest at the end."""
+    """Fewer rounds plus fine-tuning steps give each site as many steps as another method with 5 rounds of 4 steps."""
 
     def steps_of(folder, name, args, rounds):
         taken = Counter()
@@ -99,8 +99,8 @@ def test_fine_tuning_fits_a_budget_of_steps(tmp_path, rounds):
     assert tuned == steps_of(tmp_path / "alone", "local", {}, 5) == 20
 
 
-def test_where_nothing_is_tuned_the_common_model_stands_in(tmp_path):
-    """Without fine-tuning, and at a site that is away in the last step or has no images."""
+def test_sites_without_fine_tuning_have_the_global_model(tmp_path):
+    """Without fine-tuning, and at a site that is unavailable in the last step or has no images."""
     result = run(tmp_path / "none", {"finetune_epochs": 0})
     for models in result.models.values():
         assert tensors_equal(models["personal"].tensors, result.outcome.models["global"].tensors)
@@ -111,7 +111,7 @@ def test_where_nothing_is_tuned_the_common_model_stands_in(tmp_path):
     assert alike == {"a": True, "b": False, "empty": True}
 
 
-def test_a_common_model_is_reported_where_there_is_one(tmp_path):
+def test_global_model_is_reported_if_it_is_complete(tmp_path):
     result = run(tmp_path / "norms", norm_sync="none")
     assert "global" not in result.outcome.models
     assert set(result.models["site-1"]) == {"personal"}
@@ -123,7 +123,7 @@ def test_a_common_model_is_reported_where_there_is_one(tmp_path):
     assert result.models["site-1"]["personal"].tensors["head.out.weight"].shape == (CLASSES, 5)
 
 
-def test_a_run_that_goes_on_is_tuned_in_its_new_end(tmp_path):
+def test_continued_run_fine_tunes_in_its_new_last_round(tmp_path):
     run(tmp_path / "parts", rounds=1)
     parts, whole = run(tmp_path / "parts"), run(tmp_path / "whole")
     for site, models in whole.models.items():

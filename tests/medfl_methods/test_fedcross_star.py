@@ -1,4 +1,4 @@
-"""FedCross* and the single model of FedCross against plain loops; what a broken site does, and what the server sees."""
+"""Tests of FedCross* and the single-model FedCross against plain loops, with failing sites, and of the traffic."""
 
 import pandas as pd
 import pytest
@@ -18,7 +18,7 @@ from medfl.utils.wire import payload_bytes, tensors_equal
 
 
 def visit(model, optimizer, site, round_, epochs=1):
-    """A training at a site, as a plain loop over its batches."""
+    """Train a model at a site by a plain loop over its batches."""
     data = make_sites()[site].train
     generator = make_generator(7, site, round_, "batches")
     smallest = 2 if any(isinstance(module, torch.nn.BatchNorm2d) for module in model.train().modules()) else 1
@@ -47,8 +47,8 @@ def assert_models(tensors, models):
 
 
 @pytest.mark.parametrize("state", ["travel", "reset"])
-def test_fedcross_star_is_a_plain_loop_over_unlike_networks(tmp_path, state):
-    """Model O_i is trained on the data of i, three times the epochs for three sites, with one optimiser or new ones."""
+def test_fedcross_star_equals_a_plain_loop_over_different_networks(tmp_path, state):
+    """Model O_i is trained on the data of i for three times the epochs, because there are three sites."""
     task, networks = adam(make_task()), {"site-1": "wide", "site-2": "norm", "site-3": "plain"}
     models = plain_models(task, networks)
     optimizers = {name: task.optimizer(model.parameters()) for name, model in models.items()}
@@ -80,7 +80,7 @@ def test_one_model_visits_the_sites_in_turn(tmp_path, state):
     assert_models({name: kinds["global"].tensors for name, kinds in result.models.items()}, dict.fromkeys(NAMES, model))
 
 
-def test_what_comes_home_is_the_optimisers_state_too(tmp_path):
+def test_optimiser_state_returns_with_the_model(tmp_path):
     run(tmp_path, "fedcross_star", task=adam(make_task()))
     for name in NAMES:
         steps = states(tmp_path)[name].tensors["optimizer/head.weight/step"]
@@ -117,8 +117,8 @@ def test_steps_are_scaled_like_epochs(tmp_path):
     assert {states(tmp_path)[name].tensors["optimizer/head.weight/step"].item() for name in NAMES} == {6}
 
 
-def test_an_owner_that_was_away_takes_its_model_in_later(tmp_path):
-    """Away for the homecoming of round 1, it still sends in round 2 what was trained elsewhere in round 1."""
+def test_unavailable_owner_receives_its_model_later(tmp_path):
+    """The owner misses the return of its model in round 1, and still sends the trained model in round 2."""
     assert owners(1)[1] == "site-3"
     result = run(tmp_path / "whole", "fedcross_star", rounds=3)
     late = run(
@@ -128,8 +128,8 @@ def test_an_owner_that_was_away_takes_its_model_in_later(tmp_path):
     assert all(tensors_equal(tensors, bits(result)[key]) for key, tensors in bits(late).items())
 
 
-def test_a_visit_that_did_not_happen_leaves_the_model_as_it_was(tmp_path):
-    """site-2 is never there: who would have been its guest stays untrained in that round."""
+def test_unavailable_host_leaves_the_model_unchanged(tmp_path):
+    """site-2 is never available; the model that the route assigns to it stays untrained in that round."""
     result = run(tmp_path, "fedcross_star", rounds=1, unavailable=lambda site, step: site == "site-2")
     start = make_task().initial(7)
     owner = owners(1)[1]

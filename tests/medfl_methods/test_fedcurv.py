@@ -1,4 +1,4 @@
-"""FedCurv: its term, whose terms are in it, and where it is FedAvg."""
+"""Tests of FedCurv: the penalty, the subtraction of a site's own terms, and the sums of one round."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from medfl.settings import Settings
 from medfl.testing.cohort import Case, make_task, states
 from medfl.toolkit.kept import keep, kept
 from medfl.types import SERVER
-from medfl_methods.fedcurv import FISHER, PULL, FedCurv, penalty
+from medfl_methods.fedcurv import FISHER_PREFIX, WEIGHTED_PREFIX, FedCurv, penalty
 
 REGISTRY = load_plugins()
 
@@ -24,8 +24,8 @@ def run(folder, name="fedcurv", args=None, **options):
 # ---- the term
 
 
-def test_the_gradient_pulls_to_the_others_parameters():
-    """sum_j F_j (w - w_j)^2 has the gradient 2 (u w - v), and its value but for a constant."""
+def test_penalty_gradient_equals_the_formula():
+    """sum_j F_j (w - w_j)^2 has the gradient 2 (u w - v), and the value of the penalty up to a constant."""
     w = torch.tensor([0.5, -1.0], dtype=torch.float64, requires_grad=True)
     information, theirs = (
         torch.tensor([[1.0, 2.0], [0.0, 3.0]]).double(),
@@ -44,25 +44,25 @@ def test_the_gradient_pulls_to_the_others_parameters():
 
 def site_with_terms():
     site = Site("a", 2, State(), make_task("plain"), Settings(rounds=2))
-    keep(site, FISHER, {"w": torch.tensor([1.0, 2.0])})
-    keep(site, PULL, {"w": torch.tensor([3.0, 4.0])})
+    keep(site, FISHER_PREFIX, {"w": torch.tensor([1.0, 2.0])})
+    keep(site, WEIGHTED_PREFIX, {"w": torch.tensor([3.0, 4.0])})
     return site
 
 
-def test_a_site_takes_its_own_terms_out_of_its_own_copy():
+def test_site_subtracts_its_terms_from_its_own_copy():
     site = site_with_terms()
-    sent = {f"{FISHER}w": torch.tensor([5.0, 2.0]), f"{PULL}w": torch.tensor([3.5, 4.0])}
+    sent = {f"{FISHER_PREFIX}w": torch.tensor([5.0, 2.0]), f"{WEIGHTED_PREFIX}w": torch.tensor([3.5, 4.0])}
     u, v = FedCurv().before_trainings(site, sent)["others"]
     assert (u["w"].tolist(), v["w"].tolist()) == ([4.0, 0.0], [0.5, 0.0])
-    assert sent[f"{FISHER}w"].tolist() == [5.0, 2.0]
-    assert not kept(site, FISHER)
-    assert not kept(site, PULL)
+    assert sent[f"{FISHER_PREFIX}w"].tolist() == [5.0, 2.0]
+    assert not kept(site, FISHER_PREFIX)
+    assert not kept(site, WEIGHTED_PREFIX)
 
 
-def test_terms_that_the_server_never_got_are_not_taken_out(monkeypatch):
-    """A site's last reply may have been lost."""
+def test_lost_terms_are_not_subtracted(monkeypatch):
+    """The site's last reply may have been lost."""
     own = {}
-    monkeypatch.setattr(FedCurv.__mro__[1], "train", lambda self, site, request: own.update(kept(site, FISHER)))
+    monkeypatch.setattr(FedCurv.__mro__[1], "train", lambda self, site, request: own.update(kept(site, FISHER_PREFIX)))
     FedCurv().train(site_with_terms(), Request("a", "fit", meta={"counted": True}))
     assert own["w"].tolist() == [1.0, 2.0]
     own.clear()
@@ -70,7 +70,7 @@ def test_terms_that_the_server_never_got_are_not_taken_out(monkeypatch):
     assert own == {}
 
 
-def test_sums_are_those_of_the_last_round(tmp_path):
+def test_sums_cover_the_last_round_only(tmp_path):
     run(tmp_path, rounds=2, unavailable=lambda site, step: site == "site-1" and step == 2)
     held = states(tmp_path)
     assert Store(tmp_path / "state" / SERVER).latest().state().meta["counted"] == ["site-2", "site-3"]

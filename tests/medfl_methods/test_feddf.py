@@ -1,4 +1,4 @@
-"""FedDF: what the teachers say together, the server's training by hand, groups, and public images that are held out."""
+"""Tests of FedDF: the ensemble, the distillation by hand, groups, and held-out public images."""
 
 import dataclasses
 
@@ -31,8 +31,8 @@ def run(folder, args=None, name="feddf", **options):
 # ---- closed forms
 
 
-class Says(nn.Module):
-    """Says the same of all images."""
+class ConstantLogits(nn.Module):
+    """Network with the same logits for all images."""
 
     def __init__(self):
         super().__init__()
@@ -43,8 +43,8 @@ class Says(nn.Module):
 
 
 def server_of(method):
-    """A server whose public images are all of class 0."""
-    task = dataclasses.replace(make_task(), networks={"says": Says}, network="says", objective=Multiclass(2))
+    """Return a server whose public images all have class 0."""
+    task = dataclasses.replace(make_task(), networks={"says": ConstantLogits}, network="says", objective=Multiclass(2))
     public = TensorData(torch.zeros(6, 1, 2, 2), torch.zeros(6, dtype=torch.int64))
     server = Server(SERVER, 1, State(), task, Settings(rounds=1, seed=7), sites=["a", "b"], public=public)
     method.setup(server)
@@ -52,7 +52,7 @@ def server_of(method):
 
 
 def replies(*logits):
-    """Updates of a model that says (0, 0)."""
+    """Return updates of a model with the logits (0, 0)."""
     return [(f"site-{number}", {"model/logits": torch.tensor(row)}) for number, row in enumerate(logits)]
 
 
@@ -60,16 +60,16 @@ TEACHERS = ([2.0, 0.0], [0.0, 1.0])
 
 
 @pytest.mark.parametrize(("ensemble", "value"), [("avg_logits", 0.0302998620), ("avg_probs", 0.0112530835)])
-def test_the_loss_has_the_value_of_the_formula(ensemble, value):
+def test_distillation_loss_equals_the_formula(ensemble, value):
     method = FedDF(ensemble=ensemble)
-    taught = method.taught(server_of(method), replies(*TEACHERS))
+    taught = method.ensemble_logits(server_of(method), replies(*TEACHERS))
     assert taught.shape == (6, 2)
     assert distillation(torch.zeros(6, 2), taught).mean().item() == pytest.approx(value, abs=1e-7)
 
 
-def test_the_mean_of_losses_is_the_loss_of_mean_probabilities_up_to_a_number():
+def test_mean_of_losses_equals_the_loss_of_mean_probabilities_up_to_a_constant():
     method, gaps = FedDF(ensemble="avg_probs"), []
-    taught = method.taught(server_of(method), replies(*TEACHERS))[:1]
+    taught = method.ensemble_logits(server_of(method), replies(*TEACHERS))[:1]
     each = [torch.tensor([row]) for row in TEACHERS]
     for student in (torch.zeros(1, 2), torch.tensor([[3.0, -1.0]])):
         mean = torch.stack([distillation(student, teacher) for teacher in each]).mean()
@@ -79,7 +79,7 @@ def test_the_mean_of_losses_is_the_loss_of_mean_probabilities_up_to_a_number():
     assert gaps[0] == pytest.approx(gaps[1], abs=1e-6)
 
 
-def test_teachers_that_are_not_finite_or_worse_than_chance_teach_nobody():
+def test_ensemble_excludes_diverged_models_and_models_below_chance():
     good, bad, broken = [2.0, 0.0], [0.0, 1.0], [float("inf"), 0.0]
     for drop_worst, rows, expected in (
         (False, (good, broken), good),
@@ -87,18 +87,18 @@ def test_teachers_that_are_not_finite_or_worse_than_chance_teach_nobody():
         (False, (good, bad), [1.0, 0.5]),
     ):
         method = FedDF(drop_worst=drop_worst)
-        taught = method.taught(server_of(method), replies(*rows))
+        taught = method.ensemble_logits(server_of(method), replies(*rows))
         torch.testing.assert_close(taught, torch.tensor([expected]).expand(6, 2))
     method = FedDF(drop_worst=True)
-    assert method.taught(server_of(method), replies(bad)) is None
+    assert method.ensemble_logits(server_of(method), replies(bad)) is None
 
 
 # ---- runs
 
 
 @pytest.mark.parametrize("clip", [None, 0.01])
-def test_the_server_trains_the_mean_as_in_a_plain_loop(tmp_path, clip):
-    """All public images in each batch, so their order has no part in it."""
+def test_distillation_equals_a_plain_loop(tmp_path, clip):
+    """Each batch contains all public images, so their order has no effect."""
     result = run(tmp_path, {"distil_steps": 4, "distil_clip": clip, "distil_lr": 0.01})
     task, (images, _) = make_task(), make_data(12, "public").batch(torch.arange(12))
     start, models = task.initial(7), {}
@@ -129,14 +129,14 @@ def test_the_server_trains_the_mean_as_in_a_plain_loop(tmp_path, clip):
     assert any(not torch.allclose(ours[name], mean[name], atol=5e-3) for name in ("head.weight", "body.0.weight"))
 
 
-def test_labels_of_public_images_have_no_part_in_it(tmp_path):
+def test_labels_of_public_images_have_no_effect(tmp_path):
     public = make_data(12, "public")
     others = TensorData(public.images, 2 - public.class_labels)
     ours, theirs = (bits(run(tmp_path / name, public=data)) for name, data in (("a", public), ("b", others)))
     assert all(tensors_equal(ours[key], theirs[key]) for key in ours)
 
 
-def test_a_single_site_is_taught_what_it_says(tmp_path):
+def test_single_site_is_hardly_changed_by_the_distillation(tmp_path):
     sites = {"site-1": make_sites()["site-1"]}
     ours, plain = (
         run(tmp_path / str(steps), {"distil_steps": steps}, sites=sites).outcome.models["global"] for steps in (20, 0)
@@ -146,7 +146,7 @@ def test_a_single_site_is_taught_what_it_says(tmp_path):
     torch.testing.assert_close(*answers, atol=1e-3, rtol=0)
 
 
-def test_a_group_without_a_reply_is_taught_by_all_others(tmp_path):
+def test_group_without_a_reply_is_taught_by_the_other_groups(tmp_path):
     options = {"networks_by_site": {"site-1": "wide"}, "absent": lambda site, step: site == "site-1"}
     result = run(tmp_path, **options)
     still = run(tmp_path / "still", {"distil_steps": 0}, **options)
@@ -162,8 +162,8 @@ def test_a_group_without_a_reply_is_taught_by_all_others(tmp_path):
     assert tensors_equal(result.models["site-2"]["personal"].tensors, result.models["site-2"]["global"].tensors)
 
 
-def test_the_best_model_on_held_out_images_is_taken(tmp_path):
-    """Steps that are far too long are taken back; good ones are not."""
+def test_best_model_on_held_out_images_is_kept(tmp_path):
+    """Steps that are far too long are reverted; good steps are kept."""
     public = make_data(40, "public")
     plain = run(tmp_path / "plain", {"distil_steps": 0}, epochs=4).outcome.models["global"].tensors
     ruined = {"distil_lr": 100.0, "patience": 1, "held_out": 0.5}
@@ -173,7 +173,7 @@ def test_the_best_model_on_held_out_images_is_taken(tmp_path):
     assert not tensors_equal(kept_anyway.outcome.models["global"].tensors, plain)
 
 
-def test_held_out_rows_are_the_same_in_all_rounds_and_none_unless_they_are_used():
+def test_held_out_rows_are_constant_and_absent_if_unused():
     for args, count in (({}, 0), ({"patience": 5, "held_out": 0.4}, 2), ({"drop_worst": True}, 1)):
         method = FedDF(**args)
         server = server_of(method)
@@ -184,7 +184,7 @@ def test_held_out_rows_are_the_same_in_all_rounds_and_none_unless_they_are_used(
         assert sorted([*rows.tolist(), *held.tolist()]) == list(range(6))
 
 
-def test_a_distillation_that_diverges_is_left_out(tmp_path, caplog):
+def test_diverged_distillation_keeps_the_averaged_model(tmp_path, caplog):
     plain = run(tmp_path / "plain", {"distil_steps": 0}).outcome.models["global"].tensors
     ours = run(tmp_path / "ours", {"distil_lr": 1e37, "distil_steps": 6}).outcome.models["global"].tensors
     assert "the distillation of 'norm' diverged" in caplog.text
@@ -194,12 +194,12 @@ def test_a_distillation_that_diverges_is_left_out(tmp_path, caplog):
 # ---- when the server's training stops
 
 
-class Scripted(FedDF):
+class ScriptedFedDF(FedDF):
     """FedDF with scripted scores on held-out images. Records the model at each evaluation."""
 
     scores: tuple[float, ...] = ()
 
-    def right(self, server, model, rows):
+    def public_accuracy(self, server, model, rows):
         looks = server.state.meta.setdefault("looks", [])
         looks.append(model.logits.detach().clone())
         return self.scores[len(looks) - 1]
@@ -208,10 +208,10 @@ class Scripted(FedDF):
 @pytest.fixture
 def scripted(monkeypatch):
     """Return a function that runs `distil` and returns how many evaluations there were and which model was chosen."""
-    monkeypatch.setattr("medfl_methods.feddf.CHECKED", 5)
+    monkeypatch.setattr("medfl_methods.feddf.EVALUATION_INTERVAL", 5)
 
     def scripted(*scores, **args):
-        method = Scripted(scores=scores, distil_lr=0.01, **({"distil_steps": 50, "patience": 10} | args))
+        method = ScriptedFedDF(scores=scores, distil_lr=0.01, **({"distil_steps": 50, "patience": 10} | args))
         server = server_of(method)
         taught = torch.tensor([[2.0, 0.0]]).expand(6, 2)
         taken = method.distil(server, "says", {"logits": torch.zeros(2)}, taught)["logits"]
@@ -232,31 +232,31 @@ def test_patience_is_counted_in_steps_since_the_best(scripted):
     )
 
 
-def test_the_last_step_is_looked_at_whatever_its_number(scripted):
+def test_last_step_is_always_evaluated(scripted):
     assert scripted(0.1, 0.2, 0.3, 0.4, distil_steps=12) == (4, [3])
 
 
 @pytest.mark.parametrize(("rows", "kept"), [([0, 1], True), ([1, 3], False)])
-def test_a_model_that_is_as_right_as_chance_goes_on_teaching(monkeypatch, rows, kept):
+def test_model_at_chance_level_stays_in_the_ensemble(monkeypatch, rows, kept):
     """The model always predicts class 0. It is right on one of two held-out images of two classes, or on none."""
     method = FedDF(drop_worst=True)
     server = server_of(method)
     server.public = TensorData(server.public.images, torch.tensor([0, 1, 0, 1, 0, 1]))
     monkeypatch.setattr(FedDF, "split_rows", lambda *_: (torch.arange(6), torch.tensor(rows)))
-    assert (method.taught(server, replies([2.0, 0.0])) is not None) == kept
+    assert (method.ensemble_logits(server, replies([2.0, 0.0])) is not None) == kept
 
 
-def test_how_right_a_model_is_does_not_depend_on_how_images_are_batched(monkeypatch):
+def test_public_accuracy_does_not_depend_on_the_batch_size(monkeypatch):
     """The model is right on two of five images, evaluated in batches of two, two and one."""
     method = FedDF()
     server = server_of(method)
     server.public = TensorData(torch.zeros(5, 1, 2, 2), torch.tensor([0, 0, 1, 1, 1]))
     monkeypatch.setattr("medfl_methods.feddf.evaluation_batch", lambda objective: 2)
     model = server.task.load({"logits": torch.tensor([1.0, 0.0])})
-    assert method.right(server, model, torch.arange(5)) == pytest.approx(0.4)
+    assert method.public_accuracy(server, model, torch.arange(5)) == pytest.approx(0.4)
 
 
-def test_each_seed_holds_out_other_images():
+def test_held_out_images_depend_on_the_seed():
     """The server holds out 4 of 40 public images. Different seeds hold out different ones."""
     chosen = set()
     for seed in range(5):

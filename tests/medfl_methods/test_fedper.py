@@ -1,4 +1,4 @@
-"""FedPer: against a plain loop that shares no code with it, what leaves a site, averaged heads and unlike ones."""
+"""Tests of FedPer: the tensors that leave a site, averaged heads and different heads."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def sent(folder, site, step):
 
 
 @pytest.mark.parametrize("kind", ["fedper", "fedrep"])
-def test_the_global_head_is_the_mean_of_the_last_participants_heads(tmp_path, kind):
+def test_global_head_is_the_mean_of_the_last_participants_heads(tmp_path, kind):
     away = {1: "site-1", 2: "site-2", 3: "site-3"}
     options = {"name": kind, "rounds": 3, "epochs": 2, "absent": lambda site, step: away.get(step) == site}
     result = run(tmp_path / "average", AVERAGE, **options)
@@ -55,7 +55,7 @@ def test_the_global_head_is_the_mean_of_the_last_participants_heads(tmp_path, ki
     assert tensors_equal(part(model, "body"), part(personal(result, "site-1"), "body"))
 
 
-def test_an_averaged_head_is_sent_as_its_distance_from_the_mean(tmp_path):
+def test_head_is_sent_as_its_difference_to_the_mean(tmp_path):
     first = run(tmp_path / "one", AVERAGE, rounds=1)
     mean = part(first.outcome.models["global"].tensors, "head")
     result = run(tmp_path / "two", AVERAGE, rounds=2)
@@ -93,7 +93,7 @@ def unlike_run(folder, networks, kind=FedPer, **args):
 
 
 @pytest.mark.parametrize("kind", [FedPer, FedRep, FedAS])
-def test_b_20_heads_may_be_unlike(tmp_path, kind):
+def test_b_20_heads_may_differ(tmp_path, kind):
     result = unlike_run(tmp_path, {"site-2": "deep", "site-3": "deeper"}, kind)
     first_model, two, three = (personal(result, name) for name in NAMES)
     assert tensors_equal(part(first_model, "body"), part(two, "body"))

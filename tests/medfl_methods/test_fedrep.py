@@ -1,4 +1,4 @@
-"""FedRep: its phases leave the other part alone, share a round's batches, and are a plain loop."""
+"""Tests of FedRep: each phase leaves the other part unchanged, and the phases share the batches of a round."""
 
 import dataclasses
 
@@ -26,8 +26,8 @@ def run(folder, args=None, **options):
 SEEN = []
 
 
-class Whimsical(nn.Module):
-    """Batch norm and dropout in both parts."""
+class StochasticNet(nn.Module):
+    """Network with batch norm and dropout in both parts."""
 
     def __init__(self):
         super().__init__()
@@ -39,8 +39,8 @@ class Whimsical(nn.Module):
         return self.head(self.body(images))
 
 
-class Watched(FedRep):
-    """Notes each part's hash, buffers included, at every batch and in the end; and what is in training mode."""
+class RecordingFedRep(FedRep):
+    """FedRep that records each part's hash (with buffers) at every batch and at the end, and the training mode."""
 
     def note(self, fit):
         model, trained = fit.model, fit.training.part
@@ -57,17 +57,17 @@ class Watched(FedRep):
         self.note(fit)
 
 
-def test_b_13_each_phase_leaves_the_other_part_alone(tmp_path):
-    """Also from an optimiser with weight decay and momentum."""
+def test_b_13_each_phase_leaves_the_other_part_unchanged(tmp_path):
+    """Also with weight decay and momentum in the optimiser."""
     SEEN.clear()
     task = dataclasses.replace(
         make_task(),
-        networks={"norm": Whimsical},
+        networks={"norm": StochasticNet},
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.1),
     )
     sites = {"site-1": make_sites()["site-1"]}
-    run(tmp_path, make_method=Watched, task=task, sites=sites, rounds=1, epochs=2)
-    # ten batches, of which each epoch's last has one image and is left out; and a look in the end of each phase
+    run(tmp_path, make_method=RecordingFedRep, task=task, sites=sites, rounds=1, epochs=2)
+    # ten batches, without each epoch's last batch of one image, plus a record at the end of each phase
     assert [phase for phase, _, _ in SEEN] == ["head"] * 5 + ["body"] * 5
     heads, bodies = SEEN[:5], SEEN[5:]
     assert len({body for _, body, _ in heads}) == 1
@@ -81,7 +81,7 @@ def test_b_13_each_phase_leaves_the_other_part_alone(tmp_path):
 
 
 def phases(share, images, **settings):
-    """Batches of the body and of the head."""
+    """Return the numbers of batches of the body and of the head."""
     site = Site("a", 1, State(), make_task(), Settings(rounds=1, **({"batch_size": 5} | settings)))
     site.train = make_data(images, "a")
     steps = {training.part: training.budget.steps for training in FedRep(head_share=share).trainings(site)}
@@ -91,17 +91,17 @@ def phases(share, images, **settings):
 @pytest.mark.parametrize(
     ("share", "images", "settings", "expected"),
     [
-        (10 / 11, 21, {"epochs": 11}, (5, 50)),  # the paper's ten epochs and one
-        (0.5, 21, {"epochs": 1}, (2, 3)),  # an epoch is shared, too
+        (10 / 11, 21, {"epochs": 11}, (5, 50)),  # the paper's ten epochs and one epoch
+        (0.5, 21, {"epochs": 1}, (2, 3)),  # a single epoch is shared
         (0.5, 21, {"steps": 8}, (4, 4)),
         (0.01, 21, {"epochs": 1}, (4, 1)),
         (0.99, 21, {"epochs": 1}, (1, 4)),
-        (0.5, 5, {"epochs": 1}, (1, 1)),  # one batch: it is in both
+        (0.5, 5, {"epochs": 1}, (1, 1)),  # a single batch is used in both phases
         (0.01, 5, {"epochs": 1}, (1, 1)),
         (0.0, 21, {"epochs": 1}, (5, 0)),
         (1.0, 21, {"epochs": 1}, (0, 5)),
         (0.5, 21, {"epochs": 0}, (0, 0)),
     ],
 )
-def test_the_phases_share_a_rounds_batches(share, images, settings, expected):
+def test_phases_share_the_batches_of_a_round(share, images, settings, expected):
     assert phases(share, images, **settings) == expected

@@ -1,4 +1,4 @@
-"""FedSM: the soft pull by hand, what the selector decides, and the methods that its parts are."""
+"""Tests of FedSM: the soft pull by hand, the decisions of the selector, and limit cases."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def own_models(folder):
 # ---- the soft pull
 
 
-def test_own_models_pull_each_other_softly():
+def test_soft_pull_equals_the_formula():
     models = [{"w": torch.tensor(value), "n": torch.tensor(number)} for number, value in enumerate((0.0, 1.0, 4.0))]
     total = {"w": torch.tensor(5.0, dtype=torch.float64), "n": torch.tensor(2)}
     after = [apply_soft_pull(model, total, 3, 0.7) for model in models]
@@ -43,19 +43,19 @@ def test_own_models_pull_each_other_softly():
     assert mean == pytest.approx([5 / 3] * 3)
 
 
-def test_a_site_that_replies_alone_keeps_its_model():
+def test_single_replying_site_keeps_its_model():
     model = {"w": torch.tensor(3.0)}
     assert apply_soft_pull(model, {"w": torch.tensor(3.0, dtype=torch.float64)}, 1, 0.7) == model
 
 
-def test_with_lam_1_own_models_are_those_of_local_training(tmp_path):
+def test_with_lam_1_personal_models_are_those_of_local_training(tmp_path):
     run(tmp_path / "mine", {"lam": 1.0})
     alone = run(tmp_path / "alone", name="local")
     for own, models in zip(own_models(tmp_path / "mine"), alone.models.values(), strict=True):
         assert tensors_equal(own, models["personal"].tensors)
 
 
-def test_a_site_that_is_away_keeps_its_own_model_and_pulls_nobody(tmp_path):
+def test_unavailable_site_keeps_its_model_and_has_no_influence(tmp_path):
     run(tmp_path / "first", rounds=1)
     run(tmp_path / "later", unavailable=lambda site, step: site == "site-2" and step == 2)
     first, later = own_models(tmp_path / "first"), own_models(tmp_path / "later")
@@ -69,7 +69,7 @@ def test_a_site_that_is_away_keeps_its_own_model_and_pulls_nobody(tmp_path):
 
 
 class Fixed(nn.Module):
-    """Puts out the same whatever it sees."""
+    """Network with constant outputs."""
 
     def __init__(self, value):
         super().__init__()
@@ -80,13 +80,13 @@ class Fixed(nn.Module):
 
 
 class Seen(nn.Module):
-    """Puts out what it sees, as logits."""
+    """Network whose logits are its input."""
 
     def forward(self, images):
         return images
 
 
-def test_the_own_model_of_a_site_answers_where_the_selector_is_sure():
+def test_confident_selector_chooses_the_personal_model():
     model = SuperModel(Fixed(9.0), 2, Seen(), 0.9).eval()
     with torch.no_grad():
         for number, own in enumerate(model.own):
@@ -104,17 +104,17 @@ def test_the_own_model_of_a_site_answers_where_the_selector_is_sure():
         (nn.Sequential(nn.Flatten(), nn.Linear(12, 4)), (3, 3, 2, 2)),
     ],
 )
-def test_the_selector_takes_what_the_network_takes(network, shape):
+def test_selector_has_the_input_shape_of_the_network(network, shape):
     assert build_selector(network, 5, 2)(torch.randn(shape)).shape == (3, 5)
 
 
-def test_a_network_without_a_layer_that_says_what_it_takes_is_refused():
+def test_network_with_unknown_input_shape_is_refused():
     with refused(SettingsError, "network_not_supported", network="Seen"):
         build_selector(Seen(), 2, 2)
 
 
-def test_the_selector_learns_who_is_who(tmp_path):
-    """Sites whose images differ in brightness: after a few rounds each image is answered by its own site's model."""
+def test_selector_learns_to_distinguish_the_sites(tmp_path):
+    """Sites differ in brightness: after a few rounds, the selector chooses for each image the model of its site."""
     sites = make_sites({"site-1": 12, "site-2": 12})
     sites["site-2"].train.images.add_(4)
     result = run(tmp_path, {"selector_lr": 0.02, "selector_width": 4}, sites=sites, rounds=5, epochs=3)
@@ -129,7 +129,7 @@ def test_the_selector_learns_who_is_who(tmp_path):
 # ---- a run
 
 
-def test_replies_that_could_not_be_used_are_refused(tmp_path):
+def test_malformed_replies_are_refused(tmp_path):
     run(tmp_path, rounds=1)
     held = states(tmp_path)[SERVER]
     selector, moments = select(held, "kept/selector/"), select(held, "kept/moments/")

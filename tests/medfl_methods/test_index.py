@@ -1,4 +1,4 @@
-"""The index of the methods that come with medfl is what their classes say, and each file of a method is in it."""
+"""Tests of the index of medfl's methods: it agrees with the classes, and lists each method file once."""
 
 from __future__ import annotations
 

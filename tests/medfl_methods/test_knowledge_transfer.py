@@ -1,4 +1,4 @@
-"""Methods that transfer what models say or know: ranks and factors, generators, and scores of public images."""
+"""Tests of FedKD, FedKF and FedMD: ranks and factors, generators, and logits of public images."""
 
 from types import SimpleNamespace
 
@@ -27,7 +27,7 @@ from medfl_methods.fedkd.low_rank import (
 )
 from medfl_methods.fedkd.method import FedKD
 from medfl_methods.fedkf.generator import Generator, generator_loss, imbalance
-from medfl_methods.fedmd import FedMD, consensus, public_part
+from medfl_methods.fedmd import FedMD, consensus, public_images
 
 REGISTRY = load_plugins()
 
@@ -43,12 +43,12 @@ def low(rank, *shape):
 
 
 @pytest.mark.parametrize(("energy", "rank"), [(0.01, 1), (0.6, 1), (0.64, 1), (0.65, 2), (1.0, 2)])
-def test_fedkd_the_rank_is_the_smallest_that_holds_the_energy(energy, rank):
+def test_fedkd_rank_is_the_smallest_that_holds_the_energy(energy, rank):
     assert smallest_rank(torch.tensor([4.0, 3.0]), energy) == rank  # squares 16 and 9
     assert smallest_rank(torch.tensor([4.0, 3.0, 0.0]), energy) == rank
 
 
-def test_fedkd_a_kernel_is_cut_as_a_matrix_of_its_output_channels():
+def test_fedkd_kernel_is_factorised_by_its_output_channels():
     kernel = low(2, 16, 4, 3, 3) + 1e-3 * torch.randn(16, 4, 3, 3, generator=torch.Generator().manual_seed(1))
     done = truncate_rank(kernel, 0.99)
     u, s, v = torch.linalg.svd(kernel.reshape(16, 36), full_matrices=False)
@@ -59,7 +59,7 @@ def test_fedkd_a_kernel_is_cut_as_a_matrix_of_its_output_channels():
     assert torch.linalg.matrix_rank(truncate_rank(low(3, 16, 36), 1.0, max_rank=1), rtol=1e-5) == 1
 
 
-def test_fedkd_a_matrix_for_which_divide_and_conquer_does_not_converge_is_decomposed_all_the_same(monkeypatch):
+def test_fedkd_decomposition_works_if_gesdd_does_not_converge(monkeypatch):
     """LAPACK's gesdd fails for some finite matrices; which ones depends on the library and the processor."""
     matrix = low(3, 16, 36).double()
     expected = torch.linalg.svd(matrix, full_matrices=False)
@@ -74,13 +74,13 @@ def test_fedkd_a_matrix_for_which_divide_and_conquer_does_not_converge_is_decomp
     assert (u.shape, v.shape, u.dtype) == ((16, 16), (16, 36), torch.float64)
 
 
-def test_fedkd_what_would_not_be_shorter_stays_as_it_is():
+def test_fedkd_tensors_without_shorter_factors_stay_unchanged():
     assert not is_smaller_as_factors(2, 4, 4)
     for tensor in (torch.randn(4, 4), torch.randn(9), torch.zeros(5, 8), torch.full((9, 9), float("nan"))):
         assert truncate_rank(tensor, 0.99999) is tensor
 
 
-def test_fedkd_factors_bring_back_what_was_encoded():
+def test_fedkd_decoded_factors_equal_the_encoded_tensor():
     own = LowRankFactors()
     tensors = {"model/a": low(2, 16, 4, 3, 3), "model/b": torch.randn(7), "model/c": torch.randn(5, 5)}
     tensors["model/n"] = torch.tensor(3)
@@ -93,7 +93,7 @@ def test_fedkd_factors_bring_back_what_was_encoded():
     assert all(torch.equal(decoded[name], tensors[name]) for name in ("model/b", "model/c", "model/n"))
 
 
-def test_fedkd_factors_of_something_huge_are_refused_before_it_is_made():
+def test_fedkd_factors_of_a_huge_tensor_are_refused_before_decoding():
     size = 1 << 14
     huge = {"a:u": torch.ones(size, 1), "a:s": torch.ones(1), "a:v": torch.ones(1, size)}
     assert size**2 > MAX_MATRIX_ELEMENTS
@@ -101,7 +101,7 @@ def test_fedkd_factors_of_something_huge_are_refused_before_it_is_made():
         LowRankFactors().decode(huge, {"shapes": {"a": [size, size]}})
 
 
-def test_fedkd_the_energy_goes_from_its_start_to_its_end():
+def test_fedkd_energy_changes_linearly_over_the_rounds():
     participant, matrix = SimpleNamespace(), torch.diag(torch.tensor([4.0, 3.0] + [0.0] * 14))
     ranks = []
     for participant.round in (1, 2, 3, 4, 9):  # T .55, .6, .65, .7, .7 against .64 for one direction
@@ -113,7 +113,7 @@ def test_fedkd_the_energy_goes_from_its_start_to_its_end():
 # ---- FedKF
 
 
-def test_fedkf_imbalance_is_0_for_all_classes_alike_and_1_for_a_single_class():
+def test_fedkf_imbalance_is_0_for_equal_classes_and_1_for_a_single_class():
     assert float(imbalance(torch.full((5, 4), 0.25))) == pytest.approx(0, abs=1e-6)
     assert float(imbalance(torch.eye(4))) == pytest.approx(0, abs=1e-6), "each image sure, all classes alike"
     single = torch.tensor([[0.0, 1.0, 0.0]] * 3, requires_grad=True)
@@ -121,7 +121,7 @@ def test_fedkf_imbalance_is_0_for_all_classes_alike_and_1_for_a_single_class():
     assert float(value.detach()) == 1.0  # 0 log 0 is 0
 
 
-def test_fedkf_the_generators_loss_is_that_of_the_formula():
+def test_fedkf_generator_loss_equals_the_formula():
     logits, features = torch.tensor([[2.0, 0.0, -1.0], [0.0, 1.0, 0.0]]), torch.tensor([[1.0, -3.0], [0.0, 2.0]])
     p = logits.softmax(1).mean(0)
     expected = 1 + (p * p.log()).sum() / torch.tensor(3.0).log()
@@ -137,7 +137,7 @@ def test_fedkf_images_have_the_shape_of_the_task(shape):
     assert Generator(shape, 7, 3)(torch.randn(1, 7)).shape == (1, *shape)
 
 
-def test_fedkf_modes_come_back_as_they_were():
+def test_fedkf_training_modes_are_restored():
     model = make_task().build().train()
     model.body[1].eval()
     with evaluating(model):
@@ -151,8 +151,8 @@ def test_fedkf_modes_come_back_as_they_were():
 FEDMD_QUICK = {"public_epochs": 1, "private_epochs": 1}
 
 
-class WatchedFedmd(FedMD):
-    """Notes what it orders, in `seen`."""
+class RecordingFedMD(FedMD):
+    """FedMD that records its requests in `seen`."""
 
     def score_requests(self, server):
         return note(super().score_requests(server))
@@ -174,23 +174,23 @@ def note(requests):
 def run_fedmd(folder, args=None, **options):
     seen.clear()
     settings = FEDMD_QUICK | (args or {})
-    return Case(REGISTRY, "fedmd", settings).run(folder, make_method=lambda: WatchedFedmd(**settings), **options)
+    return Case(REGISTRY, "fedmd", settings).run(folder, make_method=lambda: RecordingFedMD(**settings), **options)
 
 
-def test_fedmd_the_mean_is_that_of_logits_before_any_softmax():
+def test_fedmd_consensus_is_the_mean_of_logits():
     scores = [torch.tensor([[2.0, 0.0]]).double(), torch.tensor([[0.0, 1.0]]).double()]
     assert consensus(scores).tolist() == [[1.0, 0.5]]
     of_probabilities = torch.stack([row.softmax(1) for row in scores]).mean(0)
     assert not torch.allclose(of_probabilities, consensus(scores).softmax(1).double(), atol=0.01)
 
 
-def test_fedmd_it_is_digested_by_the_mean_absolute_difference():
+def test_fedmd_digest_loss_is_the_mean_absolute_difference():
     fit = Fit(None, lambda images: images, {}, training=Training("digest"))
     batch = Batch(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.5]]), torch.arange(1))
     assert FedMD().loss(fit, batch).item() == pytest.approx(0.75)
 
 
-def test_fedmd_rounding_is_not_digested():
+def test_fedmd_digest_ignores_rounding_errors():
     fit, logits = (
         Fit(None, lambda images: images, {}, training=Training("digest")),
         torch.zeros(1, 2, requires_grad=True),
@@ -201,7 +201,7 @@ def test_fedmd_rounding_is_not_digested():
     assert logits.grad.tolist() == [[0.0, -0.5]]
 
 
-def test_fedmd_a_site_that_says_what_all_say_has_nothing_to_digest(tmp_path):
+def test_fedmd_digest_leaves_a_site_at_the_consensus_unchanged(tmp_path):
     sites = {"site-1": make_sites()["site-1"]}
     ours, plain = (
         run_fedmd(tmp_path / str(epochs), {"digest_epochs": epochs}, task=make_task("plain"), sites=sites, rounds=1)
@@ -211,7 +211,7 @@ def test_fedmd_a_site_that_says_what_all_say_has_nothing_to_digest(tmp_path):
     assert all(torch.equal(models[0][name], tensor) for name, tensor in models[1].items())
 
 
-def test_fedmd_images_are_drawn_anew_in_each_round_and_alike_for_all_sites(tmp_path):
+def test_fedmd_each_round_draws_the_same_new_images_for_all_sites(tmp_path):
     run_fedmd(tmp_path, {"align": 5}, rounds=2)
     rows = [requests["site-1"].tensors["rows"] for requests in seen]
     assert all(
@@ -225,7 +225,7 @@ def test_fedmd_images_are_drawn_anew_in_each_round_and_alike_for_all_sites(tmp_p
     assert seen[1]["site-1"].tensors["consensus"].shape == (5, 3)
 
 
-def test_fedmd_public_images_are_sent_once_and_anew_to_who_was_missing(tmp_path):
+def test_fedmd_public_images_are_sent_once_and_again_to_unavailable_sites(tmp_path):
     run_fedmd(tmp_path, unavailable=lambda site, step: site == "site-2" and step == 1)
     brought = [
         sorted(name for name, request in requests.items() if "public/images" in request.tensors) for requests in seen
@@ -236,7 +236,7 @@ def test_fedmd_public_images_are_sent_once_and_anew_to_who_was_missing(tmp_path)
     assert not states(tmp_path)[SERVER], "the server keeps nothing"
 
 
-def test_fedmd_a_site_without_the_public_images_says_so():
+def test_fedmd_site_without_public_images_refuses():
     site = Site("a", 1, State(), make_task(), Settings(rounds=1))
     with refused(RefusedError, "lost_public_images", site="a"):
-        public_part(site)
+        public_images(site)

@@ -1,4 +1,4 @@
-"""Methods that add a term to the loss of a site: values by hand, and what the term leaves alone."""
+"""Tests of methods that add a term to the local loss: values by hand, and gradients that must not flow."""
 
 import dataclasses
 import math
@@ -38,14 +38,14 @@ TRUTH = torch.tensor([0, 2])
 
 
 def by_hand_fedntd(student, teacher, tau):
-    """KL of two softmax outputs."""
+    """Return the KL divergence of two softmax outputs."""
     q, p = ([math.exp(x / tau) for x in logits] for logits in (teacher, student))
     q, p = ([x / sum(each) for x in each] for each in (q, p))
     return tau**2 * sum(a * math.log(a / b) for a, b in zip(q, p, strict=True))
 
 
 @pytest.mark.parametrize("tau", [1.0, 3.0])
-def test_fedntd_the_true_class_is_left_out_by_its_place(tau):
+def test_fedntd_leaves_out_the_true_class(tau):
     expected = (by_hand_fedntd([0, 2], [0, 1], tau) + by_hand_fedntd([0, 0], [0, 1], tau)) / 2
     value = not_true_distillation(STUDENT, TEACHER, TRUTH, tau)
     assert value.item() == pytest.approx(expected, abs=1e-12)
@@ -57,7 +57,7 @@ def test_fedntd_the_true_class_is_left_out_by_its_place(tau):
     assert abs(value.item() - wrong.item()) > 1e-4
 
 
-def test_fedntd_what_is_said_of_the_true_class_changes_nothing():
+def test_fedntd_logit_of_the_true_class_has_no_effect():
     student = STUDENT.clone().requires_grad_()
     value = not_true_distillation(student, TEACHER, TRUTH)
     value.backward()
@@ -67,7 +67,7 @@ def test_fedntd_what_is_said_of_the_true_class_changes_nothing():
     assert not_true_distillation(*other, TRUTH).item() == value.item()
 
 
-def test_fedntd_two_alternatives_and_unknown_truths_say_nothing():
+def test_fedntd_two_alternatives_and_unknown_classes_add_nothing():
     two = torch.randn(2, 3, 2, dtype=torch.float64)
     assert not_true_distillation(two[0], two[1], torch.tensor([0, 1, 1])).item() == 0
     voxels = torch.randn(2, 2, 4, 3, 3, dtype=torch.float64)
@@ -103,7 +103,7 @@ def test_feddr_plus_too_few_features_are_refused():
         drawn_feddr_plus(3, 1)
 
 
-def test_feddr_plus_the_terms_are_those_of_the_formulas():
+def test_feddr_plus_terms_equal_the_formulas():
     features = torch.tensor([[1.0, 1.0]])
     assert dot_regression(features, torch.tensor([[1.0, 0.0]])).item() == pytest.approx(0.0428932188, abs=1e-8)
     received = torch.tensor([[1.0, 3.0]])
@@ -112,7 +112,7 @@ def test_feddr_plus_the_terms_are_those_of_the_formulas():
 
 
 @pytest.mark.parametrize("args", [{}, {"fd": "cos"}, {"ce_mode": "ce"}, {"fd_weight": 0.0}])
-def test_feddr_plus_the_head_never_changes(tmp_path, args):
+def test_feddr_plus_head_never_changes(tmp_path, args):
     result = run_feddr_plus(tmp_path, args)
     global_, begun = (
         result.outcome.models["global"].tensors,
@@ -123,7 +123,7 @@ def test_feddr_plus_the_head_never_changes(tmp_path, args):
     assert not torch.equal(global_["body.0.weight"], make_task().initial(7)["body.0.weight"])
 
 
-def test_feddr_plus_noise_leaves_the_head_alone(tmp_path):
+def test_feddr_plus_noise_does_not_change_the_head(tmp_path):
     pytest.importorskip("opacus")
     privacy = {"unit": "site", "epsilon": 8.0, "delta": 1e-3, "clip": 1.0}
     head = (
@@ -137,8 +137,8 @@ def test_feddr_plus_noise_leaves_the_head_alone(tmp_path):
 # ---- FedRoD
 
 
-class Givenfedrod(nn.Module):
-    """Puts out its three inputs."""
+class PassThroughNet(nn.Module):
+    """Network whose outputs are its three inputs."""
 
     def __init__(self):
         super().__init__()
@@ -151,11 +151,11 @@ class Givenfedrod(nn.Module):
 
 
 def losses_fedrod(z, own, counts, gamma=1.0):
-    """The loss of one image of class 0 with these logits, and its gradient by the common head's bias."""
-    task = dataclasses.replace(make_task(), networks={"given": Givenfedrod}, network="given")
+    """Return the loss of one image of class 0 with the given logits, and its gradient by the global head's bias."""
+    task = dataclasses.replace(make_task(), networks={"given": PassThroughNet}, network="given")
     labels = torch.repeat_interleave(torch.arange(3), torch.tensor(counts))
     site = Site("a", 1, State(), task, Settings(rounds=1), train=TensorData(torch.zeros(len(labels), 1, 1, 3), labels))
-    fit, method = Fit(site, Givenfedrod(), {}), FedRoD(gamma=gamma)
+    fit, method = Fit(site, PassThroughNet(), {}), FedRoD(gamma=gamma)
     method.before_fit(fit)
     with torch.no_grad():
         fit.extra["own"].bias.copy_(torch.tensor(own))
@@ -164,7 +164,7 @@ def losses_fedrod(z, own, counts, gamma=1.0):
     return loss.item(), fit.model.head.bias.grad, fit.extra["own"].bias.grad
 
 
-def test_fedrod_both_losses_have_the_values_of_the_formulas():
+def test_fedrod_losses_equal_the_formulas():
     plain = losses_fedrod([2.0, 0.0, 1.0], [0.0, 0.0, 0.0], [10, 0, 5], gamma=0.0)[0]
     assert plain == pytest.approx(2 * 0.4076059644, abs=1e-6)
     loss, common, own = losses_fedrod([2.0, 0.0, 1.0], [0.0, 0.5, 0.0], [10, 0, 5])
@@ -175,7 +175,7 @@ def test_fedrod_both_losses_have_the_values_of_the_formulas():
     torch.testing.assert_close(own, softmax - torch.tensor([1.0, 0.0, 0.0]))
 
 
-def test_fedrod_at_a_site_of_one_class_the_common_model_learns_nothing():
+def test_fedrod_global_model_learns_nothing_at_a_site_with_one_class():
     loss, common, _ = losses_fedrod([2.0, 0.0, 1.0], [0.0, 0.0, 0.0], [4, 0, 0])
     assert loss == pytest.approx(0.4076059644, abs=1e-6)
     assert not common.any()
@@ -188,37 +188,37 @@ def run_moon(folder, args=None, **options):
     return Case(REGISTRY, "moon", {"proj_dim": 4} | (args or {})).run(folder, **options)
 
 
-def unit_moon(cosine):
-    """A vector whose cosine with (1, 0) is that, of another length."""
+def vector_with_cosine(cosine):
+    """Return a vector with the given cosine to (1, 0) and another length."""
     return torch.tensor([[cosine, math.sqrt(1 - cosine**2)]], dtype=torch.float64) * 3
 
 
 @pytest.mark.parametrize(("near", "far", "tau"), [(0.75, 0.3, 0.5), (0.1, 0.7, 0.5), (0.2, 0.9, 1.0)])
-def test_moon_the_contrast_has_the_value_of_the_formula(near, far, tau):
+def test_moon_contrastive_loss_equals_the_formula(near, far, tau):
     z = torch.tensor([[2.0, 0.0]], dtype=torch.float64)
     a, b = math.exp(near / tau), math.exp(far / tau)
-    value = contrastive(z, unit_moon(near), unit_moon(far), tau).item()
+    value = contrastive(z, vector_with_cosine(near), vector_with_cosine(far), tau).item()
     assert value == pytest.approx(-math.log(a / (a + b)), abs=1e-9)
     if (near, far) == (0.75, 0.3):
         assert value == pytest.approx(0.3411538747, abs=1e-9)
 
 
-def test_moon_where_both_models_say_the_same_it_is_ln_2_without_a_gradient():
+def test_moon_equal_models_give_ln_2_without_a_gradient():
     z, other = torch.randn(5, 7, requires_grad=True), torch.randn(5, 7)
     value = contrastive(z, other, other.clone(), 0.5)
     assert value.item() == pytest.approx(math.log(2), abs=1e-6)
     assert torch.autograd.grad(value, z)[0].abs().max() < 1e-7
 
 
-def test_moon_no_gradient_flows_into_the_models_that_stay():
+def test_moon_no_gradient_flows_into_the_fixed_models():
     tensors = [torch.randn(3, 4, requires_grad=True) for _ in range(3)]
     contrastive(*tensors, 0.5).backward()
     assert tensors[0].grad is not None
     assert tensors[1].grad is tensors[2].grad is None
 
 
-def test_moon_models_that_stay_do_not_move_the_statistics(tmp_path):
-    """At learning rate 0 batch norm sees the same batches, whether or not there is a term."""
+def test_moon_fixed_models_do_not_change_the_statistics(tmp_path):
+    """At learning rate 0, batch norm sees the same batches with and without the term."""
     still = dataclasses.replace(make_task(), optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0))
     ours, plain = (
         run_moon(tmp_path / str(mu), {"mu": mu}, task=still, rounds=2).outcome.models["global"].tensors
@@ -234,28 +234,28 @@ def run_fenda(folder, args=None, name="fenda", **options):
     return Case(REGISTRY, name, args or {}).run(folder, **({"rounds": 2} | options))
 
 
-class Ones:
-    """Stands for weights in a file."""
+class ConstantWeights:
+    """Stub of pre-trained weights."""
 
     def body_of(self, model, network):
         return {name: torch.ones_like(t) for name, t in model.state_dict().items() if name.startswith("body.")}
 
 
-def test_fenda_weights_of_a_file_go_into_both_bodies():
-    task = Fenda().task_of(dataclasses.replace(make_task("plain"), weights=Ones()))
+def test_fenda_pretrained_weights_initialise_both_bodies():
+    task = Fenda().task_of(dataclasses.replace(make_task("plain"), weights=ConstantWeights()))
     begun = task.initial(7)
     assert all(bool((begun[name] == 1).all()) == name.startswith(("own.", "body.")) for name in begun)
 
 
-def test_fenda_the_cosine_is_that_of_both_features():
+def test_fenda_cosine_term_equals_the_formula():
     own, common = torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([[-3.0, 0.0], [1.0, 1.0]])
     fit = Fit(None, torch.nn.Identity(), {})
-    assert Fenda(cosine=2.0).term(fit, None, own, common).item() == pytest.approx(2 * (1 + 0.5**0.5) / 2)
-    assert Fenda().term(fit, None, own, common) == 0
+    assert Fenda(cosine=2.0).regulariser(fit, None, own, common).item() == pytest.approx(2 * (1 + 0.5**0.5) / 2)
+    assert Fenda().regulariser(fit, None, own, common) == 0
 
 
-def test_fenda_the_contrasts_have_the_values_of_the_formulas():
-    """The received body is near the common one by .75 and near the own one by .1, and so on."""
+def test_perfcl_contrastive_terms_equal_the_formulas():
+    """The received body has a cosine of 0.75 to the global and of 0.1 to the personal body, and so on."""
     common, own = torch.tensor([[2.0, 0.0]], dtype=torch.float64), torch.tensor([[0.0, 2.0]], dtype=torch.float64)
     received = torch.tensor([[0.75, 0.1, (1 - 0.75**2 - 0.1**2) ** 0.5]], dtype=torch.float64)
     previous = torch.tensor([[0.3, (1 - 0.3**2) ** 0.5, 0.0]], dtype=torch.float64)
@@ -265,19 +265,19 @@ def test_fenda_the_contrasts_have_the_values_of_the_formulas():
     values = []
     for mu, gamma in ((1.0, 0.0), (0.0, 1.0), (2.0, 3.0)):
         fit = Fit(None, torch.nn.Identity(), {}, {"others": others})
-        values.append(PerFCL(mu=mu, gamma=gamma).term(fit, None, pad(own), pad(common)).item())
+        values.append(PerFCL(mu=mu, gamma=gamma).regulariser(fit, None, pad(own), pad(common)).item())
     near, far = 0.3411538747, 0.2632824673
     assert values == pytest.approx([near, far, 2 * near + 3 * far], abs=1e-9)
 
 
-def test_fenda_bodies_that_stay_do_not_move_the_statistics(tmp_path):
-    """At learning rate 0 batch norm sees the same batches, whether or not there is a term."""
+def test_perfcl_fixed_bodies_do_not_change_the_statistics(tmp_path):
+    """At learning rate 0, batch norm sees the same batches with and without the term."""
     still = dataclasses.replace(make_task(), optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0))
     ours, plain = (bits(run_fenda(tmp_path / name, name=name, task=still)) for name in ("perfcl", "fenda"))
     assert all(tensors_equal(ours[name], plain[name]) for name in plain)
 
 
-def test_fenda_the_previous_body_is_that_of_the_last_participation(tmp_path):
+def test_perfcl_previous_body_is_that_of_the_last_participation(tmp_path):
     run_fenda(tmp_path, name="perfcl", unavailable=lambda site, step: site == "site-1" and step == 2)
     first, held = PerFCL().task_of(make_task()).initial(7), states(tmp_path)
     update = select(Store(tmp_path / "state" / "site-1").latest().tensors, "reply/model/")
@@ -293,18 +293,18 @@ V = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
 
 
 @pytest.mark.parametrize(("label", "loss"), [(0, 0.7981388694), (1, 0.5981388694)])
-def test_gpfl_the_angle_loss_is_the_cross_entropy_of_cosines(label, loss):
+def test_gpfl_angle_loss_is_the_cross_entropy_of_cosines(label, loss):
     assert angle_loss(torch.tensor([[3.0, 4.0]]), V, torch.tensor([label])).item() == pytest.approx(loss, abs=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "loss"), [("batch", 4.5825756950), ("mean_square", 10.5)])
-def test_gpfl_the_distance_is_of_the_batch_or_a_mean_of_squares(kind, loss):
+def test_gpfl_magnitude_loss_equals_the_formulas(kind, loss):
     features, labels = torch.tensor([[3.0, 4.0], [1.0, 2.0]]), torch.tensor([0, 1])
     assert magnitude_loss(features, V[labels], kind).item() == pytest.approx(loss, abs=1e-6)
 
 
 def fit_of(args=None, labels=(0, 1, 1, 1), network="plain"):
-    """The begin of a training, and a batch of all images; embeddings are V, in the first two features."""
+    """Return a training at its start and a batch of all images; the embeddings are V in the first two features."""
     task = GPFL(**(args or {})).task_of(make_task(network))
     images = torch.randn(len(labels), 1, 6, 6, generator=torch.Generator().manual_seed(1))
     data = TensorData(images, torch.tensor(labels))
@@ -324,7 +324,7 @@ def test_gpfl_conditions_are_means_of_the_received_embeddings():
     assert (two.class_shares @ V).tolist() == [0.5, 1.0]  # of a site that has not trained yet
 
 
-def test_gpfl_the_loss_is_the_sum_of_its_terms_and_the_embeddings_that_are_aimed_at_stay():
+def test_gpfl_loss_is_the_sum_of_its_terms_with_fixed_target_embeddings():
     method, fit, batch = fit_of({"lam": 0.3, "mu": 0.2})
     head = fit.model.head
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What methods refuse before a site trains: settings, networks and data, with the error's code and fields."""
+"""Tests of settings, networks and data that methods refuse before a site trains, by error code and fields."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ REGISTRY = load_plugins()
 # ---- networks and data that some methods refuse
 
 
-class Renamed(SmallNet):
-    """The tiny network with its body or its head under another name."""
+class RenamedPartNet(SmallNet):
+    """Tiny network with its body or its head under another attribute name."""
 
     def __init__(self, part: str) -> None:
         super().__init__()
@@ -40,8 +40,8 @@ class Renamed(SmallNet):
         return self.head(self.part(images)) if self.replaced == "body" else self.part(self.body(images))
 
 
-class Flat(nn.Module):
-    """A linear layer as body, without stages, and a linear head; fewer features than classes."""
+class FlatNet(nn.Module):
+    """Network with a linear layer as body, without stages, and a linear head; fewer features than classes."""
 
     def __init__(self, features: int = 2) -> None:
         super().__init__()
@@ -62,9 +62,9 @@ ODD_TASK = dataclasses.replace(
     make_task(),
     networks=make_task().networks
     | {
-        "headless": lambda: Renamed("head"),
-        "bodyless": lambda: Renamed("body"),
-        "flat": Flat,
+        "headless": lambda: RenamedPartNet("head"),
+        "bodyless": lambda: RenamedPartNet("body"),
+        "flat": FlatNet,
         "three stages": ThreeStages,
         "no head": lambda: Headed(nn.Identity()),
         "curved head": lambda: Headed(nn.Sequential(nn.Unflatten(1, (24, 1)), nn.Conv1d(24, 3, 1), nn.Flatten())),
@@ -76,22 +76,22 @@ PLAIN = make_task("plain")
 
 
 def on(network: str, **changes: Any) -> dict[str, Any]:
-    """Return options of a run in which every site trains this network, on a task with these changes."""
+    """Return options of a run in which every site trains the given network, on a task with the given changes."""
     return {"task": dataclasses.replace(ODD_TASK, network=network, **changes)}
 
 
 def beside(network: str) -> dict[str, Any]:
-    """Return options of a run in which site-2 trains this network and the others the tiny one."""
+    """Return options of a run in which site-2 trains the given network and the others the tiny one."""
     return {"task": ODD_TASK, "networks_by_site": {"site-2": network}}
 
 
 def optimizer(kind: type[torch.optim.Optimizer], **options: Any) -> dict[str, Any]:
-    """Return options of a run whose sites train with this optimiser."""
+    """Return options of a run whose sites train with the given optimiser."""
     return on("norm", optimizer=lambda parameters: kind(parameters, lr=0.1, **options))
 
 
 def without_validation(*names: str) -> dict[str, Any]:
-    """Return options of a run in which these sites have no validation images."""
+    """Return options of a run in which the given sites have no validation images."""
     sites = make_sites()
     return {"sites": sites | {name: dataclasses.replace(sites[name], val=Empty()) for name in names}}
 
@@ -102,13 +102,13 @@ def regions(labels: torch.Tensor, network: str = "norm") -> dict[str, Any]:
 
 
 def public(labels: list[int]) -> dict[str, Any]:
-    """Return options of a run with public images of these classes."""
+    """Return options of a run with public images of the given classes."""
     images = make_data(len(labels), "public", torch.zeros(len(labels), dtype=torch.int64)).images
     return {"public": TensorData(images, torch.tensor(labels, dtype=torch.int64))}
 
 
-class Changing(TensorData):
-    """Images that change whenever they are read."""
+class ChangingImages(TensorData):
+    """Images that change at each access."""
 
     def visits(self, batches: Any, stream: Any) -> Any:
         raise AssertionError
@@ -119,14 +119,14 @@ PRIVATE_SAMPLES = {"task": PLAIN, "privacy": PRIVATE["privacy"] | {"unit": "samp
 TWO_CLASSES = {"task": make_task_of(FURTHER[0]), "sites": make_sites_of(FURTHER[0], {"a": 8, "b": 6})}
 
 
-class Refused:
-    """A run that ends with an error before a site trains.
+class RefusedRun:
+    """Run that ends with an error before a site trains.
 
     Args:
-        code: The error's code.
+        code: Code of the error.
         args: Settings of the method.
         run: Options of the run.
-        error: The error's class.
+        error: Class of the error.
         **fields: Fields of the error, with their values.
     """
 
@@ -141,35 +141,35 @@ class Refused:
         self.code, self.args, self.run, self.error, self.fields = code, dict(args or {}), run or {}, error, fields
 
 
-def out_of_range(*options: tuple[str, Any]) -> tuple[Refused, ...]:
-    """Return the refusals of numbers out of their settings' range."""
-    return tuple(Refused(OUT, {name: value}, settings=[name]) for name, value in options)
+def out_of_range(*options: tuple[str, Any]) -> tuple[RefusedRun, ...]:
+    """Return the refusals of numbers outside their settings' range."""
+    return tuple(RefusedRun(OUT, {name: value}, settings=[name]) for name, value in options)
 
 
-def invalid(*options: tuple[str, Any]) -> tuple[Refused, ...]:
-    """Return the refusals of values that a setting's own check refuses."""
-    return tuple(Refused("invalid_setting", {name: value}, settings=[name]) for name, value in options)
+def invalid(*options: tuple[str, Any]) -> tuple[RefusedRun, ...]:
+    """Return the refusals of values by a setting's own validator."""
+    return tuple(RefusedRun("invalid_setting", {name: value}, settings=[name]) for name, value in options)
 
 
-def unknown(*names: str) -> tuple[Refused, ...]:
+def unknown(*names: str) -> tuple[RefusedRun, ...]:
     """Return the refusals of unknown choices."""
-    return tuple(Refused("unknown_choice", {name: "no such"}, settings=[name]) for name in names)
+    return tuple(RefusedRun("unknown_choice", {name: "no such"}, settings=[name]) for name in names)
 
 
-def private(*sends: str, run: Mapping[str, Any] = PRIVATE) -> Refused:
-    """Return the refusal of privacy, for what the method sends."""
+def private(*sends: str, run: Mapping[str, Any] = PRIVATE) -> RefusedRun:
+    """Return the refusal of a privacy setting, because of the payloads of the method."""
     fields = {"sends": [*sends]} if sends else {}
-    return Refused("method_not_supported", run=run, feature="privacy", **fields)
+    return RefusedRun("method_not_supported", run=run, feature="privacy", **fields)
 
 
 OUT = "setting_out_of_range"
-NO_DP_SGD = Refused("method_not_supported", run=PRIVATE_SAMPLES, feature="dp_sgd")
-NO_ADAM = Refused("unsupported_optimizer", run=optimizer(torch.optim.Adam), optimizer="Adam", options=[])
+NO_DP_SGD = RefusedRun("method_not_supported", run=PRIVATE_SAMPLES, feature="dp_sgd")
+NO_ADAM = RefusedRun("unsupported_optimizer", run=optimizer(torch.optim.Adam), optimizer="Adam", options=[])
 NESTEROV = optimizer(torch.optim.SGD, nesterov=True, momentum=0.9)
-NO_NESTEROV = Refused("unsupported_optimizer", run=NESTEROV, optimizer="SGD", options=["nesterov"])
-NO_VALIDATION = Refused("no_images", run=without_validation("site-2"), split="val", sites=["site-2"])
-TINY_IMAGES = Refused("image_too_small", run=on("plain", scale=Scale((1, 3, 3))), minimum=4, found=[3, 3])
-NO_SCALE = Refused("missing_scale", run=on("plain", scale=None))
+NO_NESTEROV = RefusedRun("unsupported_optimizer", run=NESTEROV, optimizer="SGD", options=["nesterov"])
+NO_VALIDATION = RefusedRun("no_images", run=without_validation("site-2"), split="val", sites=["site-2"])
+TINY_IMAGES = RefusedRun("image_too_small", run=on("plain", scale=Scale((1, 3, 3))), minimum=4, found=[3, 3])
+NO_SCALE = RefusedRun("missing_scale", run=on("plain", scale=None))
 SDC_PRIVATE = ["gamma", "ensemble", "privacy"]
 SDC_RANGES = ([0.9, 0.4], [0.0, 1.0], [0.4, 1.1], [0.4, math.nan])
 LIKE_HEADS = {"beta": 0.0, "diversity": False}
@@ -180,17 +180,17 @@ REGIONS = {"skd": ["region"]}
 
 REFUSED = {
     "dbe": (private("'mean/' (statistic)"),),
-    "fedamp": (Refused(OUT, {"alpha_k": 2.0, "sigma": 3.0}, setting="alpha_k", sites=2, maximum=1.5, found=2),),
+    "fedamp": (RefusedRun(OUT, {"alpha_k": 2.0, "sigma": 3.0}, setting="alpha_k", sites=2, maximum=1.5, found=2),),
     "fedce": (NO_VALIDATION,),
     "fedcross": (private(),),
     "fedcross_star": (
         private(),
         *invalid(("p2p_scale", 0), ("p2p_scale", -1)),
-        *(Refused("invalid_settings", {"p2p_scale": scale}) for scale in ("M", 1.5)),
+        *(RefusedRun("invalid_settings", {"p2p_scale": scale}) for scale in ("M", 1.5)),
     ),
-    "feddf": (Refused("incomplete_model", run={"norm_sync": "params"}, norm_sync="params", network="norm"),),
+    "feddf": (RefusedRun("incomplete_model", run={"norm_sync": "params"}, norm_sync="params", network="norm"),),
     "feddg_ga": (NO_VALIDATION,),
-    "fedadagrad": (*unknown("v0"), Refused("unknown_setting", {"beta2": 0.9}, settings=["beta2"])),
+    "fedadagrad": (*unknown("v0"), RefusedRun("unknown_setting", {"beta2": 0.9}, settings=["beta2"])),
     "fedadam": out_of_range(("tau", 0.0), ("beta2", 1.0)),
     "fedavgm": out_of_range(("beta", 1.0), ("beta", -0.1), ("server_lr", 0.0)),
     "fedyogi": out_of_range(("eta", math.inf)),
@@ -200,9 +200,9 @@ REFUSED = {
         *out_of_range(("a", -0.1), ("b", math.nan)),
         *unknown("metric", "target"),
     ),
-    "feddr_plus": (Refused("incompatible_settings", run={"balance": "loss"}, settings=["ce_mode", "balance"]),),
-    "feddyn": (Refused("missing_site_sizes", {"by_size": True}, {"disclose": ()}, setting="by_size"),),
-    "fedfa": (Refused("too_few_features", run=on("flat"), minimum=3, found=2),),
+    "feddr_plus": (RefusedRun("incompatible_settings", run={"balance": "loss"}, settings=["ce_mode", "balance"]),),
+    "feddyn": (RefusedRun("missing_site_sizes", {"by_size": True}, {"disclose": ()}, setting="by_size"),),
+    "fedfa": (RefusedRun("too_few_features", run=on("flat"), minimum=3, found=2),),
     "fedfed": (
         private("'shared/' (samples)"),
         private("'shared/' (samples)", run=PRIVATE_SAMPLES),
@@ -211,21 +211,23 @@ REFUSED = {
         *out_of_range(("clip", -1.0)),
         *invalid(("noise_std", (0.1, 0.0)), ("noise_std", ())),
     ),
-    "fedkd": (Refused("invalid_setting", {"energy_start": 1.0, "energy_end": 1.0, "max_rank": 3}),),
+    "fedkd": (RefusedRun("invalid_setting", {"energy_start": 1.0, "energy_end": 1.0, "max_rank": 3}),),
     "fedkper": (
         *out_of_range(
             *((name, bad) for name in ("lambda_cap", "tau", "gradient_clip", "score_eps") for bad in (-1.0, math.nan))
         ),
-        Refused("wrong_setting_type", {"tau": "much"}, settings=["tau"]),
+        RefusedRun("wrong_setting_type", {"tau": "much"}, settings=["tau"]),
         *unknown("lambda_scope", "lambda_mode", "aggregation", "score"),
     ),
     "fedmd": (
         private("'scores/' (statistic)"),
-        Refused("data_not_supported", run={"public": Changing(*make_data(12, "public").batch(torch.arange(12)))}),
+        RefusedRun(
+            "data_not_supported", run={"public": ChangingImages(*make_data(12, "public").batch(torch.arange(12)))}
+        ),
     ),
     "fednova": (
         NO_ADAM,
-        Refused(
+        RefusedRun(
             "unsupported_optimizer",
             run=optimizer(torch.optim.SGD, nesterov=True, momentum=0.9),
             options=["nesterov"],
@@ -233,11 +235,11 @@ REFUSED = {
         private(),
     ),
     "fedper": (
-        Refused("unlike_bodies", run=beside("wide"), network="wide", expected="norm"),
-        Refused("unlike_bodies", run=beside("plain"), network="plain", expected="norm"),
-        Refused("empty_head", run=beside("no head"), network="no head"),
-        Refused("unlike_heads", AVERAGE, beside("deep head"), networks=["deep head", "norm"]),
-        Refused(
+        RefusedRun("unlike_bodies", run=beside("wide"), network="wide", expected="norm"),
+        RefusedRun("unlike_bodies", run=beside("plain"), network="plain", expected="norm"),
+        RefusedRun("empty_head", run=beside("no head"), network="no head"),
+        RefusedRun("unlike_heads", AVERAGE, beside("deep head"), networks=["deep head", "norm"]),
+        RefusedRun(
             "incompatible_settings",
             AVERAGE,
             {"norm_sync": "none"},
@@ -245,40 +247,40 @@ REFUSED = {
         ),
     ),
     "fedproto": (
-        Refused("unlike_feature_counts", run=beside("wide"), counts={"norm": 24, "wide": 36}),
-        Refused("unmet_need", {"inference": "prototype"}, TWO_CLASSES, method="fedproto", need="class_logits"),
+        RefusedRun("unlike_feature_counts", run=beside("wide"), counts={"norm": 24, "wide": 36}),
+        RefusedRun("unmet_need", {"inference": "prototype"}, TWO_CLASSES, method="fedproto", need="class_logits"),
     ),
-    "fedrod": (Refused("loss_not_supported", run=SMOOTH, setting="gamma"),),
+    "fedrod": (RefusedRun("loss_not_supported", run=SMOOTH, setting="gamma"),),
     "fedsdc": (
-        Refused(OUT, {"heads": 2}, setting="heads", expected=3, found=2),
-        Refused(OUT, {"heads": 3}, {"fraction": 0.67}, setting="heads", expected=2, found=3),
-        Refused(OUT, {"heads": 2, "shuffle": False}, {"fraction": 0.67}, setting="heads", expected=3, found=2),
+        RefusedRun(OUT, {"heads": 2}, setting="heads", expected=3, found=2),
+        RefusedRun(OUT, {"heads": 3}, {"fraction": 0.67}, setting="heads", expected=2, found=3),
+        RefusedRun(OUT, {"heads": 2, "shuffle": False}, {"fraction": 0.67}, setting="heads", expected=3, found=2),
         *out_of_range(("heads", 0), ("gamma", 0), ("gamma", 1.5), ("dropout", 1.0), ("beta", 1.0)),
         *unknown("ensemble"),
         *(
             refusal
             for args in ({"gamma": 0.3}, {"ensemble": "single_best"})
             for refusal in (
-                Refused("no_images", args, without_validation(*make_sites()), split="val"),
-                Refused("incompatible_settings", args, PRIVATE, settings=SDC_PRIVATE),
+                RefusedRun("no_images", args, without_validation(*make_sites()), split="val"),
+                RefusedRun("incompatible_settings", args, PRIVATE, settings=SDC_PRIVATE),
             )
         ),
-        *(Refused("invalid_setting", {"rho": rho}, where="method 'fedsdc'", settings=[""]) for rho in SDC_RANGES),
-        Refused("missing_setting", {"rho": [0.4]}, settings=["rho.1"]),
-        Refused("unmet_need", run=on("headless"), method="fedsdc", need="linear_head"),
-        Refused("unmet_need", LIKE_HEADS, on("headless"), need="linear_head"),
-        Refused("unsupported_head", LIKE_HEADS, on("odd head"), found="Sequential"),
+        *(RefusedRun("invalid_setting", {"rho": rho}, where="method 'fedsdc'", settings=[""]) for rho in SDC_RANGES),
+        RefusedRun("missing_setting", {"rho": [0.4]}, settings=["rho.1"]),
+        RefusedRun("unmet_need", run=on("headless"), method="fedsdc", need="linear_head"),
+        RefusedRun("unmet_need", LIKE_HEADS, on("headless"), need="linear_head"),
+        RefusedRun("unsupported_head", LIKE_HEADS, on("odd head"), found="Sequential"),
     ),
     "fedskd": (
-        Refused("empty_atlas", REGIONS, regions(torch.zeros(6, 6).long()), DataError),
-        Refused("unlike_stage_counts", run=beside("three stages"), counts={"three stages": 3, "norm": 2}),
-        Refused("unmet_need", {"freeze_ktm_header": False}, beside("flat"), method="fedskd", need="features"),
-        Refused("unmet_need", run=beside("headless"), method="fedskd", need="head"),
-        Refused(OUT, {"layers": [1, 3]}, setting="layers", maximum=2, found=[3]),
-        Refused(OUT, {"layers": [0]}, setting="layers", minimum=1, found=[0]),
-        Refused("missing_regions", {"skd": ["batch", "region"]}, setting="skd"),
+        RefusedRun("empty_atlas", REGIONS, regions(torch.zeros(6, 6).long()), DataError),
+        RefusedRun("unlike_stage_counts", run=beside("three stages"), counts={"three stages": 3, "norm": 2}),
+        RefusedRun("unmet_need", {"freeze_ktm_header": False}, beside("flat"), method="fedskd", need="features"),
+        RefusedRun("unmet_need", run=beside("headless"), method="fedskd", need="head"),
+        RefusedRun(OUT, {"layers": [1, 3]}, setting="layers", maximum=2, found=[3]),
+        RefusedRun(OUT, {"layers": [0]}, setting="layers", minimum=1, found=[0]),
+        RefusedRun("missing_regions", {"skd": ["batch", "region"]}, setting="skd"),
         *(
-            Refused("invalid_setting", {name: value}, settings=[name])
+            RefusedRun("invalid_setting", {name: value}, settings=[name])
             for name, value in (
                 ("skd", []),
                 ("skd", ["batch"] * 2),
@@ -287,39 +289,39 @@ REFUSED = {
                 ("p2p_scale", 0),
             )
         ),
-        Refused("unknown_choice", {"skd": ["voxel"]}, settings=["skd.0"]),
+        RefusedRun("unknown_choice", {"skd": ["voxel"]}, settings=["skd.0"]),
         *out_of_range(("gamma", -1), ("gamma", math.inf), ("start_fraction", 1.5)),
         *unknown("skd_detach"),
     ),
-    "fedsm": (Refused("incomplete_model", run={"norm_sync": "params"}, norm_sync="params"),),
+    "fedsm": (RefusedRun("incomplete_model", run={"norm_sync": "params"}, norm_sync="params"),),
     "fedtpf": (
         private("'shared/' (samples)"),
         private("'shared/' (samples)", run=PRIVATE_SAMPLES),
-        Refused("incompatible_settings", run={"balance": "loss"}, settings=["method", "balance"]),
+        RefusedRun("incompatible_settings", run={"balance": "loss"}, settings=["method", "balance"]),
         TINY_IMAGES,
         NO_SCALE,
-        *(Refused(OUT, {"latent": latent}, setting="latent", expected=24, found=latent) for latent in (4, 1)),
+        *(RefusedRun(OUT, {"latent": latent}, setting="latent", expected=24, found=latent) for latent in (4, 1)),
         *out_of_range(
             ("variance", 0.0), ("variance", math.inf), ("clip", 0.0), ("share_fraction", 1.5), ("distil_rounds", 0)
         ),
         *unknown("decay", "share"),
     ),
     "isfl": (
-        Refused("incompatible_settings", run={"balance": "sampling"}, settings=["method", "balance"]),
-        Refused("incompatible_settings", {"target": "counts"}, PRIVATE, settings=["target", "privacy"]),
+        RefusedRun("incompatible_settings", run={"balance": "sampling"}, settings=["method", "balance"]),
+        RefusedRun("incompatible_settings", {"target": "counts"}, PRIVATE, settings=["target", "privacy"]),
         NO_DP_SGD,
     ),
     "pfedcdp": (
         *(
-            Refused("invalid_setting", {"server_classifier": "none"} | args, settings=[""])
+            RefusedRun("invalid_setting", {"server_classifier": "none"} | args, settings=[""])
             for args in ({}, {"lam": 0.0}, {"refine": None})
         ),
         *(
-            Refused("invalid_setting", {"refine": {"probe_epochs": 0} | refine}, settings=["refine"])
+            RefusedRun("invalid_setting", {"refine": {"probe_epochs": 0} | refine}, settings=["refine"])
             for refine in ({"losses": "scl"}, {"alpha": 0.0})
         ),
-        Refused("unknown_setting", {"refine": {"epoch": 3}}, settings=["refine.epoch"]),
-        Refused("wrong_setting_type", {"refine": "kd"}, settings=["refine"]),
+        RefusedRun("unknown_setting", {"refine": {"epoch": 3}}, settings=["refine.epoch"]),
+        RefusedRun("wrong_setting_type", {"refine": "kd"}, settings=["refine"]),
         *out_of_range(
             ("lam", 1.1),
             ("lam", -0.1),
@@ -330,11 +332,11 @@ REFUSED = {
         ),
         *unknown("estimator", "server_classifier"),
         *(
-            Refused("unmet_need", {"refine": None}, beside(network), need="linear_head")
+            RefusedRun("unmet_need", {"refine": None}, beside(network), need="linear_head")
             for network in ("headless", "curved head", "bodyless")
         ),
         *(
-            Refused(code, {"refine": {"student": network}}, on("norm"), **fields)
+            RefusedRun(code, {"refine": {"student": network}}, on("norm"), **fields)
             for network, code, fields in (
                 ("headless", "missing_head", {"network": "headless"}),
                 ("curved head", "missing_feature_layer", {"network": "curved head", "found": "Sequential"}),
@@ -342,16 +344,16 @@ REFUSED = {
                 ("plane", "unknown_choice", {"what": "network", "choice": "plane"}),
             )
         ),
-        Refused("noisy_statistics", run={"privacy": {"epsilon": 5.0, "clip": 1.0}}, setting="norm_sync"),
-        Refused("incomplete_model", run={"norm_sync": "params"}, network="norm"),
-        Refused("too_few_images", run=public([0, 1, 2]), setting="refine.teachers", minimum=2),
-        Refused("missing_public_data", run=public([]), error=MedflError, method="pfedcdp"),
-        Refused("wrong_label", run=public([0, 7]), error=MedflError, where="Public data", row=1, found=7),
+        RefusedRun("noisy_statistics", run={"privacy": {"epsilon": 5.0, "clip": 1.0}}, setting="norm_sync"),
+        RefusedRun("incomplete_model", run={"norm_sync": "params"}, network="norm"),
+        RefusedRun("too_few_images", run=public([0, 1, 2]), setting="refine.teachers", minimum=2),
+        RefusedRun("missing_public_data", run=public([]), error=MedflError, method="pfedcdp"),
+        RefusedRun("wrong_label", run=public([0, 7]), error=MedflError, where="Public data", row=1, found=7),
         NO_DP_SGD,
     ),
     "scaffold": (
         NO_ADAM,
-        Refused(
+        RefusedRun(
             "unsupported_optimizer",
             run=optimizer(torch.optim.SGD, nesterov=True, momentum=0.9),
             options=["nesterov"],
@@ -369,7 +371,7 @@ REFUSED = {
         for number, refusal in enumerate(refusals)
     ],
 )
-def test_what_a_method_refuses(tmp_path: Path, name: str, refusal: Refused) -> None:
+def test_method_refuses_the_run_before_training(tmp_path: Path, name: str, refusal: RefusedRun) -> None:
     with refused(refusal.error, refusal.code, **refusal.fields):
         Case(REGISTRY, name, refusal.args).run(tmp_path, **{"rounds": 2, **refusal.run})
     assert not (tmp_path / "state" / "site-1").exists(), "a site has trained before the refusal"

@@ -1,4 +1,4 @@
-"""Pooled training whose optimiser goes on, and a model that is handed on from site to site."""
+"""Tests of centralised training with a persistent optimiser, and of cyclic weight transfer."""
 
 from __future__ import annotations
 
@@ -20,16 +20,21 @@ REGISTRY = load_plugins()
 
 # ---- Pooled training
 
-WHOLE = {"task": make_task("plain"), "sites": make_sites({"a": 9, "b": 8}), "batch_size": 17, "evaluate_every": 9}
-"""A step sees all images, so that cutting a run into rounds changes no batch."""
+FULL_BATCHES = {
+    "task": make_task("plain"),
+    "sites": make_sites({"a": 9, "b": 8}),
+    "batch_size": 17,
+    "evaluate_every": 9,
+}
+"""Options with full batches, so that splitting a run into rounds changes no batch."""
 
 
 def trained(folder, args, rounds, epochs, name="centralized", **options):
     case = Case(REGISTRY, name, args)
-    return case.run(folder, **{**WHOLE, "rounds": rounds, "epochs": epochs, **options})
+    return case.run(folder, **{**FULL_BATCHES, "rounds": rounds, "epochs": epochs, **options})
 
 
-def test_centralized_rounds_of_one_step_are_one_round_of_many_if_the_momentum_is_kept(tmp_path):
+def test_centralized_persistent_momentum_makes_rounds_equal_to_steps(tmp_path):
     long = trained(tmp_path / "long", {}, 1, 4).outcome.models["global"].tensors
     kept = trained(tmp_path / "kept", {"optimizer_state": "persistent"}, 4, 1).outcome.models["global"].tensors
     reset = trained(tmp_path / "reset", {}, 4, 1).outcome.models["global"].tensors
@@ -48,7 +53,7 @@ def run_cyclic(folder: Path, args: dict[str, Any] | None = None, name: str = "cy
 
 
 def visits(folder: Path, args: dict[str, Any] | None = None, away: Sequence[str] = (), **options: Any) -> list[str]:
-    """The sites in the order in which the model is sent to them."""
+    """Return the sites in the order in which they receive the model."""
     order: list[str] = []
 
     def unavailable(site: str, step: int) -> bool:
@@ -59,15 +64,15 @@ def visits(folder: Path, args: dict[str, Any] | None = None, away: Sequence[str]
     return order
 
 
-def test_cyclic_in_a_fixed_order_each_site_goes_on_from_the_one_before(tmp_path: Path) -> None:
-    """In closed form: on (w - c)^2 / 2 five steps of length 0.1 leave 0.9^5 of the distance to c = 0, 1, 4 in turn."""
+def test_cyclic_each_site_continues_from_the_previous_one(tmp_path: Path) -> None:
+    """Closed form: on (w - c)^2 / 2, five steps of length 0.1 leave 0.9^5 of the distance to c = 0, 1, 4 in turn."""
     w, kept = 0.0, 0.9**5
     for centre in (0.0, 1.0, 4.0) * 3:
         w = centre + kept * (w - centre)
     assert quadratic(tmp_path, lambda: Cyclic(order="fixed"), 3) == pytest.approx(w, abs=1e-6)
 
 
-def test_cyclic_each_site_is_visited_once_a_round_in_an_order_drawn_anew(tmp_path: Path) -> None:
+def test_cyclic_each_round_visits_each_site_once_in_a_new_order(tmp_path: Path) -> None:
     order = visits(tmp_path / "random", rounds=6)
     rounds = [tuple(order[start : start + 3]) for start in range(0, 18, 3)]
     assert len(order) == 18
@@ -77,8 +82,8 @@ def test_cyclic_each_site_is_visited_once_a_round_in_an_order_drawn_anew(tmp_pat
     assert len(visits(tmp_path / "share", rounds=2, fraction=0.67)) == 4
 
 
-def test_cyclic_who_is_absent_is_passed_over(tmp_path: Path) -> None:
-    """Where only the first site answers, the model is as that one left it; the others were asked."""
+def test_cyclic_skips_unavailable_sites(tmp_path: Path) -> None:
+    """If only the first site replies, the model is that site's; the others received a request too."""
     assert visits(tmp_path / "away", {"order": "fixed"}, away=NAMES[1:]) == list(NAMES)
     alone = run_cyclic(tmp_path / "alone", sites={"site-1": make_sites()["site-1"]})
     away = states(tmp_path / "away")["server"]

@@ -1,4 +1,4 @@
-"""Methods that change the step of the server: closed forms, efforts, lost replies and control variates."""
+"""Tests of methods that change the server's step: closed forms, efforts, lost replies and control variates."""
 
 import dataclasses
 import logging
@@ -19,7 +19,7 @@ from medfl.types import SERVER
 from medfl_methods.feddyn import FedDyn
 from medfl_methods.fednova import FedNova
 from medfl_methods.flash import Flash
-from medfl_methods.scaffold import moved_by
+from medfl_methods.scaffold import distance_covered
 
 REGISTRY = load_plugins()
 
@@ -28,7 +28,7 @@ REGISTRY = load_plugins()
 
 
 def walk_flash(method, updates):
-    """w and delta after each of some mean updates of one coordinate; a buffer beside it takes them as they are."""
+    """Return w and delta after each mean update of one coordinate; a buffer takes the updates unchanged."""
     server = Server("server", 1, State({}, {"parameters": ["w"]}), make_task(), Settings(rounds=9), sites=["a"])
     shared, trace = {name: torch.zeros((), dtype=torch.float64) for name in ("w", "running")}, []
     for number, update in enumerate(updates, start=1):
@@ -39,21 +39,21 @@ def walk_flash(method, updates):
     return trace
 
 
-def test_flash_two_rounds_have_the_values_of_the_formulas():
+def test_flash_two_rounds_equal_the_formulas():
     (w1, delta1), (w2, delta2) = walk_flash(Flash(), [0.05, 0.05])
     assert (w1, delta1) == pytest.approx((0.0141843972, 0.002475), abs=1e-9)
     assert (w2, delta2) == pytest.approx((0.0311399991, 0.0024505), abs=1e-9)
 
 
-def test_flash_a_long_update_goes_uphill_unless_it_is_guarded(caplog):
+def test_flash_guard_prevents_steps_in_the_wrong_direction(caplog):
     with caplog.at_level(logging.WARNING, logger="medfl_methods.flash"):
         assert walk_flash(Flash(), [0.5])[0][0] == pytest.approx(0.5, abs=1e-9)
         assert caplog.records == []
         assert walk_flash(Flash(guard=False), [0.5])[0][0] == pytest.approx(-0.0025445293, abs=1e-9)
-    assert "1 coordinates of FLASH's denominator are not above zero" in caplog.text
+    assert "1 coordinates of FLASH's denominator are not positive" in caplog.text
 
 
-def test_flash_a_coordinate_that_never_moves_stays():
+def test_flash_coordinate_without_updates_stays_unchanged():
     assert walk_flash(Flash(), [0.0, 0.0]) == [(0.0, 0.0), (0.0, 0.0)]
 
 
@@ -67,8 +67,8 @@ def sgd_fednova(momentum=0.0, lr=0.1, **options):
     return torch.optim.SGD([torch.zeros(1)], lr=lr, momentum=momentum, **options)
 
 
-class Uneven(FedNova):
-    """Sites a, b, c take 1, 5 and 10 steps."""
+class UnevenFedNova(FedNova):
+    """FedNova whose sites a, b, c take 1, 5 and 10 steps."""
 
     def train(self, site, request):
         steps = {"a": 1, "b": 5, "c": 10}[site.name]
@@ -76,21 +76,21 @@ class Uneven(FedNova):
         return super().train(dataclasses.replace(site, settings=settings), request)
 
 
-def test_fednova_three_rounds_have_the_values_of_the_formulas(tmp_path):
-    values = [quadratic(tmp_path, Uneven, rounds) for rounds in (1, 2, 3)]  # each continues the one before
+def test_fednova_three_rounds_equal_the_formulas(tmp_path):
+    values = [quadratic(tmp_path, UnevenFedNova, rounds) for rounds in (1, 2, 3)]  # each run continues the previous one
     assert values == pytest.approx([0.9798087779, 1.4625897052, 1.7004702275], abs=1e-9)
 
 
-def test_fednova_weights_and_stretch_are_those_of_the_card():
+def test_fednova_weights_and_step_factor_equal_the_specification():
     method = FedNova()
-    assert method.stretch(FEDNOVA_SIZES, FEDNOVA_METAS) == pytest.approx(2.275, abs=1e-12)
+    assert method.step_factor(FEDNOVA_SIZES, FEDNOVA_METAS) == pytest.approx(2.275, abs=1e-12)
     sized = {name: meta | {"size": FEDNOVA_SIZES[name]} for name, meta in FEDNOVA_METAS.items()}
     weights = method.weights_of(None, sized)
     assert [7 * w / sum(weights.values()) for w in weights.values()] == pytest.approx([5, 1, 1])
-    assert FedNova(tau_eff="steps").stretch(FEDNOVA_SIZES, FEDNOVA_METAS) == pytest.approx(2.275, abs=1e-12)
+    assert FedNova(tau_eff="steps").step_factor(FEDNOVA_SIZES, FEDNOVA_METAS) == pytest.approx(2.275, abs=1e-12)
     halved = {name: meta | {"effort": meta["effort"] / 2} for name, meta in FEDNOVA_METAS.items()}
-    assert FedNova(tau_eff="steps").stretch(FEDNOVA_SIZES, halved) == pytest.approx(4.55, abs=1e-12)
-    assert method.stretch(FEDNOVA_SIZES, halved) == pytest.approx(2.275, abs=1e-12), "the unit of efforts cancels"
+    assert FedNova(tau_eff="steps").step_factor(FEDNOVA_SIZES, halved) == pytest.approx(4.55, abs=1e-12)
+    assert method.step_factor(FEDNOVA_SIZES, halved) == pytest.approx(2.275, abs=1e-12), "the unit of efforts cancels"
 
 
 @pytest.mark.parametrize(
@@ -103,12 +103,12 @@ def test_fednova_weights_and_stretch_are_those_of_the_card():
         (sgd_fednova(), 0, 1.0, 0.0),
     ],
 )
-def test_fednova_efforts_are_those_of_the_formulas(optimizer, steps, mu, expected):
+def test_fednova_efforts_equal_the_formulas(optimizer, steps, mu, expected):
     assert way(optimizer.param_groups[0], steps, mu) == pytest.approx(expected, abs=1e-9)
 
 
-def test_fednova_an_effort_is_how_far_sgd_goes_along_a_constant_gradient():
-    """With momentum and a proximal term in the loss, which the momentum sees."""
+def test_fednova_effort_is_the_distance_of_sgd_along_a_constant_gradient():
+    """Use momentum and a proximal term in the loss, which the momentum includes."""
     parameter = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
     optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
     for _ in range(7):
@@ -117,10 +117,10 @@ def test_fednova_an_effort_is_how_far_sgd_goes_along_a_constant_gradient():
     assert way(optimizer.param_groups[0], 7, 0.5) == pytest.approx(parameter.item() / 0.1, abs=1e-12)
 
 
-def test_fednova_a_site_without_a_step_is_left_out():
+def test_fednova_site_without_a_step_is_left_out():
     method, metas = FedNova(), {"a": FEDNOVA_METAS["b"] | {"size": 3}, "b": {"effort": 0.0, "steps": 0, "size": 1}}
     assert method.weights_of(None, metas) == {"a": pytest.approx(0.6), "b": 0.0}
-    assert method.stretch({"a": 3.0}, {"a": metas["a"]}) == 1.0
+    assert method.step_factor({"a": 3.0}, {"a": metas["a"]}) == 1.0
 
 
 # ---- FedDyn
@@ -130,9 +130,9 @@ def run_feddyn(folder, name="feddyn", args=None, **options):
     return Case(REGISTRY, name, args or {}).run(folder, **options)
 
 
-def test_feddyn_three_rounds_have_the_values_of_the_formulas(tmp_path):
+def test_feddyn_three_rounds_equal_the_formulas(tmp_path):
     start, mean = [], []
-    for rounds in (1, 2, 3):  # each continues the one before
+    for rounds in (1, 2, 3):  # each run continues the previous one
         result = run_curved(tmp_path, lambda: FedDyn(alpha=1.0), rounds)
         mean.append(result.outcome.models["global"].tensors["w"].item())
         start.append(states(tmp_path)[SERVER]["w"].item())
@@ -143,12 +143,12 @@ def test_feddyn_three_rounds_have_the_values_of_the_formulas(tmp_path):
     assert duals == pytest.approx([0, -0.55462, -0.74172625], abs=1e-9)
 
 
-def test_feddyn_it_ends_at_the_optimum_of_all_sites(tmp_path):
+def test_feddyn_converges_to_the_global_optimum(tmp_path):
     result = run_curved(tmp_path, lambda: FedDyn(alpha=1.0), 40)
     assert result.outcome.models["global"].tensors["w"].item() == pytest.approx(8 / 7, abs=1e-4)
 
 
-def test_feddyn_by_size_has_sites_of_unlike_sizes_weigh_by_them():
+def test_feddyn_by_size_converges_to_the_size_weighted_optimum():
     method = FedDyn(alpha=0.5, by_size=True)
 
     class Held:
@@ -160,8 +160,8 @@ def test_feddyn_by_size_has_sites_of_unlike_sizes_weigh_by_them():
     assert [method.alpha_of(Held(), name) for name in "abc"] == pytest.approx([1.0, 1.0, 0.25])
 
 
-def test_feddyn_a_lost_reply_counts_at_neither_side(tmp_path):
-    """Sites' sums of updates, once settled, have the mean that the server keeps."""
+def test_feddyn_lost_reply_counts_neither_at_the_site_nor_at_the_server(tmp_path):
+    """The mean of the sites' confirmed sums of updates equals the server's value."""
 
     class Lost(FedDyn):
         """The reply of site-2 in round 1 is not taken."""
@@ -194,7 +194,7 @@ def test_feddyn_a_lost_reply_counts_at_neither_side(tmp_path):
         torch.testing.assert_close(server[f"kept/drift/{name}"], total, atol=1e-5, rtol=1e-4)
 
 
-def test_feddyn_a_long_sum_of_updates_is_warned_of(tmp_path, caplog):
+def test_feddyn_warns_of_a_long_sum_of_updates(tmp_path, caplog):
     run_feddyn(tmp_path, task=make_task("plain"), rounds=1)
     assert not [record for record in caplog.records if record.name == "medfl_methods.feddyn"]
     state = State({"w": torch.ones(2), "kept/drift/w": torch.full((2,), 20.0)}, {"parameters": ["w"], "replied": 1})
@@ -204,8 +204,8 @@ def test_feddyn_a_long_sum_of_updates_is_warned_of(tmp_path, caplog):
 
 
 @pytest.mark.slow
-def test_feddyn_single_images_are_hidden_by_dp_sgd(tmp_path):
-    """Both terms are in the loss of each image, so they are clipped with it; g_k is the sum of noised updates."""
+def test_feddyn_dp_sgd_covers_both_terms(tmp_path):
+    """Both terms are part of each image's loss, so they are clipped with it; g_k is the sum of noised updates."""
     pytest.importorskip("opacus")
     privacy = {"unit": "sample", "epsilon": 8.0, "delta": 1e-3, "clip": 1.0}
     result = run_feddyn(tmp_path, task=make_task("plain"), privacy=privacy, rounds=2)
@@ -226,9 +226,9 @@ def curved(folder, name, rounds, **args):
     return result.outcome.models["global"].tensors["w"].item()
 
 
-def test_scaffold_three_rounds_have_the_values_of_the_formulas(tmp_path):
+def test_scaffold_three_rounds_equal_the_formulas(tmp_path):
     w, c = [], []
-    for rounds in (1, 2, 3):  # each continues the one before
+    for rounds in (1, 2, 3):  # each run continues the previous one
         w.append(curved(tmp_path, "scaffold", rounds))
         c.append(states(tmp_path)[SERVER]["kept/control/w"].item())
         if rounds == 1:
@@ -238,12 +238,12 @@ def test_scaffold_three_rounds_have_the_values_of_the_formulas(tmp_path):
     assert own == pytest.approx([0, -1.34464, -1.8097525], abs=1e-9)
 
 
-def test_scaffold_it_ends_at_the_optimum_of_all_sites_and_fedavg_does_not(tmp_path):
+def test_scaffold_converges_to_the_global_optimum_and_fedavg_does_not(tmp_path):
     assert curved(tmp_path / "scaffold", "scaffold", 25) == pytest.approx(8 / 7, abs=1e-6)
     assert abs(curved(tmp_path / "fedavg", "fedavg", 25, weights="uniform") - 8 / 7) > 0.05
 
 
-def test_scaffold_variates_are_of_shared_parameters_alone(tmp_path):
+def test_scaffold_control_variates_cover_shared_parameters_only(tmp_path):
     run_scaffold(tmp_path, norm_sync="none", rounds=1)
     names = {
         name.removeprefix("kept/control/") for name in states(tmp_path)[SERVER] if name.startswith("kept/control/")
@@ -251,7 +251,7 @@ def test_scaffold_variates_are_of_shared_parameters_alone(tmp_path):
     assert names == {"body.0.weight", "body.0.bias", "head.weight", "head.bias"}
 
 
-def test_scaffold_dp_sgd_is_refused_and_whole_sites_have_one_release_a_round(tmp_path):
+def test_scaffold_refuses_dp_sgd_and_makes_one_release_per_site_and_round(tmp_path):
     pytest.importorskip("opacus")
     privacy = {"epsilon": 8.0, "delta": 1e-3, "clip": 1.0}
     with refused(SettingsError, "method_not_supported", feature="dp_sgd", method="scaffold"):
@@ -264,10 +264,10 @@ def test_scaffold_dp_sgd_is_refused_and_whole_sites_have_one_release_a_round(tmp
         assert {name.split("/")[1] for name in record.tensors if name.startswith("reply/")} == {"model", "control"}
 
 
-def test_scaffold_steps_go_as_far_as_sgd_does():
+def test_scaffold_distance_covered_equals_that_of_sgd():
     parameter = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
     optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
     for _ in range(7):
         parameter.grad = torch.ones_like(parameter)
         optimizer.step()
-    assert moved_by(optimizer, 7)[parameter] == pytest.approx(-parameter.item(), abs=1e-12)
+    assert distance_covered(optimizer, 7)[parameter] == pytest.approx(-parameter.item(), abs=1e-12)

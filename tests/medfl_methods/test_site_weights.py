@@ -1,4 +1,4 @@
-"""Methods that weigh sites in another way than by size: the weights by hand, and whose they are."""
+"""Tests of methods with aggregation weights other than the sizes: the weights by hand."""
 
 import dataclasses
 import math
@@ -19,8 +19,8 @@ from medfl.testing.cohort import Case, bits, make_site, make_sites, make_task
 from medfl.toolkit.aggregation import normalised
 from medfl.types import SERVER
 from medfl.utils.wire import tensors_equal
-from medfl_methods.fedce import contributions, cosines_to_others, without
-from medfl_methods.feddg_ga import adjusted
+from medfl_methods.fedce import contributions, cosines_to_others, remove_model
+from medfl_methods.feddg_ga import adjust_weights
 from medfl_methods.feddisco import FedDisco, disco_weights, discrepancies
 
 REGISTRY = load_plugins()
@@ -47,7 +47,7 @@ def cosines_fedce(weights=FEDCE_THIRDS, **updates):
     return cosines_to_others(replies, weights, ["w"])
 
 
-def test_fedce_the_weights_have_the_values_of_the_formulas():
+def test_fedce_weights_equal_the_formulas():
     means = cosines_fedce(a=[1.0, 0.0], b=[0.0, 1.0], c=[1.0, 1.0])
     assert means == pytest.approx({"a": 0.4472135955, "b": 0.4472135955, "c": 1.0}, abs=1e-9)
     assert contributions(means, ERRORS, "plus") == pytest.approx({"a": 0.35, "b": 0.4, "c": 0.25}, abs=1e-9)
@@ -56,7 +56,7 @@ def test_fedce_the_weights_have_the_values_of_the_formulas():
     assert math.fsum(product.values()) == pytest.approx(1)
 
 
-def test_fedce_others_weigh_as_in_the_last_mean():
+def test_fedce_other_updates_have_the_weights_of_the_last_mean():
     weighted = cosines_fedce({"a": 0.5, "b": 0.4, "c": 0.1}, a=[1.0, 0.0], b=[0.0, 1.0], c=[1.0, 1.0])
     assert weighted["a"] == pytest.approx(0.1 / math.hypot(0.1, 0.5))
 
@@ -66,24 +66,24 @@ def test_fedce_zero_vectors_have_the_cosine_0(updates):
     assert set(cosines_fedce(**updates).values()) == {0.0}
 
 
-def test_fedce_others_that_cancel_are_a_zero_vector():
+def test_fedce_cancelling_updates_count_as_a_zero_vector():
     assert cosines_fedce(a=[0.3, 0.1], b=[0.7, 0.1], c=[-0.7, -0.1])["a"] == 0
 
 
 @pytest.mark.parametrize("mode", ["plus", "times"])
-def test_fedce_where_nobody_contributes_all_weigh_alike(mode):
+def test_fedce_weights_are_equal_without_any_contribution(mode):
     ones, zeros = dict.fromkeys("abc", 1.0), dict.fromkeys("abc", 0.0)
     assert contributions(ones, zeros, mode) == pytest.approx(FEDCE_THIRDS)
     assert contributions({"a": 0.0, "b": 1.0}, {"a": 0.0, "b": 1.0}, "times") == {"a": 0.5, "b": 0.5}
 
 
-def test_fedce_the_mean_without_a_model():
+def test_fedce_removing_a_model_from_the_mean():
     mean, own = {"w": torch.tensor(2.0), "n": torch.tensor(3)}, {"w": torch.tensor(5.0), "n": torch.tensor(4)}
-    assert without(mean, own, 0.25) == {"w": 1.0}
-    assert without(mean, own, 0.0) == {"w": 2.0}
+    assert remove_model(mean, own, 0.25) == {"w": 1.0}
+    assert remove_model(mean, own, 0.0) == {"w": 2.0}
 
 
-def test_fedce_a_site_that_was_away_keeps_its_weight_and_scores_the_mean_as_it_is(tmp_path):
+def test_fedce_unavailable_site_keeps_its_weight_and_evaluates_the_full_mean(tmp_path):
     run_fedce(tmp_path, rounds=1)
     shares = newest_fedce(tmp_path, SERVER).meta["shares"]
     common = run_fedce(tmp_path, unavailable=lambda site, step: site == "site-2").outcome.models["global"].tensors
@@ -111,43 +111,43 @@ def newest_feddg_ga(folder, name):
     return Store(folder / "state" / name).latest().state()
 
 
-def test_feddg_ga_weights_move_by_how_far_gaps_are_from_their_mean():
-    weights = adjusted(FEDDG_GA_THIRDS, {"a": 0.3, "b": 0.1, "c": -0.1}, 0.2)
+def test_feddg_ga_weights_move_by_the_centred_gaps():
+    weights = adjust_weights(FEDDG_GA_THIRDS, {"a": 0.3, "b": 0.1, "c": -0.1}, 0.2)
     assert list(weights.values()) == pytest.approx([8 / 15, 5 / 15, 2 / 15], abs=1e-12)
     assert list(weights.values()) != pytest.approx([0.375, 0.3333333333, 0.2916666667], abs=1e-3)
 
 
-def test_feddg_ga_the_preset_code_is_the_rule_of_the_released_code():
-    """There a moves by a third of the step along G / max |G|, and no mean is subtracted."""
+def test_feddg_ga_preset_code_equals_the_released_code():
+    """The released rule moves a by a third of the step along G / max |G|, without subtracting a mean."""
     method, gaps = REGISTRY.make_method("feddg_ga", {"preset": "code"}), {"a": 0.3, "b": 0.1, "c": -0.1}
     assert (method.gaps, method.step) == ("raw", pytest.approx(0.2 / 3))
-    assert adjusted(FEDDG_GA_THIRDS, gaps, method.step, centre=False) == pytest.approx(
+    assert adjust_weights(FEDDG_GA_THIRDS, gaps, method.step, centre=False) == pytest.approx(
         {"a": 0.375, "b": 1 / 3, "c": 7 / 24}
     )
-    alike = adjusted({"a": 0.5, "b": 0.3, "c": 0.2}, dict.fromkeys("abc", 0.1), 0.1, centre=False)
+    alike = adjust_weights({"a": 0.5, "b": 0.3, "c": 0.2}, dict.fromkeys("abc", 0.1), 0.1, centre=False)
     assert alike == pytest.approx({"a": 0.6 / 1.3, "b": 0.4 / 1.3, "c": 0.3 / 1.3}), "all move, since none is the mean"
-    assert adjusted(FEDDG_GA_THIRDS, dict.fromkeys("abc", 0.0), 0.2, centre=False) == FEDDG_GA_THIRDS
+    assert adjust_weights(FEDDG_GA_THIRDS, dict.fromkeys("abc", 0.0), 0.2, centre=False) == FEDDG_GA_THIRDS
 
 
-def test_feddg_ga_a_run_with_raw_gaps_moves_by_them(tmp_path):
-    """The weights after two rounds are those of the gaps, which the sites told."""
+def test_feddg_ga_run_with_raw_gaps_uses_them(tmp_path):
+    """The weights after two rounds follow from the gaps that the sites sent."""
     run_feddg_ga(tmp_path, {"preset": "code"})
     gaps = {name: Store(tmp_path / "state" / name).latest().meta["reply"]["gap"] for name in make_sites()}
-    expected = adjusted(dict.fromkeys(gaps, 1 / 3), gaps, 0.2 / 3, centre=False)
+    expected = adjust_weights(dict.fromkeys(gaps, 1 / 3), gaps, 0.2 / 3, centre=False)
     assert newest_feddg_ga(tmp_path, SERVER).meta["shares"] == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("gaps", [{}, {"a": 5.0}, dict.fromkeys("abc", 0.1), dict.fromkeys("abc", 0.0), {"x": 1.0}])
 def test_feddg_ga_equal_gaps_change_nothing(gaps):
-    assert adjusted(FEDDG_GA_THIRDS, gaps, 0.2) == FEDDG_GA_THIRDS
+    assert adjust_weights(FEDDG_GA_THIRDS, gaps, 0.2) == FEDDG_GA_THIRDS
 
 
-def test_feddg_ga_weights_stay_shares_and_an_absent_site_keeps_its_own():
-    weights = adjusted({"a": 0.9, "b": 0.05, "c": 0.05}, {"a": 2.0, "b": -1.0}, 0.2)
+def test_feddg_ga_weights_sum_to_1_and_unavailable_sites_keep_theirs():
+    weights = adjust_weights({"a": 0.9, "b": 0.05, "c": 0.05}, {"a": 2.0, "b": -1.0}, 0.2)
     assert weights == pytest.approx({"a": 1 / 1.05, "b": 0.0, "c": 0.05 / 1.05})
 
 
-def test_feddg_ga_a_site_that_was_away_has_no_gap(tmp_path):
+def test_feddg_ga_unavailable_site_has_no_gap(tmp_path):
     run_feddg_ga(tmp_path, rounds=3, unavailable=lambda site, step: site == "site-2" and step == 2)
     shares = newest_feddg_ga(tmp_path, SERVER).meta["shares"]
     assert math.fsum(shares.values()) == pytest.approx(1)
@@ -155,7 +155,7 @@ def test_feddg_ga_a_site_that_was_away_has_no_gap(tmp_path):
     assert shares["site-2"] == pytest.approx(1 / 3)  # the other two moved against each other
 
 
-def test_feddg_ga_what_it_can_not_do_without_is_asked_for(tmp_path):
+def test_feddg_ga_requires_validation_images_and_a_fixed_number_of_rounds(tmp_path):
     sites = make_sites()
     blind = sites | {"site-2": dataclasses.replace(sites["site-2"], val=Empty())}
     with refused(SettingsError, "no_images", split="val", sites=["site-2"]):
@@ -170,11 +170,11 @@ def test_feddg_ga_what_it_can_not_do_without_is_asked_for(tmp_path):
 FEDDISCO_COUNTS = {"a": [2, 2], "b": [4, 0], "c": [3, 1]}
 """12 images of two classes, a third of them at each site."""
 KL = {"a": 0.0, "b": math.log(2), "c": 0.75 * math.log(1.5) + 0.25 * math.log(0.5)}
-"""From equal shares: log 2 minus the entropy."""
+"""Divergence from equal shares: log 2 minus the entropy."""
 
 
 def weights_feddisco(counts, **args):
-    """What sites weigh in the end."""
+    """Return the final weights of the sites."""
     server = Server("server", 1, State(), make_task(), Settings(rounds=1), sites=sorted(counts))
     metas = {site: {"size": sum(own), "label_counts": own} for site, own in counts.items()}
     return normalised(FedDisco(**args).weights_of(server, metas), metas)
@@ -213,7 +213,7 @@ def test_feddisco_weights():
     )
 
 
-def test_feddisco_sizes_count():
+def test_feddisco_weights_depend_on_sizes():
     """Shares of 3/4 and 1/4, discrepancies 0 and 1: 3/4 + 1/10 and 1/4 - 1/5 + 1/10."""
     by_site = weights_feddisco({"a": [3, 3], "b": [2, 0]}, a=0.2)
     assert by_site == pytest.approx({"a": 0.85, "b": 0.15}, abs=1e-12)
@@ -224,8 +224,8 @@ def test_feddisco_sizes_count():
     ("counts", "target"),
     [({"a": [3, 3, 3], "b": [7, 7, 7]}, "uniform"), ({"a": [1, 2, 0], "b": [7, 14, 0]}, "global")],
 )
-def test_feddisco_equal_shares_weigh_by_size_plus_b(metric, counts, target):
-    """And not as in FedAvg, unless b is 0: an undefined 0/0 counts as no discrepancy."""
+def test_feddisco_equal_class_shares_give_size_plus_b(metric, counts, target):
+    """The weights differ from FedAvg unless b is 0; an undefined 0/0 counts as no discrepancy."""
     sizes = {site: sum(own) for site, own in counts.items()}
     share = {site: size / sum(sizes.values()) for site, size in sizes.items()}
     assert discrepancies(counts, metric, target) == {"a": 0.0, "b": 0.0}
@@ -234,13 +234,13 @@ def test_feddisco_equal_shares_weigh_by_size_plus_b(metric, counts, target):
     assert weights_feddisco(counts, metric=metric, target=target, b=0.0) == pytest.approx(share, abs=1e-12)
 
 
-def test_feddisco_where_all_weights_are_zero_sites_weigh_by_size(caplog):
+def test_feddisco_zero_weights_fall_back_to_sizes(caplog):
     """Two sites of one class each: d = 1/2, and 1/3 - 5 and 2/3 - 5 are below 0."""
     assert weights_feddisco({"a": [4, 0], "b": [0, 8]}, a=10.0) == {"a": 1 / 3, "b": 2 / 3}
     assert "weighing by size" in caplog.text
 
 
-def test_feddisco_classes_and_sites_without_images_are_no_nan():
+def test_feddisco_empty_classes_and_sites_give_no_nan():
     counts = {"empty": [0, 0, 0], "one": [0, 5, 0], "two": [0, 3, 3]}
     for metric in ("kl", "l2"):
         for target in ("uniform", "global"):
@@ -266,7 +266,7 @@ ARGS = some.fixed_dictionaries(
 
 
 @given(COUNTS_OF_SITES, ARGS)
-def test_feddisco_weights_are_convex_and_know_neither_units_nor_names_of_classes(counts, args):
+def test_feddisco_weights_are_convex_and_invariant_to_units_and_class_names(counts, args):
     by_site = weights_feddisco(counts, **args)
     assert min(by_site.values()) >= 0
     assert math.fsum(by_site.values()) == pytest.approx(1, abs=1e-9)
@@ -279,19 +279,19 @@ def test_feddisco_weights_are_convex_and_know_neither_units_nor_names_of_classes
 
 
 @given(COUNTS_OF_SITES)
-def test_feddisco_without_a_and_b_sites_weigh_what_they_weigh_in_fedavg(counts):
+def test_feddisco_without_a_and_b_has_the_weights_of_fedavg(counts):
     sizes = {site: sum(own) for site, own in counts.items()}
     assert disco_weights(sizes, discrepancies(counts), 0.0, 0.0) == sizes
 
 
-def test_feddisco_a_further_site_weighs_less():
+def test_feddisco_larger_discrepancy_lowers_the_weight():
     falling = [weights_feddisco({"a": [5, 5], "b": [5 + k, 5 - k]}, normalise=False)["b"] for k in range(6)]
     assert falling == sorted(falling, reverse=True)
     assert len(set(falling)) == 6
 
 
-def test_feddisco_a_skewed_site_moves_the_model_less(tmp_path):
-    """With a = 2 and b = 0 it weighs nothing: the model is that of the other site alone."""
+def test_feddisco_skewed_site_has_less_influence(tmp_path):
+    """The skewed site has weight 0 (a = 2, b = 0), so the global model is the other site's model."""
     even, odd = torch.arange(12) % 3, torch.ones(12, dtype=torch.int64)
     sites = {"even": make_site(12, "even", even), "odd": make_site(12, "odd", odd)}
     args = {"a": 2.0, "b": 0.0}
