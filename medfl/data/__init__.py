@@ -1,1 +1,1 @@
-"""Images and labels: readers, data lists, sites, phantoms."""
+"""Prepared data sets: preparation from image files, partitioning into sites, loading for a run, leak checks."""

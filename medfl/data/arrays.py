@@ -1,8 +1,8 @@
-"""Many images in one array file, addressed by row, at the speed of an array.
+"""Data sets whose images are rows of one array file.
 
-A federation of twenty sites shares one file of images; a site is a list of rows. Opening ten thousand small image
-files, or building a dictionary for each image, costs more than training a small network on them. So each split's rows
-are gathered once into one block of memory, and a batch is one indexing operation and one scaling.
+All sites of a partition share one array file; a site is a list of rows. This is much faster than one small file or one
+dictionary for each image, which can cost more time than training a small network. The rows of a split are gathered once
+into one block of memory. A batch is then one indexing operation and one scaling.
 """
 
 from __future__ import annotations
@@ -21,56 +21,59 @@ from medfl.errors import DataError
 from medfl.utils.files import sha256_of
 
 FEATURE_MEAN, FEATURE_STD = "feature_mean", "feature_std"
-"""Keys of a data list of vectors: mean and standard deviation of each number, over the training rows of all sites."""
+"""Keys of a data list of vectors: mean and standard deviation of each feature over the training rows of all sites."""
 
 FEATURES = "features"
-"""Key of a data list whose array holds vectors: the name of each of their numbers, in order."""
+"""Key of a data list of vectors: names of the features, in column order."""
 
-RESIDENT_BYTES = 2 << 30
-"""A split above this size stays in its file and is read batch by batch."""
+MAX_RESIDENT_BYTES = 2 << 30
+"""Size limit of a split in memory. A larger split stays in its file and is read batch by batch."""
 
 CHUNK_BYTES = 16 << 20
-"""Pixels that are looked at at a time."""
+"""Size of the pixel chunks in which large arrays are checked."""
 
-_CHANNELS = (1, 3)
+_CHANNEL_COUNTS = (1, 3)
 _DTYPES = (np.uint8, np.uint16, np.float16, np.float32, np.float64)
 
 
 def open_array(path: Path) -> np.ndarray:
-    """Open an array file without reading it; the same file always gives the same object.
+    """Memory-map an array file, read-only. Repeated calls for an unchanged file return the same object.
 
     Args:
         path: A ``.npy`` file.
 
     Returns:
-        The memory-mapped array, read-only.
+        The memory-mapped array.
 
     Raises:
-        DataError: If the file is missing, is no array file, is cut short, holds python objects, or has a shape that no
-            images have.
+        DataError: If the file is missing, is no array file, is cut short, contains Python objects, or has a shape that
+            `channels_of` refuses.
     """
-    return _open(*_identity(path))
+    return _open_cached(*_file_identity(path))
 
 
 def array_digest(path: Path) -> str:
-    """The SHA-256 of an array file, read once per process however many sites share it.
+    """Return the SHA-256 digest of an array file. The file is read once per process while it is unchanged.
 
     Raises:
         DataError: If the file is missing.
     """
-    return _digest(*_identity(path))
+    return _digest_cached(*_file_identity(path))
 
 
 def channels_of(shape: Sequence[int]) -> int | None:
-    """The number of channels if the last axis holds them, otherwise None.
+    """Return the number of channels if the last axis is the channel axis, otherwise None.
 
-    A shape (N, H, W, C) with C of 1 or 3 holds 2-D images with channels; (N, H, W) and (N, D, H, W) hold images and
-    volumes of one channel; (N, D, H, W, C) holds volumes with channels; (N, F) holds vectors, which have none.
+    A shape (N, H, W, C) with C of 1 or 3 means 2-D images with channels. (N, H, W) and (N, D, H, W) mean images and
+    volumes of one channel. (N, D, H, W, C) means volumes with channels. (N, F) means vectors, which have no channels.
+
+    Args:
+        shape: Shape of the whole array, (N, ...).
 
     Raises:
-        DataError: If the shape is none of these.
+        DataError: If the shape has another form.
     """
-    if len(shape) == 5 or (len(shape) == 4 and shape[-1] in _CHANNELS):
+    if len(shape) == 5 or (len(shape) == 4 and shape[-1] in _CHANNEL_COUNTS):
         return int(shape[-1])
     if len(shape) in (2, 3, 4):
         return None
@@ -83,35 +86,39 @@ def channels_of(shape: Sequence[int]) -> int | None:
 
 
 class ArrayRows:
-    """Some rows of a shared array: gathered once into one block of memory, or left in the file where they are large.
+    """Selected rows of a shared array, copied into memory once if they are small enough, otherwise read from the file.
 
     Args:
-        source: The array, (N, ...).
-        index: The rows, each in it, shape (n,).
+        source: Shared array, (N, ...).
+        index: Row numbers in `source`, shape (n,).
     """
 
     def __init__(self, source: np.ndarray, index: np.ndarray) -> None:
         self._source, self._index = source, index
         nbytes = len(index) * int(np.prod(source.shape[1:])) * source.dtype.itemsize
-        self._block = torch.from_numpy(source[index]) if nbytes <= RESIDENT_BYTES else None
+        self._block = torch.from_numpy(source[index]) if nbytes <= MAX_RESIDENT_BYTES else None
 
     def __len__(self) -> int:
         return len(self._index)
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
-        """A new tensor (B, ...) of rows in [0, n), shape (B,)."""
+        """Return a new tensor (B, ...) with the rows at the given positions.
+
+        Args:
+            rows: Positions in the selection, each in [0, n), shape (B,).
+        """
         if self._block is not None:
             return self._block.index_select(0, rows)
         return torch.from_numpy(np.ascontiguousarray(self._source[self._index[rows.numpy()]]))
 
 
 class ArrayMasks(ArrayRows):
-    """Masks of some rows, each in the shape that an objective wants.
+    """Masks of selected rows, reshaped to the target shape of an objective.
 
     Args:
-        source: The array, (N, ...), uint8.
-        index: As in `ArrayRows`.
-        shape: Of a mask.
+        source: Shared mask array, (N, ...), uint8.
+        index: Row numbers in `source`, shape (n,).
+        shape: Target shape of one mask.
     """
 
     def __init__(self, source: np.ndarray, index: np.ndarray, shape: Sequence[int]) -> None:
@@ -119,30 +126,34 @@ class ArrayMasks(ArrayRows):
         self._shape = tuple(shape)
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
-        """A new tensor (B, *shape) of rows in [0, n), shape (B,)."""
+        """Return a new tensor (B, *shape) with the masks at the given positions.
+
+        Args:
+            rows: Positions in the selection, each in [0, n), shape (B,).
+        """
         return super().gather(rows).reshape(len(rows), *self._shape)
 
 
 class ArrayDataset:
-    """Images and targets of one split of one site; it fulfils `medfl.types.Dataset`.
+    """Images and targets of one split of one site; implements `medfl.types.Dataset`.
 
-    A batch is ``(x / top - mean) / std`` for integers, where top is 255 for uint8 and 65535 for uint16, and
-    ``(x - mean) / std`` for floating ones. Images with
-    channels come out as a permuted view, in channels-last layout, which is also what convolutions like best.
+    A batch contains ``(x / top - mean) / std`` for integer images, where ``top`` is 255 for uint8 and 65535 for uint16,
+    and ``(x - mean) / std`` for floating-point images. Images with channels are returned as a permuted view in
+    channels-last memory layout, which convolutions process fastest.
 
     Args:
-        images: The shared array; see `channels_of` for its shapes. uint8, uint16 or floating.
-        targets: The target of each row of the split, shape (n, ...); integers of shape (n,) are class labels. Masks
-            may stay in a file of their own.
-        rows: The split's rows in `images`, shape (n,).
-        mean: One number, or one for each channel.
-        std: One number, or one for each channel, > 0.
-        target_type: Of a batch of targets.
-        patients: For each row a number that images of one patient share; None if no two images are of one patient.
+        images: Shared array; see `channels_of` for its shapes. uint8, uint16 or floating point.
+        targets: Target of each row of the split, shape (n, ...); integers of shape (n,) are class labels. `ArrayMasks`
+            may leave masks in their own file.
+        rows: Row numbers of the split in `images`, shape (n,).
+        mean: Mean to subtract; one number, or one for each channel.
+        std: Standard deviation to divide by; one number, or one for each channel, > 0.
+        patients: Patient number of each row, shared by images of one patient; None if no two images share a patient.
+        target_type: Data type of the targets in a batch.
 
     Raises:
-        DataError: If the shapes, the type of the images, or mean and std do not fit together, a row is outside, or a
-            pixel is not finite.
+        DataError: If shapes, image type, or mean and std do not fit together, a row is outside the array, or a pixel is
+            not finite.
     """
 
     def __init__(
@@ -161,14 +172,14 @@ class ArrayDataset:
         if isinstance(targets, ArrayMasks):
             self._targets, self.class_labels = targets, None
         else:
-            held = targets.clone() if isinstance(targets, torch.Tensor) else torch.as_tensor(np.array(targets))
-            self._targets = held.to(target_type)
+            values = targets.clone() if isinstance(targets, torch.Tensor) else torch.as_tensor(np.array(targets))
+            self._targets = values.to(target_type)
             self.class_labels = labels_in(self._targets)
         self.patients = None if patients is None else torch.tensor(patients, dtype=torch.int64)
-        _check(images, index, len(self._targets))
+        _check_inputs(images, index, len(self._targets))
         self._channels = channels_of(images.shape)
         check_finite(images, index)
-        self._scale, self._shift = _affine(images, self._channels, mean, std)
+        self._scale, self._shift = _scale_and_shift(images, self._channels, mean, std)
         self._pixels = int(np.prod(images.shape[1:]))
         self._images = ArrayRows(images, index)
 
@@ -176,7 +187,7 @@ class ArrayDataset:
         return len(self._targets)
 
     def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images (B, C, *spatial) or vectors (B, F), float32, and targets (B, ...).
+        """Return the normalised images (B, C, *spatial) or vectors (B, F), float32, and the targets (B, ...).
 
         Args:
             rows: Positions within this split, each in [0, len(self)), shape (B,), int64.
@@ -190,13 +201,13 @@ class ArrayDataset:
         return images, self.targets(rows)
 
     def targets(self, rows: torch.Tensor) -> torch.Tensor:
-        """The targets (B, ...) of rows as in `batch`; no image is read."""
-        held = self._targets
-        chosen = held.gather(rows) if isinstance(held, ArrayMasks) else held[rows]
+        """Return the targets (B, ...) of the given positions without reading any image."""
+        targets = self._targets
+        chosen = targets.gather(rows) if isinstance(targets, ArrayMasks) else targets[rows]
         return chosen.to(self._target_type)
 
     def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
-        """One image (C, *spatial) and its target, as MONAI's loaders want them."""
+        """Return ``{"image": (C, *spatial), "label": target}`` of one position, for MONAI's data loaders."""
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} is outside this split of {len(self)} images")
         images, targets = self.batch(torch.tensor([row % len(self)]))
@@ -204,16 +215,16 @@ class ArrayDataset:
 
 
 def check_finite(images: np.ndarray, rows: np.ndarray) -> None:
-    """Refuse images with a pixel that is no finite number, as float32, in which networks get them.
+    """Raise if an image has a pixel that is not finite after conversion to float32, the type that networks receive.
 
-    Integers are always finite, so that only arrays of floating numbers are read.
+    Only floating-point arrays are read, because integers are always finite.
 
     Args:
-        images: The shared array.
-        rows: The rows to look at, each in it, shape (n,).
+        images: Shared array.
+        rows: Row numbers to check, shape (n,), each inside the array.
 
     Raises:
-        DataError: Naming the first row.
+        DataError: If a pixel is not finite. The message names the first such row.
     """
     if images.dtype.kind != "f":
         return
@@ -231,7 +242,7 @@ def check_finite(images: np.ndarray, rows: np.ndarray) -> None:
             )
 
 
-def _check(images: np.ndarray, rows: np.ndarray, targets: int) -> None:
+def _check_inputs(images: np.ndarray, rows: np.ndarray, targets: int) -> None:
     if images.dtype not in _DTYPES:
         raise DataError(
             "wrong_type",
@@ -258,10 +269,13 @@ def _check(images: np.ndarray, rows: np.ndarray, targets: int) -> None:
         )
 
 
-def _affine(
+def _scale_and_shift(
     images: np.ndarray, channels: int | None, mean: Sequence[float], std: Sequence[float]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scale and shift such that ``x * scale + shift`` is the normalised image, flattened to one image's length."""
+    """Return scale and shift such that ``x * scale + shift`` is the normalised image.
+
+    Each is a tensor of one number, or of one number for each pixel of a flattened image.
+    """
     count, kind = (images.shape[1], "columns") if images.ndim == 2 else (channels or 1, "channels")
     for name, values in (("mean", mean), ("std", std)):
         if len(values) not in (1, count):
@@ -283,20 +297,23 @@ def _affine(
     unit = float(np.iinfo(images.dtype).max) if images.dtype.kind == "u" else 1.0
     spread = np.asarray(std, dtype=np.float64)
     scale, shift = 1.0 / (unit * spread), -np.asarray(mean, dtype=np.float64) / spread
-    return _pattern(scale, images, count), _pattern(shift, images, count)
+    return _repeat_over_pixels(scale, images, count), _repeat_over_pixels(shift, images, count)
 
 
-def _pattern(values: np.ndarray, images: np.ndarray, count: int) -> torch.Tensor:
-    """A single number, or one for each pixel: a vector of 3 channels would be broadcast slowly."""
+def _repeat_over_pixels(values: np.ndarray, images: np.ndarray, count: int) -> torch.Tensor:
+    """Return one number as it is, or repeat one number per channel for all pixels.
+
+    Broadcasting a vector of 3 channels over the pixels would be slow.
+    """
     if len(values) == 1:
         return torch.tensor(values, dtype=torch.float32)
     pixels = int(np.prod(images.shape[1:])) // count
     return torch.tensor(np.tile(values, pixels), dtype=torch.float32)
 
 
-def _identity(path: Path) -> tuple[Path, int, int]:
+def _file_identity(path: Path) -> tuple[Path, int, int]:
     try:
-        facts = path.stat()
+        status = path.stat()
     except OSError:
         raise DataError(
             "missing_file",
@@ -304,23 +321,23 @@ def _identity(path: Path) -> tuple[Path, int, int]:
             "or partition the data set again from its new place.",
             path=path,
         ) from None
-    if not stat.S_ISREG(facts.st_mode):  # reading a pipe would wait for ever
+    if not stat.S_ISREG(status.st_mode):  # reading a pipe would block forever
         raise DataError(
             "not_a_file",
             f"the image array {path} is no file, but a folder, a pipe or a device. Put the file there.",
             path=path,
         )
-    return path.resolve(), facts.st_mtime_ns, facts.st_size
+    return path.resolve(), status.st_mtime_ns, status.st_size
 
 
 @functools.lru_cache(maxsize=32)
-def _open(path: Path, mtime: int, size: int) -> np.ndarray:
+def _open_cached(path: Path, mtime: int, size: int) -> np.ndarray:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        why = "it is damaged, cut short, or no array of numbers"
+        reason = "it is damaged, cut short, or not an array of numbers"
         raise DataError(
-            "damaged_file", f"the image array {path} can't be read: {why}. Prepare the data set again.", path=path
+            "damaged_file", f"the image array {path} can't be read: {reason}. Prepare the data set again.", path=path
         ) from error
     if not isinstance(array, np.ndarray):
         raise DataError(
@@ -329,9 +346,9 @@ def _open(path: Path, mtime: int, size: int) -> np.ndarray:
             path=path,
         )
     channels_of(array.shape)
-    return np.asarray(array)  # a plain view: the memmap class slows every index down
+    return np.asarray(array)  # a plain view, because indexing a memmap object is slow
 
 
 @functools.lru_cache(maxsize=32)
-def _digest(path: Path, mtime: int, size: int) -> str:
+def _digest_cached(path: Path, mtime: int, size: int) -> str:
     return sha256_of(path)

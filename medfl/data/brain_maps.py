@@ -1,4 +1,4 @@
-"""Maps of a brain to predict, read exactly as ``medfl prep abide`` reads them for training."""
+"""Load brain maps for inference, read exactly as ``medfl prep abide`` reads them for training."""
 
 from __future__ import annotations
 
@@ -20,17 +20,21 @@ from medfl.objectives import Objective
 
 
 class BrainMaps:
-    """The subjects of a folder, in the order of their files' names; labels are not known.
+    """Brain maps of the subjects in a folder, in the order of their file names, without labels.
 
     Args:
-        folder: With files ``<subject>_<derivative>.nii.gz`` (or ``.nii``), in it or below, as PCP names them.
-        derivatives: One for each channel of the network, in its order.
-        size: Voxels along each edge, as in training.
-        mean: As in training.
-        std: As in training.
+        folder: Folder with files ``<subject>_<derivative>.nii.gz`` (or ``.nii``), at any depth, named as in the
+            Preprocessed Connectomes Project (PCP).
+        derivatives: Derivative of each input channel of the network, in channel order.
+        size: Voxels along each edge of the common grid, as in training.
+        mean: Normalisation mean, as in training.
+        std: Normalisation standard deviation, as in training.
+
+    Attributes:
+        subjects: Maps each derivative to its file, for each subject.
 
     Raises:
-        DataError: If there is no map, or a subject lacks one.
+        DataError: If there is no map, or a subject lacks a derivative.
     """
 
     def __init__(
@@ -38,7 +42,7 @@ class BrainMaps:
     ) -> None:
         self._folder, self._derivatives, self._grid = folder, tuple(derivatives), common_grid(size)
         self._mean, self._std = mean, std
-        subjects = _subjects(folder, self._derivatives)
+        subjects = _files_by_subject(folder, self._derivatives)
         self.subjects = [subjects[name] for name in sorted(subjects)]
         self._names = sorted(subjects)
         if not subjects:
@@ -48,25 +52,28 @@ class BrainMaps:
                 "of maps, or the folder of a site.",
                 path=folder,
             )
-        lacking = [number for number, files in enumerate(self.subjects, 1) if len(files) < len(self._derivatives)]
-        if lacking:
+        incomplete = [number for number, files in enumerate(self.subjects, 1) if len(files) < len(self._derivatives)]
+        if incomplete:
             raise DataError(
                 "missing_map",
-                f"expected {', '.join(self._derivatives)} of each subject in {folder}; {len(lacking)} of "
-                f"{len(subjects)} subjects lack some, the first is number {lacking[0]} in the order of the names. "
+                f"expected {', '.join(self._derivatives)} of each subject in {folder}; {len(incomplete)} of "
+                f"{len(subjects)} subjects lack some, the first is number {incomplete[0]} in the order of the names. "
                 "Add or remove them.",
                 path=folder,
                 derivatives=list(derivatives),
-                count=len(lacking),
+                count=len(incomplete),
                 total=len(subjects),
-                number=lacking[0],
+                number=incomplete[0],
             )
 
     def __len__(self) -> int:
         return len(self.subjects)
 
     def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
-        """An image (channels, X, Y, Z), normalised, that knows the beginning of its files' names."""
+        """Return ``{"image": ...}`` with the normalised image (channels, X, Y, Z) of one subject.
+
+        The image's metadata ``filename_or_obj`` is the prefix that the subject's file names share.
+        """
         maps = []
         for derivative in self._derivatives:
             try:
@@ -80,8 +87,8 @@ class BrainMaps:
         return {"image": MetaTensor(image[0], meta={"filename_or_obj": self._names[row]})}
 
 
-def _subjects(folder: Path, derivatives: Sequence[str]) -> dict[str, dict[str, Path]]:
-    """Beginning of the files' names to derivative to file."""
+def _files_by_subject(folder: Path, derivatives: Sequence[str]) -> dict[str, dict[str, Path]]:
+    """Return a mapping from each subject (the file name prefix) to a mapping from derivative to file."""
     subjects: dict[str, dict[str, Path]] = {}
     for derivative in derivatives:
         for suffix in SUFFIXES:
@@ -100,18 +107,18 @@ def load_maps(
     mean: Sequence[float] = (0.0,),
     std: Sequence[float] = (1.0,),
 ) -> BrainMaps | SiteImages:
-    """What a bundle's ``inference.json`` predicts.
+    """Load the maps that a bundle's ``inference.json`` predicts.
 
     Args:
-        dataset_dir: A folder of maps, or the folder of a site, whose test images are then taken.
-        derivatives: One for each channel of the network, in its order.
-        size: Voxels along each edge, all the same.
-        objective: What is learned.
-        mean: As in training.
-        std: As in training.
+        dataset_dir: Folder of maps, or a site's folder, whose test images are then used.
+        derivatives: Derivative of each input channel of the network, in channel order.
+        size: Voxels along each edge; all edges are equal.
+        objective: Training objective of the task.
+        mean: Normalisation mean, as in training.
+        std: Normalisation standard deviation, as in training.
 
     Raises:
-        DataError: If the folder is not there or holds nothing to predict.
+        DataError: If the folder is missing or contains nothing to predict.
     """
     folder = Path(dataset_dir)
     if not folder.is_dir():
@@ -126,11 +133,11 @@ def load_maps(
 
 
 def map_names(dataset_dir: str | Path, otherwise: Sequence[str]) -> list[str]:
-    """Which map each channel of a partitioned data set is.
+    """Return the derivative of each channel of a partitioned data set.
 
     Args:
-        dataset_dir: The folder that holds one folder for each site.
-        otherwise: What the configuration has as long as the data don't say it, or can't be read.
+        dataset_dir: Partitioned data set: contains one folder for each site.
+        otherwise: Names to return if the data list has no channel names or can't be read.
     """
     try:
         site = Path(dataset_dir) / site_names(Path(dataset_dir))[0]

@@ -1,19 +1,19 @@
-"""Data lists: which images belong to which split, in the JSON form of the Medical Segmentation Decathlon.
+"""Read and write data lists: JSON files that assign array rows to the splits training, validation and test.
 
-A list names one array file and addresses its images by row::
+The format follows the Medical Segmentation Decathlon, but a list names one array file and addresses its images by row::
 
     {"name": "bloodmnist", "modality": "blood cell microscope", "licence": "CC BY 4.0", "num_classes": 8,
      "labels": {"0": "basophil", ...}, "image_array": "images.npy",
      "training": [{"image": 0, "label": 7, "subject_id": "train-00000"}, ...], "validation": [...], "test": [...]}
 
-Where cases are of no class the list names its objective (`medfl.objectives`) in place of ``num_classes``, and records
-have targets in place of labels; masks are rows of a second array, the same ones as the images'::
+If cases have no class label, the list has an ``objective`` (`medfl.objectives`) instead of ``num_classes``. Records
+then have targets instead of labels. Masks are the rows of a second array with the same row numbers as the images::
 
     {"objective": {"name": "survival"}, ..., "training": [{"image": 0, "target": [412.0, 1]}, ...]}
     {"objective": {"name": "segmentation", "channels": 2}, ..., "mask_array": "masks.npy",
      "structures": ["background", "lesion"], "training": [{"image": 0, "in_mask": [1]}, ...]}
 
-Further keys are kept. A list may have ``exclusions``, which count images that were left out, and ``warnings``::
+Other keys are kept. A list may have ``exclusions`` (counts of images that were left out) and ``warnings``::
 
     {..., "exclusions": [{"reason": "the file can't be read", "count": 4}], "warnings": ["..."]}
 
@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from pydantic import ValidationError
 
-from medfl.data.targets import IN_MASK, files_message, integers, list_objective, record_targets
+from medfl.data.targets import MASK_STRUCTURES_KEY, image_file_message, integers, list_objective, record_targets
 from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord, Exclusion
 from medfl.types import PathLike
@@ -43,35 +43,37 @@ if TYPE_CHECKING:
     from medfl.objectives import Objective
 
 FILE = "datalist.json"
-"""The name of a data list in its folder."""
+"""File name of the data list in its folder."""
 
 SPLITS = ("training", "validation", "test")
-"""The splits of a data list, in the order in which they are written."""
+"""Names of the splits of a data list, in the order in which they are written."""
 
 MAX_CLASSES = 10_000
-"""More classes than this are a mistake: a network would have an output for each."""
+"""Upper limit of ``num_classes``. A larger value is treated as a mistake: a network has one output for each class."""
 
 INTENT: Final = "presentation_intent"
-"""Key of a record: what a DICOM file's pixels are for, see `medfl.data.readers.dicom_intent`."""
+"""Record key of a DICOM image's presentation intent, see `medfl.data.readers.dicom_intent`."""
 
 
 @dataclass
 class Datalist:
-    """A data list.
+    """Content of a data list.
 
     Attributes:
-        name: Of the data set.
+        name: Name of the data set.
         image_array: Path of the array file, relative to the folder of the list.
-        num_classes: Number of classes, 2 to `MAX_CLASSES`; where cases are of no class, of the strata of the objective.
-        labels: Number of a class, as a string, to its name.
-        modality: How the images were taken.
+        num_classes: Number of classes, 2 to `MAX_CLASSES`; with an objective that has no class labels, the number of
+            its strata.
+        labels: Maps each class number, as a string, to the class name.
+        modality: Imaging modality.
         licence: Terms of use.
-        splits: Name to records; an absent split is empty.
-        extra: Other keys of the file, such as `medfl.data.targets.STRUCTURES`; they are kept.
-        objective: What is learned, as `Objective.facts`; None for `num_classes` classes.
-        mask_array: Path of the array of masks, relative to the folder of the list; empty without masks.
-        exclusions: Images that were left out when the data set was prepared.
-        warnings: Sentences of the preparation on the data set.
+        splits: Maps each split to its records; a split that is missing in the file is empty.
+        extra: Other keys of the file, such as `medfl.data.targets.STRUCTURES_KEY`, with their values.
+        objective: Settings of the objective, as `Objective.facts` returns them; None for a classification into
+            `num_classes` classes.
+        mask_array: Path of the mask array, relative to the folder of the list; empty without masks.
+        exclusions: Counts of images that were left out when the data set was prepared, with reasons.
+        warnings: Warnings about the data set, one sentence each, collected during preparation.
     """
 
     name: str
@@ -89,21 +91,23 @@ class Datalist:
 
     @property
     def goal(self) -> Objective:
-        """What is learned."""
+        """Objective that `objective` describes, or multiclass classification if it is None."""
         from medfl.objectives import Multiclass, read_objective  # torch takes seconds to import
 
         return Multiclass(self.num_classes) if self.objective is None else read_objective(self.objective)
 
     def rows_and_labels(self, split: str, where: str, num_classes: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and labels of a split, checked; where cases are of no class, their strata in place of labels.
+        """Return the array rows and the labels of a split, after checking them.
+
+        If cases have no class label, the strata of their targets replace the labels.
 
         Args:
             split: One of `SPLITS`.
-            where: What this list belongs to, for error messages, for example ``site 'site-01'``.
-            num_classes: Number of classes of the task; None means that of this list.
+            where: Owner of the list, for error messages, for example ``site 'site-01'``.
+            num_classes: Number of classes of the task; None uses the number in this list.
 
         Returns:
-            Two int64 arrays of shape (n,).
+            Two int64 arrays of shape (n,): rows and labels.
 
         Raises:
             DataError: If a record has no row or no label, or a label is not in 0..num_classes-1.
@@ -128,27 +132,32 @@ class Datalist:
         return rows, labels
 
     def strata(self, records: list[CaseRecord], place: str) -> np.ndarray:
-        """What partitions keep in proportion: the label of each record, or the stratum of its target; (n,), int64.
+        """Return the stratum of each record, shape (n,), int64: its label, or the stratum of its target.
+
+        A stratified partition keeps the proportions of these strata.
 
         Args:
-            records: Of a split.
-            place: Where they stand, for messages.
+            records: Records of a split.
+            place: Name of the split, for messages.
 
         Raises:
             DataError: If a record has no target.
         """
         if self.goal.has_class_labels:
             return integers(records, "label", place)
-        if self.mask_array:  # nobody reads masks for that
-            return np.array([int(bool(record.get(IN_MASK, True))) for record in records], dtype=np.int64)
+        if self.mask_array:  # the records list the structures, so the masks need not be read
+            return np.array([int(bool(record.get(MASK_STRUCTURES_KEY, True))) for record in records], dtype=np.int64)
         return np.asarray(self.goal.strata(record_targets(records, self.goal, place)))
 
     def without_test(self) -> Datalist:
-        """Return the list without test images, for runs that may not open them (the setting ``open_test``)."""
+        """Return the list without test records, for runs that must not load test images (setting ``open_test``)."""
         return replace(self, splits=self.splits | {"test": []})
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Split to class to number of images; every class of the list is there."""
+        """Return the number of images of each class in each split: ``counts[split][class number as string]``.
+
+        All splits and all classes of the list are present.
+        """
         table = {}
         for split in SPLITS:
             counts = Counter(self.strata(self.splits.get(split, []), f"split '{split}'").tolist())
@@ -157,12 +166,12 @@ class Datalist:
 
 
 def make_records(rows: Sequence[int] | np.ndarray, labels: Sequence[int] | np.ndarray, prefix: str) -> list[CaseRecord]:
-    """Records of images whose subjects are not known: each image is its own.
+    """Return records of images whose subjects are unknown: each image gets its own subject identifier.
 
     Args:
-        rows: Rows of the array.
-        labels: One label for each row.
-        prefix: What the subject's made-up identifier begins with.
+        rows: Array rows of the images.
+        labels: Label of each image.
+        prefix: First part of the generated subject identifiers.
     """
     return [
         {"image": int(row), "label": int(label), "subject_id": f"{prefix}-{number:06d}"}
@@ -171,26 +180,30 @@ def make_records(rows: Sequence[int] | np.ndarray, labels: Sequence[int] | np.nd
 
 
 def subjects_of(records: Sequence[Mapping[str, object]]) -> list[str | None]:
-    """The subject of each image; None where it is not known."""
+    """Return the subject identifier of each record; None if it is unknown."""
     return [entry_text(record, "subject_id") for record in records]
 
 
 def patient_numbers(records: Sequence[CaseRecord]) -> list[int] | None:
-    """Which images are of one patient, in numbers from 0 in the order in which patients come, for statistics.
+    """Return a patient number for each record, so that statistics can group images by patient.
 
-    They tell nothing of who a patient is. An image whose subject is not known counts as a patient of its own.
+    Numbers start at 0 and follow the order in which patients first occur, so they do not reveal who a patient is. An
+    image whose subject is unknown counts as a patient of its own.
 
     Returns:
-        None where no two images are of one patient, as far as is known.
+        One number for each record, or None if no two images are known to share a patient.
     """
-    known: dict[str | int, int] = {}
+    numbers_by_subject: dict[str | int, int] = {}
     subjects = subjects_of(records)
-    numbers = [known.setdefault(place if who is None else who, len(known)) for place, who in enumerate(subjects)]
-    return numbers if len(known) < len(numbers) else None
+    numbers = [
+        numbers_by_subject.setdefault(place if subject is None else subject, len(numbers_by_subject))
+        for place, subject in enumerate(subjects)
+    ]
+    return numbers if len(numbers_by_subject) < len(numbers) else None
 
 
 def entry_text(record: Mapping[str, object], key: str) -> str | None:
-    """An entry of a record as text; None if it is missing (absent, null, blank, or not a number)."""
+    """Return an entry of a record as text; None if it is absent, null, blank or NaN."""
     entry = record.get(key)
     if entry is None or (isinstance(entry, float) and math.isnan(entry)):
         return None
@@ -198,23 +211,23 @@ def entry_text(record: Mapping[str, object], key: str) -> str | None:
 
 
 def read_datalist(folder: PathLike) -> Datalist:
-    """Read the data list of a folder.
+    """Read the data list in a folder.
 
     Raises:
-        DataError: If it is missing, is no JSON, or lacks a key.
+        DataError: If the list is missing, is not valid JSON, or lacks a required key.
     """
     folder = Path(folder)
     return parse_datalist(read_bytes(folder), folder / FILE)
 
 
 def read_bytes(folder: Path) -> bytes:
-    """The bytes of the data list of a folder.
+    """Return the bytes of the data list in a folder.
 
     Raises:
-        DataError: If it is missing, or no file that can be read.
+        DataError: If the list is missing, or is not a readable file.
     """
     path = folder / FILE
-    if not path.is_file():  # reading a pipe would wait for ever
+    if not path.is_file():  # reading a pipe would block forever
         raise DataError(
             "missing_file",
             f"expected a data list {path}, there is none. Write one with `medfl prep` and `medfl partition`, "
@@ -233,22 +246,22 @@ def read_bytes(folder: Path) -> bytes:
 
 
 def parse_datalist(content: bytes, path: Path) -> Datalist:
-    """Parse a data list.
+    """Parse the bytes of a data list.
 
     Args:
-        content: Its bytes.
-        path: Where they came from, for error messages.
+        content: Bytes of the file.
+        path: Path of the file, for error messages.
 
     Raises:
-        DataError: If it is no JSON object, lacks a key, or a key has the wrong type.
+        DataError: If the content is no JSON object, lacks a required key, or a key has the wrong type.
     """
     try:
         values = json.loads(content)
-        if re.search(rb"\\u[dD][89a-fA-F]", content):  # half of such a pair is no text that can be written again
+        if re.search(rb"\\u[dD][89a-fA-F]", content):  # a lone surrogate can't be written as UTF-8 again
             json.dumps(values, ensure_ascii=False).encode()
     except RecursionError:
         raise DataError(
-            "nested_too_deep", f"the data list {path} is nested too deep to be one. Write it again.", path=path
+            "nested_too_deep", f"the data list {path} is nested too deep. Write it again.", path=path
         ) from None
     except ValueError as error:
         raise DataError(
@@ -265,8 +278,8 @@ def parse_datalist(content: bytes, path: Path) -> Datalist:
     if "objective" in values:
         values["num_classes"] = len(list_objective(values, path).stratum_names)
     for key, kind in (("image_array", str), ("num_classes", int)):
-        if key not in values and any(_is_file(values.get(split)) for split in SPLITS):
-            raise DataError("image_file_in_list", files_message(str(path)), path=path)
+        if key not in values and any(_names_image_files(values.get(split)) for split in SPLITS):
+            raise DataError("image_file_in_list", image_file_message(str(path)), path=path)
         if type(values.get(key)) is not kind:
             got = f"got {type(values[key]).__name__}" if key in values else "there is none"
             raise DataError(
@@ -277,7 +290,7 @@ def parse_datalist(content: bytes, path: Path) -> Datalist:
                 expected=kind.__name__,
                 found=type(values[key]).__name__ if key in values else None,
             )
-    _check_head(values, path)
+    _check_header(values, path)
     if not any(split in values for split in SPLITS):
         raise DataError(
             "missing_split",
@@ -297,13 +310,13 @@ def parse_datalist(content: bytes, path: Path) -> Datalist:
                 found=type(records).__name__,
             )
     exclusions, warnings = _pop_exclusions(values, path), _pop_warnings(values, path)
-    known = {key: values.pop(key) for key in _HEAD if key in values}
+    known = {key: values.pop(key) for key in _HEADER_KEYS if key in values}
     return Datalist(**{"name": "", **known}, splits=splits, extra=values, exclusions=exclusions, warnings=warnings)
 
 
 def write_datalist(folder: Path, datalist: Datalist) -> None:
-    """Write a data list into a folder, one record a line; splits without records are left out."""
-    head = {key: getattr(datalist, key) for key in _HEAD} | datalist.extra
+    """Write a data list into a folder, one record per line. Splits without records are left out."""
+    head = {key: getattr(datalist, key) for key in _HEADER_KEYS} | datalist.extra
     left_out = ("objective", "mask_array") if datalist.objective is None else ("num_classes",)
     head = {key: value for key, value in head.items() if key not in left_out}
     head = {key: value for key, value in head.items() if key != "mask_array" or value}
@@ -322,11 +335,12 @@ def write_datalist(folder: Path, datalist: Datalist) -> None:
     (folder / FILE).write_text("{\n " + ",\n ".join(parts) + "\n}\n", encoding="utf-8")
 
 
-_HEAD = ("name", "modality", "licence", "num_classes", "labels", "image_array", "objective", "mask_array")
+_HEADER_KEYS = ("name", "modality", "licence", "num_classes", "labels", "image_array", "objective", "mask_array")
+"""Keys of a data list that are fields of `Datalist`, in the order in which they are written."""
 
 
-def _check_head(values: dict[str, Any], path: Path) -> None:
-    """Refuse a list whose head says what can't be."""
+def _check_header(values: dict[str, Any], path: Path) -> None:
+    """Raise if a header entry has the wrong type or an impossible value."""
     if "\0" in values["image_array"]:
         raise DataError(
             "invalid_path",
@@ -380,14 +394,14 @@ def _check_head(values: dict[str, Any], path: Path) -> None:
 
 
 def _pop_exclusions(values: dict[str, Any], path: Path) -> tuple[Exclusion, ...]:
-    """Take the exclusions out of the content of a list."""
+    """Remove the entry ``exclusions`` from the parsed content, in place, and return it."""
     entries = values.pop("exclusions", [])
     try:
         if isinstance(entries, list):
             return tuple(Exclusion.model_validate(entry, strict=True) for entry in entries)
         cause = f"got {type(entries).__name__}"
     except ValidationError:
-        cause = "got another thing in the list"
+        cause = "got other entries"
     raise DataError(
         "wrong_type",
         f"expected a list in 'exclusions' of {path}, of objects with a text as 'reason' and a number of images as "
@@ -399,11 +413,11 @@ def _pop_exclusions(values: dict[str, Any], path: Path) -> tuple[Exclusion, ...]
 
 
 def _pop_warnings(values: dict[str, Any], path: Path) -> tuple[str, ...]:
-    """Take the warnings out of the content of a list."""
+    """Remove the entry ``warnings`` from the parsed content, in place, and return it."""
     texts = values.pop("warnings", [])
     if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
         return tuple(texts)
-    cause = "another thing in the list" if isinstance(texts, list) else type(texts).__name__
+    cause = "other entries" if isinstance(texts, list) else type(texts).__name__
     raise DataError(
         "wrong_type",
         f"expected a list of texts in 'warnings' of {path}, got {cause}. Correct the list.",
@@ -413,6 +427,7 @@ def _pop_warnings(values: dict[str, Any], path: Path) -> tuple[str, ...]:
     )
 
 
-def _is_file(records: Any) -> bool:
+def _names_image_files(records: Any) -> bool:
+    """Return True if the first record names an image file instead of an array row."""
     first = records[0] if isinstance(records, list) and records else None
     return isinstance(first, dict) and isinstance(first.get("image"), str)

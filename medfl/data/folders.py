@@ -1,4 +1,4 @@
-"""Write a folder whole or not at all."""
+"""Write output folders atomically: completely or not at all."""
 
 from __future__ import annotations
 
@@ -14,32 +14,31 @@ from medfl.data.datalists import FILE
 from medfl.errors import DataError
 from medfl.records.partition import Partition
 
-MARKS = (FILE, Partition.NAME)
-"""A folder that holds one of these was written by medfl and may be replaced on request."""
+MARKER_FILES = (FILE, Partition.NAME)
+"""Files that mark a folder as written by medfl, so that ``--force`` may replace it."""
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What a system says of a disk, a quota or a file that can't grow."""
+_DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Error numbers for a full disk, an exhausted quota or a file size limit."""
 
 
 def check_free(out: Path, force: bool, inputs: Sequence[Path] = ()) -> None:
-    """Refuse a folder that can't be written, before any work is done.
+    """Raise if an output folder can't be written, so that the error comes before any work is done.
 
     Args:
-        out: The folder to write.
-        force: Whether a data set of medfl's own that is there may be replaced.
-        inputs: What is to be read; replacing `out` must not delete it.
+        out: Folder to write.
+        force: Whether an existing data set written by medfl may be replaced.
+        inputs: Files and folders to be read; raise if replacing `out` would delete one of them.
 
     Raises:
-        DataError: If something is there that may not be replaced.
+        DataError: If `out` contains an input, is not a folder, or is not empty and may not be replaced.
     """
     place = out.resolve()
     for path in inputs:
         if place in (path.resolve(), *path.resolve().parents):
             raise DataError(
                 "output_contains_input",
-                f"the folder {out} holds what is to be read ({path}), and would be replaced by what is written. "
-                "Give another --out.",
+                f"the output folder {out} contains the input {path}, which would be replaced. Give another --out.",
                 path=out,
                 input=path,
             )
@@ -57,10 +56,10 @@ def check_free(out: Path, force: bool, inputs: Sequence[Path] = ()) -> None:
             f"the folder {out} is not empty. Give another --out, or --force to replace it.",
             path=out,
         )
-    if not any((out / mark).is_file() for mark in MARKS):
+    if not any((out / mark).is_file() for mark in MARKER_FILES):
         raise DataError(
             "foreign_folder",
-            f"the folder {out} holds something that medfl did not write (none of {', '.join(MARKS)} is in it), "
+            f"the folder {out} contains files that medfl did not write (it has none of {', '.join(MARKER_FILES)}), "
             "so --force does not remove it. Give another --out.",
             path=out,
         )
@@ -68,19 +67,19 @@ def check_free(out: Path, force: bool, inputs: Sequence[Path] = ()) -> None:
 
 @contextlib.contextmanager
 def written_whole(out: Path, force: bool = False) -> Iterator[Path]:
-    """A temporary folder beside `out` that takes its name when the block ends without an error.
+    """Provide a temporary folder that is renamed to `out` when the block ends without an error.
 
     Args:
-        out: The folder to write.
-        force: Whether a data set of medfl's own that is there may be replaced.
+        out: Folder to write.
+        force: Whether an existing data set written by medfl may be replaced.
 
     Yields:
-        The temporary folder. It is removed when the block fails, and what was at `out` stays.
+        The temporary folder, next to `out`. If the block fails, it is removed and the previous content of `out` stays.
 
     Raises:
-        DataError: If `out` may not be replaced, its folder can't be written, or the disk is full.
+        DataError: If `out` may not be replaced, its parent folder can't be written, or the disk is full.
     """
-    out = out.resolve()  # a link stays, and its target is replaced
+    out = out.resolve()  # if it is a link, keep the link and replace its target
     check_free(out, force)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +100,7 @@ def written_whole(out: Path, force: bool = False) -> Iterator[Path]:
             os.replace(out, old)
         os.replace(content, out)
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in _DISK_FULL_ERRORS:
             raise
         raise DataError(
             "disk_full",
@@ -110,6 +109,6 @@ def written_whole(out: Path, force: bool = False) -> Iterator[Path]:
             reason=error.strerror,
         ) from None
     finally:
-        if old.exists() and not out.exists():  # interrupted between the two
+        if old.exists() and not out.exists():  # interrupted between the two calls of os.replace
             os.replace(old, out)
         shutil.rmtree(temporary, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Images, or rows of a table, to predict; images are read exactly as ``medfl prep`` reads them for training."""
+"""Load images or table rows for inference. Images are read exactly as ``medfl prep`` reads them for training."""
 
 from __future__ import annotations
 
@@ -18,23 +18,27 @@ from medfl.data.table import Table, read_table, row_list
 from medfl.errors import DataError
 from medfl.objectives import Objective
 
-Read = Callable[[Path, tuple[int, ...], int], np.ndarray]
-"""Reads an image file at a size and with a number of channels, as `medfl.data.readers.images.read_image` does."""
+ImageFunction = Callable[[Path, tuple[int, ...], int], np.ndarray]
+"""Function that reads an image file; arguments as in `medfl.data.readers.images.read_image`: path, size, channels."""
 
 
 class ImageFiles:
-    """The images of a folder, in the order of their names; labels are not known.
+    """Image files of a folder, in the order of their names, without labels.
 
     Args:
-        folder: With image files: PNG, JPEG, DICOM, NIfTI and what else `medfl.data.readers.images.read_image` reads.
-        size: Height and width, or depth, height and width, that the network takes.
-        channels: Channels that the network takes.
-        mean: As in training.
-        std: As in training.
-        read: Reads a file.
+        folder: Folder with image files, at any depth: PNG, JPEG, DICOM, NIfTI and all other formats of
+            `medfl.data.readers.images.read_image`.
+        size: Input size of the network: height and width, or depth, height and width.
+        channels: Number of input channels of the network.
+        mean: Normalisation mean, as in training.
+        std: Normalisation standard deviation, as in training.
+        read: Function that reads a file.
+
+    Attributes:
+        files: Paths of the image files.
 
     Raises:
-        DataError: If there is no image.
+        DataError: If the folder has no image.
     """
 
     def __init__(
@@ -44,7 +48,7 @@ class ImageFiles:
         channels: int,
         mean: Sequence[float],
         std: Sequence[float],
-        read: Read = read_image,
+        read: ImageFunction = read_image,
     ) -> None:
         self.files = sorted(path for path in folder.rglob("*") if _is_image(path))
         if not self.files:
@@ -61,7 +65,13 @@ class ImageFiles:
         return len(self.files)
 
     def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
-        """An image (C, *spatial), normalised, that knows the name of its file."""
+        """Return ``{"image": ...}`` with the normalised image (C, *spatial) of one file.
+
+        The image's metadata ``filename_or_obj`` is the path of the file relative to the folder.
+
+        Raises:
+            DataError: If the file can't be read.
+        """
         path = self.files[row]
         try:
             with quiet_decoders():
@@ -75,23 +85,23 @@ class ImageFiles:
 
 
 def _is_image(path: Path) -> bool:
-    """Whether a file counts; names that begin with a dot are those of the system (macOS writes ``._scan.png``)."""
+    """Return True if a file has an image suffix and no leading dot, which marks system files (``._scan.png``)."""
     return path.name.lower().endswith(IMAGE_SUFFIXES) and not path.name.startswith(".") and path.is_file()
 
 
 class TableRows:
-    """The rows of a table; targets are not known, and a row is called by its number in the file, where names are row 1.
+    """Rows of a table of numbers, without targets. A row is identified by its row number in the file, see `CsvTable`.
 
     Args:
-        path: A table as `medfl.data.table.read_table` takes it.
-        features: Names of the columns that the network takes, in their order; others are passed over. Empty takes all
-            columns as they come.
-        count: How many the network takes.
-        mean: As in training.
-        std: As in training.
+        path: Table as `medfl.data.table.read_table` accepts it.
+        features: Names of the columns that the network takes, in input order; other columns are ignored. If empty, all
+            columns are used in file order.
+        count: Number of inputs of the network.
+        mean: Normalisation mean, as in training.
+        std: Normalisation standard deviation, as in training.
 
     Raises:
-        DataError: If a column is missing, there are more or fewer, or a cell holds no finite number.
+        DataError: If a column is missing, the number of columns differs from `count`, or a cell is not a finite number.
     """
 
     def __init__(
@@ -109,26 +119,35 @@ class TableRows:
                 found=len(columns),
             )
         self._numbers = table.numbers
-        self._data = ArrayDataset(_cells(table, columns), [0] * len(table.rows), range(len(table.rows)), mean, std)
+        self._data = ArrayDataset(
+            _read_vectors(table, columns), [0] * len(table.rows), range(len(table.rows)), mean, std
+        )
 
     def __len__(self) -> int:
         return len(self._data)
 
     def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
-        """A vector (F,), normalised, that knows its row."""
+        """Return ``{"image": ...}`` with the normalised vector (F,) of one row.
+
+        The vector's metadata ``filename_or_obj`` is ``row N`` with the row number in the file.
+        """
         return {"image": MetaTensor(self._data[row]["image"], meta={"filename_or_obj": f"row {self._numbers[row]}"})}
 
 
-def _cells(table: Table, columns: Sequence[str]) -> np.ndarray:
-    """The numbers of some columns, (N, F), float32."""
-    cells = [[_number(row[column]) for column in columns] for row in table.rows]
+def _read_vectors(table: Table, columns: Sequence[str]) -> np.ndarray:
+    """Return the numbers in the given columns, (N, F), float32.
+
+    Raises:
+        DataError: If a cell is not a finite number.
+    """
+    cells = [[_parse_number(row[column]) for column in columns] for row in table.rows]
     vectors = np.array(cells, dtype=np.float32).reshape(len(cells), len(columns))
     wrong = [table.numbers[place] for place in np.flatnonzero(~np.isfinite(vectors).all(axis=1))]
     if wrong:
         raise DataError(
             "not_finite",
-            f"expected finite numbers in {', '.join(columns)} of {table.path}, not so in {row_list(wrong)}. Fill them "
-            "in as in the data of the training, or leave these rows out.",
+            f"expected finite numbers in {', '.join(columns)} of {table.path}, got other cells in {row_list(wrong)}. "
+            "Fill them in as in the training data, or leave these rows out.",
             path=table.path,
             columns=list(columns),
             rows=wrong,
@@ -136,7 +155,8 @@ def _cells(table: Table, columns: Sequence[str]) -> np.ndarray:
     return vectors
 
 
-def _number(cell: str) -> float:
+def _parse_number(cell: str) -> float:
+    """Return the number that a cell contains, or NaN."""
     try:
         return float(cell)
     except ValueError:
@@ -144,13 +164,13 @@ def _number(cell: str) -> float:
 
 
 class SiteImages:
-    """The test images, or vectors, of a site's data list; they are called by their rows.
+    """Test images (or vectors) of a site's data list, identified by their position in the split.
 
     Args:
-        folder: The site's folder.
-        objective: What is learned.
-        mean: As in training.
-        std: As in training.
+        folder: Folder of the site.
+        objective: Training objective of the task.
+        mean: Normalisation mean, as in training.
+        std: Normalisation standard deviation, as in training.
 
     Raises:
         DataError: If there is no test image, or as in `medfl.data.sites.load_site`.
@@ -172,7 +192,10 @@ class SiteImages:
         return len(self._data)
 
     def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
-        """An image (C, *spatial), normalised, that knows its row."""
+        """Return ``{"image": ...}`` with one normalised image (C, *spatial) or vector (F,).
+
+        The image's metadata ``filename_or_obj`` is ``row N`` with the position in the test split.
+        """
         return {"image": MetaTensor(self._data[row]["image"], meta={"filename_or_obj": f"row {row}"})}
 
 
@@ -184,22 +207,22 @@ def load_images(
     objective: Objective,
     mean: Sequence[float] = (0.5,),
     std: Sequence[float] = (0.5,),
-    read: Read = read_image,
+    read: ImageFunction = read_image,
 ) -> ImageFiles | SiteImages:
-    """What a bundle's ``inference.json`` predicts.
+    """Load the images that a bundle's ``inference.json`` predicts.
 
     Args:
-        dataset_dir: A folder of image files, or the folder of a site, whose test images are then taken.
-        size: Spatial size that the network takes; one number stands for all edges.
+        dataset_dir: Folder of image files, or a site's folder, whose test images are then used.
+        size: Spatial input size of the network; one number applies to all edges.
         spatial_dims: 2 for images, 3 for volumes.
-        in_channels: Channels that the network takes.
-        objective: What is learned.
-        mean: As in training.
-        std: As in training.
-        read: Reads an image file.
+        in_channels: Number of input channels of the network.
+        objective: Training objective of the task.
+        mean: Normalisation mean, as in training.
+        std: Normalisation standard deviation, as in training.
+        read: Function that reads an image file.
 
     Raises:
-        DataError: If the folder is not there or holds nothing to predict.
+        DataError: If the folder is missing or contains nothing to predict.
     """
     folder = Path(dataset_dir)
     if not folder.is_dir():
@@ -222,18 +245,18 @@ def load_rows(
     mean: Sequence[float] = (0.0,),
     std: Sequence[float] = (1.0,),
 ) -> TableRows | SiteImages:
-    """What the ``inference.json`` of a bundle for tables predicts.
+    """Load the table rows that the ``inference.json`` of a bundle for tables predicts.
 
     Args:
-        dataset_dir: A table, or the folder of a site, whose test rows are then taken.
-        in_features: Numbers that the network takes.
-        objective: What is learned.
-        features: Their names, where they are known.
-        mean: As in training.
-        std: As in training.
+        dataset_dir: Table file, or a site's folder, whose test rows are then used.
+        in_features: Number of inputs of the network.
+        objective: Training objective of the task.
+        features: Names of the inputs, if they are known.
+        mean: Normalisation mean, as in training.
+        std: Normalisation standard deviation, as in training.
 
     Raises:
-        DataError: If there is neither, or nothing to predict.
+        DataError: If `dataset_dir` is neither a file nor a site's folder, or contains nothing to predict.
     """
     place = Path(dataset_dir)
     if place.is_file():

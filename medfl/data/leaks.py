@@ -1,7 +1,7 @@
-"""Leaks: the same patient, or the same image, in two places that must not share any.
+"""Detect leaks: patients or images that occur in two places that must not share any.
 
-The places are the splits of all sites, the server's test set and public data. Images are the same when a network would
-get the same pixels: an image of 8 bits equals the floating one that was made of it by dividing by 255.
+A place is a split of a site, the server's test set or public data. Two images count as identical if a network would
+receive the same pixels: an 8-bit image equals the floating-point image that results from dividing it by 255.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from medfl.data.datalists import Datalist, read_datalist, subjects_of
 from medfl.errors import DataError, SettingsError, did_you_mean
 from medfl.types import GLOBAL, LeakKind
 
-KINDS: tuple[LeakKind, ...] = ("subjects", "pixels")
-"""All kinds, in the order of reports."""
+LEAK_KINDS: tuple[LeakKind, ...] = ("subjects", "pixels")
+"""All kinds of leaks, in the order of reports."""
 
 CHUNK_BYTES = 16 << 20
-"""Pixels in memory at a time."""
+"""Size of the pixel chunks that are hashed at a time."""
 
-MAX_PAIRS = 8
-"""Pairs of places that a message names for each kind."""
+MAX_PAIRS_LISTED = 8
+"""Maximum number of pairs of places that a message lists for each kind of leak."""
 
 
 @dataclass(frozen=True)
 class Leak:
-    """What two places have in common.
+    """Patients or images that two places share.
 
     Attributes:
         kind: ``subjects`` or ``pixels``.
-        count: How many subjects, or different images.
-        between: The two places, for example ``("site-01/training", "global/test")``.
+        count: Number of shared subjects, or of distinct shared images.
+        between: Names of the two places, for example ``("site-01/training", "global/test")``.
     """
 
     kind: LeakKind
@@ -47,11 +47,11 @@ class Leak:
 
 @dataclass(frozen=True)
 class Holding:
-    """What a place holds.
+    """Subjects and images of one place, as keys that can be compared with other places.
 
     Attributes:
-        subjects: Its subjects, each by something that no other subject has.
-        pixels: Of each image something that another one has only if the pixels are the same.
+        subjects: One key for each subject; different subjects have different keys.
+        pixels: One key for each image; keys are equal only if the pixels are equal.
     """
 
     subjects: set[Hashable]
@@ -59,15 +59,16 @@ class Holding:
 
 
 def row_digests(path: Path) -> tuple[bytes, ...]:
-    """A hash of the pixels of each row of an array file; equal hashes mean equal pixels.
+    """Return a hash of the pixels of each row of an array file; equal hashes mean equal pixels.
 
-    Each array is read once per process, in chunks.
+    The array is read in chunks, once per process.
 
     Args:
         path: A ``.npy`` file.
 
     Returns:
-        16 bytes (BLAKE2b) for each row, equal for equal pixels in [0, 1] whatever the type of the array.
+        16 bytes (BLAKE2b) for each row. Images with equal pixels in [0, 1] have equal hashes for every data type of
+        the array.
 
     Raises:
         DataError: If the file is missing or can't be read.
@@ -78,42 +79,42 @@ def row_digests(path: Path) -> tuple[bytes, ...]:
 def find_leaks(
     dataset_dir: Path, names: Sequence[str], public: str | None = None, open_test: bool = True
 ) -> list[Leak]:
-    """Find what sites, splits, the server's test set and public data have in common.
+    """Find patients and images that sites, splits, the server's test set and public data share.
 
-    Subjects are compared among lists whose image arrays have the same content, because they come from one pool, where a
-    ``subject_id`` is unique. Sites that were prepared apart may use the same running numbers for different people:
-    there, subjects are compared within each site only, and images everywhere. Records without a ``subject_id`` are
-    compared by their pixels only. An image that occurs several times in one split of one site is no leak.
+    Subjects are compared among lists whose image arrays have the same content: these lists come from one pooled data
+    set, in which a ``subject_id`` is unique. Sites that were prepared separately may use the same running numbers for
+    different people. Their subjects are compared within each site only, and their images with all places. Records
+    without a ``subject_id`` are compared by pixels only. Copies of an image within one split of one site are no leak.
 
     Args:
-        dataset_dir: The folder that holds one folder for each site.
-        names: The sites that take part.
-        public: The folder of public data beside the sites, if there is one.
-        open_test: Whether test images are compared, too.
+        dataset_dir: Partitioned data set: contains one folder for each site.
+        names: Names of the participating sites.
+        public: Folder name of the public data in `dataset_dir`; None if there are none.
+        open_test: Whether test images are compared too.
 
     Returns:
         One leak for each kind and pair of places, in the order of the places.
 
     Raises:
         DataError: If a data list or an array is missing or damaged.
-        SettingsError: If a site, or the server's test set, is the public data as well.
+        SettingsError: If `public` is also a site or the server's test set.
     """
     holdings: dict[str, Holding] = {}
-    for name in _folders(dataset_dir, names, public):
+    for name in _folder_names(dataset_dir, names, public):
         if name == GLOBAL and not open_test:
             continue
         datalist = read_datalist(dataset_dir / name)
         datalist = datalist if open_test else datalist.without_test()
         array = (dataset_dir / name / datalist.image_array).resolve()
-        holdings |= {f"{name}/{split}": holding for split, holding in _contents(datalist, array, name)}
+        holdings |= {f"{name}/{split}": holding for split, holding in _contents_by_split(datalist, array, name)}
     return leaks_between(holdings)
 
 
 def leaks_between(holdings: Mapping[str, Holding]) -> list[Leak]:
-    """What places have in common.
+    """Return the patients and images that places share.
 
     Args:
-        holdings: Name of a place to what it holds.
+        holdings: Maps the name of each place to its contents.
 
     Returns:
         One leak for each kind and pair of places, in the order of the places.
@@ -121,8 +122,8 @@ def leaks_between(holdings: Mapping[str, Holding]) -> list[Leak]:
     places = list(holdings)
     return [
         Leak(kind, count, (places[first], places[other]))
-        for kind in KINDS
-        for first, other, count in _overlaps([getattr(holding, kind) for holding in holdings.values()])
+        for kind in LEAK_KINDS
+        for first, other, count in _count_overlaps([getattr(holding, kind) for holding in holdings.values()])
     ]
 
 
@@ -133,7 +134,7 @@ def check_leaks(
     allow: Sequence[str] = (),
     open_test: bool = True,
 ) -> list[str]:
-    """Refuse data with leaks, except those that are allowed by name.
+    """Raise if there are leaks, except leaks of the allowed kinds.
 
     Args:
         dataset_dir: As in `find_leaks`.
@@ -147,21 +148,25 @@ def check_leaks(
 
     Raises:
         DataError: If there is a leak that is not allowed, or as in `find_leaks`.
-        SettingsError: If `allow` names no kind of leak, or as in `find_leaks`.
+        SettingsError: If `allow` contains an unknown kind, or as in `find_leaks`.
     """
     check_kinds(allow)
     return refuse_leaks(find_leaks(dataset_dir, names, public, open_test), allow)
 
 
 def refuse_leaks(leaks: Sequence[Leak], allow: Sequence[str] = ()) -> list[str]:
-    """Refuse leaks, except those that are allowed by name; arguments and errors as in `check_leaks`."""
+    """Raise if there are leaks of a kind that is not allowed; arguments and errors as in `check_leaks`.
+
+    Returns:
+        A sentence for each allowed leak, for the report.
+    """
     refused = [leak for leak in leaks if leak.kind not in allow]
     if refused:
-        kinds = [kind for kind in KINDS if any(leak.kind == kind for leak in refused)]
+        kinds = [kind for kind in LEAK_KINDS if any(leak.kind == kind for leak in refused)]
         raise DataError(
             "data_leak",
-            "the same patients or images are in places that must not share any:\n"
-            + "\n".join(line for kind in kinds for line in _lines(kind, refused))
+            "patients or images occur in two places that must not share any:\n"
+            + "\n".join(line for kind in kinds for line in _lines_of_kind(kind, refused))
             + "\nMake the sites again with `medfl partition`, which keeps a patient's images and identical images "
             f'together; or allow this by name (a run takes --allow_leaks "{kinds}"), and the report will say so.',
             kinds=kinds,
@@ -171,31 +176,31 @@ def refuse_leaks(leaks: Sequence[Leak], allow: Sequence[str] = ()) -> list[str]:
 
 
 def check_kinds(allow: Sequence[str]) -> None:
-    """Refuse names that are no kind of leak.
+    """Raise if a name is no kind of leak.
 
     Raises:
-        SettingsError: If there is one.
+        SettingsError: If `allow` contains an unknown kind.
     """
     for name in allow:
-        if name not in KINDS:
+        if name not in LEAK_KINDS:
             raise SettingsError(
                 "unknown_choice",
-                f"unknown kind of leak '{name}' to allow. {did_you_mean(name, KINDS)}",
+                f"unknown kind of leak '{name}' to allow. {did_you_mean(name, LEAK_KINDS)}",
                 what="kind of leak",
                 choice=name,
             )
 
 
 def check_rows(rows: np.ndarray, images: int, where: str) -> None:
-    """Refuse rows that an array does not have.
+    """Raise if a row is outside the array.
 
     Args:
-        rows: Rows of a data list, shape (n,).
-        images: Rows of its array.
-        where: What they belong to, for the message.
+        rows: Row numbers from a data list, shape (n,).
+        images: Number of rows of the array.
+        where: Owner of the list, for the message.
 
     Raises:
-        DataError: If there are any.
+        DataError: If a row is negative or not below `images`.
     """
     if len(rows) and not 0 <= rows.min() <= rows.max() < images:
         raise DataError(
@@ -208,7 +213,7 @@ def check_rows(rows: np.ndarray, images: int, where: str) -> None:
         )
 
 
-def _folders(dataset_dir: Path, names: Sequence[str], public: str | None) -> list[str]:
+def _folder_names(dataset_dir: Path, names: Sequence[str], public: str | None) -> list[str]:
     if public is not None and public in (*names, GLOBAL):
         what = "the server's test set" if public == GLOBAL else "a site"
         raise SettingsError(
@@ -223,8 +228,8 @@ def _folders(dataset_dir: Path, names: Sequence[str], public: str | None) -> lis
     return folders if public is None else [*folders, public]
 
 
-def _contents(datalist: Datalist, array: Path, name: str) -> Iterator[tuple[str, Holding]]:
-    """Each split that has records, with what it holds."""
+def _contents_by_split(datalist: Datalist, array: Path, name: str) -> Iterator[tuple[str, Holding]]:
+    """Yield the name and the contents of each split that has records."""
     hashes, pool = row_digests(array), array_digest(array)
     for split, records in datalist.splits.items():
         rows, _ = datalist.rows_and_labels(split, f"site '{name}'")
@@ -235,8 +240,8 @@ def _contents(datalist: Datalist, array: Path, name: str) -> Iterator[tuple[str,
         yield split, Holding({(pool, subject) for subject in known}, {hashes[row] for row in rows.tolist()})
 
 
-def _overlaps(contents: Sequence[set[Hashable]]) -> Iterator[tuple[int, int, int]]:
-    """Pairs of sets with something in common, and how much."""
+def _count_overlaps(contents: Sequence[set[Hashable]]) -> Iterator[tuple[int, int, int]]:
+    """Yield (first, other, count) for each pair of sets that share elements."""
     owners: defaultdict[Hashable, list[int]] = defaultdict(list)
     for number, content in enumerate(contents):
         for key in content:
@@ -245,7 +250,7 @@ def _overlaps(contents: Sequence[set[Hashable]]) -> Iterator[tuple[int, int, int
     involved = sorted({number for numbers in shared for number in numbers})
     column = {number: place for place, number in enumerate(involved)}
     counts = np.zeros((len(involved), len(involved)), dtype=np.int64)
-    for start in range(0, len(shared), 4096):  # a product of matrices counts all pairs at once
+    for start in range(0, len(shared), 4096):  # one matrix product counts all pairs
         block = np.zeros((len(shared[start : start + 4096]), len(involved)), dtype=np.float32)
         for row, numbers in enumerate(shared[start : start + 4096]):
             block[row, [column[number] for number in numbers]] = 1
@@ -254,12 +259,12 @@ def _overlaps(contents: Sequence[set[Hashable]]) -> Iterator[tuple[int, int, int
         yield involved[first], involved[other], int(counts[first, other])
 
 
-def _lines(kind: LeakKind, leaks: Sequence[Leak]) -> Iterator[str]:
-    mine = sorted((leak for leak in leaks if leak.kind == kind), key=lambda leak: -leak.count)
-    for leak in mine[:MAX_PAIRS]:
+def _lines_of_kind(kind: LeakKind, leaks: Sequence[Leak]) -> Iterator[str]:
+    of_kind = sorted((leak for leak in leaks if leak.kind == kind), key=lambda leak: -leak.count)
+    for leak in of_kind[:MAX_PAIRS_LISTED]:
         yield f"  {_sentence(leak)}"
-    if len(mine) > MAX_PAIRS:
-        yield f"  {kind}: and {len(mine) - MAX_PAIRS} more pairs of places"
+    if len(of_kind) > MAX_PAIRS_LISTED:
+        yield f"  {kind}: and {len(of_kind) - MAX_PAIRS_LISTED} more pairs of places"
 
 
 def _sentence(leak: Leak) -> str:
@@ -275,23 +280,23 @@ def _row_digests(path: Path, digest: str) -> tuple[bytes, ...]:
     digests: list[bytes] = []
     for start in range(0, len(images), step):
         chunk = images[start : start + step]
-        digests += [hashlib.blake2b(pixels.data, digest_size=16).digest() for pixels in _comparable(chunk)]
+        digests += [hashlib.blake2b(pixels.data, digest_size=16).digest() for pixels in _normalized_images(chunk)]
     return tuple(digests)
 
 
-def _comparable(images: np.ndarray) -> Iterator[np.ndarray]:
-    """The pixels of each image, contiguous, in a type that does not depend on how they were saved."""
+def _normalized_images(images: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield each image as a contiguous array. Equal images have equal bytes for every stored type."""
     if images.dtype == np.uint16:
         for image in np.ascontiguousarray(images):
-            eight, rest = np.divmod(image, np.uint16(257))  # 65535 / 255
+            eight, rest = np.divmod(image, np.uint16(257))  # 257 = 65535 / 255
             yield image if rest.any() else eight.astype(np.uint8)
         return
     if images.dtype.kind != "f":
         yield from np.ascontiguousarray(images)
         return
     rounding = 255 * max(np.finfo(images.dtype).eps, np.finfo(np.float32).eps)
-    with np.errstate(over="ignore", invalid="ignore"):  # a row that no list names may hold anything
-        values = np.ascontiguousarray(images, dtype=np.float32) + 0.0  # makes -0.0 to 0.0
+    with np.errstate(over="ignore", invalid="ignore"):  # rows that no list names may contain any value
+        values = np.ascontiguousarray(images, dtype=np.float32) + 0.0  # turns -0.0 into 0.0
         levels = np.rint(values * 255)
         fits = (np.abs(values * 255 - levels) <= rounding) & (levels >= 0) & (levels <= 255)
     eight_bits = fits.reshape(len(images), -1).all(axis=1)

@@ -1,7 +1,7 @@
-"""Mammograms to predict, read exactly as ``medfl prep`` read them for training.
+"""Load mammograms for inference, read exactly as ``medfl prep`` read them for training.
 
-How images were read stands in the data list, see `medfl.data.readers.mammogram_image`. Data sets that do not say it,
-such as those of MedMNIST, are read by `medfl.data.readers.images`.
+The data list stores the reading options, see `medfl.data.readers.mammogram_image`. Data sets without these options,
+for example MedMNIST, are read by `medfl.data.readers.images`.
 """
 
 from __future__ import annotations
@@ -30,39 +30,41 @@ def load_mammograms(
     mean: Sequence[float] = (0.5,),
     std: Sequence[float] = (0.5,),
 ) -> ImageFiles | SiteImages:
-    """What a bundle's ``inference.json`` predicts.
+    """Load the mammograms that a bundle's ``inference.json`` predicts.
 
     Args:
-        dataset_dir: A folder of image files, or the folder of a site, whose test images are then taken.
-        reading: How mammograms were read for training, entries of `READING`; None means by `medfl.data.readers.images`.
-        size: Spatial size that the network takes; one number stands for all edges.
+        dataset_dir: Folder of image files, or a site's folder, whose test images are then used.
+        reading: Reading options used for training, with keys of `medfl.data.readers.mammogram_image.READING`. None
+            reads the files with `medfl.data.readers.images`.
+        size: Spatial input size of the network; one number applies to all edges.
         spatial_dims: 2 for images, 3 for volumes.
-        in_channels: Channels that the network takes.
-        objective: What is learned.
-        mean: As in training.
-        std: As in training.
+        in_channels: Number of input channels of the network.
+        objective: Training objective of the task.
+        mean: Normalisation mean, as in training.
+        std: Normalisation standard deviation, as in training.
 
     Raises:
-        DataError: If the folder is not there or holds nothing to predict.
-        SettingsError: If there is no such way to read.
+        DataError: If the folder is missing or contains nothing to predict.
+        SettingsError: If a reading option is unknown.
     """
-    ways: dict[str, Any] = {} if reading is None else dict(check_reading(reading))
-    read = read_image if reading is None else partial(read_mammogram, **ways)
+    options: dict[str, Any] = {} if reading is None else dict(check_reading(reading))
+    read = read_image if reading is None else partial(read_mammogram, **options)
     return load_images(dataset_dir, size, spatial_dims, in_channels, objective, mean, std, read=read)
 
 
 def how_read(dataset_dir: str | Path, otherwise: Mapping[str, bool] | None) -> dict[str, bool] | None:
-    """How the mammograms of a partitioned data set were read.
+    """Return the reading options with which the mammograms of a partitioned data set were prepared.
 
     Args:
-        dataset_dir: The folder that holds one folder for each site.
-        otherwise: What the configuration has as long as the data can't be read.
+        dataset_dir: Partitioned data set: contains one folder for each site.
+        otherwise: Options to return if the data can't be read.
 
     Returns:
-        All entries of `READING`; None if the data set does not say it.
+        A value for each key of `medfl.data.readers.mammogram_image.READING`; None if the data list has no reading
+        options.
 
     Raises:
-        SettingsError: If the data set says something unknown.
+        SettingsError: If an option in the data list is unknown.
     """
     try:
         site = Path(dataset_dir) / site_names(Path(dataset_dir))[0]

@@ -1,4 +1,4 @@
-"""The fold that a partition drew, and files that changed after ``medfl partition`` noted their digests."""
+"""Read ``partition.json`` of a partitioned data set: its test fold and the digests of its files."""
 
 from __future__ import annotations
 
@@ -13,56 +13,56 @@ from medfl.records.partition import Fold, Partition
 
 
 def drawn_fold(dataset_dir: str | Path) -> Fold | None:
-    """Return the fold that is the test set of every site.
+    """Return the cross-validation fold that is the test set of every site.
 
     Args:
-        dataset_dir: The folder that holds one folder for each site.
+        dataset_dir: Partitioned data set: contains one folder for each site.
 
     Returns:
-        None if the test sets are no folds, or there is no ``partition.json``.
+        The fold, or None if test sets are not folds or there is no ``partition.json``.
 
     Raises:
         DataError: If ``partition.json`` is damaged.
     """
-    made = Partition.find(dataset_dir)
-    return None if made is None else made.settings.test_fold()
+    partition = Partition.find(dataset_dir)
+    return None if partition is None else partition.settings.test_fold()
 
 
 def check_unchanged(
     dataset_dir: Path, parts: Iterable[SiteData], allow: Sequence[str] = (), every_site: bool = False
 ) -> list[str]:
-    """Refuse files that are not as ``medfl partition`` left them, except those that are allowed by name.
+    """Raise if files changed since ``medfl partition`` wrote them, except files whose change is allowed by name.
 
-    Only what ``partition.json`` has a digest of is compared: lists that somebody made without a partition are as good
-    as they are. Nothing is read again, since loading has taken the digests.
+    Only files with a digest in ``partition.json`` are compared, so data lists that were not written by a partition
+    always pass. No file is read: loading has already computed the digests.
 
     Args:
-        dataset_dir: The folder that holds one folder for each site.
-        parts: What was loaded.
-        allow: Files that may have changed, by the names that `partition.json` has for them.
-        every_site: Whether all sites of the partition must be there.
+        dataset_dir: Partitioned data set: contains one folder for each site.
+        parts: Loaded data of the sites, the server and public data.
+        allow: Files that may have changed, named as in ``partition.json``.
+        every_site: Whether the data lists of all sites of the partition must exist.
 
     Returns:
-        The files that changed and may, sorted.
+        The changed files that are allowed, sorted.
 
     Raises:
         DataError: If a file changed that is not allowed, or ``partition.json`` is damaged.
-        SettingsError: If `allow` names a file of which nothing is noted.
+        SettingsError: If `allow` names a file that is not in ``partition.json``.
     """
-    made = Partition.find(dataset_dir)
-    noted = {} if made is None else made.sha256_by_file
+    partition = Partition.find(dataset_dir)
+    recorded = {} if partition is None else partition.sha256_by_file
     for name in allow:
-        if name not in noted:
+        if name not in recorded:
             raise SettingsError(
                 "unknown_file",
-                f"'allow_changes' names no file of the partition: '{name}'. {did_you_mean(name, noted)}",
+                f"'allow_changes' contains '{name}', which is no file of the partition. {did_you_mean(name, recorded)}",
                 setting="allow_changes",
                 name=name,
             )
     loaded = {os.path.relpath(path, dataset_dir): digest for part in parts for path, digest in part.files.items()}
-    changed = {name for name, digest in loaded.items() if noted.get(name, digest) != digest}
+    changed = {name for name, digest in loaded.items() if recorded.get(name, digest) != digest}
     if every_site:
-        changed |= {name for name in noted if Path(name).name == FILE and not (dataset_dir / name).is_file()}
+        changed |= {name for name in recorded if Path(name).name == FILE and not (dataset_dir / name).is_file()}
     if refused := sorted(changed - set(allow)):
         raise DataError(
             "changed_file",

@@ -1,4 +1,4 @@
-"""Data sets whose images, or whatever stands in their place, are in memory, and data sets that are put together."""
+"""Data sets in memory, concatenated data sets, and helpers that read labels, targets and patients of a data set."""
 
 from __future__ import annotations
 
@@ -16,32 +16,44 @@ T = TypeVar("T")
 
 
 class Pooled:
-    """Several data sets as one, addressed by row; for methods that pool."""
+    """Concatenation of several data sets, for methods that train on pooled data.
+
+    Args:
+        parts: Data sets to concatenate, at least one.
+    """
 
     def __init__(self, parts: list[Dataset]) -> None:
         self._parts = parts
         self._ends = ConcatDataset.cumsum(parts)
         labels = [part.class_labels for part in parts]
-        known = [each for each in labels if each is not None]
-        self.class_labels = torch.cat(known) if len(known) == len(parts) else None
+        present = [part_labels for part_labels in labels if part_labels is not None]
+        self.class_labels = torch.cat(present) if len(present) == len(parts) else None
         self.patients = joined([patients_of(part) for part in parts], [len(part) for part in parts])
 
     def __len__(self) -> int:
         return self._ends[-1]
 
     def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets of rows over all parts, in the order asked for."""
-        batches, back = self._parts_of(rows, lambda part, places: part.batch(places))
-        inputs = torch.cat([inputs for inputs, _ in batches])[back]
-        return inputs, torch.cat([targets for _, targets in batches])[back]
+        """Return the inputs and targets of rows of the concatenation, in the requested order."""
+        batches, order = self._collect(rows, lambda part, places: part.batch(places))
+        inputs = torch.cat([inputs for inputs, _ in batches])[order]
+        return inputs, torch.cat([targets for _, targets in batches])[order]
 
     def targets(self, rows: torch.Tensor) -> torch.Tensor:
-        """The targets of rows over all parts, in the order asked for."""
-        parts, back = self._parts_of(rows, lambda part, places: part.targets(places))
-        return torch.cat(parts)[back]
+        """Return the targets of rows of the concatenation, in the requested order."""
+        parts, order = self._collect(rows, lambda part, places: part.targets(places))
+        return torch.cat(parts)[order]
 
-    def _parts_of(self, rows: torch.Tensor, take: Callable[[Dataset, torch.Tensor], T]) -> tuple[list[T], torch.Tensor]:
-        """What is taken of each part that has some of the rows, and which place of theirs each row has."""
+    def _collect(self, rows: torch.Tensor, take: Callable[[Dataset, torch.Tensor], T]) -> tuple[list[T], torch.Tensor]:
+        """Call `take` for each data set that contains some of the rows.
+
+        Args:
+            rows: Rows of the concatenation, shape (B,).
+            take: Function of a data set and row positions in it.
+
+        Returns:
+            The results, and an index that brings their concatenation into the order of `rows`.
+        """
         owner = torch.bucketize(rows, torch.tensor(self._ends), right=True)
         taken, order = [], []
         for index in owner.unique().tolist() or [0]:
@@ -55,7 +67,8 @@ class Pooled:
 def pool(parts: Sequence[Dataset]) -> Dataset:
     """Return several data sets as one, addressed by row.
 
-    A data set that defines ``pooled_with`` decides itself, so that cases that change at each visit keep doing so.
+    If a data set has a method ``pooled_with``, that method does the pooling. Data sets with random transforms use it,
+    so that cases still change at each visit.
 
     Args:
         parts: Data sets to pool, at least one.
@@ -71,58 +84,58 @@ def pool(parts: Sequence[Dataset]) -> Dataset:
 
 
 def labels_in(targets: torch.Tensor) -> torch.Tensor | None:
-    """Targets as class labels, which they are if each is one whole number; else None."""
+    """Return the targets if they are class labels, that is one integer per case; otherwise None."""
     return targets if targets.dim() == 1 and not targets.is_floating_point() else None
 
 
 def labels_of(data: Dataset) -> torch.Tensor:
-    """The class of each case, (n,), int64.
+    """Return the class label of each case, shape (n,), int64.
 
     Raises:
-        ContractError: If cases are of no class. A method that asks this says so in its `needs`.
+        ContractError: If cases have no class label. A method that calls this must declare it in its `needs`.
     """
     if data.class_labels is None:
         raise ContractError(
             "missing_class_labels",
-            "Expected cases that are each of a class, got some that are not: see `Method.needs`.",
+            "Expected one class label for each case, got data without class labels: see `Method.needs`.",
         )
     return data.class_labels
 
 
 def all_targets(data: Dataset) -> torch.Tensor:
-    """The targets of all cases of a data set, (n, ...)."""
+    """Return the targets of all cases of a data set, (n, ...)."""
     return data.targets(torch.arange(len(data)))
 
 
 def countable(data: Dataset, objective: Objective) -> torch.Tensor:
-    """The targets of all cases for what counts them (`Objective.counts`, `Objective.teaches`), (n, ...).
+    """Return the targets of all cases, (n, ...), for `Objective.counts` and `Objective.teaches`.
 
-    Masks say nothing that is counted, may be of unlike shapes, and are large: of them it is (n, 0).
+    Masks are large, may differ in shape and are never counted. For objectives with masks the result is empty, (n, 0).
     """
     return torch.empty(len(data), 0) if objective.in_space else all_targets(data)
 
 
 def patients_of(data: Dataset) -> torch.Tensor | None:
-    """Numbers that images of one patient share, (n,), int64; None if each image counts as a patient of its own."""
+    """Return a patient number for each case, shape (n,), int64; None if each image counts as a patient of its own."""
     patients: torch.Tensor | None = getattr(data, "patients", None)
     return patients
 
 
 def count_patients(data: Dataset) -> int:
-    """How many patients there are; as many as images where they are not known."""
+    """Return the number of patients, or the number of images if patients are unknown."""
     patients = patients_of(data)
     return len(data) if patients is None else len(patients.unique())
 
 
 def joined(parts: Sequence[torch.Tensor | None], sizes: Sequence[int]) -> torch.Tensor | None:
-    """Patients of several sets one after the other; those of two sets are two, whatever their numbers.
+    """Concatenate the patient numbers of several data sets. Patients of different data sets get different numbers.
 
     Args:
-        parts: Of each set, as `patients_of` gives them.
-        sizes: Images of each set.
+        parts: Patient numbers of each data set, as `patients_of` returns them.
+        sizes: Number of images of each data set.
 
     Returns:
-        None where no set has any.
+        Patient numbers of the concatenated data sets, shape (n,), int64; None if no data set has any.
     """
     if all(part is None for part in parts):
         return None
@@ -135,7 +148,7 @@ def joined(parts: Sequence[torch.Tensor | None], sizes: Sequence[int]) -> torch.
 
 
 class Empty:
-    """A split without images."""
+    """Data set without cases."""
 
     def __init__(self) -> None:
         self.class_labels: torch.Tensor | None = torch.empty(0, dtype=torch.int64)
@@ -144,20 +157,20 @@ class Empty:
         return 0
 
     def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """There is nothing to take."""
+        """Raise IndexError, because there are no rows."""
         raise IndexError("this split has no images")
 
     def targets(self, rows: torch.Tensor) -> torch.Tensor:
-        """None."""
+        """Return an empty tensor, shape (0,), int64."""
         return torch.empty(0, dtype=torch.int64)
 
 
 class TensorData:
-    """Rows of a tensor with their targets.
+    """Data set in memory: rows of a tensor with their targets.
 
     Args:
-        images: Shape (n, ...), float32: images, or features of them, or rows of a table.
-        targets: Shape (n, ...); integers of shape (n,) are class labels.
+        images: Inputs, shape (n, ...), float32: images, features of images, or rows of a table.
+        targets: Targets, shape (n, ...); integers of shape (n,) are class labels.
     """
 
     def __init__(self, images: torch.Tensor, targets: torch.Tensor) -> None:
@@ -168,9 +181,9 @@ class TensorData:
         return len(self._targets)
 
     def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The given rows and their targets."""
+        """Return the inputs and targets of the given rows."""
         return self.images[rows], self._targets[rows]
 
     def targets(self, rows: torch.Tensor) -> torch.Tensor:
-        """The targets of the given rows."""
+        """Return the targets of the given rows."""
         return self._targets[rows]

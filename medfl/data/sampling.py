@@ -1,4 +1,4 @@
-"""Rows of the shared set: which of its images a site trains on, and which of its own images a site gives to it."""
+"""Draw rows of a shared set of images for a training epoch, and choose the images that a site shares."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from medfl.errors import SettingsError
 
 
 def balanced_rows(labels: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
-    """Rows drawn anew for an epoch, as many of each class that is present.
+    """Draw rows of the shared set for one epoch, balanced over the classes that are present.
 
-    Each class gives count // classes rows; what is left over goes to classes drawn at random, one row each. A class
-    that has too few images gives each of them k or k + 1 times.
+    Each class contributes ``count // classes`` rows. The remaining rows go to classes drawn at random, one row each. A
+    class with too few images contributes each image k or k + 1 times.
 
     Args:
-        labels: Of the shared set, (N,).
-        count: How many rows, >= 0.
-        generator: Which rows, and in which order.
+        labels: Labels of the shared set, shape (N,).
+        count: Number of rows to draw, >= 0.
+        generator: Source of randomness for the rows and their order.
 
     Returns:
-        (count,), int64, in random order.
+        Row numbers, shape (count,), int64, in random order.
 
     Raises:
-        SettingsError: If rows are asked of an empty set, or `count` is negative.
+        SettingsError: If rows are requested from an empty set, or `count` is negative.
 
     Source: Yang et al., "FedFed", NeurIPS 2023: each epoch draws as many shared images as a site has of its own.
 
@@ -58,15 +58,17 @@ def balanced_rows(labels: torch.Tensor, count: int, generator: torch.Generator) 
 
 
 def stratified_share(labels: torch.Tensor, fraction: float, generator: torch.Generator) -> torch.Tensor:
-    """Rows of a share of each class: ceil(fraction n_c) of its n_c images, so at least one if `fraction` > 0.
+    """Choose a fraction of the images of each class: ceil(fraction n_c) of its n_c images.
+
+    Each class therefore contributes at least one image if `fraction` > 0.
 
     Args:
-        labels: Of a site's images, (N,).
-        fraction: In [0, 1]; 0 shares nothing, 1 all.
-        generator: Which rows.
+        labels: Labels of a site's images, shape (N,).
+        fraction: Fraction to choose, in [0, 1]; 0 chooses nothing, 1 all images.
+        generator: Source of randomness.
 
     Returns:
-        Sorted and without doubles, int64.
+        Sorted row numbers without duplicates, int64.
 
     Raises:
         SettingsError: If the fraction is out of range.
@@ -85,24 +87,24 @@ def stratified_share(labels: torch.Tensor, fraction: float, generator: torch.Gen
             found=fraction,
         )
     drawn = [
-        rows[torch.randperm(len(rows), generator=generator)[: _share(fraction, len(rows))]]
+        rows[torch.randperm(len(rows), generator=generator)[: _share_size(fraction, len(rows))]]
         for rows in class_rows(labels)
     ]
     return torch.cat([torch.empty(0, dtype=torch.int64), *drawn]).sort().values
 
 
 def class_rows(labels: torch.Tensor) -> list[torch.Tensor]:
-    """The rows of each class that is present, ascending, in the order of the classes; on the CPU."""
+    """Return the row numbers of each class that is present, ascending, in the order of the classes, on the CPU."""
     labels = labels.cpu()
     return [(labels == label).nonzero(as_tuple=True)[0] for label in labels.unique().tolist()]
 
 
 def _draw(rows: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
-    """So many of the rows: one random order of all after the other, the last one cut short."""
+    """Draw `count` rows by concatenating random permutations of all rows and truncating the last one."""
     orders = [torch.randperm(len(rows), generator=generator) for _ in range(math.ceil(count / len(rows)))]
     return torch.cat([rows[order] for order in orders] or [rows[:0]])[:count]
 
 
-def _share(fraction: float, size: int) -> int:
-    """ceil(fraction size), whatever floating point makes of it: 0.55 of 100 is 55."""
+def _share_size(fraction: float, size: int) -> int:
+    """Return ceil(fraction size), robust against rounding errors: 0.55 of 100 is 55. At least 1 if `fraction` > 0."""
     return max(1, math.ceil(fraction * size - 1e-9)) if fraction > 0 else 0

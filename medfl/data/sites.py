@@ -1,10 +1,10 @@
-"""The sites of a partitioned data set: one folder each, with a data list and a card.
+"""Load the sites of a partitioned data set.
 
-::
+The data set has one folder for each site, with a data list and a site card::
 
-    D/site-01/datalist.json     which rows of the shared array are this site's, and their labels
-    D/site-01/site_card.json    counts, class balance, versions, exclusions with reasons: for people
-    D/global/datalist.json      optional: a test set that the server holds
+    D/site-01/datalist.json     rows of the shared array that belong to this site, with their labels
+    D/site-01/site_card.json    counts, class balance, versions and exclusions with reasons, for human readers
+    D/global/datalist.json      optional: the server's test set
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 from medfl.data.arrays import CHUNK_BYTES, FEATURES, ArrayDataset, ArrayMasks, array_digest, channels_of, open_array
 from medfl.data.datalists import FILE, SPLITS, Datalist, entry_text, parse_datalist, patient_numbers, read_bytes
-from medfl.data.targets import STRUCTURES, TARGET_NAMES, integers, record_targets
+from medfl.data.targets import STRUCTURES, TARGET_NAMES_KEY, integers, record_targets
 from medfl.errors import DataError, did_you_mean
 from medfl.objectives import Objective
 from medfl.records.site_card import SiteCard
@@ -28,27 +28,29 @@ from medfl.types import FACTS, GLOBAL, NO_SITES, Dataset, PathLike
 from medfl.utils.text import inert_name, name_problem
 
 PATIENT = "patient"
-"""Beside `FACTS` in a file of predictions: a number that images of one patient share (`patient_numbers`)."""
+"""Column of a prediction file next to `FACTS`: a number that images of one patient share (`patient_numbers`)."""
 
 
 @dataclass
 class SiteData:
-    """The data of one site, or of the server.
+    """Data of one site, of the server, or public data.
 
     Attributes:
-        name: Of the site.
+        name: Name of the site, which is the name of its folder.
         train: Training data, possibly empty.
         val: Validation data, possibly empty.
         test: Test data, possibly empty.
-        digest: SHA-256 over the data list and the image array: the same digest means the same data.
-        classes: Names of the classes, from 0.
-        shape: Of an image as networks get it: channels, then height and width, or depth, height and width.
+        digest: SHA-256 over the data list and the arrays. The same digest means the same data.
+        classes: Class names, in label order from 0.
+        shape: Shape of one case as networks receive it: channels, then height and width, or depth, height and width;
+            (F,) for vectors.
         source: Name of the data set.
-        modality: How the images were taken.
-        names: What each output of a network is for where cases are of no class: a structure, a finding, a number that
-            is predicted; empty where nobody named them.
-        test_facts: Each of `FACTS` to what the data list says of each test image; None where it is not known.
-        files: The data list and the image array to the SHA-256 of each.
+        modality: Imaging modality.
+        names: Names of the network outputs if cases have no class label: structures, findings or predicted numbers.
+            Empty if the data list has no names.
+        test_facts: Maps each key of `FACTS` to the entries of the test images in the data list; None where an entry is
+            unknown.
+        files: Maps the data list and each array file to its SHA-256.
     """
 
     name: str
@@ -66,38 +68,44 @@ class SiteData:
 
 
 def site_names(dataset_dir: Path) -> list[str]:
-    """The sites of a partitioned data set: its folders that hold a data list, sorted; not those of `NO_SITES`.
+    """Return the sorted names of the sites in a partitioned data set.
+
+    A site is a folder with a data list whose name is not in `NO_SITES`.
 
     Raises:
-        DataError: If there is no site, a name will not do (`name_problem`), or a site's folder lacks its list.
+        DataError: If there is no site, a name is invalid (`name_problem`), or a folder that looks like a site lacks its
+            list.
     """
-    lacking = "expected a folder with folders of sites, each with a datalist.json"
+    expected = "expected a folder with folders of sites, each with a datalist.json"
     if not dataset_dir.is_dir():
         raise DataError(
-            "missing_folder", f"{lacking}; there is none at {dataset_dir}. {_mend(dataset_dir)}", path=dataset_dir
+            "missing_folder", f"{expected}; there is none at {dataset_dir}. {_advise(dataset_dir)}", path=dataset_dir
         )
     folders = sorted(path for path in dataset_dir.iterdir() if path.is_dir() and not path.name.startswith("."))
     names = [path.name for path in folders if path.name not in NO_SITES and (path / FILE).is_file()]
     for path in folders:
         if path.name not in (*names, *NO_SITES) and ((path / SiteCard.NAME).exists() or path.name.startswith("site-")):
-            read_bytes(path)  # says what is missing
+            read_bytes(path)  # raises with the reason
     if problem := name_problem(names):
         raise DataError("invalid_site_name", f"{problem} It is a folder in {dataset_dir}.", path=dataset_dir)
     if not names:
-        raise DataError("missing_site", f"{lacking}; none is in {dataset_dir}. {_mend(dataset_dir)}", path=dataset_dir)
+        raise DataError(
+            "missing_site", f"{expected}; none is in {dataset_dir}. {_advise(dataset_dir)}", path=dataset_dir
+        )
     return names
 
 
-def _mend(folder: Path) -> str:
-    """What to do with a folder that holds no site."""
-    known = {
+def _advise(folder: Path) -> str:
+    """Return the advice for an error about a folder that contains no site."""
+    advice_by_file = {
         SiteCard.NAME: f"This is one site: give the folder above it, {folder.parent}.",
         FILE: f"This is a pooled data set: run `medfl partition {folder} --out ...` first.",
     }
-    otherwise = (
-        "Check the path. `medfl prep` makes lists (your own images: `medfl prep folder`), `medfl partition` sites."
+    general_advice = (
+        "Check the path. `medfl prep` writes a pooled data set (`medfl prep folder` from your own images), and "
+        "`medfl partition` splits it into sites."
     )
-    return next((text for name, text in known.items() if (folder / name).is_file()), otherwise)
+    return next((text for name, text in advice_by_file.items() if (folder / name).is_file()), general_advice)
 
 
 def load_sites(
@@ -111,18 +119,18 @@ def load_sites(
     """Load the sites of a partitioned data set.
 
     Args:
-        dataset_dir: The folder that holds one folder for each site.
-        objective: What is learned.
-        mean: Subtracted from images in [0, 1]; one number, or one for each channel.
-        std: Divides then; one number, or one for each channel, > 0.
-        names: Only these sites; None means all.
-        open_test: Whether test images are loaded; without them the digest is the same.
+        dataset_dir: Partitioned data set: contains one folder for each site.
+        objective: Training objective of the task.
+        mean: Mean to subtract from images in [0, 1]; one number, or one for each channel.
+        std: Standard deviation to divide by after that; one number, or one for each channel, > 0.
+        names: Names of the sites to load; None loads all.
+        open_test: Whether test images are loaded. The digest does not depend on it.
 
     Returns:
-        Name to data, sorted by name. A site may have no training data.
+        Maps each site's name to its data, sorted by name. A site may have no training data.
 
     Raises:
-        DataError: If anything is missing or contradicts the task.
+        DataError: If data are missing or do not fit the task.
     """
     folder = Path(dataset_dir)
     known = site_names(folder)
@@ -141,7 +149,7 @@ def load_global(
     mean: Sequence[float] = (0.5,),
     std: Sequence[float] = (0.5,),
 ) -> SiteData | None:
-    """Load the test set that the server holds, or None if there is none. Arguments and errors as in `load_sites`."""
+    """Load the server's test set; return None if there is none. Arguments and errors as in `load_sites`."""
     folder = Path(dataset_dir) / GLOBAL
     return load_site(folder, objective, mean, std) if folder.is_dir() else None
 
@@ -159,12 +167,12 @@ def load_site(
 def site_data(
     folder: Path, content: bytes, datalist: Datalist, objective: Objective, mean: Sequence[float], std: Sequence[float]
 ) -> SiteData:
-    """Load what a data list names.
+    """Load the data that a data list names.
 
     Args:
-        folder: Of the list.
-        content: Its bytes.
-        datalist: What they say.
+        folder: Folder of the list.
+        content: Bytes of the list, for the digest.
+        datalist: Parsed list; may differ from `content`, for example without test records.
         objective: As in `load_sites`.
         mean: As in `load_sites`.
         std: As in `load_sites`.
@@ -179,12 +187,12 @@ def site_data(
         images = open_array(array)
         shape = image_shape(images.shape)
         masks = None if not datalist.mask_array else open_array(folder / datalist.mask_array)
-        parts = {}
+        datasets = {}
         for split in datalist.splits:
             place = f"{where}, split '{split}'"
             rows, targets = rows_and_targets(datalist, split, where, objective, shape, masks)
-            who = patient_numbers(datalist.splits[split])
-            parts[split] = _dataset(images, rows, targets, objective, mean, std, who, place)
+            patients = patient_numbers(datalist.splits[split])
+            datasets[split] = _make_dataset(images, rows, targets, objective, mean, std, patients, place)
         files = {folder / FILE: hashlib.sha256(content).hexdigest(), array: array_digest(array)}
         if masks is not None:
             files[folder / datalist.mask_array] = array_digest(folder / datalist.mask_array)
@@ -194,14 +202,29 @@ def site_data(
         text = str(error) if where in str(error) else f"{where}: {error}"
         raise DataError(error.code, text, **{"where": where} | error.fields) from None
     classes = tuple(datalist.labels.get(title, title) for title in objective.titles)
-    splits = (parts["training"], parts["validation"], parts["test"])
-    facts = {name: tuple(entry_text(record, name) for record in datalist.splits["test"]) for name in FACTS}
-    named = output_names(datalist, objective)
-    return SiteData(folder.name, *splits, digest, classes, shape, datalist.name, datalist.modality, named, facts, files)
+    metadata = {name: tuple(entry_text(record, name) for record in datalist.splits["test"]) for name in FACTS}
+    return SiteData(
+        name=folder.name,
+        train=datasets["training"],
+        val=datasets["validation"],
+        test=datasets["test"],
+        digest=digest,
+        classes=classes,
+        shape=shape,
+        source=datalist.name,
+        modality=datalist.modality,
+        names=output_names(datalist, objective),
+        test_facts=metadata,
+        files=files,
+    )
 
 
 def image_shape(array: Sequence[int]) -> tuple[int, ...]:
-    """The shape of a case as networks get it, (channels, *spatial) or (F,), from its array's; see `channels_of`."""
+    """Return the shape of one case as networks receive it, (channels, *spatial) or (F,).
+
+    Args:
+        array: Shape of the whole array; see `medfl.data.arrays.channels_of`.
+    """
     if len(array) == 2:
         return (array[1],)
     channels = channels_of(array)
@@ -210,15 +233,15 @@ def image_shape(array: Sequence[int]) -> tuple[int, ...]:
 
 
 def fact(dataset_dir: str | Path, name: str, otherwise: Any) -> Any:
-    """A fact of a partitioned data set that a bundle's configuration follows, so that nobody needs to type it.
+    """Return a property of a partitioned data set, so that a bundle's configuration can follow the data.
 
     Args:
-        dataset_dir: The folder that holds one folder for each site.
-        name: ``num_classes``, ``in_channels`` (of vectors their numbers), ``size`` (spatial edges), ``spatial_dims``,
-            ``objective`` (as JSON), a field of the objective, such as ``channels`` and ``spacing`` of a segmentation,
-            or another entry of the list, such as ``window`` and `FEATURES`.
-        otherwise: What the configuration has as long as the data can't be read; the run then refuses them, with the
-            reason.
+        dataset_dir: Partitioned data set: contains one folder for each site. The first site is read.
+        name: ``num_classes``, ``in_channels`` (number of features for vectors), ``size`` (spatial edges),
+            ``spatial_dims``, ``objective`` (as JSON), a field of the objective such as ``channels`` or ``spacing`` of a
+            segmentation, or another entry of the data list such as ``window`` or `FEATURES`.
+        otherwise: Value to return if the data can't be read or lack the property. If the data can't be read, the run
+            itself reports the reason later.
     """
     try:
         folder = Path(dataset_dir) / site_names(Path(dataset_dir))[0]
@@ -239,13 +262,13 @@ def load_split(
     mean: Sequence[float] = (0.5,),
     std: Sequence[float] = (0.5,),
 ) -> ArrayDataset:
-    """One split of one site, as a bundle's configuration names it.
+    """Load one split of one site, as a bundle's configuration names it.
 
     Args:
-        dataset_dir: The folder that holds one folder for each site.
+        dataset_dir: Partitioned data set: contains one folder for each site.
         site: Name of the site.
         split: ``training``, ``validation`` or ``test``.
-        objective: What is learned.
+        objective: Training objective of the task.
         mean: As in `load_sites`.
         std: As in `load_sites`.
 
@@ -262,7 +285,7 @@ def load_split(
     return chosen
 
 
-def _dataset(
+def _make_dataset(
     images: np.ndarray,
     rows: np.ndarray,
     targets: torch.Tensor | ArrayMasks,
@@ -286,21 +309,21 @@ def rows_and_targets(
     shape: Sequence[int],
     masks: np.ndarray | None = None,
 ) -> tuple[np.ndarray, torch.Tensor | ArrayMasks]:
-    """Rows and targets of a split.
+    """Return the array rows and the targets of a split, after checking them.
 
     Args:
-        datalist: The list.
-        split: Of it.
-        where: What the list belongs to, for messages.
-        objective: Of the task.
-        shape: Of a case as networks get it.
-        masks: The array of masks, (N, ...), with as many numbers in a row as a target has; None without any.
+        datalist: Data list of the site.
+        split: Name of the split.
+        where: Owner of the list, for messages.
+        objective: Training objective of the task.
+        shape: Shape of one case as networks receive it.
+        masks: Mask array, (N, ...), whose rows have as many elements as a target; None without masks.
 
     Returns:
-        (n,), int64, and (n, *target shape); of masks, uint8, where they are.
+        Rows (n,), int64, and targets (n, *target shape). Masks are returned as `ArrayMasks`, uint8.
 
     Raises:
-        DataError: If a record is wrong, or masks are missing or of another size.
+        DataError: If a record is wrong, or masks are missing or have another size or type.
     """
     if objective.has_class_labels:
         rows, labels = datalist.rows_and_labels(split, where, objective.classes)
@@ -336,11 +359,11 @@ def rows_and_targets(
 
 
 def check_goal(datalist: Datalist, objective: Objective) -> None:
-    """Refuse a list that is for another objective than the task's; a list of two classes is for 'binary' as well.
+    """Raise if a data list does not fit the task's objective. A list of two classes also fits the objective ``binary``.
 
     Raises:
-        DataError: If it is, or masks have other numbers of structures or another spacing, or what outputs are for has
-            not a name each.
+        DataError: If the objectives differ, masks differ in structures or spacing, or the number of output names is
+            wrong.
     """
     goal = datalist.goal
     if goal.in_space and goal.name == objective.name:
@@ -364,14 +387,14 @@ def check_goal(datalist: Datalist, objective: Objective) -> None:
             found=goal.name,
         )
     if not goal.has_class_labels:
-        key = _names_key(objective)
+        key = _output_names_key(objective)
         names = datalist.extra.get(key, [""] * objective.outputs)
         texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
         if not texts or len(names) != objective.outputs:
             raise DataError(
                 "wrong_output_names",
                 f"expected {objective.outputs} names in '{key}' of the list, a text for each output of the objective "
-                f"'{objective.name}', got {len(names) if texts else 'another thing'}. Correct the list.",
+                f"'{objective.name}', got {len(names) if texts else 'something else'}. Correct the list.",
                 key=key,
                 objective=objective.name,
                 expected=objective.outputs,
@@ -380,15 +403,16 @@ def check_goal(datalist: Datalist, objective: Objective) -> None:
 
 
 def output_names(datalist: Datalist, objective: Objective) -> tuple[str, ...]:
-    """What each output of a network is for, by its number: a structure, a finding, a number that is predicted.
+    """Return the name of each network output: a structure, a finding or a predicted number.
 
     Returns:
-        Names that can be shown; one that can't be is its number. Empty where the list names none, and where cases are
-        of classes, which have their own (`Datalist.labels`).
+        Names that are safe to print; an unsafe name is replaced by the output's number. Empty if the list has no names,
+        or if cases have class labels, whose names are in `Datalist.labels`.
     """
-    names = () if objective.has_class_labels else datalist.extra.get(_names_key(objective), ())
+    names = () if objective.has_class_labels else datalist.extra.get(_output_names_key(objective), ())
     return tuple(inert_name(name, str(number)) for number, name in enumerate(names))
 
 
-def _names_key(objective: Objective) -> str:
-    return STRUCTURES if objective.in_space else TARGET_NAMES
+def _output_names_key(objective: Objective) -> str:
+    """Return the data list key of the output names for an objective."""
+    return STRUCTURES if objective.in_space else TARGET_NAMES_KEY

@@ -1,4 +1,4 @@
-"""Where the cases of a federation's sites come from: the one place that knows how a site's folder is read."""
+"""Interface through which a run loads the data of its sites, and its implementation for arrays of images."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ from medfl.settings import Execution
 
 
 class Source(Protocol):
-    """Reads the folders of sites: lists over one array of images (`Arrays`), or whatever a stock bundle reads.
+    """Interface for loading the data of a run from site folders.
+
+    `ArraySource` implements it for data lists that address rows of one image array. `medfl_adopt` implements it for
+    bundles that were not written for medfl and read their own files.
 
     Attributes:
-        weights: Where a bundle that somebody else wrote has its weights, relative to it: a site takes it home as it is,
-            with its own there. None for a bundle of medfl, into whose configurations the run's values are written.
+        weights: Weight files of a bundle that was not written for medfl, relative to the bundle. A site exports such a
+            bundle unchanged, with its trained weights in these files. None for a bundle of medfl: the export writes the
+            run's values into its configuration files.
     """
 
     @property
     def weights(self) -> Sequence[Path] | None:
-        """As said above."""
+        """Weight files of a bundle that was not written for medfl, relative to the bundle; None for medfl bundles."""
         ...
 
     def cohort(
@@ -36,23 +40,23 @@ class Source(Protocol):
         public: str | None = None,
         label_map: LabelMap | None = None,
     ) -> Cohort:
-        """All data of a run; arguments and errors as in `medfl.data.cohort.load_cohort`."""
+        """Load all data of a run; arguments and errors as in `medfl.data.cohort.load_cohort`."""
         ...
 
     def site(self, folder: Path, execution: Execution) -> SiteData:
-        """The data of one site.
+        """Load the data of one site.
 
         Args:
-            folder: The site's.
-            execution: How this machine loads.
+            folder: Folder of the site.
+            execution: Execution settings of this machine; ``open_test`` says whether test images are loaded.
 
         Raises:
-            DataError: If anything is missing or contradicts the task.
+            DataError: If data are missing or do not fit the task.
         """
         ...
 
     def shared_test(self, folder: Path, execution: Execution) -> SiteData | None:
-        """The test set that the server holds beside the sites; None if there is none."""
+        """Load the server's test set; return None if there is none."""
         ...
 
     def check_leaks(
@@ -63,18 +67,19 @@ class Source(Protocol):
         allow: Sequence[str] = (),
         open_test: bool = True,
     ) -> list[str]:
-        """Refuse patients and images in two places; arguments and errors as in `medfl.data.leaks.check_leaks`."""
+        """Raise if two places share patients or images; arguments and errors as in `medfl.data.leaks.check_leaks`."""
         ...
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """Sites whose lists name rows of one array, as ``medfl prep`` and ``medfl partition`` write them.
+    """Source for data lists that address rows of one image array, as ``medfl prep`` and ``medfl partition`` write them.
 
     Attributes:
-        objective: What is learned.
-        mean: Subtracted from images in [0, 1]; one number, or one for each channel.
-        std: Divides then; one number, or one for each channel, > 0.
+        objective: Training objective of the task.
+        mean: Mean to subtract from images in [0, 1]; one number, or one for each channel.
+        std: Standard deviation to divide by after that; one number, or one for each channel, > 0.
+        weights: Always None: the bundles are medfl's.
     """
 
     objective: Objective
@@ -90,16 +95,24 @@ class Arrays:
         public: str | None = None,
         label_map: LabelMap | None = None,
     ) -> Cohort:
-        """As `Source.cohort`."""
-        scale = (self.objective, self.mean, self.std)
-        return load_cohort(folder, *scale, sites, public, label_map, execution.open_test)
+        """Load all data of a run, as `Source.cohort`."""
+        return load_cohort(
+            folder,
+            self.objective,
+            self.mean,
+            self.std,
+            sites=sites,
+            public=public,
+            label_map=label_map,
+            open_test=execution.open_test,
+        )
 
     def site(self, folder: Path, execution: Execution) -> SiteData:
-        """As `Source.site`."""
+        """Load the data of one site, as `Source.site`."""
         return load_site(folder, self.objective, self.mean, self.std, execution.open_test)
 
     def shared_test(self, folder: Path, execution: Execution) -> SiteData | None:
-        """As `Source.shared_test`."""
+        """Load the server's test set, as `Source.shared_test`."""
         return load_global(folder, self.objective, self.mean, self.std) if execution.open_test else None
 
     def check_leaks(
@@ -110,5 +123,5 @@ class Arrays:
         allow: Sequence[str] = (),
         open_test: bool = True,
     ) -> list[str]:
-        """As `Source.check_leaks`."""
+        """Raise if two places share patients or images, as `Source.check_leaks`."""
         return check_leaks(folder, names, public, allow, open_test)

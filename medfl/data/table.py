@@ -1,7 +1,7 @@
-"""A table of labels: CSV or TSV as spreadsheets write it.
+"""Read tables (CSV or TSV, as spreadsheets export them).
 
-Rows are numbered as a spreadsheet shows them: the line with the names of the columns is row 1. Messages give these
-numbers and never the content of a cell, which may be a patient's.
+Rows are numbered as a spreadsheet shows them: the line with the column names is row 1. Error messages give row numbers
+and never the content of a cell, because a cell may hold patient data.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from medfl.data.readers.images import IMAGE_SUFFIXES
 from medfl.errors import DataError
 from medfl.utils.text import first_names
 
-NO_NAMES = "The first line must name the columns; here it seems to hold data already."
-"""Said instead of names where the names may be a patient's data."""
+MISSING_HEADER_TEXT = "The first line must name the columns; here it seems to hold data already."
+"""Text that replaces the column names in a message if the first line may contain patient data."""
 
 _DELIMITERS = (",", ";", "\t")
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table that was read.
+    """Table with named columns, read from a CSV or TSV file.
 
     Attributes:
-        path: The file.
-        columns: Names of the columns, in their order.
-        rows: One mapping from column to text for each row; texts have no blanks around them.
-        numbers: The number of each row; the first one below the names is 2.
+        path: Path of the file.
+        columns: Column names, in file order.
+        rows: One mapping from column name to cell text for each row. Cell texts have no surrounding white space.
+        numbers: Spreadsheet row number of each row; the first row below the column names is 2.
     """
 
     path: Path
@@ -40,40 +40,40 @@ class Table:
     numbers: list[int]
 
     def require(self, columns: Sequence[str]) -> None:
-        """Refuse a table that lacks columns.
+        """Raise if the table lacks any of the given columns.
 
         Raises:
-            DataError: If any is missing; all are named.
+            DataError: If any column is missing. The message names all missing columns.
         """
         missing = [column for column in columns if column not in self.columns]
         if missing:
             names = ", ".join(f"'{column}'" for column in missing)
-            if _are_data(self.columns):
+            if _is_data_row(self.columns):
                 raise DataError(
                     "missing_header",
-                    f"expected the columns {names} in {self.path}, missing. {NO_NAMES}",
+                    f"expected the columns {names} in {self.path}, missing. {MISSING_HEADER_TEXT}",
                     path=self.path,
                     columns=missing,
                 )
-            there = ", ".join(f"'{column}'" for column in self.columns) or "none"
+            existing = ", ".join(f"'{column}'" for column in self.columns) or "none"
             close = difflib.get_close_matches(missing[0], self.columns, n=1)
             hint = f" Did you mean '{close[0]}'?" if close else ""
             raise DataError(
                 "missing_column",
-                f"expected the columns {names} in {self.path}, missing; the table has the columns {there}.{hint}",
+                f"expected the columns {names} in {self.path}, missing; the table has the columns {existing}.{hint}",
                 path=self.path,
                 columns=missing,
             )
 
     def column(self, name: str, *, filled: bool = True) -> list[str]:
-        """The texts of a column.
+        """Return the cell texts of a column.
 
         Args:
-            name: Of the column.
-            filled: Whether every cell must hold something.
+            name: Name of the column.
+            filled: Whether to raise if a cell is empty.
 
         Raises:
-            DataError: If the column is missing or has empty cells.
+            DataError: If the column is missing, or `filled` is True and a cell is empty.
         """
         self.require([name])
         values = [row[name] for row in self.rows]
@@ -91,20 +91,20 @@ class Table:
 
 
 def row_list(numbers: Sequence[int]) -> str:
-    """Row numbers for a message: ``rows 2, 5, 9``; only the first ones if there are many."""
+    """Return row numbers as text for a message: ``table rows 2, 5, 9``; only the first ones if there are many."""
     return f"table row{'s' if len(numbers) > 1 else ''} {first_names(sorted(numbers))}"
 
 
 def read_table(path: Path) -> Table:
-    """Read a table.
+    """Read a table from a CSV or TSV file.
 
     Args:
-        path: A text file in UTF-8, with or without byte order mark; columns are separated by commas, semicolons or
-            tabs, texts in quotes may hold line breaks, and the first line names the columns. Empty rows are passed
-            over.
+        path: Text file in UTF-8, with or without byte order mark. Columns are separated by commas, semicolons or tabs,
+            and the first line names them. Quoted cells may contain line breaks. Empty rows are skipped.
 
     Raises:
-        DataError: If it can't be read, is no UTF-8, has no rows, or its rows and columns do not fit.
+        DataError: If the file can't be read, is not UTF-8, has no rows, has duplicate column names, or a row has too
+            many or too few cells.
     """
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -120,7 +120,7 @@ def read_table(path: Path) -> Table:
             "wrong_encoding", f"expected a table in UTF-8, {path} is not. Save it as 'CSV UTF-8'.", path=path
         ) from None
     try:
-        records = list(csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text), strict=True))
+        records = list(csv.reader(io.StringIO(text, newline=""), delimiter=_guess_delimiter(text), strict=True))
     except csv.Error as error:
         raise DataError(
             "invalid_csv", f"the table {path} can't be read: {error}. Save it again as 'CSV UTF-8'.", path=path
@@ -134,19 +134,19 @@ def read_table(path: Path) -> Table:
             path=path,
             found=len(filled),
         )
-    return _table(path, filled[0][1], filled[1:])
+    return _build_table(path, filled[0][1], filled[1:])
 
 
-def _table(path: Path, columns: list[str], records: list[tuple[int, list[str]]]) -> Table:
+def _build_table(path: Path, columns: list[str], records: list[tuple[int, list[str]]]) -> Table:
     while columns and not columns[-1]:
         columns.pop()
-    twice = sorted({column for column in columns if columns.count(column) > 1})
-    if twice:
-        rule = f"expected each column of {path} to have a name of its own."
-        if _are_data(columns):  # they may name a patient
-            raise DataError("missing_header", f"{rule} {NO_NAMES}", path=path)
-        names = ", ".join(f"'{column}'" for column in twice)
-        raise DataError("duplicate_name", f"{rule} Several are called {names}.", path=path, columns=twice)
+    duplicates = sorted({column for column in columns if columns.count(column) > 1})
+    if duplicates:
+        rule = f"expected each column of {path} to have a unique name."
+        if _is_data_row(columns):  # the first line may contain a patient's data
+            raise DataError("missing_header", f"{rule} {MISSING_HEADER_TEXT}", path=path)
+        names = ", ".join(f"'{column}'" for column in duplicates)
+        raise DataError("duplicate_name", f"{rule} Several are called {names}.", path=path, columns=duplicates)
     wrong = [number for number, cells in records if len(cells) < len(columns) or any(cells[len(columns) :])]
     if wrong:
         raise DataError(
@@ -161,13 +161,13 @@ def _table(path: Path, columns: list[str], records: list[tuple[int, list[str]]])
     return Table(path, columns, rows, [number for number, _ in records])
 
 
-def _are_data(columns: Sequence[str]) -> bool:
-    """Whether the first line seems to be a row of data, which no message may show."""
+def _is_data_row(columns: Sequence[str]) -> bool:
+    """Return True if the first line looks like a row of data, which no message may repeat."""
     return any(name[:1].isdigit() or name.lower().endswith(IMAGE_SUFFIXES) for name in columns)
 
 
-def _delimiter(text: str) -> str:
-    """The separator that makes the most columns of the first line."""
+def _guess_delimiter(text: str) -> str:
+    """Return the delimiter that splits the first line into the most columns."""
     lines = text.lstrip()
 
     def columns(mark: str) -> int:

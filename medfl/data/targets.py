@@ -1,4 +1,4 @@
-"""The targets that the records of a data list hold."""
+"""Read and check the training targets in the records of a data list."""
 
 from __future__ import annotations
 
@@ -16,48 +16,51 @@ if TYPE_CHECKING:
 
     from medfl.objectives import Objective
 
-TARGET: Final = "target"
-"""Key of a record: a number, or a list of numbers, where a case is of no class; null is a number that nobody knows."""
+TARGET_KEY: Final = "target"
+"""Record key of a case's target if cases have no class label.
+
+The value is a number or a list of numbers; null marks a missing number.
+"""
 
 
 STRUCTURES = "structures"
-"""Key of a list with masks: the names of what they show, by their numbers."""
+"""Data list key of the names of the segmented structures, in mask label order from 0."""
 
-TARGET_NAMES = "target_names"
-"""Key of a list of findings or numbers to predict: the name of each, in the order of a record's target."""
+TARGET_NAMES_KEY = "target_names"
+"""Data list key of the names of the findings or predicted numbers, in the order of a record's target."""
 
-IN_MASK: Final = "in_mask"
-"""Key of a record: the numbers of the structures that its mask holds, so that nobody must read it to know."""
+MASK_STRUCTURES_KEY: Final = "in_mask"
+"""Record key of the structure numbers that occur in the case's mask; readers of the list need not open the mask."""
 
 
 def record_targets(records: Sequence[CaseRecord], objective: Objective, place: str) -> torch.Tensor:
-    """The targets of records, as the objective wants them; not those in arrays, such as masks.
+    """Return the targets of records as a tensor. Targets stored in arrays, such as masks, are not covered.
 
     Args:
-        records: Of a split.
-        objective: What is learned.
-        place: Where they stand, for messages.
+        records: Records of a split.
+        objective: Training objective of the task.
+        place: Name of the split, for messages.
 
     Returns:
-        (n, *target shape), with `Objective.target_type`.
+        Targets of shape (n, *target shape), of type `Objective.target_type`.
 
     Raises:
-        DataError: If a record has no target, or another one than the objective takes.
+        DataError: If a record has no target, or a target that does not fit the objective.
     """
-    import torch  # it takes seconds, and who prepares images needs none of it
+    import torch  # importing torch takes seconds, and preparing images does not need it
 
     if objective.has_class_labels:
         return torch.from_numpy(integers(records, "label", place))
     (size,) = objective.target_shape(())
     targets = torch.empty(len(records), size, dtype=objective.target_type)
     for number, record in enumerate(records):
-        value = record.get(TARGET) if isinstance(record, dict) else None
+        value = record.get(TARGET_KEY) if isinstance(record, dict) else None
         values = value if isinstance(value, list) else [value]
-        if TARGET not in record or len(values) != size or not all(map(_is_number, values)):
-            got = f"{len(values)} of them" if TARGET in record and len(values) != size else "none or another thing"
+        if TARGET_KEY not in record or len(values) != size or not all(map(_is_target_number, values)):
+            got = f"{len(values)} of them" if TARGET_KEY in record and len(values) != size else "none, or no numbers"
             raise DataError(
                 "invalid_target",
-                f"expected {size} numbers in '{TARGET}' of record {number} of {place}, for the objective "
+                f"expected {size} numbers in '{TARGET_KEY}' of record {number} of {place}, for the objective "
                 f"'{objective.name}', got {got}. Correct the list.",
                 where=place,
                 record=number,
@@ -69,12 +72,22 @@ def record_targets(records: Sequence[CaseRecord], objective: Objective, place: s
     return targets
 
 
-def _is_number(value: Any) -> bool:
+def _is_target_number(value: Any) -> bool:
+    """Return True for a missing value (None) and for a number of magnitude below 1e30; False for booleans."""
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30)
 
 
 def integers(records: Sequence[CaseRecord], key: Literal["image", "label"], place: str) -> np.ndarray:
-    """The integers under a key of all records."""
+    """Return the integer stored under one key of each record, shape (n,), int64.
+
+    Args:
+        records: Records of a split.
+        key: Key to read.
+        place: Name of the split, for messages.
+
+    Raises:
+        DataError: If a record lacks the key, its value is not an integer, or it does not fit into 64 bits.
+    """
     try:
         values = [record[key] for record in records]
     except (KeyError, TypeError):
@@ -90,7 +103,7 @@ def integers(records: Sequence[CaseRecord], key: Literal["image", "label"], plac
         if type(value) is not int:
             if key == "image" and isinstance(value, str):
                 raise DataError(
-                    "image_file_in_list", files_message(f"record {number} of {place}"), where=place, record=number
+                    "image_file_in_list", image_file_message(f"record {number} of {place}"), where=place, record=number
                 )
             raise DataError(
                 "wrong_type",
@@ -113,8 +126,8 @@ def integers(records: Sequence[CaseRecord], key: Literal["image", "label"], plac
         ) from None
 
 
-def files_message(where: str) -> str:
-    """What to say of a list that names files of images."""
+def image_file_message(where: str) -> str:
+    """Return the error message for a data list that names image files instead of array rows."""
     return (
         f"expected a row of the image array in 'image', got the path of a file: {where}. Lists of image files are not "
         "read: `medfl prep folder` turns image files and a table of labels into one array and a list."
@@ -122,10 +135,14 @@ def files_message(where: str) -> str:
 
 
 def list_objective(values: dict[str, Any], path: Path) -> Objective:
-    """The objective of a list.
+    """Return the objective that a data list's entry ``objective`` describes.
+
+    Args:
+        values: Content of the data list; has the key ``objective``.
+        path: Path of the data list, for messages.
 
     Raises:
-        DataError: If there is no such one.
+        DataError: If the entry does not describe a known objective.
     """
     from medfl.objectives import read_objective
 

@@ -1,4 +1,4 @@
-"""Data sets of PyTorch as data sets of a federation."""
+"""Adapt map-style PyTorch data sets to `medfl.types.Dataset`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from medfl.errors import DataError
 from medfl.types import Dataset
 
 
-class Pairs(Protocol):
-    """A map-style data set of ``(input, target)`` pairs; PyTorch's own base class declares no length."""
+class PairDataset(Protocol):
+    """Interface of a map-style data set of ``(input, target)`` pairs. PyTorch's own base class declares no length."""
 
     def __len__(self) -> int: ...
 
@@ -21,42 +21,43 @@ class Pairs(Protocol):
 
 
 class TorchData:
-    """A map-style data set of ``(input, target)`` pairs, addressed by rows.
+    """Adapter that makes a map-style data set of ``(input, target)`` pairs a `medfl.types.Dataset`.
 
-    All targets are read once, when the object is made. Transforms that draw random numbers should be the task's
-    `augmentation` instead: draws of the data set itself are not repeated when a run continues after a stop.
+    The constructor reads all targets once. Random transforms should be the task's `augmentation` instead of part of the
+    data set: random draws inside the data set are not reproduced when a run is resumed.
 
     Args:
-        data: The data set. Inputs and targets are numbers, arrays or tensors of one shape.
+        data: Data set to adapt. Inputs and targets are numbers, arrays or tensors; all inputs have one shape, and all
+            targets have one shape.
     """
 
-    def __init__(self, data: Pairs) -> None:
+    def __init__(self, data: PairDataset) -> None:
         self._data = data
-        self._all = default_collate([torch.as_tensor(self._data[row][1]) for row in range(len(self._data))])
-        self.class_labels = labels_in(self._all)
+        self._targets = default_collate([torch.as_tensor(self._data[row][1]) for row in range(len(self._data))])
+        self.class_labels = labels_in(self._targets)
 
     def __len__(self) -> int:
         return len(self._data)
 
     def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs (B, ...) and targets (B, ...) of rows (B,)."""
+        """Return the inputs (B, ...), float32, and targets (B, ...) of rows (B,)."""
         inputs = default_collate([torch.as_tensor(self._data[row][0]) for row in rows.tolist()])
-        return inputs.float(), self._all[rows]
+        return inputs.float(), self._targets[rows]
 
     def targets(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the targets (B, ...) of rows (B,)."""
-        return self._all[rows]
+        return self._targets[rows]
 
 
 def as_dataset(data: Any, where: str) -> Dataset:
-    """Return a data set of PyTorch, or one of medfl, as one of medfl.
+    """Return a PyTorch or medfl data set as a `medfl.types.Dataset`.
 
     Args:
-        data: A map-style data set of ``(input, target)`` pairs, or a `medfl.types.Dataset`.
-        where: Place of the data, for messages.
+        data: Map-style data set of ``(input, target)`` pairs, or a `medfl.types.Dataset`, which is returned unchanged.
+        where: Name of the data, for messages.
 
     Raises:
-        DataError: If it is none of these.
+        DataError: If `data` is neither, or is empty.
     """
     if isinstance(data, Dataset):
         return data

@@ -165,7 +165,7 @@ def test_an_image_file_that_can_not_be_read(medfl: Medfl, own: tuple[object, ...
     (tmp_path / "images" / "3.png").write_bytes(b"no picture")
     code, error = medfl(*own, tmp_path / "P")
     assert code == 2
-    assert "1 of 8 images can't be read: 1 x the file is no image of the kind that" in error
+    assert "1 of 8 images can't be read: 1 x the file is not an image of the kind that" in error
     assert "(table row 5)" in error
     assert "--skip-unreadable" in error
     assert not (tmp_path / "P").exists()

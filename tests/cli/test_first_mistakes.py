@@ -69,7 +69,7 @@ def run(*words):
         ),
         (
             "images",
-            "none is in images. Check the path. `medfl prep` makes lists (your own images:",
+            "none is in images. Check the path. `medfl prep` writes a pooled data set",
         ),
         ("cells/site-01", "none is in cells/site-01. This is one site: give the folder above it, cells."),
     ],

@@ -174,7 +174,7 @@ def test_many_sites_and_classes_stay_readable(medfl, tmp_path):
         (("--sites", 201), "there are 200"),
         (("--scheme", "by_site"), "name it with --column"),
         (("--scheme", "by_site", "--column", "wards"), "no column 'wards'. Did you mean 'ward'?"),
-        (("--column", "ward"), "partition 'iid' does not go by a column"),
+        (("--column", "ward"), "partition 'iid' does not use a column"),
         (("--option", "stratified"), "Expected --option NAME=VALUE, got 'stratified'"),
         (("--scheme", "limited_classes", "--option", "classes=1"), "needs the option 'at': --option at=VALUE"),
         (("--option", "stratified=perhaps"), "option 'stratified': Input should be a valid boolean"),

@@ -1,4 +1,4 @@
-"""Arrays addressed by row: shapes, layouts, numbers, errors."""
+"""Test data sets of array rows: shapes, layouts, values and errors."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_items_are_what_monai_loaders_want_and_end():
 def test_a_split_that_is_too_large_to_keep_gives_the_same_numbers(monkeypatch, order):
     images = np.asarray(random_images(9, 5, 6, 3), order=order)
     kept = ArrayDataset(images, range(4), [8, 1, 0, 2])
-    monkeypatch.setattr(arrays, "RESIDENT_BYTES", 10)
+    monkeypatch.setattr(arrays, "MAX_RESIDENT_BYTES", 10)
     read = ArrayDataset(images, range(4), [8, 1, 0, 2])
     rows = torch.tensor([3, 0])
     assert torch.equal(kept.batch(rows)[0], read.batch(rows)[0])
@@ -90,7 +90,7 @@ def test_masks_are_read_like_images_and_stay_in_a_file_where_they_are_large(monk
     images, masks = random_images(9, 5, 6), random_images(9, 5, 6) % 3
     index, rows = np.array([8, 1, 0, 2]), torch.tensor([3, 0])
     kept = ArrayDataset(images, ArrayMasks(masks, index, (1, 5, 6)), index)
-    monkeypatch.setattr(arrays, "RESIDENT_BYTES", 10)
+    monkeypatch.setattr(arrays, "MAX_RESIDENT_BYTES", 10)
     read = ArrayDataset(images, ArrayMasks(masks, index, (1, 5, 6)), index)
     for data in (kept, read):
         assert torch.equal(data.batch(rows)[1], torch.from_numpy(masks[[2, 8]])[:, None].long())

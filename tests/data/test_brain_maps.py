@@ -1,4 +1,4 @@
-"""Maps to predict: bad folders are told, and no message names a subject."""
+"""Test maps for inference: wrong folders are reported, and no message names a subject."""
 
 from __future__ import annotations
 

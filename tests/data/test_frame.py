@@ -1,4 +1,4 @@
-"""Volumes on the grid of an array: from left to right, and each channel by its own scale."""
+"""Test volumes on the grid of an array: orientation from left to right, and normalisation of each channel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def read(path: Path, frame: Frame, values: np.ndarray, affine: np.ndarray) -> np
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_axes_run_to_the_right_to_the_front_and_up(tmp_path, axis, sign):
-    """The value of a voxel is its place in space along one axis, whichever way the file runs."""
+    """The value of a voxel is its position in space along one axis, for each direction of the file's axis."""
     steps = np.ones(4)
     steps[axis] = sign
     places = np.broadcast_to(sign * np.arange(4).reshape([-1 if each == axis else 1 for each in range(3)]), (4, 4, 4))

@@ -1,4 +1,4 @@
-"""Images to predict: the same pixels as in training, in a known order."""
+"""Test images for inference: the same pixels as in training, in a defined order."""
 
 from __future__ import annotations
 

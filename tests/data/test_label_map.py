@@ -1,4 +1,4 @@
-"""Public data whose classes are not those of the sites: by equal names, by a map, or refused with both name lists."""
+"""Test public data with classes that differ from the sites': matched by name, by a map, or refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCALE = ((0.5,), (0.5,))
 
 
 def pool(folder: Path, classes: tuple[str, ...], labels: list[int], named: bool = True, seed: int = 0) -> Path:
-    """A pooled data set of 10 x 10 pixels with the given labels."""
+    """Write a pooled data set of 10 x 10 pixels with the given labels."""
     folder.mkdir()
     images = np.random.default_rng(seed).integers(0, 256, (len(labels), 10, 10), dtype=np.uint8)
     np.save(folder / "images.npy", images)
@@ -39,7 +39,7 @@ def pool(folder: Path, classes: tuple[str, ...], labels: list[int], named: bool 
 
 @pytest.fixture
 def sites(tmp_path: Path) -> Path:
-    """Two sites that tell normal, benign and malignant images apart."""
+    """Two sites with normal, benign and malignant images."""
     partition(pool(tmp_path / "films", CLASSES, [0, 1, 2] * 8), tmp_path / "D", PartitionPlan("iid", 2), iid)
     return tmp_path / "D"
 
@@ -77,7 +77,7 @@ def test_a_class_becomes_the_sites_class(
 
 
 def test_another_map_is_other_data(sites: Path) -> None:
-    """A run that goes on with another map would not be the same run."""
+    """A run that is resumed with another map would not be the same run."""
     plain = load(sites, ("benign", "malignant"))
     label_map = {"benign": "benign", "malignant": "malignant"}
     again = load_cohort(sites, Multiclass(3), *SCALE, public="../lesions", label_map=label_map)

@@ -1,4 +1,4 @@
-"""Leaks: the same patient or image in two places that must not share any (oracle O-G7)."""
+"""Test leaks: the same patient or image in two places that must not share any (oracle O-G7)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAMES = ["site-01", "site-02"]
 
 @pytest.fixture
 def images(tmp_path) -> np.ndarray:
-    """Sixty images that are all different; row 10 i to 10 i + 9 belong to place i."""
+    """Sixty distinct images; rows 10 i to 10 i + 9 belong to place i."""
     array = np.random.default_rng(0).integers(0, 256, (60, 5, 5), dtype=np.uint8)
     np.save(tmp_path / "images.npy", array)
     return array
@@ -49,7 +49,7 @@ def cohort(tmp_path, images) -> Path:
 
 
 def edit(folder: Path, split: str, number: int, **entries) -> None:
-    """Change entries of a record; None removes."""
+    """Change entries of a record; None removes an entry."""
     path = folder / "datalist.json"
     content = json.loads(path.read_text())
     record = content[split][number]
@@ -113,7 +113,7 @@ def test_only_sites_that_take_part_count(cohort, images):
 
 
 def test_sites_that_were_prepared_apart_may_use_the_same_numbers(cohort, images):
-    """Equal subject ids mean the same person only in arrays of the same content; pixels are compared anyway."""
+    """Equal subject ids mean the same person only in arrays of the same content; pixels are always compared."""
     np.save(cohort / "site-02" / "own.npy", np.concatenate([images, images[:1] ^ 1]))
     path = cohort / "site-02" / "datalist.json"
     path.write_text(path.read_text().replace("../images.npy", "own.npy"))
@@ -124,7 +124,7 @@ def test_sites_that_were_prepared_apart_may_use_the_same_numbers(cohort, images)
 
 
 def hospital(folder: Path, images: np.ndarray, training: int) -> None:
-    """A site that prepared its own images; the first ones are for training."""
+    """Write a site that prepared its own images; the first `training` images are for training."""
     folder.mkdir()
     np.save(folder / "images.npy", images)
     splits = {
@@ -136,7 +136,7 @@ def hospital(folder: Path, images: np.ndarray, training: int) -> None:
 
 @pytest.mark.parametrize(("row", "split"), [(2, "training"), (8, "test")])
 def test_an_image_that_two_hospitals_hold_stops_a_run(tmp_path, images, row, split):
-    """Each has an array of its own, and the second one's are floating."""
+    """Each hospital has its own array, and the second array is floating point."""
     others = images[20:30] / np.float32(255)
     hospital(tmp_path / "north", images[:10], 6)
     hospital(tmp_path / "south", others, 6)
@@ -285,7 +285,7 @@ def test_each_image_is_hashed_once_however_many_sites_there_are(tmp_path, monkey
 
 
 class ReadOnce(set):
-    """A set that is read once, and never compared with another."""
+    """Set that may be iterated once and never compared with another set."""
 
     read = 0
 
@@ -301,7 +301,7 @@ class ReadOnce(set):
 
 def test_many_places_with_everything_in_common_are_counted_together():
     contents = [ReadOnce(range(50)) for _ in range(60)]
-    overlaps = list(leaks._overlaps(contents))
+    overlaps = list(leaks._count_overlaps(contents))
     assert {content.read for content in contents} == {1}
     assert len(overlaps) == 60 * 59 // 2
     assert {count for _, _, count in overlaps} == {50}

@@ -1,4 +1,4 @@
-"""Mammograms that a trained network is to predict: read as prep reads them, from DICOM, PGM and others."""
+"""Test mammograms for inference: read as during preparation, from DICOM, PGM and other formats."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXPECTED = to_row(GREY, (8, 8))
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pooled data set in the place of the only site, and its release."""
+    """Write a pooled data set in the place of the only site, and return it with its release."""
     place = tmp_path_factory.mktemp("mias")
     rows = {number: KNOWN.get(number, ["G NORM"]) for number in (1, 2, 3, 4, 143, 144)}
     release = write_release(place, rows, edge=50)

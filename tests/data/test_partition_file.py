@@ -1,4 +1,4 @@
-"""What changed after a partition: named when a run starts, and accepted by name only."""
+"""Test files that changed after a partition: reported when a run starts, and accepted by name only."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def other_pixel(cohort: Path) -> None:
 
 
 def other_array(cohort: Path) -> None:
-    """The list names a copy; it is the list that changed."""
+    """Let the list name a copy of the array; the list is then the changed file."""
     shutil.copy(cohort / ARRAY, cohort / "copy.npy")
     (cohort / LIST).write_text((cohort / LIST).read_text().replace("images.npy", "copy.npy"))
 
@@ -130,7 +130,7 @@ def test_a_damaged_record_is_named(cohort: Path, content: bytes) -> None:
 
 
 def test_the_array_is_read_for_its_digest_once(cohort: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading has taken it already; comparing costs nothing more."""
+    """Loading has computed the digest already, so the comparison reads nothing."""
     read = []
     take = hashlib.file_digest
     monkeypatch.setattr(hashlib, "file_digest", lambda file, kind: read.append(file.name) or take(file, kind))

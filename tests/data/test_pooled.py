@@ -1,4 +1,4 @@
-"""Data sets that are put together in memory."""
+"""Test data sets that are concatenated in memory."""
 
 from __future__ import annotations
 

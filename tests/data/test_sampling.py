@@ -1,4 +1,4 @@
-"""Rows of the shared set: balanced over the classes, and a share of each class."""
+"""Test the choice of rows of the shared set: balanced over the classes, and a fraction of each class."""
 
 import math
 from collections import Counter

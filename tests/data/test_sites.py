@@ -1,4 +1,4 @@
-"""Data lists and sites: what is read back, and what every kind of damage says."""
+"""Test data lists and sites: loaded values, and the message for each kind of damage."""
 
 from __future__ import annotations
 

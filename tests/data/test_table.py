@@ -1,4 +1,4 @@
-"""Tables as spreadsheets write them."""
+"""Test tables as spreadsheets write them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_long_lists_of_rows_are_cut():
 
 @pytest.mark.parametrize("first", ["P-7,secret.png,benign", "7,sally,benign", "north,secret.dcm,north"])
 def test_a_table_without_names_of_columns_is_not_repeated(tmp_path, first):
-    """What stands where the names should be is a patient's row."""
+    """Without column names, the first line is a patient's row."""
     path = write(tmp_path, f"{first}\n{first}\n")
     with refused(DataError, "missing_header", path=str(path)) as error:
         read_table(path).require(["file"])

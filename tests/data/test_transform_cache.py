@@ -1,4 +1,4 @@
-"""The cache of transforms serves what would be made anew, bit by bit, and nothing else."""
+"""Test that the cache of transforms returns bit-identical results and detects every change."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from monai.transforms import Compose, Lambdad, MapTransform, RandFlipd
 from refusals import refused
 from volumes import KEYS, make_cases, make_data, patches, same, steady, visit, write_volume
 
-from medfl.data.transforms.cache import DAY, DiskCache
+from medfl.data.transforms.cache import STALE_SECONDS, DiskCache
 from medfl.data.transforms.dataset import TransformDataset
-from medfl.data.transforms.packing import packed, unpacked
+from medfl.data.transforms.packing import pack_item, unpack_item
 from medfl.errors import DataError, SettingsError
 from medfl.utils.configuration import OpaqueError, configuration_digest
 
 
 class Counting(MapTransform):
-    """Adds a number, and counts how often."""
+    """Transform that adds a number and counts its calls."""
 
     calls: list[int] = []  # noqa: RUF012
 
@@ -122,7 +122,7 @@ def test_a_damaged_file_is_made_anew(cases: list[dict[str, Any]], tmp_path: Path
 
 
 def write_half(cases: list[dict[str, Any]], folder: Path, writing: Any) -> None:
-    """Fill a cache in a process that stops where its first file is whole but not yet in its place."""
+    """Fill a cache in a process that stops after writing its first file but before renaming it."""
 
     def stop(*paths: object) -> None:
         writing.set()
@@ -146,7 +146,7 @@ def test_a_process_killed_while_it_writes_leaves_nothing_that_is_read(cases: lis
     data = make_data(cases, cache="disk", cache_dir=folder)
     assert same(visit(data, [[0, 1]]), visit(make_data(cases), [[0, 1]]))
     assert len(list(folder.rglob("*.safetensors"))) == 2
-    os.utime(left[0], (time.time() - 2 * DAY,) * 2)
+    os.utime(left[0], (time.time() - 2 * STALE_SECONDS,) * 2)
     DiskCache(folder)
     assert not left[0].exists(), "half a file goes when it is old"
 
@@ -163,9 +163,9 @@ def test_items_are_kept_as_they_are():
         "places": [torch.tensor([1]), torch.empty(0, dtype=torch.int32)],
         **case,
     }
-    form, tensors = packed(item, case, "row 0")
+    form, tensors = pack_item(item, case, "row 0")
     assert "doe" not in str(form)
-    again = unpacked((form, tensors), case, copy=True)
+    again = unpack_item((form, tensors), case, copy=True)
     assert list(again) == list(item)
     assert torch.equal(again["image"], image)
     assert again["image"].meta.keys() == image.meta.keys()
@@ -174,7 +174,7 @@ def test_items_are_kept_as_they_are():
     assert again["half"].dtype == torch.bfloat16
     assert tensors["0"].data_ptr() != again["image"].data_ptr()
     with refused(DataError, "unsupported_value", where="row 0", found="object"):
-        packed({"thing": object()}, {}, "row 0")
+        pack_item({"thing": object()}, {}, "row 0")
 
 
 def test_a_description_holds_what_decides_and_nothing_else():

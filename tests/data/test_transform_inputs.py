@@ -1,4 +1,4 @@
-"""Cases that can't be: each is refused with its row, what to do, and no name of a file or a person."""
+"""Test impossible cases: each is refused with its row and advice, without the name of a file or a person."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from volumes import KEYS, NAME, make_cases, make_data, visit, write_volume
 
 from medfl.data.leaks import leaks_between, refuse_leaks
 from medfl.data.transforms.dataset import TransformDataset
-from medfl.data.transforms.survey import holding, survey
+from medfl.data.transforms.survey import holding, survey_split
 from medfl.errors import DataError, SettingsError
 from medfl.privacy.samples import refuse_patches
 from medfl.training.loop import Batch
@@ -34,7 +34,7 @@ def cases(tmp_path: Path) -> list[dict[str, Any]]:
 def failure(
     code: str, fields: dict[str, Any], cases: list[dict[str, Any]], *end: Any, kind: type = DataError, **options: Any
 ) -> str:
-    """Check the error that loading all cases ends in; it names no file and nobody. Return its message."""
+    """Check the error that loading all cases raises, and that it names no file and no person. Return its message."""
     with refused(kind, code, **fields) as caught:
         visit(make_data(cases, *end, **options), [[0], [1], [2]])
     disclosed = f"{caught.value}{caught.value.fields}"
@@ -44,7 +44,7 @@ def failure(
 
 
 def remade(cases: list[dict[str, Any]], mask: np.ndarray, **options: Any) -> list[dict[str, Any]]:
-    """The cases with another mask for the second one."""
+    """Return the cases with another mask for the second one."""
     write_volume(Path(cases[1]["label"]), mask, **options)
     return cases
 
@@ -84,7 +84,7 @@ def test_a_mask_has_an_unknown_label_or_was_interpolated(cases: list[dict[str, A
 def test_an_empty_mask_is_allowed_and_counted(cases: list[dict[str, Any]]):
     data = make_data(remade(cases, np.zeros((12, 10, 8), np.uint8)))
     assert not visit(data, [[1]])[0].targets.any()
-    facts = survey(data)
+    facts = survey_split(data)
     assert facts.empty == {"label": 1}
     assert facts.shapes == ((12, 10, 8),) * 3
     assert len(set(facts.pixels)) == 3

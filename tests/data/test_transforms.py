@@ -1,4 +1,4 @@
-"""Cases through transforms: the same bits whoever loads them, new changes at each visit, patches, sizes and formats."""
+"""Test cases with transforms: the same bits from any process, new changes at each visit, patches, sizes and formats."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_transforms_that_draw_from_global_generators_are_seeded_and_leave_them_a
 
 
 class Net(nn.Module):
-    """A voxel's logits."""
+    """Network that returns a voxel's logits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class Net(nn.Module):
 
 
 def trained(data: TransformDataset, rounds: list[int], model: nn.Module) -> tuple[list[torch.Tensor], int]:
-    """Train as a site does in some rounds; parameters and samples."""
+    """Train as a site does in the given rounds, and return the parameters and the samples."""
     settings, samples = Settings(rounds=1, epochs=2, batch_size=2), 0
     for round_ in rounds:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

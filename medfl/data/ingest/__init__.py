@@ -1,1 +1,1 @@
-"""Makes a prepared data set: workers, checkpoint, quarantine, download, a hospital's own images."""
+"""Preparation of data sets: read image files into one array and write the data list."""

@@ -1,7 +1,7 @@
-"""What an ingestion has done so far, on disk, so that it can go on after an interruption.
+"""Record of an ingestion's progress on disk, so that an interrupted ingestion can be resumed.
 
-The work folder holds the array, filled in part, and ``journal.jsonl``: a line that says what is made, then a line for
-each row that is done. A line is written only after its row is on disk.
+The work folder contains the partly filled array and ``journal.jsonl``. The journal's first line describes the array and
+the recipe. Each further line records one finished row, and is written only after the row is on disk.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import numpy as np
 from medfl.data.ingest.array_file import ArrayFile, new_array, writing
 
 ARRAY = "images.npy"
-"""The array file in the work folder."""
+"""File name of the image array, in the work folder and in the prepared data set."""
 
 EVERY_SECONDS = 2.0
-"""How much work is lost at most when the machine stops."""
+"""Seconds between two writes of the journal: the most work that is lost when the machine stops."""
 
 _VERSION = 2
 
 
-def stamp_of(item: object, files: Sequence[Path]) -> str:
-    """What changes when an item or one of its files changes: a hash, from which no name can be read.
+def item_stamp(item: object, files: Sequence[Path]) -> str:
+    """Return a hash that changes when an item or one of its files changes. No file name can be recovered from it.
 
     Args:
-        item: Its ``repr`` counts.
-        files: Their sizes and times of change count; a file may be missing.
+        item: Item whose ``repr`` is hashed.
+        files: Files whose paths, sizes and modification times are hashed; missing files are skipped.
 
     Returns:
         16 hexadecimal digits.
@@ -47,18 +47,18 @@ def stamp_of(item: object, files: Sequence[Path]) -> str:
 
 
 class Checkpoint:
-    """The rows of an array that are done; it goes on where an earlier one with the same recipe stopped.
+    """Finished rows of an array. Resumes an earlier ingestion with the same recipe, otherwise starts a new array.
 
     Args:
-        work: The folder of the journal and the array; it is there.
-        stamps: One for each row (`stamp_of`).
-        shape: Of the whole array, (rows, ...).
-        dtype: Of the array.
-        recipe: As JSON; with another one than before all begins anew.
+        work: Existing folder for the journal and the array.
+        stamps: Hash of the item of each row (`item_stamp`).
+        shape: Shape of the whole array, (rows, ...).
+        dtype: Data type of the array.
+        recipe: Settings that decide the pixels, as JSON. If they differ from the journal's, all rows are read again.
 
     Attributes:
-        array: The array file.
-        done: Row to facts, of the rows that are done.
+        array: Path of the array file.
+        done: Maps each finished row to its metadata (`LoadedItem.facts`).
 
     Raises:
         DataError: If the disk has no room for the array.
@@ -72,7 +72,7 @@ class Checkpoint:
         self._path, self._stamps = work / "journal.jsonl", stamps
         head = {"version": _VERSION, "shape": list(shape), "dtype": dtype.str, "recipe": recipe}
         self._head = json.loads(json.dumps(head))
-        if not self._read():
+        if not self._resume():
             self._path.unlink(missing_ok=True)
             with writing(), new_array(self.array, shape, dtype):
                 self._path.write_text(json.dumps(self._head) + "\n", encoding="utf-8")
@@ -80,14 +80,14 @@ class Checkpoint:
         self._written = time.monotonic()
 
     def add(self, row: int, facts: dict[str, Any]) -> None:
-        """Note that a row is done."""
+        """Record that a row is finished; write to the journal every `EVERY_SECONDS`."""
         self.done[row] = facts
         self._waiting.append(json.dumps({"row": row, "stamp": self._stamps[row], "facts": facts}))
         if time.monotonic() - self._written >= EVERY_SECONDS:
             self.flush()
 
     def flush(self) -> None:
-        """Bring rows to the disk, then their lines.
+        """Write the finished rows to the disk, then their lines to the journal.
 
         Raises:
             DataError: If the disk is full.
@@ -101,8 +101,8 @@ class Checkpoint:
                 os.fsync(file.fileno())
         self._waiting, self._written = [], time.monotonic()
 
-    def _read(self) -> bool:
-        """Read an earlier journal; whether it was one of the same recipe, and its array is whole."""
+    def _resume(self) -> bool:
+        """Load an earlier journal into `done`; return False if there is none with this recipe and a complete array."""
         try:
             with ArrayFile(self.array) as pixels:
                 shape = list(pixels.shape)
@@ -116,14 +116,14 @@ class Checkpoint:
                 entry = json.loads(line)
                 if self._stamps[entry["row"]] == entry["stamp"]:
                     self.done[entry["row"]] = entry["facts"]
-        if not line_ended(self._path):
+        if not ends_with_newline(self._path):
             with self._path.open("a", encoding="utf-8") as file:
                 file.write("\n")
         return True
 
 
-def line_ended(path: Path) -> bool:
-    """Whether the last line of a text file that is not empty is whole."""
+def ends_with_newline(path: Path) -> bool:
+    """Return True if the last line of a non-empty text file is complete."""
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1) == b"\n"

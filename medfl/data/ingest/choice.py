@@ -1,4 +1,7 @@
-"""What is read for a data set, and what became of it."""
+"""Plan of the images to read for a data set, and the outcome of reading them.
+
+A release is the set of files that a data set's publisher distributes.
+"""
 
 from __future__ import annotations
 
@@ -18,23 +21,24 @@ from medfl.records.datalist import Exclusion
 
 @dataclass
 class Choice:
-    """What is read for a data set, and what is left out.
+    """Plan of the images of a data set that are read, and of the images that are left out.
 
-    Each image of the release has a place: first come, first numbered.
+    Each image of the release has a place: its number in the order in which the release lists the images.
 
     Attributes:
-        items: What is read, one for each row of the array; see `medfl.data.ingest.pipeline.ingest`.
-        places: For each of the items its place.
-        files: The files of an item.
-        load: Reads one of the items in a worker process, so it must be importable.
-        shape: Of a row of the array.
-        recipe: Whatever decides the pixels of all items, as JSON.
-        cells: What ``quarantine.csv`` says of a place, under `columns`; nothing that identifies a patient.
-        columns: Names of these cells.
-        missing: Place to reason, of what is not read.
-        unlisted: Reasons that are counted, but not listed in ``quarantine.csv``.
-        dtype: Of the array.
-        release: What else `medfl.data.ingest.spec.ImageSpec.datalist` needs to know.
+        items: Items to read, one for each row of the array; see `medfl.data.ingest.pipeline.ingest`.
+        places: Place of each item.
+        files: Function that returns the files of an item.
+        load: Function that reads an item in a worker process, so it must be importable.
+        shape: Shape of one row of the array.
+        recipe: Settings that decide the pixels of all items, as JSON.
+        cells: Function that returns the cells of a place in ``quarantine.csv``, under `columns`. Nothing in them may
+            identify a patient.
+        columns: Column names of these cells.
+        missing: Maps the place of each image that is not read to the reason.
+        unlisted: Reasons that are counted but not listed in ``quarantine.csv``.
+        dtype: Data type of the array.
+        release: Further data for `medfl.data.ingest.spec.ImageSpec.datalist`, of a type that the data set chooses.
     """
 
     items: Sequence[Any]
@@ -51,20 +55,22 @@ class Choice:
     release: Any = None
 
     def count(self) -> int:
-        """How many images there are, those that are not read included."""
+        """Return the number of images, including images that are not read."""
         return len(self.items) + len(self.missing)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of all images.
+    """Result of reading the images of a plan.
 
     Attributes:
-        choice: What was to be read.
-        kept: For each row of the array its place.
-        facts: For each row of the array what `medfl.data.ingest.workers.LoadedItem.facts` said.
-        reasons: Place to reason, of what is left out: first what is missing, then what can't be read.
-        dropped: Place to reason, of what was read and does not stay, see `medfl.data.ingest.spec.ImageSpec.drop`.
+        choice: The plan.
+        kept: Place of the image in each row of the array.
+        facts: Metadata of each row of the array, from `medfl.data.ingest.workers.LoadedItem.facts`.
+        reasons: Maps the place of each excluded image to the reason: first the images that were not read, then those
+            that can't be read.
+        dropped: Maps the place of each image that was read and then removed to the reason, see
+            `medfl.data.ingest.spec.ImageSpec.drop`.
     """
 
     choice: Choice
@@ -74,7 +80,11 @@ class Outcome:
     dropped: dict[int, str] = field(default_factory=dict)
 
     def without(self, rows: Mapping[int, str]) -> Outcome:
-        """The same after rows were taken out of the array, with their reasons."""
+        """Return the outcome after rows were removed from the array.
+
+        Args:
+            rows: Maps each removed row to the reason.
+        """
         stay = [row for row in range(len(self.kept)) if row not in rows]
         return replace(
             self,
@@ -84,8 +94,13 @@ class Outcome:
         )
 
 
-def as_outcome(choice: Choice, done: Ingested | None = None) -> Outcome:
-    """What became of all images, by their places; before anything is read without `done`."""
+def make_outcome(choice: Choice, done: Ingested | None = None) -> Outcome:
+    """Return the outcome of a plan, keyed by place.
+
+    Args:
+        choice: The plan.
+        done: Result of the ingestion; None before anything is read.
+    """
     if done is None:
         return Outcome(choice, [], [], dict(choice.missing))
     return Outcome(
@@ -97,7 +112,7 @@ def as_outcome(choice: Choice, done: Ingested | None = None) -> Outcome:
 
 
 def exclusions(reasons: Mapping[str, int]) -> tuple[Exclusion, ...]:
-    """Return an exclusion for each reason that holds for any image.
+    """Return an exclusion for each reason that applies to at least one image.
 
     Args:
         reasons: Maps each reason to its number of images.
@@ -106,12 +121,12 @@ def exclusions(reasons: Mapping[str, int]) -> tuple[Exclusion, ...]:
 
 
 def rows_to_mend(reasons: Mapping[int, str], count: int, row_of: Callable[[int], int]) -> str:
-    """What to say of images that can't be read, each a row of a table, where that stops the work.
+    """Return the error message for images that can't be read, listed by reason with their table rows.
 
     Args:
-        reasons: Place to reason, of those that can't be read.
-        count: How many images there are.
-        row_of: The row of a place in the table.
+        reasons: Maps the place of each unreadable image to the reason.
+        count: Number of images in total.
+        row_of: Function that returns the table row of a place.
     """
     rows: dict[str, list[int]] = {}
     for place, reason in reasons.items():
@@ -121,6 +136,6 @@ def rows_to_mend(reasons: Mapping[int, str], count: int, row_of: Callable[[int],
         for reason, numbers in sorted(rows.items(), key=lambda entry: -len(entry[1]))
     )
     return (
-        f"{len(reasons)} of {count} images can't be read: {described}. Mend these files, or leave them out with "
+        f"{len(reasons)} of {count} images can't be read: {described}. Repair these files, or leave them out with "
         f"--skip-unreadable; {QUARANTINE} then lists them."
     )

@@ -1,4 +1,4 @@
-"""Which file of a folder a cell of a table means."""
+"""Find the image files that the cells of a table name."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from medfl.errors import DataError
 
 
 class ImageFolder:
-    """The image files of a folder, found by their path in it, with or without the ending.
+    """Image files of a folder, found by their relative path with or without file extension.
 
     Args:
-        path: The folder.
+        path: Path of the folder.
+
+    Attributes:
+        path: Absolute path of the folder.
 
     Raises:
         DataError: If there is no such folder.
@@ -33,17 +36,15 @@ class ImageFolder:
         self.path = Path(os.path.abspath(path))
 
     def find(self, names: Sequence[str], numbers: Sequence[int]) -> list[Path]:
-        """One file for each name.
+        """Return one existing file for each name, each file once.
 
         Args:
-            names: Paths relative to the folder, or absolute ones that lie in it; the ending of a file may be left out.
-            numbers: The table row of each name, for messages.
-
-        Returns:
-            Existing files, each one once.
+            names: Paths relative to the folder, or absolute paths inside it; the file extension may be omitted.
+            numbers: Table row of each name, for messages.
 
         Raises:
-            DataError: If a path leaves the folder, there is no file or more than one, or two rows mean the same file.
+            DataError: If a path leads out of the folder, no file or several files match a name, or two rows name the
+                same file.
         """
         paths = [Path(os.path.normpath(self.path / name.replace("\\", "/"))) for name in names]
         outside = [number for number, path in zip(numbers, paths, strict=True) if self.path not in path.parents]
@@ -57,14 +58,14 @@ class ImageFolder:
                 total=len(names),
             )
         matches = [[path] if os.path.isfile(path) else self._by_stem.get(path, []) for path in paths]  # noqa: PTH113
-        self._check_found(matches, numbers)
+        self._check_matches(matches, numbers)
         files = [paths_of_name[0] for paths_of_name in matches]
         self._check_unique(files, numbers)
         return files
 
     @cached_property
     def _by_stem(self) -> dict[Path, list[Path]]:
-        """Path without ending to the image files with that path."""
+        """Maps each path without extension to the image files with that path."""
         paths = defaultdict(list)
         for folder, _, names in os.walk(self.path):
             for name in names:
@@ -73,7 +74,7 @@ class ImageFolder:
                     paths[Path(folder, name[: -len(ending)])].append(Path(folder, name))
         return paths
 
-    def _check_found(self, matches: list[list[Path]], numbers: Sequence[int]) -> None:
+    def _check_matches(self, matches: list[list[Path]], numbers: Sequence[int]) -> None:
         missing = [number for number, paths in zip(numbers, matches, strict=True) if not paths]
         if missing:
             raise DataError(
@@ -99,12 +100,12 @@ class ImageFolder:
     def _check_unique(self, files: list[Path], numbers: Sequence[int]) -> None:
         real = [path.resolve() for path in files]
         counts = Counter(real)
-        twice = [number for number, path in zip(numbers, real, strict=True) if counts[path] > 1]
-        if twice:
+        duplicates = [number for number, path in zip(numbers, real, strict=True) if counts[path] > 1]
+        if duplicates:
             raise DataError(
                 "duplicate_row",
-                f"expected one row for each image, {len(twice)} of {len(files)} rows name an image that another row "
-                f"names too: {row_list(twice)}. Keep one row of each image.",
-                rows=twice,
+                f"expected one row for each image, {len(duplicates)} of {len(files)} rows name an image that another "
+                f"row names too: {row_list(duplicates)}. Keep one row of each image.",
+                rows=duplicates,
                 total=len(files),
             )

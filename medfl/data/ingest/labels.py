@@ -1,4 +1,4 @@
-"""What a table says of a hospital's own images: labels, patients, sites, splits."""
+"""Read labels, patients, sites and splits of the user's own images from a table."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ SPLIT_WORDS = {
     "validation": "validation",
     "test": "test",
 }
-"""What a split column may hold, in any case, and the split that it means."""
+"""Maps each word that a split column may contain, in lower case, to the split that it means."""
 
-_OWN_KEYS = ("image", "label", "subject_id", "site", INTENT)
+_RESERVED_KEYS = ("image", "label", "subject_id", "site", INTENT)
+"""Record keys that medfl writes itself, so that no kept column may have their name."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which column of the table says what.
+    """Names of the table columns with each kind of information.
 
     Attributes:
-        image: Path of the image file.
-        label: The class, as text or number.
-        group: What images of one patient have in common; None if each image is of another patient.
-        site: Where the image was taken; None if that does not matter.
-        split: Training, validation or test; None puts all images into training.
-        keep: Columns to keep as they are, for example sex or age.
+        image: Column with the path of the image file.
+        label: Column with the class, as text or number.
+        group: Column whose entry the images of one patient share; None if each image is of another patient.
+        site: Column with the site where the image was taken; None if sites are not needed.
+        split: Column with training, validation or test; None puts all images into training.
+        keep: Columns to copy into the data list, for example sex or age.
     """
 
     image: str
@@ -46,43 +47,43 @@ class Columns:
 
     def __post_init__(self) -> None:
         named = Counter(self.all())
-        twice = [column for column, count in named.items() if count > 1]
-        if twice:
-            listed = ", ".join(f"'{column}'" for column in twice)
+        duplicates = [column for column, count in named.items() if count > 1]
+        if duplicates:
+            listed = ", ".join(f"'{column}'" for column in duplicates)
             raise SettingsError(
                 "duplicate_column",
-                f"expected another column for each option, got {listed} more than once. What identifies an image or a "
-                "patient is never kept, and a label, site or split column is not needed as a kept one.",
-                columns=twice,
+                f"expected a different column for each option, got {listed} more than once. An image or patient "
+                "column is never kept, and a label, site or split column need not be named in --keep-column.",
+                columns=duplicates,
             )
-        reserved = [column for column in self.keep if column in _OWN_KEYS]
+        reserved = [column for column in self.keep if column in _RESERVED_KEYS]
         if reserved:
             listed = ", ".join(f"'{column}'" for column in reserved)
             raise SettingsError(
                 "reserved_name",
-                f"a kept column can't be called {listed}: medfl uses this name itself. Rename the column, or give "
+                f"--keep-column can't be {listed}: medfl uses this name itself. Rename the column, or give "
                 "it as --site-column, --label-column or --group-column.",
                 columns=reserved,
             )
 
     def all(self) -> list[str]:
-        """Every column that is named."""
+        """Return the names of all columns that are set."""
         named = (self.image, self.label, self.group, self.site, self.split, *self.keep)
         return [column for column in named if column is not None]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a table; all lists are equally long.
+    """Rows of a table, one entry per image; all lists have the same length except `classes`.
 
     Attributes:
-        numbers: Row in the table.
+        numbers: Row number in the table.
         images: Path of the image, as in the table.
-        labels: Class, 0..C-1.
-        classes: Names of the classes.
-        subjects: Made-up identifier of the patient.
+        labels: Class number, 0..C-1.
+        classes: Class names, by class number.
+        subjects: Generated identifier of the patient.
         splits: ``training``, ``validation`` or ``test``.
-        others: Site and kept columns.
+        others: Entries of the site column and the kept columns, by record key.
     """
 
     numbers: list[int]
@@ -95,11 +96,11 @@ class Rows:
 
 
 def read_rows(table: Table, columns: Columns) -> Rows:
-    """Read labels, patients, sites and splits.
+    """Read labels, patients, sites and splits from a table.
 
     Args:
-        table: The table.
-        columns: Which column says what.
+        table: Table of the images.
+        columns: Names of the columns to read.
 
     Raises:
         DataError: If columns are missing (all are named), cells are empty, there are fewer than two classes, or a
@@ -111,7 +112,7 @@ def read_rows(table: Table, columns: Columns) -> Rows:
     classes = order_classes(labels)
     splits = _splits(table, columns.split)
     groups = table.column(columns.group) if columns.group else [str(number) for number in table.numbers]
-    _check_sides(groups, splits)
+    _check_splits(groups, splits)
     return Rows(
         numbers=table.numbers,
         images=table.column(columns.image),
@@ -119,32 +120,34 @@ def read_rows(table: Table, columns: Columns) -> Rows:
         classes=classes,
         subjects=number_subjects(groups),
         splits=splits,
-        others=_others(table, columns),
+        others=_other_entries(table, columns),
     )
 
 
 def order_classes(labels: Sequence[str]) -> list[str]:
-    """The different labels, sorted: as numbers if all are numbers, otherwise as text.
+    """Return the distinct labels, sorted as numbers if all are numbers, otherwise as text.
 
     Raises:
-        DataError: If labels differ only in small and capital letters, or in how a number is written.
+        DataError: If labels differ only in upper and lower case, or in how a number is written.
     """
     numbers = {label: _number(label) for label in set(labels)}
     numeric = None not in numbers.values()
-    alike = defaultdict(list)
+    spellings = defaultdict(list)
     for label in sorted(numbers):
-        alike[str(numbers[label]) if numeric else label.casefold()].append(label)
-    doubtful = [spelled for spelled in alike.values() if len(spelled) > 1]
-    if doubtful:
-        listed = ", ".join(" / ".join(f"'{label}'" for label in spelled) for spelled in doubtful)
+        spellings[str(numbers[label]) if numeric else label.casefold()].append(label)
+    ambiguous = [variants for variants in spellings.values() if len(variants) > 1]
+    if ambiguous:
+        listed = ", ".join(" / ".join(f"'{label}'" for label in variants) for variants in ambiguous)
         raise DataError(
-            "ambiguous_labels", f"expected one way to write each label, got {listed}. Make them alike.", labels=doubtful
+            "ambiguous_labels",
+            f"expected one spelling of each label, got {listed}. Use one of them everywhere.",
+            labels=ambiguous,
         )
     return sorted(numbers, key=lambda label: (numbers[label] or 0.0, label)) if numeric else sorted(numbers)
 
 
 def number_subjects(groups: Sequence[str]) -> list[str]:
-    """Made-up identifiers: ``subject-000001``, ... by the first appearance of each group."""
+    """Return generated identifiers ``subject-000001``, ... for groups, numbered in the order of first appearance."""
     order: dict[str, int] = {}
     return [f"subject-{order.setdefault(group, len(order) + 1):06d}" for group in groups]
 
@@ -189,28 +192,29 @@ def _splits(table: Table, column: str | None) -> list[str]:
     return [SPLIT_WORDS[word] for word in words]
 
 
-def _check_sides(groups: Sequence[str], splits: Sequence[str]) -> None:
-    sides = defaultdict(set)
+def _check_splits(groups: Sequence[str], splits: Sequence[str]) -> None:
+    splits_by_group = defaultdict(set)
     for group, split in zip(groups, splits, strict=True):
-        sides[group].add(split)
-    torn = sum(len(sides_of_group) > 1 for sides_of_group in sides.values())
-    if torn:
+        splits_by_group[group].add(split)
+    in_several = sum(len(splits_of_group) > 1 for splits_of_group in splits_by_group.values())
+    if in_several:
         raise DataError(
             "patient_in_two_splits",
-            f"expected all images of a patient in one split, {torn} of {len(sides)} patients are in several. "
+            f"expected all images of a patient in one split, {in_several} of {len(splits_by_group)} patients are in "
+            "several. "
             "Move each one to one split, or leave out --split-column and let `medfl partition` split by patient.",
-            count=torn,
-            total=len(sides),
+            count=in_several,
+            total=len(splits_by_group),
         )
 
 
-def _others(table: Table, columns: Columns) -> list[dict[str, str]]:
+def _other_entries(table: Table, columns: Columns) -> list[dict[str, str]]:
     sites = table.column(columns.site) if columns.site else None
-    facts = []
+    entries = []
     for place, row in enumerate(table.rows):
         site = {} if sites is None else {"site": sites[place]}
-        facts.append(site | {column: row[column] for column in columns.keep})
-    return facts
+        entries.append(site | {column: row[column] for column in columns.keep})
+    return entries
 
 
 def _number(text: str) -> float | None:

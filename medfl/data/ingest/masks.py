@@ -1,7 +1,7 @@
-"""Masks beside images: read together as one row, and kept in an array of their own.
+"""Read images together with their masks, and store the masks in a separate array.
 
-A row is read with its mask as the last channel, so that both are read, noted and left out together; at the end the
-array is taken apart.
+During ingestion a row contains the image and, as last channel, its mask. Both are therefore read, recorded and left out
+together. `separate_masks` splits the finished array.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from medfl.data.ingest.array_file import new_array
 from medfl.data.ingest.checkpoint import ARRAY
 from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.rgb import resize
-from medfl.data.targets import IN_MASK, STRUCTURES
+from medfl.data.targets import MASK_STRUCTURES_KEY, STRUCTURES
 from medfl.errors import DataError
 
 MASKS = "masks.npy"
-"""The array of masks in the folder of a pooled data set."""
+"""File name of the mask array in the folder of a pooled data set."""
 
 CHUNK_BYTES = 16 << 20
-"""What is taken apart at a time."""
+"""Size of the chunks in which the array is split."""
 
 
 def masked_row(pixels: np.ndarray, mask: np.ndarray, structures: int) -> LoadedItem:
-    """A row of an image with its mask.
+    """Return a row with an image and its mask as last channel.
 
     Args:
-        pixels: (*spatial, C).
-        mask: (*spatial), whole numbers from 0 to `structures` - 1.
-        structures: How many there are, with the background.
+        pixels: Image, (*spatial, C).
+        mask: Structure number of each pixel, (*spatial), integers from 0 to `structures` - 1.
+        structures: Number of structures, including the background.
 
     Returns:
-        (*spatial, C + 1) of the type of `pixels`, and which structures the mask holds.
+        Row of shape (*spatial, C + 1) and of the type of `pixels`, with the numbers of the structures that occur.
 
     Raises:
-        DataError: If the mask is of another size than its image, or holds a number that no structure has.
+        DataError: If the mask has another size than its image, or contains an invalid structure number.
     """
     if mask.shape != pixels.shape[:-1]:
         raise DataError(
             "wrong_shape",
-            f"the mask is {_times(mask.shape)}, its image {_times(pixels.shape[:-1])}. Export it again.",
+            f"the mask is {_size_text(mask.shape)}, its image {_size_text(pixels.shape[:-1])}. Export it again.",
             what="mask",
             expected=pixels.shape[:-1],
             found=mask.shape,
@@ -62,30 +62,30 @@ def masked_row(pixels: np.ndarray, mask: np.ndarray, structures: int) -> LoadedI
             maximum=structures - 1,
         )
     row = np.concatenate([pixels, mask[..., np.newaxis].astype(pixels.dtype)], axis=-1)
-    return LoadedItem(row, {IN_MASK: [int(value) for value in values if value > 0]})
+    return LoadedItem(row, {MASK_STRUCTURES_KEY: [int(value) for value in values if value > 0]})
 
 
 def masked_picture(image: np.ndarray, mask: np.ndarray, size: tuple[int, int]) -> LoadedItem:
-    """A row of a picture with the mask of its lesion, at another size.
+    """Return a resized row with a 2-D image and its binary lesion mask as last channel.
 
-    A pixel of the resized mask is lesion where at least half of what it covers is.
+    A pixel of the resized mask is lesion if at least half of the area it covers is lesion.
 
     Args:
-        image: (H, W) or (H, W, 3), uint8.
-        mask: (H, W) or (H, W, colours): 0 outside of lesions, one other value within, such as 1 or 255.
+        image: Image, (H, W) or (H, W, 3), uint8.
+        mask: Lesion mask, (H, W) or (H, W, colours): 0 outside of lesions, one other value inside, such as 1 or 255.
         size: Height and width of the result.
 
     Returns:
-        (*size, C + 1), uint8, and which structures the mask holds: [1] or none.
+        Row of shape (*size, C + 1), uint8, with the numbers of the structures that occur: [1] or none.
 
     Raises:
-        DataError: If the mask is of another size than its image, or holds more than two values.
+        DataError: If the mask has another size than its image, or contains more than two values.
     """
     flat = mask if mask.ndim == 2 else mask.max(axis=-1)
     if flat.shape != image.shape[:2]:
         raise DataError(
             "wrong_shape",
-            f"the mask is {_times(flat.shape)}, its image {_times(image.shape[:2])}. Export it again.",
+            f"the mask is {_size_text(flat.shape)}, its image {_size_text(image.shape[:2])}. Export it again.",
             what="mask",
             expected=image.shape[:2],
             found=flat.shape,
@@ -94,8 +94,8 @@ def masked_picture(image: np.ndarray, mask: np.ndarray, size: tuple[int, int]) -
     if len(values) > 1:
         raise DataError(
             "ambiguous_mask",
-            f"the mask holds {len(values)} values beside 0, expected one, for the lesion. Save it as PNG, not as JPEG, "
-            "and without smooth edges.",
+            f"the mask holds {len(values)} values beside 0, expected one, for the lesion. Save it as PNG, not as "
+            "JPEG, and without smooth edges.",
             count=len(values),
         )
     pixels = resize(image, size)
@@ -104,9 +104,12 @@ def masked_picture(image: np.ndarray, mask: np.ndarray, size: tuple[int, int]) -
 
 
 def take_apart(folder: Path) -> None:
-    """Turn the array of rows with masks in a folder into one of images and one of masks (`MASKS`).
+    """Split the array of rows with masks in a folder into an image array and a mask array (`MASK_FILE`), in place.
 
-    Images of one channel lose the axis of channels; masks are uint8. Neither is held in memory.
+    Images of one channel lose the channel axis; masks become uint8. Neither array is held in memory.
+
+    Args:
+        folder: Folder with the array; the mask array is written next to it.
 
     Raises:
         DataError: If the disk is full.
@@ -114,24 +117,27 @@ def take_apart(folder: Path) -> None:
     both = np.load(folder / ARRAY, mmap_mode="r", allow_pickle=False)
     shape = both.shape[:-1] if both.shape[-1] == 2 else (*both.shape[:-1], both.shape[-1] - 1)
     step = max(1, CHUNK_BYTES // max(1, both[:1].nbytes))
-    alone = folder / "alone.npy"
-    with new_array(alone, shape, both.dtype) as images, new_array(folder / MASKS, both.shape[:-1], np.uint8) as masks:
+    images_only = folder / "alone.npy"
+    with (
+        new_array(images_only, shape, both.dtype) as images,
+        new_array(folder / MASKS, both.shape[:-1], np.uint8) as masks,
+    ):
         for start in range(0, len(both), step):
             some = np.asarray(both[start : start + step])
             images.write(start, some[..., :-1].reshape(len(some), *shape[1:]))
             masks.write(start, some[..., -1])
         images.flush()
         masks.flush()
-    os.replace(alone, folder / ARRAY)
+    os.replace(images_only, folder / ARRAY)
 
 
 def with_masks(datalist: Datalist, structures: Sequence[str], spacing: Sequence[float] | None = None) -> Datalist:
-    """The list of images whose masks are in `MASKS`.
+    """Return the data list with the objective and the entries that describe the masks in `MASK_FILE`.
 
     Args:
-        datalist: The list; its records have `medfl.data.targets.IN_MASK`.
-        structures: Their names by their numbers, the background first.
-        spacing: Of the voxels in millimetres; None where nobody knows.
+        datalist: Data list whose records have `medfl.data.targets.MASK_STRUCTURES_KEY`.
+        structures: Names of the structures, by their numbers; the background is first.
+        spacing: Voxel spacing in millimetres; None if unknown.
     """
     objective: dict[str, Any] = {"name": "segmentation", "channels": len(structures)}
     if spacing is not None:
@@ -142,14 +148,14 @@ def with_masks(datalist: Datalist, structures: Sequence[str], spacing: Sequence[
 
 
 STRATA = ("nothing in the mask", "something in the mask")
-"""What images are counted by (`medfl.objectives.Segmentation.stratum_names`)."""
+"""Names of the strata in which masks are counted (`medfl.objectives.Segmentation.stratum_names`)."""
 
 
 def about_empty(datalist: Datalist) -> list[str]:
-    """What to say of empty masks: they stay, since that nothing is there is worth to be learned."""
-    empty = sum(not record[IN_MASK] for records in datalist.splits.values() for record in records)
-    return [f"note: {empty} masks are empty: nothing is to be found in these images"] if empty else []
+    """Return a note about empty masks for the user, or an empty list. Images with empty masks stay in the data set."""
+    empty = sum(not record[MASK_STRUCTURES_KEY] for records in datalist.splits.values() for record in records)
+    return [f"note: {empty} masks are empty: these images contain no structure"] if empty else []
 
 
-def _times(shape: Sequence[int]) -> str:
+def _size_text(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape))

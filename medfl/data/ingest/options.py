@@ -1,4 +1,4 @@
-"""Kinds of options that data sets share: sizes, choices, lists of words. To be used as types of fields of a spec."""
+"""Field types that data set specs share: sizes, choices and lists of words."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from medfl.errors import SettingsError, check_choice
 
 
 class Positional:
-    """Marks the field that the command takes without its name."""
+    """Annotation of the field that the command takes as positional argument."""
 
 
 class Commas:
-    """Marks a field of several words or numbers that the command takes as one, separated by commas."""
+    """Annotation of a field with several words or numbers that the command takes as one comma-separated argument."""
 
 
 def read_edges(size: Any) -> Any:
-    """One to three edges of an image, as in 224, 224x160 or 64x64x32; what is no text and no number stays.
+    """Convert text such as 224, 224x160 or 64x64x32 to a tuple of one to three edges.
+
+    A number becomes a tuple of one edge. Other types are returned unchanged.
 
     Raises:
-        SettingsError: If a text is none of these.
+        SettingsError: If a text has another form.
     """
     if isinstance(size, int) and not isinstance(size, bool):
         return (size,)
@@ -37,10 +39,10 @@ def read_edges(size: Any) -> Any:
 
 
 def read_height_and_width(size: Any) -> Any:
-    """Height and width of an image, as in 224 or 448x224; what is no text and no number stays.
+    """Convert text or a number, such as 224 or 448x224, to (height, width). Other types are returned unchanged.
 
     Raises:
-        SettingsError: If a text is none of these.
+        SettingsError: If a text has another form, or more than two edges.
     """
     edges = read_edges(size)
     if isinstance(size, str | int) and isinstance(edges, tuple):
@@ -57,11 +59,11 @@ def read_height_and_width(size: Any) -> Any:
 
 
 def size_text(size: tuple[int, ...]) -> int | str:
-    """A size as users write it: one number if all edges are alike, 448x224 if not."""
+    """Return a size as users write it: one number if all edges are equal, otherwise for example 448x224."""
     return size[0] if len(set(size)) == 1 else "x".join(map(str, size))
 
 
-def _at_least_one(size: tuple[int, int]) -> tuple[int, int]:
+def _check_positive(size: tuple[int, int]) -> tuple[int, int]:
     if min(size) < 1:
         raise SettingsError(
             "setting_out_of_range",
@@ -73,31 +75,31 @@ def _at_least_one(size: tuple[int, int]) -> tuple[int, int]:
     return size
 
 
-def _split(words: Any) -> Any:
+def _split_words(words: Any) -> Any:
     return tuple(word.strip() for word in words.split(",") if word.strip()) if isinstance(words, str) else words
 
 
-def _written(size: tuple[int, int]) -> int | str:
+def _serialize_size(size: tuple[int, int]) -> int | str:
     return size_text(size)
 
 
 def check_mirror(url: str | None, download: bool) -> None:
-    """Refuse the address of a mirror where nothing is downloaded.
+    """Raise if the address of a mirror is given but nothing is downloaded.
 
     Raises:
-        SettingsError: If it is given without ``--download``.
+        SettingsError: If `url` is given without ``--download``.
     """
     if url and not download:
         raise SettingsError(
             "missing_setting",
-            "--url says where to download from: give --download as well, or leave it out.",
+            "--url gives the address to download from: give --download as well, or leave --url out.",
             setting="download",
             needed_by="url",
         )
 
 
 def Choose(known: Collection[str]) -> AfterValidator:  # noqa: N802
-    """For a field that has one of several values; a wrong one is refused with the nearest known one."""
+    """Return a validator that accepts one of the known values. Its error names the closest known value."""
 
     def check(value: str | None, info: ValidationInfo) -> str | None:
         if value is not None:
@@ -110,10 +112,10 @@ def Choose(known: Collection[str]) -> AfterValidator:  # noqa: N802
 HeightWidth = Annotated[
     tuple[int, int],
     BeforeValidator(read_height_and_width),
-    AfterValidator(_at_least_one),
-    PlainSerializer(_written),
+    AfterValidator(_check_positive),
+    PlainSerializer(_serialize_size),
 ]
-"""A size in pixels: 224, or 448x224 (HxW)."""
+"""Field type for a size in pixels: 224, or 448x224 (HxW)."""
 
-Words = Annotated[tuple[str, ...], BeforeValidator(_split), Commas()]
-"""Words separated by commas, or a list."""
+Words = Annotated[tuple[str, ...], BeforeValidator(_split_words), Commas()]
+"""Field type for words separated by commas, or a list of words."""

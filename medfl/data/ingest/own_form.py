@@ -1,4 +1,4 @@
-"""What all of a hospital's own images become: one size, one number of channels, one type."""
+"""Common format of the user's own images: one size, one number of channels, one data type."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from medfl.data.ingest.pipeline import core_count
 from medfl.data.ingest.workers import LoadedItem
-from medfl.data.readers.images import ImageKind, look_at, read_image
+from medfl.data.readers.images import ImageKind, inspect_image, read_image
 from medfl.data.readers.mammogram_image import read_mammogram
 from medfl.data.readers.quiet import quiet_decoders
 from medfl.data.table import row_list
@@ -21,15 +21,15 @@ from medfl.utils.text import Say
 
 
 @dataclass(frozen=True)
-class Form:
-    """What each image becomes.
+class RowFormat:
+    """Format of every image in the array.
 
     Attributes:
         size: (H, W) or (D, H, W).
         channels: 1 or 3.
         dtype: uint8, float32 in [0, 1], or uint16 for mammograms.
-        reading: How mammograms are read, entries of `medfl.data.readers.mammogram_image.READING`; None if they are
-        none.
+        reading: Reading options of mammograms, with keys of `medfl.data.readers.mammogram_image.READING`; None if the
+            images are no mammograms.
     """
 
     size: tuple[int, ...]
@@ -38,22 +38,19 @@ class Form:
     reading: Mapping[str, bool] | None = None
 
     def shape(self) -> tuple[int, ...]:
-        """Of a row of the array."""
+        """Return the shape of one row of the array."""
         return (*self.size, self.channels) if self.channels > 1 else self.size
 
 
-def read_row(path: Path, form: Form) -> LoadedItem:
-    """Read an image file.
+def read_row(path: Path, form: RowFormat) -> LoadedItem:
+    """Read an image file as a row of the array, in the given format.
 
     Args:
-        path: The file.
-        form: What it becomes.
-
-    Returns:
-        A row of the array, in the shape and type of `form`.
+        path: Path of the file.
+        form: Format of the row.
 
     Raises:
-        DataError: If it can't be read.
+        DataError: If the file can't be read.
     """
     if form.reading is not None:
         return LoadedItem(read_mammogram(path, form.size, form.channels, **form.reading))
@@ -61,21 +58,22 @@ def read_row(path: Path, form: Form) -> LoadedItem:
     return LoadedItem(pixels if pixels.dtype == form.dtype else pixels / np.float32(255))
 
 
-def look_at_all(files: Sequence[Path], check: str, say: Say) -> tuple[dict[int, ImageKind], dict[int, str]]:
-    """Look at the heads of image files, which mostly means to wait for a disk: in threads.
+def inspect_images(files: Sequence[Path], check: str, say: Say) -> tuple[dict[int, ImageKind], dict[int, str]]:
+    """Inspect the headers of image files, in several threads because most of the time is disk access.
 
     Args:
-        files: The files.
-        check: As in `medfl.data.readers.images.look_at`.
-        say: Gets progress.
+        files: Paths of the files.
+        check: As in `medfl.data.readers.images.inspect_image`.
+        say: Receives progress.
 
     Returns:
-        Place in `files` to what the file holds, and place to the reason why it can't be read; both ascending.
+        Maps the position of each readable file to its kind, and the position of each unreadable file to the reason;
+        both ascending.
     """
 
-    def look(path: Path) -> ImageKind | DataError:
+    def inspect(path: Path) -> ImageKind | DataError:
         try:
-            return look_at(path, check)
+            return inspect_image(path, check)
         except DataError as error:
             return error
 
@@ -83,8 +81,8 @@ def look_at_all(files: Sequence[Path], check: str, say: Say) -> tuple[dict[int, 
     failed: dict[int, str] = {}
     threads = ThreadPoolExecutor(core_count())
     try:
-        with quiet_decoders(), progress("looking at", len(files), "images", say) as show:
-            for place, kind in enumerate(threads.map(look, files)):
+        with quiet_decoders(), progress("inspecting", len(files), "images", say) as show:
+            for place, kind in enumerate(threads.map(inspect, files)):
                 if isinstance(kind, DataError):
                     failed[place] = str(kind)
                 else:
@@ -95,24 +93,24 @@ def look_at_all(files: Sequence[Path], check: str, say: Say) -> tuple[dict[int, 
     return kinds, failed
 
 
-def form_of(
+def choose_format(
     kinds: Mapping[int, ImageKind],
     size: Sequence[int],
     channels: int | None,
     reading: Mapping[str, bool] | None,
-) -> Form:
-    """What all images become.
+) -> RowFormat:
+    """Choose the common format of all images.
 
     Args:
-        kinds: Row of the table to what its file holds.
+        kinds: Maps each table row to the kind of its file.
         size: (H, W), (D, H, W), or one number for all edges, each >= 1.
-        channels: 1 or 3; None means 3 if any image is in colour, otherwise 1.
-        reading: How mammograms are read, entries of `medfl.data.readers.mammogram_image.READING`; None means by
-            `medfl.data.readers.images`.
+        channels: 1 or 3; None chooses 3 if any image is in colour, otherwise 1.
+        reading: Reading options of mammograms, with keys of `medfl.data.readers.mammogram_image.READING`; None reads
+            the files with `medfl.data.readers.images`.
 
     Raises:
-        DataError: If there are images and volumes.
-        SettingsError: If the size, the channels or the way to read don't fit the images.
+        DataError: If there are both 2-D images and volumes.
+        SettingsError: If the size, the channels or the reading options do not fit the images.
     """
     volumes = [row for row, kind in kinds.items() if kind.dims == 3]
     if volumes and len(volumes) < len(kinds):
@@ -144,7 +142,7 @@ def form_of(
     if volumes and whole[-1] in (1, 3):
         raise SettingsError(
             "ambiguous_size",
-            f"a last edge of {whole[-1]} would be taken for channels. Choose another size.",
+            f"a last edge of {whole[-1]} would be mistaken for a channel axis. Choose another size.",
             setting="size",
             found=whole[-1],
         )
@@ -158,6 +156,6 @@ def form_of(
             found=channels,
         )
     if reading is not None:
-        return Form(whole, depth, np.dtype(np.uint16), reading)
+        return RowFormat(whole, depth, np.dtype(np.uint16), reading)
     deep = any(kind.deep for kind in kinds.values())
-    return Form(whole, depth, np.dtype(np.float32 if deep else np.uint8))
+    return RowFormat(whole, depth, np.dtype(np.float32 if deep else np.uint8))

@@ -1,11 +1,11 @@
-"""A hospital's own image files and a table of labels in, a pooled data set out.
+"""Prepare the user's own image files and table of labels as a pooled data set (``medfl prep folder``).
 
-The pooled data set holds nothing that says who a patient is: no names of files, no identifiers. Patients get running
-numbers. What is kept is what the user names: labels, sites and other columns.
+The pooled data set contains no file names and no patient identifiers; patients get running numbers. Only the table
+columns that the user names are kept: labels, sites and further columns.
 
-Images are read by the rules of `medfl.data.readers.images`. The array is uint8 if all files have 8 bits a channel; if
-any file is deeper (DICOM in grey, NIfTI, 16 bits), it is float32 in [0, 1] for all. On request they are read as the
-preparations of mammograms do it (`medfl.data.readers.mammogram_image`); the array is then uint16.
+The rules of `medfl.data.readers.images` apply to reading. The array is uint8 if all files have 8 bits per channel. If
+any file is deeper (grey DICOM, NIfTI, 16 bits), the array is float32 in [0, 1] for all. On request, files are read like
+the mammograms of published data sets (`medfl.data.readers.mammogram_image`); the array is then uint16.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from medfl.data.ingest.choice import Choice, Outcome, exclusions, rows_to_mend
 from medfl.data.ingest.image_folder import ImageFolder
 from medfl.data.ingest.labels import Columns, Rows, read_rows
 from medfl.data.ingest.options import Choose, Positional, read_edges, size_text
-from medfl.data.ingest.own_form import form_of, look_at_all, read_row
+from medfl.data.ingest.own_form import choose_format, inspect_images, read_row
 from medfl.data.ingest.spec import ImageSpec
 from medfl.data.readers.dicom_identity import CHECKS
 from medfl.data.readers.dicom_intent import intent_records, tell_intents
@@ -36,23 +36,23 @@ from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say
 
 UNSTATED = "not stated"
-"""Licence of a data set whose user gave none."""
+"""Licence of a data set for which the user gave none."""
 
-NO_GROUPS = (
+NO_GROUPS_WARNING = (
     "warning: without --group-column each image counts as a patient of its own: "
     "images of one patient may then be at several sites and in several splits"
 )
-"""Said where the table does not name the patients."""
+"""Warning if the table has no patient column."""
 
 
 @dataclass(frozen=True)
-class Own:
-    """What is known of the images.
+class FolderContents:
+    """Table rows and inspected files of the user's folder.
 
     Attributes:
-        rows: What the table says; a place is one of its rows.
-        kinds: Place to what the file holds, of those that can be read.
-        warnings: For the data list.
+        rows: Rows of the table; a place is a position in them.
+        kinds: Maps the place of each readable file to its kind.
+        warnings: Warnings for the data list.
     """
 
     rows: Rows
@@ -60,16 +60,16 @@ class Own:
     warnings: list[str]
 
 
-def _written(size: tuple[int, ...]) -> int | str:
+def _serialize_size(size: tuple[int, ...]) -> int | str:
     return size_text(size)
 
 
 class Folder(ImageSpec):
-    """Your own image files with a table of labels. No file name and no patient's identifier is kept.
+    """Your own image files with a table of labels. File names and patient identifiers are not kept.
 
-    8-bit images stay as they are but for their size; DICOM, NIfTI and deeper ones are scaled to [0, 1], each by its own
-    range, without what pads it. The aspect ratio is not kept. With --crop-breast, --align or --voi mammograms are read
-    as by medfl prep cbis_ddsm, and predicted so.
+    8-bit images keep their values and are only resized. DICOM, NIfTI and deeper images are scaled to [0, 1], each by
+    its own range, ignoring padding. The aspect ratio is not preserved. With --crop-breast, --align or --voi, mammograms
+    are read as by medfl prep cbis_ddsm, for training and for inference.
 
     Example: medfl prep folder images --table labels.csv --image-column file --label-column diagnosis --group-column
     patient --site-column hospital --size 64 --out data/own
@@ -81,83 +81,83 @@ class Folder(ImageSpec):
     citation = ""
 
     images: Annotated[Path, Positional()]
-    """The folder of the image files: PNG, JPEG, TIFF, DICOM, NIfTI, NRRD, MHA, ..."""
+    """Folder of the image files: PNG, JPEG, TIFF, DICOM, NIfTI, NRRD, MHA, ..."""
     table: Path
-    """CSV or TSV with a row for each image."""
+    """CSV or TSV file with one row for each image."""
     image_column: str
-    """Column with the path of the file below IMAGES."""
+    """Column with the path of the image file, relative to IMAGES."""
     label_column: str
     """Column with the class."""
-    size: Annotated[tuple[int, ...], BeforeValidator(read_edges), PlainSerializer(_written)]
-    """Of the images in the array: 224, 224x160 (HxW) or 64x64x32 (DxHxW)."""
+    size: Annotated[tuple[int, ...], BeforeValidator(read_edges), PlainSerializer(_serialize_size)]
+    """Size of the images in the array: 224, 224x160 (HxW) or 64x64x32 (DxHxW)."""
     group_column: str | None = None
-    """Column with the patient; it is not kept."""
+    """Column with the patient; its content is not kept."""
     site_column: str | None = None
     """Column with the site; kept as 'site'."""
     split_column: str | None = None
-    """Column with train, val or test."""
+    """Column with the split: train, val or test."""
     keep_column: tuple[str, ...] | None = None
-    """Another column to keep; may be repeated."""
+    """Further column to keep; may be repeated."""
     name: str | None = None
-    """Of the data set; by default that of --out."""
+    """Name of the data set; by default the name of the folder --out."""
     licence: str = UNSTATED
-    """Terms of use, as the data list shall state them."""
+    """Terms of use to record in the data list."""
     channels: int | None = None
-    """1 or 3; by default 3 if an image has colour."""
+    """Number of channels, 1 or 3; by default 3 if any image is in colour."""
     crop_breast: bool = False
-    """Cut the breast out of whole mammograms (needs the extra `mammography`)."""
+    """Crop whole mammograms to the breast (needs the extra `mammography`)."""
     align: bool = False
-    """Mirror right breasts: the chest wall is on the left."""
+    """Mirror right breasts, so that the chest wall is always on the left."""
     voi: bool = False
-    """Apply the window for display that a DICOM file holds."""
+    """Apply the display window that a DICOM file contains."""
     deidentify_check: Annotated[str, Choose(CHECKS)] = "strip"
-    """DICOM that may tell who the patient is: strip, or refuse it."""
+    """DICOM files that may identify the patient: strip keeps nothing of it, refuse stops."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Nothing: a study names the folder and the table."""
+        """Return no values: a study names the folder and the table itself."""
         return {}
 
     def columns(self) -> Columns:
-        """Which column says what."""
+        """Return the column names of the table."""
         return Columns(
-            self.image_column,
-            self.label_column,
-            self.group_column,
-            self.site_column,
-            self.split_column,
-            tuple(self.keep_column or ()),
+            image=self.image_column,
+            label=self.label_column,
+            group=self.group_column,
+            site=self.site_column,
+            split=self.split_column,
+            keep=tuple(self.keep_column or ()),
         )
 
     def reading(self) -> dict[str, bool] | None:
-        """How mammograms are read, as `medfl.data.readers.mammogram_image.READING`; None if the images are none."""
+        """Return the reading options of mammograms (`READING`), or None if none is set."""
         reading = {"crop_breast": self.crop_breast, "align": self.align, "voi": self.voi}
         return reading if any(reading.values()) else None
 
     def named_after(self, out: Path) -> Self:
-        """The data set has the name of its folder, unless the user gives one."""
+        """Return the spec with a name: the user's, or the name of the folder `out`."""
         return self.model_copy(update={"name": self.name or out.absolute().name})
 
     def title(self) -> str:
-        """What the user named it."""
+        """Return the data set's name."""
         return self.name or self.dataset
 
     def credits(self) -> list[str]:
-        """The terms of use as the user states them."""
+        """Return the user's terms of use, as lines for the user."""
         hint = " (state it with --licence TEXT)" if self.licence == UNSTATED else ""
         return [f"{self.title()}: licence {self.licence}{hint}"]
 
     def find(self) -> tuple[Rows, list[Path]]:
-        """The rows of the table, and the file of each."""
+        """Return the rows of the table and the file of each row."""
         rows = read_rows(read_table(self.table), self.columns())
         return rows, ImageFolder(self.images).find(rows.images, rows.numbers)
 
     def choose(self, files: tuple[Rows, list[Path]], say: Say) -> Choice:
-        """All images whose heads can be read; the heads tell what the images become."""
+        """Plan to read all images whose headers are readable. The headers decide the common format."""
         rows, paths = files
         if self.group_column is None:
-            say(NO_GROUPS)
-        kinds, failed = look_at_all(paths, self.deidentify_check, say)
+            say(NO_GROUPS_WARNING)
+        kinds, failed = inspect_images(paths, self.deidentify_check, say)
         if not kinds:
             raise DataError(
                 "no_readable_image",
@@ -166,7 +166,7 @@ class Folder(ImageSpec):
                 total=len(paths),
             )
         numbered = {rows.numbers[place]: kind for place, kind in kinds.items()}
-        form = form_of(numbered, self.size, self.channels, self.reading())
+        form = choose_format(numbered, self.size, self.channels, self.reading())
         warnings = tell_intents([kind.intent for kind in kinds.values()], say)
         return Choice(
             items=[paths[place] for place in kinds],
@@ -179,28 +179,32 @@ class Folder(ImageSpec):
             cells=lambda place: (rows.numbers[place],),
             columns=("table_row",),
             missing=failed,
-            release=Own(rows, kinds, warnings),
+            release=FolderContents(rows=rows, kinds=kinds, warnings=warnings),
         )
 
     def incomplete(self, outcome: Outcome) -> str:
-        """Which rows of the table have an image that can't be read."""
-        own: Own = outcome.choice.release
-        return rows_to_mend(outcome.reasons, outcome.choice.count(), own.rows.numbers.__getitem__)
+        """Return the error message that lists the table rows of unreadable images."""
+        contents: FolderContents = outcome.choice.release
+        return rows_to_mend(outcome.reasons, outcome.choice.count(), contents.rows.numbers.__getitem__)
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
-        """The data list of what was read."""
-        own: Own = outcome.choice.release
-        rows, reading = own.rows, self.reading()
-        left = {rows.labels[place] for place in outcome.kept}
-        gone = [name for label, name in enumerate(rows.classes) if label not in left]
-        if gone:
-            listed = ", ".join(f"'{name}'" for name in gone)
+        """Return the data list of the images that were read.
+
+        Raises:
+            DataError: If a class has no readable image.
+        """
+        contents: FolderContents = outcome.choice.release
+        rows, reading = contents.rows, self.reading()
+        present = {rows.labels[place] for place in outcome.kept}
+        missing = [name for label, name in enumerate(rows.classes) if label not in present]
+        if missing:
+            listed = ", ".join(f"'{name}'" for name in missing)
             raise DataError(
                 "class_without_images",
-                f"no readable image is left of the classes {listed}. Mend the files of these classes.",
-                classes=gone,
+                f"no readable image is left of the classes {listed}. Repair the files of these classes.",
+                classes=missing,
             )
-        intents = intent_records([own.kinds[place].intent for place in outcome.kept])
+        intents = intent_records([contents.kinds[place].intent for place in outcome.kept])
         records: list[CaseRecord] = [
             make_record(
                 {"label": rows.labels[place], "subject_id": rows.subjects[place], **rows.others[place], **intent}
@@ -214,6 +218,6 @@ class Folder(ImageSpec):
             [rows.splits[place] for place in outcome.kept],
             licence=self.licence,
             exclusions=exclusions(dict(Counter(outcome.reasons.values()).most_common())),
-            warnings=own.warnings,
+            warnings=contents.warnings,
             **({} if reading is None else about_reading(reading)),
         )

@@ -1,4 +1,7 @@
-"""A made-up hospital's image files and their table of labels; names and identifiers hold the word secret."""
+"""Write synthetic image files and a label table for tests and demos of ``medfl prep folder``.
+
+File names and identifiers contain the word "secret", so that tests can check that they are not kept.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import numpy as np
 from medfl.utils.seeds import seed_of
 
 HEAD = ("file", "diagnosis", "patient", "hospital", "part", "sex")
-"""Columns of the table."""
+"""Column names of the table."""
 
 ROWS = (
     ("secret-sally-1.png", "benign", "SECRET-7", "north", "Train", "f"),
@@ -23,14 +26,11 @@ ROWS = (
 
 
 def write_release(folder: Path, seed: int = 0) -> Path:
-    """Write the folder ``images`` with four images of noise, and ``labels.csv``.
+    """Write the folder ``images`` with four images of noise, and ``labels.csv``; return the folder.
 
     Args:
-        folder: Where to write; made if it is not there.
-        seed: Seed of all draws.
-
-    Returns:
-        The folder.
+        folder: Folder to write into; it is created if it does not exist.
+        seed: Seed of all random draws.
     """
     from PIL import Image
 
@@ -43,7 +43,7 @@ def write_release(folder: Path, seed: int = 0) -> Path:
 
 
 def write_table(path: Path, rows: Sequence[Sequence[str]] = ROWS, head: Sequence[str] = HEAD) -> Path:
-    """Write a table as CSV; gives its path."""
+    """Write a table as CSV and return its path."""
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([head, *rows])
     return path

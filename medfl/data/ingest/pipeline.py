@@ -1,6 +1,6 @@
-"""Read many image files into one array: over all cores, resumable, with bad files left out and named.
+"""Read many image files into one array: in parallel, resumable, excluding unreadable files with a reason.
 
-A data set says what its items are and how one is read; this module does the rest::
+A data set defines its items and a function that reads one of them; this module does the rest::
 
     done = ingest(
         images, load, lambda image: [image.path], folder / "images.npy", (512, 512), np.uint16,
@@ -9,16 +9,16 @@ A data set says what its items are and how one is read; this module does the res
     records = [... for row, place in enumerate(done.kept)]       # row of the array, place in `images`
     write_quarantine(folder / QUARANTINE, ("image", "reason"), [... for place, reason in done.failed.items()])
 
-- Items are read in processes of their own, which write their rows straight into the array file. So `load` must be
-  importable (a function of a module, or a `functools.partial` of one), and items must be picklable.
-- What disk and memory that needs is said first. No process holds more than what it reads at the moment.
-- What is read is noted in a journal in the work folder every few seconds. After an interruption, however hard, the same
-  call goes on where it stopped; a changed file, item or recipe is read anew. The work folder is removed at the end.
-- A file that can't be read (`load` raises `DataError`) is left out with its reason; one whose decoder ends its process
-  is, too. Any other error stops the work.
+- Worker processes read the items and write their rows directly into the array file. So `load` must be importable (a
+  function of a module, or a `functools.partial` of one), and items must be picklable.
+- The needed disk space and memory are reported first. No process holds more than the items it is reading.
+- Finished rows are recorded in a journal in the work folder every few seconds. After an interruption of any kind, the
+  same call resumes; a changed file, item or recipe is read again. The work folder is removed at the end.
+- A file that can't be read (`load` raises `DataError`) is excluded with its reason, and so is a file whose decoder
+  crashes its process. Any other error stops the ingestion.
 
-The journal holds hashes, no names of files. What `load` reports in `LoadedItem.facts` is kept in it: nothing that
-identifies a patient belongs there, nor into the text of a `DataError`.
+The journal contains hashes, but no file names. It also contains `LoadedItem.facts`: neither these nor the text of a
+`DataError` may identify a patient.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from medfl.data.ingest.array_file import keep_rows, tell_need
-from medfl.data.ingest.checkpoint import ARRAY, Checkpoint, stamp_of
+from medfl.data.ingest.checkpoint import ARRAY, Checkpoint, item_stamp
 from medfl.data.ingest.workers import LoadedItem, read_all
 from medfl.errors import DataError, SettingsError
 from medfl.utils.locks import LOCK, held
@@ -43,7 +43,7 @@ from medfl.utils.progress import progress
 from medfl.utils.text import Say
 
 QUARANTINE = "quarantine.csv"
-"""The list of what was left out, with reasons; it is written only if there is anything."""
+"""File name of the list of excluded images with reasons; it is written only if there are any."""
 
 
 T = TypeVar("T")
@@ -51,12 +51,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ingested:
-    """What became of all items.
+    """Result of an ingestion.
 
     Attributes:
-        kept: For each row of the array its place in the items; ascending.
-        failed: Place in the items to the reason why it was left out.
-        facts: Place in the items to `LoadedItem.facts`, for those that were kept.
+        kept: Position in the items of each row of the array; ascending.
+        failed: Maps the position of each excluded item to the reason.
+        facts: Maps the position of each kept item to its `LoadedItem.facts`.
     """
 
     kept: list[int]
@@ -65,7 +65,7 @@ class Ingested:
 
 
 def work_folder(out: Path) -> Path:
-    """The folder beside `out` where an interrupted ingestion waits to go on."""
+    """Return the folder next to `out` that stores an interrupted ingestion."""
     out = out.resolve()
     return out.parent / f".{out.name}.unfinished"
 
@@ -84,27 +84,26 @@ def ingest(
     what: str = "images",
     say: Say = lambda _: None,
 ) -> Ingested:
-    """Read all items into an array file with a row for each that can be read, in the order of the items.
+    """Read items into an array file with one row for each readable item, in the order of the items.
 
     Args:
-        items: What is to be read, one for each row; picklable, with a ``repr`` that tells all that decides the pixels.
-        load: Reads one of them, in a worker process.
-        files: The files of an item; if one changes after an interruption, the item is read again.
+        items: Items to read, one for each row; picklable, with a ``repr`` that contains everything that decides the
+            pixels.
+        load: Function that reads an item in a worker process.
+        files: Function that returns the files of an item. If one changes after an interruption, the item is read again.
         target: The ``.npy`` file to write, on the disk of `work`.
-        shape: Of a row, for example (H, W).
-        dtype: Of the array.
-        work: The folder for what is not finished; see `work_folder`.
-        recipe: Whatever decides the pixels of all items (size, options), as JSON. With another one all is read anew.
-        workers: Processes, >= 1; None means one for each core. With 1 all is read in this process.
-        what: What is counted, for messages.
-        say: Gets progress and warnings, a line each.
-
-    Returns:
-        What was kept and what was left out.
+        shape: Shape of one row, for example (H, W).
+        dtype: Data type of the array.
+        work: Folder for unfinished work; see `work_folder`.
+        recipe: Settings that decide the pixels of all items (size, options), as JSON. If they change, all items are
+            read again.
+        workers: Number of processes, >= 1; None starts one for each core. With 1, this process reads all items.
+        what: Name of the items, for messages.
+        say: Receives progress and warnings, one line each.
 
     Raises:
         DataError: If another process works in the same folder, or the disk is full.
-        SettingsError: If the number of workers is impossible, or worker processes can't be started.
+        SettingsError: If `workers` is below 1, or worker processes can't be started.
     """
     workers = core_count() if workers is None else workers
     if workers < 1:
@@ -115,9 +114,9 @@ def ingest(
             minimum=1,
             found=workers,
         )
-    _make(work)
-    with held(work / LOCK) as mine:
-        if not mine:
+    _make_work_folder(work)
+    with held(work / LOCK) as is_locked:
+        if not is_locked:
             raise DataError(
                 "folder_in_use",
                 f"another process prepares the same data set in {work}. Wait until it ends, or give another --out.",
@@ -125,11 +124,11 @@ def ingest(
             )
         whole = (len(items), *shape)
         tell_need(work / ARRAY, whole, dtype, workers, say)
-        stamps = [stamp_of(item, files(item)) for item in items]
+        stamps = [item_stamp(item, files(item)) for item in items]
         journal = Checkpoint(work, stamps, whole, np.dtype(dtype), dict(recipe))
-        failed = _fill(journal, items, load, workers, what, say)
+        failed = _read_pending(journal, items, load, workers, what, say)
         kept = sorted(journal.done)
-        os.replace(journal.array, target)  # from here on an interruption means to begin anew
+        os.replace(journal.array, target)  # after this point an interrupted call can't be resumed
         if failed:
             keep_rows(target, kept)
         shutil.rmtree(work, ignore_errors=True)
@@ -137,17 +136,17 @@ def ingest(
 
 
 def core_count() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def write_quarantine(path: Path, columns: Sequence[str], rows: Sequence[Sequence[str | int]]) -> None:
-    """List what was left out as CSV.
+    """Write the list of excluded images as CSV.
 
     Args:
-        path: The file to write.
-        columns: Names; nothing that identifies a patient may be in any.
-        rows: One for each thing that was left out, of the length of `columns`.
+        path: File to write.
+        columns: Column names; no column may identify a patient.
+        rows: One row for each excluded image, with a cell for each of `columns`.
     """
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
@@ -155,7 +154,7 @@ def write_quarantine(path: Path, columns: Sequence[str], rows: Sequence[Sequence
         writer.writerows(rows)
 
 
-def _make(work: Path) -> None:
+def _make_work_folder(work: Path) -> None:
     try:
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -167,10 +166,10 @@ def _make(work: Path) -> None:
         ) from None
 
 
-def _fill(
+def _read_pending(
     journal: Checkpoint, items: Sequence[T], load: Callable[[T], LoadedItem], workers: int, what: str, say: Say
 ) -> dict[int, str]:
-    """Read what is not done yet; place to reason of what can't be read."""
+    """Read the items that are not in the journal yet; return the position and reason of each unreadable item."""
     failed: dict[int, str] = {}
     before = len(journal.done)
     if before:

@@ -1,4 +1,4 @@
-"""The one way in which a data set is prepared: the folder, the licence, the files, the images, the data list."""
+"""Prepare a data set: the steps that all data sets share, from the release's files to the data list."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from medfl.data.datalists import Datalist, write_datalist
 from medfl.data.folders import check_free, written_whole
 from medfl.data.ingest.array_file import keep_rows
 from medfl.data.ingest.checkpoint import ARRAY
-from medfl.data.ingest.choice import as_outcome
+from medfl.data.ingest.choice import make_outcome
 from medfl.data.ingest.pipeline import QUARANTINE, ingest, work_folder, write_quarantine
 from medfl.data.ingest.spec import DatasetSpec, ImageSpec, WholeSpec
 from medfl.errors import DataError
@@ -24,18 +24,19 @@ def prepare(
     require_complete: bool | None = None,
     say: Say = lambda _: None,
 ) -> Datalist:
-    """Turn a release into a pooled data set.
+    """Turn a release into a pooled data set. If interrupted, the same call resumes.
 
-    If it is interrupted, the same call goes on where it stopped.
+    A release is the set of files that a data set's publisher distributes. A pooled data set is a folder with one image
+    array and one data list, before ``medfl partition`` splits it into sites.
 
     Args:
-        spec: Which data set, with its options.
-        out: The folder to write; it is written whole or not at all.
-        force: Whether a data set that is there may be replaced.
-        workers: Processes that read, >= 1; None means one for each core.
-        require_complete: Whether an image that is missing or can't be read stops the work; None is what the data set
-            does without being told (`DatasetSpec.unreadable`).
-        say: Gets licence, citation, warnings and progress, a line each.
+        spec: Spec of the data set, with its options.
+        out: Folder to write; it is written completely or not at all.
+        force: Whether an existing data set in `out` may be replaced.
+        workers: Number of processes that read, >= 1; None starts one for each core.
+        require_complete: Whether an image that is missing or can't be read stops the preparation; None uses the data
+            set's default (`DatasetSpec.unreadable`).
+        say: Receives licence, citation, warnings and progress, one line each.
 
     Returns:
         The data list that was written.
@@ -59,26 +60,27 @@ def _read_images(
     for line in spec.credits():
         say(line)
     choice = spec.choose(spec.find(), say)
-    to_mend = spec.unreadable == "option skip_unreadable"
-    if choice.missing and require_complete and not to_mend:  # what is to be mended is told at once, after all is read
+    # with skip_unreadable, all unreadable images are reported together after reading
+    is_reported_later = spec.unreadable == "option skip_unreadable"
+    if choice.missing and require_complete and not is_reported_later:
         raise DataError(
-            "unreadable_image", spec.incomplete(as_outcome(choice)), count=len(choice.missing), total=choice.count()
+            "unreadable_image", spec.incomplete(make_outcome(choice)), count=len(choice.missing), total=choice.count()
         )
     with written_whole(out, force) as folder:
         done = ingest(
-            choice.items,
-            choice.load,
-            choice.files,
-            folder / ARRAY,
-            choice.shape,
-            choice.dtype,
+            items=choice.items,
+            load=choice.load,
+            files=choice.files,
+            target=folder / ARRAY,
+            shape=choice.shape,
+            dtype=choice.dtype,
             work=work_folder(out),
             recipe=choice.recipe,
             workers=workers,
             what=spec.counted(),
             say=say,
         )
-        outcome = as_outcome(choice, done)
+        outcome = make_outcome(choice, done)
         if not outcome.kept:
             raise DataError(
                 "no_readable_image", spec.none_read(outcome), count=len(outcome.reasons), total=choice.count()

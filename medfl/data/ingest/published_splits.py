@@ -1,4 +1,4 @@
-"""Splits that a benchmark published as a table: which case is at which site, and which are for its tests."""
+"""Read splits that a benchmark published as a table: site and split of each case."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from medfl.errors import DataError
 
 @dataclass(frozen=True)
 class PublishedSplits:
-    """A table of splits that was read; lists have an entry for each case.
+    """Published table of splits; lists have one entry for each case.
 
     Attributes:
-        table: The file.
-        names: What the table calls each case, each one once; they must not be written anywhere.
-        sites: Names of the sites.
-        splits: ``training`` or ``test``.
+        table: Table that was read.
+        names: Name of each case in the table, without duplicates. They must not be written anywhere.
+        sites: Name of the site of each case.
+        splits: ``training`` or ``test``, for each case.
     """
 
     table: Table
@@ -30,16 +30,16 @@ class PublishedSplits:
 
 
 def find_table(source: Path, name: str, option: Path | None = None, whose: str = "") -> Path:
-    """A table that lies in a release, or in a folder in it, or elsewhere.
+    """Return the path of a table: the given one, or the only file of this name in the release.
 
     Args:
-        source: The folder of the release.
-        name: Of the table's file.
-        option: What the user gave instead as ``--splits``: the file.
-        whose: Where the table is published, for the message.
+        source: Folder of the release; searched at any depth.
+        name: File name of the table.
+        option: File that the user gave with ``--splits``, or None.
+        whose: Place where the table is published, for the message; empty or text with a leading space.
 
     Raises:
-        DataError: If it is not there, or several of that name are.
+        DataError: If the table does not exist, or several files have its name.
     """
     files = [option] if option else sorted(path for path in source.rglob(name) if path.is_file())
     if len(files) == 1 and files[0].is_file():
@@ -47,14 +47,14 @@ def find_table(source: Path, name: str, option: Path | None = None, whose: str =
     if len(files) > 1:
         raise DataError(
             "ambiguous_file",
-            f"expected one table {name} in {source}, there are {len(files)}. Name the one with --splits.",
+            f"expected one table {name} in {source}, found {len(files)}. Name the right one with --splits.",
             file=name,
             folder=source,
             count=len(files),
         )
     raise DataError(
         "missing_file",
-        f"expected the table {option or f'{name} in {source} or a folder in it'}, there is none. Copy it there{whose}, "
+        f"expected the table {option or f'{name} in {source} or a folder in it'}, not found. Copy it there{whose}, "
         "or name it with --splits.",
         file=option or name,
         folder=source,
@@ -65,14 +65,14 @@ def read_splits(path: Path, name: str, site: str, split: str, sites: Sequence[st
     """Read a table of splits.
 
     Args:
-        path: The table.
-        name: Column that names the cases.
-        site: Column with the numbers of sites, from 0.
+        path: Path of the table.
+        name: Column with the names of the cases.
+        site: Column with the numbers of the sites, from 0.
         split: Column with the split, train or test.
-        sites: Names of the sites, by their numbers.
+        sites: Names of the sites, by number.
 
     Raises:
-        DataError: If a column is missing, a case is there twice, a site has no number of these, or a split is another.
+        DataError: If a column is missing, a case occurs twice, or a site number or split is unknown.
     """
     table = read_table(path)
     table.require([name, site, split])
@@ -80,25 +80,25 @@ def read_splits(path: Path, name: str, site: str, split: str, sites: Sequence[st
     known = {str(number): title for number, title in enumerate(sites)}
     first: dict[str, int] = {}
     rows = list(enumerate(table.numbers))
-    again = [n for row, n in rows if first.setdefault(names[row], n) != n]
-    _refuse("duplicate_row", again, path, name, f"each '{name}' once")
-    elsewhere = [n for row, n in rows if numbers[row] not in known]
-    _refuse("unknown_site", elsewhere, path, site, f"0 to {len(sites) - 1} in '{site}'")
-    other = [n for row, n in rows if words[row] not in ("train", "test")]
-    _refuse("invalid_value", other, path, split, f"train or test in '{split}'")
+    duplicates = [n for row, n in rows if first.setdefault(names[row], n) != n]
+    _raise_if_any("duplicate_row", duplicates, path, name, f"each '{name}' once")
+    unknown_sites = [n for row, n in rows if numbers[row] not in known]
+    _raise_if_any("unknown_site", unknown_sites, path, site, f"0 to {len(sites) - 1} in '{site}'")
+    invalid_splits = [n for row, n in rows if words[row] not in ("train", "test")]
+    _raise_if_any("invalid_value", invalid_splits, path, split, f"train or test in '{split}'")
     return PublishedSplits(table, names, [known[n] for n in numbers], [SPLIT_WORDS[word] for word in words])
 
 
 def unlike_published(
     sites: Sequence[str], splits: Sequence[str], official: Mapping[str, tuple[int, int]], item: str
 ) -> list[str]:
-    """How the sizes of sites differ from those that were published: sentences, none if they do not.
+    """Return a sentence for each site whose size differs from the published one.
 
     Args:
-        sites: The site of each case.
-        splits: ``training`` or ``test``, of each case.
-        official: Site to its published numbers of training and test cases.
-        item: What a case is called, several of them.
+        sites: Site of each case.
+        splits: ``training`` or ``test``, for each case.
+        official: Maps each site to its published numbers of training and test cases.
+        item: Name of a case in the plural.
     """
     counts = Counter(zip(sites, splits, strict=True))
     return [
@@ -109,11 +109,12 @@ def unlike_published(
     ]
 
 
-def _refuse(code: str, wrong: Sequence[int], path: Path, column: str, expected: str) -> None:
+def _raise_if_any(code: str, wrong: Sequence[int], path: Path, column: str, expected: str) -> None:
+    """Raise with the given code if there are wrong rows."""
     if wrong:
         raise DataError(
             code,
-            f"expected {expected} of {path}, not so in {row_list(wrong)}. Take the table as published.",
+            f"expected {expected} of {path}, got other entries in {row_list(wrong)}. Use the table as published.",
             path=path,
             column=column,
             rows=wrong,

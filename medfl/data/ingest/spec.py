@@ -1,9 +1,11 @@
-"""What a data set is made with: its options, as one frozen model, and what is read for it.
+"""Specs of data sets: the options of a data set as one frozen model, and its methods for reading a release.
 
-The command ``medfl prep NAME``, the keys of a study file (``prep: {dataset: NAME, ...}``) and the Python call
-``prepare(HAM10000(source=...), out)`` all come from the fields of a `DatasetSpec`. A field is an option: its type, its
-default and its bounds are those of the option, and the docstring below it is the help. `medfl.data.ingest.prepare` does
-what is the same for all data sets.
+A release is the set of files that a data set's publisher distributes.
+
+The fields of a `DatasetSpec` define the command ``medfl prep NAME``, the keys of a study file (``prep: {dataset: NAME,
+...}``) and the Python call ``prepare(HAM10000(source=...), out)``. A field is an option: its type, default and bounds
+are the option's, and the docstring below it is the help text. `medfl.data.ingest.prepare` runs the steps that all data
+sets share.
 """
 
 from __future__ import annotations
@@ -26,15 +28,17 @@ from medfl.utils.text import Say, describe_counts
 
 
 class DatasetSpec(BaseModel, ABC):
-    """The options of a data set; its docstring is the help of its command. `ImageSpec` or `WholeSpec` is the base.
+    """Base class of all specs: the options of a data set. Derive from `ImageSpec` or `WholeSpec` instead.
+
+    The docstring of a subclass is the help text of its command.
 
     Class attributes:
-        dataset: What users type.
-        unreadable: What is done about images that are missing or can't be read. ``leave out``: always listed in
-            ``quarantine.csv``. ``option require_complete``: that, unless the user wants all. ``option
-            skip_unreadable``: they stop the work, unless the user wants to leave them out.
-        parallel: Whether several processes read.
-        item: What one of the things that are read is called.
+        dataset: Name of the data set, as users type it.
+        unreadable: Treatment of images that are missing or can't be read. ``leave out``: always exclude them and list
+            them in ``quarantine.csv``. ``option require_complete``: the same, unless the user requires all images.
+            ``option skip_unreadable``: stop, unless the user asks to exclude them.
+        parallel: Whether several processes can read.
+        item: Name of one item that is read, in the singular.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -46,26 +50,26 @@ class DatasetSpec(BaseModel, ABC):
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Where a release lies in the source folder of a study.
+        """Find the release in the source folder of a study.
 
         Args:
-            top: The source folder.
-            options: What the study says; fields that are paths are relative to `top`.
+            top: Source folder.
+            options: Options in the study file; fields that are paths are relative to `top`.
 
         Returns:
-            Values for fields that are paths and that the study does not name.
+            Maps each path field that the study does not name to its value.
 
         Raises:
-            DataError: If it is not there.
+            DataError: If the release does not exist.
         """
         return {"source": folder_of(top, cls.dataset)}
 
     def inputs(self) -> list[Path]:
-        """What is read and must not be replaced by what is written: by default all fields that are paths."""
+        """Return the paths that the output must not replace: by default the values of all path fields."""
         return [value for name in path_fields(type(self)) if (value := getattr(self, name)) is not None]
 
     def look(self) -> object:
-        """List the files of the release, so that what is missing is said before anything is made.
+        """Check the files of the release, so that missing files are reported before anything is written.
 
         Raises:
             DataError: If the release is not as expected.
@@ -74,69 +78,78 @@ class DatasetSpec(BaseModel, ABC):
 
 
 class WholeSpec(DatasetSpec):
-    """A data set that is made in a way of its own, without reading a file for each of its images."""
+    """Base class for data sets that implement the whole preparation themselves, without one file per image."""
 
     @abstractmethod
     def make(self, out: Path, *, force: bool, workers: int | None, require_complete: bool, say: Say) -> Datalist:
-        """Write the pooled data set; the arguments are those of `medfl.data.ingest.prepare.prepare`."""
+        """Write the pooled data set; arguments as in `medfl.data.ingest.prepare.prepare`."""
 
 
 class ImageSpec(DatasetSpec):
-    """A data set whose images are read from files: in parallel, resumable, with bad files left out and named.
+    """Base class for data sets that are read from image files: in parallel, resumable, excluding unreadable files.
+
+    `medfl.data.ingest.prepare.prepare` calls `find`, `choose`, `drop`, `datalist` and `finish` in this order.
 
     Class attributes:
         terms: Terms of use.
-        citation: What users of the data are asked to cite.
+        citation: Publication that users of the data are asked to cite.
     """
 
     terms: ClassVar[str]
     citation: ClassVar[str]
 
     def title(self) -> str:
-        """The name of the data set that is made with these options."""
+        """Return the name of the data set that these options produce."""
         return self.dataset
 
     def named_after(self, out: Path) -> Self:
-        """The same options, completed by the folder that is written: by default they do not depend on it."""
+        """Return the spec, completed by the name of the output folder. By default it does not depend on that."""
         return self
 
     def credits(self) -> list[str]:
-        """What is said first: terms of use and citation."""
+        """Return the lines with terms of use and citation that are shown first."""
         return [f"{self.title()}: licence {self.terms}", f"Please cite: {self.citation}"]
 
     def counted(self) -> str:
-        """What is read, for progress."""
+        """Return the name of the items in the plural, for progress messages."""
         return f"{self.item}s"
 
     @abstractmethod
     def find(self) -> Any:
-        """The files of the release.
+        """Find the files of the release.
+
+        Returns:
+            Any description of the files; it is passed to `choose`.
 
         Raises:
-            DataError: If they are not as expected.
+            DataError: If the files are not as expected.
         """
 
     def look(self) -> object:
-        """List the files."""
+        """Check the files of the release by finding them."""
         return self.find()
 
     @abstractmethod
     def choose(self, files: Any, say: Say) -> Choice:
-        """Read the tables and choose what is read; whatever users should know first is said here.
+        """Read the tables and plan the images to read; report to the user what they should know before reading starts.
 
         Args:
-            files: What `find` gave.
-            say: Gets warnings and notes.
+            files: Result of `find`.
+            say: Receives warnings and notes.
 
         Raises:
             DataError: If a table is wrong, or nothing can be read.
         """
 
     def left_out(self, outcome: Outcome, listed: int) -> list[str]:
-        """What to warn of where images are left out, with `listed` lines in ``quarantine.csv``.
+        """Return warnings about excluded images.
+
+        Args:
+            outcome: Outcome of reading the images.
+            listed: Number of lines in ``quarantine.csv``.
 
         Raises:
-            DataError: If they are too many.
+            DataError: If too many images are excluded.
         """
         count = f"{listed} images"
         if self.unreadable == "option skip_unreadable":
@@ -144,44 +157,50 @@ class ImageSpec(DatasetSpec):
         return [f"warning: {count} were left out: see {QUARANTINE}"]
 
     def drop(self, outcome: Outcome, say: Say) -> dict[int, str]:
-        """Rows of the array that do not stay now that all are known, such as copies, and why: by default none.
+        """Return rows to remove from the array now that all images are read, such as copies; by default none.
 
         Args:
-            outcome: What became of all images.
-            say: Gets notes.
+            outcome: Outcome of reading the images.
+            say: Receives notes.
+
+        Returns:
+            Maps each row to remove to the reason.
         """
         return {}
 
     @abstractmethod
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
-        """The data list of what was read.
+        """Return the data list of the images that were read.
 
         Args:
-            outcome: What became of all images.
-            say: Gets warnings.
+            outcome: Outcome of reading the images.
+            say: Receives warnings.
 
         Raises:
             DataError: If no image of a class is left.
         """
 
     def finish(self, folder: Path, outcome: Outcome, datalist: Datalist) -> None:
-        """Last, change the array or write other files into the folder: by default nothing.
+        """Change the array or write further files into the output folder, as the last step; by default do nothing.
 
         Args:
-            folder: That is written, with the array.
-            outcome: What became of all images.
-            datalist: Is written after this.
+            folder: Folder that is being written, with the array.
+            outcome: Outcome of reading the images.
+            datalist: Data list, which is written afterwards.
         """
 
     def incomplete(self, outcome: Outcome) -> str:
-        """What to say where all images are required and some are left out; it is said before any is read if it can."""
+        """Return the error message for missing or unreadable images if all images are required.
+
+        It is used before reading if images are missing by then, otherwise after reading.
+        """
         return (
             f"all {self.item}s are required, {len(outcome.reasons)} of {outcome.choice.count()} are missing or can't "
             f"be read: {describe_counts(outcome.reasons)}. Unpack the release again."
         )
 
     def none_read(self, outcome: Outcome) -> str:
-        """What to say where no image can be read."""
+        """Return the error message if no image can be read."""
         if self.unreadable == "option skip_unreadable":
             return self.incomplete(outcome)
         failed = [outcome.reasons[place] for place in outcome.choice.places]
@@ -202,21 +221,22 @@ class ImageSpec(DatasetSpec):
         warnings: Sequence[str] = (),
         **extra: Any,
     ) -> Datalist:
-        """A data list of the array's images.
+        """Return a data list of the array's images.
 
         Args:
-            classes: Names of the classes, by their numbers.
-            modality: How the images were taken.
-            records: What is said of each row of the array: ``label``, ``subject_id``, and what else is kept.
-            splits: For each row one of `medfl.data.datalists.SPLITS`; None means that all are in training.
+            classes: Class names, by label number.
+            modality: Imaging modality.
+            records: Record of each row of the array without its row number: ``label``, ``subject_id`` and further
+                entries.
+            splits: One of `medfl.data.datalists.SPLITS` for each row; None puts all rows into training.
             licence: Terms of use; None means `terms`.
-            exclusions: Images that were left out.
-            warnings: Sentences on the data set that a partition repeats.
-            extra: What else is said of the data set, in this order, after the citation.
+            exclusions: Exclusions of images.
+            warnings: Warnings about the data set, one sentence each; partitions repeat them.
+            extra: Further entries of the data list, written in this order after the citation.
         """
-        dealt: dict[str, list[CaseRecord]] = {split: [] for split in SPLITS}
+        by_split: dict[str, list[CaseRecord]] = {split: [] for split in SPLITS}
         for row, (record, split) in enumerate(zip(records, splits or [SPLITS[0]] * len(records), strict=True)):
-            dealt[split].append(make_record({"image": row, **record}))
+            by_split[split].append(make_record({"image": row, **record}))
         return Datalist(
             name=self.title(),
             image_array=ARRAY,
@@ -224,7 +244,7 @@ class ImageSpec(DatasetSpec):
             labels={str(label): name for label, name in enumerate(classes)},
             modality=modality,
             licence=self.terms if licence is None else licence,
-            splits=dealt,
+            splits=by_split,
             extra=({"citation": self.citation} if self.citation else {}) | extra,
             exclusions=tuple(exclusions),
             warnings=tuple(warnings),
@@ -232,20 +252,20 @@ class ImageSpec(DatasetSpec):
 
 
 def path_fields(kind: type[DatasetSpec]) -> list[str]:
-    """The fields of a data set that are paths, in their order."""
+    """Return the names of a spec's fields that are paths, in their order."""
     return [name for name, option in kind.model_fields.items() if is_path(option)]
 
 
 def is_path(option: FieldInfo) -> bool:
-    """Whether a field is a path, or a path that may be left out."""
+    """Return True if a field is a path, or an optional path."""
     return option.annotation in (Path, Path | None)
 
 
 def folder_of(top: Path, name: str) -> Path:
-    """A folder in the source folder of a study.
+    """Return the folder `name` in the source folder of a study.
 
     Raises:
-        DataError: If it is not there.
+        DataError: If it does not exist.
     """
     if not (top / name).is_dir():
         raise DataError(
@@ -257,15 +277,20 @@ def folder_of(top: Path, name: str) -> Path:
 
 
 def folder_or_top(top: Path, *names: str) -> Path:
-    """The first of some folders that is in the source folder of a study, or that itself if none is."""
+    """Return the first of the named folders that exists in a study's source folder, or the source folder itself."""
     return next((top / name for name in names if (top / name).is_dir()), top)
 
 
 def folder_with(top: Path, name: str, file: str) -> Path:
-    """A folder in the source folder of a study, or that itself: the first one that holds a file.
+    """Return the folder `name` in a study's source folder if it contains a file, or else the source folder itself.
+
+    Args:
+        top: Source folder of the study.
+        name: Name of a folder in it.
+        file: Name of the file.
 
     Raises:
-        DataError: If none does.
+        DataError: If neither contains the file.
     """
     for folder in (top / name, top):
         if (folder / file).is_file():

@@ -1,4 +1,4 @@
-"""A release of volumes with masks, on one grid: what all such data sets do alike; see `VolumeSpec`."""
+"""Base class of specs for releases of volumes with masks, which are brought onto one grid."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
     from medfl.data.transforms.frame import Frame
 
 MULTIPLE = 16
-"""Edges of a size that nobody gave are multiples of it: networks want them, which halve an image four times."""
+"""Divisor of the edges of an automatically chosen size, because networks halve an image up to four times."""
 
 
 @dataclass(frozen=True)
 class Volumes:
-    """What is known of volumes before they are read; lists have an entry for each case.
+    """Metadata of the volumes before reading; lists have one entry for each case.
 
     Attributes:
-        cases: Their files.
-        numbers: What messages call each case: a number in `VolumeSpec.listing`.
-        patients: Who is who; names are made up for them.
-        facts: What is kept of each case.
-        structures: Names of the labels by their numbers, the background first.
+        cases: Files of each case.
+        numbers: Number of each case in `VolumeSpec.listing`, for messages.
+        patients: Identifier of each case's patient in the release; it is replaced by a generated one.
+        facts: Entries to copy into the record of each case.
+        structures: Names of the structures, by their mask numbers; the background is first.
         channels: Names of the modalities, at least one.
-        splits: For each case one of `medfl.data.datalists.SPLITS`; None means that all are in training.
-        licence: Terms of use; None means those of the data set.
-        extra: What else is said of the data set.
+        splits: One of `medfl.data.datalists.SPLITS` for each case; None puts all cases into training.
+        licence: Terms of use; None means the terms of the data set.
+        extra: Further entries of the data list.
     """
 
     cases: Sequence[Case]
@@ -61,15 +61,15 @@ class Volumes:
 
 
 @dataclass(frozen=True)
-class _Task:
-    """Volumes, and the spacing of all of them in the array."""
+class _PlannedVolumes:
+    """Metadata of the volumes, and their common voxel spacing in the array."""
 
     volumes: Volumes
     spacing: tuple[float, ...]
 
 
-def _numbers(text: Any) -> Any:
-    """Numbers of a text such as 1x1x2.5 or -100,240."""
+def _read_numbers(text: Any) -> Any:
+    """Convert text such as 1x1x2.5 or -100,240 to a tuple of numbers; other types are returned unchanged."""
     if not isinstance(text, str):
         return text
     words = [word for word in re.split(r"[x,\s]+", text.strip()) if word]
@@ -81,22 +81,23 @@ def _numbers(text: Any) -> Any:
         ) from None
 
 
-Spacing = Annotated[tuple[float, ...] | None, BeforeValidator(_numbers)]
-"""Millimetres along each axis, as 1x1x2.5."""
+Spacing = Annotated[tuple[float, ...] | None, BeforeValidator(_read_numbers)]
+"""Field type for millimetres along each axis, as 1x1x2.5."""
 
-Window = Annotated[tuple[float, ...] | None, BeforeValidator(_numbers), Commas()]
-"""Two intensities, as -100,240."""
+Window = Annotated[tuple[float, ...] | None, BeforeValidator(_read_numbers), Commas()]
+"""Field type for two intensities, as -100,240."""
 
 
 class VolumeSpec(ImageSpec):
-    """A data set of volumes with masks, which come onto one grid (`medfl.data.transforms.frame.Frame`).
+    """Base class for data sets of volumes with masks, brought onto one grid (`medfl.data.transforms.frame.Frame`).
 
-    They are turned to one orientation, scaled, and padded to one size; no labelled voxel is cut off. The spacing is the
-    same for all and stands in the data list, so that distances are in millimetres.
+    Volumes are rotated to one orientation, their intensities are scaled, and they are padded to one size. No labelled
+    voxel is cut off. All volumes have the same spacing, which is stored in the data list so that distances can be
+    computed in millimetres.
 
     Class attributes:
-        listing: The file that lists the cases, for messages.
-        numbered: What it numbers: ``case`` or ``table row``.
+        listing: Name of the file that lists the cases, for messages.
+        numbered: Meaning of the case numbers in that file: ``case`` or ``table row``.
     """
 
     unreadable = "option skip_unreadable"
@@ -105,37 +106,40 @@ class VolumeSpec(ImageSpec):
     numbered: ClassVar[str]
 
     source: Annotated[Path, Positional()]
-    """The folder of the release."""
+    """Folder of the release."""
     size: Annotated[tuple[int, ...] | None, BeforeValidator(read_edges)] = None
-    """Of the volumes in the array, DxHxW; by default the smallest multiples of 16 that hold all."""
+    """Size of the volumes in the array, DxHxW; by default the smallest multiples of 16 that contain all volumes."""
     spacing: Spacing = None
-    """Resample all to these millimetres, as 1x1x2; by default they stay as they are, which must be alike."""
+    """Resample all volumes to these millimetres, as 1x1x2; by default they keep their spacing, which must be equal."""
     window: Window = None
-    """Lowest and highest intensity that become 0 and 1, as -100,240; by default each volume has its own scale."""
+    """Lowest and highest intensity, mapped to 0 and 1, as -100,240; by default each volume is normalised by itself."""
 
     @abstractmethod
     def volumes(self, files: Any, say: Say) -> Volumes:
-        """What is known before volumes are read; whatever users should know first is said here.
+        """Return the metadata of the volumes before they are read; report to the user what they should know first.
 
         Args:
-            files: What `find` gave.
-            say: Gets warnings and notes.
+            files: Result of `find`.
+            say: Receives warnings and notes.
 
         Raises:
             DataError: If a table is wrong.
         """
 
     def choose(self, files: Any, say: Say) -> Choice:
-        """All cases whose heads can be read; the heads tell the size."""
+        """Plan to read all cases whose headers are readable. The headers decide the size."""
         volumes = self.volumes(files, say)
-        grids, missing = _grids(volumes)
+        grids, missing = _read_grids(volumes)
         if not grids:
             raise DataError(
-                "no_readable_image", self._to_mend(missing, volumes), count=len(missing), total=len(volumes.cases)
+                "no_readable_image",
+                self._unreadable_cases_message(missing, volumes),
+                count=len(missing),
+                total=len(volumes.cases),
             )
         spacing = self._spacing(grids)
         frame = self._frame(grids, spacing)
-        say(f"note: volumes become {'x'.join(map(str, frame.size))} voxels of {_mm(spacing)} mm")
+        say(f"note: volumes become {'x'.join(map(str, frame.size))} voxels of {_spacing_text(spacing)} mm")
         return Choice(
             items=[volumes.cases[place] for place in grids],
             places=list(grids),
@@ -147,23 +151,23 @@ class VolumeSpec(ImageSpec):
             cells=lambda place: (volumes.numbers[place],),
             columns=(self.numbered.replace(" ", "_"),),
             missing=missing,
-            release=_Task(volumes, spacing),
+            release=_PlannedVolumes(volumes, spacing),
         )
 
     def incomplete(self, outcome: Outcome) -> str:
-        """Which cases of the list can't be read."""
-        return self._to_mend(outcome.reasons, outcome.choice.release.volumes)
+        """Return the error message that lists the unreadable cases."""
+        return self._unreadable_cases_message(outcome.reasons, outcome.choice.release.volumes)
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
-        """The data list of what was read."""
-        task: _Task = outcome.choice.release
-        volumes = task.volumes
+        """Return the data list of the cases that were read."""
+        planned: _PlannedVolumes = outcome.choice.release
+        volumes = planned.volumes
         subjects = number_subjects(volumes.patients)
         records: list[CaseRecord] = [
             make_record({"subject_id": subjects[place], **volumes.facts[place], **facts})
             for place, facts in zip(outcome.kept, outcome.facts, strict=True)
         ]
-        made = self.make_datalist(
+        datalist = self.make_datalist(
             STRATA,
             ", ".join(volumes.channels),
             records,
@@ -174,12 +178,12 @@ class VolumeSpec(ImageSpec):
             window=self.window,
             exclusions=exclusions(dict(Counter(outcome.reasons.values()).most_common())),
         )
-        for line in about_empty(made):
+        for line in about_empty(datalist):
             say(line)
-        return with_masks(made, volumes.structures, task.spacing)
+        return with_masks(datalist, volumes.structures, planned.spacing)
 
     def finish(self, folder: Path, outcome: Outcome, datalist: Datalist) -> None:
-        """Take volumes and masks apart."""
+        """Split the array into volumes and masks."""
         take_apart(folder)
 
     def _frame(self, grids: Mapping[int, Grid], spacing: Sequence[float]) -> Frame:
@@ -208,7 +212,11 @@ class VolumeSpec(ImageSpec):
         return Frame(size, self.spacing, None if self.window is None else (self.window[0], self.window[1]))
 
     def _spacing(self, grids: Mapping[int, Grid]) -> tuple[float, ...]:
-        """The spacing that all have in the array."""
+        """Return the common spacing in the array.
+
+        Raises:
+            DataError: If the volumes differ in spacing and the user gave none.
+        """
         if self.spacing is not None:
             return self.spacing
         edges = np.array([grid.spacing for grid in grids.values()])
@@ -216,27 +224,27 @@ class VolumeSpec(ImageSpec):
         if (highest - lowest > NEAR * highest).any():
             raise DataError(
                 "mixed_spacing",
-                f"expected volumes of one spacing, got {_mm(lowest)} to {_mm(highest)} mm. Have them resampled: "
-                f"--spacing {_mm(np.median(edges, axis=0))} is the median.",
+                f"expected volumes of one spacing, got {_spacing_text(lowest)} to {_spacing_text(highest)} mm. "
+                f"Resample them: --spacing {_spacing_text(np.median(edges, axis=0))} is the median.",
                 minimum=lowest.tolist(),
                 maximum=highest.tolist(),
             )
         return tuple(float(round(edge, 4)) for edge in np.median(edges, axis=0))
 
-    def _to_mend(self, reasons: Mapping[int, str], volumes: Volumes) -> str:
-        """What to say of cases that can't be read."""
+    def _unreadable_cases_message(self, reasons: Mapping[int, str], volumes: Volumes) -> str:
+        """Return the error message for cases that can't be read."""
         numbers: dict[str, list[int]] = {}
         for place, reason in reasons.items():
             numbers.setdefault(reason.rstrip("."), []).append(volumes.numbers[place])
         listed = "; ".join(f"{self.numbered} {first_names(some)}: {reason}" for reason, some in numbers.items())
         return (
-            f"{len(reasons)} of {len(volumes.cases)} cases of {self.listing} can't be used: {listed}. Mend these "
+            f"{len(reasons)} of {len(volumes.cases)} cases of {self.listing} can't be used: {listed}. Repair these "
             f"files, or leave them out with --skip-unreadable; {QUARANTINE} then lists them."
         )
 
 
-def _grids(volumes: Volumes) -> tuple[dict[int, Grid], dict[int, str]]:
-    """The grid of each case by its place, and why others have none."""
+def _read_grids(volumes: Volumes) -> tuple[dict[int, Grid], dict[int, str]]:
+    """Return the grid of each readable case by its place, and the reason for each unreadable one."""
     grids: dict[int, Grid] = {}
     missing: dict[int, str] = {}
     for place, case in enumerate(volumes.cases):
@@ -247,5 +255,5 @@ def _grids(volumes: Volumes) -> tuple[dict[int, Grid], dict[int, str]]:
     return grids, missing
 
 
-def _mm(edges: Sequence[float] | np.ndarray) -> str:
+def _spacing_text(edges: Sequence[float] | np.ndarray) -> str:
     return "x".join(f"{edge:.4g}" for edge in edges)

@@ -1,4 +1,4 @@
-"""Volumes with masks, in NIfTI files: their grids, and how a case comes onto that of an array."""
+"""Read volumes with masks from NIfTI files and bring them onto the grid of an array."""
 
 from __future__ import annotations
 
@@ -11,43 +11,48 @@ import numpy as np
 from medfl.data.ingest.masks import masked_row
 from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.dicom_header import decoding
-from medfl.data.readers.volumes import MOST_VOXELS, SUFFIXES
+from medfl.data.readers.volumes import MAX_VOXELS, SUFFIXES
 from medfl.errors import DataError
 
 if TYPE_CHECKING:
     from medfl.data.transforms.frame import Frame
 
 IMAGE, LABEL = "image", "label"
-"""Keys of a case, as `medfl.data.transforms.frame` has them."""
+"""Keys of a case in the transforms, as in `medfl.data.transforms.frame`."""
 
 NEAR = 0.01
-"""Millimetres by which the grids of an image and its mask may differ, and share by which spacings count as one."""
+"""Tolerance, in millimetres, for the grids of an image and its mask; also the relative tolerance for equal spacings."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A volume and its mask."""
+    """Files of a volume and its mask.
+
+    Attributes:
+        image: Path of the volume.
+        mask: Path of the mask.
+    """
 
     image: Path
     mask: Path
 
     def files(self) -> list[Path]:
-        """Both."""
+        """Return the paths of both files."""
         return [self.image, self.mask]
 
     @property
     def name(self) -> str:
-        """The name of the image's file without its ending: what a table may call the case. It is written nowhere."""
+        """Name of the image file without extension, as a table may name the case. It must not be written anywhere."""
         return next(self.image.name.removesuffix(end) for end in reversed(SUFFIXES) if self.image.name.endswith(end))
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The grid of a volume that was turned to `medfl.data.transforms.frame.Frame`'s axes.
+    """Grid of a volume after rotation to the axes of `medfl.data.transforms.frame.Frame`.
 
     Attributes:
         shape: (D, H, W) in voxels.
-        spacing: Of the voxels in millimetres.
+        spacing: Voxel spacing in millimetres, in the same order.
     """
 
     shape: tuple[int, ...]
@@ -55,10 +60,11 @@ class Grid:
 
 
 def grid_of(case: Case, channels: int) -> Grid:
-    """The grid of a case, from the heads of its files; voxels are not read.
+    """Return the grid of a case from the headers of its files. Voxels are not read.
 
     Raises:
-        DataError: If a file is missing or damaged, has another number of channels, or the mask lies on another grid.
+        DataError: If a file is missing or damaged, the number of channels is wrong, or image and mask have different
+            grids.
     """
     import nibabel
     from nibabel.spatialimages import SpatialImage
@@ -70,14 +76,14 @@ def grid_of(case: Case, channels: int) -> Grid:
         with decoding():
             head = nibabel.load(path)
         if not isinstance(head, SpatialImage):
-            raise DataError("unsupported_file", f"the file of the {what} is no volume", what=what)
+            raise DataError("unsupported_file", f"the {what} file is not a volume", what=what)
         heads.append(head)
     image, mask = heads
     axes = image.shape[:3]
-    if len(axes) < 3 or np.prod(image.shape) > MOST_VOXELS * channels or min(axes) < 1:
+    if len(axes) < 3 or np.prod(image.shape) > MAX_VOXELS * channels or min(axes) < 1:
         raise DataError(
             "wrong_shape",
-            f"the image claims {'x'.join(map(str, image.shape))} voxels, which is no volume",
+            f"the image header states {'x'.join(map(str, image.shape))} voxels, which is not a valid volume",
             what="image",
             found=image.shape,
         )
@@ -112,16 +118,17 @@ def read_case(case: Case, frame: Frame, structures: int) -> LoadedItem:
     """Read a volume and its mask onto a frame.
 
     Args:
-        case: The files.
-        frame: The grid.
-        structures: How many labels there are, with the background.
+        case: Files of the case.
+        frame: Frame that defines the grid.
+        structures: Number of structures, including the background.
 
     Returns:
-        (D, H, W, C + 1), float32, the mask last, and which structures it holds.
+        Row of shape (D, H, W, C + 1), float32, with the mask as last channel, and the numbers of the structures that
+        occur.
 
     Raises:
-        DataError: If a file can't be read, voxels are not finite, the mask is wrong, or the size would cut off what is
-            labelled.
+        DataError: If a file can't be read, voxels are not finite, the mask is wrong, or the size would cut off labelled
+            voxels.
     """
     with decoding():
         before = frame.read(mask=True)({IMAGE: str(case.image), LABEL: str(case.mask)})

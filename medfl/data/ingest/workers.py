@@ -1,8 +1,7 @@
-"""The worker processes of an ingestion: each reads items and writes their rows into the array file.
+"""Worker processes of an ingestion: each reads items and writes their rows into the array file.
 
-A decoder that ends its process (a damaged file can do that to a library in C) takes the whole pool of processes with
-it. The items that were in work are then read one by one, each in a process of its own, and the one that ends its
-process again is left out.
+A damaged file can crash a decoder in C, which ends its process and breaks the whole process pool. The items in work are
+then read one by one, each in a new process. An item that crashes its process again is excluded.
 """
 
 from __future__ import annotations
@@ -26,45 +25,54 @@ from medfl.utils.processes import fresh_context, live_with_parent
 
 
 class LoadedItem(NamedTuple):
-    """What became of one item.
+    """Result of reading one item.
 
     Attributes:
-        pixels: Of the shape of a row of the array; they are cast to its type.
-        facts: What else is worth to be known, as JSON; nothing that identifies a patient.
+        pixels: Row of the array; cast to the array's type.
+        facts: Further metadata, as JSON; nothing in it may identify a patient.
     """
 
     pixels: np.ndarray
     facts: dict[str, Any] = {}  # noqa: RUF012
 
 
-CRASHED = "reading it ended the process: the file is damaged, or the memory is too small for it"
-"""Why an item is left out whose decoder crashes."""
+CRASH_REASON = "reading it ended the process: the file is damaged, or the memory is too small for it"
+"""Reason for excluding an item whose decoder crashes."""
 
 
-AHEAD = 3
-"""Items for each process that are handed out before the first of them is back."""
+ITEMS_AHEAD = 3
+"""Number of items for each process that are submitted before the first result is back."""
 
 
-Load = Callable[[Any], "LoadedItem"]
+LoadFunction = Callable[[Any], "LoadedItem"]
+"""Function that reads one item."""
 
 
-class Read(NamedTuple):
-    """What became of an item: it is in the array, or there is a reason why not."""
+class ReadResult(NamedTuple):
+    """Result of reading an item into the array.
+
+    Attributes:
+        place: Position of the item.
+        reason: Reason for the exclusion, or None if the row was written.
+        facts: Metadata of the item.
+    """
 
     place: int
     reason: str | None
     facts: dict[str, Any]
 
 
-def read_all(load: Load, items: Sequence[Any], todo: Sequence[int], array: Path, workers: int) -> Iterator[Read]:
-    """Read items into an array file, in any order.
+def read_all(
+    load: LoadFunction, items: Sequence[Any], todo: Sequence[int], array: Path, workers: int
+) -> Iterator[ReadResult]:
+    """Read items into an array file; yield the results in any order.
 
     Args:
-        load: Reads one of them.
-        items: All of them.
-        todo: The places of those to be read; item n goes to row n.
+        load: Function that reads an item.
+        items: All items.
+        todo: Positions of the items to read; item n is written to row n.
         array: The ``.npy`` file.
-        workers: Processes, >= 1; with 1 all is done in this process.
+        workers: Number of processes, >= 1; with 1, this process reads all items.
 
     Raises:
         SettingsError: If worker processes can't be started.
@@ -72,50 +80,55 @@ def read_all(load: Load, items: Sequence[Any], todo: Sequence[int], array: Path,
     if workers == 1 or len(todo) < 2:
         with ArrayFile(array) as rows, quiet_decoders():
             for place in todo:
-                yield _read(load, items[place], place, rows)
+                yield _read_item(load, items[place], place, rows)
         return
     rest = deque(todo)
     while rest:
         in_work: list[int] = []
-        yield from _in_pool(load, items, rest, in_work, array, min(workers, len(todo)))
-        yield from _one_by_one(load, items, in_work, array)
+        yield from _read_in_pool(load, items, rest, in_work, array, min(workers, len(todo)))
+        yield from _read_one_by_one(load, items, in_work, array)
 
 
-def _in_pool(
-    load: Load, items: Sequence[Any], rest: deque[int], in_work: list[int], array: Path, workers: int
-) -> Iterator[Read]:
-    """Read until all is done or the pool breaks; `rest` is emptied, `in_work` then holds what was being read."""
-    pool = _pool(workers, load, array)
-    flying: dict[Future[Read], int] = {}
+def _read_in_pool(
+    load: LoadFunction, items: Sequence[Any], rest: deque[int], in_work: list[int], array: Path, workers: int
+) -> Iterator[ReadResult]:
+    """Read until all items are done or the pool breaks.
+
+    Empty `rest` and, if the pool breaks, append the items in work to `in_work`, both in place.
+    """
+    pool = _start_pool(workers, load, array)
+    running: dict[Future[ReadResult], int] = {}
     try:
-        while rest or flying:
-            while rest and len(flying) < AHEAD * workers:
+        while rest or running:
+            while rest and len(running) < ITEMS_AHEAD * workers:
                 place = rest[0]
-                flying[pool.submit(_work, items[place], place)] = place
+                running[pool.submit(_read_in_worker, items[place], place)] = place
                 rest.popleft()
-            for future in wait(flying, return_when=FIRST_COMPLETED).done:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
                 read = future.result()
-                del flying[future]
+                del running[future]
                 yield read
     except BrokenProcessPool:
-        in_work += flying.values()
+        in_work += running.values()
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _one_by_one(load: Load, items: Sequence[Any], places: Sequence[int], array: Path) -> Iterator[Read]:
-    """Read items one after another in a process that is replaced if it ends."""
+def _read_one_by_one(
+    load: LoadFunction, items: Sequence[Any], places: Sequence[int], array: Path
+) -> Iterator[ReadResult]:
+    """Read items one after another in a single worker process, which is replaced if it crashes."""
     rest = deque(places)
     while rest:
-        pool = _pool(1, load, array)
+        pool = _start_pool(1, load, array)
         try:
             _check_start(pool)
             while rest:
                 place = rest.popleft()
                 try:
-                    yield pool.submit(_work, items[place], place).result()
+                    yield pool.submit(_read_in_worker, items[place], place).result()
                 except BrokenProcessPool:
-                    yield Read(place, CRASHED, {})
+                    yield ReadResult(place, CRASH_REASON, {})
                     break
         finally:
             pool.shutdown(cancel_futures=True)
@@ -123,7 +136,7 @@ def _one_by_one(load: Load, items: Sequence[Any], places: Sequence[int], array: 
 
 def _check_start(pool: ProcessPoolExecutor) -> None:
     try:
-        pool.submit(_ready).result()
+        pool.submit(_is_ready).result()
     except BrokenProcessPool:
         raise SettingsError(
             "worker_start_failure",
@@ -132,36 +145,45 @@ def _check_start(pool: ProcessPoolExecutor) -> None:
         ) from None
 
 
-def _pool(workers: int, load: Load, array: Path) -> ProcessPoolExecutor:
+def _start_pool(workers: int, load: LoadFunction, array: Path) -> ProcessPoolExecutor:
     plugin = _plugin_file(load)
-    context = fresh_context([__name__] if plugin else _modules_of(load))  # only workers import a plugin file
-    return ProcessPoolExecutor(workers, context, initializer=_start, initargs=(_Job(load, plugin), array))
+    # the worker processes import a plugin file themselves
+    context = fresh_context([__name__] if plugin else _modules_of(load))
+    return ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(_WorkerTask(load, plugin), array))
 
 
-_job: tuple[Load, ArrayFile] | None = None
-"""In a worker: how to read an item, and the rows of the array."""
+_task_and_rows: tuple[LoadFunction, ArrayFile] | None = None
+"""Task and open array of this worker process."""
 
 
-class _Job:
-    """How an item is read, for a worker process, where the plugin file that it is from is imported first."""
+class _WorkerTask:
+    """Function that reads an item, as sent to a worker process.
 
-    def __init__(self, load: Load | None, plugin: Path | None) -> None:
+    Unpickling first imports the plugin file that defines the function.
+
+    Args:
+        load: Function that reads an item.
+        plugin: Path of the plugin file that defines `load`; None if it is from an installed package.
+    """
+
+    def __init__(self, load: LoadFunction | None, plugin: Path | None) -> None:
         self.load, self.plugin = load, plugin
         if plugin is not None and f"{PREFIX}{plugin.stem}" not in sys.modules:
             load_file(plugin, {})
 
     def __reduce__(self) -> Any:
-        return _Job, (None, self.plugin), {"load": self.load}  # the file comes before what is in it
+        # the state is unpickled after the call, so that the plugin file is imported before `load`, which it defines
+        return _WorkerTask, (None, self.plugin), {"load": self.load}
 
 
-def _plugin_file(load: Load) -> Path | None:
-    """The plugin file that has the function, or the class, that reads; None if it is from an installed package."""
+def _plugin_file(load: LoadFunction) -> Path | None:
+    """Return the plugin file that defines the reading function, or None if it is from an installed package."""
     module = sys.modules[_modules_of(load)[0]]
     return Path(module.__file__) if module.__name__.startswith(PREFIX) and module.__file__ else None
 
 
-def _modules_of(load: Load) -> list[str]:
-    """The module that has the function, or the class, that reads; and those of what is handed to it beforehand."""
+def _modules_of(load: LoadFunction) -> list[str]:
+    """Return the module of the reading function, and the modules of arguments bound to it with `functools.partial`."""
     values: list[Any] = []
     while isinstance(load, partial):
         values += [*load.args, *load.keywords.values()]
@@ -169,30 +191,30 @@ def _modules_of(load: Load) -> list[str]:
     return [load.__module__, *(type(value).__module__ for value in values)]
 
 
-def _start(job: _Job, array: Path) -> None:
-    """Begin a worker."""
-    global _job
+def _start_worker(job: _WorkerTask, array: Path) -> None:
+    """Initialise a worker process."""
+    global _task_and_rows
     live_with_parent()
-    assert job.load is not None  # given in _pool
-    _job = job.load, ArrayFile(array)
+    assert job.load is not None  # set by _start_pool
+    _task_and_rows = job.load, ArrayFile(array)
 
 
-def _ready() -> bool:
-    return _job is not None
+def _is_ready() -> bool:
+    return _task_and_rows is not None
 
 
-def _work(item: Any, place: int) -> Read:
-    assert _job is not None
+def _read_in_worker(item: Any, place: int) -> ReadResult:
+    assert _task_and_rows is not None
     with quiet_decoders():
-        return _read(_job[0], item, place, _job[1])
+        return _read_item(_task_and_rows[0], item, place, _task_and_rows[1])
 
 
-def _read(load: Load, item: Any, place: int, rows: ArrayFile) -> Read:
+def _read_item(load: LoadFunction, item: Any, place: int, rows: ArrayFile) -> ReadResult:
     try:
         pixels, facts = load(item)
     except DataError as error:
-        return Read(place, str(error), {})
+        return ReadResult(place, str(error), {})
     if pixels.shape != rows.shape[1:]:
         raise ValueError(f"expected an image of shape {rows.shape[1:]}, got {pixels.shape}")
     rows.write(place, pixels)
-    return Read(place, None, facts)
+    return ReadResult(place, None, facts)

@@ -1,4 +1,7 @@
-"""Who gets which image: the server's test set, the sites, and what is left."""
+"""Assign each image of a pooled data set to the server's test set, to a site, or to neither.
+
+A unit is one image, or a group of images that must stay together; see `medfl.data.partition`.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from medfl.data.datalists import Datalist, subjects_of
-from medfl.data.partition.holdouts import local_splits, official_tests, per_class
+from medfl.data.partition.holdouts import choose_per_class, local_splits, official_tests
 from medfl.data.partition.overlap import (
     OF_PUBLIC,
     OF_SITES,
     OF_TRAINING,
+    ComparedSets,
     PublicPool,
-    Sides,
     find_overlap,
     images,
-    refuse,
+    raise_overlap,
 )
 from medfl.data.partition.schemes import Scheme, check_column, deal
-from medfl.data.partition.units import any_of, column_of, find_units, label_sets, majority, strata_of
-from medfl.data.partition.writing import Notes, not_distributed
+from medfl.data.partition.units import (
+    column_entries,
+    find_units,
+    label_sets,
+    majority_by_unit,
+    strata_by_columns,
+    union_by_unit,
+)
+from medfl.data.partition.writing import PartitionNotes, not_distributed
 from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import CaseRecord, Exclusion
 from medfl.types import GLOBAL, PUBLIC, LeakKind
@@ -32,32 +42,35 @@ from medfl.utils.text import names_and_more
 if TYPE_CHECKING:
     from medfl.data.partition.plan import PartitionPlan
 
-NOBODY = -1
-"""Owner of a unit that is at no site."""
+UNASSIGNED = -1
+"""Owner number of a unit that is at no site."""
 
-HELD = -2
-"""Owner of a unit that the server holds as a test set."""
+SERVER_TEST = -2
+"""Owner number of a unit in the server's test set."""
 
 DROPPED = -3
-"""Owner of a unit that was left out."""
+"""Owner number of a unit that was left out as a duplicate."""
 
-Splits = dict[str, dict[str, list[CaseRecord]]]
-"""Site, or ``global``, to splits to records."""
+SplitsBySite = dict[str, dict[str, list[CaseRecord]]]
+"""Maps each site, ``global`` or ``public`` to a mapping from split to records."""
 
 
-class Distribution:
-    """A pooled training split whose units find owners, step by step; `splits` is the result.
+class UnitAssignment:
+    """Assignment of the units of a pooled training split to owners, built up step by step.
+
+    `distribute` calls the steps in order; `splits` returns the result.
 
     Args:
-        source: The pooled data list.
+        source: Pooled data list.
         hashes: Hash of the pixels of each row of the pooled array.
-        plan: How.
+        plan: Settings of the partition.
 
     Attributes:
-        owner: Number of the site of each unit in the order of `names`, or `NOBODY`, `HELD` or `DROPPED`, shape (u,).
-        names: The sites.
-        tests: The part of the pooled test split of each site that has one, if it is the sites'.
-        notes: What there is to say.
+        owner: Owner of each unit, shape (u,): the index of its site in `names`, or `UNASSIGNED`, `SERVER_TEST` or
+            `DROPPED`.
+        names: Names of the sites.
+        tests: Maps each site to its part of the pooled test split, if the plan's test is ``official``.
+        notes: Warnings and counts for the report.
 
     Raises:
         DataError: If rows or labels of the list are wrong, or there are no training images.
@@ -69,7 +82,7 @@ class Distribution:
         if not self.records:
             raise DataError(
                 "no_images",
-                f"expected training images in the pooled data set '{source.name}', there are none to deal. "
+                f"expected training images in the pooled data set '{source.name}', there are none. "
                 "Prepare it again with images in its training split.",
                 dataset=source.name,
                 split="training",
@@ -77,34 +90,39 @@ class Distribution:
         self.place = f"pooled data set '{source.name}'"
         rows, self.labels = source.rows_and_labels("training", self.place)
         self.sets = label_sets(source, self.records, self.place)
-        alike = [] if plan.test == "official" else [[hashes[row] for row in rows]]
-        self.units = find_units(subjects_of(self.records), *alike)
-        self.owner = np.full(self.units.max(initial=-1) + 1, NOBODY, dtype=np.int64)
+        pixel_keys = [] if plan.test == "official" else [[hashes[row] for row in rows]]
+        self.units = find_units(subjects_of(self.records), *pixel_keys)
+        self.owner = np.full(self.units.max(initial=-1) + 1, UNASSIGNED, dtype=np.int64)
         self.names: list[str] = []
         self.tests: dict[str, list[CaseRecord]] = {}
-        self.notes = Notes(warnings=list(source.warnings))
-        self._compare_labels(rows)
+        self.notes = PartitionNotes(warnings=list(source.warnings))
+        self._warn_about_label_conflicts(rows)
 
-    def hold(self) -> None:
-        """Set the server's test set apart, if it comes out of the training split."""
+    def hold_out_server_test(self) -> None:
+        """Assign units to the server's test set if the plan takes it from the training split (``per_class``)."""
         plan = self.plan
         if plan.global_test != "per_class":
             return
         rng = np.random.default_rng(seed_of(plan.seed, "per_class"))
-        self.owner[per_class(self.units, self.labels, plan.per_class, rng)] = HELD
-        for label, count in self._by_class(HELD).items():
+        self.owner[choose_per_class(self.units, self.labels, plan.per_class, rng)] = SERVER_TEST
+        for label, count in self._count_by_class(SERVER_TEST).items():
             if count < plan.per_class and int(label) in self.labels:
                 self._warn(
                     f"the server's test set has {count} of {plan.per_class} images of class {label}, because images "
-                    "that stay together were not torn apart"
+                    "that must stay together were not separated"
                 )
 
-    def deal(self, scheme: Scheme) -> None:
-        """Let the scheme deal what nobody has yet."""
+    def assign_to_sites(self, scheme: Scheme) -> None:
+        """Assign the unassigned units to sites by the scheme, and the remainder to the server if the plan says so.
+
+        Raises:
+            DataError: If the scheme's result breaks the rules, or test images belong to an unknown site.
+            SettingsError: If scheme and plan do not fit together, or no image is left for the server's test set.
+        """
         check_column(scheme, self.plan)
-        free = np.flatnonzero(self.owner == NOBODY)
-        labels, values = majority(self.units, self.labels), self._values()
-        sets = None if self.sets is None else any_of(self.units, self.sets)[free]
+        free = np.flatnonzero(self.owner == UNASSIGNED)
+        labels, values = majority_by_unit(self.units, self.labels), self._column_values()
+        sets = None if self.sets is None else union_by_unit(self.units, self.sets)[free]
         parts = deal(scheme, labels[free], None if values is None else values[free], self.plan, sets)
         self.names = list(parts)
         for number, positions in enumerate(parts.values()):
@@ -112,7 +130,7 @@ class Distribution:
         if self.plan.test == "official":
             self.tests = official_tests(self.test, self.names, scheme, self.plan)
         if self.plan.global_test == "remainder":
-            if not (self.owner == NOBODY).any():
+            if not (self.owner == UNASSIGNED).any():
                 raise SettingsError(
                     "no_images",
                     f"partition '{self.plan.scheme}' left no image for the server's test set. Choose another "
@@ -120,13 +138,15 @@ class Distribution:
                     scheme=self.plan.scheme,
                     setting="global_test",
                 )
-            self.owner[self.owner == NOBODY] = HELD
+            self.owner[self.owner == UNASSIGNED] = SERVER_TEST
 
-    def part_from_test(self) -> None:
-        """Refuse, drop or allow training images that are in the pooled test split, if the server or sites hold it.
+    def separate_from_test(self) -> None:
+        """Refuse, drop or tolerate training images that also occur in the pooled test split.
+
+        Do nothing if neither the sites nor the server use that split.
 
         Raises:
-            DataError: If there are any and they are neither dropped nor allowed.
+            DataError: If there are any, and the plan neither drops nor allows them.
         """
         plan = self.plan
         if "official" not in (plan.global_test, plan.test):
@@ -135,30 +155,30 @@ class Distribution:
         at_site = self.owner[self.units] >= 0
         overlap = find_overlap(self.records, self.test, self.hashes)
         masks = {kind: mask & at_site for kind, mask in overlap.items()}
-        copies = self._copies(masks, sides)
+        copies = self._find_copies(masks, sides)
         if copies.any():
-            self._drop(copies, sides)
-        self._allow(masks, self.owner[self.units] >= 0, sides)
+            self._drop_units(copies, sides)
+        self._record_allowed(masks, self.owner[self.units] >= 0, sides)
 
-    def part_from_private(self, public: PublicPool, private: Splits) -> dict[str, list[CaseRecord]]:
-        """Refuse, drop or allow public images that are at a site or in the server's test set.
+    def separate_from_private(self, public: PublicPool, private: SplitsBySite) -> dict[str, list[CaseRecord]]:
+        """Refuse, drop or tolerate public images that also occur at a site or in the server's test set.
 
         Args:
-            public: The public data.
-            private: The records of the sites and of the server.
+            public: Public data.
+            private: Records of the sites and of the server.
 
         Returns:
-            The public records that stay, by split.
+            The remaining public records of each split.
 
         Raises:
-            DataError: If there are any that are neither dropped nor allowed, or none is left.
+            DataError: If there are any, and the plan neither drops nor allows them, or no public image remains.
         """
         others = [record for splits in private.values() for records in splits.values() for record in records]
         records = [(split, record) for split, records in public.splits.items() for record in records]
         other_hashes = None if public.same_pool else self.hashes
         masks = find_overlap([record for _, record in records], others, public.hashes, other_hashes)
-        copies = self._copies(masks, OF_PUBLIC)
-        self._allow(masks, ~copies, OF_PUBLIC)
+        copies = self._find_copies(masks, OF_PUBLIC)
+        self._record_allowed(masks, ~copies, OF_PUBLIC)
         if copies.any():
             self.notes.exclusions[PUBLIC] = [Exclusion(reason=OF_PUBLIC.reason, count=int(copies.sum()))]
         if copies.all():
@@ -173,42 +193,55 @@ class Distribution:
             kept[split].append(record)
         return kept
 
-    def _copies(self, masks: Mapping[LeakKind, np.ndarray], sides: Sides) -> np.ndarray:
-        """Mask of the images to drop; where the plan does not say so, they are refused."""
+    def _find_copies(self, masks: Mapping[LeakKind, np.ndarray], sides: ComparedSets) -> np.ndarray:
+        """Return the mask of the images to drop. Raise if there are any and the plan does not drop duplicates."""
         refused = {kind: mask for kind, mask in masks.items() if mask.any() and kind not in self.plan.allow_leaks}
         if refused and self.plan.duplicates == "refuse":
-            refuse({kind: int(mask.sum()) for kind, mask in refused.items()}, sides)
+            raise_overlap({kind: int(mask.sum()) for kind, mask in refused.items()}, sides)
         return np.logical_or.reduce([np.zeros_like(masks["pixels"]), *refused.values()])
 
-    def _allow(self, masks: Mapping[LeakKind, np.ndarray], kept: np.ndarray, sides: Sides) -> None:
-        """Note leaks that are allowed by name."""
-        counts = {kind: int((masks[kind] & kept).sum()) for kind in masks if kind in self.plan.allow_leaks}
+    def _record_allowed(self, masks: Mapping[LeakKind, np.ndarray], remaining: np.ndarray, sides: ComparedSets) -> None:
+        """Add a sentence to the notes for each allowed kind of leak that occurs in the `remaining` images."""
+        counts = {kind: int((masks[kind] & remaining).sum()) for kind in masks if kind in self.plan.allow_leaks}
         self.notes.allowed_leaks += [sides.sentence(kind, count) for kind, count in counts.items() if count]
 
-    def splits(self) -> Splits:
-        """The records of each site's splits, and of the server's."""
-        by_site: Splits = {}
+    def splits(self) -> SplitsBySite:
+        """Return the records of each site's splits and of the server's test set.
+
+        Add warnings about unassigned images, and about sites without training or test images, to the notes.
+        """
+        by_site: SplitsBySite = {}
         columns = self.plan.stratify
-        strata = strata_of(self.records, columns) if columns else None
+        strata = strata_by_columns(self.records, columns) if columns else None
         for number, name in enumerate(self.names):
-            mine = np.flatnonzero(self.owner[self.units] == number)
-            records = [self.records[image] for image in mine.tolist()]
-            chosen = None if strata is None else strata[mine]
-            sets = None if self.sets is None else self.sets[mine]
-            by_site[name] = local_splits(records, self.plan, name, self.units[mine], chosen, self.labels[mine], sets)
+            rows = np.flatnonzero(self.owner[self.units] == number)
+            by_site[name] = local_splits(
+                [self.records[row] for row in rows.tolist()],
+                self.plan,
+                name,
+                units=self.units[rows],
+                strata=None if strata is None else strata[rows],
+                labels=self.labels[rows],
+                sets=None if self.sets is None else self.sets[rows],
+            )
             if self.plan.test == "official":
                 by_site[name]["test"] = self.tests.get(name, [])
-        self._look_back(by_site)
-        held = self.test if self.plan.global_test == "official" else self._records_of(HELD)
-        if held:
-            by_site[GLOBAL] = {"test": held}
+        self._record_gaps(by_site)
+        server_test = self.test if self.plan.global_test == "official" else self._records_of(SERVER_TEST)
+        if server_test:
+            by_site[GLOBAL] = {"test": server_test}
         return by_site
 
-    def public_of_pool(self, private: Splits) -> dict[str, list[CaseRecord]]:
-        """The pooled validation split, as public data with a test set, as far as it may be.
+    def make_validation_public(self, private: SplitsBySite) -> dict[str, list[CaseRecord]]:
+        """Return the pooled validation split as public data, divided into training, validation and test records.
+
+        Images that also occur in private data are refused, dropped or tolerated.
 
         Args:
-            private: The records of the sites and of the server.
+            private: Records of the sites and of the server.
+
+        Raises:
+            DataError: If there is no validation split, or as in `separate_from_private`.
         """
         records = self.source.splits["validation"]
         if not records:
@@ -220,15 +253,15 @@ class Distribution:
                 split="validation",
             )
         pool = PublicPool({"training": records}, self.hashes, same_pool=True)
-        kept = self.part_from_private(pool, private)["training"]
+        kept = self.separate_from_private(pool, private)["training"]
         units = find_units(subjects_of(kept), [self.hashes[record["image"]] for record in kept])
         share = self.plan.public_test_fraction
         plan = replace(self.plan, test="fraction", test_fraction=share, val_fraction=0.0)
         labels, sets = self.source.strata(kept, self.place), label_sets(self.source, kept, self.place)
         return local_splits(kept, plan, PUBLIC, units, labels=labels, sets=sets)
 
-    def _compare_labels(self, rows: np.ndarray) -> None:
-        """Note identical images whose labels differ: one of them is wrong."""
+    def _warn_about_label_conflicts(self, rows: np.ndarray) -> None:
+        """Add a warning if identical images have different labels, since one of the labels must be wrong."""
         pixels = find_units([self.hashes[row] for row in rows])
         lowest = np.full(pixels.max(initial=-1) + 1, self.source.num_classes)
         highest = np.full(len(lowest), -1)
@@ -238,22 +271,25 @@ class Distribution:
         if count:
             self._warn(f"{count} training images are identical to others that have another label")
 
-    def _values(self) -> np.ndarray | None:
-        """Each unit's entry in the column, if the plan names one."""
+    def _column_values(self) -> np.ndarray | None:
+        """Return each unit's entry in the plan's column, or None without a column.
+
+        Add a warning if images get another site than their own entry states.
+        """
         if self.plan.column is None:
             return None
-        entries = column_of(self.records, self.plan.column)
-        values = majority(self.units, entries)
+        entries = column_entries(self.records, self.plan.column)
+        values = majority_by_unit(self.units, entries)
         moved = int((values[self.units] != entries).sum())
         if moved:
             self._warn(
-                f"{images(moved)} at another site than the column '{self.plan.column}' says, because a patient's "
-                "images and identical images stay together"
+                f"{images(moved)} at another site than the column '{self.plan.column}' states, because a "
+                "patient's images and identical images stay together"
             )
         return values
 
-    def _drop(self, copies: np.ndarray, sides: Sides) -> None:
-        """Leave images out, given as a mask, with all that stays together with them."""
+    def _drop_units(self, copies: np.ndarray, sides: ComparedSets) -> None:
+        """Drop the images in the mask, with all other images of their units, and record the exclusions."""
         dropped = np.unique(self.units[copies])
         owners = self.owner[self.units][np.isin(self.units, dropped)]
         for number in np.unique(owners).tolist():
@@ -261,10 +297,10 @@ class Distribution:
             self.notes.exclusions[self.names[number]] = [entry]
         self.owner[dropped] = DROPPED
 
-    def _look_back(self, by_site: Splits) -> None:
-        """Note what is at no site, and sites that can't train."""
+    def _record_gaps(self, by_site: SplitsBySite) -> None:
+        """Add warnings about images that are at no site, and about sites without training or test images."""
         notes = self.notes
-        notes.unassigned = {label: count for label, count in self._by_class(NOBODY).items() if count}
+        notes.unassigned = {label: count for label, count in self._count_by_class(UNASSIGNED).items() if count}
         if notes.unassigned:
             classes = ", ".join(f"{count} of class {label}" for label, count in notes.unassigned.items())
             self._warn(f"the scheme left {sum(notes.unassigned.values())} training images at no site: {classes}")
@@ -272,13 +308,14 @@ class Distribution:
             self._warn(f"the {count} {split} images of the pooled data set are at no site")
         if self.plan.global_test == "official" and not self.test:
             self._warn("the pooled data set has no test images, so the server has no test set")
-        if self.plan.test == "official" and (bare := [name for name in by_site if not by_site[name]["test"]]):
-            self._warn(f"{len(bare)} sites have no test images: {names_and_more(bare, 8)}")
+        untested = [name for name in by_site if not by_site[name]["test"]]
+        if self.plan.test == "official" and untested:
+            self._warn(f"{len(untested)} sites have no test images: {names_and_more(untested, 8)}")
         empty = [name for name, splits in by_site.items() if not splits["training"]]
         if empty:
             self._warn(f"{len(empty)} sites have no training images: {names_and_more(empty, 8)}")
 
-    def _by_class(self, owner: int) -> dict[str, int]:
+    def _count_by_class(self, owner: int) -> dict[str, int]:
         counts = np.bincount(self.labels[self.owner[self.units] == owner], minlength=self.source.num_classes)
         return {str(label): int(count) for label, count in enumerate(counts)}
 
@@ -291,30 +328,30 @@ class Distribution:
 
 def distribute(
     source: Datalist, hashes: Sequence[bytes], plan: PartitionPlan, scheme: Scheme, public: PublicPool | None = None
-) -> tuple[Splits, Notes]:
-    """Find out who gets which image.
+) -> tuple[SplitsBySite, PartitionNotes]:
+    """Assign each image of a pooled data set to a site, to the server or to the public data.
 
     Args:
-        source: The pooled data list.
+        source: Pooled data list.
         hashes: Hash of the pixels of each row of the pooled array.
-        plan: How.
-        scheme: The function of `plan.scheme`.
-        public: Public data of another data set, if the plan names one.
+        plan: Settings of the partition.
+        scheme: Function that `plan.scheme` names.
+        public: Public data from another data set, if the plan names one.
 
     Returns:
-        The records of all sites, of the server and of the public data, and what there is to say about them.
+        Records of all sites, of the server and of the public data, and the notes for the report.
 
     Raises:
-        DataError: If the pooled data set is wrong, or training images are in the server's test set as well.
-        SettingsError: If the scheme can't do what is asked.
+        DataError: If the pooled data set is wrong, or training images are also in the server's test set.
+        SettingsError: If the scheme can't fulfil the settings.
     """
-    steps = Distribution(source, hashes, plan)
-    steps.hold()
-    steps.deal(scheme)
-    steps.part_from_test()
-    splits = steps.splits()
+    assignment = UnitAssignment(source, hashes, plan)
+    assignment.hold_out_server_test()
+    assignment.assign_to_sites(scheme)
+    assignment.separate_from_test()
+    splits = assignment.splits()
     if plan.public == "validation":
-        splits |= {PUBLIC: steps.public_of_pool(splits)}
+        splits |= {PUBLIC: assignment.make_validation_public(splits)}
     elif public is not None:
-        splits |= {PUBLIC: steps.part_from_private(public, splits)}
-    return splits, steps.notes
+        splits |= {PUBLIC: assignment.separate_from_private(public, splits)}
+    return splits, assignment.notes

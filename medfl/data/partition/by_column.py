@@ -1,7 +1,6 @@
-"""Sites by the values of a column: a site for each value, or several small sites out of each.
+"""Partition schemes that use a column of the data list: one or several sites for each value.
 
-Source: `by_source` from the setting NIID-2 of FedSDC: five sites from each of three data sets of blood cells, each with
-5 or 6 classes and 20 to 60 images of each; all other images test.
+A unit is one image, or a group of images that must stay together; see `medfl.data.partition`.
 """
 
 from __future__ import annotations
@@ -17,20 +16,24 @@ from medfl.errors import DataError, SettingsError
 def by_site(
     labels: np.ndarray, sites: int | None = None, *, values: np.ndarray, rng: np.random.Generator | None = None
 ) -> dict[str, np.ndarray]:
-    """One site for each value of a column.
+    """Make one site for each value of a column, for example the hospital or the scanner.
+
+    Use it if the data come from several centres and each centre should be a site.
 
     Args:
-        labels: Label of each unit, shape (n,); not used.
-        sites: Number of sites, if it is to be checked; otherwise as many as there are values.
-        values: The column's value of each unit, shape (n,), str.
-        rng: Not used: nothing is left to chance.
+        labels: Label of each unit, shape (n,); ignored.
+        sites: Expected number of sites, to be checked; None skips the check.
+        values: Entry of each unit in the column, shape (n,), str.
+        rng: Ignored: the result is not random.
 
     Returns:
-        Name of each site, made safe for a folder by `folder_name`, to its positions, ascending.
+        Maps each site's name (the value, made safe by `folder_name`) to its positions, ascending.
 
     Raises:
-        DataError: If a value is missing or leaves nothing for a name, or two values give one name.
-        SettingsError: If `sites` is given and there are more or fewer values.
+        DataError: If a value is missing or gives an empty name, or two values give the same name.
+        SettingsError: If `sites` is given and differs from the number of values.
+
+    Source: the natural split by centre, as the FLamby benchmark has it (du Terrail et al., NeurIPS 2022).
     """
     distinct = np.unique(np.asarray(values, dtype=str))
     names = [folder_name(value) for value in distinct.tolist()]
@@ -39,7 +42,7 @@ def by_site(
         raise DataError(
             "missing_value",
             f"{empty.sum()} of {len(values)} values of the column are missing, or have no Latin letter or digit "
-            "for the name of a folder. Fill them in, or leave these images out.",
+            "to form a folder name. Fill them in, or leave these images out.",
             count=int(empty.sum()),
             total=len(values),
         )
@@ -48,7 +51,7 @@ def by_site(
     if double:
         raise DataError(
             "duplicate_name",
-            f"several values of the column give the same site's folder: {', '.join(double)} (upper and lower case "
+            f"different values of the column give the same folder name: {', '.join(double)} (upper and lower case "
             "count as equal). Write them alike if they mean one site, or make them differ.",
             names=double,
         )
@@ -64,9 +67,9 @@ def by_site(
 
 
 def folder_name(value: str) -> str:
-    """A name that is safe as a folder everywhere: letters a to z, digits, underscores and single dashes.
+    """Return a folder name that is safe on every system: letters a to z, digits, underscores and single dashes.
 
-    Accents are dropped, every other run of characters becomes a dash, and dashes at the ends go.
+    Accents are removed, every other run of characters becomes one dash, and leading and trailing dashes are removed.
 
     >>> folder_name("Hôpital Nord / 2")
     'Hopital-Nord-2'
@@ -87,32 +90,39 @@ def by_source(
     max_per_class: int = 60,
     rng: np.random.Generator,
 ) -> dict[str, np.ndarray]:
-    """Draw several sites out of each source, and leave the rest to nobody.
+    """Draw several small sites from each source and leave the remaining units unassigned.
 
-    A site draws the number of its classes, then which, then the number of units of each, all uniformly within the
-    ranges. Where a source runs short of a class, no site draws so much that a later one could not reach its smallest
-    numbers; the ranges hold for every site. With ``--global-test remainder`` the rest is the server's test set.
+    Use it to simulate many small sites with domain shift (each source has its own appearance) and label skew (each site
+    has some of the classes only). With ``--global-test remainder`` the remaining units become the server's test set.
+
+    Each site draws the number of its classes, then the classes, then the number of units of each class, all uniformly
+    within the given ranges. If a source is short of a class, a site takes only as many units as leave the minimum for
+    the sites after it. The ranges therefore hold for every site.
 
     Args:
         labels: Label of each unit, shape (n,).
-        sites: Number of sites, if it is to be checked: `sites_per_source` for each source.
-        values: The source of each unit, shape (n,), str.
-        sites_per_source: Sites of each source, >= 1.
-        min_classes: Classes of a site at least, >= 1.
-        max_classes: Classes of a site at most; a source that has fewer gives fewer.
-        min_per_class: Units of each class of a site at least, >= 1.
-        max_per_class: Units of each class of a site at most.
+        sites: Expected number of sites, to be checked: `sites_per_source` times the number of sources. None skips
+            the check.
+        values: Source of each unit, shape (n,), str.
+        sites_per_source: Number of sites drawn from each source, >= 1.
+        min_classes: Minimum number of classes of a site, >= 1.
+        max_classes: Maximum number of classes of a site, >= `min_classes`. A source with fewer classes gives fewer.
+        min_per_class: Minimum number of units of each class of a site, >= 1.
+        max_per_class: Maximum number of units of each class of a site, >= `min_per_class`.
         rng: Source of randomness.
 
     Returns:
-        Name of each site, that of its source and a number, to its positions, ascending; no position is at two sites.
+        Maps each site's name (source name and a number) to its positions, ascending; no position is at two sites.
 
     Raises:
-        DataError: If sources are missing or can't be told apart, as `by_site` has it.
+        DataError: If sources are missing or their names coincide, as in `by_site`.
         SettingsError: If a range is impossible, a source is too small, or `sites` is another number.
+
+    Source: FedSDC (Gao et al., MICCAI 2025), setting NIID-2: five sites from each of three data sets of blood cells,
+    each site with 5 or 6 classes and 20 to 60 images of each class; all other images are test images.
     """
-    _check_range("classes", min_classes, max_classes)
-    _check_range("per_class", min_per_class, max_per_class)
+    _check_option_range("classes", min_classes, max_classes)
+    _check_option_range("per_class", min_per_class, max_per_class)
     if sites_per_source < 1:
         raise SettingsError(
             "setting_out_of_range",
@@ -141,15 +151,15 @@ def by_source(
             raise SettingsError(
                 "too_few_images",
                 f"source '{name}' is too small: {sites_per_source} sites with {min_classes} classes of {min_per_class} "
-                f"images each need {sites_per_source * min_classes} portions of {min_per_class} images, no site two of "
-                f"one class; it has {portions}. Lower sites_per_source, min_classes or min_per_class.",
+                f"images each need {sites_per_source * min_classes} portions of {min_per_class} images, at most one of "
+                f"each class for a site; it has {portions}. Lower sites_per_source, min_classes or min_per_class.",
                 source=name,
                 expected=sites_per_source * min_classes,
                 found=int(portions),
             )
-        owns = _draw_classes(room, sites_per_source, min_classes, max_classes, rng)
+        has_class = _draw_classes(room, sites_per_source, min_classes, max_classes, rng)
         parts: list[list[np.ndarray]] = [[] for _ in range(sites_per_source)]
-        for label, owners in zip(classes, owns.T, strict=True):
+        for label, owners in zip(classes, has_class.T, strict=True):
             pile = rng.permutation(members[labels[members] == label])
             _draw_units(pile, rng.permutation(np.flatnonzero(owners)), parts, min_per_class, max_per_class, rng)
         rows_by_site |= {
@@ -158,7 +168,8 @@ def by_source(
     return rows_by_site
 
 
-def _check_range(what: str, low: int, high: int) -> None:
+def _check_option_range(what: str, low: int, high: int) -> None:
+    """Raise if the limits ``min_<what>`` and ``max_<what>`` are not 1 <= min <= max."""
     if not 1 <= low <= high:
         raise SettingsError(
             "setting_out_of_range",
@@ -169,23 +180,24 @@ def _check_range(what: str, low: int, high: int) -> None:
 
 
 def _draw_classes(room: np.ndarray, sites: int, low: int, high: int, rng: np.random.Generator) -> np.ndarray:
-    """Which classes each site has.
+    """Draw the classes of each site.
 
-    The r sites that come after one can have `low` classes each if and only if the sum of min(room, r) over the classes
-    is at least r * low. A class with more room than r does not change this sum when it is taken; of the others, the
-    scarce ones, a site takes at most as many as the sum is above its bound.
+    Feasibility: the r sites that come after a site can have `low` classes each if and only if the sum of min(room, r)
+    over the classes is at least r * low. Taking a class with more room than r does not change this sum. Of the other
+    classes, the scarce ones, a site takes at most as many as the sum exceeds its bound.
 
     Args:
-        room: How many sites each class suffices for, shape (C,); the condition holds for all `sites`.
+        room: Number of sites that each class suffices for, shape (C,); must satisfy the condition above for r =
+            `sites`.
         sites: Number of sites.
-        low: Classes of a site at least.
-        high: Classes of a site at most.
+        low: Minimum number of classes of a site.
+        high: Maximum number of classes of a site.
         rng: Source of randomness.
 
     Returns:
-        Shape (sites, C), bool.
+        Whether each site has each class, shape (sites, C), bool.
     """
-    owns = np.zeros((sites, len(room)), dtype=bool)
+    has_class = np.zeros((sites, len(room)), dtype=bool)
     left = room.copy()
     for site in range(sites):
         later = sites - 1 - site
@@ -193,15 +205,24 @@ def _draw_classes(room: np.ndarray, sites: int, low: int, high: int, rng: np.ran
         order = rng.permutation(np.flatnonzero(left))
         scarce = left[order] <= later
         taken = order[~scarce | (scarce.cumsum() <= spare)][: rng.integers(low, high + 1)]
-        owns[site, taken] = True
+        has_class[site, taken] = True
         left[taken] -= 1
-    return owns
+    return has_class
 
 
 def _draw_units(
     pile: np.ndarray, owners: np.ndarray, parts: list[list[np.ndarray]], low: int, high: int, rng: np.random.Generator
 ) -> None:
-    """Give each owner of a class `low` to `high` units of its pile, and leave `low` for each one that follows."""
+    """Append `low` to `high` units of a class to the part of each owner, and reserve `low` for each owner that follows.
+
+    Args:
+        pile: Units of the class, shuffled.
+        owners: Sites that have the class.
+        parts: Units of all sites; changed in place.
+        low: Minimum number of units for an owner.
+        high: Maximum number of units for an owner.
+        rng: Source of randomness.
+    """
     for number, owner in enumerate(owners):
         later = len(owners) - 1 - number
         count = rng.integers(low, min(high, len(pile) - later * low) + 1)

@@ -1,9 +1,6 @@
-"""Label skew: sites whose shares of the classes differ.
+"""Partition schemes with label skew: sites that differ in their class distributions.
 
-Sources: `dirichlet_class` from Yurochkin et al., Bayesian nonparametric federated learning, ICML 2019, and Hsu, Qi and
-Brown, arXiv 1909.06335 (2019), its rule for full sites and its smallest size from Li et al., NIID-Bench, ICDE 2022;
-`label_k` from NIID-Bench (``noniid-#label``), used so in FedFed; `subset` from Yang et al., FedFed, NeurIPS 2023
-(``long-tail`` in its code); `limited_classes` from figure 1 of Gao et al., FedSDC, MICCAI 2025.
+A unit is one image, or a group of images that must stay together; see `medfl.data.partition`.
 """
 
 from __future__ import annotations
@@ -12,37 +9,47 @@ import numpy as np
 
 from medfl.data.partition.iid import iid
 from medfl.data.partition.plan import numbered
-from medfl.data.partition.shares import check_labels, check_share, class_shares, cut, deal_evenly, split_by_draws
+from medfl.data.partition.shares import check_labels, check_share, class_shares, cut, split_by_draws, split_evenly
 from medfl.errors import SettingsError
 
 
 def dirichlet_class(
     labels: np.ndarray, sites: int, *, alpha: float = 0.5, min_size: int = 0, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Split each class by its own Dirichlet draw.
+    """Split each class among the sites by shares drawn from a Dirichlet distribution.
 
-    For each class draw p ~ Dir(alpha, ..., alpha) over the K sites and cut the shuffled class at the floors of the
-    cumulative shares, so that a share has variance (1/K)(1 - 1/K) / (K alpha + 1). With `min_size`, all is drawn again
-    until each site has as many units; that makes the shares less unlike than this formula says.
+    Use it for label skew of adjustable strength, with sites that also differ in size. It is widely used in the
+    literature, with values of `alpha` from 0.1 (strong skew) to 1 (weak skew).
+
+    For each class, the scheme draws p ~ Dir(alpha, ..., alpha) over the K sites and cuts the shuffled class at the
+    floors of the cumulative shares. A share has mean 1/K and variance (1/K)(1 - 1/K) / (K alpha + 1). With `min_size`,
+    all classes are drawn again until each site has enough units; the shares then vary less than this formula says.
 
     Args:
         labels: Label of each unit, shape (n,).
         sites: Number of sites K, >= 1.
-        alpha: Concentration, > 0. A large one makes all sites alike; `iid` is the limit.
-        min_size: Units each site has at least, >= 0; 0 leaves the draws as they are, and a site may stay empty.
+        alpha: Concentration, > 0. A large value makes all sites alike; the limit is `iid`.
+        min_size: Minimum number of units of a site, >= 0. With 0 the first draw is used, and a site may be empty.
         rng: Source of randomness.
 
     Returns:
         Positions in `labels` of each site, ascending; each position is at exactly one site.
 
     Raises:
-        SettingsError: If `alpha` is not positive, or `min_size` can't be reached.
+        SettingsError: If `alpha` is not positive, or no draw reaches `min_size`.
+
+    Source: Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019, and Hsu, Qi and
+    Brown, arXiv 1909.06335 (2019); `min_size` from Li et al., "NIID-Bench", ICDE 2022.
     """
     return split_by_draws(labels, sites, alpha, min_size, _draw, rng)
 
 
 def _draw(sizes: np.ndarray, sites: int, alpha: float, rng: np.random.Generator) -> np.ndarray | None:
-    """Units of each class (rows) at each site (columns), or None if a draw underflows."""
+    """Draw the number of units of each class (rows) at each site (columns).
+
+    Returns:
+        Counts (C, K), or None if the shares of a class underflow.
+    """
     rows = []
     for size in sizes:
         row = cut(class_shares(sites, alpha, rng), size)
@@ -55,30 +62,39 @@ def _draw(sizes: np.ndarray, sites: int, alpha: float, rng: np.random.Generator)
 def dirichlet_class_balanced(
     labels: np.ndarray, sites: int, *, alpha: float = 0.5, min_size: int = 10, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Split each class by its own Dirichlet draw; sites that are full get no more.
+    """Split each class by Dirichlet shares, but give no more units to sites that are already full.
 
-    For each class in turn: draw the shares; set them to 0 at sites that hold n / K units or more; normalise; cut the
-    shuffled class at the floors of the cumulative shares. All is drawn again until each site has `min_size` units.
-    This makes the shares of the final partition differ from plain Dirichlet draws.
+    Use it for label skew with sites of similar size, and to reproduce results obtained with NIID-Bench. The shares of
+    the final partition differ from plain Dirichlet draws.
+
+    For each class in turn, the scheme draws the shares, sets them to 0 for sites that already have n / K units or more,
+    normalises them, and cuts the shuffled class at the floors of the cumulative shares. All classes are drawn again
+    until each site has `min_size` units.
 
     Args:
         labels: Label of each unit, shape (n,).
         sites: Number of sites K, >= 1.
-        alpha: Concentration, > 0. A large one makes all sites alike; `iid` is the limit.
-        min_size: Units each site has at least, >= 0.
+        alpha: Concentration, > 0. A large value makes all sites alike; the limit is `iid`.
+        min_size: Minimum number of units of a site, >= 0.
         rng: Source of randomness.
 
     Returns:
         Positions in `labels` of each site, ascending; each position is at exactly one site.
 
     Raises:
-        SettingsError: If `alpha` is not positive, or `min_size` can't be reached.
+        SettingsError: If `alpha` is not positive, or no draw reaches `min_size`.
+
+    Source: Li et al., "NIID-Bench", ICDE 2022: the rule for full sites and the minimum size.
     """
     return split_by_draws(labels, sites, alpha, min_size, _draw_balanced, rng)
 
 
 def _draw_balanced(sizes: np.ndarray, sites: int, alpha: float, rng: np.random.Generator) -> np.ndarray | None:
-    """Units of each class (rows) at each site (columns), or None if the shares of all open sites are 0."""
+    """Draw the number of units of each class (rows) at each site (columns).
+
+    Returns:
+        Counts (C, K), or None if the shares of all sites that are not full are 0.
+    """
     counts = np.zeros((len(sizes), sites), dtype=np.int64)
     for number, size in enumerate(sizes):
         is_open = counts.sum(axis=0) < sizes.sum() / sites
@@ -90,22 +106,27 @@ def _draw_balanced(sizes: np.ndarray, sites: int, alpha: float, rng: np.random.G
 
 
 def label_k(labels: np.ndarray, sites: int, *, k: int = 2, rng: np.random.Generator) -> list[np.ndarray]:
-    """Give each site k classes and split each class evenly among the sites that own it.
+    """Give each site k classes and split each class evenly among the sites that have it.
 
-    With C classes, site i (from 0) owns class i mod C and k - 1 others drawn without replacement. With fewer sites than
-    classes some classes may have no owner; their units stay unassigned. Sites may differ in size.
+    Use it for strong label skew with a fixed number of classes per site. Sites may differ in size.
+
+    With C classes, site i (from 0) gets class i mod C and k - 1 others drawn without replacement. With fewer sites than
+    classes, some classes may have no site; their units stay unassigned.
 
     Args:
         labels: Label of each unit, shape (n,).
         sites: Number of sites, >= 1.
-        k: Classes of each site, 1 to C. At k = C all sites are alike, as with `iid`.
+        k: Number of classes of each site, 1 to C. With k = C all sites are alike, as with `iid`.
         rng: Source of randomness.
 
     Returns:
         Positions in `labels` of each site, ascending; no position is at two sites.
 
     Raises:
-        SettingsError: If `k` is not in 1..C, or there is no site.
+        SettingsError: If `k` is not in 1..C, or `sites` is below 1 or above the number of units.
+
+    Source: Li et al., "NIID-Bench", ICDE 2022 (``noniid-#label``); used in the same way by Yang et al., "FedFed",
+    NeurIPS 2023.
     """
     labels = check_labels(labels, sites)
     classes = np.unique(labels)
@@ -125,22 +146,24 @@ def label_k(labels: np.ndarray, sites: int, *, k: int = 2, rng: np.random.Genera
         owns[[first, *rng.choice(others, k - 1, replace=False)], site] = True
     parts: list[list[np.ndarray]] = [[] for _ in range(sites)]
     for label, owners in zip(classes, owns, strict=True):
-        deal_evenly(rng.permutation(np.flatnonzero(labels == label)), np.flatnonzero(owners), parts, rng)
+        split_evenly(rng.permutation(np.flatnonzero(labels == label)), np.flatnonzero(owners), parts, rng)
     return [np.sort(np.concatenate(pieces)) for pieces in parts]
 
 
 def subset(labels: np.ndarray, sites: int, *, share: float = 0.95, rng: np.random.Generator) -> list[np.ndarray]:
-    """Give each class mostly to its main sites, and the rest to all others.
+    """Give most of each class to its main sites and split the rest evenly among all other sites.
 
-    With K sites and C classes, K / C sites are main sites of each class: site i (from 0) of class i mod C. They get the
-    share `share` of the class together, rounded to the nearest and split evenly; all other sites get the rest, split
-    evenly.
+    Use it for label skew in which every site has a dominant class and a few images of all others.
+
+    With K sites and C classes, each class has K / C main sites: site i (from 0) is a main site of class i mod C. The
+    main sites together get the share `share` of the class, rounded to the nearest unit and split evenly. All other
+    sites split the rest evenly.
 
     Args:
         labels: Label of each unit, shape (n,).
         sites: Number of sites K, a multiple of the number of classes C.
-        share: What the main sites of a class get of it, in [0, 1]. At 1 each site has one class; at 1 / C all sites
-            are alike, as with `iid`.
+        share: Share of a class that its main sites get together, in [0, 1]. With 1 each site has one class; with 1 / C
+            all sites are alike, as with `iid`.
         rng: Source of randomness.
 
     Returns:
@@ -148,6 +171,8 @@ def subset(labels: np.ndarray, sites: int, *, share: float = 0.95, rng: np.rando
 
     Raises:
         SettingsError: If `share` is outside [0, 1], there are fewer than two classes, or K is no multiple of C.
+
+    Source: Yang et al., "FedFed", NeurIPS 2023 (``long-tail`` in its code).
     """
     labels = check_labels(labels, sites)
     classes = np.unique(labels)
@@ -168,33 +193,39 @@ def subset(labels: np.ndarray, sites: int, *, share: float = 0.95, rng: np.rando
     for number, label in enumerate(classes):
         members = rng.permutation(np.flatnonzero(labels == label))
         main = np.arange(sites) % len(classes) == number
-        kept = int(np.floor(share * len(members) + 0.5))
-        deal_evenly(members[:kept], np.flatnonzero(main), parts, rng)
-        deal_evenly(members[kept:], np.flatnonzero(~main), parts, rng)
+        main_count = int(np.floor(share * len(members) + 0.5))
+        split_evenly(members[:main_count], np.flatnonzero(main), parts, rng)
+        split_evenly(members[main_count:], np.flatnonzero(~main), parts, rng)
     return [np.sort(np.concatenate(pieces)) for pieces in parts]
 
 
 def limited_classes(
     labels: np.ndarray, sites: int, *, classes: list[int], at: list[str], share: float = 0.1, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Deal as `iid` does, then take most of some classes away from some sites.
+    """Split as `iid` does, then move most units of some classes away from some sites.
 
-    Each site in `at` keeps the share `share` of what it has of each class in `classes`, rounded to the nearest. The
-    rest goes evenly to the sites that are not in `at`; where all are, it stays unassigned.
+    Use it to simulate sites that rarely or never see certain classes while all other sites are alike.
+
+    Each site in `at` keeps the share `share` of its units of each class in `classes`, rounded to the nearest unit. The
+    other units are split evenly among the sites that are not in `at`. If all sites are in `at`, these units stay
+    unassigned.
 
     Args:
         labels: Label of each unit, shape (n,).
         sites: Number of sites, 1 to n.
-        classes: The limited classes, by their numbers in the data list.
-        at: Names of the sites where they are limited, as this partition names them: ``site-01`` is the first.
-        share: What such a site keeps, in [0, 1]. At 1 all sites are alike, as with `iid`; at 0 it lacks the classes.
+        classes: Label numbers of the limited classes.
+        at: Names of the sites where the classes are limited: ``site-01`` is the first site.
+        share: Share of a limited class that such a site keeps, in [0, 1]. With 1 all sites are alike, as with `iid`;
+            with 0 the site lacks the classes.
         rng: Source of randomness.
 
     Returns:
         Positions in `labels` of each site, ascending; no position is at two sites.
 
     Raises:
-        SettingsError: If there is no such class or site, none is named, or `share` is outside [0, 1].
+        SettingsError: If `classes` or `at` is empty or contains an unknown entry, or `share` is outside [0, 1].
+
+    Source: Gao et al., "FedSDC", MICCAI 2025, figure 1.
     """
     labels, names = np.asarray(labels).reshape(-1), numbered(sites)
     _check_choices("classes", classes, np.unique(labels).tolist())
@@ -206,14 +237,15 @@ def limited_classes(
     for label in sorted(set(classes)):
         lost = [part[:0] for part in parts]
         for site in (names.index(name) for name in sorted(set(at))):
-            mine = rng.permutation(parts[site][labels[parts[site]] == label])
-            lost[site] = mine[int(np.floor(share * len(mine) + 0.5)) :]
+            members = rng.permutation(parts[site][labels[parts[site]] == label])
+            lost[site] = members[int(np.floor(share * len(members) + 0.5)) :]
             parts[site] = np.setdiff1d(parts[site], lost[site])
-        deal_evenly(rng.permutation(np.concatenate(lost)), others, gains, rng)
+        split_evenly(rng.permutation(np.concatenate(lost)), others, gains, rng)
     return [np.sort(np.concatenate([part, *more])) for part, more in zip(parts, gains, strict=True)]
 
 
 def _check_choices(option: str, values: list[int] | list[str], known: list[int] | list[str]) -> None:
+    """Raise if an option is empty or contains a value that is not in `known`."""
     unknown = [value for value in values if value not in known]
     if unknown or not values:
         raise SettingsError(

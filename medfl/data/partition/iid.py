@@ -1,4 +1,7 @@
-"""IID partition: all sites draw alike."""
+"""IID partition: every site draws from the same distribution.
+
+A unit is one image, or a group of images that must stay together; see `medfl.data.partition`.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +18,30 @@ def iid(
     sets: np.ndarray | None = None,
     rng: np.random.Generator,
 ) -> list[np.ndarray]:
-    """Shuffle, then deal to the sites in turn.
+    """Split the units at random so that all sites have the same class distribution.
 
-    Sizes differ by at most 1. Stratified, each class is dealt on its own, one class going on where the last one ended,
-    so that each class's counts differ by at most 1 as well. Units with sets of labels are stratified iteratively
+    Use it as the homogeneous baseline for the schemes with skewed sites, or to simulate sites with similar patients.
+
+    The scheme shuffles the units and assigns them to the sites in turn, so site sizes differ by at most 1. With
+    `stratified`, it does so class by class, each class continuing at the site after the last one; the counts of each
+    class then also differ by at most 1. Units with several labels are stratified iteratively
     (`medfl.data.partition.shares.iterative`).
 
     Args:
         labels: Label of each unit, shape (n,).
         sites: Number of sites, 1 to n.
-        stratified: Whether the classes are spread evenly too; otherwise they are spread by chance.
-        sets: Which of several labels each unit has, shape (n, C), bool; None where `labels` are classes.
+        stratified: Whether each class is spread evenly over the sites. Otherwise classes are spread at random.
+        sets: Labels of each unit if a unit may have several, shape (n, C), bool; None if `labels` are classes.
         rng: Source of randomness.
 
     Returns:
         Positions in `labels` of each site, ascending; each position is at exactly one site.
 
     Raises:
-        SettingsError: If there are more sites than units, or none.
+        SettingsError: If `sites` is below 1 or above the number of units.
+
+    Source: standard baseline of McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
+    Data", AISTATS 2017, here stratified by default; for several labels see `medfl.data.partition.shares.iterative`.
     """
     labels = check_labels(labels, sites)
     if stratified and sets is not None:
@@ -42,5 +51,5 @@ def iid(
     order = rng.permutation(len(labels))
     if stratified:
         order = order[np.argsort(labels[order], kind="stable")]
-    first = rng.permutation(sites)  # which sites get the odd images
+    first = rng.permutation(sites)  # which sites get one image more
     return [np.sort(order[start::sites]) for start in first]

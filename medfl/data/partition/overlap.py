@@ -1,4 +1,4 @@
-"""Images that are in two places which must not share any: training and the server's test set, public and private."""
+"""Find images that are in two sets that must not share any: training and test data, or public and private data."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from medfl.types import LeakKind
 
 
 @dataclass(frozen=True)
-class Sides:
-    """What is compared with what, in words.
+class ComparedSets:
+    """Wording for a comparison of two sets of images in messages and reports.
 
     Attributes:
-        what: What is compared, and may be left out.
-        held: What it must not share images with.
-        title: Both, for a message.
+        what: Name of the set whose shared images may be dropped.
+        held: Name of the set that it must not share images with.
+        title: Name of both sets, for a message.
     """
 
     what: str
@@ -29,32 +29,35 @@ class Sides:
 
     @property
     def reason(self) -> str:
-        """Why an image was left out."""
+        """Reason for an image's exclusion."""
         return f"the same image or patient is in {self.held}"
 
     def sentence(self, kind: LeakKind, count: int) -> str:
-        """What was found, for a message or a report."""
-        alike = (
+        """Return a sentence that states the number of shared images, for a message or a report."""
+        relation = (
             f"of subjects who are in {self.held} too" if kind == "subjects" else f"identical to images of {self.held}"
         )
-        return f"{kind}: {images(count, f'{self.what} image')} {alike}"
+        return f"{kind}: {images(count, f'{self.what} image')} {relation}"
 
 
-OF_TRAINING = Sides("training", "the server's test set", "the training split and the pooled test split")
-OF_SITES = Sides("training", "a site's test set", "the training split and the pooled test split")
-OF_PUBLIC = Sides(
+OF_TRAINING = ComparedSets("training", "the server's test set", "the training split and the pooled test split")
+"""Wording for training images that are also in the server's test set."""
+OF_SITES = ComparedSets("training", "a site's test set", "the training split and the pooled test split")
+"""Wording for training images that are also in a site's test set."""
+OF_PUBLIC = ComparedSets(
     "public", "the private sets", "the public data and the private sets (the sites', the server's test set)"
 )
+"""Wording for public images that are also in private data."""
 
 
 @dataclass(frozen=True)
 class PublicPool:
-    """Public data before they are compared with the private ones.
+    """Public data before their comparison with private data.
 
     Attributes:
-        splits: Split to records.
-        hashes: Hash of the pixels of each row of their array.
-        same_pool: Whether that array is the pooled one, so that subjects can be compared.
+        splits: Maps each split to its records.
+        hashes: Hash of the pixels of each row of the public array.
+        same_pool: Whether the public array is the pooled array, so that subject identifiers can be compared.
     """
 
     splits: Mapping[str, list[CaseRecord]]
@@ -68,17 +71,17 @@ def find_overlap(
     hashes: Sequence[bytes],
     other_hashes: Sequence[bytes] | None = None,
 ) -> dict[LeakKind, np.ndarray]:
-    """Find images whose subject, or whose pixels, are among others.
+    """Find images whose subject or whose pixels also occur in other records.
 
     Args:
-        records: Of the images.
-        others: Records of the others.
+        records: Records of the images to check.
+        others: Records to compare with.
         hashes: Hash of each row of the array of `records`.
-        other_hashes: Hash of each row of that of `others`; None means the same array. Subjects of two arrays can't be
-            compared: their names are made up for each.
+        other_hashes: Hash of each row of the array of `others`; None means the same array. Subjects of two arrays are
+            not compared, because their identifiers were generated separately.
 
     Returns:
-        Kind of leak to a mask of the images, shape (n,), bool.
+        Maps each kind of leak to a mask of the images, shape (n,), bool.
     """
     pixels = {(hashes if other_hashes is None else other_hashes)[record["image"]] for record in others}
     subjects = set(subjects_of(others)) - {None} if other_hashes is None else set()
@@ -89,16 +92,16 @@ def find_overlap(
 
 
 def images(count: int, what: str = "image") -> str:
-    """A number of images in words: ``1 image``, ``2 images``."""
+    """Return a number of images in words: ``1 image``, ``2 images``."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def refuse(counts: dict[LeakKind, int], sides: Sides) -> None:
-    """End with what was found and what can be done.
+def raise_overlap(counts: dict[LeakKind, int], sides: ComparedSets) -> None:
+    """Raise a DataError that lists the overlap and the possible remedies.
 
     Args:
-        counts: Kind of leak to number of images.
-        sides: What was compared.
+        counts: Maps each kind of leak to its number of images.
+        sides: Names of the compared sets.
 
     Raises:
         DataError: Always.
@@ -108,7 +111,7 @@ def refuse(counts: dict[LeakKind, int], sides: Sides) -> None:
     raise DataError(
         "data_leak",
         f"{sides.title} share patients or images:\n{lines}\n"
-        f"Either leave the {sides.what} copies out (--duplicates drop), or keep them and have it recorded ({allow}).",
+        f"Either leave the {sides.what} copies out (--duplicates drop), or keep them and record the leak ({allow}).",
         what=sides.what,
         held=sides.held,
         counts=counts,

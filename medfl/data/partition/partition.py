@@ -1,4 +1,4 @@
-"""Split a pooled data set into sites, and write them."""
+"""Split a pooled data set into sites and write their folders."""
 
 from __future__ import annotations
 
@@ -21,36 +21,42 @@ from medfl.types import PathLike
 def partition(
     pool: PathLike, out: PathLike, plan: PartitionPlan, scheme: Scheme, *, force: bool = False
 ) -> dict[str, Datalist]:
-    """Distribute the training split of a pooled data set over sites and write their folders.
+    """Assign the training split of a pooled data set to sites and write a folder for each site.
+
+    A pooled data set is a folder with one image array and one data list, as ``medfl prep`` writes it.
 
     Args:
-        pool: The pooled data set, as written by ``medfl prep``.
-        out: The folder to write; it is written whole or not at all.
-        plan: How.
-        scheme: The function of `plan.scheme`.
-        force: Whether a partition that is there may be replaced.
+        pool: Folder of the pooled data set, as ``medfl prep`` wrote it.
+        out: Folder to write; it is written completely or not at all.
+        plan: Settings of the partition.
+        scheme: Function that `plan.scheme` names.
+        force: Whether an existing partition in `out` may be replaced.
 
     Returns:
-        Name to data list of each site, ``global`` where the server has a test set, and ``public``.
+        Maps each site to its data list; also ``global`` if the server has a test set, and ``public``.
 
     Raises:
-        DataError: If the pooled data set is wrong, training images are in the server's test set as well, or `out` may
-            not be written.
-        SettingsError: If the scheme does not take an option, or can't do what is asked.
+        DataError: If the pooled data set is wrong, training images are also in the server's test set, or `out` may not
+            be written.
+        SettingsError: If the scheme does not accept an option, or the settings can't be fulfilled.
     """
     pool, out = Path(pool), Path(out)
     check_free(out, force, [pool])
-    source, array = _read(pool)
-    other = _public(plan, out, force)
-    public = None if other is None else _comparable(*other, array)
+    source, array = _read_pool(pool)
+    other = _read_public(plan, out, force)
+    public = None if other is None else _public_pool(*other, array)
     splits, notes = distribute(source, row_digests(array), plan, scheme, public)
     with written_whole(out, force) as folder:
-        shown = None if other is None else _pool(*other, Path(plan.public), out)
-        return write_sites(folder, _pool(source, array, pool, out), splits, plan, notes, shown)
+        public_reference = None if other is None else _pool_reference(*other, Path(plan.public), out)
+        return write_sites(folder, _pool_reference(source, array, pool, out), splits, plan, notes, public_reference)
 
 
-def _read(folder: Path) -> tuple[Datalist, Path]:
-    """The list of a pooled data set and its image array, whose pixels are finite where the list names them."""
+def _read_pool(folder: Path) -> tuple[Datalist, Path]:
+    """Read the data list of a pooled data set and return it with the path of its image array.
+
+    Raises:
+        DataError: If the list is wrong, a row is outside the array, or a listed image has pixels that are not finite.
+    """
     datalist = read_datalist(folder)
     array = folder / datalist.image_array
     images, where = open_array(array), f"pooled data set '{datalist.name}'"
@@ -64,8 +70,8 @@ def _read(folder: Path) -> tuple[Datalist, Path]:
     return datalist, array
 
 
-def _public(plan: PartitionPlan, out: Path, force: bool) -> tuple[Datalist, Path] | None:
-    """The public data of another data set, if the plan names one."""
+def _read_public(plan: PartitionPlan, out: Path, force: bool) -> tuple[Datalist, Path] | None:
+    """Return the list and array path of public data in another folder; None if the plan names none."""
     if plan.public in (NO_PUBLIC, VALIDATION):
         return None
     folder = Path(plan.public)
@@ -78,21 +84,27 @@ def _public(plan: PartitionPlan, out: Path, force: bool) -> tuple[Datalist, Path
             choice=plan.public,
         )
     check_free(out, force, [folder])
-    return _read(folder)
+    return _read_pool(folder)
 
 
-def _comparable(datalist: Datalist, array: Path, pooled: Path) -> PublicPool:
-    """Public data with the hashes of their images."""
+def _public_pool(datalist: Datalist, array: Path, pooled: Path) -> PublicPool:
+    """Return public data with the hashes of their images."""
     return PublicPool(datalist.splits, row_digests(array), array_digest(array) == array_digest(pooled))
 
 
-def _pool(datalist: Datalist, array: Path, folder: Path, out: Path) -> Pool:
-    """A pooled data set in a folder as sites in `out` name it."""
+def _pool_reference(datalist: Datalist, array: Path, folder: Path, out: Path) -> Pool:
+    """Return the reference to a pooled data set that sites in `out` store."""
 
-    def way(path: Path) -> str:
-        return Path(os.path.relpath(path.resolve(), out.resolve() / "site")).as_posix()  # '..' goes back over no link
+    def relative(path: Path) -> str:
+        # resolve links first, because '..' does not undo a link
+        return Path(os.path.relpath(path.resolve(), out.resolve() / "site")).as_posix()
 
-    if not datalist.mask_array:
-        return Pool(datalist, way(array), array_digest(array), array)
-    masks = folder / datalist.mask_array
-    return Pool(datalist, way(array), array_digest(array), array, way(masks), array_digest(masks))
+    masks = folder / datalist.mask_array if datalist.mask_array else None
+    return Pool(
+        datalist=datalist,
+        relative_path=relative(array),
+        digest=array_digest(array),
+        path=array,
+        relative_mask_path="" if masks is None else relative(masks),
+        mask_digest="" if masks is None else array_digest(masks),
+    )

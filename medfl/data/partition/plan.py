@@ -1,8 +1,8 @@
-"""Carry a partition out: from a pooled data set to one folder for each site.
+"""Settings of a partition: how a pooled data set is split into sites and test sets.
 
-In this order: the server's test set is set apart, the scheme deals the units, training copies of the server's images
-are refused or dropped, and each site's own test and validation images are held out. Nothing is copied: every site's
-list names the pooled array. `partition.json` beside the sites says how they were made.
+A partition is carried out in this order: choose the server's test set, let the scheme assign the units to sites, refuse
+or drop training copies of the server's test images, and hold out each site's own test and validation images. No image
+is copied: every site's list names the pooled array. ``partition.json`` next to the sites records how they were made.
 """
 
 from __future__ import annotations
@@ -19,36 +19,39 @@ from medfl.errors import SettingsError, did_you_mean
 from medfl.records.partition import Duplicates, GlobalTest, PartitionSettings, TestPolicy
 
 NO_PUBLIC, VALIDATION = "none", "validation"
-"""What `PartitionPlan.public` says instead of a folder."""
+"""Values of `PartitionPlan.public` that are not a folder: no public data, or the pooled validation split."""
 
 
 @dataclass(frozen=True)
 class PartitionPlan:
-    """How a pooled data set becomes sites.
+    """Settings of a partition.
 
-    A unit is what stays together, see `medfl.data.partition.units`; without groups it is one image.
+    A unit is a group of images that stay together, see `medfl.data.partition.units`; without groups it is one image.
 
     Attributes:
-        scheme: Name of the partition.
-        sites: Number of sites, >= 1; None leaves it to a scheme that goes by a column.
-        seed: Seed of all draws, >= 0.
+        scheme: Name of the partition scheme.
+        sites: Number of sites, >= 1; None lets a scheme that uses a column choose it.
+        seed: Seed of all random draws, >= 0.
         options: Options of the scheme.
-        test: How a site's own test set is chosen. With ``official`` it is the site's part of the pooled test split, as
-            the column and the release say: images that are alike are then not moved to one site.
-        test_fraction: With ``fraction`` and ``class_balanced``: the share of a site's units, in [0, 1).
+        test: How a site's own test set is chosen. With ``official`` it is the site's part of the pooled test split, by
+            the column. Identical images then keep the site and the split that the release states.
+        test_fraction: With ``fraction`` and ``class_balanced``: share of a site's units that become its test set, in
+            [0, 1).
         folds: With ``k_fold``: number of folds, >= 2.
-        fold: With ``k_fold``: the fold that is the test set, in 0..folds-1.
-        val_fraction: Share of a site's units that become its validation set, in [0, 1); with the test set below 1.
-        stratify: Columns of the data list by which a site's test and validation sets are stratified, besides labels.
-        global_test: What the server's test set is.
-        per_class: With ``per_class``: images of each class, >= 1.
-        public: Data that everybody may see, which only the server trains on: ``none``, ``validation`` for the pooled
-            validation split, which is nobody's private data then, or the folder of another pooled data set.
-        public_test_fraction: With ``validation``: share of its units that becomes its test set, in [0, 1).
-        column: The column of the data list by which the scheme goes, if it does.
-        duplicates: What happens to training images that are in the server's test set as well, and to public images that
-            are at a site or in that test set.
-        allow_leaks: Kinds of such leaks that stay: ``subjects``, ``pixels``.
+        fold: With ``k_fold``: number of the fold that is the test set, in 0..folds-1.
+        val_fraction: Share of a site's units that become its validation set, in [0, 1). The sum with the share of the
+            test set must be below 1.
+        stratify: Columns of the data list by which a site's test and validation sets are stratified, in addition to
+            labels.
+        global_test: How the server's test set is chosen.
+        per_class: With ``per_class``: number of images of each class in the server's test set, >= 1.
+        public: Public data, which only the server trains on: ``none``; ``validation`` for the pooled validation split,
+            which is then not private data of any site; or the folder of another pooled data set.
+        public_test_fraction: With ``validation``: share of the public units that become the public test set, in [0, 1).
+        column: Column of the data list for schemes that use one.
+        duplicates: ``refuse`` or ``drop``: what to do with training images that are also in the server's test set, and
+            with public images that are also at a site or in that test set.
+        allow_leaks: Kinds of such leaks that are tolerated: ``subjects``, ``pixels``.
     """
 
     scheme: str
@@ -114,16 +117,16 @@ class PartitionPlan:
         if self.test == "official" and self.column is None:
             raise SettingsError(
                 "missing_setting",
-                "test 'official' gives each site its part of the pooled test split, by a column: name it, with a "
-                "scheme that goes by it, such as by_site.",
+                "test 'official' gives each site its part of the pooled test split, by a column: give --column, and a "
+                "scheme that uses it, such as by_site.",
                 setting="column",
                 needed_by="test",
             )
         if self.test == self.global_test == "official":
             raise SettingsError(
                 "incompatible_settings",
-                "the pooled test split is the sites' (test official) or the server's (global test official), not both. "
-                "Choose another global test, such as none.",
+                "the pooled test split belongs to the sites (test official) or to the server (global test official), "
+                "not to both. Choose another global test, such as none.",
                 settings=("test", "global_test"),
             )
         fractions = (self.held_out, self.val_fraction)
@@ -146,7 +149,7 @@ class PartitionPlan:
 
     @property
     def held_out(self) -> float:
-        """The share of a site's units that is its test set."""
+        """Share of a site's units that become its test set."""
         return {"k_fold": 1 / self.folds, "official": 0.0, "none": 0.0}.get(self.test, self.test_fraction)
 
     def json_options(self) -> dict[str, JsonValue]:
@@ -155,7 +158,7 @@ class PartitionPlan:
         return options
 
     def effective_settings(self, sites: int) -> PartitionSettings:
-        """Return the settings that have an effect; the others are None.
+        """Return the settings, with None for each setting that has no effect.
 
         Args:
             sites: Number of sites of the partition.
@@ -184,11 +187,11 @@ class PartitionPlan:
         )
 
     def names(self) -> list[str]:
-        """The names of numbered sites, zero-padded so that they sort as numbers do."""
+        """Return the names of numbered sites, zero-padded so that they sort in numerical order."""
         return numbered(self.sites or 0)
 
 
 def numbered(count: int) -> list[str]:
-    """Names of sites, zero-padded so that they sort as numbers do."""
+    """Return the names of `count` numbered sites, zero-padded so that they sort as numbers: ``site-01``, ..."""
     width = max(2, len(str(count)))
     return [f"site-{number:0{width}d}" for number in range(1, count + 1)]

@@ -1,4 +1,4 @@
-"""Call a scheme: its options checked before, its result after."""
+"""Call a partition scheme: check and convert its options before the call, check its result after the call."""
 
 from __future__ import annotations
 
@@ -19,9 +19,13 @@ if TYPE_CHECKING:
     from medfl.data.partition.plan import PartitionPlan
 
 Scheme = Callable[..., list[np.ndarray] | dict[str, np.ndarray]]
-"""Maps labels (n,), a number of sites, options and a generator ``rng`` to positions; see `medfl.data.partition`."""
+"""Partition scheme: a function of labels (n,), a number of sites, options and a generator ``rng``.
 
-_INPUTS = ("labels", "sites", "values", "sets", "rng")
+It returns the positions of each site; see `medfl.data.partition` for the rules.
+"""
+
+_SCHEME_INPUTS = ("labels", "sites", "values", "sets", "rng")
+"""Parameters of a scheme that are not options."""
 
 
 def deal(
@@ -31,22 +35,23 @@ def deal(
     plan: PartitionPlan,
     sets: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """Let a scheme deal units to sites.
+    """Assign units to sites by calling a scheme.
 
     Args:
-        scheme: The function of `plan.scheme`.
+        scheme: Function that `plan.scheme` names.
         labels: Label of each unit, shape (n,).
-        values: Each unit's entry in the column that the plan names, shape (n,), str; None if it names none.
-        plan: The plan.
-        sets: Which of several labels each unit has, shape (n, C), bool, for schemes that take them; None if it has one.
+        values: Entry of each unit in the column that the plan names, shape (n,), str; None without a column.
+        plan: Settings of the partition.
+        sets: Labels of each unit if a unit may have several, shape (n, C), bool; passed to schemes with a parameter
+            `sets`.
 
     Returns:
-        Name of each site to its positions in `labels`; the names are sorted, no position is at two sites.
+        Maps each site's name to its positions in `labels`. Names are sorted, and no position is at two sites.
 
     Raises:
-        SettingsError: If options, column or number of sites are not what the scheme takes.
-        DataError: If its result breaks the rules of `medfl.data.partition`.
-        PluginError: If the types of its options can't be resolved.
+        SettingsError: If the scheme does not accept the options, the column or the number of sites.
+        DataError: If the scheme's result breaks the rules of `medfl.data.partition`.
+        PluginError: If the type annotations of its options can't be resolved.
     """
     options = _options(scheme, plan)
     if needs_column(scheme):
@@ -58,7 +63,7 @@ def deal(
     if plan.sites is not None and len(parts) != plan.sites:
         raise DataError(
             "wrong_site_count",
-            _broken(plan, f"must make {plan.sites} sites; it made {len(parts)}"),
+            _scheme_error(plan, f"must make {plan.sites} sites; it made {len(parts)}"),
             scheme=plan.scheme,
             expected=plan.sites,
             found=len(parts),
@@ -74,27 +79,27 @@ def deal(
 
 
 def needs_column(scheme: Scheme) -> bool:
-    """Whether a scheme goes by a column."""
+    """Return True if a scheme uses a column of the data list."""
     return "values" in inspect.signature(scheme).parameters
 
 
 def check_column(scheme: Scheme, plan: PartitionPlan) -> None:
-    """Refuse a plan that lacks the column or the number of sites that its scheme needs, or has one too many.
+    """Raise if the plan lacks the column or the number of sites that its scheme needs, or has a column it does not use.
 
     Raises:
-        SettingsError: If it does.
+        SettingsError: If the plan and the scheme do not fit together.
     """
     if needs_column(scheme) and plan.column is None:
         raise SettingsError(
             "missing_setting",
-            f"partition '{plan.scheme}' goes by a column of the data list: name it with --column.",
+            f"partition '{plan.scheme}' uses a column of the data list: name it with --column.",
             scheme=plan.scheme,
             setting="column",
         )
     if not needs_column(scheme) and plan.column is not None:
         raise SettingsError(
             "unsupported_setting",
-            f"partition '{plan.scheme}' does not go by a column. Leave out --column {plan.column}.",
+            f"partition '{plan.scheme}' does not use a column. Leave out --column {plan.column}.",
             scheme=plan.scheme,
             setting="column",
             found=plan.column,
@@ -109,8 +114,8 @@ def check_column(scheme: Scheme, plan: PartitionPlan) -> None:
 
 
 def _options(scheme: Scheme, plan: PartitionPlan) -> dict[str, Any]:
-    """The options, as the types that the scheme declares."""
-    known = {name: kind for name, kind in inspect.signature(scheme).parameters.items() if name not in _INPUTS}
+    """Return the options of the plan, converted to the types that the scheme declares."""
+    known = {name: kind for name, kind in inspect.signature(scheme).parameters.items() if name not in _SCHEME_INPUTS}
     for name in plan.options:
         if name not in known:
             raise SettingsError(
@@ -132,15 +137,16 @@ def _options(scheme: Scheme, plan: PartitionPlan) -> dict[str, Any]:
     except NameError as error:
         raise PluginError(
             "unresolved_types",
-            _broken(plan, f"has types that can't be resolved ({error})"),
+            _scheme_error(plan, f"has types that can't be resolved ({error})"),
             scheme=plan.scheme,
             reason=str(error),
         ) from None
-    return {name: _typed(kinds.get(name, Any), value, name, plan) for name, value in plan.options.items()}
+    return {name: _convert_option(kinds.get(name, Any), value, name, plan) for name, value in plan.options.items()}
 
 
-def _typed(kind: Any, value: Any, name: str, plan: PartitionPlan) -> Any:
-    if isinstance(value, str) and typing.get_origin(kind) is list:  # of a command line
+def _convert_option(kind: Any, value: Any, name: str, plan: PartitionPlan) -> Any:
+    """Return an option's value, converted to its type; comma-separated text becomes a list if the type is a list."""
+    if isinstance(value, str) and typing.get_origin(kind) is list:  # the command line gives text
         value = value.split(",")
     try:
         return TypeAdapter(kind).validate_python(value)
@@ -156,13 +162,14 @@ def _typed(kind: Any, value: Any, name: str, plan: PartitionPlan) -> Any:
 
 
 def _check_positions(parts: Mapping[str, np.ndarray], units: int, plan: PartitionPlan) -> None:
+    """Raise if a position occurs twice or is outside the data set."""
     together = np.concatenate([np.empty(0, np.int64), *parts.values()])
     distinct = np.unique(together)
     inside = not len(together) or 0 <= distinct[0] <= distinct[-1] < units
     if len(distinct) != len(together) or not inside:
         raise DataError(
             "invalid_positions",
-            _broken(
+            _scheme_error(
                 plan,
                 f"must put each of {units} images at one site at most; it put {len(together)} at {len(parts)} sites, "
                 f"{len(distinct)} of them distinct" + ("" if inside else ", some outside the data set"),
@@ -176,5 +183,6 @@ def _check_positions(parts: Mapping[str, np.ndarray], units: int, plan: Partitio
         )
 
 
-def _broken(plan: PartitionPlan, what: str) -> str:
-    return f"partition '{plan.scheme}' {what}. Its author can mend it."
+def _scheme_error(plan: PartitionPlan, what: str) -> str:
+    """Return the message of an error that the scheme's author must correct."""
+    return f"partition '{plan.scheme}' {what}. Report this to the author of the scheme."

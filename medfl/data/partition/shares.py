@@ -1,4 +1,7 @@
-"""What partitions have in common: their checks, even splits, and shares of each class for each site."""
+"""Helpers of the partition schemes: argument checks, even splits, class shares and stratified choices.
+
+A unit is one image, or a group of images that must stay together; see `medfl.data.partition`.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,16 @@ import numpy as np
 from medfl.errors import SettingsError
 
 
-def deal_evenly(
+def split_evenly(
     members: np.ndarray, owners: np.ndarray, parts: Sequence[list[np.ndarray]], rng: np.random.Generator
 ) -> None:
-    """Cut a pile into pieces whose sizes differ by at most 1 and add one to each owner's; without owners, do nothing.
+    """Split a pile among its owners into pieces whose sizes differ by at most 1, in place; without owners, do nothing.
 
     Args:
-        members: The pile, shuffled, shape (n,).
-        owners: Which sites share it, shape (m,).
-        parts: The pieces of all sites; changed.
-        rng: Decides who gets the larger pieces.
+        members: Units of the pile, shuffled, shape (n,).
+        owners: Site numbers that share the pile, shape (m,).
+        parts: Pieces of all sites; one piece is appended for each owner.
+        rng: Source of randomness that decides which owners get the larger pieces.
     """
     pieces = np.array_split(members, max(len(owners), 1))
     for owner, piece in zip(rng.permutation(owners), pieces, strict=False):
@@ -27,15 +30,15 @@ def deal_evenly(
 
 
 def check_labels(labels: np.ndarray, sites: int, min_size: int = 1) -> np.ndarray:
-    """The labels as an array, if they suffice.
+    """Return the labels as a one-dimensional array; raise if there are too few for the sites.
 
     Args:
         labels: Label of each unit, shape (n,).
         sites: Number of sites.
-        min_size: Units each site needs.
+        min_size: Minimum number of units of a site.
 
     Raises:
-        SettingsError: If there is no site, or there are too few units for all.
+        SettingsError: If `sites` is below 1, or there are fewer than `sites` * `min_size` units.
     """
     values = np.asarray(labels).reshape(-1)
     if sites < 1:
@@ -57,10 +60,10 @@ def check_labels(labels: np.ndarray, sites: int, min_size: int = 1) -> np.ndarra
 
 
 def check_share(share: float) -> None:
-    """Check that a share of a class is a share.
+    """Raise if the option ``share`` is outside [0, 1].
 
     Args:
-        share: The value of the setting ``share``.
+        share: Value of the option.
 
     Raises:
         SettingsError: If it is outside [0, 1].
@@ -77,25 +80,28 @@ def check_share(share: float) -> None:
 
 
 MAX_TRIES = 5000
-"""Draws before giving up on the smallest size."""
+"""Maximum number of draws to reach the minimum size."""
 
 
-Draw = Callable[[np.ndarray, int, float, np.random.Generator], np.ndarray | None]
-"""Maps class sizes (C,), a number of sites K, alpha and a generator to counts (C, K), or to None for a draw in vain."""
+CountDraw = Callable[[np.ndarray, int, float, np.random.Generator], np.ndarray | None]
+"""Function that draws unit counts.
+
+Maps class sizes (C,), a number of sites K, alpha and a generator to counts (C, K), or to None if the draw failed.
+"""
 
 
 def class_shares(sites: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """The share of one class that each site gets, drawn from Dir(alpha, ..., alpha).
+    """Draw the share of one class that each site gets, from Dir(alpha, ..., alpha).
 
     A share has mean 1/K and variance (1/K)(1 - 1/K) / (K alpha + 1) for K sites.
 
     Args:
         sites: Number of sites K, >= 1.
-        alpha: Concentration, > 0; small means that few sites hold most of a class.
+        alpha: Concentration, > 0. A small value gives most of a class to few sites.
         rng: Source of randomness.
 
     Returns:
-        Shares of shape (K,), of sum 1.
+        Shares of shape (K,), with sum 1.
     """
     return rng.dirichlet(np.full(sites, alpha))
 
@@ -104,38 +110,40 @@ def cut(shares: np.ndarray, size: int) -> np.ndarray | None:
     """Cut a class at the floors of its cumulative shares.
 
     Args:
-        shares: What each site gets, >= 0, shape (K,); they are normalised.
-        size: Units of the class.
+        shares: Share of each site, >= 0, shape (K,); normalised here.
+        size: Number of units of the class.
 
     Returns:
-        Units of each site, shape (K,), of sum `size`; None if all shares are 0, also by underflow at a tiny alpha.
+        Number of units of each site, shape (K,), with sum `size`. None if all shares are 0, also by underflow at a tiny
+        alpha.
     """
     if not shares.sum() > 0:
         return None
     ends = np.cumsum(shares / shares.sum())[:-1] * size
-    cuts = np.floor(ends + 1e-9).astype(np.int64)  # a sum that misses 1 by a bit gives a site of share 0 nothing
+    # 1e-9: a rounding error in the sum must not give units to a site of share 0
+    cuts = np.floor(ends + 1e-9).astype(np.int64)
     counts: np.ndarray = np.diff(np.concatenate([[0], np.minimum(cuts, size), [size]]))
     return counts
 
 
 def split_by_draws(
-    labels: np.ndarray, sites: int, alpha: float, min_size: int, draw: Draw, rng: np.random.Generator
+    labels: np.ndarray, sites: int, alpha: float, min_size: int, draw: CountDraw, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Draw counts until each site has `min_size` units, then deal the shuffled classes accordingly.
+    """Draw counts until each site has `min_size` units, then split the shuffled classes accordingly.
 
     Args:
         labels: Label of each unit, shape (n,).
         sites: Number of sites K, >= 1.
         alpha: Concentration, > 0.
-        min_size: Units each site has at least, >= 0.
-        draw: Draws the counts.
+        min_size: Minimum number of units of a site, >= 0.
+        draw: Function that draws the counts.
         rng: Source of randomness.
 
     Returns:
         Positions in `labels` of each site, ascending; each position is at exactly one site.
 
     Raises:
-        SettingsError: If `alpha` is not positive, or `min_size` can't be reached.
+        SettingsError: If `alpha` is not positive, or no draw of `MAX_TRIES` reaches `min_size`.
     """
     if not (np.isfinite(alpha) and alpha > 0):
         raise SettingsError("setting_out_of_range", f"expected alpha > 0, got {alpha}", setting="alpha", found=alpha)
@@ -152,7 +160,7 @@ def split_by_draws(
     for _ in range(MAX_TRIES):
         counts = draw(sizes, sites, alpha, rng)
         if counts is not None and counts.sum(axis=0).min(initial=len(labels)) >= min_size:
-            return _deal(labels, counts, rng)
+            return _split_by_counts(labels, counts, rng)
     raise SettingsError(
         "unreachable_min_size",
         f"no draw of {MAX_TRIES} gave each of {sites} sites at least {min_size} of {len(labels)} images at alpha "
@@ -165,8 +173,17 @@ def split_by_draws(
     )
 
 
-def _deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """Shuffle each class and cut it into the given counts."""
+def _split_by_counts(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Shuffle each class and split it into the given counts.
+
+    Args:
+        labels: Label of each unit, shape (n,).
+        counts: Number of units of each class (rows) at each site (columns).
+        rng: Source of randomness.
+
+    Returns:
+        Positions in `labels` of each site, ascending.
+    """
     parts: list[list[np.ndarray]] = [[] for _ in range(counts.shape[1])]
     for label, row in zip(np.unique(labels), counts, strict=True):
         members = rng.permutation(np.flatnonzero(labels == label))
@@ -183,20 +200,20 @@ def holdout(
     strata: np.ndarray | None = None,
     sets: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Choose a stratified share of units.
+    """Choose a stratified fraction of the units.
 
-    Each class gives its share, rounded down; the classes with the largest remainders give one more (ties by chance)
-    until the total is `fraction` of all, rounded to the nearest. What a class gives is shared out alike among its
-    strata. Units with sets of labels are stratified iteratively (`iterative`), to the same total.
+    Each class gives its share, rounded down. The classes with the largest remainders give one more unit (ties at
+    random) until the total is `fraction` of all units, rounded to the nearest. Within a class, the strata give
+    proportional shares. Units with several labels are stratified iteratively (`iterative`), to the same total.
 
     Args:
         labels: Label of each unit, shape (n,).
-        fraction: Share to choose, in [0, 1).
+        fraction: Fraction to choose, in [0, 1).
         rng: Source of randomness.
-        keep: Units that must remain, where there are that many.
-        strata: What else to stratify by, a number for each unit, shape (n,); None means nothing.
-        sets: Which of several labels, and of what else to stratify by, each unit has, shape (n, C), bool; None where
-            `labels` and `strata` say all.
+        keep: Minimum number of units that must remain, if there are as many.
+        strata: Further stratum of each unit, an integer, shape (n,); None stratifies by labels only.
+        sets: Labels and further strata of each unit if a unit may have several labels, shape (n, C), bool. None if
+            `labels` and `strata` describe the units.
 
     Returns:
         Mask of the chosen units, shape (n,), bool.
@@ -205,12 +222,14 @@ def holdout(
     if sets is not None:
         return iterative(sets, np.array([len(labels) - total, total]), rng) == 1
     chosen = np.zeros(len(labels), dtype=bool)
-    chosen[_choose(np.arange(len(labels)), total, rng, *([labels] if strata is None else [labels, strata]))] = True
+    chosen[
+        _choose_proportionally(np.arange(len(labels)), total, rng, *([labels] if strata is None else [labels, strata]))
+    ] = True
     return chosen
 
 
-def _choose(members: np.ndarray, total: int, rng: np.random.Generator, *keys: np.ndarray) -> np.ndarray:
-    """Choose `total` members, in shares by the first key, within each of its values by the second, and so on."""
+def _choose_proportionally(members: np.ndarray, total: int, rng: np.random.Generator, *keys: np.ndarray) -> np.ndarray:
+    """Choose `total` members in proportion to the first key, within its values to the second key, and so on."""
     if not keys:
         return rng.permutation(members)[:total]
     _, inverse, sizes = np.unique(keys[0][members], return_inverse=True, return_counts=True)
@@ -218,32 +237,35 @@ def _choose(members: np.ndarray, total: int, rng: np.random.Generator, *keys: np
     take = np.floor(exact + 1e-9).astype(np.int64)
     order = np.lexsort((rng.random(len(sizes)), -np.round(exact - take, 9)))
     take[order[: total - take.sum()]] += 1
-    parts = [_choose(members[inverse == number], count, rng, *keys[1:]) for number, count in enumerate(take.tolist())]
+    parts = [
+        _choose_proportionally(members[inverse == number], count, rng, *keys[1:])
+        for number, count in enumerate(take.tolist())
+    ]
     return np.concatenate([members[:0], *parts])
 
 
 def iterative(sets: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Deal units to parts of fixed sizes, so that each label's units are shared out as all units are.
+    """Assign units to parts of fixed sizes so that each part has a proportional share of each label.
 
-    The label with the fewest units left comes first: rare labels are dealt while there is room to choose. Each of its
-    units goes to the part that lacks most of that label; of several, to the one with most room; of several again, by
-    lot. Then comes the label with the fewest units left now, and last the units without any label. With one label each
-    part has its share, up to less than one unit.
+    The label with the fewest remaining units is assigned first, because rare labels need the free choice. Each of its
+    units goes to the part that lacks most of that label; ties go to the part with most room, then to a random part.
+    Units without any label come last. If each unit has one label, each part has its proportional share of each label,
+    up to less than one unit.
 
     Args:
-        sets: Which labels each unit has, shape (n, C), bool.
-        sizes: Units of each part, shape (k,), int64, >= 0, of sum n.
+        sets: Labels of each unit, shape (n, C), bool.
+        sizes: Number of units of each part, shape (k,), int64, >= 0, with sum n.
         rng: Source of randomness.
 
     Returns:
-        The part of each unit, shape (n,), int64; part j has exactly `sizes[j]` units.
+        Part of each unit, shape (n,), int64; part j has exactly `sizes[j]` units.
 
-    Source: Sechidis, Tsoumakas and Vlahavas, On the stratification of multi-label data, ECML PKDD 2011, algorithm 1.
-    There, sizes are wishes as well; here a part that is full gets no more.
+    Source: Sechidis, Tsoumakas and Vlahavas, "On the Stratification of Multi-Label Data", ECML PKDD 2011, algorithm 1.
+    In the paper the sizes are targets only; here a full part gets no more units.
     """
     order, lot = rng.permutation(len(sets)), rng.permutation(len(sizes))
     room = sizes.astype(np.int64)
-    wanted = sets.sum(axis=0, dtype=np.int64) * room[:, None]  # times n, so that shares are whole numbers
+    wanted = sets.sum(axis=0, dtype=np.int64) * room[:, None]  # scaled by n, so that the wanted numbers are integers
     parts = np.full(len(sets), -1, dtype=np.int64)
     while (left := sets[parts < 0].sum(axis=0)).any():
         label = int(np.where(left > 0, left, len(sets) + 1).argmin())

@@ -1,7 +1,7 @@
-"""Units: images that stay together when a data set is dealt.
+"""Group images into units: images that must stay together when a data set is split.
 
-All images of a patient, and all identical images, are one unit; most often a unit is one image. Units are numbered in
-the order in which their first image comes, so that without groups unit i is image i.
+All images of a patient and all identical images form one unit; most units are a single image. Units are numbered in the
+order of their first image, so without groups unit i is image i.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from medfl.records.datalist import CaseRecord
 
 
 def find_units(*keys: Sequence[Any]) -> np.ndarray:
-    """Join images that have a key in common, directly or through others.
+    """Group images that share a key, directly or through other images (connected components).
 
     Args:
-        keys: For each kind of key, the key of each image, length n, hashable; images with an equal key of one kind are
-            joined. None joins nothing.
+        keys: One sequence for each kind of key, with the hashable key of each image, length n. Images with an equal key
+            of one kind are grouped; None never matches.
 
     Returns:
-        Number of the unit of each image, shape (n,), int64, from 0 without gaps.
+        Unit number of each image, shape (n,), int64, from 0 without gaps.
 
     >>> find_units(["anna", "bert", "anna", None], ["x", "y", "z", "y"]).tolist()
     [0, 1, 0, 1]
@@ -35,19 +35,19 @@ def find_units(*keys: Sequence[Any]) -> np.ndarray:
         first: dict[Any, int] = {}
         for image, key in enumerate(kind):
             if key is not None:
-                root, other = _root(parent, first.setdefault(key, image)), _root(parent, image)
+                root, other = _find_root(parent, first.setdefault(key, image)), _find_root(parent, image)
                 parent[max(root, other)] = min(root, other)
-    roots = np.array([_root(parent, image) for image in range(len(parent))], dtype=np.int64)
+    roots = np.array([_find_root(parent, image) for image in range(len(parent))], dtype=np.int64)
     units: np.ndarray = np.unique(roots, return_inverse=True)[1].astype(np.int64)
     return units
 
 
-def majority(units: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The most frequent value in each unit; of several, the smallest.
+def majority_by_unit(units: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return the most frequent value in each unit; ties go to the smallest value.
 
     Args:
         units: Unit of each image, shape (n,), from 0 without gaps.
-        values: Something of each image that can be sorted, for example its label, shape (n,).
+        values: Sortable value of each image, for example its label, shape (n,).
 
     Returns:
         One value for each unit, shape (u,).
@@ -62,15 +62,15 @@ def majority(units: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def label_sets(source: Datalist, records: list[CaseRecord], place: str) -> np.ndarray | None:
-    """Which of several labels each record has.
+    """Return the labels of each record as a Boolean array if the objective allows several labels per case.
 
     Args:
-        source: The data list.
-        records: Of it.
-        place: Where they stand, for messages.
+        source: Data list.
+        records: Records of the list.
+        place: Name of the data, for messages.
 
     Returns:
-        (n, C), bool; None where a record has one label, and `Datalist.strata` say all.
+        Array of shape (n, C), bool; None if each record has one label, so that `Datalist.strata` describes it.
 
     Raises:
         DataError: If a record has no target.
@@ -81,33 +81,33 @@ def label_sets(source: Datalist, records: list[CaseRecord], place: str) -> np.nd
     return None if sets is None else np.asarray(sets)
 
 
-def any_of(units: np.ndarray, sets: np.ndarray) -> np.ndarray:
-    """What any image of a unit has.
+def union_by_unit(units: np.ndarray, sets: np.ndarray) -> np.ndarray:
+    """Return the union of the labels of all images of each unit.
 
     Args:
         units: Unit of each image, shape (n,), from 0 without gaps.
-        sets: Which of several labels each image has, shape (n, C), bool.
+        sets: Labels of each image, shape (n, C), bool.
 
     Returns:
-        The same for each unit, shape (u, C).
+        Labels of each unit, shape (u, C), bool.
     """
     together = np.zeros((units.max(initial=-1) + 1, sets.shape[1]), dtype=bool)
     np.logical_or.at(together, units, sets)
     return together
 
 
-def column_of(records: Sequence[Mapping[str, object]], column: str) -> np.ndarray:
-    """A column of a data list, as strings.
+def column_entries(records: Sequence[Mapping[str, object]], column: str) -> np.ndarray:
+    """Return a column of a data list as strings.
 
     Args:
-        records: The images.
-        column: Its name.
+        records: Records of the images.
+        column: Name of the column.
 
     Returns:
         One string for each image, shape (n,).
 
     Raises:
-        DataError: If no image has the column, or the entry of some is missing (absent, null, blank, or not a number).
+        DataError: If no record has the column, or an entry is missing (absent, null, blank or NaN).
     """
     values = np.array([entry_text(record, column) or "" for record in records], dtype=str)
     missing = int((values == "").sum())
@@ -130,25 +130,26 @@ def column_of(records: Sequence[Mapping[str, object]], column: str) -> np.ndarra
     )
 
 
-def strata_of(records: Sequence[Mapping[str, object]], columns: Sequence[str]) -> np.ndarray:
-    """Number the combinations of entries that some columns of a data list have.
+def strata_by_columns(records: Sequence[Mapping[str, object]], columns: Sequence[str]) -> np.ndarray:
+    """Assign a number to each combination of entries in some columns of a data list.
 
     Args:
-        records: The images.
-        columns: Their names, at least one.
+        records: Records of the images.
+        columns: Names of the columns, at least one.
 
     Returns:
-        A number from 0 for each image, shape (n,), int64: equal where all entries are.
+        Number of each image's combination, shape (n,), int64, from 0. Equal numbers mean equal entries in all columns.
 
     Raises:
-        DataError: As `column_of` does.
+        DataError: As in `column_entries`.
     """
-    entries = np.stack([np.unique(column_of(records, column), return_inverse=True)[1] for column in columns])
+    entries = np.stack([np.unique(column_entries(records, column), return_inverse=True)[1] for column in columns])
     strata: np.ndarray = np.unique(entries, axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
     return strata
 
 
-def _root(parent: list[int], image: int) -> int:
+def _find_root(parent: list[int], image: int) -> int:
+    """Return the root of an image in a union-find forest; shorten its path in place."""
     while parent[image] != image:
         parent[image] = parent[parent[image]]
         image = parent[image]

@@ -1,4 +1,4 @@
-"""What a partition writes: a data list and a card for each site, and ``partition.json``."""
+"""Write a partition: a data list and a card for each site, and ``partition.json``."""
 
 from __future__ import annotations
 
@@ -26,39 +26,40 @@ if TYPE_CHECKING:
 
 
 POOLED = "pooled data set"
-"""Where an exclusion was made, if it was made before the partition."""
+"""Location of exclusions that were made before the partition."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """A pooled data set as it is written down for sites.
+    """Reference to a pooled data set, as the lists of sites store it.
 
     Attributes:
-        datalist: Its list; the facts in it are taken over.
-        way: Path of its image array, relative to a site's folder.
-        digest: SHA-256 of the array.
-        path: Path of the array now.
-        mask_way: Path of its array of masks; empty without masks.
-        mask_digest: SHA-256 of that.
+        datalist: Data list of the pooled data set; sites inherit its metadata.
+        relative_path: Path of its image array, relative to a site's folder.
+        digest: SHA-256 of the image array.
+        path: Path of the image array, to open it.
+        relative_mask_path: Path of its mask array, relative to a site's folder; empty without masks.
+        mask_digest: SHA-256 of the mask array; empty without masks.
     """
 
     datalist: Datalist
-    way: str
+    relative_path: str
     digest: str
     path: Path
-    mask_way: str = ""
+    relative_mask_path: str = ""
     mask_digest: str = ""
 
 
 @dataclass
-class Notes:
-    """Remarks on a partition, collected while it is made.
+class PartitionNotes:
+    """Warnings and counts that are collected while a partition is made.
 
     Attributes:
-        warnings: Sentences.
-        unassigned: Maps each class to its training images that are at no site and not in the server's test set.
-        allowed_leaks: Sentences on leaks that were allowed by name.
-        exclusions: Maps each site, and ``public``, to the images that were left out there.
+        warnings: Warnings, one sentence each.
+        unassigned: Maps each class to its number of training images that are at no site and not in the server's test
+            set.
+        allowed_leaks: Sentences about leaks that were allowed by name.
+        exclusions: Maps each site, and ``public``, to the exclusions of images there.
     """
 
     warnings: list[str] = field(default_factory=list)
@@ -72,23 +73,23 @@ def write_sites(
     pool: Pool,
     splits: Mapping[str, dict[str, list[CaseRecord]]],
     plan: PartitionPlan,
-    notes: Notes | None = None,
+    notes: PartitionNotes | None = None,
     public: Pool | None = None,
 ) -> dict[str, Datalist]:
-    """Write the lists and cards of all sites, and ``partition.json``.
+    """Write the data lists and cards of all sites, and ``partition.json``.
 
     Args:
-        folder: A folder of `medfl.data.folders.written_whole`: files need not be written whole on their own.
-        pool: The pooled data set of the sites' images.
+        folder: Temporary folder of `medfl.data.folders.atomic_folder`, so that files need not be written atomically.
+        pool: Pooled data set of the sites' images.
         splits: Maps each site, ``global`` and ``public`` to its splits and their records.
-        plan: The plan of the partition.
-        notes: Remarks; by default none.
-        public: The pooled data set of the public images; None means `pool`.
+        plan: Settings of the partition.
+        notes: Warnings and counts; empty by default.
+        public: Pooled data set of the public images; None means `pool`.
 
     Returns:
-        The data list of each site, of ``global`` and of ``public``.
+        Maps each site, ``global`` and ``public`` to its data list.
     """
-    notes = notes or Notes()
+    notes = notes or PartitionNotes()
     public_dataset = None if public is None else public.datalist.name
     settings = plan.effective_settings(sum(name not in NO_SITES for name in splits))
     scale = feature_scale(open_array(pool.path), splits)
@@ -97,16 +98,18 @@ def write_sites(
     for name, site_splits in splits.items():
         place, origin = folder / name, public if name == PUBLIC and public is not None else pool
         place.mkdir()
-        written[name] = replace(origin.datalist, splits=site_splits, image_array=origin.way, mask_array=origin.mask_way)
+        written[name] = replace(
+            origin.datalist, splits=site_splits, image_array=origin.relative_path, mask_array=origin.relative_mask_path
+        )
         if origin is pool:
             written[name].extra = written[name].extra | scale
         write_datalist(place, written[name])
         digests |= {
             f"{name}/{FILE}": sha256_of(place / FILE),
-            os.path.normpath(f"{name}/{origin.way}"): origin.digest,
+            os.path.normpath(f"{name}/{origin.relative_path}"): origin.digest,
         }
-        if origin.mask_way:
-            digests[os.path.normpath(f"{name}/{origin.mask_way}")] = origin.mask_digest
+        if origin.relative_mask_path:
+            digests[os.path.normpath(f"{name}/{origin.relative_mask_path}")] = origin.mask_digest
         card = SiteCard(
             site=name,
             dataset=pool.datalist.name,
@@ -126,7 +129,7 @@ def write_sites(
         )
         (place / SiteCard.NAME).write_bytes(card.to_bytes())
     at_sites = [entry for name, entries in notes.exclusions.items() for entry in _located(entries, name)]
-    made = Partition(
+    record = Partition(
         dataset=pool.datalist.name,
         public_dataset=public_dataset,
         settings=settings,
@@ -137,22 +140,22 @@ def write_sites(
         not_distributed=not_distributed(pool.datalist, plan),
         sha256_by_file=digests,
     )
-    (folder / Partition.NAME).write_bytes(made.to_bytes())
+    (folder / Partition.NAME).write_bytes(record.to_bytes())
     return written
 
 
 def feature_scale(array: np.ndarray, splits: Mapping[str, dict[str, list[CaseRecord]]]) -> dict[str, list[float]]:
-    """Compute the mean and standard deviation of each column over the training rows of all sites.
+    """Compute the mean and standard deviation of each feature over the training rows of all sites.
 
-    Test and validation rows take no part. A column that has one value in all training rows gets the standard deviation
-    1, so that dividing by it is safe.
+    Test and validation rows are not used. A feature with one value in all training rows gets the standard deviation 1,
+    so that dividing by it is safe.
 
     Args:
-        array: The pooled array; only vectors, of shape (N, F), have such a scale.
+        array: Pooled array; only vectors, of shape (N, F), have such a scale.
         splits: Maps each site, ``global`` and ``public`` to its splits and their records.
 
     Returns:
-        `FEATURE_MEAN` and `FEATURE_STD` with F numbers each; empty for images and without training rows.
+        `FEATURE_MEAN` and `FEATURE_STD` with F numbers each; empty for images, or without training rows.
     """
     records = [record for name, split in splits.items() if name not in NO_SITES for record in split.get("training", [])]
     if array.ndim != 2 or not records:
@@ -171,7 +174,7 @@ def class_balance(datalist: Datalist) -> dict[str, float]:
 
 
 def totals(datalist: Datalist) -> list[int]:
-    """Images of each class over all splits."""
+    """Return the number of images of each class over all splits."""
     counts = datalist.counts().values()
     return [sum(split[str(label)] for split in counts) for label in range(datalist.num_classes)]
 
@@ -188,14 +191,14 @@ def counts_by_class(written: Mapping[str, Datalist]) -> tuple[dict[str, list[int
 
 
 def not_distributed(source: Datalist, plan: PartitionPlan) -> dict[str, int]:
-    """Splits of the pooled data set that are nowhere in the partition, to their sizes."""
+    """Return the size of each pooled split that is not used in the partition."""
     kept = {"training", "test"} if "official" in (plan.global_test, plan.test) else {"training"}
     kept |= {"validation"} if plan.public == "validation" else set()
     return {split: len(records) for split, records in source.splits.items() if records and split not in kept}
 
 
 def presentation_intents(datalist: Datalist) -> dict[str, int]:
-    """Return the number of images of each presentation intent, without images whose intent is unknown."""
+    """Return the number of images of each presentation intent; images whose intent is unknown are not counted."""
     records = [record for split in datalist.splits.values() for record in split]
     return dict(Counter(record["presentation_intent"] for record in records if "presentation_intent" in record))
 

@@ -1,1 +1,1 @@
-"""Decoders of DICOM, NIfTI, PNG, JPEG and PGM."""
+"""Readers of image files: DICOM, NIfTI, NRRD, MHA, PNG, JPEG, TIFF, BMP and PGM."""

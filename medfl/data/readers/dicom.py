@@ -1,12 +1,12 @@
-"""Read one DICOM image: its pixels as stored, and what is needed to make grey values of them.
+"""Read the stored pixels of a DICOM image and the metadata needed to convert them to grey values.
 
-- Modality: rescale slope and intercept, or the lookup table in their place. A slope of 0 is refused.
-- VOI (the window or lookup table for display): only on request, since it differs between viewers and vendors.
-- MONOCHROME1, where large values are dark, is marked; whoever scales the values inverts them.
-- Bits above those in use (12 in 16) are dropped; signed values keep their sign.
-- Padding: pixels of the value, or in the range of values, that the header says only fill the image up become as dark as
-  the darkest other one. They count neither for the extent nor for any range.
-- Laterality, view and the direction of the patient are kept, nothing else about the patient; and what the image is for.
+- Modality: rescale slope and intercept, or the lookup table that replaces them. A slope of 0 is refused.
+- VOI (the display window or lookup table): applied on request only, since it differs between viewers and vendors.
+- MONOCHROME1, where large values are dark, is marked; the code that scales the values inverts them.
+- Bits above those in use (12 of 16) are dropped; signed values keep their sign.
+- Padding: pixels with the padding value, or in the padding range, that the header declares become as dark as the
+  darkest other pixel. They do not count for the extent or any other range.
+- Laterality, view, orientation of the patient and presentation intent are kept. Nothing else about the patient is kept.
 
 Source: DICOM PS3.3 C.7.6.3 (pixels), C.7.5.1.1.2 (padding), C.11.1 (modality), C.11.2 (VOI), C.8.11 (mammography).
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
 SIDES = {"L": "left", "R": "right"}
-"""What DICOM calls a side, and what medfl does."""
+"""Maps DICOM's codes of a side to medfl's names."""
 
 VIEWS = ("CC", "MLO", "ML", "LM", "LMO", "SIO", "FB", "XCC", "XCCL", "XCCM", "AT", "ISO")
 """Views of the breast that are kept, as ``ViewPosition`` writes them."""
@@ -45,26 +45,27 @@ _VIEW_CODES = {
     "R-10228": "LM",
     "399352003": "LM",
 }
+"""Maps codes of ``ViewCodeSequence`` (SNOMED) to views."""
 
 
 @dataclass(frozen=True)
 class DicomImage:
-    """One image of a DICOM file.
+    """Image of a DICOM file.
 
     Attributes:
-        pixels: As stored: integers of shape (H, W), or uint8 of shape (H, W, 3) in RGB. After a VOI or a lookup table
+        pixels: Stored pixels: integers of shape (H, W), or uint8 of shape (H, W, 3) in RGB. After a VOI or lookup table
             float32.
         inverted: Whether large pixels are dark (MONOCHROME1).
-        extent: The smallest and the largest pixel of a grey image that does not only pad it.
-        slope: A value is ``slope * pixel + intercept``; not 0.
-        intercept: See `slope`.
-        laterality: ``left``, ``right``, or empty if the file does not say.
+        extent: Smallest and largest pixel of a grey image, ignoring padding.
+        slope: Rescale slope, not 0: a modality value is ``slope * pixel + intercept``.
+        intercept: Rescale intercept.
+        laterality: ``left``, ``right``, or empty if the file does not state it.
         view: One of `VIEWS`, or empty.
-        toward_right: Where the right edge of the image lies in the patient: ``A`` (front), ``P`` (back), or empty.
-        burned_in: Whether the file says that names or the like are written into its pixels.
-        identifying: Keywords of the elements that may tell who the patient is.
-        series: The UID of its series, or empty.
-        intent: What the pixels are for, see `medfl.data.readers.dicom_intent`.
+        toward_right: Direction of the image's right edge in the patient: ``A`` (anterior), ``P`` (posterior), or empty.
+        burned_in: Whether the file states that annotations such as names are burned into its pixels.
+        identifying: Keywords of the elements that may identify the patient.
+        series: UID of the series, or empty.
+        intent: Presentation intent, see `medfl.data.readers.dicom_intent`.
     """
 
     pixels: np.ndarray
@@ -81,7 +82,7 @@ class DicomImage:
     intent: str = NOT_SAID
 
     def values(self) -> np.ndarray:
-        """The values of the modality, (H, W), float32; an inverted image stays inverted."""
+        """Return the modality values, (H, W), float32. An inverted image stays inverted."""
         if self.slope == 1 and self.intercept == 0:
             return self.pixels.astype(np.float32)
         return (self.pixels * self.slope + self.intercept).astype(np.float32)
@@ -93,23 +94,23 @@ def read_dicom(
     """Read a DICOM file with one image.
 
     Args:
-        path: The file.
-        voi: Whether its window or lookup table for display is applied, the first one if there are several.
-        modalities: What is accepted, for example `medfl.data.readers.dicom_header.MAMMOGRAPHY`; None means any.
-        pseudonyms: Names and numbers of patients that identify nobody.
+        path: Path of the file.
+        voi: Whether to apply the display window or lookup table; the first one if there are several.
+        modalities: Accepted modalities, for example `medfl.data.readers.dicom_header.MAMMOGRAPHY`; None accepts any.
+        pseudonyms: Patient names and identifiers that are known to be pseudonyms.
 
     Raises:
-        DataError: If it can't be read; see `medfl.data.readers.dicom_header`.
+        DataError: If the file can't be read; see `medfl.data.readers.dicom_header`.
     """
     dataset = open_dicom(path, modalities=modalities)
-    slope, intercept = _rescaling(dataset)
+    slope, intercept = _rescale_slope_and_intercept(dataset)
     inverted = str(dataset.PhotometricInterpretation) == "MONOCHROME1"
-    pixels, extent, padded = _decode(dataset)
+    pixels, extent, padded = _decode_pixels(dataset)
     if pixels.ndim == 2 and (voi or "ModalityLUTSequence" in dataset):
-        pixels, slope, intercept = _with_tables(pixels, dataset, voi), 1.0, 0.0
+        pixels, slope, intercept = _apply_tables(pixels, dataset, voi), 1.0, 0.0
         extent = extent_of(pixels)
     if padded is not None:
-        pixels, extent = _darkened(pixels, padded, large_is_dark=inverted != (slope < 0))
+        pixels, extent = _darken_padding(pixels, padded, large_is_dark=inverted != (slope < 0))
     with decoding():
         return DicomImage(
             pixels=pixels,
@@ -118,7 +119,7 @@ def read_dicom(
             slope=slope,
             intercept=intercept,
             laterality=SIDES.get(str(dataset.get("ImageLaterality") or dataset.get("Laterality") or ""), ""),
-            view=_view(dataset),
+            view=_view_position(dataset),
             toward_right=_toward_right(dataset),
             burned_in=is_burned_in(dataset),
             identifying=tuple(check_identity(dataset, pseudonyms)),
@@ -127,10 +128,11 @@ def read_dicom(
         )
 
 
-def _decode(dataset: Dataset) -> tuple[np.ndarray, tuple[float, float], np.ndarray | None]:
-    """The pixels as stored, where possible without a copy, not to be written to; and the extent of grey ones.
+def _decode_pixels(dataset: Dataset) -> tuple[np.ndarray, tuple[float, float], np.ndarray | None]:
+    """Decode the stored pixels, without a copy if possible; the result must not be modified.
 
-    The third is which of them only pad the image; None if none does.
+    Returns:
+        The pixels, the extent (0, 0 for colour images), and the mask of padding pixels, or None if there is no padding.
     """
     from pydicom.pixels import get_decoder
 
@@ -144,18 +146,18 @@ def _decode(dataset: Dataset) -> tuple[np.ndarray, tuple[float, float], np.ndarr
         return pixels, (0, 0), None
     if not pixels.dtype.isnative:
         pixels = pixels.astype(pixels.dtype.newbyteorder("="))
-    cut, extent = _drop_unused_bits(pixels, int(dataset.BitsStored))
-    ends = _padding(dataset, signed=pixels.dtype.kind == "i")
+    used, extent = _drop_unused_bits(pixels, int(dataset.BitsStored))
+    ends = _padding_range(dataset, signed=pixels.dtype.kind == "i")
     if ends is None:
-        return cut, extent, None
-    padded = (cut >= ends[0]) & (cut <= ends[1])
-    if cut is not pixels:  # padding may be outside of the bits in use
+        return used, extent, None
+    padded = (used >= ends[0]) & (used <= ends[1])
+    if used is not pixels:  # the padding value may need more bits than those in use
         padded |= (pixels >= ends[0]) & (pixels <= ends[1])
-    return cut, extent, padded if padded.any() else None
+    return used, extent, padded if padded.any() else None
 
 
-def _padding(dataset: Dataset, signed: bool) -> tuple[int, int] | None:
-    """The smallest and the largest value that only pad an image, or None; their sign is that of the pixels."""
+def _padding_range(dataset: Dataset, signed: bool) -> tuple[int, int] | None:
+    """Return the smallest and largest padding value, or None; they have the same signedness as the pixels."""
     with decoding():
         value, limit = dataset.get("PixelPaddingValue"), dataset.get("PixelPaddingRangeLimit")
         if value in (None, ""):
@@ -165,21 +167,26 @@ def _padding(dataset: Dataset, signed: bool) -> tuple[int, int] | None:
     return low, high
 
 
-def _darkened(pixels: np.ndarray, padded: np.ndarray, large_is_dark: bool) -> tuple[np.ndarray, tuple[float, float]]:
-    """Padding becomes as dark as the darkest other pixel; with the extent of the others."""
+def _darken_padding(
+    pixels: np.ndarray, padded: np.ndarray, large_is_dark: bool
+) -> tuple[np.ndarray, tuple[float, float]]:
+    """Return pixels whose padding is as dark as the darkest other pixel, and the extent of the other pixels."""
     others = pixels[~padded]
     if not others.size:
         raise DataError(
             "only_padding",
-            "every pixel is padding by the file's PixelPaddingValue: nothing of the image would be left. Correct or "
-            "remove this element, or leave the file out.",
+            "every pixel is padding by the file's PixelPaddingValue, so the image would be empty. Correct or remove "
+            "this element, or leave the file out.",
         )
     low, high = others.min(), others.max()
     return np.where(padded, high if large_is_dark else low, pixels), (low.item(), high.item())
 
 
 def _drop_unused_bits(pixels: np.ndarray, stored: int) -> tuple[np.ndarray, tuple[float, float]]:
-    """Old files keep overlays in the bits above those in use; signed values may lack their sign there."""
+    """Remove the bits above those in use and return the pixels with their extent.
+
+    Old files store overlays in these bits, and signed values may lack their sign there.
+    """
     extent, spare = extent_of(pixels), pixels.dtype.itemsize * 8 - stored
     signed = pixels.dtype.kind == "i"
     low, high = (-(1 << (stored - 1)), (1 << (stored - 1)) - 1) if signed else (0, (1 << stored) - 1)
@@ -189,7 +196,8 @@ def _drop_unused_bits(pixels: np.ndarray, stored: int) -> tuple[np.ndarray, tupl
     return cut, extent_of(cut)
 
 
-def _rescaling(dataset: Dataset) -> tuple[float, float]:
+def _rescale_slope_and_intercept(dataset: Dataset) -> tuple[float, float]:
+    """Return the rescale slope and intercept, by default 1 and 0. Raise if the slope is 0 or not finite."""
     with decoding():
         slope, intercept = dataset.get("RescaleSlope"), dataset.get("RescaleIntercept")
         slope, intercept = (
@@ -207,7 +215,7 @@ def _rescaling(dataset: Dataset) -> tuple[float, float]:
     return slope, intercept
 
 
-def _with_tables(pixels: np.ndarray, dataset: Dataset, voi: bool) -> np.ndarray:
+def _apply_tables(pixels: np.ndarray, dataset: Dataset, voi: bool) -> np.ndarray:
     from pydicom.pixels import apply_modality_lut, apply_voi_lut
 
     with decoding():
@@ -215,7 +223,8 @@ def _with_tables(pixels: np.ndarray, dataset: Dataset, voi: bool) -> np.ndarray:
         return np.asarray(apply_voi_lut(values, dataset) if voi else values, dtype=np.float32)
 
 
-def _view(dataset: Dataset) -> str:
+def _view_position(dataset: Dataset) -> str:
+    """Return the view of a mammogram if it is one of `VIEWS`, otherwise an empty text."""
     view = str(dataset.get("ViewPosition") or "").upper()
     codes = dataset.get("ViewCodeSequence")
     if not view and codes:
@@ -224,6 +233,7 @@ def _view(dataset: Dataset) -> str:
 
 
 def _toward_right(dataset: Dataset) -> str:
+    """Return the patient direction of the image's right edge: ``A``, ``P``, or empty."""
     orientation = dataset.get("PatientOrientation") or ""
     first = str(orientation if isinstance(orientation, str) else orientation[0])[:1]
     return first if first in ("A", "P") else ""

@@ -1,11 +1,11 @@
-"""Open a DICOM file and check what its header says, before any pixel is decoded.
+"""Open a DICOM file and check its header before any pixel is decoded.
 
-Accepted as found in the wild: files without the preamble or without the meta header, without a transfer syntax (if the
-pixels are not compressed), without the number of stored bits; secondary captures. Refused with a reason: what holds no
-image, more than one frame, sizes that can't be, a compression that nothing installed decodes, and pixels or headers
-that are cut short.
+Accepted, because they occur in practice: files without the preamble or the meta header; files without a transfer syntax
+if the pixels are not compressed; files without the number of stored bits; secondary captures. Refused with a reason:
+files without an image or with several frames, impossible sizes, compressions that no installed package decodes, and
+truncated pixels or headers.
 
-Messages never name a file or repeat what it says of a patient.
+Messages never name a file or repeat patient data from it.
 """
 
 from __future__ import annotations
@@ -23,24 +23,30 @@ if TYPE_CHECKING:
     from pydicom import Dataset
     from pydicom.uid import UID
 
-MOST_PIXELS = 178_956_970
-"""Above this number of pixels a file is refused, as Pillow does; the largest mammograms have about 30 million."""
+MAX_PIXELS = 178_956_970
+"""Maximum number of pixels of an image, equal to Pillow's limit. The largest mammograms have about 30 million."""
 
 MAMMOGRAPHY = ("MG", "RG", "CR", "DX", "OT", "SC", "")
-"""What mammograms are called in the wild: mammography, radiography of any kind, scanned films and captures, nothing."""
+"""Modality values of mammograms in practice.
+
+They cover mammography, other radiography, scanned films, secondary captures, and files without a modality.
+"""
 
 DEFLATED = "1.2.840.10008.1.2.1.99"
-"""The transfer syntax of files that are compressed as a whole."""
+"""Transfer syntax UID of files that are compressed as a whole."""
 
-MOST_INFLATED = 4 * MOST_PIXELS
-"""Above this number of bytes such a file is refused."""
+MAX_INFLATED_BYTES = 4 * MAX_PIXELS
+"""Maximum size of such a file after decompression."""
 
 _JPEG_EXTENDED = "1.2.840.10008.1.2.4.51"
 _MONOCHROME = ("MONOCHROME1", "MONOCHROME2")
 
 
 def is_dicom(head: bytes) -> bool:
-    """Whether a file is DICOM, by its first 132 bytes: the preamble, or a first element as files without it have."""
+    """Return True if a file is DICOM, judging by its first 132 bytes.
+
+    A file has the preamble, or starts with an element that is typical of files without it.
+    """
     if head[128:132] == b"DICM":
         return True
     group, element = int.from_bytes(head[:2], "little"), int.from_bytes(head[2:4], "little")
@@ -48,8 +54,8 @@ def is_dicom(head: bytes) -> bool:
     return group in (2, 8) and element <= 0x100 and (known_vr or 0 < int.from_bytes(head[4:8], "little") <= 64)
 
 
-def cannot_open(error: OSError) -> DataError:
-    """What the system says of an image file that can't be opened; the file is not named."""
+def unopenable_file_error(error: OSError) -> DataError:
+    """Return the error for an image file that the system can't open. The file is not named."""
     return DataError(
         "unreadable_file",
         f"the image file can't be opened: {error.strerror}. Check the file and its rights.",
@@ -57,8 +63,11 @@ def cannot_open(error: OSError) -> DataError:
     )
 
 
-def damaged(error: Exception) -> DataError:
-    """What to say of a file that a decoder can't read; its own message may name the file."""
+def damaged_file_error(error: Exception) -> DataError:
+    """Return the error for a file that a decoder can't read.
+
+    The decoder's own message is not repeated, because it may name the file.
+    """
     return DataError(
         "damaged_file",
         f"the image file is damaged or cut short ({type(error).__name__}). Export it again.",
@@ -68,7 +77,7 @@ def damaged(error: Exception) -> DataError:
 
 @contextlib.contextmanager
 def decoding() -> Iterator[None]:
-    """Whatever a decoder raises means a damaged file."""
+    """Convert every exception of the block into a DataError for a damaged file."""
     try:
         yield
     except DataError:
@@ -79,22 +88,22 @@ def decoding() -> Iterator[None]:
             "the DICOM file nests sequences too deep to be read safely. Export it again without its sequences.",
         ) from None
     except Exception as error:
-        raise damaged(error) from None
+        raise damaged_file_error(error) from None
 
 
 def open_dicom(path: Path, *, pixels: bool = True, modalities: Collection[str] | None = None) -> Dataset:
-    """Open a DICOM file with one image that can be read.
+    """Open a DICOM file with one readable image.
 
     Args:
-        path: The file.
-        pixels: Whether its pixels are read, too (not decoded).
-        modalities: What is accepted, for example `MAMMOGRAPHY`; None means any.
+        path: Path of the file.
+        pixels: Whether the pixel data are read too (but not decoded).
+        modalities: Accepted modalities, for example `MAMMOGRAPHY`; None accepts any.
 
     Returns:
-        The data set, with a transfer syntax, and with the numbers of stored bits and signs even if the file lacks them.
+        The pydicom data set. Missing entries for transfer syntax, stored bits and sign are filled in.
 
     Raises:
-        DataError: If it is no DICOM file, is damaged, holds no single image, or one that can't be decoded.
+        DataError: If the file is no DICOM file, is damaged, does not contain exactly one image, or can't be decoded.
     """
     import pydicom
 
@@ -116,8 +125,8 @@ def open_dicom(path: Path, *, pixels: bool = True, modalities: Collection[str] |
             found=frames,
         )
     with decoding():
-        _complete(dataset)
-        _check_kind(dataset)
+        _set_defaults(dataset)
+        _check_pixel_format(dataset)
     _check_syntax(dataset)
     if pixels:
         _check_length(dataset)
@@ -125,10 +134,10 @@ def open_dicom(path: Path, *, pixels: bool = True, modalities: Collection[str] |
 
 
 def check_start(path: Path) -> None:
-    """Refuse a file that does not begin as DICOM does, or would fill the memory when it is opened.
+    """Raise if a file does not start like a DICOM file, or would fill the memory when it is opened.
 
     Raises:
-        DataError: If it is so, or can't be opened.
+        DataError: If one of these applies, or the file can't be opened.
     """
     try:
         with path.open("rb") as file:
@@ -142,11 +151,11 @@ def check_start(path: Path) -> None:
             if DEFLATED.encode() in head:
                 _check_inflated(file, 132 if head[128:132] == b"DICM" else 0)
     except OSError as error:
-        raise cannot_open(error) from None
+        raise unopenable_file_error(error) from None
 
 
 def _check_inflated(file: BinaryIO, start: int) -> None:
-    """Refuse what would fill the memory when it is inflated, which pydicom does with the whole file at once."""
+    """Raise if a deflated file would fill the memory, because pydicom inflates the whole file at once."""
     from pydicom.filereader import read_dataset
 
     file.seek(start)
@@ -158,12 +167,12 @@ def _check_inflated(file: BinaryIO, start: int) -> None:
         with decoding():
             size += len(stream.decompress(rest, 1 << 24))
         rest = stream.unconsumed_tail
-        if size > MOST_INFLATED:
+        if size > MAX_INFLATED_BYTES:
             raise DataError(
                 "excessive_inflation",
-                f"the DICOM file grows to more than {MOST_INFLATED // 10**6} MB when it is inflated: it is damaged or "
-                "was made to fill the memory. Leave it out, or export it without compression.",
-                maximum=MOST_INFLATED,
+                f"the DICOM file grows to more than {MAX_INFLATED_BYTES // 10**6} MB when it is inflated: it is "
+                "damaged, or was crafted to fill the memory. Leave it out, or export it without compression.",
+                maximum=MAX_INFLATED_BYTES,
             )
 
 
@@ -180,8 +189,8 @@ def _check_modality(modality: str, accepted: Collection[str] | None) -> None:
     )
 
 
-def _complete(dataset: Dataset) -> None:
-    """Fill in what decoders need and files may lack, as the standard's defaults have it."""
+def _set_defaults(dataset: Dataset) -> None:
+    """Set missing elements that decoders need to the standard's defaults, in place; raise if there is no default."""
     missing = [name for name in ("Columns", "BitsAllocated", "PhotometricInterpretation") if name not in dataset]
     if missing:
         raise DataError(
@@ -197,8 +206,8 @@ def _complete(dataset: Dataset) -> None:
         dataset.HighBit = dataset.BitsStored - 1
 
 
-def _check_kind(dataset: Dataset) -> None:
-    samples, bits, meaning = int(dataset.SamplesPerPixel), int(dataset.BitsAllocated), _meaning(dataset)
+def _check_pixel_format(dataset: Dataset) -> None:
+    samples, bits, meaning = int(dataset.SamplesPerPixel), int(dataset.BitsAllocated), _color_space(dataset)
     grey = samples == 1 and meaning in _MONOCHROME and bits in (8, 16, 32)
     if not grey and not (samples == 3 and bits == 8 and (meaning == "RGB" or meaning.startswith("YBR_"))):
         raise DataError(
@@ -210,12 +219,12 @@ def _check_kind(dataset: Dataset) -> None:
             bits=bits,
         )
     rows, columns = int(dataset.Rows), int(dataset.Columns)
-    if rows < 1 or columns < 1 or rows * columns > MOST_PIXELS:
+    if rows < 1 or columns < 1 or rows * columns > MAX_PIXELS:
         raise DataError(
             "invalid_image_size",
-            f"expected an image of 1 to {MOST_PIXELS // 10**6} million pixels, the DICOM header states "
+            f"expected an image of 1 to {MAX_PIXELS // 10**6} million pixels, the DICOM header states "
             f"{rows} x {columns}. Its header is damaged, or it is no image to train on: leave it out.",
-            maximum=MOST_PIXELS,
+            maximum=MAX_PIXELS,
             found=[rows, columns],
         )
     if not 1 <= int(dataset.BitsStored) <= bits:
@@ -227,13 +236,13 @@ def _check_kind(dataset: Dataset) -> None:
         )
 
 
-def _meaning(dataset: Dataset) -> str:
+def _color_space(dataset: Dataset) -> str:
     meaning = str(dataset.PhotometricInterpretation)
     return meaning if re.fullmatch(r"[A-Z0-9_ ]{1,16}", meaning) else "another kind"
 
 
 def _check_syntax(dataset: Dataset) -> None:
-    """Refuse a compression that nothing decodes."""
+    """Raise if no installed package decodes the file's compression."""
     with decoding():
         syntax = dataset.file_meta.get("TransferSyntaxUID")
         readable = syntax is None or not syntax.is_compressed or _can_decode(syntax)
@@ -260,12 +269,12 @@ def _can_decode(syntax: UID) -> bool:
 
     try:
         return get_decoder(syntax).is_available
-    except NotImplementedError:  # a film, for example
+    except NotImplementedError:  # for example a video syntax
         return False
 
 
 def _check_length(dataset: Dataset) -> None:
-    """Refuse pixels that are cut short; set a transfer syntax that is missing."""
+    """Raise if the pixel data are truncated. Set a missing transfer syntax in place."""
     bits = int(dataset.Rows) * int(dataset.Columns) * int(dataset.SamplesPerPixel) * int(dataset.BitsAllocated)
     whole = bits // 8 * 2 // 3 if dataset.PhotometricInterpretation == "YBR_FULL_422" else bits // 8
     with decoding():
@@ -283,7 +292,10 @@ def _check_length(dataset: Dataset) -> None:
 
 
 def _guess_syntax(dataset: Dataset, stored: int, whole: int) -> Any:
-    """The transfer syntax of a file that states none: pixels as they are, if they have the right length."""
+    """Set and return the transfer syntax of a file that states none.
+
+    Raise if the pixels do not have the uncompressed length.
+    """
     from pydicom.uid import ExplicitVRBigEndian, ExplicitVRLittleEndian, ImplicitVRLittleEndian
 
     if stored not in (whole, whole + whole % 2):

@@ -1,11 +1,12 @@
-"""Which elements of a DICOM file may tell who the patient is.
+"""Find elements of a DICOM file that may identify the patient.
 
-medfl keeps nothing of them in any case. They are looked for so that files from which they should have been removed can
-be refused, or counted.
+medfl never keeps the values of these elements. The check lets users refuse, or count, files from which they should have
+been removed.
 
-The list is the part of the Basic Application Level Confidentiality Profile (DICOM PS3.15, table E.1-1) that names
-people, numbers, places and dates. A file that declares the patient's identity as removed (``PatientIdentityRemoved``)
-may have names, numbers and dates: they are made up. Other elements, such as the birth date, count all the same.
+The list is the part of the Basic Application Level Confidentiality Profile (DICOM PS3.15, table E.1-1) that covers
+people, numbers, places and dates. In a file that declares the patient's identity as removed
+(``PatientIdentityRemoved``), names, numbers and dates are taken for pseudonyms. Other elements, such as the birth date,
+always count.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
     from pydicom import DataElement, Dataset
 
 CHECKS = ("strip", "refuse")
-"""What becomes of files that may tell who the patient is: nothing of it is kept, or they can't be read."""
+"""Treatments of files that may identify the patient: read them and keep nothing of these elements, or refuse them."""
 
-PSEUDONYMS = ("PatientName", "PatientID")
-"""What may hold a made-up name or number."""
+PSEUDONYMIZABLE = ("PatientName", "PatientID")
+"""Elements that may contain a pseudonym."""
 
-DATES = ("StudyDate", "SeriesDate", "AcquisitionDate", "AcquisitionDateTime", "ContentDate")
-"""What may hold a made-up date."""
+PSEUDONYMIZABLE_DATES = ("StudyDate", "SeriesDate", "AcquisitionDate", "AcquisitionDateTime", "ContentDate")
+"""Elements that may contain a shifted or generated date."""
 
 IDENTIFYING = (
     "OtherPatientIDs",
@@ -49,78 +50,82 @@ IDENTIFYING = (
     "RequestingPhysician",
     "ResponsiblePerson",
 )
-"""What no file may hold that is to pass as de-identified."""
+"""Elements that no de-identified file may contain."""
 
-_DUMMIES = ("", "anon", "anonymous", "anonymized", "anonymised", "deidentified", "none", "unknown", "na", "n/a")
+_DUMMY_VALUES = ("", "anon", "anonymous", "anonymized", "anonymised", "deidentified", "none", "unknown", "na", "n/a")
+"""Placeholder values that identify no one, in lower case."""
 
 
 def check_identity(dataset: Dataset, pseudonyms: Collection[str] = ()) -> list[str]:
-    """Elements that may tell who the patient is, wherever they are nested.
+    """Return the keywords of elements that may identify the patient, at any nesting depth.
 
     Args:
-        dataset: The file.
-        pseudonyms: Names and numbers of patients that identify nobody.
+        dataset: Data set of the file.
+        pseudonyms: Patient names and identifiers that are known to be pseudonyms.
 
     Returns:
-        Their keywords, sorted; their values are not given.
+        Sorted keywords, without values.
     """
-    made_up = str(dataset.get("PatientIdentityRemoved") or "") == "YES" or (
-        bool(pseudonyms) and all(_is_dummy(str(dataset.get(name) or ""), pseudonyms) for name in PSEUDONYMS)
+    is_deidentified = str(dataset.get("PatientIdentityRemoved") or "") == "YES" or (
+        bool(pseudonyms) and all(_is_dummy(str(dataset.get(name) or ""), pseudonyms) for name in PSEUDONYMIZABLE)
     )
-    wanted = IDENTIFYING if made_up else (*IDENTIFYING, *PSEUDONYMS, *DATES)
-    elements = _filled(dataset, frozenset(wanted))
+    wanted = IDENTIFYING if is_deidentified else (*IDENTIFYING, *PSEUDONYMIZABLE, *PSEUDONYMIZABLE_DATES)
+    elements = _filled_elements(dataset, frozenset(wanted))
     return sorted({element.keyword for element in elements if not _is_dummy(str(element.value), pseudonyms)})
 
 
 def refuse_identity(identifying: Collection[str], burned_in: bool) -> None:
-    """Refuse a file that may tell who the patient is.
+    """Raise if a file may identify the patient.
 
     Args:
-        identifying: What `check_identity` found.
-        burned_in: Whether the file says that names or the like are written into its pixels.
+        identifying: Keywords from `check_identity`.
+        burned_in: Whether the file states that annotations are burned into its pixels.
 
     Raises:
-        DataError: If there is anything.
+        DataError: If there is any keyword, or `burned_in` is True.
     """
     if identifying:
         raise DataError(
             "identifying_header",
-            f"its header may tell who the patient is ({', '.join(identifying)}). Remove these elements, or give "
+            f"its header may identify the patient ({', '.join(identifying)}). Remove these elements, or give "
             "--deidentify-check strip: medfl keeps nothing of them.",
             elements=list(identifying),
         )
     if burned_in:
         raise DataError(
             "burned_in_annotation",
-            "its header says that names or the like are burned into its pixels. Blacken them, or give "
+            "its header states that annotations such as names are burned into its pixels. Blacken them, or give "
             "--deidentify-check strip after you have looked at it.",
         )
 
 
 def is_burned_in(dataset: Dataset) -> bool:
-    """Whether a file says that names or the like are written into its pixels."""
+    """Return True if a file states that annotations such as names are burned into its pixels."""
     return str(dataset.get("BurnedInAnnotation") or "") == "YES"
 
 
 def _is_dummy(text: str, pseudonyms: Collection[str]) -> bool:
-    return text in pseudonyms or text.strip(" ^").lower() in _DUMMIES
+    return text in pseudonyms or text.strip(" ^").lower() in _DUMMY_VALUES
 
 
-def _filled(dataset: Dataset, wanted: frozenset[str]) -> Iterator[DataElement]:
-    """The wanted elements at any depth; without recursion, since a file may nest as deep as it likes."""
-    waiting = [dataset]
-    while waiting:
-        level = waiting.pop()
+def _filled_elements(dataset: Dataset, wanted: frozenset[str]) -> Iterator[DataElement]:
+    """Yield the wanted elements that have a value, at any nesting depth.
+
+    The search is not recursive, because a file may nest arbitrarily deep.
+    """
+    pending = [dataset]
+    while pending:
+        level = pending.pop()
         for tag in level.keys():  # noqa: SIM118  (a data set's own iteration decodes each element)
-            keyword, kind = _known(tag)
+            keyword, kind = _keyword_and_vr(tag)
             if "SQ" in (kind, level.get_item(tag).VR):
-                waiting += level[tag].value or []
+                pending += level[tag].value or []
             elif keyword in wanted and level[tag].value not in (None, ""):
                 yield level[tag]
 
 
-def _known(tag: int) -> tuple[str, str]:
-    """Keyword and value representation of an element; empty for private ones."""
+def _keyword_and_vr(tag: int) -> tuple[str, str]:
+    """Return keyword and value representation of an element; empty for private elements."""
     from pydicom.datadict import DicomDictionary
 
     entry = DicomDictionary.get(int(tag))

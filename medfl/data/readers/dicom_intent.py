@@ -1,6 +1,6 @@
-"""What the pixels of DICOM files are for: for processing, as a detector gave them, or for presentation.
+"""Presentation intent of DICOM X-ray images: for processing (the detector's output) or for presentation (for display).
 
-The two look unlike, so a data set that has both is told of it. Source: DICOM PS3.3 C.8.11.7.
+The two kinds look different, so users are warned if a data set contains both. Source: DICOM PS3.3 C.8.11.7.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
 INTENTS = ("FOR PROCESSING", "FOR PRESENTATION")
-"""What the pixels of an X-ray image are for: as the detector gave them, or made for the eye. The two look unlike."""
+"""Presentation intents of an X-ray image: detector output for further processing, or processed for display."""
 
 NOT_SAID = "not said"
-"""The presentation intent of a file that names neither."""
+"""Presentation intent of a file that does not state one."""
 
 
 def intent_of(dataset: Dataset) -> str:
-    """The presentation intent that a file states: one of `INTENTS`, or `NOT_SAID`."""
+    """Return the presentation intent that a file states: one of `INTENTS`, or `INTENT_NOT_STATED`."""
     stated = str(dataset.get("PresentationIntentType") or "")
     return stated if stated in INTENTS else NOT_SAID
 
 
 def intent_records(intents: Sequence[str]) -> list[dict[str, str]]:
-    """What the records of a data set hold of its images' intents: nothing, unless a file states one.
+    """Return a dictionary with the presentation intent for each record; empty dictionaries if no file states any.
 
     Args:
-        intents: As for `tell_intents`.
+        intents: As for `report_intents`.
     """
     stated = any(intent in INTENTS for intent in intents)
     return [{INTENT: intent or NOT_SAID} if stated else {} for intent in intents]
 
 
 def tell_intents(intents: Sequence[str], say: Say) -> list[str]:
-    """Say what the files of a data set are for.
+    """Report the presentation intents of a data set's files.
 
     Args:
-        intents: Of each image, as `intent_of` gives them; empty where it makes no sense.
-        say: Gets a line with the counts, and a warning if there are several kinds.
+        intents: Intent of each image, as `intent_of` returns it; empty if it does not apply to the image.
+        say: Receives a line with the counts, and a warning if there are several intents.
 
     Returns:
-        The warning, for the data list.
+        The warning for the data list, or an empty list.
     """
     counts = Counter(intent for intent in intents if intent)
     parts = ", ".join(f"{count} {intent}" for intent, count in sorted(counts.items()))
@@ -55,9 +55,9 @@ def tell_intents(intents: Sequence[str], say: Say) -> list[str]:
     if len(counts) < 2:
         return []
     warning = (
-        f"the files are of several presentation intents ({parts}): pixels FOR PROCESSING are as the detector gave them "
-        "and look unlike those made for the eye. Keep one kind, or tell them apart by 'presentation_intent' in the "
-        "data list"
+        f"the files have several presentation intents ({parts}): pixels FOR PROCESSING are the detector's output and "
+        "look different from those processed for display. Keep one kind, or distinguish them by 'presentation_intent' "
+        "in the data list"
     )
     say(f"warning: {warning}")
     return [warning]

@@ -1,22 +1,21 @@
-"""Read one image file, the same way when a data set is prepared and when a trained network is used.
+"""Read an image file, in the same way during preparation and inference.
 
-What is read: the pictures of `medfl.data.readers.pictures` (PNG, JPEG, TIFF, BMP, PGM), DICOM, NIfTI volumes, and, with
-`itk`, NRRD and MHA files, which follow the rules of NIfTI. The rules:
+Supported are the formats of `medfl.data.readers.pillow_images` (PNG, JPEG, TIFF, BMP, PGM), DICOM, NIfTI volumes and,
+with the package `itk`, NRRD and MHA files, which follow the rules of NIfTI. The rules:
 
-- Files with 8 bits a channel (also DICOM files in colour) give uint8, with their values as they are. All others (DICOM
-  in grey, NIfTI, images of 16 or 32 bits) give float32 in [0, 1]: each image is scaled by its own smallest and largest
-  value. No window of the scanner is applied (`medfl.data.readers.mammogram_image` does it). An image of one value only
-  becomes zeros.
-- DICOM: rescale slope and intercept, or the lookup table in their place, are applied first; MONOCHROME1, where large
-  values are dark, is inverted. Pixels that pad an image become background.
-- NIfTI: a volume is turned to the nearest canonical orientation, ``Orientation("RAS")`` of MONAI: its axes (D, H, W)
-  run from left to right, back to front and feet to head. One slice is an image with the two axes that are left.
-- The orientation that a camera notes in a JPEG file (EXIF) is applied. Of the images in a phone's JPEG file (MPO) the
-  first counts. An alpha channel and a transparent colour are left out. Colour of 16 bits a channel is refused.
-- Size: each axis is resampled linearly, with a filter as wide as the shrinkage, so that nothing is skipped
-  (antialiasing). The aspect ratio is not kept and nothing is cut off.
+- Files with 8 bits per channel (also colour DICOM) give uint8 with unchanged values. All others (grey DICOM, NIfTI,
+  images of 16 or 32 bits) give float32 in [0, 1]: each image is scaled by its own smallest and largest value. No
+  display window is applied (`medfl.data.readers.mammogram_image` does that). A constant image becomes zeros.
+- DICOM: rescale slope and intercept, or the lookup table that replaces them, are applied first. MONOCHROME1, where
+  large values are dark, is inverted. Padding pixels become background.
+- NIfTI: a volume is rotated to the nearest canonical orientation, MONAI's ``Orientation("RAS")``: its axes (D, H, W)
+  run from left to right, back to front and feet to head. A single slice is an image with the two remaining axes.
+- The orientation in a JPEG file (EXIF) is applied. Of the images in a phone's JPEG file (MPO) the first is used. Alpha
+  channels and transparent colours are ignored. Colour of 16 bits per channel is refused.
+- Size: each axis is resampled linearly, with an antialiasing filter as wide as the reduction, so that no pixel is
+  skipped. The aspect ratio is not preserved and nothing is cropped.
 
-Messages never name a file, because its name may be a patient's: the caller knows which one it was.
+Messages never name a file, because its name may identify a patient; the caller knows which file it was.
 """
 
 from __future__ import annotations
@@ -29,30 +28,30 @@ from typing import Any
 import numpy as np
 
 from medfl.data.readers.dicom import read_dicom
-from medfl.data.readers.dicom_header import cannot_open, decoding, is_dicom, open_dicom
+from medfl.data.readers.dicom_header import decoding, is_dicom, open_dicom, unopenable_file_error
 from medfl.data.readers.dicom_identity import check_identity, is_burned_in, refuse_identity
 from medfl.data.readers.dicom_intent import intent_of
 from medfl.data.readers.itk_files import ITK_SUFFIXES, open_itk
-from medfl.data.readers.pictures import FORMATS, in_colour, is_deep, open_picture, read_picture, to_unit
+from medfl.data.readers.pictures import FORMATS, is_colour, is_deep, open_picture, read_picture, scale_to_unit
 from medfl.data.readers.volumes import SUFFIXES
 from medfl.errors import DataError, SettingsError
 
 IMAGE_SUFFIXES = (*FORMATS, ".dcm", *SUFFIXES, *ITK_SUFFIXES)
-"""Ends of file names, in small letters, that say that a file is an image. Others can be read by their full name."""
+"""File name suffixes of images, in lower case. Other files can be read by their full name."""
 
-MOST_VOXELS = 512 * 512 * 2048
-"""Above this number of voxels a NIfTI file is refused: a small compressed file may claim any number."""
+MAX_VOXELS = 512 * 512 * 2048
+"""Maximum number of voxels of a NIfTI file, because a small compressed file may claim any number."""
 
 
 @dataclass(frozen=True)
 class ImageKind:
-    """What a file holds, as far as its head tells.
+    """Kind of an image file, as stated in its header.
 
     Attributes:
         dims: 2 for an image, 3 for a volume.
-        colour: Whether it has three channels.
-        deep: Whether it gives float32 in [0, 1]; otherwise uint8.
-        intent: The presentation intent of a DICOM file in grey (`medfl.data.readers.dicom_intent`); empty for others.
+        colour: Whether the image has three channels.
+        deep: Whether reading gives float32 in [0, 1]; otherwise uint8.
+        intent: Presentation intent of a grey DICOM file (`medfl.data.readers.dicom_intent`); empty for others.
     """
 
     dims: int
@@ -61,16 +60,17 @@ class ImageKind:
     intent: str = ""
 
 
-def look_at(path: Path, check: str = "strip") -> ImageKind:
-    """What an image file holds; its pixels are not read.
+def inspect_image(path: Path, check: str = "strip") -> ImageKind:
+    """Return the kind of an image file from its header. Pixels are not read.
 
     Args:
-        path: The file.
-        check: One of `medfl.data.readers.dicom_identity.CHECKS`: what becomes of DICOM files that may tell who the
-        patient is.
+        path: Path of the file.
+        check: One of `medfl.data.readers.dicom_identity.CHECKS`: treatment of DICOM files that may identify the
+            patient.
 
     Raises:
-        DataError: If it is no image, or of a kind that can't be read.
+        DataError: If the file is no image, is of an unsupported kind, or may identify the patient and `check` is
+            ``refuse``.
     """
     kind = kind_of(path)
     if kind == "volume":
@@ -86,22 +86,23 @@ def look_at(path: Path, check: str = "strip") -> ImageKind:
         colour = header.SamplesPerPixel == 3
         return ImageKind(2, colour=colour, deep=not colour, intent="" if colour else intent_of(header))
     with open_picture(path) as image:
-        return ImageKind(2, colour=in_colour(image), deep=is_deep(image))
+        return ImageKind(2, colour=is_colour(image), deep=is_deep(image))
 
 
 def read_image(path: Path, size: tuple[int, ...], channels: int) -> np.ndarray:
-    """Read an image file; see the module for the rules.
+    """Read an image file and resize it; see the module for the rules.
 
     Args:
-        path: The file.
+        path: Path of the file.
         size: (H, W) for an image, (D, H, W) for a volume, each >= 1.
-        channels: 1 for grey, 3 for colour. Colour becomes grey by the weights of ITU-R BT.601; grey is repeated.
+        channels: 1 for grey, 3 for colour. Colour is converted to grey by the weights of ITU-R BT.601; grey is
+            repeated.
 
     Returns:
-        Shape (H, W), (H, W, 3) or (D, H, W); uint8, or float32 in [0, 1].
+        Array of shape (H, W), (H, W, 3) or (D, H, W); uint8, or float32 in [0, 1].
 
     Raises:
-        DataError: If the file is no image, is damaged, or is of a kind that can't be read or does not fit the size.
+        DataError: If the file is no image, is damaged or unsupported, or does not have as many axes as `size`.
         SettingsError: If the number of channels is impossible.
     """
     if channels not in (1, 3):
@@ -115,42 +116,42 @@ def read_image(path: Path, size: tuple[int, ...], channels: int) -> np.ndarray:
     kind = kind_of(path)
     pixels = {"volume": _read_volume, "dicom": _read_dicom}.get(kind, read_picture)(path)
     if kind == "volume" and pixels.ndim == 3:
-        return _volume(pixels, size, channels)
+        return _resize_volume(pixels, size, channels)
     if len(size) != 2:
         raise DataError(
             "wrong_dimensions",
-            f"expected a volume for the size {_times(size)}, got a 2-D image. Give two numbers.",
+            f"expected a volume for the size {_size_text(size)}, got a 2-D image. Give two numbers.",
             expected=len(size),
             found=2,
         )
-    return _picture(pixels, (size[0], size[1]), channels)
+    return _resize_image(pixels, (size[0], size[1]), channels)
 
 
 def image_size(path: Path) -> tuple[int, ...]:
-    """The size that `read_image` finds before it changes it: (H, W), or (D, H, W) of a volume.
+    """Return the original size of an image file before resizing: (H, W), or (D, H, W) of a volume.
 
     Raises:
-        DataError: As `read_image` does.
+        DataError: As in `read_image`.
     """
     kind = kind_of(path)
     pixels = {"volume": _read_volume, "dicom": _read_dicom}.get(kind, read_picture)(path)
     return tuple(pixels.shape if kind == "volume" else pixels.shape[:2])
 
 
-def _picture(pixels: np.ndarray, size: tuple[int, int], channels: int) -> np.ndarray:
+def _resize_image(pixels: np.ndarray, size: tuple[int, int], channels: int) -> np.ndarray:
     from PIL import Image
 
     if pixels.ndim == 3 and channels == 1:
         pixels = np.asarray(Image.fromarray(pixels).convert("L"))
-    resized = _resize(pixels, size)
+    resized = _resample(pixels, size)
     return np.repeat(resized[..., np.newaxis], 3, axis=-1) if channels == 3 and resized.ndim == 2 else resized
 
 
-def _volume(voxels: np.ndarray, size: tuple[int, ...], channels: int) -> np.ndarray:
+def _resize_volume(voxels: np.ndarray, size: tuple[int, ...], channels: int) -> np.ndarray:
     if len(size) != 3:
         raise DataError(
             "wrong_dimensions",
-            f"expected a 2-D image for the size {_times(size)}, got a volume. Give three numbers.",
+            f"expected a 2-D image for the size {_size_text(size)}, got a volume. Give three numbers.",
             expected=len(size),
             found=3,
         )
@@ -162,12 +163,12 @@ def _volume(voxels: np.ndarray, size: tuple[int, ...], channels: int) -> np.ndar
             expected=[1],
             found=channels,
         )
-    planes = np.stack([_resize(plane, (size[1], size[2])) for plane in voxels])
-    return _resize(planes.reshape(len(planes), -1), (size[0], size[1] * size[2])).reshape(size)
+    planes = np.stack([_resample(plane, (size[1], size[2])) for plane in voxels])
+    return _resample(planes.reshape(len(planes), -1), (size[0], size[1] * size[2])).reshape(size)
 
 
-def _resize(plane: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resample (H, W) or (H, W, 3)."""
+def _resample(plane: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Resample (H, W) or (H, W, 3) linearly with antialiasing."""
     from PIL import Image
 
     if plane.shape[:2] == size:
@@ -176,19 +177,20 @@ def _resize(plane: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def kind_of(path: Path) -> str:
-    """What a file is read as: ``volume`` by the end of its name, ``dicom`` by that or its first bytes, or ``picture``.
+    """Return the kind of reader for a file: ``volume``, ``dicom`` or ``picture``.
 
-    A name that ends as that of a picture counts more than the first bytes: `medfl.data.readers.pictures` then checks
-    them.
+    The suffix decides; without a known suffix, the first bytes decide whether the file is DICOM. A file with a suffix
+    of a Pillow format is a ``picture`` even if it starts like DICOM; `medfl.data.readers.pillow_images` then refuses
+    it.
 
     Raises:
-        DataError: If it can't be opened.
+        DataError: If the file can't be opened.
     """
     try:
         with path.open("rb") as file:
             head = file.read(132)
     except OSError as error:
-        raise cannot_open(error) from None
+        raise unopenable_file_error(error) from None
     if path.name.lower().endswith((*SUFFIXES, *ITK_SUFFIXES)):
         return "volume"
     dicom = path.suffix.lower() == ".dcm" or (is_dicom(head) and path.suffix.lower() not in FORMATS)
@@ -199,23 +201,23 @@ def _read_dicom(path: Path) -> np.ndarray:
     image = read_dicom(path)
     if image.pixels.ndim == 3:
         return image.pixels
-    unit = to_unit(image.values())
+    unit = scale_to_unit(image.values())
     return 1 - unit if image.inverted else unit
 
 
 def _open_volume(path: Path) -> Any:
     import nibabel
 
-    return open_itk(path, MOST_VOXELS) if path.name.lower().endswith(ITK_SUFFIXES) else nibabel.load(path)
+    return open_itk(path, MAX_VOXELS) if path.name.lower().endswith(ITK_SUFFIXES) else nibabel.load(path)
 
 
 def _check_volume(volume: Any) -> None:
-    if math.prod(volume.shape) > MOST_VOXELS:
+    if math.prod(volume.shape) > MAX_VOXELS:
         raise DataError(
             "invalid_image_size",
-            f"expected a volume of up to {MOST_VOXELS // 10**6} million voxels, its head states "
-            f"{_times(volume.shape)}. Cut out or shrink what matters.",
-            maximum=MOST_VOXELS,
+            f"expected a volume of up to {MAX_VOXELS // 10**6} million voxels, its header states "
+            f"{_size_text(volume.shape)}. Crop or downsample it.",
+            maximum=MAX_VOXELS,
             found=[int(length) for length in volume.shape],
         )
     if volume.get_data_dtype().fields is not None or volume.get_data_dtype().kind not in "iuf":
@@ -226,7 +228,7 @@ def _check_volume(volume: Any) -> None:
     if len(volume.shape) < 3 or any(length != 1 for length in volume.shape[3:]):
         raise DataError(
             "wrong_shape",
-            f"expected one NIfTI volume of three axes, got the shape {_times(volume.shape)}. "
+            f"expected one NIfTI volume of three axes, got the shape {_size_text(volume.shape)}. "
             "Save the volume to use in its own file.",
             found=[int(length) for length in volume.shape],
         )
@@ -241,14 +243,14 @@ def _read_volume(path: Path) -> np.ndarray:
     with decoding():
         turned = nibabel.as_closest_canonical(volume)
         values = np.asarray(turned.dataobj, dtype=np.float32)
-    unit = to_unit(values.reshape(values.shape[:3]))
+    unit = scale_to_unit(values.reshape(values.shape[:3]))
     return unit.squeeze() if _is_slice(unit.shape) else unit
 
 
 def _is_slice(shape: tuple[int, ...]) -> bool:
-    """Whether a volume is one plane of pixels."""
+    """Return True if a volume is a single slice: exactly one of its three axes has length 1."""
     return sorted(length > 1 for length in shape[:3]) == [False, True, True]
 
 
-def _times(size: tuple[int, ...]) -> str:
+def _size_text(size: tuple[int, ...]) -> str:
     return "x".join(map(str, size))

@@ -1,7 +1,7 @@
-"""NRRD and MetaImage (MHA) files, which MONAI's reader for ITK decodes (Apache-2.0), as volumes with their place.
+"""Read NRRD and MetaImage (MHA) files with MONAI's ITK reader (Apache-2.0), as volumes with their position in space.
 
-The pixels must be in the file itself: a head can name any other file for them, and nothing is read that nobody named.
-Messages never name a file.
+The pixels must be in the file itself: a header can name any other file as pixel data, and medfl reads no file that the
+user did not name. Messages never name a file.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from medfl.data.readers.dicom_header import cannot_open, decoding
+from medfl.data.readers.dicom_header import decoding, unopenable_file_error
 from medfl.errors import DataError, pip_install
 
 if TYPE_CHECKING:
     from nibabel import Nifti1Image
 
 ITK_SUFFIXES = (".nrrd", ".mha")
-"""Ends of file names, in small letters."""
+"""File name suffixes, in lower case."""
 
-HEAD = 1 << 16
-"""Bytes in which a head must end."""
+MAX_HEADER_BYTES = 1 << 16
+"""Number of bytes in which a header must end."""
 
 _READERS = {".nrrd": ("itk", "nrrd"), ".mha": ("itk",)}
-"""End of a name to the packages by which MONAI's transforms read such a file, any of them."""
+"""Maps each suffix to the packages with which MONAI's transforms can read such a file; one of them suffices."""
 
-_NRRD_HEAD = re.compile(rb"NRRD000\d\r?\n(?:(?![ \t]*data[ \t]*file[ \t]*:)[^\n]+\n)*?\r?\n", re.IGNORECASE)
-"""The lines of an NRRD head, which an empty one ends, without one that names another file for the pixels."""
+_NRRD_HEADER = re.compile(rb"NRRD000\d\r?\n(?:(?![ \t]*data[ \t]*file[ \t]*:)[^\n]+\n)*?\r?\n", re.IGNORECASE)
+"""Pattern of a complete NRRD header, up to its empty last line, that names no other file for the pixels."""
 
-_MHA_HEAD = re.compile(
+_MHA_HEADER = re.compile(
     rb"(?:(?![ \t]*elementdatafile)[^\n]*\n)*?[ \t]*elementdatafile[ \t]*[=:][ \t]*local[ \t\r]*\n", re.IGNORECASE
 )
-"""The lines of a MetaImage's head, the last of which says that the pixels come next."""
+"""Pattern of a complete MetaImage header whose last line states that the pixels follow."""
 
 
-def lacks_reader(path: Path) -> str:
-    """What to say of a file that nothing installed reads: ends a sentence; empty if something does, or it is another.
+def missing_reader_text(path: Path) -> str:
+    """Return the end of an error message for a file that no installed package reads; empty if a package reads it.
 
     Args:
-        path: Of the file, whose name decides.
+        path: Path of the file, whose suffix decides. Other suffixes give an empty text.
     """
     packages = _READERS.get(path.suffix.lower(), ())
     if not packages or any(find_spec(name) is not None for name in packages):
@@ -55,24 +55,24 @@ def open_itk(path: Path, most_voxels: int) -> Nifti1Image:
 
     Args:
         path: An NRRD or MHA file.
-        most_voxels: More than that are refused before any memory is taken for them.
+        most_voxels: Maximum number of voxels; a larger file is refused before memory is allocated for it.
 
     Returns:
-        As nibabel has a NIfTI file: float32, (X, Y, Z), with its affine to the right, to the front, up; an image has
-        one slice.
+        Nibabel image: float32, (X, Y, Z), with an affine in RAS convention; a 2-D image has one slice.
 
     Raises:
-        DataError: If it is damaged, is too large, has colours or its pixels in another file, or ITK is not installed.
+        DataError: If the file is damaged or too large, has several numbers per voxel or its pixels in another file, or
+            ITK is not installed.
     """
     lack = "" if find_spec("itk") else f"NRRD files need another package: {pip_install('itk')}"
-    if lack := lacks_reader(path) or lack:
+    if lack := missing_reader_text(path) or lack:
         raise DataError("missing_package", f"{lack}.", package="itk", extra="itk")
     try:
         with path.open("rb") as file:
-            head = file.read(HEAD)
+            head = file.read(MAX_HEADER_BYTES)
     except OSError as error:
-        raise cannot_open(error) from None
-    if not (_NRRD_HEAD if path.suffix.lower() == ".nrrd" else _MHA_HEAD).match(head):
+        raise unopenable_file_error(error) from None
+    if not (_NRRD_HEADER if path.suffix.lower() == ".nrrd" else _MHA_HEADER).match(head):
         raise DataError(
             "unsupported_file",
             "the file is no NRRD or MHA file with its pixels inside: it is damaged, or names another file for them. "
@@ -80,7 +80,7 @@ def open_itk(path: Path, most_voxels: int) -> Nifti1Image:
             expected=["NRRD", "MHA"],
         )
     with decoding():
-        reader = _reader(path)
+        reader = _open_reader(path)
         sizes = [int(reader.GetDimensions(axis)) for axis in range(reader.GetNumberOfDimensions())]
         components = int(reader.GetNumberOfComponents())
     if components != 1 or not 2 <= len(sizes) <= 3:
@@ -94,15 +94,15 @@ def open_itk(path: Path, most_voxels: int) -> Nifti1Image:
     if not 1 <= math.prod(sizes) <= most_voxels:
         raise DataError(
             "invalid_image_size",
-            f"expected a volume of up to {most_voxels // 10**6} million voxels, its head states another size. Cut out "
-            "or shrink what matters.",
+            f"expected a volume of up to {most_voxels // 10**6} million voxels, its header states another size. Crop "
+            "or downsample it.",
             maximum=most_voxels,
         )
     return _read(path, reader)
 
 
-def _reader(path: Path) -> Any:
-    """ITK's reader of that format alone, which has read the head."""
+def _open_reader(path: Path) -> Any:
+    """Return ITK's reader for exactly this file format, after it has read the header."""
     import itk
 
     reader = (itk.NrrdImageIO if path.suffix.lower() == ".nrrd" else itk.MetaImageIO).New()

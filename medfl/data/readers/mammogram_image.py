@@ -1,6 +1,6 @@
-"""Read one file of a mammogram, the same way in every preparation and when a trained network is used.
+"""Read one mammogram file, in the same way in every preparation and during inference.
 
-How the images of a data set were read stands in its data list, under ``reading``: an object with entries of `READING`.
+The data list stores the reading options of its images under ``reading``: an object with keys of `READING`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from medfl.data.readers.pictures import read_picture
 from medfl.errors import DataError, SettingsError, did_you_mean
 
 READING = {"crop_breast": False, "align": False, "voi": False}
-"""What may be said of how mammograms are read, and what is meant where it is not said."""
+"""Reading options of mammograms with their default values."""
 
 
 def read_mammogram(
@@ -31,23 +31,24 @@ def read_mammogram(
     align: bool = False,
     voi: bool = False,
 ) -> np.ndarray:
-    """Read a whole mammogram, or a lesion that was cut out of one.
+    """Read a whole mammogram, or a lesion cut out of one, as a row of an array.
 
     Args:
-        path: DICOM, or a picture (PGM, PNG, JPEG, TIFF); of colours the first channel counts.
+        path: DICOM file, or another image (PGM, PNG, JPEG, TIFF); of a colour image the first channel is used.
         size: Height and width, each >= 1.
-        channels: 1, or 3 to repeat it.
-        crop_breast: Whether to cut out the breast.
-        align: Whether to mirror right breasts; for DICOM files, which say what they show.
-        voi: Whether the window for display is applied, for DICOM files that have one. Alone it is for images of other
-            modalities, too.
+        channels: 1, or 3 to repeat the channel.
+        crop_breast: Whether to crop the image to the breast.
+        align: Whether to mirror right breasts; needs DICOM files that state the side or orientation.
+        voi: Whether to apply the display window of a DICOM file. Without the other options, other modalities are
+            accepted too.
 
     Returns:
-        Shape (H, W), or (H, W, 3), uint16; see `medfl.data.readers.mammograms`.
+        Array of shape (H, W) or (H, W, 3), uint16; see `medfl.data.readers.mammograms`.
 
     Raises:
-        DataError: If it can't be read, is in colour, or does not say which breast it shows where that is needed.
-        SettingsError: If the size or the channels are impossible.
+        DataError: If the file can't be read, is a colour DICOM file, or does not state its side although `align` needs
+            it.
+        SettingsError: If the size or the number of channels is impossible.
     """
     if len(size) != 2 or channels not in (1, 3):
         raise SettingsError(
@@ -56,35 +57,35 @@ def read_mammogram(
             size=list(size),
             channels=channels,
         )
-    of_any = voi and not (crop_breast or align)
-    image = open_mammogram(path, voi=voi, modalities=None if of_any else MAMMOGRAPHY)
+    accepts_any_modality = voi and not (crop_breast or align)
+    image = open_mammogram(path, voi=voi, modalities=None if accepts_any_modality else MAMMOGRAPHY)
     if align and not (image.laterality or image.toward_right):
         raise DataError(
             "missing_laterality",
-            "the file does not say which breast it shows, so that its chest wall can't be brought to the left as in "
-            "the other images. Give DICOM files with ImageLaterality or PatientOrientation.",
+            "the file does not state which breast it shows, so its chest wall can't be aligned to the left as in the "
+            "other images. Give DICOM files with ImageLaterality or PatientOrientation.",
         )
     row = row_of(image, (size[0], size[1]), crop=crop_breast, mirror=align and mirrored(image))
     return row if channels == 1 else np.repeat(row[..., np.newaxis], 3, axis=-1)
 
 
 def check_reading(reading: Mapping[str, bool]) -> dict[str, bool]:
-    """All entries of `READING`, of which some may be given.
+    """Return the reading options completed by the defaults of `READING`.
 
     Raises:
-        SettingsError: If one is unknown, or no truth value.
+        SettingsError: If an option is unknown, or its value is not a Boolean.
     """
     for name, value in reading.items():
         if name not in READING:
             raise SettingsError(
                 "unknown_setting",
-                f"unknown way to read mammograms '{name}'. {did_you_mean(name, READING)}",
+                f"unknown reading option of mammograms '{name}'. {did_you_mean(name, READING)}",
                 setting=name,
             )
         if not isinstance(value, bool):
             raise SettingsError(
                 "wrong_setting_type",
-                f"expected true or false for '{name}' in the way to read mammograms, got {value!r}",
+                f"expected true or false for the reading option '{name}' of mammograms, got {value!r}",
                 setting=name,
                 expected="bool",
                 found=type(value).__name__,
@@ -99,20 +100,20 @@ def open_mammogram(
     modalities: Collection[str] | None = MAMMOGRAPHY,
     pseudonyms: Collection[str] = (),
 ) -> DicomImage:
-    """The grey values of a file, and what it says of them; a picture says nothing.
+    """Read the grey values and the metadata of a file; files other than DICOM have no metadata.
 
     Args:
         path: As in `read_mammogram`.
         voi: As in `read_mammogram`.
-        modalities: What is accepted of DICOM files; None means any.
-        pseudonyms: Names and numbers of patients that identify nobody.
+        modalities: Accepted modalities of DICOM files; None accepts any.
+        pseudonyms: Patient names and identifiers that are known to be pseudonyms.
 
     Raises:
-        DataError: If it can't be read, or is a DICOM file in colour.
+        DataError: If the file can't be read, or is a colour DICOM file.
     """
     if kind_of(path) != "dicom":
         pixels = read_picture(path)
-        grey = pixels[..., 0] if pixels.ndim == 3 else pixels  # copies as JPEG may store grey as colour
+        grey = pixels[..., 0] if pixels.ndim == 3 else pixels  # JPEG copies may store grey as colour
         return DicomImage(grey, inverted=False, extent=extent_of(grey))
     image = read_dicom(path, voi=voi, modalities=modalities, pseudonyms=pseudonyms)
     if image.pixels.ndim == 3:
@@ -121,21 +122,29 @@ def open_mammogram(
 
 
 def row_of(image: DicomImage, size: tuple[int, int], *, crop: bool, mirror: bool) -> np.ndarray:
-    """A row of an array of mammograms, of shape `size`; see `medfl.data.readers.mammograms.to_row`."""
+    """Convert an image to a row of shape `size`; see `medfl.data.readers.mammograms.to_row`."""
     inverted = image.inverted != (image.slope < 0)
     return to_row(image.pixels, size, extent=image.extent, inverted=inverted, crop=crop, mirror=mirror)
 
 
 def mirrored(image: DicomImage, laterality: str = "") -> bool:
-    """Whether an image shows its chest wall on the right; `laterality` is what else is known of its side."""
+    """Return True if the chest wall is on the right edge of an image.
+
+    Args:
+        image: Image with metadata.
+        laterality: Side from another source, which takes precedence over the file's.
+    """
     return needs_mirror(laterality or image.laterality, image.toward_right)
 
 
 def about_reading(reading: Mapping[str, bool]) -> dict[str, Any]:
-    """What a data list says of how its mammograms were read.
+    """Return the data list entries that describe how mammograms were read.
 
     Args:
-        reading: Entries of `READING`.
+        reading: Reading options, with keys of `READING`.
+
+    Returns:
+        The entries ``intensities``, ``reading`` and ``chest_wall``.
     """
     return {
         "intensities": "each image: its smallest value 0, its largest 65535; bright tissue is large",

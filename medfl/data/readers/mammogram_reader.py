@@ -1,11 +1,11 @@
-"""A reader for MONAI's ``LoadImage``: mammograms as DICOM, PGM, and what else Pillow reads.
+"""Reader for MONAI's ``LoadImage`` that opens mammograms as DICOM, PGM and all formats that Pillow reads.
 
-MONAI's own reader of DICOM ignores MONOCHROME1 and the window for display, and exchanges rows and columns; for PGM it
-has none. This one gives (H, W) as an image is seen, bright tissue large, and keeps laterality and view::
+MONAI's own DICOM reader ignores MONOCHROME1 and the display window, and transposes the image; it has no reader for PGM.
+This reader returns (H, W) as displayed, with bright tissue at large values, and keeps laterality and view::
 
     LoadImage(reader=MammogramReader(), image_only=True, ensure_channel_first=True)
 
-``LoadImage`` must get paths of files, never a folder, which it would take for a series.
+``LoadImage`` must receive file paths. It would treat a folder as a DICOM series.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from medfl.data.readers.pictures import read_picture
 from medfl.data.readers.quiet import quiet_decoders
 from medfl.errors import DataError
 
-Image = tuple[np.ndarray, dict[str, str]]
-"""Grey values (H, W), and what the file says of them."""
+PixelsAndMetadata = tuple[np.ndarray, dict[str, str]]
+"""Grey values (H, W), and the file's metadata ``laterality`` and ``view``."""
 
 
 class MammogramReader(ImageReader):
-    """Reads one mammogram for a path.
+    """MONAI image reader for mammograms, one per path.
 
-    Values are those of the modality (slope and intercept applied), or those of the window if `voi`. Where large values
-    are dark, a value becomes ``smallest + largest - value``.
+    Values are the modality values (slope and intercept applied), or display window values if `voi` is True. If large
+    values are dark, each value v becomes ``smallest + largest - v``.
 
     Args:
-        voi: Whether the window or lookup table for display is applied, if a DICOM file has one.
+        voi: Whether to apply the display window or lookup table, if a DICOM file has one.
     """
 
     def __init__(self, voi: bool = False) -> None:
@@ -44,22 +44,29 @@ class MammogramReader(ImageReader):
         self.voi = voi
 
     def verify_suffix(self, filename: Sequence[PathLike] | PathLike) -> bool:
-        """Whether names look like images; DICOM files often have no ending."""
+        """Return True if all names have an image suffix or none; DICOM files often have none."""
         names = [filename] if isinstance(filename, (str, Path)) else list(filename)  # type: ignore[arg-type]
         return all(not Path(name).suffix or str(name).lower().endswith(IMAGE_SUFFIXES) for name in names)
 
-    def read(self, data: Sequence[PathLike] | PathLike, **kwargs: Any) -> Image | list[Image]:
-        """Read one file, or a list of them.
+    def read(self, data: Sequence[PathLike] | PathLike, **kwargs: Any) -> PixelsAndMetadata | list[PixelsAndMetadata]:
+        """Read one file, or a list of files.
 
         Raises:
-            DataError: If a file is a folder, is damaged, or is no grey image.
+            DataError: If a path is a folder, a file is damaged, or an image is not grey.
         """
         if isinstance(data, (str, Path)):
             return self._read(Path(data))
         return [self._read(Path(str(path))) for path in data]  # type: ignore[union-attr]
 
-    def get_data(self, img: Image | list[Image]) -> tuple[np.ndarray, dict[str, Any]]:
-        """Values, float32, (H, W), or stacked to (n, H, W) for a list; with ``laterality`` and ``view``."""
+    def get_data(self, img: PixelsAndMetadata | list[PixelsAndMetadata]) -> tuple[np.ndarray, dict[str, Any]]:
+        """Return the values and the metadata of one image, or stacked values for a list.
+
+        Args:
+            img: Result of `read`.
+
+        Returns:
+            Values (H, W) or (n, H, W), float32, and metadata with ``laterality`` and ``view`` of the first image.
+        """
         images = img if isinstance(img, list) else [img]
         values = [pixels for pixels, _ in images]
         channels = 0 if isinstance(img, list) else float("nan")
@@ -70,7 +77,7 @@ class MammogramReader(ImageReader):
         }
         return (np.stack(values) if isinstance(img, list) else values[0]), meta
 
-    def _read(self, path: Path) -> Image:
+    def _read(self, path: Path) -> PixelsAndMetadata:
         if path.is_dir():
             raise DataError(
                 "not_a_file", "expected the path of an image file, got a folder. Give one file for each image."

@@ -1,4 +1,4 @@
-"""Brain maps in NIfTI files, read and normalised."""
+"""Read brain maps from NIfTI files and normalise them."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from medfl.data.readers.volumes import Grid, onto, read_volume, share_inside
 from medfl.errors import DataError
 
 LEAST_INSIDE = 0.9
-"""The share of a brain that must lie on the common grid; in published maps it is more than 0.99."""
+"""Minimum share of the brain inside the common grid; in published maps it is above 0.99."""
 
 
 SUFFIXES = (".nii.gz", ".nii")
+"""File name suffixes of maps."""
 
 
 def read_map(path: Path, grid: Grid) -> np.ndarray:
-    """Read a map, normalise its intensities and put it on a grid; see the module.
+    """Read a map, normalise its intensities and resample it to a grid.
 
     Args:
         path: A ``.nii`` or ``.nii.gz`` file.
-        grid: Where to.
+        grid: Target grid.
 
     Returns:
-        Shape of the grid, float32.
+        Array of the grid's shape, float32.
 
     Raises:
-        DataError: If it can't be read, has values that are not finite or only one, or lies elsewhere in space.
+        DataError: If the file can't be read, its values are not finite or constant, or the brain lies outside of the
+            grid.
     """
     volume = read_volume(path)
     values = normalised(volume.values)
@@ -41,16 +43,16 @@ def read_map(path: Path, grid: Grid) -> np.ndarray:
 
 
 def normalised(values: np.ndarray) -> np.ndarray:
-    """Mean 0 and standard deviation 1 over the voxels that are not 0; the others stay 0.
+    """Normalise the voxels that are not 0 to mean 0 and standard deviation 1; the others stay 0.
 
     Args:
-        values: Of a map, any shape.
+        values: Map of any shape.
 
     Returns:
-        The same shape, float32.
+        Array of the same shape, float32.
 
     Raises:
-        DataError: If values are not finite, or all that are not 0 are equal.
+        DataError: If values are not finite, or all values that are not 0 are equal.
     """
     if not np.isfinite(values).all():
         raise DataError("not_finite", "the map has values that are not finite (NaN or infinite)")

@@ -1,8 +1,8 @@
-"""PGM files, in which scanned films come: grey values of 8 or 16 bits after a head in text, with or without comments.
+"""Read PGM files, a format of scanned films: grey values of 8 or 16 bits after a text header.
 
-MONAI's ``LoadImage`` takes them with ``reader=PILReader(formats=("PPM",))``, which gives (W, H) (without the formats it
-opens whatever Pillow recognises), or with the reader of `medfl.data.readers.mammogram_reader`. This gives (H, W) as
-stored.
+MONAI's ``LoadImage`` opens them with ``reader=PILReader(formats=("PPM",))``, which returns (W, H), or with
+`medfl.data.readers.mammogram_reader`. Without ``formats``, Pillow would open any format that it recognises. This module
+returns (H, W) as stored.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from medfl.errors import DataError
 def read_pgm(path: Path) -> np.ndarray:
     """Read a PGM file, binary (P5) or plain (P2).
 
-    Values are scaled such that the file's largest possible value (in its head) becomes that of the type.
+    Values are scaled so that the maximum value in the file's header becomes the maximum of the data type.
 
     Args:
-        path: The file; its name ends in ``.pgm``.
+        path: Path of the file; its name ends in ``.pgm``.
 
     Returns:
-        Shape (H, W); uint8, or uint16 if the file's largest possible value is above 255.
+        Array (H, W); uint8, or uint16 if the maximum value in the header is above 255.
 
     Raises:
-        DataError: If it can't be opened, is no PGM file, or is damaged or cut short. The file is not named.
+        DataError: If the file can't be opened, is no PGM file, is damaged or truncated. The message does not name it.
     """
     with open_picture(path) as image:
         if image.mode not in ("L", "I", "I;16", "I;16B"):

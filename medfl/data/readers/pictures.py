@@ -1,8 +1,8 @@
-"""Open the pictures that Pillow reads, of the formats listed here and no others.
+"""Open images with Pillow, restricted to the formats listed here.
 
-Pillow tells a format by a file's content and knows some fifty of them; for one (EPS) it starts an outside interpreter
-on what the file says. So every file is opened here, where the formats are named. A file whose name ends as one of them
-must be of that one: nothing is read under a false name. Messages never name a file.
+Pillow detects the format by a file's content and knows about fifty formats. For one of them (EPS) it starts an external
+interpreter on the file's content. Therefore all image files are opened through this module, which names the permitted
+formats. A file with the extension of one format must have that format. Messages never name a file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from medfl.data.readers.dicom_header import MOST_PIXELS, cannot_open, damaged, decoding
+from medfl.data.readers.dicom_header import MAX_PIXELS, damaged_file_error, decoding, unopenable_file_error
 from medfl.errors import DataError
 
 if TYPE_CHECKING:
@@ -30,27 +30,32 @@ FORMATS = {
     ".pgm": "PPM",
     ".ppm": "PPM",
 }
-"""End of a file's name, in small letters, to the format that it must have, as Pillow calls it. Under other names the
-content decides which of these it is."""
+"""Maps each file extension, in lower case, to the format that the file must have, as Pillow names it.
 
-_GREY = ("1", "L", "LA")
-_COLOUR = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
-_DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
+For other extensions, the content decides which of these formats it is.
+"""
+
+_GREY_MODES = ("1", "L", "LA")
+"""Pillow modes of grey images with up to 8 bits."""
+_COLOUR_MODES = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
+"""Pillow modes of colour images."""
+_DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
+"""Pillow modes of grey images with more than 8 bits."""
 
 
 @contextlib.contextmanager
 def open_picture(path: Path) -> Iterator[PillowImage]:
-    """Open a picture; its pixels are not read.
+    """Open an image without reading its pixels; close it when the block ends.
 
     Args:
-        path: The file.
+        path: Path of the file.
 
     Yields:
-        Pillow's image, in grey or in colours of 8 bits; it is closed at the end.
+        Pillow's image, in grey, or in colours of 8 bits.
 
     Raises:
-        DataError: If it can't be opened, is of another format, or has too many pixels, more than one frame or other
-            colours.
+        DataError: If the file can't be opened, has another format, too many pixels, several frames or an unsupported
+            mode.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -60,15 +65,16 @@ def open_picture(path: Path) -> Iterator[PillowImage]:
             formats = [expected] if expected else sorted(set(FORMATS.values()))
             image = stack.enter_context(Image.open(path, formats=formats))
         except UnidentifiedImageError:
-            raise _unknown(path.suffix.lower() if expected else "") from None
+            raise _unknown_format_error(path.suffix.lower() if expected else "") from None
         except Image.DecompressionBombError:
-            raise _too_large() from None
+            raise _too_large_error() from None
         except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-            raise cannot_open(error) from None
+            raise unopenable_file_error(error) from None
         except Exception as error:
-            raise damaged(error) from None
-        if image.width * image.height > MOST_PIXELS:  # Pillow's own limit is a variable that anyone may change
-            raise _too_large()
+            raise damaged_file_error(error) from None
+        # do not rely on Pillow's own limit: it is a global variable that other code may change
+        if image.width * image.height > MAX_PIXELS:
+            raise _too_large_error()
         with decoding():
             frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
         if frames != 1:
@@ -82,13 +88,14 @@ def open_picture(path: Path) -> Iterator[PillowImage]:
 
 
 def read_picture(path: Path) -> np.ndarray:
-    """The pixels of a picture, at the size they have.
+    """Return the pixels of an image at their original size.
 
     Returns:
-        uint8, (H, W) or (H, W, 3); or of deeper ones float32 in [0, 1], (H, W), each by its own range.
+        uint8, (H, W) or (H, W, 3). For images with more than 8 bits float32 in [0, 1], (H, W), scaled by their own
+        range.
 
     Raises:
-        DataError: If it can't be read; see `open_picture`.
+        DataError: If the file can't be read; see `open_pillow_image`.
     """
     from PIL import ImageOps
 
@@ -97,23 +104,23 @@ def read_picture(path: Path) -> np.ndarray:
             turned = ImageOps.exif_transpose(image)
             turned.load()
         if is_deep(turned):
-            return to_unit(np.asarray(turned))
-        turned.info.pop("transparency", None)  # it has no say in grey or RGB, but Pillow would warn
-        return np.asarray(turned.convert("RGB" if in_colour(turned) else "L"))
+            return scale_to_unit(np.asarray(turned))
+        turned.info.pop("transparency", None)  # it has no effect in grey or RGB, but Pillow would warn
+        return np.asarray(turned.convert("RGB" if is_colour(turned) else "L"))
 
 
 def is_deep(image: PillowImage) -> bool:
-    """Whether an image has more than 8 bits a pixel, in grey."""
-    return image.mode in _DEEP
+    """Return True if an image is grey with more than 8 bits per pixel."""
+    return image.mode in _DEEP_MODES
 
 
-def in_colour(image: PillowImage) -> bool:
-    """Whether an image has colours."""
-    return image.mode in _COLOUR
+def is_colour(image: PillowImage) -> bool:
+    """Return True if an image is in colour."""
+    return image.mode in _COLOUR_MODES
 
 
-def to_unit(values: np.ndarray) -> np.ndarray:
-    """Scale by the own smallest and largest value to [0, 1], float32.
+def scale_to_unit(values: np.ndarray) -> np.ndarray:
+    """Scale values by their smallest and largest value to [0, 1], float32.
 
     Raises:
         DataError: If a value is not finite.
@@ -131,12 +138,13 @@ def to_unit(values: np.ndarray) -> np.ndarray:
     return unit
 
 
-def _unknown(ending: str) -> DataError:
+def _unknown_format_error(ending: str) -> DataError:
+    """Return the error for a file whose content has no permitted format, or not the format of its extension."""
     if ending:
         return DataError(
             "wrong_file_ending",
-            f"the file is no image of the kind that the end of its name says ({ending}). Give it the ending of its own "
-            "kind, convert it, or leave it out.",
+            f"the file is not an image of the kind that its extension states ({ending}). Give it the right extension, "
+            "convert it, or leave it out.",
             ending=ending,
         )
     return DataError(
@@ -145,16 +153,17 @@ def _unknown(ending: str) -> DataError:
     )
 
 
-def _too_large() -> DataError:
+def _too_large_error() -> DataError:
     return DataError(
         "invalid_image_size",
-        f"the image has more than {MOST_PIXELS // 10**6} million pixels. Cut out or shrink what matters.",
-        maximum=MOST_PIXELS,
+        f"the image has more than {MAX_PIXELS // 10**6} million pixels. Crop or downsample it.",
+        maximum=MAX_PIXELS,
     )
 
 
 def _check_mode(image: PillowImage) -> None:
-    if image.mode not in (*_GREY, *_DEEP, *_COLOUR):
+    """Raise if Pillow's mode is unsupported, or a colour image has more than 8 bits per channel."""
+    if image.mode not in (*_GREY_MODES, *_DEEP_MODES, *_COLOUR_MODES):
         raise DataError(
             "unsupported_pixel_format",
             f"expected an image in grey, RGB, CMYK or with a palette, got {image.mode}. Convert it to RGB.",
@@ -170,7 +179,10 @@ def _check_mode(image: PillowImage) -> None:
 
 
 def _hides_bits(codec: str, args: object) -> bool:
-    """Whether a piece has more than 8 bits: Pillow drops the lower ones in colour, only the way to decode tells."""
+    """Return True if a tile has more than 8 bits per channel.
+
+    Pillow drops the lower bits of colour images; only the decoder's arguments reveal them.
+    """
     values = args if isinstance(args, tuple) else (args,)
     if codec.startswith("ppm"):
         return bool(values[-1] > 255)

@@ -1,4 +1,4 @@
-"""Decoders that keep quiet: their warnings may repeat what a patient's file says."""
+"""Silence image decoders, because their warnings may repeat patient data from a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LOGGERS = ("pydicom", "nibabel.global")
 
 @contextlib.contextmanager
 def quiet_decoders() -> Iterator[None]:
-    """Nothing that pydicom, nibabel or Pillow warns of is shown in this block; enter it before threads begin."""
+    """Suppress all warnings of pydicom, nibabel and Pillow in this block. Enter it before threads start."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     before = [logger.level for logger in loggers]
     with warnings.catch_warnings():
@@ -29,15 +29,15 @@ def quiet_decoders() -> Iterator[None]:
 
 
 NVIMGCODEC = "nvimgcodecpydicomreader"
-"""Name of MONAI's reader that decodes DICOM on a GPU, among its default readers."""
+"""Name of MONAI's default reader that decodes DICOM on a GPU."""
 
 
 def drop_missing_codec() -> None:
-    """Remove MONAI's reader for nvImageCodec from its default readers, in place, if that codec is not available.
+    """Remove MONAI's nvImageCodec reader from MONAI's default readers, in place, if that codec is not available.
 
-    MONAI's ``LoadImage`` constructs all default readers, and this one then warns although it reads no file. A transform
-    that names the reader still gets it with its warning, and so does a user who sets ``MONAI_DICOM_READER``. Processes
-    that are forked later inherit the change.
+    MONAI's ``LoadImage`` constructs all default readers, and this one then emits a warning although it reads no file. A
+    transform that names the reader still gets it with its warning, and so does a user who sets ``MONAI_DICOM_READER``.
+    Processes that are forked later inherit the change.
     """
     from monai.transforms.io.array import SUPPORTED_READERS
 

@@ -1,4 +1,4 @@
-"""Colour images of 8 bits that a release has, read at the size they have and resized."""
+"""Read 8-bit colour images at their original size, and resize them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from medfl.data.readers.pictures import read_picture
 from medfl.errors import DataError
 
 MIN_EDGE = 8
-"""An image with fewer pixels along an edge shows nothing."""
+"""Minimum length of an edge in pixels; a smaller image is refused."""
 
 
 def read_rgb(path: Path) -> np.ndarray:
-    """Read an image.
+    """Read an image as RGB.
 
     Args:
-        path: A file that Pillow reads.
+        path: File in a format that Pillow reads.
 
     Returns:
-        Shape (H, W, 3), uint8; grey is repeated, alpha is left out.
+        Array (H, W, 3), uint8; grey is repeated, alpha is ignored.
 
     Raises:
-        DataError: If it can't be read, has more than 8 bits a channel, or an edge below `MIN_EDGE`.
+        DataError: If the file can't be read, has more than 8 bits per channel, or an edge below `MIN_EDGE`.
     """
     pixels = read_picture(path)
     if pixels.dtype != np.uint8:
@@ -43,10 +43,10 @@ def read_rgb(path: Path) -> np.ndarray:
 
 
 def resize(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resize with antialiasing.
+    """Resize an image with antialiasing.
 
     Args:
-        pixels: Shape (H, W) or (H, W, 3), uint8.
+        pixels: Image (H, W) or (H, W, 3), uint8.
         size: Height and width of the result.
     """
     from PIL import Image

@@ -1,8 +1,8 @@
-"""Masks of pictures: pictures themselves, or DICOM segmentations (DICOM-SEG), which `highdicom` decodes.
+"""Read lesion masks of 2-D images: image files, or DICOM segmentations (DICOM-SEG), which `highdicom` decodes.
 
-A pixel of a DICOM-SEG is lesion if any of its segments holds it, with a fraction of one half or more where the file has
-fractions. Where the segments lie on each other does not matter. Nothing else of the file is kept: what it says of a
-patient stays in it. Messages never name a file.
+A pixel of a DICOM-SEG is lesion if any of its segments contains it, with a fraction of at least one half if the file
+stores fractions. Overlaps of segments do not matter. Nothing else of the file is kept, in particular no patient data.
+Messages never name a file.
 
 Source: DICOM PS3.3 A.51 (segmentation), A.91 (label map segmentation).
 """
@@ -14,46 +14,46 @@ from pathlib import Path
 
 import numpy as np
 
-from medfl.data.readers.dicom_header import MOST_PIXELS, check_start, decoding
+from medfl.data.readers.dicom_header import MAX_PIXELS, check_start, decoding
 from medfl.data.readers.pictures import FORMATS, read_picture
 from medfl.errors import DataError, pip_install
 
 SUFFIX = ".dcm"
-"""How the name of a DICOM-SEG ends, in small letters."""
+"""File name suffix of a DICOM-SEG, in lower case."""
 
 MASK_SUFFIXES = (*FORMATS, SUFFIX)
-"""Ends of names of masks, in small letters."""
+"""File name suffixes of masks, in lower case."""
 
-HALF = 0.5
-"""The fraction from which a pixel is lesion."""
+MIN_FRACTION = 0.5
+"""Minimum fraction of a lesion pixel."""
 
-_CLASSES = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")
-"""Segmentation, and label map segmentation."""
+_SOP_CLASSES = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")
+"""SOP class UIDs of segmentation and label map segmentation."""
 
 
 def read_mask(path: Path) -> np.ndarray:
-    """The mask of a picture.
+    """Read the mask of a 2-D image.
 
     Returns:
-        (H, W) or (H, W, colours); 0 outside of lesions.
+        Mask (H, W) or (H, W, colours); 0 outside of lesions.
 
     Raises:
-        DataError: If it can't be read; see `read_picture` and `read_segmentation`.
+        DataError: If the file can't be read; see `read_pillow_image` and `read_segmentation`.
     """
     return read_segmentation(path) if path.suffix.lower() == SUFFIX else read_picture(path)
 
 
 def read_segmentation(path: Path) -> np.ndarray:
-    """What a DICOM-SEG marks in the one image that it is about.
+    """Read the union of the segments that a DICOM-SEG marks in its single source image.
 
     Args:
-        path: The file.
+        path: Path of the file.
 
     Returns:
-        (H, W), uint8: 1 where any segment is, 0 elsewhere.
+        Mask (H, W), uint8: 1 inside any segment, 0 elsewhere.
 
     Raises:
-        DataError: If it is no DICOM-SEG, is damaged, is about several images, or `highdicom` is not installed.
+        DataError: If the file is no DICOM-SEG, is damaged, refers to several images, or `highdicom` is not installed.
     """
     import pydicom
 
@@ -62,18 +62,18 @@ def read_segmentation(path: Path) -> np.ndarray:
         head = pydicom.dcmread(path, stop_before_pixels=True, force=True)
         kind = str(head.get("SOPClassUID", ""))
         pixels = int(head.get("Rows", 0)) * int(head.get("Columns", 0)) * int(head.get("NumberOfFrames") or 1)
-    if kind not in _CLASSES:
+    if kind not in _SOP_CLASSES:
         raise DataError(
             "unsupported_file",
             "expected a DICOM segmentation (DICOM-SEG) as mask, got another kind of DICOM. Export the mask.",
             expected="DICOM-SEG",
         )
-    if not 1 <= pixels <= MOST_PIXELS:
+    if not 1 <= pixels <= MAX_PIXELS:
         raise DataError(
             "invalid_image_size",
-            f"expected a DICOM segmentation of 1 to {MOST_PIXELS // 10**6} million pixels, its header states another "
+            f"expected a DICOM segmentation of 1 to {MAX_PIXELS // 10**6} million pixels, its header states another "
             "size. Export it again.",
-            maximum=MOST_PIXELS,
+            maximum=MAX_PIXELS,
         )
     if find_spec("highdicom") is None:
         raise DataError(
@@ -97,5 +97,5 @@ def read_segmentation(path: Path) -> np.ndarray:
         segments = segmentation.get_pixels_by_source_instance(
             images, combine_segments=False, assert_missing_frames_are_empty=True, ignore_spatial_locations=True
         )
-    inside: np.ndarray = (segments[0] >= HALF).any(axis=-1)
+    inside: np.ndarray = (segments[0] >= MIN_FRACTION).any(axis=-1)
     return inside.astype(np.uint8)

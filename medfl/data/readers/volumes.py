@@ -1,16 +1,16 @@
-"""NIfTI volumes read together with their place in space, and one grid for all of a data set, reached by affines in mm.
+"""Read NIfTI volumes with their affines, and resample them to one common grid in millimetres.
 
-Nothing is believed that a file itself contradicts. Messages never name a file, because its name may be a patient's: the
-caller knows which one it was.
+Contradictions within a file are refused. Messages never name a file, because its name may identify a patient; the
+caller knows which file it was.
 
-The common grid is a cube of MNI152 space that holds the brain: 192 mm a side, centred at (0, -18, 8) mm, so that 48
-voxels a side have 4 mm each. Its voxels are cubes, so that a rotation of the array is a rotation of the head, and it is
-as wide to the left as to the right, so that a mirrored array is a mirrored head. Its axes run from left to right, back
-to front and feet to head, as those of `medfl.data.readers.images`.
+The common grid is a cube of MNI152 space that contains the brain: 192 mm a side, centred at (0, -18, 8) mm, so that 48
+voxels a side have 4 mm each. Its voxels are cubes, so that a rotation of the array is a rotation of the head. It is
+symmetric in the left-right direction, so that a mirrored array is a mirrored head. Its axes run from left to right,
+back to front and feet to head, as in `medfl.data.readers.images`.
 
-- Maps (`onto`) are interpolated trilinearly; outside a map there is 0. Where the grid is coarser than the map, it is
-  sampled on a finer grid, whose voxels are then averaged, so that no voxel is skipped.
-- Labels (`labels_onto`) are those of the nearest voxel.
+- Maps (`resample_map`) are interpolated trilinearly, with 0 outside of the map. If the grid is coarser than the map,
+  the map is sampled on a finer grid whose voxels are then averaged, so that no voxel is skipped.
+- Labels (`resample_labels`) are taken from the nearest voxel.
 """
 
 from __future__ import annotations
@@ -27,27 +27,28 @@ import numpy as np
 from medfl.errors import DataError, SettingsError
 
 SUFFIXES = (".nii", ".nii.gz")
-"""Ends of the names of NIfTI files, in small letters."""
+"""File name suffixes of NIfTI files, in lower case."""
 
 
-MOST_VOXELS = 1 << 26
-"""A volume that claims more is refused before memory is taken for it; a head at 0.5 mm has about 58 million."""
+MAX_VOXELS = 1 << 26
+"""Maximum number of voxels, checked before memory is allocated; a head at 0.5 mm has about 58 million."""
 
 
-MOST_PACKED = 1100
-"""Bytes that one byte of a gzip file can stand for: deflate reaches 1032."""
+MAX_GZIP_RATIO = 1100
+"""Upper bound of the compression ratio of a gzip file; deflate reaches 1032."""
 
 
-_FLAT = 1e-6
+_MIN_DETERMINANT = 1e-6
+"""Minimum determinant of the normalised axes of an affine; below it they are coplanar."""
 
 
 @dataclass(frozen=True)
 class Volume:
-    """A volume and where it lies.
+    """Volume and its position in space.
 
     Attributes:
-        values: Shape (X, Y, Z), in the order of the file; floating.
-        affine: Shape (4, 4), from places in `values` to mm: to the right, to the front, up.
+        values: Voxels (X, Y, Z), in file order; floating point.
+        affine: Affine (4, 4) from voxel indices to millimetres, in RAS convention.
     """
 
     values: np.ndarray
@@ -55,17 +56,17 @@ class Volume:
 
 
 def read_volume(path: Path) -> Volume:
-    """Read a NIfTI file of one volume.
+    """Read a NIfTI file with one volume.
 
     Args:
         path: A ``.nii`` or ``.nii.gz`` file.
 
     Returns:
-        Its values, scaled as its head says, in float32 (float64 if they are stored so), and its affine.
+        Volume with values scaled as the header states, float32 (float64 if they are stored so).
 
     Raises:
-        DataError: If it is no such file, holds several volumes or no real numbers, is damaged or cut short, claims an
-            absurd size, or does not say where it lies.
+        DataError: If the file is no NIfTI file, contains several volumes or no real numbers, is damaged or truncated,
+            claims an impossible size, or has no affine.
     """
     if not path.name.lower().endswith(SUFFIXES):
         raise DataError(
@@ -81,7 +82,7 @@ def read_volume(path: Path) -> Volume:
         image: Any = nibabel.load(path)
         shape, stored = tuple(map(int, image.shape)), image.get_data_dtype()
     _check_kind(shape, stored)
-    _check_claims(shape, stored.itemsize, path)
+    _check_size(shape, stored.itemsize, path)
     affine = _affine(image)
     with _decoding():
         values = np.asarray(image.dataobj, dtype=np.float64 if stored == np.float64 else np.float32)
@@ -89,14 +90,17 @@ def read_volume(path: Path) -> Volume:
 
 
 def voxel_edges(affine: np.ndarray) -> np.ndarray:
-    """The edges of a voxel in mm, shape (3,), of an affine of shape (4, 4)."""
+    """Return the edge lengths of a voxel in mm, shape (3,), from an affine (4, 4)."""
     edges: np.ndarray = np.linalg.norm(affine[:3, :3], axis=0)
     return edges
 
 
 @contextlib.contextmanager
 def _decoding() -> Iterator[None]:
-    """Whatever a decoder raises means a damaged file; its own message may name the file, so only its type is kept."""
+    """Convert every exception of the block into a DataError for a damaged file.
+
+    Only the type of the exception is kept, because its message may name the file.
+    """
     try:
         yield
     except Exception as error:
@@ -122,22 +126,22 @@ def _check_kind(shape: tuple[int, ...], stored: np.dtype) -> None:
         )
 
 
-def _check_claims(shape: tuple[int, ...], itemsize: int, path: Path) -> None:
-    """Refuse a size that can't be true before any memory is taken for it."""
+def _check_size(shape: tuple[int, ...], itemsize: int, path: Path) -> None:
+    """Raise if the header states an impossible size, before memory is allocated for it."""
     voxels = math.prod(shape)
-    claim = f"the head of the NIfTI file claims {'x'.join(map(str, shape[:3]))} voxels"
-    if min(shape) < 1 or voxels > MOST_VOXELS:
+    claim = f"the header of the NIfTI file claims {'x'.join(map(str, shape[:3]))} voxels"
+    if min(shape) < 1 or voxels > MAX_VOXELS:
         raise DataError(
             "invalid_image_size",
-            f"{claim}, expected 1 to {MOST_VOXELS / 1e6:.0f} million in all. Download or export it again.",
-            maximum=MOST_VOXELS,
+            f"{claim}, expected 1 to {MAX_VOXELS / 1e6:.0f} million in all. Download or export it again.",
+            maximum=MAX_VOXELS,
             found=shape[:3],
         )
-    held = path.stat().st_size * (MOST_PACKED if path.name.lower().endswith(".gz") else 1)
-    if voxels * itemsize > held:
+    max_bytes = path.stat().st_size * (MAX_GZIP_RATIO if path.name.lower().endswith(".gz") else 1)
+    if voxels * itemsize > max_bytes:
         raise DataError(
             "damaged_file",
-            f"{claim}, the file is too short to hold them. Download or export it again.",
+            f"{claim}, the file is too short to contain them. Download or export it again.",
             claimed=shape[:3],
         )
 
@@ -149,7 +153,7 @@ def _affine(image: Any) -> np.ndarray:
     if not known:
         raise DataError(
             "missing_affine",
-            "the NIfTI file does not say where it lies in space (qform_code and sform_code are 0). Set its affine.",
+            "the NIfTI file does not state its position in space (qform_code and sform_code are 0). Set its affine.",
         )
     if not np.isfinite(affine).all() or _is_flat(affine):
         raise DataError(
@@ -159,9 +163,9 @@ def _affine(image: Any) -> np.ndarray:
 
 
 def _is_flat(affine: np.ndarray) -> bool:
-    """Whether the three axes of the voxels lie in a plane, or one of them has no length."""
+    """Return True if the three voxel axes are coplanar, or one of them has length 0."""
     edges = voxel_edges(affine)
-    return bool(edges.min() <= 0 or abs(np.linalg.det(affine[:3, :3] / edges)) < _FLAT)
+    return bool(edges.min() <= 0 or abs(np.linalg.det(affine[:3, :3] / edges)) < _MIN_DETERMINANT)
 
 
 SPAN_MM = 192.0
@@ -169,24 +173,24 @@ SPAN_MM = 192.0
 
 
 CENTRE_MM = (0.0, -18.0, 8.0)
-"""Centre of that cube in MNI152 space: to the right, to the front, up."""
+"""Centre of that cube in MNI152 space (RAS)."""
 
 
-SIZES = (4, 256)
+SIZE_RANGE = (4, 256)
 """Smallest and largest number of voxels a side."""
 
 
-FINEST = 4
-"""Samples that are averaged along each edge of a voxel, at most."""
+MAX_SAMPLES_PER_EDGE = 4
+"""Maximum number of samples that are averaged along each edge of a voxel."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Where the voxels of an array lie.
+    """Grid of an array in space.
 
     Attributes:
         shape: (X, Y, Z).
-        affine: Shape (4, 4), from places in the array to mm.
+        affine: Affine (4, 4) from voxel indices to millimetres.
     """
 
     shape: tuple[int, int, int]
@@ -194,21 +198,21 @@ class Grid:
 
 
 def common_grid(size: int) -> Grid:
-    """The cube of MNI152 space that all maps of a data set are put on.
+    """Return the cube of MNI152 space to which all maps of a data set are resampled.
 
     Args:
-        size: Voxels a side, 4 to 256.
+        size: Number of voxels a side, 4 to 256.
 
     Raises:
         SettingsError: If `size` is out of its range.
     """
-    if not SIZES[0] <= size <= SIZES[1]:
+    if not SIZE_RANGE[0] <= size <= SIZE_RANGE[1]:
         raise SettingsError(
             "setting_out_of_range",
-            f"expected a size of {SIZES[0]} to {SIZES[1]} voxels a side, got {size}",
+            f"expected a size of {SIZE_RANGE[0]} to {SIZE_RANGE[1]} voxels a side, got {size}",
             setting="size",
-            minimum=SIZES[0],
-            maximum=SIZES[1],
+            minimum=SIZE_RANGE[0],
+            maximum=SIZE_RANGE[1],
             found=size,
         )
     edge = SPAN_MM / size
@@ -218,55 +222,55 @@ def common_grid(size: int) -> Grid:
 
 
 def onto(volume: Volume, grid: Grid) -> np.ndarray:
-    """Resample a map, trilinearly; see the module.
+    """Resample a map to a grid by trilinear interpolation; see the module.
 
     Args:
-        volume: The map; 0 is what lies outside of it.
-        grid: Where to.
+        volume: Map; values outside of it are 0.
+        grid: Target grid.
 
     Returns:
-        Shape of the grid, float32.
+        Array of the grid's shape, float32.
     """
-    parts = _parts(volume, grid)
-    to_source = np.linalg.inv(volume.affine) @ _finer(grid.affine, parts)
+    parts = _samples_per_edge(volume, grid)
+    to_source = np.linalg.inv(volume.affine) @ _finer_affine(grid.affine, parts)
     steps = np.diag(to_source)[:3]
     parallel = np.allclose(to_source[:3, :3], np.diag(steps), atol=1e-9)
-    return (_along_axes if parallel else _anyhow)(volume.values, to_source, grid.shape, parts)
+    return (_resample_along_axes if parallel else _resample_general)(volume.values, to_source, grid.shape, parts)
 
 
 def labels_onto(volume: Volume, grid: Grid) -> np.ndarray:
-    """The label of the nearest voxel; 0 outside.
+    """Resample labels to a grid by the nearest voxel; 0 outside of the volume.
 
     Args:
-        volume: Labels, whole numbers.
-        grid: Where to.
+        volume: Labels, integers.
+        grid: Target grid.
 
     Returns:
-        Shape of the grid, int32.
+        Array of the grid's shape, int32.
     """
     labels = np.zeros(grid.shape, np.int32)
     places = np.indices(grid.shape).reshape(3, -1)
-    nearest = np.floor(_mapped(np.linalg.inv(volume.affine) @ grid.affine, places) + 0.5).astype(np.int64)
+    nearest = np.floor(_apply_affine(np.linalg.inv(volume.affine) @ grid.affine, places) + 0.5).astype(np.int64)
     inside = ((nearest >= 0) & (nearest < np.array(volume.values.shape)[:, None])).all(axis=0)
     labels.reshape(-1)[inside] = volume.values[tuple(nearest[:, inside])]
     return labels
 
 
 def share_inside(mask: np.ndarray, affine: np.ndarray, grid: Grid) -> float:
-    """How much of a volume's marked voxels lies in a grid, in [0, 1].
+    """Return the share of a volume's marked voxels that lie inside a grid, in [0, 1].
 
     Args:
-        mask: Shape (X, Y, Z), bool; at least one voxel is marked.
-        affine: Of the volume.
-        grid: Where they should lie.
+        mask: Marked voxels (X, Y, Z), bool; at least one voxel is marked.
+        affine: Affine of the volume.
+        grid: Grid to test.
     """
-    places = _mapped(np.linalg.inv(grid.affine) @ affine, np.array(np.nonzero(mask)))
+    places = _apply_affine(np.linalg.inv(grid.affine) @ affine, np.array(np.nonzero(mask)))
     ends = np.array(grid.shape)[:, None] - 0.5
     return float(((places >= -0.5) & (places <= ends)).all(axis=0).mean())
 
 
-def _along_axes(values: np.ndarray, to_source: np.ndarray, shape: tuple[int, ...], parts: int) -> np.ndarray:
-    """Where the axes of both are parallel: one axis after the other, which is many times faster than `_anyhow`."""
+def _resample_along_axes(values: np.ndarray, to_source: np.ndarray, shape: tuple[int, ...], parts: int) -> np.ndarray:
+    """Resample one axis at a time, for parallel axes of volume and grid; many times faster than `_resample_general`."""
     for length, step, start in zip(shape, np.diag(to_source), to_source[:3, 3], strict=False):
         places = start + step * np.arange(length * parts)
         near = np.maximum(0, 1 - np.abs(places[:, None] - np.arange(values.shape[0])))
@@ -275,7 +279,8 @@ def _along_axes(values: np.ndarray, to_source: np.ndarray, shape: tuple[int, ...
     return np.ascontiguousarray(values, dtype=np.float32)
 
 
-def _anyhow(values: np.ndarray, to_source: np.ndarray, shape: tuple[int, ...], parts: int) -> np.ndarray:
+def _resample_general(values: np.ndarray, to_source: np.ndarray, shape: tuple[int, ...], parts: int) -> np.ndarray:
+    """Resample for any affine."""
     from scipy import ndimage
 
     fine = tuple(length * parts for length in shape)
@@ -286,20 +291,20 @@ def _anyhow(values: np.ndarray, to_source: np.ndarray, shape: tuple[int, ...], p
     return mean
 
 
-def _mapped(matrix: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Places (3, n) through an affine (4, 4)."""
+def _apply_affine(matrix: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Apply an affine (4, 4) to points (3, n)."""
     moved: np.ndarray = matrix[:3, :3] @ places + matrix[:3, 3:]
     return moved
 
 
-def _parts(volume: Volume, grid: Grid) -> int:
-    """Samples along each edge of the grid's voxels, so that no voxel of the volume is skipped."""
+def _samples_per_edge(volume: Volume, grid: Grid) -> int:
+    """Return the samples along each edge of the grid's voxels that skip no voxel of the volume, within the maximum."""
     ratio = voxel_edges(grid.affine).max() / voxel_edges(volume.affine).min()
-    return int(np.clip(np.ceil(ratio - 1e-6), 1, FINEST))
+    return int(np.clip(np.ceil(ratio - 1e-6), 1, MAX_SAMPLES_PER_EDGE))
 
 
-def _finer(affine: np.ndarray, parts: int) -> np.ndarray:
-    """The affine of a grid whose voxels are divided into parts along each edge."""
+def _finer_affine(affine: np.ndarray, parts: int) -> np.ndarray:
+    """Return the affine of a grid whose voxels are divided into `parts` along each edge."""
     inner = np.diag([1 / parts, 1 / parts, 1 / parts, 1.0])
     inner[:3, 3] = (1 / parts - 1) / 2
     fine: np.ndarray = affine @ inner

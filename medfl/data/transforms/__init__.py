@@ -1,1 +1,1 @@
-"""Cases through a chain of MONAI's transforms: what does not change is cached, what is random runs at each visit."""
+"""Data sets whose cases run through MONAI transforms, with a cache for the deterministic transforms."""

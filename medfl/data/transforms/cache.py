@@ -1,4 +1,7 @@
-"""Where the beginnings of cases are kept: in memory, or on disk. Both know a case by what it holds, not by its name."""
+"""Caches, in memory or on disk, for the results of the transforms before the first random one.
+
+Entries are keyed by the content of a case's files, not by their names.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +15,29 @@ from medfl.errors import DamagedError
 from medfl.utils import wire
 from medfl.utils.files import write_atomic
 
-DAY = 24 * 3600
-"""Seconds after which a file that is still being written belongs to a process that was killed."""
+STALE_SECONDS = 24 * 3600
+"""Age after which an unfinished file must belong to a process that was killed."""
 
 
-class Cache(Protocol):
-    """Keeps beginnings under a key that differs whenever their content may differ."""
+class ItemCache(Protocol):
+    """Cache of packed items. The key must differ whenever the content may differ."""
 
     @property
     def copies(self) -> bool:
-        """Whether `get` gives tensors that nobody else has."""
+        """True if `get` returns tensors that no other object shares."""
         ...
 
     def get(self, key: str) -> Packed | None:
-        """What is kept under a key; None where there is nothing, or it is damaged."""
+        """Return the content under a key; None if there is none, or it is damaged."""
         ...
 
     def put(self, key: str, content: Packed) -> None:
-        """Keep it."""
+        """Store the content under a key."""
         ...
 
 
 class MemoryCache:
-    """In this process."""
+    """Cache in the memory of this process."""
 
     copies = False
 
@@ -42,22 +45,23 @@ class MemoryCache:
         self._contents: dict[str, Packed] = {}
 
     def get(self, key: str) -> Packed | None:
-        """As `Cache.get`."""
+        """Return the content under a key, as `ItemCache.get`."""
         return self._contents.get(key)
 
     def put(self, key: str, content: Packed) -> None:
-        """As `Cache.put`."""
+        """Store the content under a key, as `ItemCache.put`."""
         self._contents[key] = content
 
 
 class DiskCache:
-    """A file for each case, a blob of `medfl.utils.wire`, so that a damaged one is noticed and made anew.
+    """Cache on disk with one file for each case.
 
-    A file is there whole or not at all. It holds neither names of files nor anything else of the list; the images are
-    as they were, so the folder needs the same care as theirs.
+    Files are encoded by `medfl.utils.wire`, so that a damaged file is detected and replaced, and written atomically.
+    They contain no file names and nothing else of the data list, but they contain the images: protect the folder like
+    the images. The constructor deletes unfinished files of killed processes.
 
     Args:
-        folder: Made when it is needed; several processes may share it.
+        folder: Folder of the cache, created when needed; several processes may share it.
     """
 
     copies = True
@@ -65,12 +69,12 @@ class DiskCache:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         for path in folder.glob("*/.*.tmp"):
-            with contextlib.suppress(OSError):  # another process was faster
-                if time.time() - path.stat().st_mtime > DAY:
+            with contextlib.suppress(OSError):  # another process already deleted the file
+                if time.time() - path.stat().st_mtime > STALE_SECONDS:
                     path.unlink()
 
     def get(self, key: str) -> Packed | None:
-        """As `Cache.get`."""
+        """Return the content under a key, as `ItemCache.get`."""
         try:
             tensors, meta = wire.decode(self._path(key).read_bytes())
         except (OSError, DamagedError):
@@ -78,10 +82,10 @@ class DiskCache:
         return meta["item"], tensors
 
     def put(self, key: str, content: Packed) -> None:
-        """As `Cache.put`.
+        """Store the content under a key, as `ItemCache.put`.
 
         Raises:
-            StoreError: If it can't be written.
+            StoreError: If the file can't be written.
         """
         item, tensors = content
         write_atomic(self._path(key), wire.encode(tensors, {"item": item}))

@@ -1,4 +1,4 @@
-"""The cases of a split as a bundle lists them, dictionaries of files and numbers, and what their files hold."""
+"""Cases of a split as a bundle lists them (dictionaries of files and values): checks and content digests."""
 
 from __future__ import annotations
 
@@ -10,32 +10,36 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from medfl.data.readers.itk_files import lacks_reader
+from medfl.data.readers.itk_files import missing_reader_text
 from medfl.errors import DataError
 from medfl.utils.configuration import described
 from medfl.utils.files import sha256_of
 
 Case = Mapping[str, Any]
-"""One case: keys of the transforms to files, folders (a DICOM series), lists of files, numbers, text or arrays."""
+"""One case: maps the keys of the transforms to values.
 
-COMPANIONS = (".hdr", ".img", ".mhd", ".nhdr")
-"""Of such a file another one of the same name is a part."""
+Values are files, folders (a DICOM series), lists of files, numbers, text or arrays.
+"""
+
+MULTI_FILE_SUFFIXES = (".hdr", ".img", ".mhd", ".nhdr")
+"""Suffixes of formats that store an image in several files of the same name."""
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif")
-"""Files that say nothing reliable of the size of a pixel."""
+"""Suffixes of image files without a reliable pixel size in millimetres."""
 
 
 def check_cases(cases: Sequence[Case], keys: Collection[str], loaded: Collection[str], where: str) -> None:
-    """Refuse a list in which a case lacks an entry or a file.
+    """Raise if a case lacks an entry or a file.
 
     Args:
-        cases: The list.
-        keys: What each case needs.
-        loaded: Which of them are read from files by the transforms.
-        where: What the list belongs to, for messages.
+        cases: List of cases.
+        keys: Keys that each case needs.
+        loaded: Keys among them whose files the transforms read.
+        where: Name of the list, for messages.
 
     Raises:
-        DataError: Naming the row and the key, never the file.
+        DataError: If an entry or a file is missing, or no installed package reads a file. The message names row and
+            key, never the file.
     """
     for row, case in enumerate(cases):
         place = f"row {row} of {where}"
@@ -52,14 +56,14 @@ def check_cases(cases: Sequence[Case], keys: Collection[str], loaded: Collection
             if case.get(key) is None:
                 raise DataError(
                     "missing_value",
-                    f"expected '{key}' at {place}, there is none. Add the file or value to the list, or leave the case "
+                    f"expected '{key}' at {place}, it is missing. Add the file or value to the list, or leave the case "
                     "out of it.",
                     where=where,
                     row=row,
                     key=key,
                 )
         for key in loaded:
-            if key in case and not all(os.path.exists(path) for path in _named(case[key])):
+            if key in case and not all(os.path.exists(path) for path in _paths_in(case[key])):
                 raise DataError(
                     "missing_file",
                     f"the file of '{key}' at {place} is missing. Put it where the list says, or leave the case out.",
@@ -67,8 +71,8 @@ def check_cases(cases: Sequence[Case], keys: Collection[str], loaded: Collection
                     row=row,
                     key=key,
                 )
-            for path in _named(case.get(key)):
-                if lack := lacks_reader(path):
+            for path in _paths_in(case.get(key)):
+                if lack := missing_reader_text(path):
                     raise DataError(
                         "missing_package",
                         f"the file of '{key}' at {place} can't be read: {lack}.",
@@ -81,53 +85,54 @@ def check_cases(cases: Sequence[Case], keys: Collection[str], loaded: Collection
 
 
 def case_digest(case: Case) -> str:
-    """SHA-256 over a case: the content of its files, never their names, and all other entries.
+    """Return a SHA-256 digest of a case: the content of its files, without their names, and all other entries.
 
-    A file is read once per process as long as its size and its time of change stay the same.
+    A file is read once per process while its size and modification time do not change.
 
     Raises:
-        DataError: If an entry is nothing that can be compared, or a file can't be read.
+        DataError: If an entry can't be described, or a file can't be read.
     """
-    entries = {key: _entry(value) for key, value in case.items()}
+    entries = {key: _entry_digest(value) for key, value in case.items()}
     return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
 
-def is_picture(value: Any) -> bool:
-    """Whether an entry of a case names a picture, whose pixels have no size in millimetres."""
-    return any(path.suffix.lower() in PICTURES for path in _named(value))
+def lacks_spacing(value: Any) -> bool:
+    """Return True if an entry of a case names an image file without pixel size in millimetres."""
+    return any(path.suffix.lower() in PICTURES for path in _paths_in(value))
 
 
-def _entry(value: Any) -> Any:
-    paths = [path for path in _named(value) if os.path.exists(path)]  # never raises, however long the text is
+def _entry_digest(value: Any) -> Any:
+    """Return the digests of the files that an entry names, or a description of any other value."""
+    paths = [path for path in _paths_in(value) if os.path.exists(path)]  # never raises, not even for very long texts
     if not paths:
         return described(value)
-    return ["files", [_file_digest(file) for path in paths for file in _parts(path)]]
+    return ["files", [_file_digest(file) for path in paths for file in _files_of(path)]]
 
 
-def _named(value: Any) -> list[Path]:
-    """The paths that an entry may be."""
+def _paths_in(value: Any) -> list[Path]:
+    """Return the paths that an entry may contain."""
     if isinstance(value, list | tuple):
-        return [path for each in value for path in _named(each)]
+        return [path for each in value for path in _paths_in(each)]
     return [Path(value)] if isinstance(value, str | Path) else []
 
 
-def _parts(path: Path) -> Iterator[Path]:
-    """The files that belong to a path: itself, its companions, or what is in the folder."""
+def _files_of(path: Path) -> Iterator[Path]:
+    """Yield the files that belong to a path: the file itself, all files of the same name, or all files in a folder."""
     if path.is_dir():
         yield from sorted(file for file in path.rglob("*") if file.is_file())
-    elif path.suffix.lower() in COMPANIONS:
+    elif path.suffix.lower() in MULTI_FILE_SUFFIXES:
         yield from sorted(path.parent.glob(f"{path.stem}.*"))
     else:
         yield path
 
 
 def _file_digest(path: Path) -> list[str]:
-    """The kind of a file, which chooses its reader, and its content."""
+    """Return the suffix of a file, which selects its reader, and the digest of its content."""
     try:
-        facts = path.stat()
+        status = path.stat()
         return [
             path.name[-7:] if path.suffix == ".gz" else path.suffix,
-            _digest(path, facts.st_mtime_ns, facts.st_size, facts.st_ino),
+            _digest(path, status.st_mtime_ns, status.st_size, status.st_ino),
         ]
     except OSError as error:
         raise DataError(

@@ -1,4 +1,4 @@
-"""A data set that is a list of cases and a chain of MONAI's transforms, as a bundle has it."""
+"""Data set of a list of cases and a chain of MONAI transforms, as a bundle defines it."""
 
 from __future__ import annotations
 
@@ -20,52 +20,54 @@ from medfl.data.transforms.cache import DiskCache, MemoryCache
 from medfl.data.transforms.cases import Case, case_digest, check_cases
 from medfl.data.transforms.chain import Chain
 from medfl.data.transforms.loaders import load_ahead
-from medfl.data.transforms.loading import Check, Collate, Loading, Sample, Visit, plain_targets, samples_of
+from medfl.data.transforms.loading import CaseLoader, Collate, Sample, TargetCheck, Visit, plain_targets, samples_of
 from medfl.data.transforms.packing import Packed
 from medfl.errors import DataError, SettingsError
 from medfl.types import Dataset, Loaded, Targets
 from medfl.utils.seeds import seed_of
 
 CacheKind = Literal["memory", "disk", "none"]
-"""Where the beginnings of cases are kept."""
+"""Location of the cache for the results of deterministic transforms."""
 
-UNCHANGING = 0
-"""The stream of `TransformDataset.batch`, which gives the same samples each time."""
+FIXED_STREAM = 0
+"""Stream of random numbers for `TransformDataset.batch`, which returns the same samples each time."""
 
 
-SMALL = 64
-"""Numbers in a target above which it is not kept: a mask."""
+MAX_CACHED_TARGET_SIZE = 64
+"""Maximum number of elements of a target that is kept in memory. Larger targets are masks."""
 
 
 class TransformDataset:
-    """Cases of one split of one site, each made by transforms whenever it is visited; it fulfils `medfl.types.Visited`.
+    """Cases of one split of one site, transformed at each visit; implements `medfl.types.Visited`.
 
-    The transforms before the first random one run once for each case; `cache` says where their result is kept, known by
-    the content of the case's files and by the transforms, so that a change of either is never overlooked. The other
-    transforms run at each visit, with MONAI's generators, torch's, numpy's and python's seeded by (stream, row, visit):
-    what a visit gives depends on nothing else, not on the number of loaders and not on what was visited before.
+    The transforms before the first random one run once for each case. `cache` decides where their result is stored. Its
+    key contains the content of the case's files and the transforms, so that any change is noticed. The other transforms
+    run at each visit. The generators of MONAI, torch, NumPy and Python are then seeded by (stream, row, visit number),
+    so the result depends on nothing else: not on the number of loaders and not on earlier visits.
 
-    A chain that cuts a case into patches gives as many samples. Of the facts that a reader finds beside an image only
-    the grid is kept (`medfl.data.transforms.chain.KEPT_META`), and only numbers leave the data set.
+    A chain that crops a case into patches gives as many samples. Of an image's metadata only the grid is kept
+    (`medfl.data.transforms.chain.KEPT_META`), and only numbers leave the data set.
 
     Args:
         cases: Dictionaries as the transforms expect them, n of them.
-        transform: A `Compose`, or what makes one.
-        inputs: Key of what the network takes, (C, *spatial) after the transforms.
-        targets: Key of what is to be learned; with several keys targets are dictionaries.
-        collate: Makes batches, as a bundle's data loader does: MONAI's `list_data_collate`, `pad_list_data_collate`.
+        transform: A `Compose`, or the argument for one.
+        inputs: Key of the network's input, (C, *spatial) after the transforms.
+        targets: Key of the target; with several keys, targets are dictionaries.
+        collate: Function that makes batches, as in a bundle's data loader: MONAI's `list_data_collate` or
+            `pad_list_data_collate`.
         cache: ``memory``, ``disk`` or ``none``.
-        cache_dir: The folder of the cache on disk.
-        loaders: Processes that load ahead, >= 0; with 0, and within a worker process of a run, this process loads.
-        class_labels: The class of each case, shape (n,), where each is of one.
-        patients: For each case a number that cases of one patient share; None if no two are of one patient.
-        target_type: Type of the targets; None leaves whole numbers as they come and makes others float32.
-        check: Refuses targets that can't be (`Objective.check_targets`); called once for each case.
-        where: What the list belongs to, for messages, for example ``site 'site-01', split 'training'``.
+        cache_dir: Folder of the disk cache.
+        loaders: Number of processes that load ahead, >= 0. With 0, and in a worker process of a run, this process
+            loads.
+        class_labels: Class label of each case, shape (n,), if cases have one.
+        patients: Patient number of each case, shared by cases of one patient; None if no two cases share a patient.
+        target_type: Data type of the targets; None keeps integers unchanged and converts other numbers to float32.
+        check: Function that raises for invalid targets (`Objective.check_targets`); called once for each case.
+        where: Name of the list, for messages, for example ``site 'site-01', split 'training'``.
 
     Raises:
         DataError: If a case lacks an entry or a file.
-        SettingsError: If the cache or the number of loaders can't be.
+        SettingsError: If `cache` and `cache_dir` do not fit together, or `loaders` is negative.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class TransformDataset:
         class_labels: Sequence[int] | torch.Tensor | None = None,
         patients: Sequence[int] | None = None,
         target_type: torch.dtype | None = None,
-        check: Check | None = None,
+        check: TargetCheck | None = None,
         where: str = "the list",
     ) -> None:
         if cache not in ("memory", "disk", "none") or (cache == "disk") != (cache_dir is not None):
@@ -106,7 +108,17 @@ class TransformDataset:
         chain = Chain(transform)
         check_cases(cases, (inputs, *keys), chain.loaded, where)
         disk = None if cache_dir is None else DiskCache(cache_dir)
-        self._loading = Loading(cases, chain, inputs, keys, collate, where, target_type, check, disk)
+        self._loading = CaseLoader(
+            cases=cases,
+            chain=chain,
+            inputs=inputs,
+            targets=keys,
+            collate=collate,
+            where=where,
+            target_type=target_type,
+            check=check,
+            cache=disk,
+        )
         self._targets: dict[int, torch.Tensor] = {}
         self._memory = MemoryCache() if cache == "memory" else None
         self._cache, self._cache_dir, self._loaders = cache, cache_dir, loaders
@@ -120,87 +132,95 @@ class TransformDataset:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 over the content of all cases in their order and over the transforms; it reads all files once."""
+        """SHA-256 over the content of all cases and over the transforms; the first access reads all files."""
         parts = [case_digest(case) for case in self._loading.cases]
         return hashlib.sha256(json.dumps([self._loading.chain.digest, *parts]).encode()).hexdigest()
 
     def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, Targets]:
-        """Inputs (B, C, *spatial), float32, and targets (B, ...) of the given rows; the same ones each time.
+        """Return the inputs (B, C, *spatial), float32, and the targets (B, ...) of rows; the same each time.
 
         Args:
             rows: Positions within this split, each in [0, len(self)), shape (B,), int64.
 
         Raises:
-            DataError: If a case can't be made, or cases make no batch; the rows are named.
+            DataError: If a case can't be loaded, or the cases can't be collated. The message names the rows.
         """
-        loaded = self._load([self._visit(UNCHANGING, row, 0) for row in rows.tolist()])
+        loaded = self._load([self._visit(FIXED_STREAM, row, 0) for row in rows.tolist()])
         return loaded.inputs, loaded.targets
 
     def targets(self, rows: torch.Tensor) -> Targets:
-        """Targets (B, ...) of the given rows as in `batch`.
+        """Return the targets (B, ...) of rows as in `batch`.
 
-        Nothing is loaded where the list itself has them; small ones (`SMALL`) are loaded once and kept.
+        Nothing is loaded if no transform changes the targets in the list. Otherwise small targets (up to
+        `MAX_CACHED_TARGET_SIZE` elements) are loaded once and kept.
 
         Args:
-            rows: As for `batch`.
+            rows: As in `batch`.
 
         Raises:
-            DataError: As `batch`.
+            DataError: As in `batch`.
         """
         chain, keys = self._loading.chain, self._loading.targets
         if not len(rows):
             return self.batch(rows)[1]
         if any(chain.touches(key) for key in keys):
-            return self._kept_targets(rows)
+            return self._cached_targets(rows)
         cases = [self._loading.cases[row] for row in rows.tolist()]
         return plain_targets({key: self._loading.target([case[key] for case in cases]) for key in keys})
 
-    def _kept_targets(self, rows: torch.Tensor) -> Targets:
+    def _cached_targets(self, rows: torch.Tensor) -> Targets:
+        """Return the targets of rows from memory; load missing ones and keep them if they are small."""
         wanted = rows.tolist()
         if not all(row in self._targets for row in wanted):
             targets = self.batch(rows)[1]
-            if not isinstance(targets, torch.Tensor) or len(targets) != len(rows) or targets[0].numel() > SMALL:
+            is_one_per_row = isinstance(targets, torch.Tensor) and len(targets) == len(rows)
+            if not is_one_per_row or targets[0].numel() > MAX_CACHED_TARGET_SIZE:
                 return targets
             self._targets |= {row: target.clone() for row, target in zip(wanted, targets, strict=True)}
         return torch.stack([self._targets[row] for row in wanted])
 
     def visits(self, batches: Iterable[torch.Tensor], stream: int) -> Iterator[Loaded]:
-        """Each batch in turn, as `medfl.types.Visited` says.
+        """Yield each batch in turn, as in `medfl.types.Visited.visits`.
+
+        Args:
+            batches: Rows of each batch, each shape (B,).
+            stream: Seed of the visits, >= 0.
 
         Raises:
-            DataError: As `batch`.
+            DataError: As in `batch`.
             SettingsError: If loader processes can't be started.
         """
-        visits = self._counted(batches, stream)
+        visits = self._visits_of_batches(batches, stream)
         if self._loaders and not multiprocessing.current_process().daemon:
-            yield from load_ahead(self._loading, visits, self._loaders, self._keep, self._look_up)
+            yield from load_ahead(self._loading, visits, self._loaders, self._store_in_memory, self._look_up)
         else:
             yield from map(self._load, visits)
 
     def beginnings(self) -> Iterator[list[Sample]]:
-        """What each case is before its first random transform, and before anything is made of several: its samples.
+        """Yield the samples of each case after the deterministic transforms, before random transforms and collation.
 
         Raises:
-            DataError: If a case can't be made, or the network's input is not loaded by then; the row is named.
+            DataError: If a case can't be loaded, or the network's input is not loaded by then. The message names the
+                row.
         """
         for row in range(len(self)):
-            visit = self._look_up(self._visit(UNCHANGING, row, 0))
+            visit = self._look_up(self._visit(FIXED_STREAM, row, 0))
             item, content = self._loading.begun(visit)
             if content is not None and visit.key is not None:
-                self._keep(visit.key, content)
+                self._store_in_memory(visit.key, content)
             samples = samples_of(item)
             for sample in samples:
                 self._loading.check_sample(row, sample)
             yield samples
 
     def pooled_with(self, parts: Sequence[Dataset]) -> TransformDataset:
-        """Return data sets of cases as one data set with their common transforms.
+        """Return several data sets as one data set with their common transforms.
 
         Args:
             parts: Data sets to pool, in this order; this one is among them.
 
         Raises:
-            DataError: If a part has other transforms or none.
+            DataError: If a part has no transforms, or other transforms.
         """
         chained = [part for part in parts if isinstance(part, TransformDataset)]
         loading = self._loading
@@ -213,23 +233,23 @@ class TransformDataset:
         labels = [part.class_labels for part in chained if part.class_labels is not None]
         patients = joined([part.patients for part in chained], [len(part) for part in chained])
         return TransformDataset(
-            [case for part in chained for case in part._loading.cases],
-            loading.chain.transform,
-            loading.inputs,
-            loading.targets,
-            loading.collate,
-            self._cache,
-            self._cache_dir,
-            self._loaders,
-            torch.cat(labels) if len(labels) == len(chained) else None,
-            None if patients is None else patients.tolist(),
-            loading.target_type,
-            loading.check,
-            "the pooled sites",
+            cases=[case for part in chained for case in part._loading.cases],
+            transform=loading.chain.transform,
+            inputs=loading.inputs,
+            targets=loading.targets,
+            collate=loading.collate,
+            cache=self._cache,
+            cache_dir=self._cache_dir,
+            loaders=self._loaders,
+            class_labels=torch.cat(labels) if len(labels) == len(chained) else None,
+            patients=None if patients is None else patients.tolist(),
+            target_type=loading.target_type,
+            check=loading.check,
+            where="the pooled sites",
         )
 
-    def _counted(self, batches: Iterable[torch.Tensor], stream: int) -> Iterator[list[Visit]]:
-        """The visits of each batch with their seeds."""
+    def _visits_of_batches(self, batches: Iterable[torch.Tensor], stream: int) -> Iterator[list[Visit]]:
+        """Yield the visits of each batch with their seeds."""
         counts = Counter[int]()
         for rows in batches:
             visits = []
@@ -239,24 +259,26 @@ class TransformDataset:
             yield visits
 
     def _visit(self, stream: int, row: int, count: int) -> Visit:
+        """Return the visit of a row with the seed that follows from stream, row and number of earlier visits."""
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} is outside this split of {len(self)} cases")
         return Visit(row, seed_of(stream, "visit", row, count))
 
     def _load(self, visits: Sequence[Visit]) -> Loaded:
-        """A batch, loaded in this process."""
-        loaded, made = self._loading.load([self._look_up(visit) for visit in visits])
-        for key, content in made.items():
-            self._keep(key, content)
+        """Load a batch in this process."""
+        loaded, new_items = self._loading.load([self._look_up(visit) for visit in visits])
+        for key, content in new_items.items():
+            self._store_in_memory(key, content)
         return loaded
 
     def _look_up(self, visit: Visit) -> Visit:
-        """A visit with the key of its beginning, and with the beginning itself if this process keeps it."""
+        """Return a visit with its cache key, and with the cached item if this process has it in memory."""
         if self._cache == "none":
             return visit
         key = self._loading.key(visit.row)
         return replace(visit, key=key, begun=None if self._memory is None else self._memory.get(key))
 
-    def _keep(self, key: str, content: Packed) -> None:
+    def _store_in_memory(self, key: str, content: Packed) -> None:
+        """Store an item in the memory cache, if there is one."""
         if self._memory is not None:
             self._memory.put(key, content)

@@ -1,7 +1,7 @@
-"""Volumes on the one grid of an array: as ``medfl prep`` makes it, and as a bundle's inference comes there and back.
+"""Bring volumes onto one grid, in the same way in ``medfl prep`` and in a bundle's inference.
 
-MONAI's transforms do the work, so that a bundle's ``inference.json`` can undo them (``Invertd``): a mask that a network
-draws comes back on the grid of the file that it was drawn for.
+MONAI transforms do the work, so that a bundle's ``inference.json`` can invert them (``Invertd``). A predicted mask
+therefore returns to the grid of its original file.
 """
 
 from __future__ import annotations
@@ -29,25 +29,28 @@ from medfl.data.readers.volumes import SUFFIXES
 from medfl.errors import DataError
 
 IMAGE, LABEL = "image", "label"
-"""Keys of a case: files of a volume and of its mask."""
+"""Keys of a case: the file of a volume and the file of its mask."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """How a volume comes onto the grid of an array.
+    """Target grid and intensity scale of volumes.
 
-    1. It is turned to the nearest canonical orientation, ``Orientation("RAS")`` of MONAI: its axes (D, H, W) run from
+    A volume is processed in these steps:
+
+    1. It is rotated to the nearest canonical orientation, MONAI's ``Orientation("RAS")``: its axes (D, H, W) run from
        left to right, back to front and feet to head.
-    2. With a spacing it is resampled: images trilinearly, masks to the nearest voxel.
-    3. Its intensities are scaled. Without a window each channel of each volume gets mean 0 and standard deviation 1
-       over all of its voxels (MRI has no scale of its own). With a window, for CT, they are clipped to it, and it
-       becomes [0, 1].
-    4. It is padded with zeros, or cut, on both sides alike to the size.
+    2. With a spacing, it is resampled: images trilinearly, masks to the nearest voxel.
+    3. Its intensities are scaled. Without a window, each channel of each volume is normalised to mean 0 and standard
+       deviation 1 over all of its voxels (MRI has no absolute scale). With a window, for CT, intensities are clipped to
+       it and mapped to [0, 1].
+    4. It is padded with zeros, or cropped, symmetrically to the size.
 
     Attributes:
         size: (D, H, W) in voxels.
-        spacing: Of the voxels along each axis in millimetres; None leaves each volume its own.
-        window: Lowest and highest intensity, such as (-100, 240) for soft tissue in CT; None for mean and deviation.
+        spacing: Voxel spacing along each axis in millimetres; None keeps each volume's spacing.
+        window: Lowest and highest intensity, such as (-100, 240) for soft tissue in CT; None normalises mean and
+            deviation.
     """
 
     size: tuple[int, ...]
@@ -56,10 +59,14 @@ class Frame:
 
     @functools.cache  # noqa: B019  # a handful of frames, of a few numbers each
     def read(self, mask: bool) -> Compose:
-        """What reads a case, up to the padding: a dictionary with `IMAGE`, and with `LABEL` if there is a mask."""
+        """Return the transform that reads a case and performs steps 1 to 3.
+
+        Args:
+            mask: Whether the case has `LABEL` in addition to `IMAGE`.
+        """
         keys = [IMAGE, LABEL] if mask else [IMAGE]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # MONAI's, about how it calls itself
+            warnings.simplefilter("ignore", FutureWarning)  # MONAI warns about its own default arguments
             steps: list[Any] = [LoadNiftid(keys), EnsureChannelFirstd(keys), Orientationd(keys, axcodes="RAS")]
         if self.spacing is not None:
             steps.append(Spacingd(keys, pixdim=self.spacing, mode=["bilinear", "nearest"][: len(keys)]))
@@ -68,15 +75,19 @@ class Frame:
         return Compose([*steps, ScaleIntensityRanged(IMAGE, *self.window, 0.0, 1.0, clip=True)])
 
     def fit(self, mask: bool) -> ResizeWithPadOrCropd:
-        """What pads a case that was read to the size, or cuts it."""
+        """Return the transform that pads or crops a case to the size (step 4).
+
+        Args:
+            mask: Whether the case has `LABEL` in addition to `IMAGE`.
+        """
         return ResizeWithPadOrCropd([IMAGE, LABEL] if mask else [IMAGE], spatial_size=self.size)
 
 
 class LoadNiftid(MapTransform):
-    """MONAI's ``LoadImaged`` for NIfTI files alone: it starts no other decoder, some of which speak up each time."""
+    """MONAI's ``LoadImaged`` restricted to NIfTI files. It constructs no other readers and so avoids their warnings."""
 
     def __call__(self, data: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Files to volumes, which know their affine and the name of their file."""
+        """Return the case with volumes in place of files; their metadata contain the affine and the file name."""
         loaded, reader = dict(data), NibabelReader()
         for key in self.key_iterator(loaded):
             values, meta = reader.get_data(reader.read(loaded[key]))
@@ -87,11 +98,11 @@ class LoadNiftid(MapTransform):
 def volume_transforms(
     size: Sequence[int], spacing: Sequence[float] | None = None, window: Sequence[float] | None = None
 ) -> Compose:
-    """What a bundle's ``inference.json`` does to the file of a volume; arguments as in `Frame`.
+    """Return the transforms that a bundle's ``inference.json`` applies to a volume file; arguments as in `Frame`.
 
     Args:
         size: (D, H, W) in voxels.
-        spacing: Of the voxels in millimetres, or None.
+        spacing: Voxel spacing in millimetres, or None.
         window: Lowest and highest intensity, or None.
     """
     low_high = None if window is None else (float(window[0]), float(window[1]))
@@ -100,7 +111,7 @@ def volume_transforms(
 
 
 def volume_files(folder: str | Path) -> list[dict[str, str]]:
-    """The volumes of a folder and all folders in it, as `volume_transforms` takes them, in the order of their names.
+    """Return the volumes in a folder, at any depth, as cases for `volume_transforms`, in the order of their paths.
 
     Raises:
         DataError: If there is none.

@@ -1,4 +1,4 @@
-"""From rows to a batch: what a loader process does, or this process where there is none."""
+"""Load the cases of a batch: look up or compute their deterministic part, run the random transforms, and collate."""
 
 from __future__ import annotations
 
@@ -11,34 +11,39 @@ import torch
 from monai.data import MetaTensor
 from monai.data.utils import affine_to_spacing
 
-from medfl.data.transforms.cache import Cache
-from medfl.data.transforms.cases import Case, case_digest, is_picture
+from medfl.data.transforms.cache import ItemCache
+from medfl.data.transforms.cases import Case, case_digest, lacks_spacing
 from medfl.data.transforms.chain import Chain, Item, one_thread
-from medfl.data.transforms.packing import Packed, packed, unpacked
+from medfl.data.transforms.packing import Packed, pack_item, unpack_item
 from medfl.errors import DataError
 from medfl.types import Loaded, Targets
 
 Collate = Callable[[Sequence[Any]], Any]
-"""What makes a batch of what the chain made of several cases: MONAI's `list_data_collate` and its like."""
+"""Function that makes a batch of several cases: MONAI's `list_data_collate` and similar functions."""
 
-Check = Callable[[torch.Tensor, str, int], None]
-"""Refuses targets (1, ...) that can't be: of which list they are, and in which row (`Objective.check_targets`)."""
+TargetCheck = Callable[[torch.Tensor, str, int], None]
+"""Function that raises for invalid targets (`Objective.check_targets`).
+
+It receives targets (1, ...), the name of the list and the row.
+"""
 
 Sample = dict[str, Any]
+"""One sample: maps the keys of the transforms to their values."""
 
-HALF = 0.5
-"""Voxels by which two grids may differ: less than that moves no voxel of a mask to another one of the image."""
+GRID_TOLERANCE = 0.5
+"""Tolerance in voxels between the grids of an image and its mask: less than half a voxel assigns no voxel wrongly."""
 
 
 @dataclass
 class Visit:
-    """One case of a batch.
+    """Request for one case in a batch.
 
     Attributes:
-        row: Of the case.
-        seed: Of what is random, >= 0.
-        begun: Its beginning, where whoever asks has it; a loader process is handed it that way.
-        key: The key of its beginning; None where nothing is cached.
+        row: Row of the case.
+        seed: Seed of all random draws, >= 0.
+        begun: Result of the deterministic transforms, if the requesting process has it; sent to loader processes in
+            this way.
+        key: Cache key of that result; None without a cache.
     """
 
     row: int
@@ -48,19 +53,19 @@ class Visit:
 
 
 @dataclass
-class Loading:
-    """How the cases of a split become batches.
+class CaseLoader:
+    """Loader of the cases of a split; can be sent to loader processes.
 
     Attributes:
-        cases: The list.
-        chain: The transforms.
-        inputs: Key of what the network takes.
-        targets: Keys of what is to be learned; one of them gives a tensor, several a dictionary.
-        collate: Makes a batch of what the chain made of several cases.
-        where: What the list belongs to, for messages.
-        target_type: Of whole-number targets; None leaves them as they come.
-        check: Refuses targets that can't be; called once for each case and process.
-        cache: Where beginnings are kept that a loader process can reach, which is a folder.
+        cases: List of cases.
+        chain: Chain of transforms.
+        inputs: Key of the network's input.
+        targets: Keys of the targets; one gives a tensor, several a dictionary.
+        collate: Function that makes a batch of several cases.
+        where: Name of the list, for messages.
+        target_type: Data type of the targets; None keeps integers unchanged and converts other numbers to float32.
+        check: Function that raises for invalid targets; called once for each case and process.
+        cache: Cache that loader processes can access, that is the disk cache.
     """
 
     cases: Sequence[Case]
@@ -70,57 +75,68 @@ class Loading:
     collate: Collate
     where: str
     target_type: torch.dtype | None = None
-    check: Check | None = None
-    cache: Cache | None = None
+    check: TargetCheck | None = None
+    cache: ItemCache | None = None
     _checked: set[int] = field(default_factory=set)
 
     def key(self, row: int) -> str:
-        """What the beginning of a case is known by: its content and the transforms before the first random one."""
+        """Return the cache key of a case: digests of its content and of the transforms before the first random one."""
         return f"{case_digest(self.cases[row])[:32]}{self.chain.beginning_digest[:32]}"
 
     def begun(self, visit: Visit) -> tuple[Item, Packed | None]:
-        """The beginning of a case, in memory of its own, and in the form to keep if it was made just now."""
+        """Return the result of the deterministic transforms, from the visit, from the cache or by computing it.
+
+        Args:
+            visit: The requested visit.
+
+        Returns:
+            The result, whose tensors are not shared with a cache, and its packed form if it was computed now and has a
+            key.
+        """
         case, place = self.cases[visit.row], f"row {visit.row} of {self.where}"
         if visit.begun is not None:
-            return unpacked(visit.begun, case, copy=True), None
+            return unpack_item(visit.begun, case, copy=True), None
         if visit.key is None:
-            return self._fresh(visit.row), None
-        kept = None if self.cache is None else self.cache.get(visit.key)
-        if kept is not None and self.cache is not None:
-            return unpacked(kept, case, copy=not self.cache.copies), None
-        content = packed(self._fresh(visit.row), case, place)
+            return self._begin(visit.row), None
+        cached = None if self.cache is None else self.cache.get(visit.key)
+        if cached is not None and self.cache is not None:
+            return unpack_item(cached, case, copy=not self.cache.copies), None
+        content = pack_item(self._begin(visit.row), case, place)
         if self.cache is not None:
             self.cache.put(visit.key, content)
-        return unpacked(content, case, copy=True), content
+        return unpack_item(content, case, copy=True), content
 
     def load(self, visits: Sequence[Visit]) -> tuple[Loaded, dict[str, Packed]]:
-        """A batch, and the beginnings that were made for it, by their keys.
+        """Load a batch.
+
+        Returns:
+            The batch, and the newly computed packed items by their cache keys.
 
         Raises:
-            DataError: If a case can't be made, naming its row.
+            DataError: If a case can't be loaded. The message names its row.
         """
         if not visits:
             targets = dict.fromkeys(self.targets, torch.empty(0))
             return Loaded(torch.empty(0, dtype=torch.int64), torch.empty(0), plain_targets(targets)), {}
-        items, made = [], dict[str, Packed]()
+        items, new_items = [], dict[str, Packed]()
         for visit in visits:
             item, content = self.begun(visit)
             if content is not None and visit.key is not None:
-                made[visit.key] = content
-            if visit.row not in self._checked:  # patches of unlike grids may well have one shape
+                new_items[visit.key] = content
+            if visit.row not in self._checked:  # before cropping, since patches of different grids may match in shape
                 for sample in samples_of(item):
                     self._check_grids(visit.row, sample)
             items.append(self.chain.finish(item, visit.seed, visit.row, self.where))
-        return self._batch([visit.row for visit in visits], items), made
+        return self._collate([visit.row for visit in visits], items), new_items
 
-    def _fresh(self, row: int) -> Item:
+    def _begin(self, row: int) -> Item:
         return self.chain.begin(self.cases[row], row, self.where)
 
-    def _batch(self, rows: Sequence[int], items: Sequence[Item]) -> Loaded:
+    def _collate(self, rows: Sequence[int], items: Sequence[Item]) -> Loaded:
         samples = [samples_of(item) for item in items]
         owners = torch.tensor([row for row, some in zip(rows, samples, strict=True) for _ in some], dtype=torch.int64)
         spacing = [self.check_sample(row, each) for row, some in zip(rows, samples, strict=True) for each in some]
-        wanted = [[self._wanted(each) for each in some] for some in samples]
+        wanted = [[self._select(each) for each in some] for some in samples]
         lists = [some if isinstance(item, list) else some[0] for item, some in zip(items, wanted, strict=True)]
         try:
             with one_thread():
@@ -153,7 +169,7 @@ class Loading:
         return Loaded(owners, inputs, plain_targets(targets), torch.stack(spacing))
 
     def _check_targets(self, owners: torch.Tensor, targets: dict[str, torch.Tensor]) -> None:
-        """What the objective says of the targets of cases that come for the first time."""
+        """Run the objective's check on the targets of cases that were not checked before."""
         for place, row in enumerate(owners.tolist()):
             if self.check is not None and row not in self._checked:
                 for target in targets.values():
@@ -161,10 +177,10 @@ class Loading:
         self._checked.update(owners.tolist())
 
     def target(self, value: Any) -> torch.Tensor:
-        """A batch of targets of the type that is wanted.
+        """Convert a batch of targets to the requested data type.
 
         Raises:
-            DataError: If whole numbers are wanted, and these are not.
+            DataError: If integers are requested and the values are not whole numbers.
         """
         target = torch.as_tensor(value).as_subclass(torch.Tensor)
         kind = self.target_type
@@ -173,14 +189,14 @@ class Loading:
         if target.is_floating_point() and not kind.is_floating_point and not bool((target == target.round()).all()):
             raise DataError(
                 "interpolated_mask",
-                f"expected whole numbers as targets of {self.where}, got others: a mask was interpolated. Give the "
+                f"expected integers as targets of {self.where}, got other numbers: a mask was interpolated. Give the "
                 "mask's key the mode 'nearest' in each transform that resamples.",
                 where=self.where,
             )
         return target.to(kind)
 
-    def _wanted(self, sample: Sample) -> Sample:
-        """A sample with what goes on only: plain tensors and numbers, without facts of a file."""
+    def _select(self, sample: Sample) -> Sample:
+        """Return a sample with input and targets only, as plain tensors and numbers without file metadata."""
         plain = {}
         for key in (self.inputs, *self.targets):
             value = sample[key]
@@ -188,7 +204,18 @@ class Loading:
         return plain
 
     def check_sample(self, row: int, sample: Sample) -> torch.Tensor:
-        """The spacing of a sample, after a check that what the network needs is there and lies on one grid."""
+        """Check that a sample has input and targets of one shape, and return its spacing.
+
+        Args:
+            row: Row of the case.
+            sample: The sample.
+
+        Returns:
+            Spacing along each spatial axis in millimetres; NaN if unknown.
+
+        Raises:
+            DataError: If an entry is missing or not loaded, or a mask has another shape than its image.
+        """
         place = f"row {row} of {self.where}"
         for key in (self.inputs, *self.targets):
             if sample.get(key) is None or isinstance(sample[key], str):
@@ -203,7 +230,7 @@ class Loading:
         image = sample[self.inputs]
         for key in self.targets:
             _check_shapes(image, sample[key], key, place)
-        return _unknown(image) if is_picture(self.cases[row].get(self.inputs)) else _spacing(image)
+        return _unknown_spacing(image) if lacks_spacing(self.cases[row].get(self.inputs)) else _spacing(image)
 
     def _check_grids(self, row: int, sample: Sample) -> None:
         for key in self.targets:
@@ -211,18 +238,18 @@ class Loading:
 
 
 def plain_targets(targets: dict[str, torch.Tensor]) -> Targets:
-    """The only target, or all by their keys."""
+    """Return the only target, or the dictionary if there are several."""
     return next(iter(targets.values())) if len(targets) == 1 else targets
 
 
 def samples_of(item: Item) -> list[Sample]:
-    """The samples that a chain made of a case."""
+    """Return the samples in a chain's result for one case."""
     return item if isinstance(item, list) else [item]
 
 
 def _check_shapes(image: Any, mask: Any, key: str, place: str) -> None:
-    """Refuse a mask of another spatial shape than its image has."""
-    if _in_space(image, mask) and tuple(mask.shape[1:]) != tuple(image.shape[1:]):
+    """Raise if a mask has another spatial shape than its image."""
+    if _are_spatial(image, mask) and tuple(mask.shape[1:]) != tuple(image.shape[1:]):
         raise DataError(
             "wrong_shape",
             f"expected '{key}' on the grid of its image, {tuple(image.shape[1:])}, got {tuple(mask.shape[1:])} for "
@@ -234,21 +261,21 @@ def _check_shapes(image: Any, mask: Any, key: str, place: str) -> None:
         )
 
 
-def _in_space(image: Any, mask: Any) -> bool:
+def _are_spatial(image: Any, mask: Any) -> bool:
     return np.ndim(mask) >= 3 and np.ndim(mask) == np.ndim(image)
 
 
 def _check_grid(image: Any, mask: Any, key: str, place: str) -> None:
-    """Refuse a mask whose voxels are not those of its image."""
+    """Raise if a mask's voxels are not at the positions of the image's voxels."""
     _check_shapes(image, mask, key, place)
-    if not (_in_space(image, mask) and isinstance(image, MetaTensor) and isinstance(mask, MetaTensor)):
+    if not (_are_spatial(image, mask) and isinstance(image, MetaTensor) and isinstance(mask, MetaTensor)):
         return
     size = torch.tensor([each - 1 for each in image.shape[1:4]], dtype=torch.float64)
     corners = torch.cartesian_prod(*[torch.tensor([0.0, float(edge)], dtype=torch.float64) for edge in size])
     ends = torch.cat([corners.reshape(-1, len(size)), torch.ones(2 ** len(size), 1, dtype=torch.float64)], 1)
     rank = len(size) + 1
-    away = (ends @ (_square(image.affine, rank) - _square(mask.affine, rank)).T).abs().max()
-    if away > HALF * float(_spacing(image).min()):
+    away = (ends @ (_spatial_affine(image.affine, rank) - _spatial_affine(mask.affine, rank)).T).abs().max()
+    if away > GRID_TOLERANCE * float(_spacing(image).min()):
         raise DataError(
             "misaligned_mask",
             f"expected '{key}' on the grid of its image, got one whose corners lie {float(away):.3g} mm away for "
@@ -260,19 +287,19 @@ def _check_grid(image: Any, mask: Any, key: str, place: str) -> None:
         )
 
 
-def _square(affine: torch.Tensor, rank: int) -> torch.Tensor:
-    """An affine of the first spatial axes, (rank, rank)."""
+def _spatial_affine(affine: torch.Tensor, rank: int) -> torch.Tensor:
+    """Return the affine of the first spatial axes, (rank, rank)."""
     whole = torch.as_tensor(affine).to("cpu", torch.float64)
     keep = [*range(rank - 1), whole.shape[-1] - 1]
     return whole[keep][:, keep]
 
 
 def _spacing(image: Any) -> torch.Tensor:
-    """Millimetres between neighbours along each spatial axis, (axes,), float64; NaN where nothing is known."""
+    """Return the millimetres between neighbours along each spatial axis, (axes,), float64; NaN if unknown."""
     if not isinstance(image, MetaTensor):
-        return _unknown(image)
+        return _unknown_spacing(image)
     return torch.as_tensor(affine_to_spacing(image.affine, max(1, np.ndim(image) - 1))).to("cpu", torch.float64)
 
 
-def _unknown(image: Any) -> torch.Tensor:
+def _unknown_spacing(image: Any) -> torch.Tensor:
     return torch.full((max(1, np.ndim(image) - 1),), torch.nan, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What a chain's beginning makes of a case, as tensors and JSON, so that it can be kept and sent without a pickle."""
+"""Convert the result of a chain's beginning to tensors and JSON, so that it can be cached and sent without pickle."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from medfl.types import Tensors
 from medfl.utils.wire import DTYPES
 
 Packed = tuple[Any, Tensors]
-"""The form of an item as JSON, and its tensors by the names that the form has."""
+"""Packed item: its structure as JSON, and its tensors by the names that the structure uses."""
 
 
-def packed(item: Any, case: Mapping[str, Any], where: str) -> Packed:
-    """An item as JSON and tensors. Entries of the case that the chain left as they are, such as paths, are not in it.
+def pack_item(item: Any, case: Mapping[str, Any], where: str) -> Packed:
+    """Convert an item to JSON and tensors.
+
+    Entries that the chain left unchanged, such as paths, are stored as references to the case.
 
     Args:
         item: Dictionaries and lists of tensors, arrays, numbers, text and None.
-        case: What the chain was given.
-        where: Which case it is, for the message.
+        case: Case that the chain received.
+        where: Name of the case, for the message.
 
     Raises:
-        DataError: If it holds anything else.
+        DataError: If the item contains any other type.
     """
-    own = {id(value): key for key, value in case.items()}
+    keys_by_id = {id(value): key for key, value in case.items()}
     tensors: Tensors = {}
 
     def named(tensor: torch.Tensor) -> str:
@@ -41,9 +43,9 @@ def packed(item: Any, case: Mapping[str, Any], where: str) -> Packed:
         return name
 
     def form(value: Any) -> Any:
-        """How a value is told: its kind, and its content or the name of its tensor."""
-        if isinstance(value, str | int | float | Path) and id(value) in own:
-            return {"case": own[id(value)]}
+        """Return the JSON form of a value: its kind, and its content or the name of its tensor."""
+        if isinstance(value, str | int | float | Path) and id(value) in keys_by_id:
+            return {"case": keys_by_id[id(value)]}
         if isinstance(value, enum.Enum):
             return form(value.value)
         if value is None or isinstance(value, bool | int | float | str):
@@ -73,13 +75,13 @@ def packed(item: Any, case: Mapping[str, Any], where: str) -> Packed:
         ) from None
 
 
-def unpacked(content: Packed, case: Mapping[str, Any], copy: bool) -> Any:
-    """The item again.
+def unpack_item(content: Packed, case: Mapping[str, Any], copy: bool) -> Any:
+    """Convert a packed item back.
 
     Args:
-        content: Of `packed`.
-        case: Has the entries that are not in it.
-        copy: Whether the tensors get memory of their own.
+        content: Result of `pack_item`.
+        case: Case with the entries that are stored as references.
+        copy: Whether tensors are copied instead of shared with `content`.
     """
     tensors = content[1]
 
@@ -87,7 +89,7 @@ def unpacked(content: Packed, case: Mapping[str, Any], copy: bool) -> Any:
         return tensors[name].clone() if copy else tensors[name]
 
     def item(form: Any) -> Any:
-        """The value of which a form tells."""
+        """Return the value that a JSON form describes."""
         if "value" in form:
             return form["value"]
         if "image" in form:

@@ -1,4 +1,4 @@
-"""Masks that a network drew of pictures, written on the grid of the pictures' files."""
+"""Write predicted masks of 2-D image files as PNG, at the size of the image files."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from PIL import Image
 from medfl.data.readers.images import image_size
 
 GREYS = 255
-"""The brightest one, which is that of the last class."""
+"""Grey value of the last class."""
 
 
 class SaveMaskd(Transform):
-    """Write the mask of each picture as PNG: ``<name>_mask.png``, in the folders that the pictures have.
+    """Transform that writes the mask of each image as PNG: ``<name>_mask.png``, in the same subfolders as the images.
 
-    Logits are resized to the picture by linear interpolation, undoing what `medfl.data.inference.ImageFiles` did to it,
-    and each pixel gets the class with the largest one, as a grey: class c of C is ``255 c // (C - 1)``, so that a
-    lesion is white on black.
+    Logits are resized to the original image size by linear interpolation, which inverts the resizing of
+    `medfl.data.inference.ImageFiles`. Each pixel gets the class with the largest logit, as a grey value: class c of C
+    is ``255 c // (C - 1)``, so that a lesion is white on black.
 
     Args:
-        output_dir: Where to write.
-        dataset_dir: Where the pictures are. What has no file there, as the images of a site's list, is written at the
-            size of the network's outputs, and called ``row N``.
+        output_dir: Folder to write into.
+        dataset_dir: Folder of the image files. Images without a file, such as the images of a site's list, have
+            the name ``row N``; their masks have the size of the network's output.
     """
 
     def __init__(self, output_dir: str | Path, dataset_dir: str | Path) -> None:
         self._output, self._source = Path(output_dir), Path(dataset_dir)
 
     def __call__(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Write the mask of one picture.
+        """Write the mask of one image and return the data unchanged.
 
         Args:
-            data: With ``image``, which knows the name of its file, and ``pred``, logits (C, H, W).
+            data: Dictionary with ``image``, whose metadata has the file name, and ``pred``, logits (C, H, W).
         """
         name = str(data["image"].meta["filename_or_obj"])
         logits = torch.as_tensor(data["pred"]).float()

@@ -1,4 +1,4 @@
-"""What the cases of a split are, before a run: their pixels, so that no case is on both sides, and their masks."""
+"""Inspect all cases of a split before a run: digests of their pixels for the leak check, and empty masks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from medfl.data.transforms.dataset import TransformDataset
 
 
 @dataclass(frozen=True)
-class Survey:
-    """What a look at all cases of a split gives; it fills the cache on its way.
+class SplitSurvey:
+    """Result of inspecting all cases of a split.
 
     Attributes:
-        pixels: For each case 16 bytes, equal for equal inputs before the first random transform.
-        shapes: Spatial shape of each case there.
-        empty: For each key of targets that are masks, how many cases have an empty one: that is allowed.
+        pixels: 16-byte hash of each case; equal for equal inputs after the deterministic transforms.
+        shapes: Spatial shape of each case after these transforms.
+        empty: Maps each target key to its number of cases with an empty mask, which is allowed.
     """
 
     pixels: tuple[bytes, ...]
@@ -27,11 +27,11 @@ class Survey:
     empty: Mapping[str, int]
 
 
-def survey(data: TransformDataset) -> Survey:
-    """Look at all cases, after the transforms before the first random one.
+def survey_split(data: TransformDataset) -> SplitSurvey:
+    """Inspect all cases of a split after the deterministic transforms. This also fills the cache.
 
     Raises:
-        DataError: If a case can't be made, naming its row.
+        DataError: If a case can't be loaded. The message names its row.
     """
     pixels, shapes, empty = [], [], dict[str, int]()
     for samples in data.beginnings():
@@ -44,14 +44,14 @@ def survey(data: TransformDataset) -> Survey:
         for key in data.target_keys:
             masks = [sample[key] for sample in samples if np.ndim(sample[key]) > 2]
             empty[key] = empty.get(key, 0) + (len(masks) > 0 and not any(bool((mask > 0).any()) for mask in masks))
-    return Survey(tuple(pixels), tuple(shapes), empty)
+    return SplitSurvey(tuple(pixels), tuple(shapes), empty)
 
 
 def holding(data: TransformDataset, subjects: Iterable[Hashable] = ()) -> Holding:
-    """What a split holds, for `medfl.data.leaks.leaks_between`.
+    """Return the subjects and images of a split, for `medfl.data.leaks.leaks_between`.
 
     Args:
         data: The split.
-        subjects: Of its cases, as far as they are known.
+        subjects: Subjects of its cases, if known.
     """
-    return Holding(set(subjects), set(survey(data).pixels))
+    return Holding(set(subjects), set(survey_split(data).pixels))

@@ -185,7 +185,7 @@ class FeatureSharing(FeatureDistillation):
         if bool(shared) != (request.op == "share"):
             raise RefusedError(
                 "unexpected_tensors",
-                f"Expected shared images only in replies to 'share', and in each of them; got a reply to '{request.op}'.",
+                f"Expected shared images in every reply to 'share' and in no other; got a reply to '{request.op}'.",
                 op=request.op,
             )
         if shared:

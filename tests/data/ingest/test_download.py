@@ -1,4 +1,4 @@
-"""Downloads over lines that break, from servers that differ, with content that may be wrong."""
+"""Test downloads over failing connections, from servers of different kinds, and with wrong content."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_a_cut_line_is_continued_where_it_broke(web, tmp_path):
     assert target.read_bytes() == CONTENT
     assert web.requests == [(None, None), ("bytes=1000-", '"one"'), ("bytes=6000-", '"one"')]
     assert [line for line in lines if "was cut" in line] == [
-        f"the connection was cut (1000 of {len(CONTENT)} bytes came); trying again",
-        f"the connection was cut (6000 of {len(CONTENT)} bytes came); trying again",
+        f"the connection was cut (received 1000 of {len(CONTENT)} bytes); trying again",
+        f"the connection was cut (received 6000 of {len(CONTENT)} bytes); trying again",
     ]
 
 
@@ -72,7 +72,7 @@ def test_what_came_is_kept_for_the_same_command_later(web, tmp_path):
 
 def test_tries_that_bring_nothing_are_counted(web, tmp_path):
     web.cut = [0] * 10
-    with refused(DataError, "incomplete_download", kept=0, reason=f"0 of {len(CONTENT)} bytes came"):
+    with refused(DataError, "incomplete_download", kept=0, reason=f"received 0 of {len(CONTENT)} bytes"):
         fetch(web, tmp_path / "file.npz", retries=2)
     assert len(web.requests) == 3
 
@@ -115,7 +115,7 @@ def test_without_a_length_only_the_checksum_tells_a_cut_line(web, tmp_path):
 
 
 def test_two_processes_do_not_write_to_the_same_part(web, tmp_path):
-    """The lock is one of open files, so a second opening in this process stands for another process."""
+    """The lock belongs to an open file, so a second opening in this process acts like another process."""
     with held(tmp_path / ".file.npz.lock", remove=True) as alone:
         assert alone
         with refused(DataError, "file_in_use", path=str(tmp_path / "file.npz")):

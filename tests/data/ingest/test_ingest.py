@@ -1,4 +1,4 @@
-"""Ingestion: parallel, resumable, with bad files left out and named."""
+"""Test ingestion: parallel, resumable, with unreadable files excluded and reported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from refusals import refused
 
 from medfl.data.ingest.pipeline import core_count, ingest, work_folder, write_quarantine
-from medfl.data.ingest.workers import CRASHED, LoadedItem
+from medfl.data.ingest.workers import CRASH_REASON, LoadedItem
 from medfl.errors import DataError, SettingsError
 from medfl.utils.locks import LOCK, held
 from medfl.utils.text import describe_counts
@@ -32,7 +32,7 @@ class Item:
 
 
 def load(folder: Path, item: Item) -> LoadedItem:
-    """A row of one number, the one in the file; each call leaves a mark."""
+    """Return a row with the number in the file, and record each call in a file."""
     with (folder / "calls").open("a") as file:
         file.write(f"{item.path.name}\n")
     text = item.path.read_text()
@@ -46,7 +46,7 @@ def load(folder: Path, item: Item) -> LoadedItem:
 
 
 def stuck(folder: Path, item: Item) -> LoadedItem:
-    """The seventh item and those after it take an hour."""
+    """Load like `load`, but take an hour from the seventh item on."""
     if int(item.path.name[:2]) > 5:
         time.sleep(3600)
     return load(folder, item)
@@ -101,7 +101,7 @@ def test_each_item_becomes_a_row_and_bad_ones_are_left_out(tmp_path, items, work
 def test_a_decoder_that_ends_its_process_costs_one_item_only(tmp_path, items):
     items[1].path.write_text("crash")
     outcome = run(tmp_path, items, workers=2)
-    assert outcome.failed == {1: CRASHED}
+    assert outcome.failed == {1: CRASH_REASON}
     np.testing.assert_array_equal(np.load(tmp_path / "images.npy")[:, 0, 0], [10, 12, 13, 14, 15, 16, 17, 18])
 
 
@@ -118,7 +118,7 @@ def test_a_bug_is_no_bad_file(tmp_path, items):
 
 
 def interrupt(tmp_path, items):
-    """Leave an ingestion of eight rows of nine behind."""
+    """Leave an interrupted ingestion behind, with eight of nine rows finished."""
     whole = items[8].path.read_text()
     items[8].path.write_text("bug")
     with pytest.raises(KeyError):
@@ -188,20 +188,20 @@ def test_a_full_disk_ends_it_with_a_reason_and_the_same_call_goes_on(tmp_path, i
 
 
 def children(number: int) -> list[int]:
-    """The processes that a process started, on Linux; none elsewhere."""
+    """Return the child processes of a process, on Linux; none on other systems."""
     path = Path(f"/proc/{number}/task/{number}/children")
     return [int(child) for child in path.read_text().split()] if path.exists() else []
 
 
 def running(number: int) -> bool:
-    """Whether a process is there and has not ended (a dead one may wait for the system to remove it)."""
+    """Return True if a process exists and has not ended; a dead process may still wait for its removal."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
 
 
 def test_killed_and_continued(tmp_path, items):
-    """The process is killed in the middle; its workers end with it, and the same call goes on."""
+    """The main process is killed; its workers end with it, and the same call resumes."""
     code = (
         "from pathlib import Path; import test_ingest as t\n"
         "if __name__ == '__main__':\n"

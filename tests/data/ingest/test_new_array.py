@@ -1,4 +1,4 @@
-"""Array files that are filled piece by piece: what is in them, in memory and on the disk."""
+"""Test array files that are filled piece by piece: their content, memory and disk use."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_rows_come_in_any_order_and_some_are_kept(tmp_path, dtype):
 
 
 def test_no_more_than_a_row_is_in_memory(tmp_path):
-    """Nor is the file mapped, whose pages would count as memory of the process."""
+    """The file is not mapped either, because mapped pages would count as memory of the process."""
     path, row = tmp_path / "a.npy", np.ones((256, 1024), np.float32)
     tracemalloc.start()
     try:
@@ -57,11 +57,11 @@ def test_no_more_than_a_row_is_in_memory(tmp_path):
 
 def test_what_is_needed_is_said_before_and_refused_if_it_is_not_there(tmp_path, monkeypatch):
     path, lines = tmp_path / "a.npy", []
-    monkeypatch.setattr(module, "_free", lambda folder: 3 * 10**9)
+    monkeypatch.setattr(module, "_free_bytes", lambda folder: 3 * 10**9)
     tell_need(path, (17092, 224, 224, 3), np.uint8, 2, lines.append)
     assert lines == [
         "note: needs 2.6 GB on the disk of --out, which has 3.0 GB left, and about 450.0 MB of memory for 2 processes, "
-        "however many images there are"
+        "for any number of images"
     ]
     for attempt in (
         lambda: tell_need(path, (10**10,), np.uint8, 1, lines.append),
@@ -105,5 +105,5 @@ def test_an_array_file_that_is_cut_short_is_none(tmp_path):
         np.save(path, content)
         if content is ROWS:
             path.write_bytes(path.read_bytes()[:-1])
-        with pytest.raises(ValueError, match="cut short or turned"):
+        with pytest.raises(ValueError, match="cut short or in Fortran order"):
             ArrayFile(path)

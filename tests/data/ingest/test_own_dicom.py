@@ -1,4 +1,4 @@
-"""A hospital's own DICOM files: what may tell who a patient is, and files as they are found in the wild."""
+"""Test preparation of the user's own DICOM files: identifying elements, and nonstandard files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLUMNS = Columns("file", "diagnosis")
 
 @pytest.fixture
 def own(tmp_path):
-    """Four files; two of them say who the patient is."""
+    """Four files; two of them identify the patient."""
     folder = tmp_path / "images"
     folder.mkdir()
     clean = {"PatientIdentityRemoved": "YES", "PatientName": "made-up"}

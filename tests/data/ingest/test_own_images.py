@@ -1,4 +1,4 @@
-"""A hospital's own files: what becomes of them, and what is refused. Names and identifiers here are secrets."""
+"""Test preparation of the user's own images. Names and identifiers in these tests are secrets that must not be kept."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_channels_follow_the_images_or_the_user(own, tmp_path):
 
 
 def spoil(own):
-    """Two files that can't be read: one is found by its head, one only by its pixels."""
+    """Damage two files: one fails on inspection of its header, the other only when its pixels are read."""
     shutil.copy(own[1], own[0] / ROWS[0][0])
     path = own[0] / ROWS[2][0]
     path.write_bytes(path.read_bytes()[:-200])
@@ -141,7 +141,7 @@ def test_unreadable_images_are_all_found(own, tmp_path):
     with refused(DataError, "unreadable_image", count=2, total=8) as error:
         prepare(*own, SOME, (10, 15), tmp_path / "P")
     message = str(error.value)
-    assert "1 x the file is no image of the kind that the end of its name says (.png)" in message
+    assert "1 x the file is not an image of the kind that its extension states (.png)" in message
     assert "(table row 2)" in message
     assert "1 x the image file is damaged or cut short (OSError). Export it again (table row 4)" in message
     assert "--skip-unreadable" in message
@@ -283,5 +283,5 @@ def test_progress_is_plain_lines_without_a_terminal(own, tmp_path, monkeypatch):
     monkeypatch.setattr("medfl.utils.progress.EVERY_SECONDS", 0.0)
     lines: list[str] = []
     prepared(own, tmp_path / "P", say=lines.append)
-    assert "looking at: 4 of 4 images" in lines
+    assert "inspecting: 4 of 4 images" in lines
     assert lines[-1] == "reading: 4 of 4 images"

@@ -1,4 +1,4 @@
-"""Order of classes, and made-up identifiers."""
+"""Test the order of classes and the generated identifiers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hospital's own mammograms: read as the preparations of public ones read them, and predicted so."""
+"""Test that the user's own mammograms are read like published mammograms, for training and inference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from refusals import refused
 
 from medfl.cli.main import main
 from medfl.data.ingest.labels import Columns
-from medfl.data.ingest.own_form import Form, read_row
+from medfl.data.ingest.own_form import RowFormat, read_row
 from medfl.data.ingest.own_synthetic import write_table
 from medfl.data.mammogram_files import how_read, load_mammograms
 from medfl.data.partition.writing import presentation_intents
@@ -30,7 +30,11 @@ ALL = {"crop_breast": True, "align": True, "voi": True}
 
 
 def film(right: bool) -> np.ndarray:
-    """A breast of 1000 to 3000 on background of 300, its chest wall on the left or right, on a frame of padding."""
+    """Return a breast of values 1000 to 3000 on a background of 300, framed by padding.
+
+    Args:
+        right: Whether the chest wall is on the right.
+    """
     rows, columns = np.indices((120, 90))
     inside = 1 - np.hypot(rows - 60, columns) / 50
     pixels = np.where(inside > 0, 1000 + inside * 2000, 300)
@@ -49,7 +53,7 @@ FILES = {
 
 @pytest.fixture
 def own(tmp_path: Path) -> tuple[Path, Path]:
-    """The folder of the images and the table."""
+    """Write the folder of the images and the table, and return both."""
     (tmp_path / "images").mkdir()
     for name, (pixels, tags) in FILES.items():
         tags = TAGS | tags
@@ -61,8 +65,8 @@ def own(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def plain(own: tuple[Path, Path]) -> list[np.ndarray]:
-    """The rows of all files, read as mammograms as they are stored."""
-    form = Form(SIZE, 1, np.dtype(np.uint16), check_reading({}))
+    """Return the rows of all files, read as mammograms without any option."""
+    form = RowFormat(SIZE, 1, np.dtype(np.uint16), check_reading({}))
     return [read_row(own[0] / name, form).pixels for name in FILES]
 
 
@@ -109,7 +113,7 @@ def test_a_mixture_of_presentation_intents_is_told_wherever_the_images_go(own, t
     counted = "2 FOR PRESENTATION, 1 FOR PROCESSING, 1 not said"
     assert f"note: presentation intent (DICOM): {counted}" in lines
     [warning] = datalist.warnings
-    assert warning.startswith(f"the files are of several presentation intents ({counted}): ")
+    assert warning.startswith(f"the files have several presentation intents ({counted}): ")
     assert f"warning: {warning}" in lines
     kinds = ["FOR PRESENTATION", "FOR PROCESSING", "not said", "FOR PRESENTATION"]
     assert [record["presentation_intent"] for record in datalist.splits["training"]] == kinds

@@ -1,4 +1,4 @@
-"""Tables of splits that a benchmark published: where they are looked for, and what is refused."""
+"""Test published tables of splits: their locations and the errors of wrong tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A data set is written whole or not at all, and never over what it is made of."""
+"""Test that a data set is written completely or not at all, and never replaces its own input."""
 
 from __future__ import annotations
 

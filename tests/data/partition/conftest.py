@@ -1,4 +1,4 @@
-"""Pooled data sets to partition."""
+"""Fixtures with pooled data sets for the tests of partitions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ def pool(tmp_path) -> Path:
 
 @pytest.fixture
 def leaky(tmp_path) -> Path:
-    """Image 0 twice in training, images 5 and 6 in the test split too, the patient of image 7 in the test split."""
+    """Pooled data set with leaks: image 0 twice in training, and training images that recur in the test split.
+
+    Images 5 and 6 are in the test split too, and so is the patient of image 7.
+    """
     images = np.random.default_rng(0).integers(0, 256, (130, 4, 4), dtype=np.uint8)
     images[3], images[110], images[111] = images[0], images[5], images[6]
 

@@ -1,4 +1,4 @@
-"""Sites by a column: the partition `by_site`."""
+"""Test the partition scheme `by_site`: one site for each value of a column."""
 
 from __future__ import annotations
 

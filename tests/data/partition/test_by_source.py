@@ -1,4 +1,4 @@
-"""Small sites from several data sets: the partition `by_source`."""
+"""Test the partition scheme `by_source`: several small sites from each data set."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ BLOOD = {
     "Acevedo": (1218, 3117, 1214, 1420, 3279, 1551, 2348),
     "Bodzas": (1023, 1017, 3046, 2040, 3300, 510),
 }
-"""Source to images of each class that it has."""
+"""Maps each source to the number of images of each of its classes."""
 
 
 def pooled(sources: dict[str, tuple[int, ...]]) -> tuple[np.ndarray, np.ndarray]:
-    """Labels and sources in a random order."""
+    """Return labels and sources in a random order."""
     pairs = [(label, name) for name, sizes in sources.items() for label, n in enumerate(sizes) for _ in range(n)]
     order = np.random.default_rng(0).permutation(len(pairs))
     return np.array([pair[0] for pair in pairs])[order], np.array([pair[1] for pair in pairs])[order]
@@ -38,7 +38,7 @@ def drawn(sources, seed=0, **options):
 
 
 def check(labels, values, parts, classes, per_class):
-    """Ranges are kept, sites are disjoint, and each has images of its own source only."""
+    """Check that all ranges hold, sites are disjoint, and each site has images of a single source only."""
     together = np.concatenate(list(parts.values()))
     assert len(np.unique(together)) == len(together)
     for name, part in parts.items():
@@ -51,7 +51,7 @@ def check(labels, values, parts, classes, per_class):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_five_sites_of_each_of_three_sources(seed):
-    """The setting NIID-2 of FedSDC; Matek's basophils and erythroblasts suffice for three of its five sites each."""
+    """FedSDC's setting NIID-2; Matek's basophils and erythroblasts suffice for three of its five sites each."""
     labels, values, parts = drawn(BLOOD, seed)
     assert list(parts) == [f"{name}-{number:02d}" for name in ("Acevedo", "Bodzas", "Matek") for number in range(1, 6)]
     check(labels, values, parts, (5, 6), (20, 60))
@@ -95,9 +95,9 @@ def test_no_site_and_no_image_comes_first():
     st.integers(0, 2**32 - 1),
 )
 def test_ranges_hold_whenever_they_can(sizes, sites, low, more, least, above, seed):
-    """A source gives `sites` sites `low` classes each if its portions of `least` images suffice, else it says why not.
+    """A source gives `sites` sites `low` classes each if its portions of `least` images suffice; otherwise an error.
 
-    Portions suffice if dealing them round and round, a class after the other, gives each site enough.
+    Portions suffice if assigning them to the sites in turn, class by class, gives each site enough.
     """
     options = {"sites_per_source": sites, "min_classes": low, "max_classes": low + more}
     options |= {"min_per_class": least, "max_per_class": least + above}

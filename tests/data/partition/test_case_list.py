@@ -1,4 +1,4 @@
-"""``medfl partition`` of a bundle's own list: cases stay together as they must, and sites' folders hold links only."""
+"""Test ``medfl partition`` with a bundle's own list: related cases stay together, and folders contain links."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from medfl.records.partition import CasePartition
 
 
 def decathlon(folder, count=12, **columns):
-    """A Decathlon list of made-up cases, two of each patient, and their files; gives the list's path."""
+    """Write a Decathlon list of synthetic cases, two for each patient, with their files, and return its path."""
     cases = []
     for number in range(count):
         case = {"image": f"./imagesTr/c{number}.nii.gz", "label": f"./labelsTr/c{number}.nii.gz"}

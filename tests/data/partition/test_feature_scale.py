@@ -1,4 +1,4 @@
-"""Mean and deviation of features: over the training rows of all sites and no other ones."""
+"""Test mean and deviation of features: computed over the training rows of all sites and no other rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local test and validation sets: shares, folds, images of each class; units are never torn."""
+"""Test local test and validation sets: fractions, folds and images of each class; units stay together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from refusals import refused
 
 from medfl.data.datalists import make_records
-from medfl.data.partition.holdouts import class_balanced, fold_of, local_splits, per_class
+from medfl.data.partition.holdouts import choose_class_balanced, choose_fold, choose_per_class, local_splits
 from medfl.data.partition.plan import PartitionPlan
 from medfl.data.partition.shares import holdout
 from medfl.errors import SettingsError
@@ -15,7 +15,7 @@ from medfl.records.datalist import CaseRecord
 
 
 def grouped(patients: int, seed: int = 0) -> list[CaseRecord]:
-    """One to four images of each patient; the patient decides the class."""
+    """Return one to four images for each patient; the patient decides the class."""
     sizes = np.random.default_rng(seed).integers(1, 5, patients)
     subjects = np.repeat(np.arange(patients), sizes)
     return [{"image": row, "label": int(who % 3), "subject_id": f"p{who}"} for row, who in enumerate(subjects)]
@@ -53,12 +53,12 @@ def test_a_holdout_leaves_an_image_to_train_with(size, kept):
 )
 def test_a_class_balanced_holdout_has_as_many_of_each_class_as_the_released_code_draws(sizes, counts):
     labels = np.repeat(np.arange(len(sizes)), sizes)
-    chosen = class_balanced(labels, 0.2, np.random.default_rng(0))
+    chosen = choose_class_balanced(labels, 0.2, np.random.default_rng(0))
     assert np.bincount(labels[chosen], minlength=len(sizes)).tolist() == counts
 
 
 def test_where_no_class_has_a_quota_a_class_balanced_holdout_is_a_share_of_all():
-    chosen = class_balanced(np.arange(13), 0.2, np.random.default_rng(0))
+    chosen = choose_class_balanced(np.arange(13), 0.2, np.random.default_rng(0))
     assert chosen.sum() == 2
 
 
@@ -133,7 +133,9 @@ def test_each_unit_is_tested_in_exactly_one_fold():
 
 def test_folds_are_stratified_and_keyed_by_seed_and_site():
     labels = np.repeat([0, 1, 2], [50, 7, 23])
-    table = [np.bincount(labels[fold_of(labels, 5, fold, np.random.default_rng(0))], minlength=3) for fold in range(5)]
+    table = [
+        np.bincount(labels[choose_fold(labels, 5, fold, np.random.default_rng(0))], minlength=3) for fold in range(5)
+    ]
     assert np.ptp(table, axis=0).max() <= 1
     records = make_records(range(40), [row % 2 for row in range(40)], "x")
     tests = [
@@ -154,7 +156,7 @@ def test_a_site_without_images_has_empty_splits_and_a_small_one_is_refused():
 
 def test_images_of_each_class_are_chosen_exactly_without_groups():
     labels = np.random.default_rng(0).integers(0, 4, 300)
-    chosen = per_class(np.arange(300), labels, 30, np.random.default_rng(0))
+    chosen = choose_per_class(np.arange(300), labels, 30, np.random.default_rng(0))
     assert np.bincount(labels[chosen]).tolist() == [30] * 4
 
 
@@ -162,14 +164,14 @@ def test_images_of_each_class_come_in_whole_groups():
     records = grouped(200)
     labels = np.array([record["label"] for record in records])
     units = np.array([int(record["subject_id"][1:]) for record in records])
-    chosen = per_class(units, labels, 25, np.random.default_rng(0))
+    chosen = choose_per_class(units, labels, 25, np.random.default_rng(0))
     counts = np.bincount(labels[chosen[units]], minlength=3)
     assert (counts <= 25).all()
     assert (counts >= 25 - 3).all(), "a group has four images at most"
-    mixed = per_class(np.arange(40) // 2, np.arange(40) % 2, 7, np.random.default_rng(0))
+    mixed = choose_per_class(np.arange(40) // 2, np.arange(40) % 2, 7, np.random.default_rng(0))
     assert mixed.sum() == 7, "a group of two classes counts for both"
 
 
 def test_too_many_images_of_each_class_are_refused():
     with refused(SettingsError, "too_few_images", label=7, count=30, found=30):
-        per_class(np.arange(130), np.repeat([4, 7], [100, 30]), 30, np.random.default_rng(0))
+        choose_per_class(np.arange(130), np.repeat([4, 7], [100, 30]), 30, np.random.default_rng(0))

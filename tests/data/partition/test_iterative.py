@@ -1,4 +1,4 @@
-"""Iterative stratification of images with several labels, and where partitions use it."""
+"""Test iterative stratification of images with several labels, and its use in partitions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from medfl.data.datalists import Datalist
 from medfl.data.partition.assign import distribute
-from medfl.data.partition.holdouts import fold_of, local_splits
+from medfl.data.partition.holdouts import choose_fold, local_splits
 from medfl.data.partition.iid import iid
 from medfl.data.partition.plan import PartitionPlan
 from medfl.data.partition.shares import holdout, iterative
@@ -17,7 +17,7 @@ SHARES = (0.5, 0.2, 0.08, 0.03)
 
 
 def findings(n: int, seed: int = 0) -> np.ndarray:
-    """Findings that come together: the second mostly with the first, the last mostly with the third."""
+    """Return correlated findings: the second mostly occurs with the first, the last mostly with the third."""
     rng = np.random.default_rng(seed)
     sets = rng.random((n, len(SHARES))) < SHARES
     sets[:, 1] |= sets[:, 0] & (rng.random(n) < 0.3)
@@ -26,7 +26,7 @@ def findings(n: int, seed: int = 0) -> np.ndarray:
 
 
 def error(sets: np.ndarray, parts: np.ndarray, sizes: np.ndarray) -> float:
-    """The mean distance of what parts have of the labels from their share, in units."""
+    """Return the mean absolute difference between the parts' label counts and their proportional shares, in units."""
     counts = np.stack([sets[parts == part].sum(axis=0) for part in range(len(sizes))])
     return float(np.abs(counts - sets.sum(axis=0) * sizes[:, None] / len(sets)).mean())
 
@@ -85,7 +85,7 @@ def test_a_holdout_and_folds_keep_each_label():
     held = holdout(np.zeros(200, int), 0.25, np.random.default_rng(0), sets=sets)
     assert held.sum() == 50
     assert np.abs(sets[held].sum(axis=0) - sets.sum(axis=0) / 4).max() <= 1
-    folds = np.stack([fold_of(np.zeros(200, int), 5, k, np.random.default_rng(0), sets=sets) for k in range(5)])
+    folds = np.stack([choose_fold(np.zeros(200, int), 5, k, np.random.default_rng(0), sets=sets) for k in range(5)])
     assert (folds.sum(axis=0) == 1).all()
     assert max(np.ptp([sets[fold].sum(axis=0)[label] for fold in folds]) for label in range(4)) <= 2
 

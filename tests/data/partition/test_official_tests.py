@@ -1,4 +1,4 @@
-"""Test sets of sites as a release has them: each site's part of the pooled test split, by a column."""
+"""Test official test sets: each site gets its part of the pooled test split, by a column."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a pooled data set to folders: who gets what, what is written, and that nothing is lost."""
+"""Test partitions from a pooled data set to site folders: assignment, written files and completeness."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_a_patient_at_two_sites_goes_to_one_with_a_warning(tmp_path):
     pool = write_pool(tmp_path / "P", change)
     partition(pool, tmp_path / "D", PartitionPlan("by_site", column="hospital"), by_site)
     assert rows_of(tmp_path / "D")["a"] == [*range(50), 99]
-    expected = "1 image at another site than the column 'hospital' says, because"
+    expected = "1 image at another site than the column 'hospital' states, because"
     assert any(line.startswith(expected) for line in partition_of(tmp_path / "D").warnings)
 
 

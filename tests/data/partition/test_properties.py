@@ -1,4 +1,4 @@
-"""What every partition of every pool promises: units stay on one side, nothing is lost, a seed decides."""
+"""Test properties of all partitions with random pools: units stay together, no image is lost, a seed decides."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ numbers = st.integers(0, 2**32 - 1)
 
 @st.composite
 def pools(draw) -> tuple[Datalist, list[bytes]]:
-    """A pool with some groups, some unknown patients, some copies, and a column; and the hash of each row.
+    """Draw a pool with groups, unknown patients, copies and a column, and the hash of each row.
 
-    Patients and copies also reach over into the test split, as they do in real releases.
+    Patients and copies also extend into the test split, as in real releases.
     """
     rng = np.random.default_rng(draw(numbers))
     training, test = draw(st.integers(20, 70)), draw(st.integers(0, 15))
@@ -69,7 +69,7 @@ def plans(draw) -> PartitionPlan:
 
 
 def keys_of(records: list[dict], hashes: list[bytes]) -> set[tuple[str, object]]:
-    """What must not be in two places: patients and pixels."""
+    """Return the patients and pixels of records, which must not be in two places."""
     subjects = {("subject", record["subject_id"]) for record in records if "subject_id" in record}
     return subjects | {("pixels", hashes[record["image"]]) for record in records}
 

@@ -1,4 +1,4 @@
-"""Public data: the pooled validation split in a folder of its own, for the server and for nobody else."""
+"""Test public data: the pooled validation split, or another data set, in a separate folder for the server only."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_what_is_neither_a_word_nor_a_folder_is_refused(pool, tmp_path):
 
 
 def copies(folder: Path, rows: dict[int, int]) -> Path:
-    """The pool with some images that are copies of others: row to row."""
+    """Write the pool with some images replaced by copies of others; `rows` maps each replaced row to its original."""
     images = np.random.default_rng(0).integers(0, 256, (130, 4, 4), dtype=np.uint8)
     for row, of in rows.items():
         images[row] = images[of]
@@ -83,11 +83,14 @@ def same_subject(splits: dict) -> None:
 
 
 def test_public_images_that_are_private_too_are_refused_dropped_or_allowed(tmp_path):
-    """Two of a site, one of the server's test set, out of ten; copies among the public images are nobody's affair."""
+    """Two of ten public images are also at a site and one is in the server's test set.
+
+    Copies among the public images are allowed.
+    """
     pool = copies(tmp_path / "P", {100: 3, 101: 4, 102: 115, 104: 103})
     with refused(DataError, "data_leak", what="public", held="the private sets", counts={"pixels": 3}) as caught:
         partition(pool, tmp_path / "D", PartitionPlan("iid", 3, public="validation"), iid)
-    assert "(--duplicates drop), or keep them and have it recorded (--allow-leak pixels)" in str(caught.value)
+    assert "(--duplicates drop), or keep them and record the leak (--allow-leak pixels)" in str(caught.value)
     partition(pool, tmp_path / "D", PartitionPlan("iid", 3, public="validation", duplicates="drop"), iid)
     kept = read_datalist(tmp_path / "D" / PUBLIC).splits["training"]
     assert {record["image"] for record in kept} == {*range(103, 110)}
@@ -110,7 +113,7 @@ def test_a_public_image_of_a_private_subject_is_one_too(tmp_path):
 
 
 def test_public_data_of_another_data_set(pool, tmp_path):
-    """Its images are compared; its subjects have names of their own, though they are spelt alike."""
+    """Its images are compared; its subjects are not, although their identifiers are spelled alike."""
     other = write_pool(tmp_path / "Q", images=np.random.default_rng(1).integers(0, 256, (130, 4, 4), dtype=np.uint8))
     images, mine = np.load(other / "images.npy"), np.load(pool / "images.npy")
     images[[0, 105, 129]] = mine[[50, 60, 129]]
@@ -135,7 +138,7 @@ def test_nothing_public_is_left(tmp_path):
 
 
 def test_public_data_with_other_classes_are_refused_before_a_run(tmp_path, capsys):
-    """Labels that don't mean the same would teach the server's classifier nonsense."""
+    """Labels with another meaning would train the server's classifier wrongly."""
     images = np.random.default_rng(0).integers(0, 256, (130, 10, 10), dtype=np.uint8)
     partition(write_pool(tmp_path / "P", images=images), tmp_path / "D", PartitionPlan("iid", 3), iid)
     partition(
@@ -150,12 +153,12 @@ def test_public_data_with_other_classes_are_refused_before_a_run(tmp_path, capsy
         main([str(word) for word in words])
     assert ended.value.code == 2
     error = capsys.readouterr().err
-    assert "have the classes ['normal', 'benign', 'malignant'], the sites ['0', '1', '2']. Say which is which" in error
+    assert "have the classes ['normal', 'benign', 'malignant'], the sites ['0', '1', '2']. Map each class" in error
     assert not (tmp_path / "run" / "run.json").exists()
 
 
 def test_a_network_that_can_not_be_made_is_told_in_its_own_words(tmp_path, capsys):
-    """MONAI wraps the error of a configuration's part in one of its own."""
+    """MONAI wraps the error of a configuration entry in an error of another type."""
     partition(write_pool(tmp_path / "P"), tmp_path / "D", PartitionPlan("iid", 3), iid)
     words = ["run", BUNDLE, "--dataset-dir", tmp_path / "D", "--output-dir", tmp_path / "run", "--rounds", "1"]
     with pytest.raises(SystemExit) as ended:

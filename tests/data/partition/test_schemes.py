@@ -1,4 +1,4 @@
-"""What every partition promises, and what each does in particular; the closed forms are oracle O-B21."""
+"""Test the guarantees of all partition schemes and the specifics of each; the closed forms are oracle O-B21."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server's test set, and training images that are in it as well."""
+"""Test the server's test set, and training images that are in it as well."""
 
 from __future__ import annotations
 

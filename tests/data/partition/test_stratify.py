@@ -1,4 +1,4 @@
-"""Folds and shares that are stratified by a column of the data list besides labels, as by scanning centre."""
+"""Test folds and fractions that are stratified by labels and a column of the data list, such as the scanning centre."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from medfl.data.partition.iid import iid
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
 from medfl.data.partition.shares import holdout
-from medfl.data.partition.units import strata_of
+from medfl.data.partition.units import strata_by_columns
 from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import CaseRecord
 from medfl_datasets.abide.tables import FILE, read_phenotypes
@@ -37,7 +37,10 @@ QUICK = settings(
 
 @st.composite
 def cohorts(draw) -> list[CaseRecord]:
-    """Subjects of unlike centres, some of them with fewer than there are folds; some subjects have several images."""
+    """Draw subjects of centres of different sizes.
+
+    Some centres have fewer subjects than there are folds; some subjects have several images.
+    """
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     subjects, centres = draw(st.integers(8, 80)), draw(st.integers(1, 12))
     skew = rng.dirichlet(np.ones(centres))
@@ -52,21 +55,21 @@ def cohorts(draw) -> list[CaseRecord]:
 
 
 def folds_of(records: list[CaseRecord], folds: int, columns: tuple[str, ...] = ("centre",)) -> list[dict]:
-    """The splits of each fold."""
+    """Return the splits of each fold."""
     plan = PartitionPlan("iid", 1, test="k_fold", folds=folds, val_fraction=0.1, stratify=columns)
-    strata = strata_of(records, columns)
+    strata = strata_by_columns(records, columns)
     plans = [dataclasses.replace(plan, fold=fold) for fold in range(folds)]
     return [local_splits(records, fold_plan, "site-01", strata=strata) for fold_plan in plans]
 
 
 def subjects(records: list[CaseRecord], *keys: str) -> Counter:
-    """Subjects, counted by what they have under some keys."""
+    """Count subjects by their entries under some keys."""
     people = {record["subject_id"]: tuple(record[key] for key in keys) for record in records}
     return Counter(people.values())
 
 
 def spread(folds: list[dict], *keys: str) -> int:
-    """The largest difference between folds in tested subjects of a kind."""
+    """Return the largest difference between folds in the number of tested subjects with the same entries."""
     counts = [subjects(splits["test"], *keys) for splits in folds]
     return max(int(np.ptp([count[kind] for count in counts])) for kind in set().union(*counts))
 
@@ -89,7 +92,7 @@ def test_folds_are_as_alike_as_counts_allow(records, folds):
 @QUICK
 @given(cohorts(), st.sampled_from([0.1, 0.2, 0.5]), st.integers(0, 99))
 def test_a_share_takes_of_each_class_its_share_at_each_centre(records, fraction, seed):
-    labels, strata = np.array([record["label"] for record in records]), strata_of(records, ["centre"])
+    labels, strata = np.array([record["label"] for record in records]), strata_by_columns(records, ["centre"])
     chosen = holdout(labels, fraction, np.random.default_rng(seed), strata=strata)
     assert chosen.sum() == np.floor(len(records) * fraction + 0.5)
     for label in np.unique(labels):
@@ -102,7 +105,7 @@ def test_a_share_takes_of_each_class_its_share_at_each_centre(records, fraction,
 
 
 def test_without_columns_a_centre_may_well_be_in_one_fold_only():
-    """What the option is for: labels alone do not spread the centres."""
+    """This is the reason for the option: labels alone do not spread the centres."""
     records = [
         {"image": row, "label": row % 2, "subject_id": f"p{row}", "centre": f"c{row // 10}"} for row in range(100)
     ]
@@ -132,7 +135,7 @@ def test_the_centres_of_the_real_abide_are_in_every_fold():
 def test_the_same_seed_gives_the_same_folds_and_another_site_others():
     rng = np.random.default_rng(0)
     records = [{"image": row, "label": row % 2, "centre": f"c{rng.integers(4)}"} for row in range(40)]
-    strata = strata_of(records, ["centre"])
+    strata = strata_by_columns(records, ["centre"])
     plan = PartitionPlan("iid", 1, test="k_fold", stratify=("centre",))
     first, again, other = (
         local_splits(records, plan, name, strata=strata)["test"] for name in ("site-01", "site-01", "site-02")
@@ -143,9 +146,9 @@ def test_the_same_seed_gives_the_same_folds_and_another_site_others():
 def test_several_columns_count_in_combination():
     entries = [("A", 1), ("A", 2), ("B", 1), ("A", 1), ("B", 1)]
     records = [{"image": row, "centre": centre, "sex": sex} for row, (centre, sex) in enumerate(entries)]
-    assert strata_of(records, ["centre", "sex"]).tolist() == [0, 1, 2, 0, 2]
-    assert strata_of(records, ["centre"]).tolist() == [0, 0, 1, 0, 1]
-    assert strata_of([], ["centre"]).tolist() == []
+    assert strata_by_columns(records, ["centre", "sex"]).tolist() == [0, 1, 2, 0, 2]
+    assert strata_by_columns(records, ["centre"]).tolist() == [0, 0, 1, 0, 1]
+    assert strata_by_columns([], ["centre"]).tolist() == []
 
 
 # ---- in a partition

@@ -1,4 +1,4 @@
-"""What stays together."""
+"""Test the grouping of images into units that stay together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from refusals import refused
 
 from medfl.data.datalists import subjects_of
-from medfl.data.partition.units import column_of, find_units, majority
+from medfl.data.partition.units import column_entries, find_units, majority_by_unit
 from medfl.errors import DataError
 
 
@@ -45,16 +45,16 @@ def test_the_order_of_images_does_not_matter_for_what_is_joined():
 def test_a_unit_has_its_most_frequent_value_and_of_several_the_smallest():
     units = np.array([0, 0, 0, 1, 1, 2, 2, 2, 2])
     labels = np.array([5, 3, 5, 7, 2, 9, 1, 9, 1])
-    assert majority(units, labels).tolist() == [5, 2, 1]
-    assert majority(units, labels.astype(str)).tolist() == ["5", "2", "1"]
-    assert len(majority(np.empty(0, np.int64), np.empty(0, np.int64))) == 0
+    assert majority_by_unit(units, labels).tolist() == [5, 2, 1]
+    assert majority_by_unit(units, labels.astype(str)).tolist() == ["5", "2", "1"]
+    assert len(majority_by_unit(np.empty(0, np.int64), np.empty(0, np.int64))) == 0
 
 
 def test_the_most_frequent_value_agrees_with_counting():
     rng = np.random.default_rng(0)
     units, labels = rng.integers(0, 40, 500), rng.integers(0, 6, 500)
     expected = [np.bincount(labels[units == unit]).argmax() for unit in range(40)]
-    assert majority(units, labels).tolist() == expected
+    assert majority_by_unit(units, labels).tolist() == expected
 
 
 def test_subjects_may_be_numbers_or_unknown():
@@ -63,16 +63,16 @@ def test_subjects_may_be_numbers_or_unknown():
 
 
 def test_a_column_is_read_as_strings():
-    assert column_of([{"site": " A"}, {"site": 7}], "site").tolist() == ["A", "7"]
+    assert column_entries([{"site": " A"}, {"site": 7}], "site").tolist() == ["A", "7"]
 
 
 @pytest.mark.parametrize("entry", [{}, {"site": None}, {"site": " "}, {"site": float("nan")}])
 def test_a_missing_entry_is_refused(entry):
     with refused(DataError, "missing_value", column="site", count=1, total=3):
-        column_of([{"site": "a"}, entry, {"site": "b"}], "site")
+        column_entries([{"site": "a"}, entry, {"site": "b"}], "site")
 
 
 def test_an_unknown_column_is_refused_with_the_known_ones():
     with refused(DataError, "missing_column", column="sitte") as caught:
-        column_of([{"image": 0, "label": 1, "site": "a"}], "sitte")
+        column_entries([{"image": 0, "label": 1, "site": "a"}], "sitte")
     assert "Did you mean 'site'? Known: label, site" in str(caught.value)

@@ -1,4 +1,4 @@
-"""Volumes on another grid: closed forms, and where left and right are."""
+"""Test resampling of volumes to another grid: closed forms, and left and right sides."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from medfl.errors import SettingsError
 
 
 def affine(edges, start, turn=0.0):
-    """An affine with edges in mm, beginning at a place, turned about the third axis by degrees."""
+    """Return an affine with the given edges in mm and origin, rotated about the third axis by `turn` degrees."""
     c, s = np.cos(np.radians(turn)), np.sin(np.radians(turn))
     matrix = np.eye(4)
     matrix[:3, :3] = np.array([[c, -s, 0], [s, c, 0], [0, 0, 1]]) @ np.diag(edges)
@@ -20,7 +20,7 @@ def affine(edges, start, turn=0.0):
 
 
 def world(grid_affine, shape):
-    """The places of voxels in mm, (3, *shape)."""
+    """Return the positions of voxels in mm, (3, *shape)."""
     places = np.indices(shape)
     return np.einsum("ij,jxyz->ixyz", grid_affine[:3, :3], places) + grid_affine[:3, 3].reshape(3, 1, 1, 1)
 
@@ -48,7 +48,7 @@ def test_a_size_out_of_range(size):
 @pytest.mark.parametrize("edge", [0.9, 2.0, 3.1, 7.0, 30.0])
 @pytest.mark.parametrize("turn", [0, 33])
 def test_a_linear_function_stays_itself(edge, turn):
-    """Interpolation and averages are exact for it, whatever the two grids are."""
+    """Interpolation and averages are exact for linear functions, for any two grids."""
     source = affine((-2, 3, 2.5), (45, -60, -40), turn)
     volume = Volume(ramp(world(source, (44, 40, 34))).astype(np.float32), source)
     centre = source @ [22, 20, 17, 1]
@@ -58,7 +58,7 @@ def test_a_linear_function_stays_itself(edge, turn):
 
 
 def test_the_quick_way_along_the_axes_is_the_same():
-    """A turn too small to matter takes the general way."""
+    """A rotation too small to matter takes the general path."""
     values = np.random.default_rng(0).normal(size=(17, 20, 15)).astype(np.float32)
     grid = Grid((9, 8, 7), affine((5, 6.5, 4), (-30, -30, -20)))
     for edges in ((-3, 3, 3), (4, 7, -9)):
@@ -76,7 +76,7 @@ def test_the_own_grid_changes_nothing():
 
 
 def test_no_voxel_is_skipped_where_the_grid_is_coarser():
-    """A single voxel of a fine map counts by its share of the volume, wherever it is."""
+    """A single voxel of a fine map contributes its share of the volume at any position."""
     fine, grid = affine((1, 1, 1), (0.5, 0.5, 0.5)), Grid((2, 2, 2), affine((4, 4, 4), (2, 2, 2)))
     sums = []
     for place in ((1, 1, 1), (2, 1, 5), (6, 6, 6)):
@@ -87,7 +87,7 @@ def test_no_voxel_is_skipped_where_the_grid_is_coarser():
 
 
 def test_the_right_side_stays_on_the_right():
-    """A map whose first axis runs to the left comes out with its first axis to the right; outside there is 0."""
+    """A map whose first axis runs to the left is resampled with its first axis to the right; outside there is 0."""
     grid = common_grid(16)
     values = np.zeros((32, 32, 32), np.float32)
     source = np.diag([-6.0, 6, 6, 1])

@@ -1,4 +1,4 @@
-"""Reading one DICOM image: values by closed forms, in all forms and compressions that are found in the wild."""
+"""Test reading of one DICOM image: values by closed forms, for many encodings and compressions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from medfl.data.readers.dicom import read_dicom
 from medfl.data.readers.dicom_header import MAMMOGRAPHY, is_dicom
 from medfl.data.readers.dicom_identity import check_identity
 from medfl.data.readers.dicom_intent import INTENTS, NOT_SAID
-from medfl.data.readers.images import look_at, read_image
+from medfl.data.readers.images import inspect_image, read_image
 from medfl.data.readers.mammogram_image import read_mammogram
 from medfl.errors import DataError
 
@@ -230,7 +230,7 @@ PADDED = {
 @pytest.mark.parametrize("slope", [1, -3])
 @pytest.mark.parametrize("case", PADDED)
 def test_padding_is_background_and_counts_for_no_range(tmp_path, case, slope, meaning):
-    """Of a film with tissue in 1000 to 1590 on padding of 65535 the tissue kept less than 1 % of the range."""
+    """Tissue of 1000 to 1590 would get less than 1 % of the grey values if padding of 65535 counted for the range."""
     pixels, dtype, tags, frame = PADDED[case]
     pixels, tags = pixels.astype(dtype), tags | {"RescaleSlope": slope, "RescaleIntercept": 5}
     stored = 12 if "bits in use" in case else pixels.dtype.itemsize * 8
@@ -289,6 +289,6 @@ def test_what_the_pixels_are_for(tmp_path, stated):
     tags = {"PresentationIntentType": stated} if stated else {}
     path = make_dicom(tmp_path / "a", TWELVE, **tags)
     expected = stated if stated in INTENTS else NOT_SAID
-    assert (read_dicom(path).intent, look_at(path).intent) == (expected, expected)
+    assert (read_dicom(path).intent, inspect_image(path).intent) == (expected, expected)
     real = Path(get_testdata_file("JPGLosslessP14SV1_1s_1f_8b.dcm", download=False))
     assert read_dicom(real).intent == "FOR PRESENTATION"

@@ -1,4 +1,4 @@
-"""DICOM files that can't be used, each with its reason; no message names a file or a patient."""
+"""Test unusable DICOM files: each is refused with its reason, and no message names a file or a patient."""
 
 from __future__ import annotations
 

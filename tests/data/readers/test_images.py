@@ -1,4 +1,4 @@
-"""Reading one image file: pixel values by closed forms, and what can't be read."""
+"""Test reading of one image file: pixel values by closed forms, and unreadable files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PIL import Image
 from pydicom.uid import MPEG2MPML
 from refusals import refused
 
-from medfl.data.readers.images import IMAGE_SUFFIXES, ImageKind, look_at, read_image
+from medfl.data.readers.images import IMAGE_SUFFIXES, ImageKind, inspect_image, read_image
 from medfl.errors import DataError, SettingsError
 
 RAMP = np.arange(24, dtype=np.uint8).reshape(4, 6) * 10
@@ -45,7 +45,7 @@ def test_every_mode_of_8_bits_gives_uint8(tmp_path, mode):
         image = read_image(path, (2, 3), channels)
         assert (image.dtype, image.shape) == (np.uint8, shape)
         assert (image == 255).all()
-    assert look_at(path) == ImageKind(2, colour=mode not in ("1", "LA"), deep=False)
+    assert inspect_image(path) == ImageKind(2, colour=mode not in ("1", "LA"), deep=False)
 
 
 def test_a_camera_held_sideways(tmp_path):
@@ -56,7 +56,7 @@ def test_a_camera_held_sideways(tmp_path):
 
 
 def test_a_phone_held_sideways(tmp_path):
-    """JPEG files of phones: turned by a note, and with further images behind the first one."""
+    """JPEG files of phones have an orientation entry, and further images after the first one."""
     half = np.zeros((32, 48), np.uint8)
     half[:, :24] = 255
     tags = Image.Exif()
@@ -93,13 +93,13 @@ def test_a_jpeg_of_four_inks_is_not_inverted(tmp_path):
 def test_colour_of_16_bits_is_refused_because_only_its_upper_half_would_be_read(tmp_path, make):
     for channels in (3, 4) if make is png16 else (3,):
         path = make(tmp_path / "a", np.arange(6 * channels).reshape(2, 3, channels) * 1000)
-        for read in (look_at, lambda file: read_image(file, (2, 3), 3)):
+        for read in (inspect_image, lambda file: read_image(file, (2, 3), 3)):
             with refused(DataError, "too_many_bits", maximum=8):
                 read(path)
     grey = png16(tmp_path / "grey", TWELVE[..., None])
     np.testing.assert_allclose(read_image(grey, (4, 6), 1), UNIT, atol=1e-6)
     with refused(DataError, "too_many_bits", maximum=8):
-        look_at(png16(tmp_path / "alpha", np.stack([TWELVE, TWELVE], axis=-1)))
+        inspect_image(png16(tmp_path / "alpha", np.stack([TWELVE, TWELVE], axis=-1)))
 
 
 @pytest.mark.parametrize("pixels", [TWELVE, TWELVE.astype(np.int32) - 5, TWELVE.astype(np.float32) * 3])
@@ -108,7 +108,7 @@ def test_deeper_images_are_scaled_by_their_own_range(tmp_path, pixels):
     image = read_image(path, (4, 6), 1)
     assert image.dtype == np.float32
     np.testing.assert_allclose(image, UNIT, atol=1e-6)
-    assert look_at(path) == ImageKind(2, colour=False, deep=True)
+    assert inspect_image(path) == ImageKind(2, colour=False, deep=True)
 
 
 def test_dicom_of_12_bits(tmp_path):
@@ -136,7 +136,7 @@ def test_dicom_in_colour_is_as_a_file_of_8_bits(tmp_path):
     np.testing.assert_array_equal(read_image(path, (4, 6), 3), pixels)
     same = picture(tmp_path / "a.png", pixels)
     np.testing.assert_array_equal(read_image(path, (2, 3), 1), read_image(same, (2, 3), 1))
-    assert look_at(path) == look_at(same) == ImageKind(2, colour=True, deep=False)
+    assert inspect_image(path) == inspect_image(same) == ImageKind(2, colour=True, deep=False)
     grey = np.full((4, 6, 3), (77, 128, 128), np.uint8)
     assert (read_image(dicom(tmp_path / "ybr", grey, "YBR_FULL"), (4, 6), 3) == 77).all()
 
@@ -156,7 +156,7 @@ def test_volumes_are_turned_to_the_canonical_orientation(tmp_path, name):
     turned = nifti(tmp_path / name, voxels.transpose(2, 1, 0), affine)
     assert nibabel.aff2axcodes(affine) == ("S", "A", "R")
     np.testing.assert_allclose(read_image(turned, (2, 3, 4), 1), expected, atol=1e-6)
-    assert look_at(tmp_path / name) == ImageKind(3, colour=False, deep=True)
+    assert inspect_image(tmp_path / name) == ImageKind(3, colour=False, deep=True)
     np.testing.assert_allclose(read_image(nifti(tmp_path / name, voxels[..., None]), (2, 3, 4), 1), expected, atol=1e-6)
 
 
@@ -271,7 +271,7 @@ def test_the_endings_are_written_small():
 def test_a_nifti_volume_of_one_slice_is_an_image(tmp_path, axis):
     plane = np.arange(12, dtype=np.float32).reshape(3, 4)
     path = nifti(tmp_path / "a.nii", np.expand_dims(plane, axis))
-    assert look_at(path).dims == 2
+    assert inspect_image(path).dims == 2
     np.testing.assert_allclose(read_image(path, (3, 4), 1), plane / 11, atol=1e-6)
     assert read_image(path, (6, 8), 3).shape == (6, 8, 3)
     with refused(DataError, "wrong_dimensions", expected=3, found=2):

@@ -1,4 +1,4 @@
-"""NRRD and MHA files: written by ITK, the same pixels as those of a NIfTI file, and nothing read that nobody named."""
+"""Test NRRD and MHA files written by ITK: same pixels as NIfTI, and no other file is read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from image_makers import nifti
 from refusals import refused
 
 from medfl.data.readers import itk_files
-from medfl.data.readers.images import image_size, look_at, read_image
+from medfl.data.readers.images import image_size, inspect_image, read_image
 from medfl.data.transforms.cases import check_cases
 from medfl.errors import DataError
 
@@ -20,7 +20,7 @@ VOXELS = np.random.default_rng(0).normal(size=(6, 5, 4)).astype(np.float32)
 
 
 def write(path: Path, voxels: np.ndarray, **options: bool) -> Path:
-    """A file of ITK's with axes that run to the left, to the back and up, as its own do; spacing 1, 2, 3 mm."""
+    """Write a file with ITK; its axes run to the left, to the back and up, with spacing 1, 2, 3 mm."""
     import itk
 
     image = itk.image_from_array(np.ascontiguousarray(voxels.T))
@@ -39,7 +39,7 @@ def test_it_is_read_as_the_same_volume_in_nifti(tmp_path: Path, ending: str, kin
     expected = nifti(tmp_path / "a.nii", voxels.astype(np.float32), affine)
     for compression in (False, True):
         path = write(tmp_path / f"a{ending}", voxels, compression=compression)
-        assert look_at(path) == look_at(expected)
+        assert inspect_image(path) == inspect_image(expected)
         assert image_size(path) == (6, 5, 4)
         for size in ((6, 5, 4), (3, 5, 8)):
             assert np.array_equal(read_image(path, size, 1), read_image(expected, size, 1))
@@ -48,7 +48,7 @@ def test_it_is_read_as_the_same_volume_in_nifti(tmp_path: Path, ending: str, kin
 def test_a_plane_is_an_image(tmp_path: Path) -> None:
     pytest.importorskip("itk", reason=NEEDED)
     path = write(tmp_path / "a.mha", VOXELS[..., 0])
-    assert look_at(path).dims == 2
+    assert inspect_image(path).dims == 2
     low, high = VOXELS[..., 0].min(), VOXELS[..., 0].max()
     expected = (VOXELS[::-1, ::-1, 0] - low) / (high - low)
     np.testing.assert_allclose(read_image(path, (6, 5), 1), expected, atol=1e-6)
@@ -59,7 +59,7 @@ def test_several_numbers_a_voxel_are_refused(tmp_path: Path) -> None:
     colours = itk.image_from_array(np.zeros((4, 5, 3), dtype=np.uint8), is_vector=True)
     itk.imwrite(colours, str(tmp_path / "a.mha"))
     with refused(DataError, "wrong_shape", axes=2, components=3):
-        look_at(tmp_path / "a.mha")
+        inspect_image(tmp_path / "a.mha")
 
 
 @pytest.mark.parametrize("ending", [".nrrd", ".mha"])
@@ -76,7 +76,7 @@ def test_a_damaged_file_is_refused_and_not_named(tmp_path: Path, ending: str) ->
     ):
         path.write_bytes(damaged)
         with refused(DataError, code) as error:
-            look_at(path)
+            inspect_image(path)
         assert "secret" not in f"{error.value}{error.value.fields}"
 
 
@@ -95,7 +95,7 @@ def test_pixels_in_another_file_are_refused(tmp_path: Path, name: str, monkeypat
     monkeypatch.setattr(itk_files, "find_spec", lambda package: package)
     (tmp_path / name).write_bytes(HEADS[name])
     with refused(DataError, "unsupported_file", expected=["NRRD", "MHA"]):
-        look_at(tmp_path / name)
+        inspect_image(tmp_path / name)
 
 
 def test_without_the_package_the_message_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_without_the_package_the_message_says_how_to_get_it(tmp_path: Path, monk
     for name in ("secret.nrrd", "secret.mha"):
         (tmp_path / name).write_bytes(HEADS["a.nrrd"])
         with refused(DataError, "missing_package", extra="itk") as error:
-            look_at(tmp_path / name)
+            inspect_image(tmp_path / name)
         assert "need another package: pip install 'medfl-monai[itk]'" in str(error.value)
         cases = [{"image": str(tmp_path / name), "label": 1}]
         with refused(DataError, "missing_package", extra="itk", where="site 'a'", row=0, key="image") as two:

@@ -1,4 +1,4 @@
-"""The reader for MONAI's ``LoadImage``."""
+"""Test the reader for MONAI's ``LoadImage``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def load(path, **options):
 
 
 def test_an_image_is_as_it_is_seen(tmp_path):
-    """Rows stay rows, unlike in MONAI's readers; values are those of the modality."""
+    """Rows stay rows, unlike in MONAI's readers; values are modality values."""
     path = make_dicom(
         tmp_path / "a", TWELVE, RescaleSlope="2", RescaleIntercept="-7", ImageLaterality="R", ViewPosition="MLO"
     )

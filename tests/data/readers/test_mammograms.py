@@ -1,4 +1,4 @@
-"""From pixels to rows of 16 bits: range, crop, size and side, by closed forms and against torch."""
+"""Test the conversion of pixels to rows of 16 bits: range, crop, size and side, by closed forms and against torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from refusals import refused
 
-from medfl.data.readers.mammograms import TOP, breast_box, extent_of, needs_mirror, resize, to_row
+from medfl.data.readers.mammograms import MAX_LEVEL, breast_box, extent_of, needs_mirror, resize, to_row
 from medfl.errors import DataError, SettingsError
 
 NOISE = np.random.default_rng(0).integers(100, 4096, (60, 44))
@@ -22,18 +22,18 @@ def test_the_own_range_becomes_16_bits(dtype, inverted):
     row = to_row(pixels, pixels.shape, inverted=inverted)
     exact = pixels.astype(np.float64)
     unit = (exact - exact.min()) / (exact.max() - exact.min())
-    expected = (1 - unit if inverted else unit) * TOP
+    expected = (1 - unit if inverted else unit) * MAX_LEVEL
     assert row.dtype == np.uint16
     assert np.abs(row - expected).max() <= 0.5 + 1e-6
-    assert (row.min(), row.max()) == (0, TOP)
+    assert (row.min(), row.max()) == (0, MAX_LEVEL)
 
 
 @pytest.mark.parametrize(("low", "high"), [(-32768, 32767), (-2048, 2047), (-5, 3), (0, 1), (30000, 32767)])
 def test_signed_pixels_at_every_range(low, high):
     pixels = np.linspace(low, high, 600).round().astype(np.int16).reshape(20, 30)
-    expected = (pixels.astype(float) - low) / (high - low) * TOP
+    expected = (pixels.astype(float) - low) / (high - low) * MAX_LEVEL
     assert np.abs(to_row(pixels, (20, 30)) - expected).max() <= 0.5
-    assert np.abs(to_row(pixels, (20, 30), inverted=True) - (TOP - expected)).max() <= 0.5
+    assert np.abs(to_row(pixels, (20, 30), inverted=True) - (MAX_LEVEL - expected)).max() <= 0.5
 
 
 def test_a_linear_change_of_the_pixels_has_no_effect():
@@ -49,7 +49,7 @@ def test_a_pixel_is_the_mean_over_its_area(size):
     pixels = NOISE.astype(np.uint16)
     row = to_row(pixels, size)
     areas = NOISE.reshape(size[0], 60 // size[0], size[1], 44 // size[1]).mean(axis=(1, 3))
-    expected = (areas - NOISE.min()) / (NOISE.max() - NOISE.min()) * TOP
+    expected = (areas - NOISE.min()) / (NOISE.max() - NOISE.min()) * MAX_LEVEL
     assert np.abs(row - expected).max() <= 1.5
 
 
@@ -96,7 +96,7 @@ def test_the_extent_is_that_of_all_blocks():
     [("left", "", False), ("right", "", True), ("", "", False), ("right", "A", False), ("left", "P", True)],
 )
 def test_the_chest_wall_is_on_the_left_at_the_end(laterality, toward_right, mirror):
-    """What the file says of its edges counts more than the side of the breast."""
+    """The file's patient orientation takes precedence over the side of the breast."""
     assert needs_mirror(laterality, toward_right) == mirror
     pixels = np.tile(np.arange(6, dtype=np.uint16), (4, 1))
     row = to_row(pixels, (4, 6), mirror=mirror)

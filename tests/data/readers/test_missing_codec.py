@@ -1,4 +1,4 @@
-"""MONAI's default readers without a codec that the machine lacks: no message about it, and no other one silenced."""
+"""Test that MONAI's default readers do not warn about a missing codec, and that other warnings stay."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def readers(monkeypatch: pytest.MonkeyPatch) -> dict[str, type]:
 
 
 def noise(caplog: pytest.LogCaptureFixture, **options: object) -> list[str]:
-    """What is logged and warned of by constructing a loader."""
+    """Return the log records and warnings that the construction of a loader causes."""
     caplog.clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

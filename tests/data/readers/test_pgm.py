@@ -1,4 +1,4 @@
-"""PGM files: heads with comments, 8 and 16 bits, and what is refused."""
+"""Test PGM files: headers with comments, 8 and 16 bits, and refused files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures: only the formats that medfl reads are opened, under their own names, and nothing that fills the memory."""
+"""Test image files read by Pillow: only permitted formats, with matching extension, and of limited size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from refusals import refused
 
 import medfl
 from medfl.data.readers.dicom import read_dicom
-from medfl.data.readers.images import look_at, read_image
+from medfl.data.readers.images import inspect_image, read_image
 from medfl.data.readers.mammogram_image import read_mammogram
 from medfl.data.readers.mammogram_reader import MammogramReader
 from medfl.data.readers.pgm import read_pgm
@@ -32,7 +32,7 @@ from medfl.errors import DataError
 
 GREY = np.arange(96 * 80, dtype=np.uint16).reshape(96, 80).astype(np.uint8)
 READERS = {
-    "look_at": look_at,
+    "inspect_image": inspect_image,
     "read_image": lambda path: read_image(path, (4, 4), 1),
     "read_rgb": read_rgb,
     "read_mammogram": lambda path: read_mammogram(path, (4, 4), 1),
@@ -41,11 +41,11 @@ READERS = {
 }
 PSD = b"8BPS" + struct.pack(">H6xHIIHH", 1, 1, 4, 4, 8, 1) + bytes(12) + bytes(2) + bytes(16)
 OUTSIDE = ("eps", "gif", "webp", "tga", "ico", "pcx", "dds", "sgi", "jp2")
-"""What Pillow writes and reads, and medfl does not read."""
+"""Formats that Pillow writes and reads, but medfl does not read."""
 
 
 def disguised(folder: Path) -> dict[str, bytes]:
-    """Contents of many formats; Pillow opens all of them but PDF by itself."""
+    """Write files with contents of many formats; Pillow would open all of them but PDF."""
     colours = Image.fromarray(np.stack([GREY] * 3, axis=-1))
     contents = {"psd": PSD, "text": b"no picture"}
     for ending in (*OUTSIDE, "pdf"):
@@ -58,7 +58,7 @@ def disguised(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What starts a program; nothing is started. Pillow believes that there is an interpreter."""
+    """Record every program start instead of performing it. Pillow believes that an interpreter is installed."""
     programs: list[object] = []
     for module, name in ((subprocess, "Popen"), (os, "system"), (os, "posix_spawn"), (EpsImagePlugin, "Ghostscript")):
         monkeypatch.setattr(module, name, lambda *words, **options: programs.append(words))
@@ -100,7 +100,7 @@ def test_the_formats_that_are_read_are_refused_under_the_names_of_others(tmp_pat
 
 
 def test_pictures_are_opened_in_one_place():
-    """With the formats named: what opens a file elsewhere would open whatever Pillow recognises."""
+    """Only this module names the permitted formats: code elsewhere would open every format that Pillow recognises."""
     top = Path(medfl.__file__).parent
     places = [path for folder in (top, top.parent / "plugins") for path in folder.rglob("*.py")]
     assert [path.name for path in places if "Image.open(" in path.read_text()] == ["pictures.py"]
@@ -120,7 +120,7 @@ def test_pictures_that_claim_too_many_pixels(tmp_path, monkeypatch):
     (tmp_path / "a.png").write_bytes(bomb)
     (tmp_path / "a.pgm").write_bytes(b"P5\n20000 10000\n255\n")
     for path in (tmp_path / "a.png", tmp_path / "a.pgm"):
-        for read in (look_at, READERS["read_image"], READERS["read_mammogram"]):
+        for read in (inspect_image, READERS["read_image"], READERS["read_mammogram"]):
             with refused(DataError, "invalid_image_size", maximum=178_956_970):
                 read(path)
 
@@ -130,7 +130,7 @@ def test_volumes_and_deflated_files_that_would_fill_the_memory(tmp_path, monkeyp
     header.set_data_shape((2000, 2000, 2000))
     header.set_data_dtype(np.float64)
     (tmp_path / "a.nii.gz").write_bytes(gzip.compress(header.binaryblock + bytes(4)))
-    monkeypatch.setattr("medfl.data.readers.dicom_header.MOST_INFLATED", 3 << 20)
+    monkeypatch.setattr("medfl.data.readers.dicom_header.MAX_INFLATED_BYTES", 3 << 20)
     good = make_dicom(tmp_path / "good", GREY, syntax=DeflatedExplicitVRLittleEndian)
     np.testing.assert_array_equal(read_dicom(good).pixels, GREY)
     bomb = make_dicom(tmp_path / "bomb", np.zeros((8192, 8192), np.uint8), syntax=DeflatedExplicitVRLittleEndian)
@@ -140,7 +140,7 @@ def test_volumes_and_deflated_files_that_would_fill_the_memory(tmp_path, monkeyp
             (tmp_path / "a.nii.gz", "invalid_image_size", {"found": [2000, 2000, 2000]}),
             (bomb, "excessive_inflation", {"maximum": 3 << 20}),
         ):
-            for read in (look_at, lambda file: read_image(file, (4, 4, 4), 1)):
+            for read in (inspect_image, lambda file: read_image(file, (4, 4, 4), 1)):
                 with refused(DataError, code, **fields):
                     read(path)
         assert tracemalloc.get_traced_memory()[1] < 40 << 20, "of 64 MB and more"

@@ -1,4 +1,4 @@
-"""Masks as DICOM-SEG: written by highdicom, read as pictures are, and nothing of the patient comes along."""
+"""Test masks as DICOM-SEG: written by highdicom, read like mask image files, without any patient data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays of 16 bits: a batch, a site, and leaks are as for the same images in other types."""
+"""Test arrays of 16 bits: batches, sites and leaks are the same as for equal images of other types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EIGHT = np.random.default_rng(1).integers(0, 256, (6, 5, 4), dtype=np.uint8)
 @pytest.mark.parametrize("resident", [True, False])
 def test_a_batch_is_scaled_from_65535_to_1(monkeypatch, resident):
     if not resident:
-        monkeypatch.setattr(arrays, "RESIDENT_BYTES", 0)
+        monkeypatch.setattr(arrays, "MAX_RESIDENT_BYTES", 0)
     data = ArrayDataset(IMAGES, range(6), [5, 0, 1, 2, 3, 4], mean=[0.3], std=[0.7])
     images, labels = data.batch(torch.tensor([4, 0]))
     expected = (IMAGES[[3, 5]] / 65535 - 0.3) / 0.7

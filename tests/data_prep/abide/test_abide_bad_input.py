@@ -208,7 +208,7 @@ def test_impossible_options(release, tmp_path):
 
 def test_a_full_disk_is_told_before_anything_is_read(release, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(new_array, "_free", lambda folder: 20 * 8**3 * 2 * 4 - 1)
+        patch.setattr(new_array, "_free_bytes", lambda folder: 20 * 8**3 * 2 * 4 - 1)
         with refused(DataError, "disk_full", needed=20 * 8**3 * 2 * 4):
             prepare(release, tmp_path / "P", size=8)
     assert not (tmp_path / "P").exists()

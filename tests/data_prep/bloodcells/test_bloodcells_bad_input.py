@@ -63,7 +63,7 @@ def test_images_of_odd_kinds(tmp_path):
         "BA_6.png": "expected 8 pixels or more along each edge, got 1",
         "BA_7.png": "expected 8 pixels or more along each edge, got 1",
         "BA_8.jpg": "the image file is damaged",
-        "BA_9.jpg": "the file is no image of the kind that the end of its name says",
+        "BA_9.jpg": "the file is not an image of the kind that its extension states",
         "EO_1.jpg": "the name does not begin with a kind of cell of its folder",
     }.items():
         assert reason in reasons[f"acevedo/basophil/{name}"]

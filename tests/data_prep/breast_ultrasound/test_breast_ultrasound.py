@@ -87,7 +87,7 @@ def test_splits_are_the_tables_by_patient_and_empty_masks_are_counted(made: Path
     assert sum(map(len, subjects)) == len(set().union(*subjects)) == 12
     records = [record for split in SPLITS for record in datalist.splits[split]]
     assert [record["pathology"] for record in records if not record["in_mask"]] == [NORMAL]
-    assert "note: 1 masks are empty: nothing is to be found in these images" in lines
+    assert "note: 1 masks are empty: these images contain no structure" in lines
 
 
 def test_its_sites_have_the_test_images_of_the_table(made: Path, tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_what_films_are_for_is_told_and_a_mixture_warned_of(release, tmp_path):
     datalist, lines = prepared(release, tmp_path / "Q")
     counted = "1 FOR PROCESSING, 11 not said"
     assert f"note: presentation intent (DICOM): {counted}" in lines
-    assert datalist.warnings[0].startswith(f"the files are of several presentation intents ({counted}): ")
+    assert datalist.warnings[0].startswith(f"the files have several presentation intents ({counted}): ")
     kinds = {record["image"]: record["presentation_intent"] for part in datalist.splits.values() for record in part}
     assert kinds == {row: "FOR PROCESSING" if row == 1 else "not said" for row in range(12)}
 
@@ -171,8 +171,8 @@ def test_names_birth_dates_and_burned_in_text(release, tmp_path):
     assert [record["image"] for record in datalist.splits["training"] if "burned_in" in record] == [1]
     _, refused = prepared(release, tmp_path / "Q", check="refuse")
     assert [(name, reason.split(".")[0]) for name, _, reason in quarantine(tmp_path / "Q")] == [
-        ("P_00001 LEFT CC", "its header may tell who the patient is (PatientBirthDate, PatientName, StudyDate)"),
-        ("P_00001 LEFT MLO", "its header says that names or the like are burned into its pixels"),
+        ("P_00001 LEFT CC", "its header may identify the patient (PatientBirthDate, PatientName, StudyDate)"),
+        ("P_00001 LEFT MLO", "its header states that annotations such as names are burned into its pixels"),
     ]
     for place in (tmp_path / "P", tmp_path / "Q"):
         content = b"".join(path.read_bytes() for path in place.iterdir())

@@ -245,12 +245,12 @@ def test_an_occupied_folder_is_replaced_only_on_request_and_only_if_ours(tmp_pat
 
 def test_a_disk_without_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
     write_npz(tmp_path / "bloodmnist.npz")
-    monkeypatch.setattr(new_array, "_free", lambda folder: 17 * 28 * 28 * 3 - 1)
+    monkeypatch.setattr(new_array, "_free_bytes", lambda folder: 17 * 28 * 28 * 3 - 1)
     size = 17 * 28 * 28 * 3
     with refused(DataError, "disk_full", needed=size, free=size - 1):
         prepare(tmp_path, "bloodmnist", tmp_path / "P")
     assert [path.name for path in tmp_path.iterdir()] == ["bloodmnist.npz"]
-    monkeypatch.setattr(new_array, "_free", lambda folder: 17 * 28 * 28 * 3)
+    monkeypatch.setattr(new_array, "_free_bytes", lambda folder: 17 * 28 * 28 * 3)
     prepare(tmp_path, "bloodmnist", tmp_path / "P")
 
 
