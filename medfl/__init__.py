@@ -1,7 +1,7 @@
 """medfl: federated learning on medical images.
 
-The names below are the Python API (`medfl.api`); each is imported when it is first used, so that ``import medfl`` takes
-a few milliseconds. Authors of methods start with `medfl.contract`.
+The names below are the Python API (`medfl.api`). Each is imported at its first use, so that ``import medfl`` takes a
+few milliseconds. Authors of methods start with `medfl.contract`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -31,13 +31,13 @@ _MODULES = {
     "medfl.objectives": ("Binary", "Multiclass", "Multilabel", "Regression", "Segmentation", "Survival"),
     "medfl.task": ("Task",),
 }
-"""Maps each module to its names that the package offers."""
+"""Maps each module to the names that this package exports from it."""
 
 __all__ = sorted(name for names in _MODULES.values() for name in names)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of the Python API."""
+    """Import a name of the Python API at its first use."""
     import importlib
 
     for module, names in _MODULES.items():

@@ -1,4 +1,4 @@
-"""The index of a package's methods is made from their classes, and a check says when it is out of date."""
+"""Tests of a package's method index and of the check that it is up to date."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from refusals import refused
 
 from medfl.errors import PluginError
 from medfl.hooks import Capability, MethodRecord, read_method_index
-from medfl.testing.method_index import INDEX, check_index, index_text
+from medfl.testing.method_index import INDEX_FILE, check_index, index_text
 
 METHOD = """
 from typing import ClassVar
@@ -52,9 +52,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 def test_the_index_has_the_records_of_the_classes(package: Callable[..., str], tmp_path: Path) -> None:
     name = package(one=METHOD, two="from .one import First\n\nclass Base(First):\n    supports = frozenset()\n")
-    (tmp_path / name / INDEX).write_text(index_text(name))
+    (tmp_path / name / INDEX_FILE).write_text(index_text(name))
     check_index(name)
-    (record,) = read_method_index(tmp_path / name / INDEX)
+    (record,) = read_method_index(tmp_path / name / INDEX_FILE)
     assert record == MethodRecord(
         name="first",
         target=f"{name}.one:First",
@@ -74,7 +74,7 @@ def test_an_index_that_is_out_of_date_names_the_command(
 ) -> None:
     name = package(one=METHOD)
     if text is not None:
-        (tmp_path / name / INDEX).write_text(text)
+        (tmp_path / name / INDEX_FILE).write_text(text)
     with pytest.raises(AssertionError) as caught:
         check_index(name)
     assert f"run `python -m medfl.testing.method_index {name}`" in str(caught.value)
