@@ -37,7 +37,7 @@ __all__ = sorted(name for names in _MODULES.values() for name in names)
 
 
 def __getattr__(name: str) -> Any:
-    """Import and return an object of the Python API."""
+    """Import a name of the Python API at its first use."""
     import importlib
 
     for module, names in _MODULES.items():

@@ -1,4 +1,4 @@
-"""What the core offers by name, listed as any plugin lists its own."""
+"""medfl's built-in plugin: networks, partitions, data sets, objectives, robust rules and privacy mechanisms."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from medfl.plugins import (
 
 @hookimpl
 def medfl_networks() -> list[NetworkRecord]:
-    """Networks of `medfl.networks`."""
+    """Return the networks of `medfl.networks`."""
     return [
         NetworkRecord("cnn4", "medfl.networks.cnn:CNN4", "a small convolutional network for small images"),
         NetworkRecord(
-            "convnet", "medfl.networks.convnet:ConvNet", "convolutions and a dense layer of any width, in 2-D and 3-D"
+            "convnet", "medfl.networks.convnet:ConvNet", "a convolutional network of any width, in 2-D and 3-D"
         ),
         NetworkRecord("resnet", "medfl.networks.resnet:ResNet", "a residual network in 2-D and 3-D, of any width"),
     ]
@@ -27,22 +27,22 @@ def medfl_networks() -> list[NetworkRecord]:
 
 @hookimpl
 def medfl_partitions() -> list[PartitionRecord]:
-    """Partitions of `medfl.data.partition`."""
+    """Return the partitions of `medfl.data.partition`."""
     return [
-        PartitionRecord("iid", "medfl.data.partition.iid:iid", "every site gets a random share of the same kind"),
+        PartitionRecord("iid", "medfl.data.partition.iid:iid", "random shares of equal size and class balance"),
         PartitionRecord(
             "dirichlet_class",
             "medfl.data.partition.class_skew:dirichlet_class",
-            "unlike shares of the classes, drawn from a Dirichlet distribution (alpha, min_size)",
+            "different class shares at each site, drawn from a Dirichlet distribution (alpha, min_size)",
         ),
         PartitionRecord(
             "dirichlet_class_balanced",
             "medfl.data.partition.class_skew:dirichlet_class_balanced",
-            "the same, but sites that are full get no more (alpha, min_size)",
+            "as dirichlet_class, but a site with the mean number of images gets no more (alpha, min_size)",
         ),
         PartitionRecord("label_k", "medfl.data.partition.class_skew:label_k", "every site has k classes (k)"),
         PartitionRecord(
-            "subset", "medfl.data.partition.class_skew:subset", "nearly all of a site's images are of one class (share)"
+            "subset", "medfl.data.partition.class_skew:subset", "nearly all images of a site have one class (share)"
         ),
         PartitionRecord(
             "limited_classes",
@@ -50,19 +50,20 @@ def medfl_partitions() -> list[PartitionRecord]:
             "some classes are rare at some sites (classes, at, share)",
         ),
         PartitionRecord(
-            "by_site", "medfl.data.partition.by_column:by_site", "a site for each value of a column (--column)"
+            "by_site", "medfl.data.partition.by_column:by_site", "one site for each value of a column (--column)"
         ),
         PartitionRecord(
             "by_source",
             "medfl.data.partition.by_column:by_source",
-            "small sites from each value of a column, with a few classes (--column, sites_per_source, min_classes)",
+            "several small sites for each value of a column, each with few classes (--column, sites_per_source, "
+            "min_classes)",
         ),
     ]
 
 
 @hookimpl
 def medfl_datasets() -> list[DatasetRecord]:
-    """Data sets of `medfl.data.ingest`: a hospital's own images."""
+    """Return the data set of `medfl.data.ingest` for a hospital's own images."""
     return [
         DatasetRecord(
             "folder",
@@ -87,72 +88,73 @@ def medfl_datasets() -> list[DatasetRecord]:
 
 @hookimpl
 def medfl_objectives() -> list[ObjectiveRecord]:
-    """Objectives of `medfl.objectives`."""
+    """Return the objectives of `medfl.objectives`."""
     return [
+        ObjectiveRecord("multiclass", "medfl.objectives.multiclass:Multiclass", "each case has one of several classes"),
+        ObjectiveRecord("binary", "medfl.objectives.binary:Binary", "a finding is present or absent"),
         ObjectiveRecord(
-            "multiclass", "medfl.objectives.multiclass:Multiclass", "each case is of one of several classes"
+            "multilabel", "medfl.objectives.multilabel:Multilabel", "several findings, each present or absent"
         ),
-        ObjectiveRecord("binary", "medfl.objectives.binary:Binary", "a finding is there or not"),
-        ObjectiveRecord("multilabel", "medfl.objectives.multilabel:Multilabel", "several findings, each there or not"),
-        ObjectiveRecord("regression", "medfl.objectives.regression:Regression", "numbers"),
-        ObjectiveRecord("survival", "medfl.objectives.survival:Survival", "the time until an event, or to censoring"),
+        ObjectiveRecord("regression", "medfl.objectives.regression:Regression", "one or more numbers"),
+        ObjectiveRecord("survival", "medfl.objectives.survival:Survival", "time until an event, possibly censored"),
         ObjectiveRecord("segmentation", "medfl.objectives.segmentation:Segmentation", "masks, in 2-D and 3-D"),
     ]
 
 
 @hookimpl
 def medfl_robust_rules() -> list[RobustRuleRecord]:
-    """Robust rules of `medfl.toolkit.robust`."""
+    """Return the robust rules of `medfl.toolkit.robust`."""
     return [
         RobustRuleRecord(
-            "median", "medfl.toolkit.robust.median:Median", "the median of each number; Yin et al., ICML 2018"
+            "median", "medfl.toolkit.robust.median:Median", "the coordinate-wise median; Yin et al., ICML 2018"
         ),
         RobustRuleRecord(
             "trimmed_mean",
             "medfl.toolkit.robust.median:TrimmedMean",
-            "the mean of each number without its f largest and f smallest values; Yin et al., ICML 2018",
+            "the coordinate-wise mean without the f largest and f smallest values; Yin et al., ICML 2018",
         ),
         RobustRuleRecord(
             "krum",
             "medfl.toolkit.robust.krum:Krum",
-            "the update that is nearest to the n - f - 2 nearest others; Blanchard et al., NeurIPS 2017",
+            "the update closest to its n - f - 2 nearest other updates; Blanchard et al., NeurIPS 2017",
         ),
         RobustRuleRecord(
             "multi_krum",
             "medfl.toolkit.robust.krum:MultiKrum",
-            "the mean of the n - f - 2 updates that are best by Krum",
+            "the mean of the n - f - 2 updates with the best Krum scores",
         ),
         RobustRuleRecord(
             "bulyan",
             "medfl.toolkit.robust.krum:Bulyan",
-            "n - 2f updates by Krum, then the mean of each number near its median; El Mhamdi et al., ICML 2018",
+            "n - 2f updates selected by Krum, then the mean of values near the median; El Mhamdi et al., ICML 2018",
         ),
         RobustRuleRecord(
             "geometric_median",
             "medfl.toolkit.robust.geometric_median:GeometricMedian",
-            "the point with the least sum of distances to all updates (iterations); Pillutla et al., IEEE TSP 2022",
+            "the point with the smallest sum of distances to all updates (iterations); Pillutla et al., IEEE TSP 2022",
         ),
         RobustRuleRecord(
             "norm_clip",
             "medfl.toolkit.robust.clipping:NormClip",
-            "the mean of updates that are cut to a length (radius); Sun et al., 2019",
+            "the mean of updates clipped to a maximum norm (radius); Sun et al., 2019",
         ),
         RobustRuleRecord(
             "centred_clip",
             "medfl.toolkit.robust.clipping:CentredClip",
-            "the last value plus the mean of clipped changes of it (radius, iterations); Karimireddy et al., ICML 2021",
+            "the previous aggregate plus the mean of clipped differences from it (radius, iterations); Karimireddy et "
+            "al., ICML 2021",
         ),
     ]
 
 
 @hookimpl
 def medfl_privacy_mechanisms() -> list[PrivacyMechanismRecord]:
-    """Privacy mechanisms of `medfl.privacy.mechanisms`."""
+    """Return the privacy mechanisms of `medfl.privacy.mechanisms`."""
     return [
         PrivacyMechanismRecord(
             "site",
             "medfl.privacy.mechanisms.site_updates:SiteUpdates",
-            "all data of a site: each update is clipped and noised as it leaves",
+            "all data of a site: each update is clipped and noised before it leaves",
         ),
         PrivacyMechanismRecord(
             "sample",

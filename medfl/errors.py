@@ -1,6 +1,6 @@
-"""Errors that medfl raises on purpose.
+"""Errors that medfl raises deliberately.
 
-Each error has a message for the user, a stable code, and the values that the message names. The message says what was
+Each error has a message for the user, a stable code, and the values in the message as fields. The message says what was
 expected, what was found, where, and what to do. Neither the message nor a field contains a patient's name, id or date.
 """
 
@@ -16,21 +16,21 @@ from medfl.version import DISTRIBUTION
 
 
 class MedflError(Exception):
-    """Base class of all errors that a user can do something about.
+    """Base class of all errors that a user can fix.
 
     The command line prints the message without a traceback.
 
     Args:
-        code: Name of the kind of fault in snake_case, as ``unknown_method``. It stays the same when the wording of the
-            message changes: programs and tests compare it.
+        code: Kind of error in snake_case, for example ``unknown_method``. It is stable when the message's wording
+            changes; programs and tests compare it.
         message: Text for the user.
-        fields: Values that the message names: names, paths, values expected and found. They are text, numbers,
-            booleans, None, or collections of these.
+        fields: Values in the message: names, paths, expected and found values. They are text, numbers, booleans, None,
+            or collections of these.
 
     Attributes:
-        code: Name of the kind of fault.
-        fields: Maps the name of each field to its value in a form that JSON can hold: a path is text; a tuple or a
-            set is a list, a set's in order.
+        code: Kind of error.
+        fields: Maps each field's name to its value as JSON: a path is text; a tuple or a set is a list, sorted for a
+            set.
 
     Example:
         >>> error = SettingsError("unknown_method", "unknown method 'fedprx'.", name="fedprx")
@@ -58,7 +58,7 @@ class MedflError(Exception):
 
 
 def _as_plain(value: Any) -> Any:
-    """Return a field's value in a form that JSON can hold."""
+    """Convert a field's value to JSON."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, set | frozenset):
@@ -67,12 +67,12 @@ def _as_plain(value: Any) -> Any:
 
 
 def _restore(kind: type[MedflError], code: str, message: str, fields: dict[str, Any]) -> MedflError:
-    """Create an error again from its parts, for `pickle`."""
+    """Create an error from its parts, for `pickle`."""
     return kind(code, message, **fields)
 
 
 class SettingsError(MedflError):
-    """A setting, an option, or a combination of them is not possible."""
+    """A setting, an option, or their combination is invalid."""
 
 
 class DataError(MedflError):
@@ -80,23 +80,23 @@ class DataError(MedflError):
 
 
 class PluginError(MedflError):
-    """A plugin is unknown, ambiguous, or broken. Its author can mend it; others can switch it off by name."""
+    """A plugin is unknown, ambiguous, or broken. Its author can fix it; users can disable it by name."""
 
 
 class StoreError(MedflError):
-    """A run folder can't be written or read, or belongs to another run. What was saved before stays valid."""
+    """A run folder can't be written or read, or belongs to another run. Everything saved before stays valid."""
 
 
 class DamagedError(StoreError):
-    """A file's content does not match its own checksum: cut short, or changed on disk."""
+    """A file's content does not match its checksum: it is truncated or was changed on disk."""
 
 
 class RefusedError(MedflError):
-    """A site refuses to send a reply (not finite, over a bound, undeclared). The site counts as missing."""
+    """A reply is refused: not finite, above a bound, or undeclared. The site counts as unavailable."""
 
 
 class ContractError(MedflError):
-    """A method broke the contract. Its author can mend it; the message says which promise and where."""
+    """A method violates the contract. Its author can fix it; the message says which rule is violated and where."""
 
 
 MAX_NAMES = 8
@@ -127,15 +127,15 @@ def did_you_mean(name: str, known: Iterable[str], command: str = "") -> str:
 
 
 def check_choice(what: str, choice: str, known: Collection[str]) -> None:
-    """Refuse a choice that there is not.
+    """Raise if a choice is unknown.
 
     Args:
-        what: What is chosen, for the message.
-        choice: What was typed.
-        known: What would have been accepted.
+        what: Kind of choice, for the message.
+        choice: Choice that the user typed.
+        known: Accepted choices.
 
     Raises:
-        SettingsError: With the nearest known one, and all of them.
+        SettingsError: If the choice is unknown; the message has the most similar choice and all known ones.
     """
     if choice not in known:
         raise SettingsError(
@@ -144,11 +144,7 @@ def check_choice(what: str, choice: str, known: Collection[str]) -> None:
 
 
 def pip_install(extra: str) -> str:
-    """Return the command that installs one of medfl's extras, for a message.
-
-    Args:
-        extra: Name of the extra, as in ``pyproject.toml``.
-    """
+    """Return the command that installs one of medfl's extras, for a message."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
@@ -159,15 +155,15 @@ STOPPED_RUN = "stopped; what is finished is saved, the same command continues"
 """Message after Ctrl+C during a run."""
 
 FAULT, MISTAKE, INTERRUPTED = 1, 2, 130
-"""Exit statuses: an unexpected error, an error that the user can mend, and Ctrl+C."""
+"""Exit statuses: an unexpected error, an error that the user can fix, and Ctrl+C."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """An error as the user sees it.
+    """User-facing description of an exception.
 
     Attributes:
-        reason: What happened, without a traceback.
+        reason: Message without a traceback.
         status: Exit status of the command: `FAULT`, `MISTAKE` or `INTERRUPTED`.
     """
 
@@ -176,15 +172,15 @@ class Explanation:
 
     @property
     def message(self) -> str:
-        """The reason after its kind, for a terminal."""
+        """The reason with its kind as prefix, for a terminal."""
         return {FAULT: "unexpected error: ", MISTAKE: "error: ", INTERRUPTED: ""}[self.status] + self.reason
 
 
 def explain(error: BaseException, stopped: str = STOPPED) -> Explanation:
-    """Translate any exception into a message and an exit status.
+    """Convert any exception to a message and an exit status.
 
-    MONAI wraps the error of a component of a configuration in errors that begin with "Failed to"; the message is that
-    of the first error.
+    MONAI wraps errors of a configuration's component in errors that start with "Failed to"; the message is the original
+    error's.
 
     Args:
         error: The exception.
@@ -197,14 +193,14 @@ def explain(error: BaseException, stopped: str = STOPPED) -> Explanation:
     component = ""
     while error.__cause__ is not None and str(error).startswith("Failed to "):
         component, error = str(error).partition("\n")[0], error.__cause__
-    if component and isinstance(error, ValueError):  # it refused the value of an argument
+    if component and isinstance(error, ValueError):  # the component refused the value of an argument
         return Explanation(f"{error}. {component}: change the value.", MISTAKE)
-    where = f". {component}: check the options that go into it" if component else ""
+    where = f". {component}: check its options" if component else ""
     return Explanation(f"{type(error).__name__}: {error}{where}", FAULT)
 
 
 def own_error(error: BaseException | None) -> MedflError | None:
-    """Return the error of medfl's that caused an exception, or that it is; None for any other exception."""
+    """Return the exception if it is a medfl error, or else the medfl error that caused it; None if there is none."""
     while error is not None and not isinstance(error, MedflError):
         error = error.__cause__
     return error

@@ -1,11 +1,11 @@
 """Hooks: the functions with which a plugin adds methods, data sets, commands and more, and observes runs.
 
-A plugin is a module whose functions are marked with `hookimpl`. It is found through an entry point of the group
-``medfl``, or given as a file (``--plugin FILE``). Hooks return light records whose targets are strings such as
-``"my_package.method:MyMethod"``; a target is imported when it is first used, so that listing everything stays quick.
-A plugin that is broken is named in `Registry.problems` and the rest goes on.
+A plugin is a module with functions that are marked with `hookimpl`. It is found through an entry point of the group
+``medfl``, or passed as a file (``--plugin FILE``). Hooks return records whose targets are strings such as
+``"my_package.method:MyMethod"``. A target is imported at its first use, so that listing all records is fast. A broken
+plugin is reported in `Registry.problems`; all other plugins work.
 
-The hooks, with their exact signatures. A plugin has any of them::
+A plugin may implement any of these hooks, with exactly these signatures::
 
     medfl_methods() -> list[MethodRecord]
     medfl_networks() -> list[NetworkRecord]
@@ -28,9 +28,10 @@ The hooks, with their exact signatures. A plugin has any of them::
     medfl_round_ended(run_folder: str, round: int, rows: list[dict[str, Any]]) -> None
     medfl_run_ended(run_folder: str, status: str, registry: Any) -> None
 
-The last four observe. They get copies and may take fewer arguments; what they return is ignored, and one that raises
-is logged by name. Nothing here decides numbers inside a step. Of a run between machines the server calls them, and
-whoever submitted it once its results have come (`medfl_flare.observers`).
+The last four hooks are observers. They receive copies and may take fewer arguments. Their return values are ignored,
+and an observer that raises is logged by name. No hook changes the numbers inside a step. In a run on other machines,
+the server calls the observers, and so does the machine that submitted the run after it has received the results
+(`medfl_flare.observers`).
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ import pluggy
 from medfl.errors import PluginError
 from medfl.plugin_records import (
     ATTACKS_FOLDER,
-    METHOD_FACTS,
-    PROMISES,
+    METHOD_DECLARATIONS,
     RECORDS,
+    UNINHERITED_CAPABILITIES,
     AdversaryRecord,
     AttackRecord,
     BackendRecord,
@@ -74,13 +75,13 @@ __all__ = [
     "DatasetRecord",
     "HOOKS",
     "Hooks",
-    "METHOD_FACTS",
+    "METHOD_DECLARATIONS",
     "METHOD_MEMBERS",
     "MethodRecord",
     "NetworkAssignmentRecord",
     "NetworkRecord",
     "ObjectiveRecord",
-    "PROMISES",
+    "UNINHERITED_CAPABILITIES",
     "PartitionRecord",
     "PrivacyMechanismRecord",
     "RECORDS",
@@ -94,9 +95,10 @@ __all__ = [
 ]
 
 hookimpl = pluggy.HookimplMarker("medfl")
-"""Marks a function of a plugin as a hook."""
+"""Decorator that marks a function of a plugin as a hook."""
 
 _hookspec = pluggy.HookspecMarker("medfl")
+"""Decorator that marks a method of `Hooks` as the specification of a hook."""
 
 METHOD_MEMBERS = (
     *("sends", "sends_meta", "supports", "active_supports", "needs", "active_needs"),
@@ -122,43 +124,44 @@ METHOD_MEMBERS = (
         "predictor",
     ),
 )
-"""Members of `medfl.contract.Method`, listed here without an import of torch."""
+"""Names of the members of `medfl.contract.Method`, listed here to avoid an import of torch."""
 
 
 def method_problem(name: str, kind: Any) -> PluginError | None:
-    """Return the error for a class that is no method; None for a method.
+    """Return the error for a class that is not a method, or None for a method.
 
-    Each class has to declare `supports` itself, because its code decides whether the capabilities of a parent hold.
+    Each class must declare `supports` itself, because its own code decides whether its parent's capabilities still
+    hold.
     """
     if not hasattr(kind, "model_validate"):
-        text = f"Expected method '{name}' to be a frozen pydantic model such as Averaging; got {kind!r}."
+        text = f"Expected method '{name}' to be a frozen pydantic model such as Averaging, got {kind!r}."
         return PluginError("wrong_type", text, method=name, found=repr(kind))
     missing = [member for member in METHOD_MEMBERS if not hasattr(kind, member) and member not in kind.model_fields]
     if "supports" not in {*missing, *vars(kind)}:
         missing.append("supports")
     if not missing:
         return None
-    hints = {"supports": "supports (declared by the class itself: `supports = frozenset()` promises nothing)"}
+    hints = {"supports": "supports (declared by the class itself: `supports = frozenset()` means no capability)"}
     return PluginError(
         "missing_members",
-        f"Expected method '{name}' to have all that medfl.contract.Method names; {kind!r} lacks "
+        f"Expected method '{name}' to have all members of medfl.contract.Method; {kind!r} lacks "
         f"{', '.join(hints.get(member, member) for member in missing)}. "
-        "Add it, or inherit from medfl.toolkit.averaging.Averaging, which has defaults of all but `supports`.",
+        "Add them, or inherit from medfl.toolkit.averaging.Averaging, which has all of them except `supports`.",
         method=name,
         members=missing,
     )
 
 
 class Hooks:
-    """The hooks a plugin may implement, as plain functions of the same name."""
+    """Specifications of the hooks. A plugin implements a hook as a function of the same name."""
 
     @_hookspec
     def medfl_methods(self) -> list[MethodRecord]:  # type: ignore[empty-body]
-        """Methods of this plugin."""
+        """Return the methods of this plugin."""
 
     @_hookspec
     def medfl_networks(self) -> list[NetworkRecord]:  # type: ignore[empty-body]
-        """Networks of this plugin."""
+        """Return the networks of this plugin."""
 
     @_hookspec
     def medfl_networks_by_site(self) -> list[NetworkAssignmentRecord]:  # type: ignore[empty-body]
@@ -166,93 +169,99 @@ class Hooks:
 
     @_hookspec
     def medfl_partitions(self) -> list[PartitionRecord]:  # type: ignore[empty-body]
-        """Partitions of this plugin."""
+        """Return the partitions of this plugin."""
 
     @_hookspec
     def medfl_datasets(self) -> list[DatasetRecord]:  # type: ignore[empty-body]
-        """Data sets of this plugin."""
+        """Return the data sets of this plugin."""
 
     @_hookspec
     def medfl_objectives(self) -> list[ObjectiveRecord]:  # type: ignore[empty-body]
-        """Objectives of this plugin."""
+        """Return the objectives of this plugin."""
 
     @_hookspec
     def medfl_robust_rules(self) -> list[RobustRuleRecord]:  # type: ignore[empty-body]
-        """Robust rules of this plugin."""
+        """Return the robust rules of this plugin."""
 
     @_hookspec
     def medfl_privacy_mechanisms(self) -> list[PrivacyMechanismRecord]:  # type: ignore[empty-body]
-        """Privacy mechanisms of this plugin."""
+        """Return the privacy mechanisms of this plugin."""
 
     @_hookspec
     def medfl_adversaries(self) -> list[AdversaryRecord]:  # type: ignore[empty-body]
-        """Poisoning attacks of this plugin, for simulations."""
+        """Return the poisoning attacks of this plugin, for simulations."""
 
     @_hookspec
     def medfl_attacks(self) -> list[AttackRecord]:  # type: ignore[empty-body]
-        """Attacks on finished runs of this plugin, for studies."""
+        """Return the attacks on finished runs of this plugin, for studies."""
 
     @_hookspec
     def medfl_report_sections(self) -> list[SectionRecord]:  # type: ignore[empty-body]
-        """Sections of the report of this plugin; they are asked whenever a page is written."""
+        """Return the report sections of this plugin. Called each time a report is written."""
 
     @_hookspec
     def medfl_commands(self) -> list[CommandRecord]:  # type: ignore[empty-body]
-        """Commands of this plugin. Importing the plugin must be quick: ``medfl --help`` calls this hook."""
+        """Return the commands of this plugin.
+
+        Importing the plugin must be fast, because ``medfl --help`` calls this hook.
+        """
 
     @_hookspec
     def medfl_backends(self) -> list[BackendRecord]:  # type: ignore[empty-body]
-        """Backends of this plugin."""
+        """Return the backends of this plugin."""
 
     @_hookspec(firstresult=True)
     def medfl_run_location(self, path: str) -> RunLocation | None:
-        """Return where the runs are that `path` stands for, or None if this plugin does not know such files.
+        """Return the location of the runs that belong to the file or folder `path`.
 
-        ``medfl monitor`` calls it. Studies and NVFlare's startup kits are found by it.
+        Return None if this plugin does not know it. ``medfl monitor`` calls this hook, for example to find the runs of
+        a study or of an NVFlare startup kit.
         """
 
     @_hookspec(firstresult=True)
     def medfl_write_report(self, folders: list[str], out: str | None) -> str | None:
-        """Write a report on run folders and return its path; `out` is None for the usual place.
+        """Write a report on run folders and return its path; `out` is None for the default path.
 
         `medfl.Run.report` calls it.
         """
 
     @_hookspec(firstresult=True)
     def medfl_compare(self, folders: list[str], metrics: list[str] | None, baseline: str | None, split: str) -> Any:
-        """Return a table that compares run folders, a pandas DataFrame; arguments as in `medfl.compare`."""
+        """Return a table that compares run folders, as a pandas DataFrame; arguments as in `medfl.compare`."""
 
     @_hookspec
     def medfl_partition_written(self, folder: str, counts: dict[str, list[int]], classes: list[str]) -> None:
-        """``medfl partition`` has written the data lists of all sites below `folder`.
+        """Observe that ``medfl partition`` has written the data lists of all sites below `folder`.
 
         `counts` maps each site to its number of images of each of the `classes`.
         """
 
     @_hookspec
     def medfl_run_started(self, run_folder: str, settings: dict[str, Any], tracking: dict[str, Any]) -> None:
-        """A run begins or continues.
+        """Observe that a run starts or continues.
 
-        `settings` are those of the run, of its optimiser and of its method by name, as in its ``run.json``. `tracking`
-        is what MONAI's ``--tracking`` was told (``tracking_uri``, ``experiment_name``, ``run_name``), empty without it.
+        `settings` has the settings of the run, its optimiser and its method by name, as in its ``run.json``. `tracking`
+        has the values of MONAI's option ``--tracking`` (``tracking_uri``, ``experiment_name``, ``run_name``); it is
+        empty without it.
         """
 
     @_hookspec
     def medfl_round_ended(self, run_folder: str, round: int, rows: list[dict[str, Any]]) -> None:
-        """Round `round` (from 1) is over; `rows` are its rows of metrics, possibly none, and scores of the one before;
-        each step of a round has costs of its own.
+        """Observe that a round, counted from 1, has ended.
 
-        A run that goes on in the middle of a round has those of its further steps only; ``metrics.csv`` has all.
+        `rows` are its rows of the metrics file, possibly none, and the scores of the round before. Each step of a round
+        has its own cost rows. After a restart in the middle of a round, `rows` has only the costs of the later steps;
+        ``metrics.csv`` has all of them.
         """
 
     @_hookspec
     def medfl_run_ended(self, run_folder: str, status: str, registry: Any) -> None:
-        """A run is over; `status` is that of its ``run.json``.
+        """Observe that a run has ended with the `status` in its ``run.json``.
 
-        `registry`, a `medfl.plugins.Registry`, holds what the plugins of this run offer, those given as files
-        included. It is not copied.
+        `registry`, a `medfl.plugins.Registry`, contains the records of this run's plugins, including plugin files. It
+        is not copied.
         """
 
 
 HOOKS = tuple(name for name in vars(Hooks) if name.startswith("medfl_"))
-"""The names of all hooks."""
+"""Names of all hooks."""

@@ -1,4 +1,4 @@
-"""Records that hooks of plugins list: light descriptions whose targets are imported when they are first used."""
+"""Records that plugins' hooks return: short descriptions whose targets are imported at their first use."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from typing import Any, ClassVar, Literal
 from medfl.errors import PluginError
 
 ATTACKS_FOLDER = "attacks"
-"""Folder of a run folder in which attacks on the run write their results."""
+"""Subfolder of a run folder for the results of attacks on the run."""
 
 
 class Record:
-    """Base class of the records that hooks list.
+    """Base class of the records that hooks return.
 
     Attributes:
-        kind: Name of the kind of thing, in the singular, as it stands in messages.
-        plural: The same in the plural. The hook is ``medfl_<plural>``, and so is the table of `medfl.plugins.Registry`.
+        kind: Kind of the record in the singular, for messages.
+        plural: Kind in the plural. The hook is ``medfl_<plural>``, and `medfl.plugins.Registry` has an attribute
+            ``<plural>``.
         name: Name that users type.
-        target: ``module:attribute``, imported when it is first used.
+        target: ``module:attribute``, imported at its first use.
     """
 
     kind: ClassVar[str]
@@ -34,12 +35,12 @@ class Record:
 
 @dataclass(frozen=True)
 class NetworkRecord(Record):
-    """A network.
+    """Record of a network.
 
     Attributes:
-        name: What users type.
+        name: Name that users type.
         target: ``module:Class``.
-        summary: One line.
+        summary: Description in one line.
     """
 
     kind = "network"
@@ -51,12 +52,12 @@ class NetworkRecord(Record):
 
 @dataclass(frozen=True)
 class NetworkAssignmentRecord(Record):
-    """A rule that decides before the first round which network each site trains.
+    """Record of a rule that assigns a network to each site before the first round.
 
     Attributes:
-        name: Name that a bundle or a user gives in ``network_assignment``.
+        name: Value of ``network_assignment`` in a bundle or command.
         target: ``module:Class``, a `medfl.engine.runs.network_assignment.NetworkAssignment`.
-        summary: One line.
+        summary: Description in one line.
     """
 
     kind = "network_assignment"
@@ -68,12 +69,12 @@ class NetworkAssignmentRecord(Record):
 
 @dataclass(frozen=True)
 class PartitionRecord(Record):
-    """A way to split a pooled data set among sites.
+    """Record of a partition, which splits a pooled data set into sites.
 
     Attributes:
-        name: What users type.
+        name: Name that users type.
         target: ``module:function``.
-        summary: One line.
+        summary: Description in one line.
     """
 
     kind = "partition"
@@ -84,7 +85,7 @@ class PartitionRecord(Record):
 
 
 class Capability(StrEnum):
-    """A capability of a method, for `medfl.contract.Method.supports`."""
+    """Capability of a method, for `medfl.contract.Method.supports`."""
 
     DIFFERENT_NETWORKS = "different_networks"
     """Sites may have different networks."""
@@ -96,35 +97,40 @@ class Capability(StrEnum):
     """Sites send messages to each other."""
 
     DP_SGD = "dp_sgd"
-    """DP-SGD protects single images: a site's data enter its updates only through the loss of each image, in a single
-    training. DP-SGD makes these gradients private and nothing else."""
+    """DP-SGD protects single images.
+
+    A site's data enter its updates only through the loss of each image, in a single training. DP-SGD makes only these
+    gradients private.
+    """
 
     ROBUST = "robust"
-    """A robust rule can replace the server's aggregation: the server computes one mean of the updates, weighted by the
-    sizes of the sites or uniformly, and nothing else."""
+    """A robust rule can replace the server's aggregation.
+
+    The server computes only one mean of the updates, weighted by the sizes of the sites or uniformly.
+    """
 
 
-PROMISES = frozenset({Capability.DP_SGD, Capability.ROBUST})
+UNINHERITED_CAPABILITIES = frozenset({Capability.DP_SGD, Capability.ROBUST})
 """Capabilities that depend on all code of a class, so that a subclass does not inherit them."""
 
 
-METHOD_FACTS = ("name", "family", "paper", "summary")
-"""Class attributes from which `MethodRecord.of` makes a record."""
+METHOD_DECLARATIONS = ("name", "family", "paper", "summary")
+"""Class attributes that a method must declare for `MethodRecord.of`."""
 
 
 @dataclass(frozen=True)
 class MethodRecord(Record):
-    """A method.
+    """Record of a method.
 
     Attributes:
         name: Name that users type.
-        target: ``module:Class``, a frozen pydantic model that fulfils `medfl.contract.Method`.
-        family: Heading under which similar methods are listed, for example ``averaging`` or ``personal``.
+        target: ``module:Class``, a frozen pydantic model that implements `medfl.contract.Method`.
+        family: Heading under which lists group similar methods, for example ``averaging`` or ``personal``.
         paper: Publication, for example ``McMahan et al., AISTATS 2017``; may be empty.
-        sends: Tensors that leave a site, the same as `medfl.contract.Method.sends`.
-        supports: Capabilities, the same as `medfl.contract.Method.supports`.
-        summary: One line.
-        needs: Requirements, the same as `medfl.contract.Method.needs`.
+        sends: Prefixes and kinds of the tensors that leave a site, equal to `medfl.contract.Method.sends`.
+        supports: Capabilities, equal to `medfl.contract.Method.supports`.
+        summary: Description in one line.
+        needs: Requirements, equal to `medfl.contract.Method.needs`.
     """
 
     kind = "method"
@@ -140,22 +146,22 @@ class MethodRecord(Record):
 
     @classmethod
     def of(cls, method: Any) -> MethodRecord:
-        """Return the record of a method's class, from the attributes of the class.
+        """Create the record of a method from the attributes of its class.
 
         Raises:
             PluginError: If the class itself does not declare its name, family, paper and summary.
         """
-        missing = [fact for fact in METHOD_FACTS if fact not in vars(method)]
+        missing = [fact for fact in METHOD_DECLARATIONS if fact not in vars(method)]
         if missing:
             raise PluginError(
                 "missing_members",
                 f"Expected {method.__module__}.{method.__qualname__} to declare name, family, paper and summary as "
                 f'class attributes, for example `name = "my_method"`; it lacks {", ".join(missing)} '
-                "(a parent's do not count).",
+                "(attributes of a parent do not count).",
                 method=method.__qualname__,
                 members=missing,
             )
-        facts = {fact: vars(method)[fact] for fact in METHOD_FACTS}
+        facts = {fact: vars(method)[fact] for fact in METHOD_DECLARATIONS}
         target = f"{method.__module__}:{method.__qualname__}"
         return cls(
             target=target, sends=dict(method.sends), supports=method.supports, needs=frozenset(method.needs), **facts
@@ -164,18 +170,19 @@ class MethodRecord(Record):
 
 @dataclass(frozen=True)
 class DatasetRecord(Record):
-    """A data set that ``medfl prep`` and studies can prepare.
+    """Record of a data set that ``medfl prep`` and studies can prepare.
 
     Attributes:
-        name: What users type.
+        name: Name that users type.
         target: ``module:Class``, a `medfl.data.ingest.spec.DatasetSpec`.
-        modality: What kind of images these are; empty where it is the user who knows.
-        licence: Terms of use; empty where it is the user who knows.
-        summary: One line.
-        phantom: ``module:function`` that writes a made-up release, ``write_release(folder, ..., seed)``; may be empty.
-        phantom_options: Options of the data set that fit the made-up release, where the defaults don't; paths are
-            relative to its folder.
-        order: They are listed in the order of these numbers, then of their names.
+        modality: Kind of the images; empty if it depends on the user's images.
+        licence: Terms of use; empty if they depend on the user's images.
+        summary: Description in one line.
+        phantom: ``module:function`` that writes a synthetic release, ``write_release(folder, ..., seed)``; may be
+            empty.
+        phantom_options: Options of the data set for the synthetic release, if they differ from the defaults. Paths are
+            relative to the release's folder.
+        order: Sort key in lists, before the name.
     """
 
     kind = "dataset"
@@ -192,12 +199,12 @@ class DatasetRecord(Record):
 
 @dataclass(frozen=True)
 class ObjectiveRecord(Record):
-    """An objective: a kind of task, such as classification.
+    """Record of an objective: a kind of task, such as classification.
 
     Attributes:
-        name: Name that data lists and bundles have; the same as the `name` of the class.
+        name: Name in data lists and bundles; equal to the `name` of the class.
         target: ``module:Class``, a `medfl.objectives.Objective`.
-        summary: One line.
+        summary: Description in one line.
     """
 
     kind = "objective"
@@ -209,12 +216,12 @@ class ObjectiveRecord(Record):
 
 @dataclass(frozen=True)
 class RobustRuleRecord(Record):
-    """A robust rule, for the setting ``robust.rule``.
+    """Record of a robust rule, for the setting ``robust.rule``.
 
     Attributes:
         name: Name that users type.
         target: ``module:Class``, a `medfl.toolkit.robust.rule.RobustRule`.
-        summary: One line.
+        summary: Description in one line.
     """
 
     kind = "robust_rule"
@@ -226,12 +233,12 @@ class RobustRuleRecord(Record):
 
 @dataclass(frozen=True)
 class PrivacyMechanismRecord(Record):
-    """A mechanism of differential privacy, for the setting ``privacy.unit``.
+    """Record of a mechanism of differential privacy, for the setting ``privacy.unit``.
 
     Attributes:
-        name: Privacy unit that users type: a site, or a part of one site's data. It is the `unit` of the class, too.
+        name: Privacy unit that users type: a site, or a part of one site's data. Equal to the `unit` of the class.
         target: ``module:Class``, a `medfl.privacy.policy.PrivacyPolicy`.
-        summary: One line.
+        summary: Description in one line.
     """
 
     kind = "privacy_mechanism"
@@ -243,14 +250,14 @@ class PrivacyMechanismRecord(Record):
 
 @dataclass(frozen=True)
 class AdversaryRecord(Record):
-    """A poisoning attack, for the setting ``poison`` of simulations.
+    """Record of a poisoning attack, for the setting ``adversaries`` of simulations.
 
     Attributes:
-        name: What users type.
+        name: Name that users type.
         target: ``module:Class``, a `DataAdversary` or `ReplyAdversary` of `medfl.engine.adversaries.adversary`.
-        paper: Where it was published; may be empty.
-        on: What attackers change: their training ``data``, or their ``reply``.
-        summary: One line.
+        paper: Publication; may be empty.
+        on: What the attacker changes: its training ``data`` or its ``reply``.
+        summary: Description in one line.
     """
 
     kind = "adversary"
@@ -264,18 +271,18 @@ class AdversaryRecord(Record):
 
 @dataclass(frozen=True)
 class AttackRecord(Record):
-    """An attack on finished runs that a study can name. The command ``medfl attack NAME RUN`` carries it out.
+    """Record of an attack on finished runs, for studies and the command ``medfl attack NAME RUN``.
 
     Attributes:
         name: Name that users type.
         target: ``module:Class`` of its options, a dataclass; its fields are the options of the command.
         results: ``module:Class`` of its results, a `medfl.records.record.FileRecord` with the fields ``options`` and
-            ``results``. The command writes it to the run's `ATTACKS_FOLDER`. A study's table has a row for each
+            ``results``. The command writes it to the run's `ATTACKS_FOLDER`. A study's table has one row per
             ``target``, ``round``, ``attack`` and ``item`` of the results, if they have these fields.
-        measures: Maps the fields of a result that the table of a study shows to their headings.
-        digits: Maps measures to their number of decimals; the others have three.
-        note: Meaning of the measures, in sentences that stand below the table.
-        has_intervals: Whether the table shows 95 % intervals over the seeds in place of standard deviations.
+        measures: Maps the fields of a result that a study's table shows to their headings.
+        digits: Maps measures to their number of decimals; all others have three.
+        note: Explanation of the measures, printed below the table.
+        has_intervals: Whether the table shows 95 % confidence intervals over the seeds instead of standard deviations.
     """
 
     kind = "attack"
@@ -291,14 +298,14 @@ class AttackRecord(Record):
 
 @dataclass(frozen=True)
 class SectionRecord(Record):
-    """A section of the report's page.
+    """Record of a section of the report.
 
     Attributes:
         name: Id of the section on the page, for links: letters, digits, ``-`` and ``_``.
-        title: Its heading.
-        target: ``module:Class``, a `medfl_report.section.Section` that is made without arguments.
-        order: Sections stand in the order of these numbers, then of their names. First is 0, who gains; 100 to 399 have
-            the sections of medfl that only some runs have, and those of its methods; 500 and more those that all have.
+        title: Heading of the section.
+        target: ``module:Class``, a `medfl_report.section.Section` that is created without arguments.
+        order: Sort key, before the name. 0 is the first section, on gains; 100 to 399 are sections that only some runs
+            have, and sections of methods; 500 and more are sections that all runs have.
     """
 
     kind = "report_section"
@@ -315,13 +322,13 @@ class SectionRecord(Record):
 
 @dataclass(frozen=True)
 class CommandRecord(Record):
-    """A command of ``medfl``.
+    """Record of a command of ``medfl``.
 
     Attributes:
         name: Name that users type.
         target: ``module:attribute`` of a function, as for `typer.run`, or of a `typer.Typer`.
-        summary: Its line in ``medfl --help``.
-        section: Heading under which ``medfl --help`` lists it, one of those of `medfl.cli.main.SECTIONS` or a new one.
+        summary: Description in ``medfl --help``.
+        section: Heading in ``medfl --help``, from `medfl.cli.main.SECTIONS` or a new one.
     """
 
     kind = "command"
@@ -334,13 +341,13 @@ class CommandRecord(Record):
 
 @dataclass(frozen=True)
 class BackendRecord(Record):
-    """A backend, for ``--backend``: the machines on which a run is carried out.
+    """Record of a backend, for ``--backend``: the machines on which a run is executed.
 
     Attributes:
         name: Name that users type.
-        target: ``module:Class``, a `medfl.workflow.Backend` that is made without arguments.
-        summary: One line.
-        options: Maps the name of each further option of ``medfl run`` to its description and default.
+        target: ``module:Class``, a `medfl.workflow.RunLauncher` that is created without arguments.
+        summary: Description in one line.
+        options: Maps each further option of ``medfl run`` to its description and default.
     """
 
     kind = "backend"
@@ -353,11 +360,11 @@ class BackendRecord(Record):
 
 @dataclass(frozen=True)
 class RunLocation:
-    """Folder of the runs that a file or folder of a plugin stands for.
+    """Folder of the runs that belong to a file or folder of a plugin.
 
     Attributes:
         folder: Run folder, or a folder of run folders.
-        gets_more_runs: Whether further runs will appear in it.
+        gets_more_runs: Whether further runs will be added to it.
     """
 
     folder: Path
@@ -379,7 +386,7 @@ RECORDS: tuple[type[Record], ...] = (
     CommandRecord,
     BackendRecord,
 )
-"""Classes of the records that hooks list."""
+"""Classes of the records that hooks return."""
 
 
 def read_method_index(path: Path) -> list[MethodRecord]:

@@ -1,4 +1,4 @@
-"""Sources of plugins: installed packages and files, and which of them are left out."""
+"""Discovery of plugins: installed packages, plugin files, and disabled plugins."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ from medfl.errors import PluginError, did_you_mean
 from medfl.hooks import HOOKS
 
 GROUP = "medfl"
-"""The entry-point group of plugins."""
+"""Entry-point group of plugins."""
 
 PREFIX = "medfl_plugin_"
-"""How the names of modules begin that plugin files become."""
+"""Prefix of the module names of plugin files."""
 
-DISABLE = "MEDFL_DISABLE"
-"""Environment variable: names of plugins to leave out, separated by commas."""
+DISABLE_VARIABLE = "MEDFL_DISABLE"
+"""Environment variable with the names of disabled plugins, separated by commas."""
 
 
-def installed(problems: list[str]) -> list[tuple[str, importlib.metadata.EntryPoint]]:
-    """Entry points of the group with where they come from, sorted by name; one for each name."""
+def installed_plugins(problems: list[str]) -> list[tuple[str, importlib.metadata.EntryPoint]]:
+    """Return the entry points of the group with their origins, sorted by name, one per name.
+
+    If two packages define different plugins with the same name, append a message to `problems`.
+    """
     points: dict[str, tuple[str, importlib.metadata.EntryPoint]] = {}
     for point in sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
         origin = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
@@ -41,7 +44,7 @@ def installed(problems: list[str]) -> list[tuple[str, importlib.metadata.EntryPo
 
 
 def load_file(path: Path, files: dict[str, ModuleType]) -> ModuleType:
-    """Import a plugin file as ``medfl_plugin_<stem>``, and note it in `files`."""
+    """Import a plugin file as the module ``medfl_plugin_<stem>``, and add the module to `files`."""
     name = f"{PREFIX}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None  # the suffix is .py
@@ -57,28 +60,31 @@ def load_file(path: Path, files: dict[str, ModuleType]) -> ModuleType:
     return module
 
 
-def look_alikes(name: str, plugin: Any) -> list[str]:
-    """Warnings for functions that are named like a hook and are none."""
+def hook_lookalike_warnings(name: str, plugin: Any) -> list[str]:
+    """Return warnings about functions that look like a hook but are not one."""
     warnings = []
     for key, value in sorted(getattr(plugin, "__dict__", {}).items()):
         if not key.startswith("medfl_") or not inspect.isroutine(value):
             continue
         marked = hasattr(value, "medfl_impl")
         if key not in HOOKS and (marked or value.__module__ == plugin.__name__):
-            warnings.append(f"Plugin '{name}' has '{key}', which is no hook and is ignored. {did_you_mean(key, HOOKS)}")
+            hint = did_you_mean(key, HOOKS)
+            warnings.append(f"Plugin '{name}' has '{key}', which is not a hook and is ignored. {hint}")
         elif key in HOOKS and not marked:
-            warnings.append(f"Plugin '{name}' has '{key}' without @hookimpl, so it is ignored. Mark it.")
+            warnings.append(f"Plugin '{name}' has '{key}' without @hookimpl, so it is ignored. Add @hookimpl.")
     return warnings
 
 
-def left_out(disabled: Iterable[str], known: Collection[str]) -> set[str]:
-    """Names of plugins that the user or the environment leaves out.
+def disabled_plugins(disabled: Iterable[str], known: Collection[str]) -> set[str]:
+    """Return the names of the plugins that the user or the environment disables.
 
     Raises:
-        PluginError: If one is unknown.
+        PluginError: If a name is unknown.
     """
-    by_environment = {name.strip(): f"named in {DISABLE}" for name in os.environ.get(DISABLE, "").split(",")}
-    names = by_environment | dict.fromkeys(disabled, "to be left out")
+    by_environment = {
+        name.strip(): f"disabled by {DISABLE_VARIABLE}" for name in os.environ.get(DISABLE_VARIABLE, "").split(",")
+    }
+    names = by_environment | dict.fromkeys(disabled, "to be disabled")
     names.pop("", None)
     for name, how in names.items():
         if name not in known:

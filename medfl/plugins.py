@@ -1,7 +1,7 @@
-"""Plugins: finding them, and what they offer together.
+"""Loading of plugins, and the registry of their records.
 
-`medfl.hooks` says what a plugin may have; its names that a plugin's author needs are found here as well. A broken
-plugin is named in `Registry.problems` and the rest goes on.
+`medfl.hooks` documents the hooks of a plugin. This module also exports the names that a plugin's author needs. A broken
+plugin is reported in `Registry.problems`; all other plugins work.
 """
 
 from __future__ import annotations
@@ -40,8 +40,14 @@ from medfl.hooks import (
     hookimpl,
     read_method_index,
 )
-from medfl.plugin_sources import DISABLE, installed, left_out, load_file, look_alikes
-from medfl.utils.dotted import merged
+from medfl.plugin_sources import (
+    DISABLE_VARIABLE,
+    disabled_plugins,
+    hook_lookalike_warnings,
+    installed_plugins,
+    load_file,
+)
+from medfl.utils.dotted import merge_nested
 
 __all__ = [
     "DatasetRecord",
@@ -67,11 +73,11 @@ _logger = logging.getLogger(__name__)
 
 
 class Registry:
-    """What all plugins together offer. Made by `load_plugins`.
+    """Records of all loaded plugins. Created by `load_plugins`.
 
     Attributes:
-        plugins: Name of each loaded plugin, and where it comes from.
-        problems: What is wrong with plugins, one sentence or two for each; show them as warnings.
+        plugins: Maps each loaded plugin to its origin.
+        problems: Problems with plugins, one message each, to show as warnings.
 
     Each further attribute maps the names of one kind to their records. Names that two plugins claim are left out.
     """
@@ -98,11 +104,11 @@ class Registry:
         self._manager.add_hookspecs(hooks.Hooks)
 
     def givers(self, kind: str, name: str) -> list[str]:
-        """The plugins that list `name`: none when it is unknown, two or more when it is ambiguous."""
+        """Return the plugins that list `name`: none if it is unknown, two or more if it is ambiguous."""
         return [plugin for plugin, _ in self._claims.get((kind, name), [])]
 
     def check_name(self, kind: str, name: str) -> None:
-        """Check that exactly one plugin lists a name, without importing what it stands for.
+        """Check that exactly one plugin lists a name, without importing its target.
 
         Raises:
             PluginError: If the name is unknown or ambiguous.
@@ -110,10 +116,10 @@ class Registry:
         self._claim(kind, name)
 
     def method_class(self, name: str) -> Any:
-        """The class of a method.
+        """Return the class of a method.
 
         Raises:
-            PluginError: If the name is unknown or ambiguous, or its target can't be imported or is no method.
+            PluginError: If the name is unknown or ambiguous, or its target can't be imported or is not a method.
         """
         kind = self._resolve("method", name)
         if problem := hooks.method_problem(name, kind):
@@ -121,7 +127,7 @@ class Registry:
         return kind
 
     def network(self, name: str) -> Any:
-        """The class of a network.
+        """Return the class of a network.
 
         Raises:
             PluginError: If the name is unknown or ambiguous, or its target can't be imported.
@@ -133,18 +139,18 @@ class Registry:
         return self._resolve("network_assignment", name)
 
     def partition(self, name: str) -> Any:
-        """The function of a partition. Raises as `network` does."""
+        """Return the function of a partition. Raises as `network` does."""
         return self._resolve("partition", name)
 
     def dataset(self, name: str) -> Any:
-        """The class of a data set's options. Raises as `network` does."""
+        """Return the class of a data set's options. Raises as `network` does."""
         return self._resolve("dataset", name)
 
     def synthetic(self, name: str) -> Any:
-        """The function that writes a made-up release of a data set.
+        """Return the function that writes a synthetic release of a data set.
 
         Raises:
-            PluginError: As `network` does, or if the data set has none.
+            PluginError: If `network` raises it, or the data set has no synthetic release.
         """
         plugin, record = self._claim("dataset", name)
         assert isinstance(record, DatasetRecord)
@@ -152,13 +158,13 @@ class Registry:
             known = (other for other, listed in self.datasets.items() if listed.synthetic)
             raise PluginError(
                 "missing_synthetic_release",
-                f"The data set '{name}' has no made-up release. {did_you_mean(name, known)}",
+                f"The data set '{name}' has no synthetic release. {did_you_mean(name, known)}",
                 dataset=name,
             )
-        return self._import(f"made-up release of '{name}'", plugin, record.synthetic)
+        return self._import(f"synthetic release of '{name}'", plugin, record.synthetic)
 
     def adversary(self, name: str) -> Any:
-        """The class of a poisoning attack. Raises as `network` does."""
+        """Return the class of a poisoning attack. Raises as `network` does."""
         return self._resolve("adversary", name)
 
     def attack_options(self, name: str) -> Any:
@@ -166,26 +172,26 @@ class Registry:
         return self._resolve("attack", name)
 
     def attack_results(self, name: str) -> Any:
-        """Return the class of the file of an attack's results. Raises as `network` does."""
+        """Return the class of an attack's results file. Raises as `network` does."""
         plugin, record = self._claim("attack", name)
         assert isinstance(record, AttackRecord)
         return self._import(f"results of attack '{name}'", plugin, record.results)
 
     def report_section(self, name: str) -> Any:
-        """The class of a section, by its id. Raises as `network` does."""
+        """Return the class of a report section by its id. Raises as `network` does."""
         return self._resolve("report_section", name)
 
     def make_method(self, name: str, args: Mapping[str, Any]) -> Any:
-        """Build a method from its settings.
+        """Create a method from its settings.
 
         Args:
-            name: A name in `methods`.
-            args: The method's settings. ``preset`` names a set of values that its class offers in ``presets``; what
-                is given here explicitly wins over it, key by key.
+            name: Name of the method, in `methods`.
+            args: Settings of the method. ``preset`` names a set of values in the class's ``presets``; explicit settings
+                override its values.
 
         Raises:
-            PluginError: As `method_class` does.
-            SettingsError: If a setting or the preset is unknown or not valid.
+            PluginError: If `method_class` raises it.
+            SettingsError: If a setting or the preset is unknown or invalid.
         """
         from medfl.settings import read_settings
 
@@ -201,51 +207,55 @@ class Registry:
                     choice=str(preset),
                     method=name,
                 )
-            values = merged(kind.presets[preset], values)
+            values = merge_nested(kind.presets[preset], values)
         return read_settings(kind, values, where=f"method '{name}'")
 
     def notify(self, event: str, **facts: Any) -> None:
-        """Call every observer of an event. An observer that fails is logged by name; the run is not touched.
+        """Call all observers of an event. An observer that raises is logged by name and does not affect the run.
 
         Args:
-            event: The name of an observing hook, for example ``medfl_round_ended``.
-            facts: Its arguments, by name, but for ``registry``, which is this one. Each observer gets its own copy.
+            event: Name of an observing hook, for example ``medfl_round_ended``.
+            facts: Arguments of the hook by name, except ``registry``, which is this object. Each observer gets its own
+                copy.
         """
         for hook in reversed(getattr(self._manager.hook, event).get_hookimpls()):  # the order in which pluggy calls
             try:
                 copies = {name: copy.deepcopy(facts[name]) for name in hook.argnames if name in facts}
                 hook.function(**copies, **({"registry": self} if "registry" in hook.argnames else {}))
             except (Exception, SystemExit) as error:
-                _logger.warning("Plugin '%s' failed in %s; the run goes on: %s", hook.plugin_name, event, _say(error))
+                _logger.warning(
+                    "Plugin '%s' failed in %s; the run continues: %s", hook.plugin_name, event, _describe_error(error)
+                )
 
     @property
     def hook(self) -> Any:
-        """The hooks as functions, which call those of all plugins (pluggy's ``PluginManager.hook``)."""
+        """The hooks as functions that call all plugins (pluggy's ``PluginManager.hook``)."""
         return self._manager.hook
 
     def run_location(self, path: Path) -> RunLocation | None:
-        """Where the runs are that a plugin's file or folder stands for; None if no plugin knows it.
+        """Return the location of the runs that belong to a plugin's file or folder; None if no plugin knows it.
 
         Raises:
-            MedflError: If it is one that a plugin knows, but can't be read.
+            MedflError: If a plugin knows the file or folder but can't read it.
         """
         location: RunLocation | None = self._manager.hook.medfl_run_location(path=str(path))
         return location
 
     def command(self, name: str) -> Any:
-        """The function or `typer.Typer` of a command. Raises as `network` does."""
+        """Return the function or `typer.Typer` of a command. Raises as `network` does."""
         return self._resolve("command", name)
 
     def backend(self, name: str) -> Any:
-        """The class of a backend. Raises as `network` does."""
+        """Return the class of a backend. Raises as `network` does."""
         return self._resolve("backend", name)
 
     def _resolve(self, kind: str, name: str) -> Any:
+        """Import the target of a name."""
         plugin, record = self._claim(kind, name)
         return self._import(f"{kind.replace('_', ' ')} '{name}'", plugin, record.target)
 
     def _claim(self, kind: str, name: str) -> tuple[str, Record]:
-        """The plugin that lists a name, and its record."""
+        """Return the plugin that lists a name, and its record. Raise if the name is unknown or ambiguous."""
         claims = self._claims.get((kind, name), [])
         if not claims:
             known = [other for other_kind, other in self._claims if other_kind == kind]
@@ -268,6 +278,7 @@ class Registry:
         return claims[0]
 
     def _import(self, what: str, plugin: str, target: str) -> Any:
+        """Import a target. Raise a readable error if the import fails."""
         where = f"{what} of plugin '{plugin}' (target '{target}')"
         module_name, _, attribute = target.partition(":")
         try:
@@ -275,7 +286,7 @@ class Registry:
         except (Exception, SystemExit) as error:
             raise PluginError(
                 "failed_import",
-                f"Can't import {where}: {_say(error)}. {_mend(plugin)}",
+                f"Can't import {where}: {_describe_error(error)}. {_advice_for(plugin)}",
                 target=target,
                 plugin=plugin,
                 cause=type(error).__name__,
@@ -284,7 +295,7 @@ class Registry:
             hint = did_you_mean(attribute, (key for key in vars(module) if not key.startswith("_")))
             raise PluginError(
                 "missing_attribute",
-                f"Can't find '{attribute}' for {where}. {hint} {_mend(plugin)}",
+                f"Can't find '{attribute}' for {where}. {hint} {_advice_for(plugin)}",
                 target=target,
                 plugin=plugin,
                 attribute=attribute,
@@ -292,14 +303,14 @@ class Registry:
         return getattr(module, attribute)
 
     def _add(self, name: str, origin: str, plugin: Any) -> None:
-        """Register a loaded plugin: warn of what only looks like a hook, then take its records."""
-        self.problems += look_alikes(name, plugin)
+        """Register a loaded plugin: warn about functions that look like hooks, then collect its records."""
+        self.problems += hook_lookalike_warnings(name, plugin)
         try:
             self._manager.register(plugin, name)
         except (pluggy.PluginValidationError, ValueError) as error:
             if self._manager.has_plugin(name):
                 self._manager.unregister(name=name)
-            self.problems.append(f"Plugin '{name}' ({origin}) is left out: {error}")
+            self.problems.append(f"Plugin '{name}' ({origin}) is not loaded: {error}")
             return
         self.plugins[name] = origin
         for record_class in hooks.RECORDS:
@@ -308,24 +319,26 @@ class Registry:
                     self._take(record_class, name, hook.function)
 
     def _take(self, expected: type[Record], plugin: str, hook: Any) -> None:
+        """Collect the records of one hook of a plugin; invalid records become problems."""
         try:
             records = list(hook())
         except (Exception, SystemExit) as error:
             self.problems.append(
-                f"Hook medfl_{expected.plural} of plugin '{plugin}' failed: {_say(error)}. {_mend(plugin)}"
+                f"Hook medfl_{expected.plural} of plugin '{plugin}' failed: {_describe_error(error)}. "
+                f"{_advice_for(plugin)}"
             )
             return
         for record in records:
             if not isinstance(record, expected) or not all(record.target.partition(":")):
                 self.problems.append(
                     f"Hook medfl_{expected.plural} of plugin '{plugin}' must list {expected.__name__} with a target "
-                    f"'module:name'; got {record!r}, which is left out. {_mend(plugin)}"
+                    f"'module:name', got {record!r}, which is ignored. {_advice_for(plugin)}"
                 )
             else:
                 self._claims.setdefault((expected.kind, record.name), []).append((plugin, record))
 
     def _settle(self) -> None:
-        """Fill the public tables; a name that is claimed more than once becomes a problem."""
+        """Fill the public mappings; a name that is claimed more than once becomes a problem."""
         for (kind, name), claims in sorted(self._claims.items()):
             if len(claims) == 1:
                 record = claims[0][1]
@@ -339,22 +352,22 @@ def load_plugins(files: Iterable[str | Path] = (), disabled: Iterable[str] = ())
 
     Args:
         files: Plugin files. Each becomes the module ``medfl_plugin_<stem>`` and the plugin ``<stem>``.
-        disabled: Names of plugins to leave out, beside those in the environment variable ``MEDFL_DISABLE``.
+        disabled: Names of plugins to disable, besides those in the environment variable ``MEDFL_DISABLE``.
 
     Returns:
-        What they offer. Plugins that can't be loaded are named in its `problems`.
+        Records of all plugins. Plugins that can't be loaded are reported in its `problems`.
 
     Raises:
-        PluginError: If a file does not exist, if two have the same name, or if a disabled name is unknown.
+        PluginError: If a file does not exist, two plugins have the same name, or a disabled name is unknown.
     """
     registry = Registry()
-    points = installed(registry.problems)
+    points = installed_plugins(registry.problems)
     sources: dict[str, tuple[str, Any]] = {point.name: (origin, point.load) for origin, point in points}
     for path in map(Path, files):
         if path.suffix != ".py" or not path.is_file():
             raise PluginError(
                 "missing_file",
-                f"Expected a plugin file that ends in .py; there is none at '{path}'. Check the path.",
+                f"Expected a plugin file with the suffix .py at '{path}', found none. Check the path.",
                 path=path,
             )
         if path.stem in sources:
@@ -367,48 +380,50 @@ def load_plugins(files: Iterable[str | Path] = (), disabled: Iterable[str] = ())
                 origin=sources[path.stem][0],
             )
         sources[path.stem] = (str(path), partial(load_file, path, registry._files))
-    skipped = left_out(disabled, sources)
+    skipped = disabled_plugins(disabled, sources)
     for name, (origin, load) in sources.items():
         if name in skipped:
             continue
         try:
             plugin = load()
         except (Exception, SystemExit) as error:
-            registry.problems.append(f"Plugin '{name}' ({origin}) can't be loaded: {_say(error)}. {_mend(name)}")
+            registry.problems.append(
+                f"Plugin '{name}' ({origin}) can't be loaded: {_describe_error(error)}. {_advice_for(name)}"
+            )
         else:
             registry._add(name, origin, plugin)
     registry._settle()
-    _latest.update(dict.fromkeys(registry._claims, registry))
+    _latest_registries.update(dict.fromkeys(registry._claims, registry))
     return registry
 
 
-_latest: dict[tuple[str, str], Registry] = {}
-"""Maps the kind and name of each record to the registry that had it last, of those that this process loaded."""
+_latest_registries: dict[tuple[str, str], Registry] = {}
+"""Maps the kind and name of each record to the last registry with this record that this process loaded."""
 
 
 def look_up(kind: str, name: str, base: type) -> Any:
-    """Return the class that a name stands for in the plugins that this process has loaded.
+    """Return the class of an objective, robust rule or privacy mechanism from the plugins that this process has loaded.
 
-    For names of objectives, robust rules and privacy mechanisms: they are in data lists, settings and files of runs,
-    which are read where no registry is at hand. Where a run is prepared, `Registry.check_name` checks its names.
-    Loads the installed plugins if no loaded one has the name.
+    Use it if no registry is available: data lists, settings and run files contain such names. When a run is prepared,
+    `Registry.check_name` checks its names. If no loaded plugin has the name, this function loads the installed plugins.
 
     Args:
         kind: Kind of a record, for example ``objective``.
         name: Name of the record.
-        base: Class from which it has to inherit.
+        base: Required base class.
 
     Raises:
-        PluginError: If the name is unknown or ambiguous, or its target can't be imported or is no subclass of `base`.
+        PluginError: If the name is unknown or ambiguous, or its target can't be imported or is not a subclass of
+            `base`.
     """
-    registry = _latest.get((kind, name)) or load_plugins()
+    registry = _latest_registries.get((kind, name)) or load_plugins()
     resolved = registry._resolve(kind, name)
     if isinstance(resolved, type) and issubclass(resolved, base):
         return resolved
     raise PluginError(
         "wrong_type",
-        f"Expected the {kind.replace('_', ' ')} '{name}' to be a subclass of {base.__module__}.{base.__name__}; got "
-        f"{resolved!r}. Its author can mend it.",
+        f"Expected the {kind.replace('_', ' ')} '{name}' to be a subclass of {base.__module__}.{base.__name__}, got "
+        f"{resolved!r}. Report this to the plugin's author.",
         what=kind,
         name=name,
         found=repr(resolved),
@@ -416,9 +431,9 @@ def look_up(kind: str, name: str, base: type) -> Any:
 
 
 def known_names(kind: str) -> list[str]:
-    """Return the names of a kind in the plugins that this process has loaded and in the installed ones, sorted."""
+    """Return the names of a kind in the plugins that are installed or that this process has loaded, sorted."""
     load_plugins()
-    return sorted(name for known_kind, name in _latest if known_kind == kind)
+    return sorted(name for known_kind, name in _latest_registries if known_kind == kind)
 
 
 def _listing(kind: str) -> str:
@@ -430,18 +445,21 @@ def _listing(kind: str) -> str:
 
 
 def _ambiguous(kind: str, name: str, plugins: Sequence[str]) -> str:
+    """Return the message for a name that several plugins claim."""
     what = f"{kind.replace('_', ' ').capitalize()} '{name}'"
     if len(set(plugins)) == 1:
-        return f"{what} is listed twice by plugin '{plugins[0]}'. {_mend(plugins[0])}"
+        return f"{what} is listed twice by plugin '{plugins[0]}'. {_advice_for(plugins[0])}"
     return (
-        f"{what} is given by several plugins: {', '.join(map(repr, plugins))}. "
-        f"Leave out all but one, for example with --no-plugin {plugins[-1]} or {DISABLE}={plugins[-1]}."
+        f"{what} is listed by several plugins: {', '.join(map(repr, plugins))}. "
+        f"Disable all but one, for example with --no-plugin {plugins[-1]} or {DISABLE_VARIABLE}={plugins[-1]}."
     )
 
 
-def _mend(plugin: str) -> str:
-    return f"Its author can mend it; --no-plugin {plugin} leaves it out."
+def _advice_for(plugin: str) -> str:
+    """Return the advice for a broken plugin."""
+    return f"Report this to the plugin's author, or disable the plugin with --no-plugin {plugin}."
 
 
-def _say(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
+    """Format an exception in one line."""
     return f"{type(error).__name__}: {error}".rstrip(": ").rstrip(".")

@@ -1,8 +1,9 @@
-"""The settings of a run, validated once; an unknown key is an error that names the nearest known one.
+"""Settings of a run, validated once. An unknown key is an error that suggests the most similar known key.
 
-To add a setting, write one field of `Settings` (what decides a run's numbers) or `Execution` (how a machine computes),
-with its bounds and, under it, a docstring. It is then an option of ``medfl run``, stands in ``docs/settings.md``, the
-output of ``--help-settings``, and in ``run.json``; a server may set it at a site only if its type has `Remote`.
+To add a setting, add a field to `Settings` (settings that determine a run's numbers) or `Execution` (settings of the
+machine that computes), with its bounds and a docstring below it. The field then is an option of ``medfl run``, and is
+listed in ``docs/settings.md``, ``--help-settings`` and ``run.json``. A server may set it at a site only if its type has
+the marker `Remote`.
 """
 
 from __future__ import annotations
@@ -27,204 +28,223 @@ from medfl.utils.field_words import Device, PluginName, explain
 
 
 class Remote:
-    """Marks a field that a server may set at a site, as ``Annotated[int, Remote]``; without it the site alone may."""
+    """Marker of a field that a server may set at a site, as in ``Annotated[int, Remote]``.
+
+    Other fields are set by the site.
+    """
 
 
 class Strict(BaseModel):
-    """A frozen model that refuses unknown keys; the docstring under a field describes it."""
+    """Frozen pydantic model that refuses unknown keys; the docstring below a field is its description."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class Privacy(Strict):
-    """Differential privacy of what leaves a site, applied by the site itself."""
+    """Differential privacy of the updates, applied at each site before an update leaves it.
+
+    A release is one noised value that leaves the site.
+    """
 
     unit: Annotated[PluginName, Remote] = "site"
-    """Whose data are hidden. ``site``: each update is clipped and noised as it leaves. ``sample``: each image of a
-    site, by DP-SGD in its training (Abadi et al., CCS 2016); a patient with several images is hidden less. Plugins
-    may have further units (``medfl list privacy-mechanisms``)."""
+    """Privacy unit: the data that differential privacy protects. ``site`` protects all data of a site: its updates are
+    clipped and noised before they leave. ``sample`` protects each image of a site by DP-SGD (Abadi et al., CCS 2016); a
+    patient with several images has weaker protection. Plugins may add units (``medfl list privacy-mechanisms``)."""
 
     adjacency: Annotated[Literal["add_remove", "replace"], Remote] = "replace"
-    """Neighbouring data: one unit added or removed, or replaced (twice the sensitivity)."""
+    """Definition of neighbouring data sets: one unit is added or removed (``add_remove``), or replaced by another one
+    (``replace``, with twice the sensitivity)."""
 
     epsilon: Annotated[float, Remote] = Field(gt=0, allow_inf_nan=False)
-    """Budget over all releases of the run."""
+    """Privacy budget epsilon of the whole run."""
 
     delta: Annotated[float, Remote] = Field(1e-5, gt=0, lt=1)
-    """Probability that the guarantee fails, below one over the number of units."""
+    """Probability that the guarantee fails. Choose it below 1 / (number of units)."""
 
     clip: Annotated[float, Remote] = Field(gt=0, allow_inf_nan=False)
-    """L2 bound, over all tensors together: of an update, or of the gradient of one image."""
+    """Clipping bound: maximum L2 norm over all tensors of an update, or of the gradient of one image."""
 
     accountant: Annotated[PluginName | None, Remote] = None
-    """How releases are composed; None is the accountant of the unit, and no unit has another. ``site`` has
-    ``gaussian``, which composes Gaussian releases exactly; ``sample`` has ``prv``, which composes numerically what is
-    drawn at random and noised (Gopi, Lee, Wutschitz, NeurIPS 2021)."""
+    """Method that composes the releases of a run. None uses the accountant of the unit, which is the only one it
+    supports: ``gaussian`` for ``site`` composes Gaussian releases exactly; ``prv`` for ``sample`` composes subsampled
+    Gaussian releases numerically (Gopi, Lee, Wutschitz, NeurIPS 2021)."""
 
     ledger: Path | None = Field(None, exclude=True)
-    """Folder in which each site keeps account of what was released of its data, over all runs. The run's folder always
-    has an account of this run alone. Like ``total_epsilon`` it is the site's affair and no part of a run's identity."""
+    """Folder of the privacy budget ledger, in which each site records its releases over all runs. The run folder always
+    has the record of its own run. Like ``total_epsilon``, the ledger is set by the site and is not part of the run's
+    identity."""
 
     total_epsilon: float | None = Field(None, gt=0, allow_inf_nan=False, exclude=True)
-    """Budget over all runs in the ledger, at least ``epsilon``; None only keeps account."""
+    """Privacy budget epsilon over all runs in the ledger, at least ``epsilon``; None records the releases without a
+    limit."""
 
     @field_validator("ledger")
     @classmethod
     def _absolute(cls, folder: Path | None) -> Path | None:
+        """Return the ledger's absolute path."""
         return None if folder is None else folder.resolve()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        """Raise if the total budget has no ledger, or is smaller than the run's budget."""
         if self.total_epsilon is not None and self.ledger is None:
-            raise ValueError("total_epsilon is a budget over several runs and needs 'ledger', a folder that they share")
+            raise ValueError("total_epsilon is a budget over several runs and needs 'ledger', their common folder")
         if self.total_epsilon is not None and self.total_epsilon < self.epsilon:
             raise ValueError(f"total_epsilon {self.total_epsilon:g} is less than this run's epsilon {self.epsilon:g}")
         return self
 
 
 class Compression(Strict):
-    """Quantisation of updates: each tensor between its minimum and maximum in ``bits`` bits."""
+    """Quantization of updates: each tensor is quantized with ``bits`` bits between its minimum and maximum."""
 
     bits: Annotated[Literal[4, 8, 16], Remote]
-    """Bits of a number."""
+    """Number of bits per value."""
 
 
 class Robust(Strict):
-    """What stands in place of the mean of the updates, where some of the sites may be wrong or not honest."""
+    """Robust aggregation rule that replaces the mean of the updates, for runs with faulty or malicious sites."""
 
     rule: Annotated[PluginName, Remote]
-    """The rule, for example ``median``; ``medfl list robust-rules`` has all. All replies of a round count alike,
-    whatever size a site says that it has."""
+    """Name of the rule, for example ``median``; ``medfl list robust-rules`` lists all. All replies of a round have
+    equal weights, because a site can claim any number of images."""
 
     f: Annotated[int, Remote] = Field(1, ge=0)
-    """How many replies may be anything. A rule says how many replies it needs then, for example 2f + 1."""
+    """Maximum number of faulty or malicious replies in a round. It determines how many replies a rule needs, for
+    example 2f + 1."""
 
     iterations: Annotated[int | None, Remote] = Field(None, ge=0)
-    """Iterations of a rule that has them: of ``geometric_median`` (None is 4) and ``centred_clip`` (None is 1)."""
+    """Number of iterations, for the rules ``geometric_median`` (None means 4) and ``centred_clip`` (None means 1)."""
 
     radius: Annotated[float | None, Remote] = Field(None, gt=0)
-    """Longest update, or distance from the last value, of a rule that cuts them: of ``norm_clip`` and
-    ``centred_clip``. None is the median one."""
+    """Maximum norm of an update (``norm_clip``) or of its distance from the previous aggregate (``centred_clip``). None
+    uses the median norm or distance."""
 
 
 class SecureAggregation(Strict):
-    """What the server learns of the updates: their sum alone (Bonawitz et al., CCS 2017)."""
+    """Secure aggregation: the server learns only the sum of the updates (Bonawitz et al., CCS 2017)."""
 
     threshold: Annotated[int | None, Remote] = Field(None, ge=2)
-    """Number of participants that must stay until the end of a round and follow the protocol: more than half of them.
-    None is the smallest number above two thirds of the sites that take part in a round."""
+    """Number of participants that must stay until the end of a round and follow the protocol, more than half of them.
+    None uses the smallest number above two thirds of the sites that take part in a round."""
 
     clip: Annotated[float | None, Remote] = Field(None, gt=0, allow_inf_nan=False)
-    """L2 bound of an update over all tensors together; a longer one is cut. None is 100, or that of ``privacy``."""
+    """Maximum L2 norm of an update over all tensors; a longer update is scaled down. None uses 100, or the bound of
+    ``privacy``."""
 
     bits: Annotated[Literal[32, 40], Remote] = 40
-    """Bits of a number on its way. 32 are as many as in a plain update, and coarser."""
+    """Number of bits per transmitted value. 32 sends as many bits as a plain update, with a coarser resolution than
+    40."""
 
     largest_size: Annotated[int, Remote] = Field(65_536, ge=1, le=2**20)
-    """The most training images that a site may have, where sites weigh by their sizes."""
+    """Maximum number of training images of a site, for methods that weight sites by their numbers of images."""
 
     @property
     def resolved_threshold(self) -> int:
-        """The threshold of a run. `Settings.for_sites` has filled in a default one."""
+        """Threshold of a run. `Settings.for_sites` fills in the default."""
         if self.threshold is None:
             raise SettingsError(
                 "missing_setting",
-                "expected a threshold of secure aggregation for the run's number of sites, got none",
+                "expected the threshold of secure aggregation to be set for the run's number of sites, got none",
                 setting="secure_aggregation.threshold",
             )
         return self.threshold
 
 
 class Settings(Strict):
-    """What decides the numbers of a run, beside method, task and data."""
+    """Settings that determine the numbers of a run, besides method, task and data."""
 
     rounds: Annotated[int, Remote] = Field(ge=1)
-    """Number of rounds. It may be raised later, and the run continues."""
+    """Number of rounds. You can increase it later to continue a run."""
 
     seed: Annotated[int, Remote] = Field(0, ge=0, lt=2**31)
-    """Seed of all streams."""
+    """Seed of all random streams."""
 
     epochs: Annotated[int, Remote] = Field(1, ge=0)
-    """Passes over a site's training data in a round."""
+    """Number of passes over a site's training data in a round."""
 
     steps: Annotated[int | None, Remote] = Field(None, ge=1)
-    """Batches a site trains in a round. Where given, it stands in place of ``epochs``."""
+    """Number of batches that a site trains on in a round. If set, it replaces ``epochs``."""
 
     batch_size: Annotated[int, Remote] = Field(32, ge=1)
-    """Images in a batch."""
+    """Number of images in a batch."""
 
     lr_decay: Annotated[float, Remote] = Field(1.0, gt=0, le=1)
-    """Factor of the sites' learning rate from each round to the next; 1 keeps it."""
+    """Factor by which the sites' learning rate is multiplied after each round; 1 keeps it constant."""
 
     fraction: Annotated[float, Remote] = Field(1.0, gt=0, le=1)
-    """Share of the sites that take part in a round; at least one does."""
+    """Share of the sites that take part in a round; at least one site takes part."""
 
     norm_sync: Annotated[Literal["all", "params", "none", "frozen"], Remote] = "all"
-    """What of the normalisation layers is shared (rule G-2): ``all``; ``params`` without the running statistics;
-    ``none``; ``frozen`` is ``all`` with the layers in evaluation mode during training."""
+    """Tensors of normalisation layers that sites share (rule G-2): ``all``; ``params``, without the running statistics;
+    ``none``; or ``frozen``, which shares all and keeps the layers in evaluation mode during training."""
 
     min_replies: Annotated[int, Remote] = Field(1, ge=1)
-    """Replies without which a round fails, or all where fewer sites are asked. Between machines all is the default."""
+    """Minimum number of replies in a round, or all replies if fewer sites receive a request. With fewer replies the
+    round fails. In a run on other machines, the default is all sites."""
 
     evaluate_every: Annotated[int, Remote] = Field(1, ge=1)
-    """Rounds between two evaluations; the last round is always evaluated."""
+    """Number of rounds from one evaluation to the next. The last round is always evaluated."""
 
     best_round: Annotated[bool, Remote] = False
-    """Whether sites take home the models of the evaluated round with the best validation score, by the first metric as
-    a mean over the sites, in place of those of the last round. The first of equals is taken."""
+    """Export the models of the best evaluated round instead of the last round. The best round has the best validation
+    score: the first metric, averaged over the sites. Ties go to the earliest round."""
 
     patience: Annotated[int | None, Remote] = Field(None, ge=1)
-    """Evaluations in a row without a better validation score after which the run ends, one round later, as a round is
-    scored while the next one trains; None runs all rounds. More rounds continue no run that ended so."""
+    """Early stopping: the number of consecutive evaluations without a better validation score after which the run ends.
+    The run ends one round later, because a round is evaluated while the next one trains. None runs all rounds. A run
+    that ended early can't be continued with more rounds."""
 
     keep_rounds: Annotated[tuple[PositiveInt, ...], Remote] = ()
-    """Rounds after which the server's model is kept for attacks later, in ``kept/round-N.safetensors``: a file as large
-    as the model for each of them. It changes no number of a run, and may be changed when that goes on."""
+    """Rounds after which the server's model is saved for later attacks, in ``kept/round-N.safetensors``. Each file is
+    as large as the model. The setting does not affect the results, and may be changed when the run is continued."""
 
     moments: Annotated[tuple[Literal["aggregated", "trained", "epochs"], ...], Remote] = ("aggregated",)
-    """When models are scored: ``aggregated`` after a round, ``trained`` also right after local training, ``epochs``
-    also a model that the server trains, on its test sets after each of its epochs."""
+    """Times at which models are evaluated: ``aggregated`` after each round; ``trained`` also right after local
+    training; ``epochs`` also after each epoch of a model that the server trains, on the server's test sets."""
 
     cross_site_evaluation: Annotated[bool, Remote] = False
-    """After the last round, score every site's model on every site's test data (core op ``exchange``)."""
+    """Cross-site evaluation: after the last round, evaluate every site's model on every site's test data."""
 
     shared_test: Annotated[bool, Remote] = False
-    """Score every site's personal model on the server's test set, too."""
+    """Also evaluate every site's personal model on the server's test set."""
 
     balance: Annotated[Literal["none", "loss", "sampling"], Remote] = "none"
-    """What is done about unlike class sizes at a site: ``none``; ``loss`` weighs each class by the inverse of its share
-    of the site's training images; ``sampling`` draws the images of each class equally often, with replacement."""
+    """Compensation for unequal class sizes at a site: ``none``; ``loss`` weights each class in the loss by the inverse
+    of its share of the site's training images; ``sampling`` draws images of all classes equally often, with
+    replacement."""
 
     precision: Annotated[Literal["fp32", "bf16", "amp"], Remote] = "fp32"
-    """``fp32``; ``bf16`` for autocast to bfloat16; ``amp`` for that on a GPU and ``fp32`` on a CPU, as MONAI's engines
-    with ``amp`` compute in float32 there (on a GPU they take float16 and scale the loss)."""
+    """Numeric precision: ``fp32``; ``bf16`` for autocast to bfloat16; ``amp`` for ``bf16`` on a GPU and ``fp32`` on a
+    CPU. MONAI's engines with ``amp`` also use float32 on a CPU, but float16 with loss scaling on a GPU."""
 
     networks_by_site: Annotated[dict[str, str], Remote] = {}
-    """Site to name of its network, where it is not the task's default."""
+    """Name of the network of each site that does not use the task's default network."""
 
     norm_bound: Annotated[float | None, Remote] = Field(None, gt=0)
-    """Refuse a reply whose L2 norm is above this; None allows any finite one."""
+    """Maximum L2 norm of a reply; a reply with a larger norm is refused. None accepts any finite reply."""
 
     disclose: Annotated[tuple[Literal["size", "label_counts"], ...], Remote] = ("size",)
-    """What a site tells about itself at the start."""
+    """Site information that each site discloses to the server before the first round."""
 
     privacy: Annotated[Privacy | None, Remote] = None
     """Differential privacy of updates, or None."""
 
     compression: Annotated[Compression | None, Remote] = None
-    """Quantisation of updates, or None."""
+    """Quantization of updates, or None."""
 
     robust: Annotated[Robust | None, Remote] = None
-    """A rule in place of the mean of updates, should some sites be wrong or not honest; None is the mean."""
+    """Robust aggregation rule for runs with faulty or malicious sites; None uses the method's own aggregation."""
 
     secure_aggregation: Annotated[SecureAggregation | None, Remote] = None
-    """Whether the server learns only the sum of the updates, and how that is computed; None sends it each of them."""
+    """Secure aggregation, by which the server learns only the sum of the updates; None sends each update to the
+    server."""
 
     adversaries: dict[str, Any] = {}
-    """In a simulation only: what attackers among the sites do, as ``{"attack": "sign_flip", "sites": ["site-1"]}``."""
+    """Poisoning attack by some of the sites, in simulations only, for example ``{"attack": "sign_flip", "sites":
+    ["site-1"]}``."""
 
     def for_sites(self, count: int) -> Self:
-        """Return the settings with defaults that depend on the number of sites filled in.
+        """Return a copy of the settings with the defaults that depend on the number of sites.
 
         Args:
             count: Number of the run's sites.
@@ -237,62 +257,65 @@ class Settings(Strict):
 
     @property
     def validates(self) -> bool:
-        """Whether the run needs validation scores to choose a round or to end."""
+        """True if the run needs validation scores, to choose the best round or to stop early."""
         return self.best_round or self.patience is not None
 
     def due(self, round_: int) -> bool:
-        """Whether models are evaluated after a round."""
+        """Return True if models are evaluated after this round."""
         return round_ % self.evaluate_every == 0 or round_ >= self.rounds
 
 
 def participants(candidates: int, fraction: float) -> int:
-    """How many of K candidates take part in a round: max(1, floor(fraction * K)); 0 of none (rule G-3)."""
-    return max(1, int(fraction * candidates + 1e-9)) if candidates else 0  # 0.1 * 30 is 3, whatever floating point says
+    """Return how many of K candidates take part in a round: max(1, floor(fraction * K)), or 0 if K is 0 (rule G-3)."""
+    return max(1, int(fraction * candidates + 1e-9)) if candidates else 0  # 1e-9: 0.1 * 30 is 3 despite rounding
 
 
 class Execution(Strict):
-    """Where and how a run computes. Changing these may change the last bits, never the meaning."""
+    """Settings of the machine that computes. They may change the last bits of the results, but not their meaning."""
 
     workers: int = Field(1, ge=1)
-    """Processes that train sites; 1 works in this process. Several compute on the CPU. Of more than 2 no
-    more start than there are sites."""
+    """Number of processes that train sites; 1 trains in the main process. Several workers use the CPU only. If you set
+    more than 2, at most one worker per site is started."""
 
     threads: int = Field(1, ge=1)
-    """Threads of each process."""
+    """Number of threads of each process."""
 
     device: Device = "auto"
-    """``auto`` (a GPU if there is one and one worker, or else the CPU), ``cpu``, ``cuda`` or ``cuda:N``."""
+    """Device: ``auto`` (a GPU if there is one and ``workers`` is 1, otherwise the CPU), ``cpu``, ``cuda`` or
+    ``cuda:N``."""
 
     cache: Literal["memory", "disk", "none"] = "memory"
-    """Where cases of an adopted bundle are kept as they are before its first random transform: in ``memory``, on
-    ``disk``, or nowhere. It changes no number."""
+    """Cache for the cases of an adopted bundle, as they are before the first random transform: in ``memory``, on
+    ``disk``, or ``none``. The setting does not affect the results."""
 
     cache_dir: Path | None = None
-    """Folder of the cache on disk; guard it, for it holds images. None takes ``.medfl_cache`` in each site's folder."""
+    """Folder of the cache on disk. Protect it, because it contains images. None uses ``.medfl_cache`` in each site's
+    folder."""
 
     loaders: int = Field(0, ge=0)
-    """Processes that load cases of an adopted bundle ahead of training; with 0, and with several workers, the process
-    that trains loads. It changes no number."""
+    """Number of processes that load cases of an adopted bundle in advance. With 0, or with several workers, the
+    training process loads them. The setting does not affect the results."""
 
     pictures: bool = False
-    """Whether each site keeps pictures of the test cases whose masks it gets worst, outlined, beside its own model, for
-    the report. No server can set it, and sites on other machines keep none. It changes no number."""
+    """True to save images of each site's worst segmented test cases, with outlined masks, next to the site's own model,
+    for the report. A server can't set it, and sites on other machines save none. The setting does not affect the
+    results."""
 
     open_test: bool = True
-    """Whether test images are opened. Trials of ``medfl tune`` leave them out, as they choose by validation images."""
+    """True to evaluate on test images. ``medfl tune`` sets it to false, because it chooses by validation images."""
 
 
 def run_fields() -> dict[str, FieldInfo]:
-    """All fields of `Settings` and `Execution`, by name."""
+    """Return all fields of `Settings` and `Execution` by name."""
     return Settings.model_fields | Execution.model_fields
 
 
 def local_fields(fields: Mapping[str, FieldInfo]) -> frozenset[str]:
-    """Names of the fields that a server may not set at a site: all that are not marked with `Remote`."""
+    """Return the names of the fields without the marker `Remote`, which a server may not set at a site."""
     return frozenset(name for name, info in fields.items() if Remote not in info.metadata)
 
 
-_CODES = {
+_CODE_BY_PROBLEM = {
     "extra_forbidden": "unknown_setting",
     "missing": "missing_setting",
     "literal_error": "unknown_choice",
@@ -302,23 +325,25 @@ _CODES = {
     "less_than": "setting_out_of_range",
     "less_than_equal": "setting_out_of_range",
 }
-"""Maps types of pydantic's problems to codes of errors."""
+"""Maps pydantic's error types to medfl's error codes."""
 
 
 S = TypeVar("S", bound=BaseModel)
+"""Pydantic model that `read_settings` creates."""
 
 
 def read_settings(kind: type[S], values: Mapping[str, Any], where: str, also: Collection[str] = ()) -> S:
-    """Validate `values`, turning every problem into one readable message.
+    """Validate values and create the settings. Raise one readable error for all problems.
 
     Args:
-        kind: The model to build.
-        values: Keys and values as given by the user.
-        where: What these settings belong to, for the message (for example ``method 'fedprox'``).
-        also: Further names that are known beside those of the model, for the message about an unknown one.
+        kind: Pydantic model to create.
+        values: Keys and values from the user.
+        where: Owner of the settings, for the message, for example ``method 'fedprox'``.
+        also: Further known names besides the model's fields, for the message about an unknown name.
 
     Raises:
-        SettingsError: With all problems at once; unknown keys come with the nearest known one.
+        SettingsError: If any value is invalid. The message has all problems, and suggests a known key for each unknown
+            one.
     """
     try:
         return kind.model_validate(values)
@@ -335,11 +360,11 @@ def read_settings(kind: type[S], values: Mapping[str, Any], where: str, also: Co
 
 
 def _code_of(problem: str) -> str:
-    """Return the code of a setting's fault.
+    """Return the error code for a problem.
 
     Args:
-        problem: Type of the problem, as pydantic names it.
+        problem: Pydantic's error type.
     """
-    if problem in _CODES:
-        return _CODES[problem]
+    if problem in _CODE_BY_PROBLEM:
+        return _CODE_BY_PROBLEM[problem]
     return "wrong_setting_type" if problem.endswith(("_type", "_parsing", "_from_float")) else "invalid_setting"

@@ -1,4 +1,4 @@
-"""A task: what is learned, taken from a bundle (or built by hand)."""
+"""Task: the networks, loss, optimiser and metrics of a learning problem, read from a bundle or built by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from medfl.errors import SettingsError, did_you_mean
-from medfl.networks.frozen import frozen_parameters, hold_frozen
+from medfl.networks.frozen import frozen_parameters, set_and_remove_frozen
 from medfl.objectives import Objective
 from medfl.types import Meta, Tensors
 from medfl.utils.rng import pinned
@@ -20,33 +20,34 @@ from medfl.utils.wire import digest
 
 if TYPE_CHECKING:
     from medfl.networks.pretrained import Pretrained
-    from medfl.training.augment import Augment, Augmentation
+    from medfl.training.augment import Augmentation, AugmentFunction
     from medfl.training.predict import Inferer
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+"""Function that creates an optimiser for parameters."""
 
 
 class Schedule(Protocol):
-    """The learning rate as a share of the optimiser's, round by round, or anew in each round epoch by epoch.
+    """Learning-rate schedule: a factor of the optimiser's learning rate per round, or per epoch within each round.
 
     Attributes:
-        restarts: Whether it counts the epochs of each training, and not rounds.
-        facts: What makes two schedules the same; JSON.
+        restarts: Whether the schedule counts the epochs of each training instead of the rounds.
+        facts: JSON that identifies the schedule; equal schedules have equal JSON.
     """
 
     restarts: bool
     facts: Meta
 
     def __call__(self, number: int) -> float:
-        """The share in a round or, if it `restarts`, in an epoch; both are counted from 1; >= 0."""
+        """Return the factor, >= 0, in a round or, if the schedule `restarts`, in an epoch; both are counted from 1."""
         ...
 
 
 class EpochRates:
-    """The learning rates of a round's optimisers under a schedule that restarts.
+    """Callback that sets the learning rates of optimisers at the start of each epoch, for a schedule that restarts.
 
     Args:
-        schedule: What they follow.
+        schedule: Learning-rate schedule.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -54,11 +55,11 @@ class EpochRates:
         self._followers: list[tuple[torch.optim.Optimizer, list[float]]] = []
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let an optimiser's learning rates follow the schedule, as shares of what they are now."""
+        """Register an optimiser. The schedule's factors apply to its current learning rates."""
         self._followers.append((optimizer, [float(group["lr"]) for group in optimizer.param_groups]))
 
     def __call__(self, epoch: int) -> None:
-        """An epoch of a training begins, counted from 1."""
+        """Set the learning rates of all registered optimisers for an epoch, counted from 1."""
         share = self._schedule(epoch)
         for optimizer, rates in self._followers:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -66,15 +67,15 @@ class EpochRates:
 
 
 def optimizer_factory(optimizer: torch.optim.Optimizer) -> OptimizerFactory:
-    """A factory that makes optimisers like the given one for other parameters.
+    """Return a factory that creates optimisers like the given one for other parameters.
 
-    A bundle describes one site's optimiser; every site gets a new one with the same class and hyper-parameters.
+    A bundle defines one site's optimiser; each site gets a new one with the same class and hyperparameters.
 
     Args:
-        optimizer: An optimiser with one parameter group.
+        optimizer: Optimiser with one parameter group.
 
     Raises:
-        SettingsError: If it has several groups: their options can't be carried to another network.
+        SettingsError: If it has several groups, because their options can't be applied to another network.
     """
     if len(optimizer.param_groups) != 1:
         raise SettingsError(
@@ -86,7 +87,7 @@ def optimizer_factory(optimizer: torch.optim.Optimizer) -> OptimizerFactory:
         )
     kind = type(optimizer)
     accepted = inspect.signature(kind.__init__).parameters
-    group = optimizer.param_groups[0]  # its own options win over the optimiser's defaults
+    group = optimizer.param_groups[0]  # options of the group override the optimiser's defaults
     options = {name: group.get(name, value) for name, value in optimizer.defaults.items() if name in accepted}
 
     def build(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -97,12 +98,12 @@ def optimizer_factory(optimizer: torch.optim.Optimizer) -> OptimizerFactory:
 
 @dataclass(frozen=True)
 class Scale:
-    """Shape and normalisation of a task's images: what a network sees is (image - mean) / std, image in [0, 1].
+    """Shape and normalisation of a task's images: the network input is (image - mean) / std for an image in [0, 1].
 
     Attributes:
-        shape: (C, *spatial).
-        mean: One number, or one for each channel.
-        std: One number, or one for each channel, > 0.
+        shape: Shape of an image, (C, *spatial).
+        mean: One number, or one per channel.
+        std: One number, or one per channel, > 0.
     """
 
     shape: tuple[int, ...]
@@ -110,19 +111,23 @@ class Scale:
     std: tuple[float, ...] = (1.0,)
 
     def raw(self, images: torch.Tensor) -> torch.Tensor:
-        """Images in [0, 1] of what a network sees, (B, C, *spatial)."""
+        """Convert network inputs (B, C, *spatial) to images in [0, 1]."""
         return images * self._per_channel(self.std, images) + self._per_channel(self.mean, images)
 
     def seen(self, images: torch.Tensor) -> torch.Tensor:
-        """What a network sees of images in [0, 1], (B, C, *spatial)."""
+        """Convert images in [0, 1], (B, C, *spatial), to network inputs."""
         return (images - self._per_channel(self.mean, images)) / self._per_channel(self.std, images)
 
     def seen_difference(self, differences: torch.Tensor) -> torch.Tensor:
-        """What a network sees of the difference of two images in [0, 1], (B, C, *spatial): the means cancel."""
+        """Convert the difference of two images in [0, 1] to the difference of network inputs (B, C, *spatial).
+
+        The means cancel.
+        """
         return differences / self._per_channel(self.std, differences)
 
     @staticmethod
     def _per_channel(values: tuple[float, ...], images: torch.Tensor) -> torch.Tensor:
+        """Reshape the values for broadcasting over images (B, C, *spatial)."""
         return images.new_tensor(values).view(1, -1, *[1] * (images.dim() - 2))
 
 
@@ -131,23 +136,25 @@ class Task:
     """Networks, loss, optimiser and metrics of one learning problem.
 
     Attributes:
-        networks: Name to a function that builds a new network, whose outputs are as the objective says.
-        network: The name used where a run names no other.
-        loss: Maps outputs (B, ...) and targets (B, ...) to a scalar.
-        optimizer: Makes an optimiser for parameters.
-        objective: What is learned: targets, outputs and scores (`medfl.objectives`).
-        metrics: Names of metrics to report, the key metric first; empty takes the objective's.
-        device: Where networks are trained and evaluated.
-        regions: Labels of the regions of an image, (*spatial), integers, 0 for the background; None without any. For
-            methods that look at features region by region.
-        augmentation: Changes training images at random; None leaves them as they are.
-        views: Changes images at random for methods that compare two views of an image; None takes `augmentation`.
-        weights: Initial tensors for the body of `network`, from a file; None draws them. Other networks draw theirs.
-        scale: Shape and normalisation of the images; None where nobody said. For methods that generate images.
-        inferer: Applies a model to a case in evaluation, such as MONAI's `SlidingWindowInferer`; None applies it whole.
-        schedule: The learning rate of each round, or of each epoch in a round, as a share of the optimiser's; None
-            keeps that.
-        epoch_rates: Called as each epoch of a training begins; None outside a round, and where nothing follows epochs.
+        networks: Maps each name to a function that builds a new network, whose outputs have the form of the objective.
+        network: Name of the default network.
+        loss: Module that maps outputs (B, ...) and targets (B, ...) to a scalar.
+        optimizer: Function that creates an optimiser for parameters.
+        objective: Kind of the learning problem: its targets, outputs and metrics (`medfl.objectives`).
+        metrics: Names of the reported metrics, the key metric first; empty uses the objective's metrics.
+        device: Device for training and evaluation.
+        regions: Region labels of an image, (*spatial), integers, 0 for the background; None without regions. For
+            methods that use features per region.
+        augmentation: Random augmentation of training images; None leaves them unchanged.
+        views: Random augmentation for methods that compare two views of an image; None uses `augmentation`.
+        weights: Pretrained weights for the body of the default network; None draws random ones. Other networks always
+            draw random ones.
+        scale: Shape and normalisation of the images; None if unknown. For methods that generate images.
+        inferer: Function that applies a model to a case in evaluation, such as MONAI's `SlidingWindowInferer`; None
+            applies the model to the whole case.
+        schedule: Learning-rate schedule per round, or per epoch in a round; None keeps the learning rate constant.
+        epoch_rates: Callback at the start of each epoch of a training; None outside a round or without a schedule per
+            epoch.
     """
 
     networks: Mapping[str, Callable[[], nn.Module]]
@@ -169,18 +176,21 @@ class Task:
     _frozen: dict[str, Tensors] = field(default_factory=dict, repr=False, compare=False)
 
     def initial(self, seed: int, network: str | None = None, owner: str = "") -> Tensors:
-        """The initial tensors of a network: a function of seed, network, owner and `weights`, not of the method (G-13).
+        """Return the initial tensors of a network.
+
+        They depend on seed, network, owner and `weights`, not on the method (G-13).
 
         Args:
-            seed: The run's seed.
-            network: Its name; None means the task's default.
-            owner: A site's name for parts that start unlike at each site; empty for the common start.
+            seed: Seed of the run.
+            network: Name of the network; None uses the task's default.
+            owner: Name of a site whose initial tensors differ from the other sites' ones; empty for common initial
+                tensors.
 
         Returns:
-            The state dict: trainable parameters and buffers, on the CPU, contiguous.
+            The state dict: trainable parameters and buffers, contiguous, on the CPU.
 
         Raises:
-            SettingsError: If `weights` don't fit the network.
+            SettingsError: If `weights` don't match the network.
         """
         name = network or self.network
         with pinned(seed, "initial", name, owner):
@@ -192,7 +202,7 @@ class Task:
         return {key: value.detach().clone(memory_format=torch.contiguous_format) for key, value in state.items()}
 
     def names(self, network: str | None = None) -> list[str]:
-        """State-dict names of a network, in order."""
+        """Return the state-dict names of a network, in order."""
         name = network or self.network
         if name not in self._names:
             with torch.random.fork_rng(devices=[]):
@@ -200,14 +210,14 @@ class Task:
         return self._names[name]
 
     def frozen(self, network: str | None = None) -> Tensors:
-        """Return the parameters that a network's constructor gives ``requires_grad=False``, by name, on the CPU.
+        """Return the parameters to which a network's constructor gives ``requires_grad=False``, by name, on the CPU.
 
-        They are a function of the network and `weights` alone: not of the run's seed, the site or the round. They never
-        change, so no state dict of a network from `build` or `load` holds them, and nothing sends, averages or noises
-        them (`medfl.networks.frozen`). The caller must not change the tensors.
+        They depend only on the network and `weights`, not on the run's seed, the site or the round. They never change,
+        so state dicts of networks from `build` and `load` don't contain them, and they are never sent, averaged or
+        noised (`medfl.networks.frozen`). The caller must not change the tensors.
 
         Raises:
-            SettingsError: If all parameters of the network are frozen, or `weights` don't fit it.
+            SettingsError: If all parameters of the network are frozen, or `weights` don't match the network.
         """
         name = network or self.network
         if name not in self._frozen:
@@ -218,7 +228,7 @@ class Task:
                 raise SettingsError(
                     "no_trainable_parameters",
                     f"All {len(frozen)} parameters of the network '{name}' are frozen (requires_grad is False): "
-                    "expected at least one that can learn. Leave some trainable in the network's constructor.",
+                    "expected at least one trainable parameter. Leave some trainable in the network's constructor.",
                     network=name,
                     count=len(frozen),
                 )
@@ -228,7 +238,7 @@ class Task:
         return self._frozen[name]
 
     def frozen_digest(self, network: str | None = None) -> str | None:
-        """Return a SHA-256 of a network's frozen parameters; None if it has none."""
+        """Return the SHA-256 of a network's frozen parameters, or None without any."""
         frozen = self.frozen(network)
         return digest(frozen) if frozen else None
 
@@ -237,22 +247,22 @@ class Task:
             object.__setattr__(self, "metrics", self.objective.metrics)
 
     def weighted(self, targets: torch.Tensor) -> Task:
-        """The same task with the class weights of a site in its loss (`medfl.objectives.balance`).
+        """Return the task with the class weights of a site in its loss (`medfl.objectives.balance`).
 
         Args:
-            targets: Of the site's training cases, shape (n, ...).
+            targets: Targets of the site's training cases, (n, ...).
         """
         return replace(self, loss=self.objective.balanced_loss(self.loss, targets, self.device))
 
     def in_round(self, round_: int, lr_decay: float) -> Task:
-        """The task as it is in a round.
+        """Return the task with the learning rates of a round.
 
-        Learning rates are those of the optimiser times ``lr_decay ** (round_ - 1)``, times the schedule's share: of the
-        round or, if the schedule restarts, of each epoch of a training in it.
+        A learning rate is the optimiser's, times ``lr_decay ** (round_ - 1)``, times the schedule's factor of the
+        round. If the schedule restarts, its factor changes with each epoch of a training instead.
 
         Args:
-            round_: Counted from 1.
-            lr_decay: In (0, 1]; 1 leaves the task as it is.
+            round_: Number of the round, from 1.
+            lr_decay: Factor per round, in (0, 1]; 1 has no effect.
         """
         if lr_decay == 1 and self.schedule is None:
             return self
@@ -271,11 +281,11 @@ class Task:
         return replace(self, optimizer=build, epoch_rates=by_epoch)
 
     def with_network(self, name: str, build: Callable[[], nn.Module]) -> Task:
-        """The same task with another network under a name."""
+        """Return the task with a network added, or replaced if the name is already in use."""
         return replace(self, networks={**self.networks, name: build}, _names={}, _frozen={})
 
-    def augment(self, generator: torch.Generator) -> Augment | None:
-        """What changes the images of a training, drawing from `generator`; None where nothing does."""
+    def augment(self, generator: torch.Generator) -> AugmentFunction | None:
+        """Return a function that augments a batch with random numbers from `generator`; None without augmentation."""
         if self.augmentation is None:
             return None
         return partial(
@@ -283,20 +293,21 @@ class Task:
         )
 
     def build(self, network: str | None = None) -> nn.Module:
-        """Return a new network on the CPU, with whatever initial tensors its constructor draws.
+        """Return a new network on the CPU, with the initial tensors that its constructor draws.
 
-        Its frozen parameters are those of `frozen`, and its state dict lacks them.
+        Its frozen parameters have the values of `frozen`, and its state dict does not contain them.
 
         Raises:
-            SettingsError: If the task has no network of that name, or the network has nothing to learn.
+            SettingsError: If the task has no network of that name, or all parameters of the network are frozen.
         """
         name = network or self.network
         model = self._construct(name)
         if frozen := self.frozen(name):
-            hold_frozen(model, frozen)
+            set_and_remove_frozen(model, frozen)
         return model
 
     def _construct(self, name: str) -> nn.Module:
+        """Call the constructor of a network. Raise if there is no network of that name."""
         if name not in self.networks:
             raise SettingsError(
                 "unknown_choice",
@@ -307,13 +318,13 @@ class Task:
         return self.networks[name]()
 
     def load(self, tensors: Tensors, network: str | None = None) -> nn.Module:
-        """Return a network with the given tensors, on the task's device; in channels-last layout where that suits it.
+        """Return a network with the given tensors on the task's device, in channels-last layout if that is supported.
 
         Args:
-            tensors: State dict of the network; its frozen parameters may be left out.
-            network: Name of the network; None means the task's default.
+            tensors: State dict of the network, with or without its frozen parameters.
+            network: Name of the network; None uses the task's default.
         """
-        with torch.random.fork_rng(devices=[]):  # a constructor draws numbers that are overwritten here
+        with torch.random.fork_rng(devices=[]):  # the constructor's random tensors are overwritten below
             model = self.build(network)
         model.load_state_dict(tensors)
         model.to(self.device)
@@ -323,9 +334,9 @@ class Task:
 
 
 def suits_channels_last(model: nn.Module) -> bool:
-    """Whether a network may be put into channels-last layout: it is 2-D, and safe from a bug of torch's CPU kernels.
+    """Return True if a network supports channels-last layout: it is 2-D, and not affected by a bug in torch's kernels.
 
-    With few input channels the backward pass of a strided 1x1 convolution in that layout writes outside its memory
+    With few input channels, the backward pass of a strided 1x1 convolution in that layout writes out of bounds on a CPU
     (torch 2.13, https://github.com/uxlfoundation/oneDNN/issues/6035).
     """
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]

@@ -1,6 +1,6 @@
-"""The smallest types of the package, and the names that are reserved.
+"""Basic types of medfl, and reserved names.
 
-Imports nothing of the package, and torch only for whoever checks types.
+This module imports nothing else of medfl, and imports torch only for type checking.
 """
 
 from __future__ import annotations
@@ -20,58 +20,58 @@ Tensors = dict[str, "torch.Tensor"]
 
 
 Targets = Any
-"""What is to be learned of a batch: a tensor (B, ...); for bundles with more than one target a dictionary of such."""
+"""Targets of a batch: a tensor (B, ...), or a dictionary of tensors for bundles with several targets."""
 
 
 PathLike = str | os.PathLike[str]
-"""A path, as public functions take it."""
+"""A file path, as public functions accept it."""
 
 Meta = dict[str, Any]
-"""Small facts beside tensors: JSON only."""
+"""JSON metadata by name, such as the metadata of a message."""
 
 LeakKind = Literal["subjects", "pixels"]
-"""What two places that must not share any images have in common."""
+"""Kind of a data leak: two data sets have images of the same ``subjects``, or images with the same ``pixels``."""
 
 
 POOLED = "pooled"
-"""Name of the one participant that holds all sites' training data, for methods that pool."""
+"""Name of the single participant that has all sites' training data, for methods that train on pooled data."""
 
 SERVER = "server"
-"""The name of the server among participants; no site may have it."""
+"""Name of the server among the participants; no site may have it."""
 
 
 @runtime_checkable
 class Dataset(Protocol):
-    """Cases of one split of one site with their targets, addressed by row.
+    """Cases of one split of one site with their targets, addressed by row number.
 
-    A case is what a network takes at once: an image (C, *spatial), a volume, or a row of a table (F,). What a target is
-    says the task's objective (`medfl.objectives`).
+    A case is one input of a network: an image (C, *spatial), a volume, or a table row (F,). The task's objective
+    (`medfl.objectives`) defines the target.
     """
 
     class_labels: torch.Tensor | None
-    """The class of each case, shape (n,), int64; None where cases are of no class."""
+    """Class of each case, shape (n,), int64; None if cases have no class."""
 
     def __len__(self) -> int: ...
 
     def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs (B, C, *spatial), float32, and targets (B, ...) of the given rows, each in [0, n), shape (B,)."""
+        """Return inputs (B, C, *spatial), float32, and targets (B, ...) of the rows, each in [0, n), shape (B,)."""
         ...
 
     def targets(self, rows: torch.Tensor) -> torch.Tensor:
-        """The targets (B, ...) of the given rows, without reading their images where that is possible."""
+        """Return the targets (B, ...) of the rows, if possible without reading their images."""
         ...
 
 
 @dataclass
 class Loaded:
-    """A batch as it comes from a data set, on the CPU.
+    """A batch loaded from a data set, on the CPU.
 
     Attributes:
-        rows: Which case each sample is of, shape (B,): a case that was cut into patches is there several times.
-        inputs: (B, C, *spatial), float32.
-        targets: (B, ...), or a dictionary of such for bundles with more than one.
-        spacing: Millimetres between neighbours along each spatial axis, (B, axes), float64; NaN where it is not known.
-            None for data sets without such facts.
+        rows: Row number of the case of each sample, shape (B,). A case that is cut into patches occurs several times.
+        inputs: Inputs (B, C, *spatial), float32.
+        targets: Targets (B, ...), or a dictionary of such for bundles with several targets.
+        spacing: Distance between neighbouring voxels along each spatial axis in millimetres, (B, axes), float64; NaN if
+            unknown. None for data sets without spacing.
     """
 
     rows: torch.Tensor
@@ -82,62 +82,62 @@ class Loaded:
 
 @runtime_checkable
 class Visited(Dataset, Protocol):
-    """A data set that changes a case at random whenever it is visited."""
+    """Data set that augments a case at random each time it is read."""
 
     def visits(self, batches: Iterable[torch.Tensor], stream: int) -> Iterator[Loaded]:
-        """Each batch in turn; how a case is changed depends on (stream, row, how often the row came before) only.
+        """Yield each batch, with augmentation that depends only on (stream, row, number of earlier visits of the row).
 
         Args:
-            batches: Rows of each batch, each in [0, n), shape (B,). They may be drawn ahead of time.
-            stream: Seed of the visits, >= 0; another one for each site, round and training.
+            batches: Row numbers of each batch, each in [0, n), shape (B,). The data set may read ahead.
+            stream: Seed of the augmentation, >= 0; different for each site, round and training.
         """
         ...
 
 
 @runtime_checkable
 class Judged(Dataset, Protocol):
-    """A data set of a bundle that scores models itself."""
+    """Data set of a bundle that computes its own metrics."""
 
     def judge(self, model: torch.nn.Module, device: str) -> dict[str, float]:
-        """Name to value of the bundle's own metrics over all cases.
+        """Return the bundle's own metrics over all cases by name.
 
         Args:
-            model: On `device`; put into evaluation mode.
-            device: As torch names it.
+            model: Model on `device`; this method puts it into evaluation mode.
+            device: Device in torch's notation.
         """
         ...
 
 
 @runtime_checkable
 class Listed(Dataset, Protocol):
-    """A data set whose cases a stock bundle reads from a list in its configuration."""
+    """Data set whose cases a stock bundle reads from a list in its configuration."""
 
     @property
     def list_id(self) -> str:
-        """Id at which the configuration of the bundle's ``evaluate`` has its list of cases; empty if it has none."""
+        """Id of the case list in the configuration of the bundle's ``evaluate``; empty if it has none."""
         ...
 
     @property
     def listed_cases(self) -> Sequence[Mapping[str, Any]]:
-        """The cases as the bundle lists them: each maps keys to files and values."""
+        """Cases in the bundle's list format: each maps keys to files and values."""
         ...
 
 
 GLOBAL = "global"
-"""The folder of the test set that the server holds; no site may have this name."""
+"""Folder of the server's test set; no site may have this name."""
 
 
 PUBLIC = "public"
-"""The folder of data that everybody may see, which the server trains on; no site may have this name."""
+"""Folder of the public data that the server trains on; no site may have this name."""
 
 
 NO_SITES = (GLOBAL, PUBLIC)
-"""Whose test images are nobody's: rows of scores under these names are no site's."""
+"""Names that appear in score tables in place of a site but are not sites."""
 
 
 FACTS = ("sex", "centre")
-"""Entries of a data list by which a report tells test images apart: sex of the person, and scanning centre."""
+"""Columns of a data list that reports use to group test images: sex of the person, and scanning centre."""
 
 
 MODEL = "model/"
-"""What the names of a model's shared tensors begin with in messages."""
+"""Prefix of the model's shared tensors in messages."""

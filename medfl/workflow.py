@@ -1,4 +1,4 @@
-"""MONAI's workflow, stricter: unknown options and missing ids are refused before anything is built."""
+"""MONAI workflow that runs a federation and checks all options and ids before it builds anything."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ from medfl.types import Meta
 STOCK_OPTIONS = frozenset(
     {"meta_file", "logging_file", "init_id", "run_id", "final_id", "tracking", "workflow_type", "properties_path"}
 )
-"""Options of MONAI's workflow itself; every other one names an id of the configuration or a setting."""
+"""Options of MONAI's workflow itself; any other option is an id of the configuration or a setting."""
 
 
 class RunLauncher(Protocol):
-    """Contract of a backend other than this machine: it carries out a run somewhere else."""
+    """Interface of a launcher that executes a run on other machines."""
 
     def prepare(self, parser: ConfigParser, files: str | Sequence[str], options: Meta) -> Callable[[], None]:
-        """Check what is to run, and return the function that runs it and ends when the run has ended.
+        """Check the run, and return a function that executes it and returns when it has ended.
 
         Args:
-            parser: Holds the bundle's files, with the options put into it.
-            files: The files that were read.
-            options: Maps ids and settings to the values that the user gave.
+            parser: Parser with the bundle's files, in which the options are applied.
+            files: Configuration files.
+            options: Maps ids and settings to the user's values.
 
         Raises:
-            MedflError: If this backend can't carry out the run.
+            MedflError: If this backend can't execute the run.
         """
         ...
 
 
 class FederatedWorkflow(ConfigWorkflow):
-    """MONAI's workflow, refusing options that the configuration does not know and configurations that lack something.
+    """MONAI workflow that refuses unknown options and incomplete configurations.
 
-    Use it as ``python -m monai.bundle run --workflow_name medfl.workflow.FederatedWorkflow ...``. All missing ids come
-    in one message, and so do all unknown options, each with the known ones. An option may name any setting of
-    `medfl.settings`, where stock MONAI takes ``--settings#NAME`` for those without an id of their own. With
-    ``--backend`` a plugin's backend carries out the run, for example on the sites' own machines.
+    Use it as ``python -m monai.bundle run --workflow_name medfl.workflow.FederatedWorkflow ...``. One message lists all
+    missing ids, and one all unknown options with the known ones. An option may name any setting of `medfl.settings`;
+    stock MONAI needs ``--settings#NAME`` for settings without an id in the configuration. With ``--backend``, a
+    plugin's backend executes the run, for example on the sites' own machines.
 
     Raises:
-        SettingsError: If an option or an id is unknown or missing; on MONAI's command line the process ends with the
-            message alone (`medfl.engine.runs.console.ends_monai_command`).
+        SettingsError: If an option or an id is unknown or missing. On MONAI's command line the process ends with the
+            message only (`medfl.engine.runs.console.ends_monai_command`).
     """
 
     _run_elsewhere: Callable[[], None] | None = None
@@ -72,13 +72,13 @@ class FederatedWorkflow(ConfigWorkflow):
             if not isinstance(self.parser.get(), dict):
                 raise SettingsError(
                     "wrong_type",
-                    "expected configuration files that hold one object each",
+                    "expected configuration files with one JSON object each",
                     expected="dict",
                     found=type(self.parser.get()).__name__,
                 )
             settings = tracking_settings(tracking)
             tracked = {k: v for k, v in settings.get("configs", {}).items() if k not in settings["handlers_id"]}
-            for name, value in tracked.items():  # ids that MONAI adds, and that options may name
+            for name, value in tracked.items():  # MONAI adds these ids, and options may name them
                 if name not in self.parser:
                     self.parser[name] = value
             backend, defaults = _backend(str(overrides.get("backend", LOCAL)))
@@ -95,15 +95,15 @@ class FederatedWorkflow(ConfigWorkflow):
 
     @property
     def runs_elsewhere(self) -> bool:
-        """Whether a plugin's backend carries out the run."""
+        """True if a plugin's backend executes the run."""
         return self._run_elsewhere is not None
 
     def initialize(self) -> Any:
-        """MONAI's; a run on other machines has nothing to begin here."""
+        """Initialize MONAI's workflow; do nothing for a run on other machines."""
         return None if self._run_elsewhere else super().initialize()
 
     def run(self) -> Any:
-        """Run the federation, here or on the chosen backend."""
+        """Run the federation on this machine or on the chosen backend."""
         with ends_monai_command():
             if self._run_elsewhere is None:
                 return with_own_errors(super().run)
@@ -111,20 +111,20 @@ class FederatedWorkflow(ConfigWorkflow):
             return self._run_elsewhere()
 
     def finalize(self) -> Any:
-        """MONAI's; a run on other machines has nothing to end here."""
+        """Finalize MONAI's workflow; do nothing for a run on other machines."""
         return None if self._run_elsewhere else super().finalize()
 
 
 def _backend(name: str) -> tuple[RunLauncher | None, Meta]:
-    """Return the backend that a run names and the defaults of its options; None and no options for this machine.
+    """Return the launcher of a backend and the defaults of its options; None and no options for this machine.
 
     Raises:
         SettingsError: If no plugin has a backend of that name.
-        PluginError: If it can't be imported.
+        PluginError: If the backend can't be imported.
     """
     if name == LOCAL:
         return None, {}
-    registry = load_plugins()  # installed plugins only: each participant has plugin files of its own
+    registry = load_plugins()  # installed plugins only: each participant has its own plugin files
     check_choice("backend", name, (LOCAL, *registry.backends))
     backend: RunLauncher = registry.backend(name)()
     return backend, {option: default for option, (_, default) in registry.backends[name].options.items()}
@@ -139,16 +139,16 @@ def run_bundle(
     """Run the federation of a bundle to its end.
 
     Args:
-        root: The bundle.
+        root: Folder of the bundle.
         options: Maps ids of the bundle's configuration, and settings, to values.
-        on_round: Function that is called after each round on this machine.
+        on_round: Callback after each round on this machine, with the round's number and its rows of metrics.
         shows_progress: Whether to show the rounds and the scores.
 
     Returns:
         The run folder.
 
     Raises:
-        MedflError: If settings, data, method or run folder are not as needed.
+        MedflError: If settings, data, method or run folder are invalid.
     """
     configs = [str(config) for config in run_files(root)]
     if "dataset_dir" in options and options.get("backend", LOCAL) == LOCAL:
@@ -166,7 +166,7 @@ def run_bundle(
 
 
 def tracking_settings(tracking: str | Meta | None) -> Meta:
-    """What MONAI's option ``tracking`` stands for: settings that MONAI knows by name, or those of a file."""
+    """Return the settings of MONAI's option ``tracking``: a named default of MONAI, or the content of a file."""
     if tracking is None:
         return {}
     known = DEFAULT_EXP_MGMT_SETTINGS.get(tracking) if isinstance(tracking, str) else None

@@ -1,4 +1,4 @@
-"""Errors with codes and fields."""
+"""Tests of errors with codes and fields."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_set_becomes_a_list_in_order():
 
 
 def test_an_error_survives_copying():
-    """Copies and pickles are made in the same way."""
+    """Copying uses the same functions as pickling."""
     error = DataError("missing_column", "no column", column="label")
     again = copy.deepcopy(error)
     assert (type(again), again.code, str(again), again.fields) == (DataError, error.code, str(error), error.fields)
@@ -52,7 +52,7 @@ def test_the_check_of_refusals_can_fail():
 
 
 def error_classes() -> set[str]:
-    """Names of all of medfl's error classes, those of its packages among them."""
+    """Return the names of all error classes of medfl and its packages."""
     bases = re.compile(r"^class (\w+)\((?:MedflError|StoreError)\):", re.MULTILINE)
     return {"MedflError"} | {name for path in sources() for name in bases.findall(path.read_text(encoding="utf-8"))}
 
@@ -64,7 +64,7 @@ def sources() -> list[Path]:
 
 
 def test_codes_are_snake_case_names():
-    """A code that is no literal is that of another error, which is passed on."""
+    """A code that is not a literal is passed on from another error."""
     codes: set[str] = set()
     classes = error_classes()
     for path in sources():

@@ -1,4 +1,4 @@
-"""Plugins: every way in which one can be broken is named, and never stops the others."""
+"""Tests of plugins: each kind of broken plugin is reported and does not affect others."""
 
 import dataclasses
 import importlib.metadata
@@ -66,7 +66,7 @@ def write(tmp_path):
 
 
 def problem(registry, *words):
-    """The one problem that holds all the words."""
+    """Check that exactly one problem contains all the words."""
     matching = [text for text in registry.problems if all(word in text for word in words)]
     assert len(matching) == 1, f"expected one problem with {words}, got {registry.problems}"
     return matching[0]
@@ -117,7 +117,7 @@ def test_the_list_of_data_sets_says_what_their_classes_do():
         assert inspect.getdoc(kind).replace("\n", " ").startswith(record.summary)
         assert all(field.description for field in kind.model_fields.values()), name
         assert not issubclass(kind, ImageSpec) or kind.terms == record.licence
-        assert callable(registry.synthetic(name)), "each has a made-up release"
+        assert callable(registry.synthetic(name)), "each has a synthetic release"
 
 
 def test_a_data_set_without_a_made_up_release_is_told(write):
@@ -250,7 +250,7 @@ def test_an_imported_helper_is_not_taken_for_a_misspelt_hook(write, tmp_path, mo
 def test_a_hook_with_wrong_arguments_leaves_its_plugin_out(write):
     wrong = "@hookimpl\ndef medfl_round_ended(run_folder, rounds): pass\n"
     registry = load_plugins([write("wrong", METHOD, wrong), write("mine", NETWORK)])
-    problem(registry, "'wrong'", "rounds", "left out")
+    problem(registry, "'wrong'", "rounds", "not loaded")
     assert "toy" not in registry.methods
     assert "net" in registry.networks
     registry.notify("medfl_round_ended", run_folder="runs/a", round=1, rows=[])
@@ -334,7 +334,7 @@ def test_an_unknown_disabled_name_is_an_error(monkeypatch):
     monkeypatch.setenv("MEDFL_DISABLE", "medfl_builtins")
     with refused(PluginError, "unknown_choice", what="plugin", choice="medfl_builtins") as caught:
         load_plugins()
-    assert "(named in MEDFL_DISABLE)" in str(caught.value)
+    assert "(disabled by MEDFL_DISABLE)" in str(caught.value)
 
 
 # ---- looking names up
@@ -422,7 +422,7 @@ def medfl_methods(): return [MethodRecord(name.lower(), f"{__name__}:{name}", ""
 
 
 def test_a_method_without_the_toolkit_is_told_all_that_it_lacks(write):
-    """Not what it has: a field, a function, or what every pydantic model has."""
+    """The message does not list members that the class has: fields, functions, and members of every pydantic model."""
     with refused(PluginError, "missing_members", method="own") as caught:
         load_plugins([write("mine", OWN)]).make_method("own", {})
     assert set(caught.value.fields["members"]) == set(hooks.METHOD_MEMBERS) - {"gradient_clip", "plan", "model_dump"}

@@ -1,4 +1,4 @@
-"""Settings: what is accepted, and messages that name the nearest known option."""
+"""Tests of settings: accepted values, and messages with the most similar option."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A task: optimisers are carried over, and initial tensors depend on what they should and on nothing else."""
+"""Tests of tasks: optimisers for other networks, and initial tensors."""
 
 import pytest
 import torch

@@ -1,9 +1,8 @@
-"""Scores of a classifier, by name: functions of confusion matrices, or of probabilities and labels.
+"""Metrics of classifiers by name: functions of confusion matrices, or of probabilities and labels.
 
-Each metric can be weighted (`medfl.metrics.metric.Metric`), and is called with softmax probabilities (N, C), labels
-(N,), int64, and the number of classes C. It is NaN where it is not defined, for example without images, and where a
-probability is NaN, as after a diverged training. Of two classes the second one (1) is the positive one, wherever that
-matters.
+Each metric supports case weights (`medfl.metrics.metric.Metric`). Its arguments are softmax probabilities (N, C),
+labels (N,), int64, and the number of classes C. It is NaN if it is undefined, for example without images, and if a
+probability is NaN, as after a diverged training. Of two classes, the second one (1) is the positive class.
 """
 
 from __future__ import annotations
@@ -14,38 +13,38 @@ from collections.abc import Iterable
 from medfl.metrics.auc import auc
 from medfl.metrics.calibration import ece
 from medfl.metrics.confusion import accuracy, balanced_accuracy, confusion, f1, precision, recall, specificity
-from medfl.metrics.metric import Metric, of_confusion
+from medfl.metrics.metric import Metric, confusion_metric
 
 __all__ = ["LOWER_IS_BETTER", "METRICS", "UNBOUNDED", "Metric", "confusion", "worst"]
 
 METRICS: dict[str, Metric] = {
-    "accuracy": of_confusion(accuracy),
+    "accuracy": confusion_metric(accuracy),
     "auc": Metric(auc),
-    "balanced_accuracy": of_confusion(balanced_accuracy),
+    "balanced_accuracy": confusion_metric(balanced_accuracy),
     "ece": Metric(ece),
-    "f1": of_confusion(f1),
-    "precision": of_confusion(precision),
-    "recall": of_confusion(recall),
-    "specificity": of_confusion(specificity),
+    "f1": confusion_metric(f1),
+    "precision": confusion_metric(precision),
+    "recall": confusion_metric(recall),
+    "specificity": confusion_metric(specificity),
 }
-"""Name to metric; larger is better but for those in `LOWER_IS_BETTER`."""
+"""Maps each name to its metric. Larger is better, except for `LOWER_IS_BETTER`."""
 
 LOWER_IS_BETTER = frozenset({"ece", "brier", "mae", "rmse", "hd95"})
-"""Metrics of all objectives that measure an error."""
+"""Metrics, of all objectives, that measure an error."""
 
 UNBOUNDED = frozenset({"mae", "rmse", "r2", "pearson", "hd95"})
-"""Metrics of all objectives whose values may lie outside [0, 1]."""
+"""Metrics, of all objectives, whose values may be outside [0, 1]."""
 
 
 def worst(metric: str, values: Iterable[float]) -> float:
-    """The worst of a metric's values: the smallest, or the largest where lower is better.
+    """Return the worst of a metric's values: the smallest, or the largest if lower is better.
 
     Args:
-        metric: Its name.
-        values: For example one for each site. NaN, where the metric is not defined, is left out.
+        metric: Name of the metric.
+        values: Values, for example one per site. NaN values are ignored.
 
     Returns:
-        NaN if no value is left.
+        The worst value; NaN if all values are NaN.
 
     Example:
         >>> worst("accuracy", [0.7, 0.9]), worst("ece", [0.1, 0.3])

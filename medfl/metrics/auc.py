@@ -1,27 +1,27 @@
-"""Area under the receiver operating characteristic, from ranks."""
+"""Area under the receiver operating characteristic (ROC AUC), computed from ranks."""
 
 from __future__ import annotations
 
 import torch
 from torch.nn.functional import pad
 
-from medfl.metrics.confusion import once
+from medfl.metrics.confusion import equal_weights
 
 
 def auc(probabilities: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Mean over classes of the chance that an image of the class gets a higher probability for it than another image.
+    """Compute the ROC AUC: the probability that an image of a class is ranked above another one, averaged over classes.
 
-    Ties count one half (Mann-Whitney). Of two classes the second one (1) is scored, as is usual for a finding that is
-    there or not; of more classes each against the rest, all with the same weight. A class that no image has, or that
-    all have, is left out.
+    Ties count one half (Mann-Whitney). For two classes only the second one (1) is evaluated, as is usual for a binary
+    finding. For more classes, it is the unweighted mean of each class against the rest. A class with no images, or with
+    all images, is left out.
 
     Args:
-        probabilities: (N, C), floating, without NaN.
-        labels: (N,), int64.
-        weights: (N, B), float64, not negative.
+        probabilities: Probabilities (N, C), floating, without NaN.
+        labels: Class numbers (N,), int64.
+        weights: Image weights (N, B), float64, >= 0.
 
     Returns:
-        (B,), float64, in [0, 1]; NaN with one class only. Takes O(C N log N).
+        AUC (B,), float64, in [0, 1]; NaN if there is only one class. Takes O(C N log N).
 
     Example:
         >>> probabilities = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3], [0.2, 0.8]])
@@ -33,20 +33,20 @@ def auc(probabilities: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
 
 
 def binary_auc(scores: torch.Tensor, positive: torch.Tensor) -> float:
-    """The chance that a positive scores higher than a negative, ties one half.
+    """Compute the probability that a positive scores higher than a negative; ties count one half.
 
     Args:
-        scores: (N,), floating.
-        positive: (N,), bool.
+        scores: Scores (N,), floating.
+        positive: Whether each image is positive, (N,), bool.
 
     Returns:
-        In [0, 1]; NaN unless there are positives and negatives.
+        AUC in [0, 1]; NaN without positives or without negatives.
     """
-    return float(weighted_binary_auc(scores, positive, once(scores))[0])
+    return float(weighted_binary_auc(scores, positive, equal_weights(scores))[0])
 
 
 def weighted_binary_auc(scores: torch.Tensor, positive: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Areas (B,), float64, with the image weights (N, B), float64; NaN unless there are positives and negatives."""
+    """Compute the AUC (B,), float64, for image weights (N, B), float64; NaN without positives or without negatives."""
     lost, order = scores[~positive].sort()
     below = pad(weights[~positive][order].cumsum(0), (0, 0, 1, 0))  # row k: the weight of the k lowest negatives
     won, winners = scores[positive], weights[positive]

@@ -1,7 +1,7 @@
-"""Scores of a finding that is there or not, beside those of two classes.
+"""Brier score of binary classification.
 
-Sensitivity is `medfl.metrics.confusion.recall`; specificity, balanced accuracy, AUC and calibration error are those of
-two classes, of which the second one (1) is the positive one.
+The other metrics are the metrics of two classes with the second one (1) as the positive class: specificity, balanced
+accuracy, AUC and calibration error. Sensitivity is `medfl.metrics.confusion.recall`.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ import torch
 
 
 def brier(probabilities: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Mean squared error of the probability of the finding. Lower is better.
+    """Compute the Brier score, the mean squared error of the finding's probability. Lower is better.
 
-    Of a model that always says the share p of the positives it is p (1 - p); of one that always says 0.5 it is 0.25.
+    A model that always predicts the share p of the positives has the score p (1 - p); one that always predicts 0.5 has
+    0.25.
 
     Source: Brier 1950, Verification of forecasts expressed in terms of probability, in the form for one class, which is
-    half of the original one over both.
+    half of the original score over both classes.
 
     Args:
-        probabilities: (N, 2), floating, without NaN: of its absence and its presence.
-        labels: (N,), int64, 0 or 1.
-        weights: (N, B), float64, not negative.
+        probabilities: Probabilities (N, 2) of absence and presence, floating, without NaN.
+        labels: Labels (N,), int64, 0 or 1.
+        weights: Image weights (N, B), float64, >= 0.
 
     Returns:
-        (B,), float64, in [0, 1]; NaN where all weights are 0.
+        Scores (B,), float64, in [0, 1]; NaN if all weights are 0.
 
     Example:
         >>> brier(torch.tensor([[0.5, 0.5], [0.0, 1.0]]), torch.tensor([1, 1]), torch.ones(2, 1).double())

@@ -1,30 +1,32 @@
-"""Expected calibration error: how far a model's confidence is from its accuracy."""
+"""Expected calibration error (ECE): the gap between a model's confidence and its accuracy."""
 
 from __future__ import annotations
 
 import torch
 
 BINS = 15
-"""Bins of equal width in [0, 1], as in the paper."""
+"""Number of bins of equal width in [0, 1], as in the paper."""
 
 
 def ece(probabilities: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Mean over the images of |accuracy - mean confidence| of the bin that an image is in. Lower is better.
+    """Compute the expected calibration error: mean |accuracy - confidence| over bins, weighted by size.
 
-    The confidence is the probability of the predicted class. Bin b of 15 holds the confidences in
-    ((b - 1) / 15, b / 15]: an image on an edge belongs to the bin below it. With two classes the confidence is at
-    least one half, so seven bins stay empty.
+    Lower is better.
+
+    The confidence is the probability of the predicted class. Bin b of 15 contains the confidences above (b - 1) / 15,
+    up to b / 15 inclusive, so an image on an edge belongs to the lower bin. With two classes the confidence is at least
+    one half, so seven bins are empty.
 
     Source: Guo et al. 2017, On Calibration of Modern Neural Networks, eq. 3.
 
     Args:
-        probabilities: (N, C), floating, without NaN, each row with the sum 1. Of equal ones the first class counts as
-            predicted.
-        labels: (N,), int64.
-        weights: (N, B), float64, not negative.
+        probabilities: Probabilities (N, C), floating, without NaN, with row sums of 1. In a tie, the first class counts
+            as predicted.
+        labels: Class numbers (N,), int64.
+        weights: Image weights (N, B), float64, >= 0.
 
     Returns:
-        (B,), float64, in [0, 1].
+        Errors (B,), float64, in [0, 1].
 
     Example:
         >>> ece(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]), torch.ones(2, 1).double())

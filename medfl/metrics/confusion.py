@@ -1,4 +1,4 @@
-"""Confusion matrices, and the scores that follow from them."""
+"""Confusion matrices, and the metrics derived from them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 from medfl.errors import ContractError
 
 
-def scorable(probabilities: torch.Tensor, labels: torch.Tensor, num_classes: int) -> bool:
-    """Whether there is anything to score: at least one image, and no NaN.
+def is_scorable(probabilities: torch.Tensor, labels: torch.Tensor, num_classes: int) -> bool:
+    """Return True if metrics can be computed: there is at least one image, and no probability is NaN.
 
     Args:
-        probabilities: (N, C), floating.
-        labels: (N,), int64, in [0, C).
-        num_classes: C.
+        probabilities: Probabilities (N, C), floating.
+        labels: Class numbers (N,), int64, in [0, C).
+        num_classes: Number of classes C.
 
     Raises:
-        ContractError: If shapes or labels don't fit. Without images the shape of `probabilities` is not looked at.
+        ContractError: If shapes or labels don't match. Without images the shape of `probabilities` is not checked.
     """
     if not len(labels):
         return False
@@ -42,41 +42,41 @@ def scorable(probabilities: torch.Tensor, labels: torch.Tensor, num_classes: int
 
 
 def confusion(probabilities: torch.Tensor, labels: torch.Tensor, num_classes: int) -> torch.Tensor:
-    """How many images of each class are taken for each class.
+    """Compute the confusion matrix.
 
     Args:
-        probabilities: (N, C), floating. Of equal ones the first class counts as predicted.
-        labels: (N,), int64.
-        num_classes: C.
+        probabilities: Probabilities (N, C), floating. In a tie, the first class counts as predicted.
+        labels: Class numbers (N,), int64.
+        num_classes: Number of classes C.
 
     Returns:
-        (C, C), int64: rows are the true classes, columns the predicted ones. All zero without images or with NaN
+        Image counts (C, C), int64: rows are true classes, columns predicted ones. All zero without images or with NaN
         probabilities.
 
     Example:
         >>> confusion(torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]]), torch.tensor([0, 1, 1]), 2).tolist()
         [[1, 0], [1, 1]]
     """
-    if not scorable(probabilities, labels, num_classes):
+    if not is_scorable(probabilities, labels, num_classes):
         return torch.zeros(num_classes, num_classes, dtype=torch.int64)
-    return weighted_confusions(probabilities, labels, once(labels))[0].long()
+    return weighted_confusions(probabilities, labels, equal_weights(labels))[0].long()
 
 
-def once(labels: torch.Tensor) -> torch.Tensor:
-    """The weights (N, 1), float64, with which each of N images counts once."""
+def equal_weights(labels: torch.Tensor) -> torch.Tensor:
+    """Return equal weights of 1 for N images, (N, 1), float64."""
     return torch.ones(len(labels), 1, dtype=torch.float64, device=labels.device)
 
 
 def weighted_confusions(probabilities: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """A confusion matrix for each weighting of the images.
+    """Compute a confusion matrix for each weighting of the images.
 
     Args:
-        probabilities: (N, C), floating, without NaN. Of equal ones the first class counts as predicted.
-        labels: (N,), int64.
-        weights: (N, B), float64, not negative.
+        probabilities: Probabilities (N, C), floating, without NaN. In a tie, the first class counts as predicted.
+        labels: Class numbers (N,), int64.
+        weights: Image weights (N, B), float64, >= 0.
 
     Returns:
-        (B, C, C), float64: rows are the true classes, columns the predicted ones.
+        Matrices (B, C, C), float64: rows are true classes, columns predicted ones.
     """
     classes = probabilities.shape[1]
     counts = weights.new_zeros(classes**2, weights.shape[1])
@@ -85,13 +85,13 @@ def weighted_confusions(probabilities: torch.Tensor, labels: torch.Tensor, weigh
 
 
 class OneAgainstRest(NamedTuple):
-    """Numbers of images by class, each of shape (..., C), float64.
+    """Image counts of each class against the rest, each of shape (..., C), float64.
 
     Attributes:
-        hits: Of the class, and taken for it (true positives).
-        misses: Of the class, and taken for another (false negatives).
-        alarms: Of another class, and taken for it (false positives).
-        rest: Neither of the class nor taken for it (true negatives).
+        hits: True positives: images of the class that are predicted as the class.
+        misses: False negatives: images of the class that are predicted as another class.
+        alarms: False positives: images of another class that are predicted as the class.
+        rest: True negatives: all other images.
     """
 
     hits: torch.Tensor
@@ -101,15 +101,15 @@ class OneAgainstRest(NamedTuple):
 
     @property
     def occurs(self) -> torch.Tensor:
-        """Whether the class has images."""
+        """True for each class that has images."""
         return self.hits + self.misses > 0
 
 
 def one_against_rest(matrix: torch.Tensor) -> OneAgainstRest:
-    """Take a confusion matrix apart.
+    """Split a confusion matrix into one-against-rest counts.
 
     Args:
-        matrix: (..., C, C), of numbers of images.
+        matrix: Confusion matrices (..., C, C).
     """
     counts = matrix.double()
     hits = counts.diagonal(dim1=-2, dim2=-1)
@@ -117,15 +117,15 @@ def one_against_rest(matrix: torch.Tensor) -> OneAgainstRest:
     return OneAgainstRest(hits, misses, alarms, counts.sum((-2, -1))[..., None] - hits - misses - alarms)
 
 
-def macro(values: torch.Tensor, defined: torch.Tensor) -> torch.Tensor:
-    """The value of the second of two classes; of more classes the mean over those for which it is defined.
+def macro_average(values: torch.Tensor, defined: torch.Tensor) -> torch.Tensor:
+    """Average a metric over the classes for which it is defined; for two classes, return the value of the second class.
 
     Args:
-        values: (..., C), float64.
-        defined: (..., C), bool.
+        values: Values per class (..., C), float64.
+        defined: Whether each value is defined, (..., C), bool.
 
     Returns:
-        (...), float64; NaN where it is not defined.
+        Means (...), float64; NaN if no value is defined.
     """
     if values.shape[-1] == 2:
         values, defined = values[..., 1:], defined[..., 1:]
@@ -133,13 +133,13 @@ def macro(values: torch.Tensor, defined: torch.Tensor) -> torch.Tensor:
 
 
 def accuracy(matrix: torch.Tensor) -> torch.Tensor:
-    """Correct images / all images.
+    """Compute correct images / all images.
 
     Args:
-        matrix: (..., C, C), numbers of images.
+        matrix: Confusion matrices (..., C, C).
 
     Returns:
-        (...), float64, in [0, 1]; NaN without images.
+        Accuracy (...), float64, in [0, 1]; NaN without images.
 
     Example:
         >>> accuracy(torch.tensor([[1, 0], [1, 0]]))
@@ -150,13 +150,13 @@ def accuracy(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def balanced_accuracy(matrix: torch.Tensor) -> torch.Tensor:
-    """Mean over the classes that occur of the share of their images that are recognised.
+    """Compute the mean recall over the classes that occur.
 
     Args:
-        matrix: (..., C, C), numbers of images. Classes without images don't count.
+        matrix: Confusion matrices (..., C, C). Classes without images are left out.
 
     Returns:
-        (...), float64, in [0, 1]; NaN without images.
+        Balanced accuracy (...), float64, in [0, 1]; NaN without images.
 
     Example:
         >>> balanced_accuracy(torch.tensor([[2, 0], [1, 1]]))
@@ -167,59 +167,57 @@ def balanced_accuracy(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def precision(matrix: torch.Tensor) -> torch.Tensor:
-    """Images of a class that are taken for it / all images taken for it: TP / (TP + FP).
+    """Compute TP / (TP + FP): correct predictions of a class / all predictions of the class.
 
-    A class that no image is taken for has precision 0, as in scikit-learn with ``zero_division=0``. Of two classes the
-    second one (1) is the positive one, and only its value counts. Of more classes it is the mean over the classes that
-    occur in the labels, each against the rest and all with the same weight.
+    A class that is never predicted has precision 0, as in scikit-learn with ``zero_division=0``. For two classes, it is
+    the value of the second class (1). For more classes, it is the unweighted mean over the classes that occur in the
+    labels, each against the rest.
 
     Args:
-        matrix: (..., C, C), numbers of images.
+        matrix: Confusion matrices (..., C, C).
 
     Returns:
-        (...), float64, in [0, 1]; NaN without images, or where the positive one of two classes doesn't occur.
+        Precision (...), float64, in [0, 1]; NaN without images, or if the positive one of two classes doesn't occur.
 
     Example:
         >>> precision(torch.tensor([[0, 1], [1, 1]]))
         tensor(0.5000, dtype=torch.float64)
     """
     counts = one_against_rest(matrix)
-    return macro((counts.hits / (counts.hits + counts.alarms)).nan_to_num(0.0), counts.occurs)
+    return macro_average((counts.hits / (counts.hits + counts.alarms)).nan_to_num(0.0), counts.occurs)
 
 
 def recall(matrix: torch.Tensor) -> torch.Tensor:
-    """Images of a class that are taken for it / all images of the class: TP / (TP + FN).
+    """Compute TP / (TP + FN): correctly predicted images of a class / all images of the class.
 
-    Of two classes the second one (1) is the positive one, and only its value counts. Of more classes it is the mean
-    over the classes that occur in the labels, each against the rest and all with the same weight, which is the
-    balanced accuracy.
+    For two classes, it is the value of the second class (1). For more classes, it is the unweighted mean over the
+    classes that occur in the labels, each against the rest, which equals the balanced accuracy.
 
     Args:
-        matrix: (..., C, C), numbers of images.
+        matrix: Confusion matrices (..., C, C).
 
     Returns:
-        (...), float64, in [0, 1]; NaN without images, or where the positive one of two classes doesn't occur.
+        Recall (...), float64, in [0, 1]; NaN without images, or if the positive one of two classes doesn't occur.
 
     Example:
         >>> recall(torch.tensor([[0, 1], [1, 1]]))
         tensor(0.5000, dtype=torch.float64)
     """
     counts = one_against_rest(matrix)
-    return macro(counts.hits / (counts.hits + counts.misses), counts.occurs)
+    return macro_average(counts.hits / (counts.hits + counts.misses), counts.occurs)
 
 
 def specificity(matrix: torch.Tensor) -> torch.Tensor:
-    """Images of other classes that are not taken for a class / all images of other classes: TN / (TN + FP).
+    """Compute TN / (TN + FP): images of other classes not predicted as a class / all images of other classes.
 
-    Of two classes the second one (1) is the positive one, so this is the share of the negatives that are recognised.
-    Of more classes it is the mean over the classes that occur in the labels, each against the rest and all with the
-    same weight; a class that all images have is left out.
+    For two classes, it is the share of correctly predicted negatives (class 0). For more classes, it is the unweighted
+    mean over the classes that occur in the labels, each against the rest; a class with all images is left out.
 
     Args:
-        matrix: (..., C, C), numbers of images.
+        matrix: Confusion matrices (..., C, C).
 
     Returns:
-        (...), float64, in [0, 1]; NaN without images, or without negatives.
+        Specificity (...), float64, in [0, 1]; NaN without images, or without negatives.
 
     Example:
         >>> specificity(torch.tensor([[1, 1], [0, 1]]))
@@ -228,25 +226,25 @@ def specificity(matrix: torch.Tensor) -> torch.Tensor:
     counts = one_against_rest(matrix)
     others = counts.rest + counts.alarms
     counted = counts.occurs if matrix.shape[-1] != 2 else torch.ones_like(counts.occurs)
-    return macro(counts.rest / others, counted & (others > 0))
+    return macro_average(counts.rest / others, counted & (others > 0))
 
 
 def f1(matrix: torch.Tensor) -> torch.Tensor:
-    """2 TP / (2 TP + FP + FN), which is the harmonic mean of precision and recall (Dice of the two sets of images).
+    """Compute 2 TP / (2 TP + FP + FN), the harmonic mean of precision and recall (Dice of the two sets of images).
 
-    Of two classes the second one (1) is the positive one, and only its value counts. Of more classes it is the mean
-    over the classes that occur in the labels, each against the rest and all with the same weight; this is the mean of
-    the classes' F1, not the F1 of mean precision and mean recall.
+    For two classes, it is the value of the second class (1). For more classes, it is the unweighted mean over the
+    classes that occur in the labels, each against the rest. This is the mean of the classes' F1, not the F1 of mean
+    precision and mean recall.
 
     Args:
-        matrix: (..., C, C), numbers of images.
+        matrix: Confusion matrices (..., C, C).
 
     Returns:
-        (...), float64, in [0, 1]; NaN without images, or where the positive one of two classes doesn't occur.
+        F1 (...), float64, in [0, 1]; NaN without images, or if the positive one of two classes doesn't occur.
 
     Example:
         >>> f1(torch.tensor([[0, 1], [1, 1]]))
         tensor(0.5000, dtype=torch.float64)
     """
     counts = one_against_rest(matrix)
-    return macro(2 * counts.hits / (2 * counts.hits + counts.alarms + counts.misses), counts.occurs)
+    return macro_average(2 * counts.hits / (2 * counts.hits + counts.alarms + counts.misses), counts.occurs)

@@ -1,4 +1,4 @@
-"""The one form of all metrics: a score for each of many weightings of the same images, as resampling needs it."""
+"""Common interface of metrics: one score for each of several weightings of the same images, as resampling needs it."""
 
 from __future__ import annotations
 
@@ -8,67 +8,70 @@ from dataclasses import dataclass
 
 import torch
 
-from medfl.metrics.confusion import once, scorable, weighted_confusions
+from medfl.metrics.confusion import equal_weights, is_scorable, weighted_confusions
 
 WeightedScore = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Scores (B,), float64, of probabilities (N, C) without NaN, labels (N,), int64, and weights (N, B), float64."""
+"""Function that computes scores (B,), float64.
+
+Its arguments are probabilities (N, C) without NaN, labels (N,), int64, and image weights (N, B), float64.
+"""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A score of a classifier, for any weights of the images; called, it is the score in which each counts once.
+    """Metric of a classifier with optional image weights. A call computes it with equal weights.
 
     Attributes:
-        score: Computes it; there is at least one image.
+        score: Function that computes the weighted metric for at least one image.
     """
 
     score: WeightedScore
 
     def __call__(self, probabilities: torch.Tensor, labels: torch.Tensor, num_classes: int) -> float:
-        """The score of softmax probabilities.
+        """Compute the metric of softmax probabilities.
 
         Args:
-            probabilities: (N, C), floating.
-            labels: (N,), int64.
-            num_classes: C.
+            probabilities: Probabilities (N, C), floating.
+            labels: Class numbers (N,), int64.
+            num_classes: Number of classes C.
 
         Returns:
-            NaN where it is not defined: without images, with a NaN probability, and as the metric says.
+            The score; NaN if it is undefined: without images, with a NaN probability, and as the metric defines.
 
         Raises:
-            ContractError: If shapes or labels don't fit.
+            ContractError: If shapes or labels don't match.
         """
-        return float(self.weighted(probabilities, labels, num_classes, once(labels))[0])
+        return float(self.weighted(probabilities, labels, num_classes, equal_weights(labels))[0])
 
     def weighted(
         self, probabilities: torch.Tensor, labels: torch.Tensor, num_classes: int, weights: torch.Tensor
     ) -> torch.Tensor:
-        """The score where each image counts as often as its weight says.
+        """Compute the metric with image weights.
 
-        With whole numbers it is the score of the data in which each image is repeated that often.
+        Integer weights give the metric of data in which each image is repeated that often.
 
         Args:
-            probabilities: (N, C), floating.
-            labels: (N,), int64.
-            num_classes: C.
-            weights: (N, B), float64, not negative: B weightings.
+            probabilities: Probabilities (N, C), floating.
+            labels: Class numbers (N,), int64.
+            num_classes: Number of classes C.
+            weights: Image weights (N, B), float64, >= 0, for B weightings.
 
         Returns:
-            (B,), float64; NaN where it is not defined.
+            Scores (B,), float64; NaN if undefined.
 
         Raises:
-            ContractError: If shapes or labels don't fit.
+            ContractError: If shapes or labels don't match.
         """
-        if not scorable(probabilities, labels, num_classes):
+        if not is_scorable(probabilities, labels, num_classes):
             return torch.full((weights.shape[1],), math.nan, dtype=torch.float64)
         return self.score(probabilities, labels, weights)
 
 
-def of_confusion(score: Callable[[torch.Tensor], torch.Tensor]) -> Metric:
-    """The metric that is a function of confusion matrices.
+def confusion_metric(score: Callable[[torch.Tensor], torch.Tensor]) -> Metric:
+    """Create a metric from a function of confusion matrices.
 
     Args:
-        score: Of matrices (..., C, C), float64, to (...).
+        score: Function that maps matrices (..., C, C), float64, to scores (...).
     """
 
     def weighted_score(probabilities: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""Scores of several findings in one image, each of which may be there, absent, or not labelled.
+"""Metrics of several findings per image. Each finding is present, absent, or not labelled.
 
-A target of NaN says that nobody looked for that finding in that image: it counts for nothing. A finding's score that is
-not defined is NaN, and left out of the mean over findings.
+A target of NaN means that the finding is not labelled in that image; it is ignored. A finding's undefined score is NaN
+and is left out of the mean over findings.
 """
 
 from __future__ import annotations
@@ -13,29 +13,32 @@ from torch.nn.functional import pad
 
 from medfl.metrics.auc import weighted_binary_auc
 
-ScoreOfFinding = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Scores (B,), float64, of the scores (N,) of a finding, its presence (N,), bool, and weights (N, B), float64."""
+FindingScore = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Function that computes scores (B,), float64, of one finding.
+
+Its arguments are predicted scores (N,), the finding's presence (N,), bool, and image weights (N, B), float64.
+"""
 
 
 def label_auc(probabilities: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Area under the receiver operating characteristic of each finding, over the images where it is labelled.
+    """Compute the ROC AUC of each finding over the images in which it is labelled.
 
     Args:
-        probabilities: (N, C), floating, without NaN; only their order within a column matters.
-        targets: (N, C), floating: 0, 1, or NaN where the finding is not labelled.
-        weights: (N, B), float64, not negative.
+        probabilities: Probabilities (N, C), floating, without NaN; only their order within a column matters.
+        targets: Targets (N, C), floating: 0, 1, or NaN for a finding that is not labelled.
+        weights: Image weights (N, B), float64, >= 0.
 
     Returns:
-        (C, B), float64, in [0, 1]; NaN unless a finding is there in an image and absent in another.
+        AUC (C, B), float64, in [0, 1]; NaN for a finding without positives or without negatives.
     """
-    return _of_each(weighted_binary_auc, probabilities, targets, weights)
+    return _score_each_finding(weighted_binary_auc, probabilities, targets, weights)
 
 
 def macro_auc(probabilities: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Mean of `label_auc` over the findings for which it is defined, each with the same weight.
+    """Compute the unweighted mean of `label_auc` over the findings for which it is defined.
 
     Returns:
-        (B,), float64, in [0, 1]; NaN if it is defined for none.
+        Means (B,), float64, in [0, 1]; NaN if no finding has an AUC.
 
     Example:
         >>> targets = torch.tensor([[0.0, torch.nan], [1.0, 1.0]])
@@ -46,36 +49,38 @@ def macro_auc(probabilities: torch.Tensor, targets: torch.Tensor, weights: torch
 
 
 def label_average_precision(probabilities: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Average precision of each finding, over the images where it is labelled; arguments as for `label_auc`.
+    """Compute the average precision of each finding over the images in which it is labelled.
+
+    Arguments as in `label_auc`.
 
     Returns:
-        (C, B), float64, in [0, 1]; NaN unless a finding is there in an image, 1 where it is there in all.
+        Average precision (C, B), float64, in [0, 1]; NaN for a finding without positives, 1 without negatives.
     """
-    return _of_each(average_precision, probabilities, targets, weights)
+    return _score_each_finding(average_precision, probabilities, targets, weights)
 
 
 def mean_average_precision(probabilities: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Mean of `label_average_precision` over the findings for which it is defined, each with the same weight (mAP).
+    """Compute the unweighted mean of `label_average_precision` over the findings for which it is defined (mAP).
 
     Returns:
-        (B,), float64, in [0, 1]; NaN if it is defined for none.
+        Means (B,), float64, in [0, 1]; NaN if no finding has an average precision.
     """
     return label_average_precision(probabilities, targets, weights).nanmean(0)
 
 
 def average_precision(scores: torch.Tensor, positive: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Mean over the positives of the precision among all that score at least as high: sum of (R_k - R_k-1) P_k.
+    """Compute the average precision, sum of (R_k - R_k-1) P_k.
 
-    P_k and R_k are precision and recall at the k-th highest score; images of one score come together, and nothing is
-    interpolated, as in scikit-learn. A model that says the same of all images has the share of the positives.
+    P_k and R_k are precision and recall at the k-th highest score. Images with equal scores are one step, and nothing
+    is interpolated, as in scikit-learn. Constant scores give the share of the positives.
 
     Args:
-        scores: (N,), floating.
-        positive: (N,), bool.
-        weights: (N, B), float64, not negative.
+        scores: Scores (N,), floating.
+        positive: Whether each image is positive, (N,), bool.
+        weights: Image weights (N, B), float64, >= 0.
 
     Returns:
-        (B,), float64, in [0, 1]; NaN without positives.
+        Average precision (B,), float64, in [0, 1]; NaN without positives.
     """
     ordered, order = scores.sort(descending=True)
     counted, hits = weights[order], weights[order] * positive[order, None]
@@ -85,9 +90,10 @@ def average_precision(scores: torch.Tensor, positive: torch.Tensor, weights: tor
     return (gained * (hits / counted).nan_to_num(0.0)).sum(0) / (weights * positive[:, None]).sum(0)
 
 
-def _of_each(
-    score: ScoreOfFinding, probabilities: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
+def _score_each_finding(
+    score: FindingScore, probabilities: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
+    """Compute a score of each finding over the images in which it is labelled."""
     labelled = ~targets.isnan()
     columns = [
         score(probabilities[rows, label], targets[rows, label] == 1, weights[rows])

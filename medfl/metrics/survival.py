@@ -1,29 +1,32 @@
-"""Scores of a risk against times of which some are cut short: what is known is that nothing happened until then."""
+"""Metrics of predicted risks against event times, which may be censored."""
 
 from __future__ import annotations
 
 import torch
 
-ROWS = 256
-"""Events that are compared with all others at once, to bound the memory."""
+EVENTS_PER_CHUNK = 256
+"""Number of events that are compared with all other rows at once, to bound the memory."""
 
 
 def concordance(risks: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Harrell's C-index: how often, of two people, the one with the higher risk has the event first.
+    """Compute Harrell's C-index: the share of comparable pairs in which the earlier event has the higher risk.
 
-    Two people count if it is known who came first: the earlier time is an event, or both times are equal and one of
-    them only is an event, which then came first. Two events at the same time don't count. Equal risks count one half.
+    A pair is comparable if it is known which row had the event first: the earlier time is an event, or both times are
+    equal and only one of them is an event, which then came first. Two events at the same time are not comparable. Equal
+    risks count one half.
 
     Source: Harrell, Lee and Mark 1996, Multivariable prognostic models; ties as in lifelines'
     ``concordance_index(times, -risks, events)``.
 
     Args:
-        risks: (N, 1) or (N,), floating, without NaN: larger means earlier; only their order matters.
-        targets: (N, 2), floating: time > 0, and 1 for an event or 0 where the time is cut short.
-        weights: (N, B), float64, not negative; a pair counts as the product of its two weights.
+        risks: Risks (N, 1) or (N,), floating, without NaN; a higher risk means an earlier event. Only the order
+            matters.
+        targets: Targets (N, 2), floating: time > 0, and 1 for an event or 0 for a censored time.
+        weights: Row weights (N, B), float64, >= 0; a pair has the product of its two weights.
 
     Returns:
-        (B,), float64, in [0, 1]; NaN without a pair that counts, so without events. Takes O(N E (1 + B)) with E events.
+        C-index (B,), float64, in [0, 1]; NaN without a comparable pair, so without events. Takes O(N E (1 + B)) with E
+        events.
 
     Example:
         >>> targets = torch.tensor([[1.0, 1.0], [2.0, 0.0], [3.0, 1.0]])
@@ -32,7 +35,7 @@ def concordance(risks: torch.Tensor, targets: torch.Tensor, weights: torch.Tenso
     """
     risks, times, events = risks.reshape(-1), targets[:, 0], targets[:, 1] == 1
     right, pairs = weights.new_zeros(2, weights.shape[1])
-    for rows in torch.nonzero(events)[:, 0].split(ROWS):
+    for rows in torch.nonzero(events)[:, 0].split(EVENTS_PER_CHUNK):
         later = (times > times[rows, None]) | ((times == times[rows, None]) & ~events)
         won = (risks[rows, None] > risks).double() + (risks[rows, None] == risks).double() / 2
         pairs = pairs + (weights[rows] * (later.double() @ weights)).sum(0)
@@ -43,18 +46,18 @@ def concordance(risks: torch.Tensor, targets: torch.Tensor, weights: torch.Tenso
 def concordance_by_group(
     risks: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor, groups: torch.Tensor
 ) -> torch.Tensor:
-    """`concordance` within each group alone, for example within each site: no pair of two groups counts.
+    """Compute `concordance` within each group, for example within each site; pairs across groups don't count.
 
-    The pooled C-index also asks whether the sites' risks are on one scale; this one does not.
+    The pooled C-index also depends on whether the sites' risks are on one scale; this one does not.
 
     Args:
-        risks: As for `concordance`.
-        targets: As for `concordance`.
-        weights: As for `concordance`.
-        groups: (N,), int64: numbers of the groups.
+        risks: As in `concordance`.
+        targets: As in `concordance`.
+        weights: As in `concordance`.
+        groups: Group number of each row, (N,), int64.
 
     Returns:
-        (G, B), float64, by rising number; NaN where a group has no pair that counts.
+        C-index (G, B), float64, by increasing group number; NaN for a group without a comparable pair.
     """
     members = [groups == group for group in groups.unique()]
     return torch.stack([concordance(risks[rows], targets[rows], weights[rows]) for rows in members])

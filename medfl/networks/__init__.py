@@ -1,1 +1,1 @@
-"""Networks, and what methods need to know about them."""
+"""Networks, and access to their heads, bodies and normalisation layers."""

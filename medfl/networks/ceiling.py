@@ -1,4 +1,4 @@
-"""Building a network of which nobody knows yet how large it is, within a number of bytes."""
+"""Memory limit for building a network whose size is unknown."""
 
 from __future__ import annotations
 
@@ -10,30 +10,33 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-SLACK = 3
-"""How many times the bytes of a network its construction may make in all: initialising makes tensors that go again."""
+MAX_TOTAL_FACTOR = 3
+"""Maximum total bytes of tensors created while a network is built, as a multiple of the network's limit.
+
+Initialisation creates temporary tensors.
+"""
 
 
 class TooLargeError(Exception):
-    """A network is larger than it may be."""
+    """A network is larger than its memory limit."""
 
     @classmethod
     def behind(cls, error: BaseException | None) -> bool:
-        """Whether an error was brought about by this one."""
+        """Return True if this error caused the given error."""
         while error is not None and not isinstance(error, cls):
             error = error.__cause__ or error.__context__
         return error is not None
 
 
 def bytes_of(build: Callable[[], nn.Module], most: int) -> int:
-    """Bytes of a network's parameters and buffers.
+    """Return the bytes of a network's parameters and buffers, without creating a tensor above the limit.
 
     Args:
-        build: Builds it, on the CPU.
-        most: What it may have. No tensor beyond it is made, however large the network would be.
+        build: Function that builds the network on the CPU.
+        most: Maximum bytes.
 
     Raises:
-        TooLargeError: If it has more.
+        TooLargeError: If the network is larger.
     """
     with torch.random.fork_rng(devices=[]), Ceiling(most):
         state = build().state_dict()
@@ -44,32 +47,33 @@ def bytes_of(build: Callable[[], nn.Module], most: int) -> int:
 
 
 class Ceiling(TorchDispatchMode):
-    """A context that refuses operations which would make too large a tensor, or too much in all, before they make it.
+    """Context that refuses an operation before it creates a tensor above the limit, or too many tensors in total.
 
     Args:
-        most: Bytes of a tensor; in all there may be `SLACK` times as many.
+        most: Maximum bytes of one tensor; the total may be `MAX_TOTAL_FACTOR` times as large.
     """
 
     def __init__(self, most: int) -> None:
         super().__init__()
-        self._left, self._each = SLACK * most, most
+        self._left, self._each = MAX_TOTAL_FACTOR * most, most
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if "device" in kwargs:  # it makes a tensor
-            self._count(_planned(func, args, kwargs))
+        if "device" in kwargs:  # the operation creates a tensor
+            self._count(_planned_bytes(func, args, kwargs))
         return func(*args, **kwargs)
 
     def _count(self, size: int) -> None:
+        """Add a tensor's bytes to the total. Raise if a limit is exceeded."""
         self._left -= size
         if size > self._each or self._left < 0:
             raise TooLargeError
 
 
-def _planned(func: Any, args: Any, kwargs: Any) -> int:
-    """Bytes of the tensor that an operation would make."""
+def _planned_bytes(func: Any, args: Any, kwargs: Any) -> int:
+    """Return the bytes of the tensor that an operation would create."""
     shape = next((arg for arg in args if isinstance(arg, list | tuple)), None)
     if shape is not None:
         return math.prod(shape) * (kwargs.get("dtype") or torch.get_default_dtype()).itemsize
-    planned = func(*args, **kwargs | {"device": torch.device("meta")})  # the same form and no content
+    planned = func(*args, **kwargs | {"device": torch.device("meta")})  # the same shape without memory
     return planned.numel() * planned.element_size() if isinstance(planned, torch.Tensor) else 0

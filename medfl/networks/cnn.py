@@ -1,4 +1,4 @@
-"""The small convolutional network of many federated-learning papers."""
+"""Small convolutional network that is common in federated-learning papers."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from medfl.networks.convnet import ConvNet
 
 
 class CNN4(ConvNet):
-    """Two convolutions of 32 and 64 channels, each with pooling, and two linear layers of 512 and `num_classes`.
+    """Network of two convolutions with max-pooling (32 and 64 channels) and two linear layers (512 and `num_classes`).
 
-    ReLU throughout, no normalisation, no dropout. In 2-D, with 5x5 kernels, it is the network of McMahan et al.
-    (AISTATS 2017) for small images; it has 1,663,370 parameters for one channel, 10 classes and 28 pixels. For volumes
-    the kernels are 3x3x3, which takes a fifth of the work of 5x5x5. Maps keep their edges but for the pooling.
+    It uses ReLU, no normalisation and no dropout. In 2-D, with 5x5 kernels, it is the network of McMahan et al.
+    (AISTATS 2017) for small images, with 1,663,370 parameters for one channel, 10 classes and 28 pixels. For volumes
+    the kernels are 3x3x3, which needs a fifth of the computation of 5x5x5. Only pooling reduces the size of the feature
+    maps.
 
     Args:
-        in_channels: Channels of an image, >= 1.
+        in_channels: Number of image channels, >= 1.
         num_classes: Number of classes, >= 2.
         size: Edge of a square or cubic image in pixels, or its height and width, or depth, height and width; each >= 4.
         spatial_dims: 2 for images, 3 for volumes.
 
     Attributes:
-        body: Maps images (B, in_channels, *size) to features (B, 512).
-        head: Maps features to logits (B, num_classes).
-        feature_layers: The stages of the body, in order: two maps and one vector.
+        body: Feature extractor from images (B, in_channels, *size) to features (B, 512).
+        head: Linear layer from features to logits (B, num_classes).
+        feature_layers: Stages of the body, in order: two with feature maps and one with vectors.
 
     Raises:
         SettingsError: If an argument is too small.

@@ -1,7 +1,8 @@
-"""Frozen parameters of a network: those that its constructor gives ``requires_grad=False``.
+"""Frozen parameters of a network: parameters to which its constructor gives ``requires_grad=False``.
 
-They never change, so they are no part of a network's state: `hold_frozen` takes them out of ``state_dict()``. What is
-made of state dicts (updates, requests, stored steps, control variates, noise) then holds only what can learn.
+They never change, so they are not part of a network's state: `set_and_remove_frozen` removes them from
+``state_dict()``. All objects that are built from state dicts (updates, requests, stored steps, control variates, noise)
+then contain only trainable tensors and buffers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import nn
 from medfl.types import Tensors
 
 
-class _Withhold:
+class _RemoveParametersHook:
     """State-dict hook that removes some of a module's own parameters.
 
     Args:
@@ -36,11 +37,11 @@ def frozen_parameters(model: nn.Module) -> Tensors:
     return {name: parameter.detach() for name, parameter in named if not parameter.requires_grad}
 
 
-def hold_frozen(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Set a network's frozen parameters in place, and take them out of its ``state_dict()`` for good.
+def set_and_remove_frozen(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Set a network's frozen parameters in place, and remove them permanently from its ``state_dict()``.
 
-    ``load_state_dict()`` then accepts tensors with and without them. A network whose frozen parameters were taken out
-    before is only given the values.
+    ``load_state_dict()`` then accepts tensors with and without them. If frozen parameters were removed before, this
+    function only sets their values.
 
     Args:
         model: The network.
@@ -55,31 +56,32 @@ def hold_frozen(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
         names_by_path.setdefault(path, []).append(own)
     for path, names in names_by_path.items():
         module = model.get_submodule(path)
-        if new := [name for name in names if name not in _held(module)]:
-            module.register_state_dict_post_hook(_Withhold(new))
-            module.register_load_state_dict_pre_hook(_fill_in)
+        if new := [name for name in names if name not in _removed_in_module(module)]:
+            module.register_state_dict_post_hook(_RemoveParametersHook(new))
+            module.register_load_state_dict_pre_hook(_add_removed_parameters)
 
 
-def whole_state(model: nn.Module) -> Tensors:
-    """Return a network's state dict with the frozen parameters that `hold_frozen` took out."""
+def full_state_dict(model: nn.Module) -> Tensors:
+    """Return a network's state dict including the frozen parameters that `set_and_remove_frozen` removed."""
     held = {name: model.get_parameter(name).detach() for name in held_names(model)}
     return {**model.state_dict(), **held}
 
 
 def held_names(model: nn.Module) -> Iterator[str]:
-    """Yield the names of the parameters that `hold_frozen` took out of a network's state dict."""
+    """Yield the names of the parameters that `set_and_remove_frozen` removed from a network's state dict."""
     for path, module in model.named_modules(remove_duplicate=False):
-        yield from (f"{path}.{name}" if path else name for name in _held(module))
+        yield from (f"{path}.{name}" if path else name for name in _removed_in_module(module))
 
 
-def _held(module: nn.Module) -> list[str]:
+def _removed_in_module(module: nn.Module) -> list[str]:
+    """Return the names of the parameters that were removed from a module's state dict."""
     hooks = module._state_dict_hooks.values()
-    return [name for hook in hooks if isinstance(hook, _Withhold) for name in hook.names]
+    return [name for hook in hooks if isinstance(hook, _RemoveParametersHook) for name in hook.names]
 
 
-def _fill_in(
+def _add_removed_parameters(
     module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any, strict: bool, *problems: list[str]
 ) -> None:
-    """Add a module's own withheld parameters to a state dict that lacks them, so that loading keeps them."""
-    for name in _held(module):
+    """Add a module's removed parameters to a state dict that lacks them, so that loading keeps their values."""
+    for name in _removed_in_module(module):
         state.setdefault(prefix + name, module.get_parameter(name).detach())

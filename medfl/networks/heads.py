@@ -1,4 +1,4 @@
-"""Classifiers of two linear layers, and how wide to make several unlike ones."""
+"""Classifier heads of one or two linear layers, and random widths for heads that differ between sites."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from torch import nn
 from medfl.errors import SettingsError
 
 Activation = Literal["none", "relu"]
+"""Activation after a head's hidden layer."""
 
 
 class TwoLayerHead(nn.Module):
-    """Linear(features, hidden), dropout, Linear(hidden, num_classes).
+    """Head with Linear(features, hidden), dropout, and Linear(hidden, num_classes).
 
     Args:
-        features: Of the body that it stands on, >= 1.
-        hidden: Width of the layer between, >= 1.
+        features: Number of features of the body, >= 1.
+        hidden: Width of the hidden layer, >= 1.
         num_classes: Number of classes, >= 2.
-        dropout: Share of the layer between that is dropped in training, in [0, 1).
-        activation: ``none`` as in FedSDC, or ``relu`` after the first layer.
+        dropout: Dropout rate of the hidden layer, in [0, 1).
+        activation: Activation after the hidden layer: ``none`` as in FedSDC, or ``relu``.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class TwoLayerHead(nn.Module):
         self.out = nn.Linear(hidden, num_classes)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Logits (B, num_classes) of features (B, features)."""
+        """Compute logits (B, num_classes) of features (B, features)."""
         logits: torch.Tensor = self.out(self.dropout(self.act(self.hidden(features))))
         return logits
 
@@ -41,14 +42,14 @@ class TwoLayerHead(nn.Module):
 def make_head(
     features: int, width: int, num_classes: int, dropout: float = 0.2, activation: Activation = "none"
 ) -> nn.Module:
-    """A `TwoLayerHead` of a width, or for width 0 a single linear layer."""
+    """Create a `TwoLayerHead` with the given width, or a single linear layer for width 0."""
     if width == 0:
         return nn.Linear(features, num_classes)
     return TwoLayerHead(features, width, num_classes, dropout, activation)
 
 
 class HeadKind(NamedTuple):
-    """What a head is made with beside its numbers of features and classes; see `make_head`."""
+    """Arguments of `make_head` besides the numbers of features and classes."""
 
     width: int
     dropout: float = 0.2
@@ -56,10 +57,10 @@ class HeadKind(NamedTuple):
 
 
 def kind_of(head: nn.Module) -> HeadKind:
-    """With what `make_head` makes such a head.
+    """Return the arguments with which `make_head` creates such a head.
 
     Raises:
-        SettingsError: If it makes none of that kind.
+        SettingsError: If `make_head` can't create this kind of head.
     """
     if isinstance(head, nn.Linear):
         return HeadKind(0)
@@ -67,13 +68,13 @@ def kind_of(head: nn.Module) -> HeadKind:
         return HeadKind(head.out.in_features, head.dropout.p, "relu" if isinstance(head.act, nn.ReLU) else "none")
     raise SettingsError(
         "unsupported_head",
-        f"expected a linear head or a TwoLayerHead, got {type(head).__name__}: choose another network",
+        f"expected a linear head or a TwoLayerHead, got {type(head).__name__}. Choose another network.",
         found=type(head).__name__,
     )
 
 
 def xavier(head: nn.Module) -> nn.Module:
-    """Give every linear layer of a head Xavier's normal weights and no bias, in place, from torch's generator."""
+    """Initialise all linear layers of a head in place: Xavier's normal weights from torch's generator, zero biases."""
     for module in head.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_normal_(module.weight)
@@ -82,20 +83,22 @@ def xavier(head: nn.Module) -> nn.Module:
 
 
 def unlike_widths(count: int, features: int, low: float, high: float, generator: torch.Generator) -> list[int]:
-    """Widths int(rho_i features) of `count` heads, rho_i uniform in the i-th of `count` equal parts of [low, high].
+    """Draw the widths int(rho_i features) of `count` heads, one rho_i from each of `count` equal parts of [low, high].
+
+    Each rho_i is uniform in its part.
 
     Args:
         count: Number of heads, >= 1.
-        features: Of the body, >= 1.
+        features: Number of features of the body, >= 1.
         low: Smallest share, > 0.
         high: Largest share, >= `low`.
-        generator: Source of randomness.
+        generator: Random generator.
 
     Returns:
-        A width for each head, ascending, each >= 1.
+        Widths of the heads, ascending, each >= 1.
 
     Raises:
-        SettingsError: If the shares are impossible.
+        SettingsError: If the shares are invalid.
 
     Source: Gao, Lan, Liu, Wang, Fan, MICCAI 2025: rho in [0.4, 1]; stratified as in the released code.
     """

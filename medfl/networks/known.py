@@ -1,4 +1,4 @@
-"""Head and stages of networks that don't name them: those that MONAI brings, and any other by its modules' names."""
+"""Heads and stages of networks that don't declare them: MONAI's networks, and any network by its module names."""
 
 from __future__ import annotations
 
@@ -9,74 +9,80 @@ from torch import nn
 
 from medfl.errors import SettingsError
 from medfl.networks.dynunet import DynUNet
-from medfl.networks.masks import out_of_place
+from medfl.networks.segmentation_common import disable_inplace
 from medfl.networks.segresnet import SegResNet
 from medfl.networks.swinunetr import SwinUNETR
 from medfl.networks.unet import UNet
 
-Named = tuple[str, tuple[str, ...]]
-"""Name of the head, and of each stage in order; one that ends in a star is for all modules whose names begin so."""
+PartNames = tuple[str, tuple[str, ...]]
+"""Name of the head, and names of the stages in order. A name that ends in ``*`` stands for all modules with that
+prefix."""
 
-LEVELS = ("layer1", "layer2", "layer3", "layer4")
+RESNET_STAGES = ("layer1", "layer2", "layer3", "layer4")
+"""Names of the four stages of residual networks."""
 
-BY_NAME: dict[type[nn.Module], Named] = {
-    nets.ResNet: ("fc", LEVELS),
-    nets.SENet: ("last_linear", LEVELS),
+PART_NAMES: dict[type[nn.Module], PartNames] = {
+    nets.ResNet: ("fc", RESNET_STAGES),
+    nets.SENet: ("last_linear", RESNET_STAGES),
     nets.DenseNet: ("class_layers.out", ("features.denseblock*",)),
     nets.EfficientNet: ("_fc", ("_blocks.*",)),
     nets.FlexibleUNet: ("segmentation_head", ("encoder._blocks.*",)),
     nets.BasicUNet: ("final_conv", ("conv_0", "down_1", "down_2", "down_3", "down_4")),
     nets.VNet: ("out_tr", ("in_tr", "down_tr32", "down_tr64", "down_tr128", "down_tr256")),
 }
-"""MONAI's networks whose modules have fixed names."""
+"""Maps MONAI's networks with fixed module names to the names of their head and stages."""
 
-AS_OURS: dict[type[nn.Module], type] = {
+MEDFL_SUBCLASSES: dict[type[nn.Module], type] = {
     nets.UNet: UNet,
     nets.DynUNet: DynUNet,
     nets.SegResNet: SegResNet,
     nets.SwinUNETR: SwinUNETR,
 }
-"""MONAI's networks to our own subclass of each, whose properties find the two parts in either."""
+"""Maps MONAI's networks to medfl's subclasses, whose properties find the head and stages in both classes."""
 
 
 def name_parts(network: nn.Module, head: str | None = None, stages: Sequence[str] = ()) -> nn.Module:
-    """Give a network the attributes `head`, its last layer, and `feature_layers`, the stages of its encoder.
+    """Set the network's attributes `head`, its last layer, and `feature_layers`, its encoder stages, in place.
 
-    What it has under these names stays, unless another module is named here. Nothing is added to its tensors, and its
-    outputs stay the same bits. A network that MONAI doesn't bring has neither unless they are named.
+    Existing attributes are kept unless other modules are given here. The network's state dict and outputs don't change.
+    A network that is not MONAI's gets only the attributes that are given.
 
     Args:
-        network: Changed in place.
-        head: Name of a module, as in ``named_modules``; None takes the one that is known of MONAI's network.
-        stages: Names of modules whose outputs are maps (B, C, *spatial), in the order in which they run; none takes
-            those that are known.
+        network: Network; changed in place.
+        head: Name of a module, as in ``named_modules``; None uses the known name in MONAI's network.
+        stages: Names of modules whose outputs are feature maps (B, C, *spatial), in the order of execution; empty uses
+            the known names.
+
+    Returns:
+        The network.
 
     Raises:
-        SettingsError: If there is no module of a name.
+        SettingsError: If there is no module with a name.
     """
-    named = next((named for kind, named in BY_NAME.items() if isinstance(network, kind)), ("", ()))
-    ours = next((ours for kind, ours in AS_OURS.items() if isinstance(network, kind)), None)
+    named = next((named for kind, named in PART_NAMES.items() if isinstance(network, kind)), ("", ()))
+    ours = next((ours for kind, ours in MEDFL_SUBCLASSES.items() if isinstance(network, kind)), None)
     if head or not isinstance(getattr(network, "head", None), nn.Module):
         part = None if ours is None else vars(ours)["head"].fget(network)
         if head or named[0]:
             (part,) = _modules(network, [head or named[0]], "head")
         if part is not None:
-            object.__setattr__(network, "head", part)  # by torch's way its tensors would be there under two names
+            # Torch's own `__setattr__` would register the module again and list its tensors under two names.
+            object.__setattr__(network, "head", part)
     if stages or not getattr(network, "feature_layers", None):
         layers = _modules(network, stages or named[1], "stages")
         if not layers and ours is not None:
             layers = vars(ours)["feature_layers"].fget(network)
         if layers:
             object.__setattr__(network, "feature_layers", layers)
-            out_of_place(network)
+            disable_inplace(network)
     return network
 
 
 def _modules(network: nn.Module, names: Sequence[str], what: str) -> list[nn.Module]:
-    """The modules of some names.
+    """Return the modules with the given names.
 
     Raises:
-        SettingsError: If one is not there.
+        SettingsError: If a module does not exist.
     """
     modules: list[nn.Module] = []
     for name in names:
@@ -91,8 +97,8 @@ def _modules(network: nn.Module, names: Sequence[str], what: str) -> list[nn.Mod
             there = ", ".join(child_name for child_name, _ in network.named_children())
             raise SettingsError(
                 "unknown_module",
-                f"network {type(network).__name__} has no module '{name}', which is named as its {what}: expected a "
-                f"name as in `named_modules()`; at the top there are: {there}. Correct the name.",
+                f"network {type(network).__name__} has no module '{name}', which was given as its {what}: expected a "
+                f"name as in `named_modules()`. Its top-level modules are: {there}. Correct the name.",
                 network=type(network).__name__,
                 name=name,
                 part=what,

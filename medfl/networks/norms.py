@@ -1,4 +1,4 @@
-"""Normalisation layers, found by module type and never by name (rule G-1)."""
+"""Normalisation layers of a network, identified by module type and never by name (rule G-1)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ NORM_TYPES: dict[str, tuple[type[nn.Module], ...]] = {
     "layer": (nn.LayerNorm,),
     "instance": (_InstanceNorm,),
 }
-"""Kinds of normalisation layers that a setting can name."""
+"""Maps the kinds of normalisation layers that a setting can name to torch's classes."""
 
 
 def norm_names(model: nn.Module, kinds: tuple[str, ...] = ("batch",)) -> set[str]:
-    """State-dict names (parameters and buffers) of all normalisation layers of the given kinds."""
+    """Return the state-dict names (parameters and buffers) of all normalisation layers of the given kinds."""
     types = tuple(t for kind in kinds for t in NORM_TYPES[kind])
     names = set()
     for path, module in model.named_modules():
@@ -29,17 +29,17 @@ def norm_names(model: nn.Module, kinds: tuple[str, ...] = ("batch",)) -> set[str
 
 
 def buffer_names(model: nn.Module) -> set[str]:
-    """State-dict names that are no parameters."""
+    """Return the state-dict names that are not parameters."""
     return set(model.state_dict()) - {name for name, _ in model.named_parameters()}
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether a batch of one sample would fail or be meaningless in training."""
+    """Return True if the model has batch-norm layers, so that it can't be trained on a batch of one sample."""
     return any(isinstance(module, _BatchNorm) for module in model.modules())
 
 
 def freeze_norms(model: nn.Module) -> None:
-    """Put the batch-norm layers in evaluation mode; the rest is left as it is (``norm_sync: frozen``)."""
+    """Put the batch-norm layers into evaluation mode, in place, for ``norm_sync: frozen``."""
     for module in model.modules():
         if isinstance(module, _BatchNorm):
             module.eval()
@@ -47,7 +47,7 @@ def freeze_norms(model: nn.Module) -> None:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Within the block a model is in evaluation mode; then each of its modules is in the mode that it was in."""
+    """Put a model into evaluation mode within the block, and restore the mode of each module afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""Body and head of a network, found by attribute (rule G-1), never by a substring of a parameter's name."""
+"""Body and head of a network, identified by attribute (rule G-1) and never by a substring of a parameter's name."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from medfl.utils.text import names_and_more
 
 
 def head_names(model: nn.Module, network: str) -> list[str]:
-    """State-dict names of a network's classifier.
+    """Return the state-dict names of a network's head.
 
     Args:
-        model: Has `head`, its classifier.
-        network: Its name, for the message.
+        model: Network with a `head`, its classifier.
+        network: Name of the network, for the message.
 
     Raises:
-        SettingsError: If it has none.
+        SettingsError: If the network has no `head`.
     """
     head = getattr(model, "head", None)
     if not isinstance(head, nn.Module):
         raise SettingsError(
             "missing_head",
             f"Network '{network}' ({type(model).__name__}) has no `head`: expected its classifier under that name, "
-            "beside a `body` that gives features. Add both, or choose a network that has them.",
+            "and a `body` that returns features. Add both, or choose a network that has them.",
             network=network,
             type=type(model).__name__,
         )
@@ -36,20 +36,20 @@ def head_names(model: nn.Module, network: str) -> list[str]:
 
 
 def without_head(model: nn.Module, names: list[str]) -> list[str]:
-    """Those of a model's state-dict names that are not of its head.
+    """Return the given state-dict names without the names of the head's tensors.
 
     Raises:
-        SettingsError: If it has none.
+        SettingsError: If the network has no `head`.
     """
     head = set(head_names(model, type(model).__name__))
     return [name for name in names if name not in head]
 
 
 def features_of(model: nn.Module, network: str) -> int:
-    """Number of features that a network's body gives: what the first linear layer of its head takes.
+    """Return the number of features of a network's body, which is the input size of its head's first linear layer.
 
     Raises:
-        SettingsError: If it has no body, its head has no linear layer, or there are parameters in neither.
+        SettingsError: If the network has no body, its head has no linear layer, or parameters belong to neither.
     """
     head = head_names(model, network)
     parts = model.head.modules() if isinstance(model.head, nn.Module) else ()
@@ -57,8 +57,9 @@ def features_of(model: nn.Module, network: str) -> int:
     if not isinstance(getattr(model, "body", None), nn.Module) or first is None:
         raise SettingsError(
             "missing_feature_layer",
-            f"Network '{network}' ({type(model).__name__}): expected a module `body` that gives features and a `head` "
-            f"with a linear layer, got a head of type {type(model.head).__name__}. Choose a network that has them.",
+            f"Network '{network}' ({type(model).__name__}): expected a module `body` that returns features, and a "
+            f"`head` with a linear layer, got a head of type {type(model.head).__name__}. Choose a network that has "
+            "both.",
             network=network,
             type=type(model).__name__,
             found=type(model.head).__name__,
@@ -77,11 +78,11 @@ def features_of(model: nn.Module, network: str) -> int:
 
 
 class Split(nn.Module):
-    """A body with a classifier of its own, which need not be the one that its network was made with.
+    """Network that combines a body with any head.
 
     Args:
-        body: Maps images to features (B, d).
-        head: Maps features to logits (B, num_classes).
+        body: Module from images to features (B, d).
+        head: Module from features to logits (B, num_classes).
     """
 
     def __init__(self, body: nn.Module, head: nn.Module) -> None:
@@ -89,22 +90,22 @@ class Split(nn.Module):
         self.body, self.head = body, head
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Logits (B, num_classes) of images (B, C, *spatial)."""
+        """Compute logits (B, num_classes) of images (B, C, *spatial)."""
         logits: torch.Tensor = self.head(self.body(images))
         return logits
 
 
 def body_and_head(model: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """The two parts of a network that has them."""
+    """Return the body and the head of a network that has both."""
     return model.body, model.head  # type: ignore[return-value]
 
 
 def features_and_logits(model: nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a network's body makes of images, (B, d), and what its head makes of that: one forward pass.
+    """Compute a network's features (B, d) and logits of images, in one forward pass.
 
     Args:
-        model: Is head(body(images)), as the need ``linear_head`` has it.
-        images: (B, C, *spatial).
+        model: Network that equals head(body(images)), as the need ``linear_head`` requires.
+        images: Images (B, C, *spatial).
     """
     body, head = body_and_head(model)
     features = body(images)
@@ -112,15 +113,15 @@ def features_and_logits(model: nn.Module, images: torch.Tensor) -> tuple[torch.T
 
 
 def single_linear(model: nn.Module, network: str, why: str) -> tuple[nn.Linear, str]:
-    """The head of a network that is one linear layer with a bias, and what its state-dict names begin with.
+    """Return a network's head, which must be one linear layer with a bias, and the prefix of its state-dict names.
 
     Args:
-        model: Has a `head`.
-        network: Its name, for the message.
-        why: Who needs that and for what, for the message.
+        model: Network with a `head`.
+        network: Name of the network, for the message.
+        why: Reason for the requirement, for the message.
 
     Raises:
-        SettingsError: If it is anything else.
+        SettingsError: If the head is not a single linear layer with a bias.
     """
     path = head_path(model, network)
     head = body_and_head(model)[1]
@@ -136,10 +137,10 @@ def single_linear(model: nn.Module, network: str, why: str) -> tuple[nn.Linear, 
 
 
 def with_head(network: nn.Module, head: nn.Module) -> nn.Module:
-    """The network with another head in place of its own, under the same name.
+    """Replace the network's head in place, under the same name, and return the network.
 
     Raises:
-        SettingsError: If it has no head.
+        SettingsError: If the network has no head.
     """
     own = getattr(network, "head", None)
     for module in network.modules():
@@ -155,30 +156,30 @@ def with_head(network: nn.Module, head: nn.Module) -> nn.Module:
 
 
 def head_path(model: nn.Module, network: str) -> str:
-    """What the state-dict names of a network's head begin with, for example ``fc.``.
+    """Return the prefix of the state-dict names of a network's head, for example ``fc.``.
 
     Args:
-        model: Has a `head`.
-        network: Its name, for the message.
+        model: Network with a `head`.
+        network: Name of the network, for the message.
 
     Raises:
-        SettingsError: If it has none.
+        SettingsError: If the network has no `head`.
     """
-    head_names(model, network)  # says what is wrong where there is none
+    head_names(model, network)  # raises a readable error if there is no head
     return next(f"{path}." for path, module in model.named_modules() if module is model.head)
 
 
 def mlp(
     features: int, widths: Sequence[int], outputs: int, norm: bool = True, dropout: Sequence[float] = ()
 ) -> nn.Module:
-    """Linear layers with ReLU between them.
+    """Return linear layers with ReLU between them.
 
     Args:
-        features: Inputs, >= 1.
-        widths: Of the layers between, from the first.
-        outputs: Of the last layer.
-        norm: Whether each layer between is followed by batch norm.
-        dropout: After each of the layers between, the share that is dropped in training; none where it is not given.
+        features: Number of inputs, >= 1.
+        widths: Widths of the hidden layers, first to last.
+        outputs: Number of outputs of the last layer.
+        norm: Whether each hidden layer is followed by batch norm.
+        dropout: Dropout rates after the hidden layers, first to last; layers without a rate have no dropout.
     """
     parts: OrderedDict[str, nn.Module] = OrderedDict()
     for number, width in enumerate(widths, start=1):

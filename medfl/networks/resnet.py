@@ -1,4 +1,4 @@
-"""A residual network in 2-D and 3-D whose normalisation and activation can be chosen."""
+"""Residual network in 2-D and 3-D with configurable normalisation and activation."""
 
 from __future__ import annotations
 
@@ -19,49 +19,51 @@ DEPTHS: dict[int, tuple[type[BasicBlock | Bottleneck], tuple[int, int, int, int]
     34: (BasicBlock, (3, 4, 6, 3)),
     50: (Bottleneck, (3, 4, 6, 3)),
 }
-"""Block and number of blocks in each stage, by depth."""
+"""Maps each depth to its block and the number of blocks in each stage."""
 
 
 class ResNet(nn.Module):
-    """A residual network (He et al., CVPR 2016) with the layout of MONAI's: four stages of width x1, x2, x4 and x8.
+    """Residual network (He et al., CVPR 2016) with MONAI's layout: four stages of width x1, x2, x4 and x8.
 
-    With the default `norm` and `act` it is `monai.networks.nets.ResNet` with shortcut type "B": the same names and
-    shapes, logits that agree to rounding, and the same initial tensors from the same seed. It is a class of its own
-    because MONAI 1.6.1 hands `norm` and `act` to the stem only, and its blocks change tensors in place. Here they reach
-    every block and nothing works in place, so that the network can be scripted, pickled, and trained with Opacus
-    (which refuses "batch").
+    With the default `norm` and `act` it equals `monai.networks.nets.ResNet` with shortcut type "B": the same names and
+    shapes, logits that agree to rounding, and the same initial tensors from the same seed. It is a separate class
+    because MONAI 1.6.1 applies `norm` and `act` to the stem only, and its blocks change tensors in place. Here they
+    apply to every block and nothing works in place, so that the network can be scripted, pickled, and trained with
+    Opacus (which refuses "batch").
 
     The stem is one convolution, then max-pooling with stride 2. Its defaults are MONAI's. For images of about 28 pixels
-    take ``stem_kernel=3, stem_pool=False``; ``stem_stride=2`` is the original network, at a quarter (3-D: an eighth)
-    of the work. With ``stem_stride=2`` and else the defaults it is torchvision's network of that depth, too, and takes
-    its ImageNet weights (`medfl.networks.pretrained`); the shortcuts' biases, which torchvision lacks, are then zero.
+    use ``stem_kernel=3, stem_pool=False``; ``stem_stride=2`` is the original network, with a quarter (3-D: an eighth)
+    of the computation. With ``stem_stride=2`` and otherwise the defaults it is also torchvision's network of that
+    depth, and can load its ImageNet weights (`medfl.networks.pretrained`); the shortcuts' biases, which torchvision
+    lacks, are then zero.
 
     Args:
         depth: 10, 18 or 34 (basic blocks), or 50 (bottleneck blocks).
-        in_channels: Channels of an image, >= 1.
+        in_channels: Number of image channels, >= 1.
         num_classes: Number of classes, >= 2.
         spatial_dims: 2 for images, 3 for volumes.
-        width: Channels of the stem and of the first stage's convolutions, >= 1.
-        norm: "batch", "group" (see `resnet_blocks.group_count`), "instance", or a pair of MONAI's name and options.
-        act: An activation's name in MONAI, or a pair of name and options; none that works in place.
+        width: Number of channels of the stem and of the first stage's convolutions, >= 1.
+        norm: "batch", "group" (see `resnet_blocks.group_count`), "instance", or a pair of name and options in MONAI.
+        act: Name of an activation in MONAI, or a pair of name and options; it must not work in place.
         stem_kernel: Edge of the first convolution's kernel, odd, >= 3.
         stem_stride: Stride of the first convolution, >= 1.
         stem_pool: Whether max-pooling follows the first convolution.
-        size: Edge of an image in pixels, or all its edges. It changes nothing: if given, images that are too small for
-            the network are refused here.
-        head_share: Width of a layer between features and logits, as a share of the features, in (0, 1]; None makes the
-            classifier one linear layer.
-        head_dropout: Share of that layer that is dropped in training, in [0, 1).
-        head_activation: After that layer: "none" as in FedSDC, or "relu".
-        dropout: Share of the features that is dropped in training, in [0, 1); it belongs to the body.
+        size: Edge of an image in pixels, or all its edges. If set, images that are too small for the network are
+            refused; it has no other effect.
+        head_share: Width of a hidden layer in the head, as a share of the features, in (0, 1]; None makes the head one
+            linear layer.
+        head_dropout: Dropout rate of the head's hidden layer, in [0, 1).
+        head_activation: Activation after the head's hidden layer: "none" as in FedSDC, or "relu".
+        dropout: Dropout rate of the features, in [0, 1); it belongs to the body.
 
     Attributes:
-        body: Maps images (B, in_channels, *size) to features (B, 8 * width; four times as many at depth 50).
-        head: Maps features to logits (B, num_classes).
-        feature_layers: The four stages of the body, in order; their outputs are maps.
+        body: Feature extractor from images (B, in_channels, *size) to features (B, 8 * width; four times as many at
+            depth 50).
+        head: Classifier from features to logits (B, num_classes).
+        feature_layers: The four stages of the body, in order; their outputs are feature maps.
 
     Raises:
-        SettingsError: If an argument is impossible.
+        SettingsError: If an argument is invalid.
     """
 
     __jit_unused_properties__: ClassVar = ["body", "head", "feature_layers"]  # TorchScript can't return modules
@@ -103,8 +105,8 @@ class ResNet(nn.Module):
                 expected=[2, 3],
                 found=spatial_dims,
             )
-        _check_least(in_channels=(in_channels, 1), num_classes=(num_classes, 2), width=(width, 1))
-        _check_least(stem_kernel=(stem_kernel, 3), stem_stride=(stem_stride, 1))
+        _check_minima(in_channels=(in_channels, 1), num_classes=(num_classes, 2), width=(width, 1))
+        _check_minima(stem_kernel=(stem_kernel, 3), stem_stride=(stem_stride, 1))
         if stem_kernel % 2 == 0:
             raise SettingsError(
                 "setting_out_of_range",
@@ -114,7 +116,7 @@ class ResNet(nn.Module):
                 expected="odd",
                 found=stem_kernel,
             )
-        if not isinstance(stem_pool, bool):  # the text "false" is true
+        if not isinstance(stem_pool, bool):  # the text "false" would count as true
             raise SettingsError(
                 "wrong_setting_type",
                 f"ResNet expected stem_pool True or False, got {stem_pool!r}",
@@ -144,18 +146,18 @@ class ResNet(nn.Module):
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self.fc: nn.Module = nn.Linear(channels, num_classes)
         self._initialise()
-        if head_share is not None:  # after all else is drawn: the body begins the same with any classifier
-            self.fc = _two_layers(channels, num_classes, head_share, head_dropout, head_activation)
+        if head_share is not None:  # drawn last, so that the body's initial tensors don't depend on the head
+            self.fc = _two_layer_head(channels, num_classes, head_share, head_dropout, head_activation)
 
     @property
     def body(self) -> nn.Sequential:
-        """Everything before the classifier, sharing its modules with the network."""
+        """All modules before the classifier, shared with the network."""
         stem = (self.conv1, self.bn1, self.act, self.maxpool)
         return nn.Sequential(*stem, *self.feature_layers, self.avgpool, nn.Flatten(), self.dropout)
 
     @property
     def head(self) -> nn.Module:
-        """The classifier, in the state dict under MONAI's name ``fc``."""
+        """The classifier, under MONAI's name ``fc`` in the state dict."""
         return self.fc
 
     @property
@@ -164,21 +166,21 @@ class ResNet(nn.Module):
         return [self.layer1, self.layer2, self.layer3, self.layer4]  # type: ignore[list-item]
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Logits (B, num_classes) of images (B, in_channels, *size)."""
+        """Compute logits (B, num_classes) of images (B, in_channels, *size)."""
         x = self.maxpool(self.act(self.bn1(self.conv1(images))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))  # type: ignore[operator]
         logits: torch.Tensor = self.fc(self.dropout(self.avgpool(x).flatten(1)))
         return logits
 
     def _initialise(self) -> None:
-        """MONAI's initial tensors: He's normal distribution for convolutions, no bias in the classifier."""
+        """Set MONAI's initial tensors: He's normal distribution for convolutions, no bias in the classifier."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Conv3d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         nn.init.zeros_(self.fc.bias)  # type: ignore[arg-type]
 
     def _check_size(self, size: int | Sequence[int], spatial_dims: int, total_stride: int) -> None:
-        """Every stride has something to halve, and instance normalisation more than one pixel to average over."""
+        """Raise if the images are too small for the strides, or leave one pixel for instance normalisation."""
         edges = [size] * spatial_dims if isinstance(size, int) else list(size)
         if len(edges) != spatial_dims:
             raise SettingsError(
@@ -200,8 +202,8 @@ class ResNet(nn.Module):
             )
 
 
-def _two_layers(features: int, num_classes: int, share: float, dropout: float, activation: Activation) -> nn.Module:
-    """A classifier of two layers, with Xavier's normal distribution and no biases to begin with."""
+def _two_layer_head(features: int, num_classes: int, share: float, dropout: float, activation: Activation) -> nn.Module:
+    """Return a head with a hidden layer, with Xavier's normal initial weights and zero biases."""
     if not isinstance(share, int | float) or not 0 < share <= 1:
         raise SettingsError(
             "setting_out_of_range",
@@ -223,6 +225,7 @@ def _two_layers(features: int, num_classes: int, share: float, dropout: float, a
 
 
 def _check_rates(**values: float) -> None:
+    """Raise if a dropout rate is outside [0, 1)."""
     for name, value in values.items():
         if not 0 <= value < 1:
             raise SettingsError(
@@ -234,7 +237,8 @@ def _check_rates(**values: float) -> None:
             )
 
 
-def _check_least(**values: tuple[int, int]) -> None:
+def _check_minima(**values: tuple[int, int]) -> None:
+    """Raise if an argument is not an integer, or is below its minimum; each is a pair of value and minimum."""
     for name, (value, least) in values.items():
         if not isinstance(value, int) or value < least:
             raise SettingsError(

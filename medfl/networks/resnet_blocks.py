@@ -1,4 +1,4 @@
-"""The residual blocks of `ResNet`, and the normalisation and activation layers in them."""
+"""Residual blocks of `ResNet`, and their normalisation and activation layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from medfl.errors import SettingsError
 
 LayerSpec = str | Sequence[Any]
-"""A layer as MONAI names it: ``"batch"``, or ``("group", {"num_groups": 8})``, in JSON a list."""
+"""Layer in MONAI's notation: ``"batch"``, or ``("group", {"num_groups": 8})``, which is a list in JSON."""
 
 
 def layer_type(kind: str, spatial_dims: int) -> type[nn.Module]:
@@ -22,10 +22,10 @@ def layer_type(kind: str, spatial_dims: int) -> type[nn.Module]:
 
 
 def group_count(channels: int) -> int:
-    """Groups of a GroupNorm: the largest divisor of `channels` that is at most 32 and leaves two channels a group.
+    """Return the number of groups of a GroupNorm: the largest divisor of `channels` up to 32 and up to `channels` / 2.
 
-    Wu and He (ECCV 2018) take 32 groups, which do not divide widths such as 62. This rule gives 32, 31, 30 and 29 for
-    64, 62, 60 and 58 channels. A group of one channel would be instance normalisation, which wipes out a map of one
+    Wu and He (ECCV 2018) use 32 groups, which do not divide widths such as 62. This rule gives 32, 31, 30 and 29 groups
+    for 64, 62, 60 and 58 channels. A group of one channel would be instance normalisation, which erases a map of one
     pixel.
 
     Args:
@@ -71,11 +71,11 @@ def norm_layer(norm: LayerSpec, spatial_dims: int, channels: int) -> nn.Module:
 
 
 def act_layer(act: LayerSpec) -> nn.Module:
-    """Return an activation layer; MONAI is imported for all but ``"relu"``.
+    """Return an activation layer; MONAI is imported for all except ``"relu"``.
 
     Raises:
-        SettingsError: If MONAI has no such layer, or if it would work in place: that overwrites a tensor which backward
-            hooks, and with them Opacus, still need.
+        SettingsError: If MONAI has no such layer, or if the layer works in place. It would overwrite a tensor that
+            backward hooks, and so Opacus, still need.
     """
     if act == "relu":
         return nn.ReLU()
@@ -104,12 +104,12 @@ def act_layer(act: LayerSpec) -> nn.Module:
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and the shortcut: (B, `in_channels`, ...) to (B, `channels`, ...).
+    """Residual block with two 3x3 convolutions, from (B, `in_channels`, ...) to (B, `channels`, ...).
 
     Args:
         spatial_dims: 2 or 3.
-        in_channels: Channels that come in, >= 1.
-        channels: Channels of the convolutions, >= 1; `expansion` times as many leave.
+        in_channels: Number of input channels, >= 1.
+        channels: Number of channels of the convolutions, >= 1; the output has `expansion` times as many.
         stride: Stride of the block, >= 1.
         norm: Normalisation after each convolution.
         act: Activation.
@@ -131,14 +131,17 @@ class BasicBlock(nn.Module):
         self.downsample = shortcut
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Features after the block."""
+        """Compute the features after the block."""
         out = self.act(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
         return self.act(out + self.downsample(x))
 
 
 class Bottleneck(nn.Module):
-    """Convolutions 1x1, 3x3, 1x1 and the shortcut; arguments as for `BasicBlock`, four times `channels` leave."""
+    """Residual block with convolutions 1x1, 3x3, 1x1.
+
+    Arguments as in `BasicBlock`, with four times `channels` outputs.
+    """
 
     expansion: ClassVar = 4
 
@@ -159,7 +162,7 @@ class Bottleneck(nn.Module):
         self.downsample = shortcut
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Features after the block."""
+        """Compute the features after the block."""
         out = self.act(self.bn1(self.conv1(x)))
         out = self.act(self.bn2(self.conv2(out)))
         out = self.bn3(self.conv3(out))
@@ -167,10 +170,10 @@ class Bottleneck(nn.Module):
 
 
 def _shortcut(spatial_dims: int, in_channels: int, out_channels: int, stride: int, norm: LayerSpec) -> nn.Module:
-    """What the block's input passes on its way to the sum; the bias of the convolution is MONAI's default.
+    """Return the shortcut of a block; the bias of its convolution is MONAI's default.
 
-    The stride is taken before the convolution, which gives the same numbers as a 1x1 convolution with stride. oneDNN
-    writes outside its memory in the backward pass of such a one with few channels in channels-last layout
+    The input is subsampled before the convolution, which gives the same numbers as a 1x1 convolution with stride. With
+    few channels in channels-last layout, oneDNN writes out of bounds in the backward pass of a strided 1x1 convolution
     (https://github.com/uxlfoundation/oneDNN/issues/6035).
     """
     if stride == 1 and in_channels == out_channels:
@@ -184,4 +187,5 @@ def _shortcut(spatial_dims: int, in_channels: int, out_channels: int, stride: in
 
 
 def _one_line(error: Exception) -> str:
+    """Return an error's text in one line."""
     return " ".join(str(error).split())

@@ -1,4 +1,4 @@
-"""MONAI's residual network for masks, see `medfl.networks.masks`."""
+"""MONAI's SegResNet, a residual segmentation network, see `medfl.networks.segmentation_common`."""
 
 from __future__ import annotations
 
@@ -9,31 +9,30 @@ from monai.networks import nets
 from torch import nn
 
 from medfl.errors import SettingsError
-from medfl.networks.masks import Edges, layer_spec, make_ready, refusals
 from medfl.networks.resnet_blocks import LayerSpec
+from medfl.networks.segmentation_common import EdgeLengths, convert_monai_errors, finalize_network, monai_layer
 
 
 class SegResNet(nets.SegResNet):
     """MONAI's residual encoder and decoder (Myronenko 2018), without the variational branch.
 
-    Its way up is by transposed convolutions, where MONAI's default interpolates: that gives other bits each time on a
-    GPU.
+    The decoder uses transposed convolutions. MONAI's default, interpolation, is not deterministic on a GPU.
 
     Args:
-        in_channels: Channels of an image, >= 1.
-        out_channels: Channels of the logits, >= 1.
+        in_channels: Number of image channels, >= 1.
+        out_channels: Number of logit channels, >= 1.
         spatial_dims: 2 for images, 3 for volumes.
-        init_filters: Channels of the first level, each further one has twice as many.
-        blocks_down: Residual blocks of each level on the way down.
-        blocks_up: On the way up, one level fewer.
-        norm: Normalisation by MONAI's name, or a pair of name and options.
-        act: Activation, as `norm`.
-        dropout: After the first convolution, in [0, 1); None leaves it out.
+        init_filters: Number of channels of the first level; each further level has twice as many.
+        blocks_down: Number of residual blocks of each encoder level.
+        blocks_up: Number of residual blocks of each decoder level, one level fewer.
+        norm: Name of a normalisation layer in MONAI, or a pair of name and options.
+        act: Name of an activation in MONAI, or a pair of name and options.
+        dropout: Dropout rate after the first convolution, in [0, 1); None omits dropout.
         upsample_mode: ``deconv``, ``nontrainable`` or ``pixelshuffle``.
-        size: As for `medfl.networks.unet.UNet`.
+        size: Image size as in `medfl.networks.unet.UNet`.
 
     Raises:
-        SettingsError: If an argument is impossible.
+        SettingsError: If an argument is invalid.
     """
 
     __jit_unused_properties__: ClassVar = ["head", "feature_layers"]
@@ -50,7 +49,7 @@ class SegResNet(nets.SegResNet):
         act: LayerSpec = "relu",
         dropout: float | None = None,
         upsample_mode: str = "deconv",
-        size: Edges | None = None,
+        size: EdgeLengths | None = None,
     ) -> None:
         if len(blocks_up) != len(blocks_down) - 1:
             raise SettingsError(
@@ -61,27 +60,27 @@ class SegResNet(nets.SegResNet):
                 blocks_up=len(blocks_up),
                 blocks_down=len(blocks_down),
             )
-        with refusals("SegResNet"):
+        with convert_monai_errors("SegResNet"):
             super().__init__(
                 spatial_dims,
                 init_filters,
                 in_channels,
                 out_channels,
                 dropout_prob=dropout,
-                norm=layer_spec(norm),
-                act=layer_spec(act),
+                norm=monai_layer(norm),
+                act=monai_layer(act),
                 blocks_down=tuple(blocks_down),
                 blocks_up=tuple(blocks_up),
                 upsample_mode=upsample_mode,
             )
-        make_ready(self, size, [2 ** (len(blocks_down) - 1)] * spatial_dims)
+        finalize_network(self, size, [2 ** (len(blocks_down) - 1)] * spatial_dims)
 
     @property
     def head(self) -> nn.Module:
-        """The convolution of one voxel to the logits, ``conv_final.2``."""
+        """The 1x1 convolution to the logits, ``conv_final.2``."""
         return self.conv_final[2]
 
     @property
     def feature_layers(self) -> list[nn.Module]:
-        """The levels on the way down."""
+        """Levels of the encoder."""
         return list(self.down_layers)

@@ -1,4 +1,4 @@
-"""MONAI's transformer for masks, see `medfl.networks.masks`."""
+"""MONAI's SwinUNETR, a transformer for segmentation, see `medfl.networks.segmentation_common`."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from monai.networks import nets
 from torch import nn
 
 from medfl.errors import SettingsError, pip_install
-from medfl.networks.masks import Edges, layer_spec, make_ready, refusals
 from medfl.networks.resnet_blocks import LayerSpec
+from medfl.networks.segmentation_common import EdgeLengths, convert_monai_errors, finalize_network, monai_layer
 
 
 class SwinUNETR(nets.SwinUNETR):
-    """MONAI's transformer of shifted windows with a convolutional decoder (Hatamizadeh et al. 2022).
+    """MONAI's shifted-window transformer with a convolutional decoder (Hatamizadeh et al. 2022).
 
     Args:
-        in_channels: Channels of an image, >= 1.
-        out_channels: Channels of the logits, >= 1.
+        in_channels: Number of image channels, >= 1.
+        out_channels: Number of logit channels, >= 1.
         spatial_dims: 2 for images, 3 for volumes.
-        feature_size: Channels of the first level, a multiple of 12; each further one has twice as many.
-        depths: Blocks of each of the four stages.
-        num_heads: Of attention in each stage.
+        feature_size: Number of channels of the first level, a multiple of 12; each further level has twice as many.
+        depths: Number of blocks of each of the four stages.
+        num_heads: Number of attention heads of each stage.
         window_size: Edge of the windows.
-        norm: Normalisation of the convolutions by MONAI's name, or a pair of name and options.
-        dropout: In [0, 1].
-        size: As for `medfl.networks.unet.UNet`; edges are multiples of 32.
+        norm: Name of the convolutions' normalisation layer in MONAI, or a pair of name and options.
+        dropout: Dropout rate, in [0, 1].
+        size: Image size as in `medfl.networks.unet.UNet`; edges are multiples of 32.
 
     Raises:
-        SettingsError: If an argument is impossible, or the package einops is not installed.
+        SettingsError: If an argument is invalid, or the package einops is not installed.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class SwinUNETR(nets.SwinUNETR):
         feature_size: int = 24,
         depths: Sequence[int] = (2, 2, 2, 2),
         num_heads: Sequence[int] = (3, 6, 12, 24),
-        window_size: Edges = 7,
+        window_size: EdgeLengths = 7,
         norm: LayerSpec = "instance",
         dropout: float = 0.0,
-        size: Edges | None = None,
+        size: EdgeLengths | None = None,
     ) -> None:
         if find_spec("einops") is None:
             raise SettingsError(
@@ -53,7 +53,7 @@ class SwinUNETR(nets.SwinUNETR):
                 package="einops",
                 extra="swin",
             )
-        with refusals("SwinUNETR"):
+        with convert_monai_errors("SwinUNETR"):
             super().__init__(
                 in_channels,
                 out_channels,
@@ -61,18 +61,21 @@ class SwinUNETR(nets.SwinUNETR):
                 num_heads=tuple(num_heads),
                 window_size=window_size,
                 feature_size=feature_size,
-                norm_name=layer_spec(norm),
+                norm_name=monai_layer(norm),
                 drop_rate=dropout,
                 spatial_dims=spatial_dims,
             )
-        make_ready(self, size, [2**5] * spatial_dims)
+        finalize_network(self, size, [2**5] * spatial_dims)
 
     @property
     def head(self) -> nn.Module:
-        """The convolution of one voxel to the logits, ``out``."""
+        """The 1x1 convolution to the logits, ``out``."""
         return self.out
 
     @property
     def feature_layers(self) -> list[nn.Module]:
-        """The convolutions behind the image and the stages of windows, whose outputs go across to the decoder."""
+        """Convolutions after the image and the transformer's stages.
+
+        Their outputs are skip connections to the decoder.
+        """
         return [self.encoder1, self.encoder2, self.encoder3, self.encoder4, self.encoder10]

@@ -1,4 +1,4 @@
-"""MONAI's U-Net, see `medfl.networks.masks`; and its way down alone, with a classifier."""
+"""MONAI's U-Net for segmentation (see `medfl.networks.segmentation_common`), and a classifier made of its encoder."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ from monai.networks.layers.factories import Pool
 from torch import nn
 
 from medfl.errors import SettingsError
-from medfl.networks.masks import Edges, layer_spec, make_ready, refusals
 from medfl.networks.resnet_blocks import LayerSpec
+from medfl.networks.segmentation_common import EdgeLengths, convert_monai_errors, finalize_network, monai_layer
 
 
 class UNet(nets.UNet):
     """MONAI's residual U-Net (Kerfoot et al. 2018).
 
-    Its last layer is the transposed convolution to the size of the image, with residual units and the unit behind it.
+    Its last layer is the transposed convolution to the size of the image, followed by its residual unit.
 
     Args:
-        in_channels: Channels of an image, >= 1.
-        out_channels: Channels of the logits, >= 1.
+        in_channels: Number of image channels, >= 1.
+        out_channels: Number of logit channels, >= 1.
         spatial_dims: 2 for images, 3 for volumes.
-        channels: Of each level, from the top, at least two.
-        strides: Between the levels, one fewer than `channels`; None is 2 for all.
+        channels: Number of channels of each level, from the top, at least two levels.
+        strides: Strides between the levels, one fewer than `channels`; None is 2 for all.
         kernel_size: Edge of the kernels, odd.
-        num_res_units: Convolutions of each residual unit; 0 for a plain U-Net.
-        norm: Normalisation by MONAI's name, or a pair of name and options.
-        act: Activation, as `norm`.
-        dropout: In [0, 1).
-        size: Edges of an image or patch in voxels. It changes nothing: if given, those that don't fit are refused.
+        num_res_units: Number of convolutions of each residual unit; 0 gives a plain U-Net.
+        norm: Name of a normalisation layer in MONAI, or a pair of name and options.
+        act: Name of an activation in MONAI, or a pair of name and options.
+        dropout: Dropout rate, in [0, 1).
+        size: Edges of an image or patch in voxels. If set, sizes that don't fit the strides are refused; it has no
+            other effect.
 
     Raises:
-        SettingsError: If an argument is impossible.
+        SettingsError: If an argument is invalid.
     """
 
     __jit_unused_properties__: ClassVar = ["head", "feature_layers"]  # TorchScript can't return modules
@@ -53,10 +54,10 @@ class UNet(nets.UNet):
         norm: LayerSpec = "instance",
         act: LayerSpec = "prelu",
         dropout: float = 0.0,
-        size: Edges | None = None,
+        size: EdgeLengths | None = None,
     ) -> None:
         strides = [2] * (len(channels) - 1) if strides is None else list(strides)
-        with refusals("UNet"):
+        with convert_monai_errors("UNet"):
             super().__init__(
                 spatial_dims,
                 in_channels,
@@ -66,11 +67,11 @@ class UNet(nets.UNet):
                 kernel_size=kernel_size,
                 up_kernel_size=kernel_size,
                 num_res_units=num_res_units,
-                norm=layer_spec(norm),
-                act=layer_spec(act),
+                norm=monai_layer(norm),
+                act=monai_layer(act),
                 dropout=dropout,
             )
-        make_ready(self, size, [math.prod(strides)] * spatial_dims)
+        finalize_network(self, size, [math.prod(strides)] * spatial_dims)
 
     @property
     def head(self) -> nn.Module:
@@ -79,7 +80,7 @@ class UNet(nets.UNet):
 
     @property
     def feature_layers(self) -> list[nn.Module]:
-        """The levels on the way down, and the bottom."""
+        """Levels of the encoder, with the bottleneck last."""
         layers, level = [], self.model
         for _ in self.channels[:-1]:
             layers.append(level[0])  # type: ignore[index]
@@ -88,30 +89,30 @@ class UNet(nets.UNet):
 
 
 class UNetClassifier(nn.Module):
-    """The way down of `UNet`, the mean of each map at its bottom, and a linear classifier.
+    """Encoder of `UNet` with global average pooling and a linear classifier.
 
-    The levels are those of a U-Net with the same options, with the same initial tensors from the same seed; they take
-    the tensors of one that was trained (`feature_layers` of both, one by one).
+    The levels equal the levels of a U-Net with the same options, with the same initial tensors from the same seed. They
+    can load the tensors of a trained U-Net (`feature_layers` of both, one by one).
 
     Args:
-        in_channels: Channels of an image, >= 1.
+        in_channels: Number of image channels, >= 1.
         num_classes: Number of classes, >= 2.
         spatial_dims: 2 for images, 3 for volumes.
-        channels: As for `UNet`; the last one is the number of features.
-        strides: As for `UNet`.
-        kernel_size: As for `UNet`.
-        num_res_units: As for `UNet`.
-        norm: As for `UNet`.
-        act: As for `UNet`.
-        dropout: As for `UNet`.
-        size: As for `UNet`.
+        channels: As in `UNet`; the last one is the number of features.
+        strides: As in `UNet`.
+        kernel_size: As in `UNet`.
+        num_res_units: As in `UNet`.
+        norm: As in `UNet`.
+        act: As in `UNet`.
+        dropout: As in `UNet`.
+        size: As in `UNet`.
 
     Attributes:
-        body: Maps images (B, in_channels, *size) to features (B, channels[-1]).
-        head: The classifier; maps features to logits (B, num_classes).
+        body: Feature extractor from images (B, in_channels, *size) to features (B, channels[-1]).
+        head: Classifier from features to logits (B, num_classes).
 
     Raises:
-        SettingsError: If an argument is impossible.
+        SettingsError: If an argument is invalid.
     """
 
     __jit_unused_properties__: ClassVar = ["feature_layers"]
@@ -128,7 +129,7 @@ class UNetClassifier(nn.Module):
         norm: LayerSpec = "instance",
         act: LayerSpec = "prelu",
         dropout: float = 0.0,
-        size: Edges | None = None,
+        size: EdgeLengths | None = None,
     ) -> None:
         super().__init__()
         if num_classes < 2:
@@ -151,10 +152,10 @@ class UNetClassifier(nn.Module):
 
     @property
     def feature_layers(self) -> list[nn.Module]:
-        """The levels, whose outputs are maps."""
+        """Levels of the encoder, whose outputs are feature maps."""
         return [part for name, part in self.body.named_children() if name.startswith("level")]
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Logits (B, num_classes) of images (B, in_channels, *size)."""
+        """Compute logits (B, num_classes) of images (B, in_channels, *size)."""
         logits: torch.Tensor = self.head(self.body(images))
         return logits

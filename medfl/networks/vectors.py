@@ -1,4 +1,4 @@
-"""Networks for samples that are vectors, such as the rows of a clinical table."""
+"""Networks for samples that are vectors, such as rows of a clinical table."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from torch import nn
 from medfl.errors import SettingsError
 
 NORMS = ("none", "batch", "layer")
-"""What may follow each hidden layer."""
+"""Normalisation layers that may follow each hidden layer."""
 
 
 class Linear(nn.Module):
-    """One linear layer: logistic regression, Cox's model or linear regression, as the loss will have it.
+    """One linear layer: logistic regression, Cox model or linear regression, depending on the loss.
 
-    All of it is head: a method that keeps heads at the sites shares nothing of it.
+    The layer is the head, so a method that keeps heads at the sites shares no tensor of it.
 
     Args:
-        in_features: Numbers of a sample, F, >= 1.
-        out_features: Outputs, >= 1: a logit for each class or finding, a risk, or each number that is predicted.
+        in_features: Number of values of a sample, F, >= 1.
+        out_features: Number of outputs, >= 1: one logit per class or finding, a risk, or one output per predicted
+            value.
 
     Attributes:
         body: The identity.
-        head: Maps samples to outputs (B, out_features).
+        head: Linear layer from samples to outputs (B, out_features).
 
     Raises:
         SettingsError: If an argument is too small.
@@ -33,33 +34,33 @@ class Linear(nn.Module):
 
     def __init__(self, in_features: int, out_features: int = 1) -> None:
         super().__init__()
-        _check_least("Linear", in_features=in_features, out_features=out_features)
+        _check_minima("Linear", in_features=in_features, out_features=out_features)
         self.body = nn.Identity()
         self.head = nn.Linear(in_features, out_features)
 
     def forward(self, samples: torch.Tensor) -> torch.Tensor:
-        """Outputs (B, out_features) of samples (B, in_features)."""
+        """Compute outputs (B, out_features) of samples (B, in_features)."""
         outputs: torch.Tensor = self.head(self.body(samples))
         return outputs
 
 
 class MLP(nn.Module):
-    """Hidden layers, each linear with normalisation, ReLU and dropout, and a linear one behind them.
+    """Multilayer perceptron: hidden layers with normalisation, ReLU and dropout, and a linear output layer.
 
     Args:
-        in_features: Numbers of a sample, F, >= 1.
-        out_features: Outputs, >= 1, as of `Linear`.
-        widths: Of the hidden layers, from the first, each >= 1; at least one.
+        in_features: Number of values of a sample, F, >= 1.
+        out_features: Number of outputs, >= 1, as in `Linear`.
+        widths: Widths of the hidden layers, first to last, each >= 1; at least one.
         norm: One of `NORMS`. A batch of one sample can't be trained with "batch".
-        dropout: Share of each hidden layer that is dropped in training, 0 <= dropout < 1; 0 leaves the layer out.
+        dropout: Dropout rate of each hidden layer, 0 <= dropout < 1; 0 omits the layer.
 
     Attributes:
-        body: The hidden layers; maps samples to features (B, widths[-1]).
-        head: The last layer; maps features to outputs (B, out_features).
-        feature_layers: The hidden layers, in order; vectors.
+        body: Hidden layers, from samples to features (B, widths[-1]).
+        head: Last layer, from features to outputs (B, out_features).
+        feature_layers: Hidden layers, in order; their outputs are vectors.
 
     Raises:
-        SettingsError: If an argument is impossible.
+        SettingsError: If an argument is invalid.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class MLP(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        _check_least("MLP", in_features=in_features, out_features=out_features, widths=min(widths, default=0))
+        _check_minima("MLP", in_features=in_features, out_features=out_features, widths=min(widths, default=0))
         if norm not in NORMS:
             raise SettingsError(
                 "unknown_choice",
@@ -101,16 +102,17 @@ class MLP(nn.Module):
 
     @property
     def feature_layers(self) -> list[nn.Module]:
-        """The hidden layers, whose outputs are features."""
+        """Hidden layers, whose outputs are features."""
         return list(self.body.children())
 
     def forward(self, samples: torch.Tensor) -> torch.Tensor:
-        """Outputs (B, out_features) of samples (B, in_features)."""
+        """Compute outputs (B, out_features) of samples (B, in_features)."""
         outputs: torch.Tensor = self.head(self.body(samples))
         return outputs
 
 
 def _stage(before: int, width: int, norm: str, dropout: float) -> nn.Sequential:
+    """Return a hidden layer with normalisation, ReLU and dropout."""
     parts: OrderedDict[str, nn.Module] = OrderedDict(fc=nn.Linear(before, width))
     if norm != "none":
         parts["norm"] = nn.BatchNorm1d(width) if norm == "batch" else nn.LayerNorm(width)
@@ -120,7 +122,8 @@ def _stage(before: int, width: int, norm: str, dropout: float) -> nn.Sequential:
     return nn.Sequential(parts)
 
 
-def _check_least(name: str, **values: int) -> None:
+def _check_minima(name: str, **values: int) -> None:
+    """Raise if an argument is below 1."""
     for what, value in values.items():
         if value < 1:
             raise SettingsError(

@@ -1,7 +1,10 @@
-"""Objectives: one file for each kind of task. No other file asks which kind a task is."""
+"""Objectives: the kinds of learning tasks, such as classification or segmentation, one file for each kind.
+
+Only these files contain code that depends on the kind of a task.
+"""
 
 from medfl.objectives.binary import Binary
-from medfl.objectives.known import check_metrics, objective_class, read_objective
+from medfl.objectives.lookup import check_metrics, objective_class, read_objective
 from medfl.objectives.multiclass import Multiclass
 from medfl.objectives.multilabel import Multilabel
 from medfl.objectives.objective import Objective

@@ -1,4 +1,4 @@
-"""Unlike class sizes at a site: class weights in the loss, or drawing every class equally often."""
+"""Balancing of unequal class sizes at a site: class weights in the loss, or sampling of all classes equally often."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from medfl.errors import SettingsError
 
 
 def class_weights(labels: torch.Tensor, num_classes: int) -> torch.Tensor:
-    """The weight of each class: n / (K n_c), with K classes that occur; their mean over the images is 1.
+    """Return the weight n / (K n_c) of each class, with K occurring classes. The mean weight over the images is 1.
 
     Args:
-        labels: (n,), int64.
+        labels: Class numbers (n,), int64.
         num_classes: Number of classes of the task.
 
     Returns:
-        Shape (num_classes,), float32; all 1 where the classes are equally large, 0 for a class without images.
+        Weights (num_classes,), float32; all 1 if all classes have the same size, 0 for a class without images.
     """
     counts = torch.bincount(labels, minlength=num_classes).double()
     occur = counts > 0
@@ -27,16 +27,16 @@ def class_weights(labels: torch.Tensor, num_classes: int) -> torch.Tensor:
 
 
 def weighted_loss(loss: nn.Module, labels: torch.Tensor, num_classes: int, device: str = "cpu") -> nn.Module:
-    """A copy of a loss with the `class_weights` of a site.
+    """Return a copy of a loss with the `class_weights` of a site.
 
     Args:
-        loss: With an attribute ``weight`` that is None, as `torch.nn.CrossEntropyLoss` has.
-        labels: The site's training labels, shape (n,).
+        loss: Loss module with an attribute ``weight`` that is None, as `torch.nn.CrossEntropyLoss` has.
+        labels: Labels of the site's training images, shape (n,).
         num_classes: Number of classes.
-        device: Where the loss is computed.
+        device: Device on which the loss is computed.
 
     Raises:
-        SettingsError: If the loss takes no class weights, or has some already.
+        SettingsError: If the loss supports no class weights, or already has some.
     """
     if not hasattr(loss, "weight"):
         raise SettingsError(
@@ -49,7 +49,7 @@ def weighted_loss(loss: nn.Module, labels: torch.Tensor, num_classes: int, devic
     if loss.weight is not None:
         raise SettingsError(
             "duplicate_class_weights",
-            "balance 'loss' would replace the class weights that the bundle's loss has already. Remove one of the two.",
+            "balance 'loss' would replace the class weights of the bundle's loss. Remove one of the two.",
             setting="balance",
         )
     weighted = copy.deepcopy(loss)
@@ -58,5 +58,5 @@ def weighted_loss(loss: nn.Module, labels: torch.Tensor, num_classes: int, devic
 
 
 def sampling_weights(labels: torch.Tensor) -> torch.Tensor:
-    """How often each image is drawn, such that all classes that occur are drawn equally often; shape (n,), float64."""
+    """Return image weights with which all occurring classes are drawn equally often; shape (n,), float64."""
     return class_weights(labels, int(labels.max()) + 1 if len(labels) else 1).double()[labels]

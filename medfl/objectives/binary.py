@@ -1,4 +1,4 @@
-"""A finding is there or not."""
+"""Binary classification: a finding is present or absent."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from medfl.metrics.binary import brier
 from medfl.metrics.metric import Metric
 from medfl.objectives.losses import OneLogitCrossEntropy
 from medfl.objectives.multiclass import Multiclass
-from medfl.objectives.objective import THRESHOLD
+from medfl.objectives.objective import PROBABILITY_THRESHOLD
 from medfl.objectives.outputs import mean_of_findings
 from medfl.types import Meta
 
-SCORES = {**METRICS, "sensitivity": METRICS["recall"], "brier": Metric(brier)}
+BINARY_METRICS = {**METRICS, "sensitivity": METRICS["recall"], "brier": Metric(brier)}
+"""Metrics of binary classification by name."""
 
 
 @dataclass(frozen=True)
 class Binary(Multiclass):
-    """A finding is there (1) or not (0); a network puts out one logit, or one for each of both.
+    """Binary classification: a finding is present (1) or absent (0); a network has one logit, or one for each class.
 
     A target is 0 or 1, int64, shape (). Predictions are the probabilities (N, 2) of absence and presence: with one
-    logit z they are sigmoid(-z) and sigmoid(z). With two logits it is `Multiclass` with two classes; one logit is worth
-    what the difference of two is.
+    logit z they are sigmoid(-z) and sigmoid(z). With two logits it is `Multiclass` with two classes; one logit is
+    equivalent to the difference of two.
 
     Attributes:
-        logits: 1 or 2.
+        logits: Number of logits, 1 or 2.
     """
 
     name: ClassVar[str] = "binary"
@@ -54,13 +55,13 @@ class Binary(Multiclass):
 
     @property
     def outputs(self) -> int:
-        """1 or 2."""
+        """Number of logits, 1 or 2."""
         return self.logits
 
     @property
     def scores(self) -> Mapping[str, Metric]:
-        """Those of two classes, sensitivity and the Brier score."""
-        return SCORES
+        """Metrics of two classes, with sensitivity and Brier score."""
+        return BINARY_METRICS
 
     @property
     def facts(self) -> Meta:
@@ -69,26 +70,26 @@ class Binary(Multiclass):
 
     @property
     def identity(self) -> Meta:
-        """All of it."""
+        """Name and number of logits, for the identity of a run."""
         return {"objective": self.facts}
 
     @property
     def decision_rule(self) -> str:
-        """Threshold of the second class's probability."""
-        return f"probability of the second class > {THRESHOLD:g}"
+        """Threshold for the probability of the second class."""
+        return f"probability of the second class > {PROBABILITY_THRESHOLD:g}"
 
     def default_loss(self) -> nn.Module:
-        """Binary cross entropy with logits, or cross entropy."""
+        """Return binary cross entropy with logits, or cross entropy for two logits."""
         return OneLogitCrossEntropy() if self.logits == 1 else nn.CrossEntropyLoss()
 
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Probabilities (N, 2)."""
+        """Return probabilities (N, 2)."""
         return self.alternatives(outputs).softmax(dim=1)
 
     def together(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Logits whose probabilities are the mean of the members'."""
+        """Return logits whose probabilities are the mean of the members' probabilities."""
         return mean_of_findings(outputs) if self.logits == 1 else super().together(outputs)
 
     def alternatives(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Two logits, of which the first is 0 where a network puts out one."""
+        """Return two logits; the first is 0 if the network has one logit."""
         return torch.cat([torch.zeros_like(outputs), outputs], dim=1) if self.logits == 1 else outputs

@@ -1,4 +1,4 @@
-"""Each case is of exactly one of several classes."""
+"""Multiclass classification: each case has exactly one of several classes."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torch import nn
 from medfl.errors import SettingsError
 from medfl.metrics import METRICS
 from medfl.metrics.metric import Metric
-from medfl.objectives.objective import Objective, as_cell
+from medfl.objectives.objective import Objective, format_value
 from medfl.objectives.outputs import ConstantAnswer, mean_of_classes
-from medfl.objectives.rows import check_rows
+from medfl.objectives.target_checks import check_rows
 from medfl.types import Meta
 from medfl.utils.formats import name_or_number
 
 
 @dataclass(frozen=True)
 class Multiclass(Objective):
-    """Each case is of one of C classes; a network puts out a logit for each of them.
+    """Classification into C exclusive classes; a network has one logit per class.
 
-    A target is the number of the class, int64, shape (). Predictions are softmax probabilities (N, C).
+    A target is the class number, int64, shape (). Predictions are softmax probabilities (N, C).
 
     Attributes:
-        num_classes: C, >= 2.
+        num_classes: Number of classes C, >= 2.
     """
 
     name: ClassVar[str] = "multiclass"
@@ -53,72 +53,72 @@ class Multiclass(Objective):
 
     @classmethod
     def example(cls) -> Self:
-        """Return the objective with two outputs."""
+        """Return the objective with two classes."""
         return cls(2)
 
     @property
     def outputs(self) -> int:
-        """One for each class."""
+        """Number of outputs, one per class."""
         return self.num_classes
 
     @property
     def scores(self) -> Mapping[str, Metric]:
-        """Those of `medfl.metrics`."""
+        """Metrics of `medfl.metrics` by name."""
         return METRICS
 
     def target_shape(self, image: Sequence[int]) -> tuple[int, ...]:
-        """A single number."""
+        """Return (), a single number."""
         return ()
 
     @property
     def classes(self) -> int:
-        """C."""
+        """Number of classes C."""
         return self.num_classes
 
     @property
     def titles(self) -> tuple[str, ...]:
-        """The numbers of the classes."""
+        """Numbers of the classes, as texts."""
         return tuple(str(number) for number in range(self.num_classes))
 
     @property
     def identity(self) -> Meta:
-        """The number of classes alone: streams of noise hang on what a run's identity holds."""
+        """Number of classes. Nothing may be added, because the noise streams depend on a run's identity."""
         return {"num_classes": self.num_classes}
 
     def check_targets(self, targets: torch.Tensor, where: str, start: int = 0) -> None:
-        """Refuse labels that there is no class for."""
+        """Raise if a label is not a class number."""
         wrong = (targets < 0) | (targets >= self.num_classes)
         expected = f"labels from 0 to {self.num_classes - 1}"
         check_rows("wrong_label", wrong, targets, where, start, expected, "Check num_classes and the data list")
 
     def strata(self, targets: torch.Tensor) -> torch.Tensor:
-        """The class."""
+        """Return the class of each case."""
         return targets
 
     def class_labels(self, targets: torch.Tensor) -> torch.Tensor:
-        """The targets."""
+        """Return the targets."""
         return targets
 
     def counts(self, targets: torch.Tensor) -> list[int]:
-        """Cases of each class."""
+        """Return the number of cases per class."""
         numbers: list[int] = torch.bincount(targets, minlength=self.num_classes).tolist()
         return numbers
 
     def default_loss(self) -> nn.Module:
-        """Cross entropy."""
+        """Return cross entropy."""
         return nn.CrossEntropyLoss()
 
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Probabilities (N, C)."""
+        """Return probabilities (N, C)."""
         return outputs.softmax(dim=1)
 
     def columns(self, metrics: Sequence[str]) -> tuple[str, ...]:
-        """p0, p1, ..."""
+        """Return p0, p1, ..."""
         return tuple(f"p{number}" for number in range(self.num_classes))
 
     @property
     def decision_rule(self) -> str:
-        """Rule by which the predicted class follows from the probabilities."""
+        """Rule that derives the predicted class from the probabilities."""
         return "most probable class"
 
     def prediction_columns(self, names: Sequence[str]) -> tuple[str, ...]:
@@ -129,18 +129,18 @@ class Multiclass(Objective):
     def prediction_cells(self, predictions: torch.Tensor, names: Sequence[str]) -> list[str]:
         """Return the most probable class, the rule, and the probability of each class."""
         predicted = name_or_number(int(predictions.argmax()), names)
-        return [predicted, self.decision_rule, *map(as_cell, predictions.tolist())]
+        return [predicted, self.decision_rule, *map(format_value, predictions.tolist())]
 
     def weighted_score(
         self, metric: str, judged: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """As `medfl.metrics.metric.Metric.weighted` computes it."""
+        """Compute a metric for each weighting as `medfl.metrics.metric.Metric.weighted` does."""
         return self.scores[metric].weighted(judged, targets, self.num_classes, weights)
 
     def constant_answer(
         self, judged: torch.Tensor, targets: torch.Tensor, names: Sequence[str] = ()
     ) -> ConstantAnswer | None:
-        """Return the class that is the most probable one of every case, if cases are of several classes."""
+        """Return the class that the model predicts for every case, if the cases have several classes."""
         if not len(judged) or not self.gave_numbers(judged):
             return None
         predicted = judged.argmax(dim=1)
@@ -150,13 +150,13 @@ class Multiclass(Objective):
         return ConstantAnswer(f"the class '{name_or_number(number, names)}'", int((targets != number).sum()))
 
     def together(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Logits whose softmax is the mean of the members' probabilities."""
+        """Return logits whose softmax is the mean of the members' probabilities."""
         return mean_of_classes(outputs)
 
     def alternatives(self, outputs: torch.Tensor) -> torch.Tensor:
-        """The logits."""
+        """Return the logits."""
         return outputs
 
     def truth(self, targets: torch.Tensor) -> torch.Tensor:
-        """The class."""
+        """Return the class of each case."""
         return targets

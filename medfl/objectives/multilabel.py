@@ -1,4 +1,4 @@
-"""Several findings, each of which is there or not, or was not looked for."""
+"""Multi-label classification: several findings, each present, absent or not labelled."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from medfl.errors import SettingsError
 from medfl.metrics.metric import WeightedScore
 from medfl.metrics.multilabel import label_auc, macro_auc, mean_average_precision
 from medfl.objectives.losses import LabelledBCELoss
-from medfl.objectives.objective import THRESHOLD, Objective, as_cell
+from medfl.objectives.objective import PROBABILITY_THRESHOLD, Objective, format_value
 from medfl.objectives.outputs import ConstantAnswer, mean_of_findings
-from medfl.objectives.rows import check_rows, in_rows
+from medfl.objectives.target_checks import any_in_rows, check_rows
 from medfl.utils.formats import name_or_number
 
 
 @dataclass(frozen=True)
 class Multilabel(Objective):
-    """Any of several findings may be there (1) or not (0), or nobody looked for it (NaN: left out of loss and scores).
+    """Classification of C findings, each present (1), absent (0) or not labelled (NaN: excluded from loss and metrics).
 
-    A target is float32, shape (C,); a network puts out a logit for each finding. Predictions are sigmoid probabilities
-    (N, C).
+    A target is float32, shape (C,); a network has one logit per finding. Predictions are sigmoid probabilities (N, C).
 
     Attributes:
-        num_labels: C, >= 1.
+        num_labels: Number of findings C, >= 1.
     """
 
     name: ClassVar[str] = "multilabel"
@@ -59,22 +58,22 @@ class Multilabel(Objective):
 
     @property
     def outputs(self) -> int:
-        """One for each finding."""
+        """Number of outputs, one per finding."""
         return self.num_labels
 
     @property
     def scores(self) -> Mapping[str, WeightedScore]:
-        """The mean AUC and average precision over findings, and ``auc_0``, ``auc_1``, ... of each."""
+        """Metrics by name: mean AUC, mean average precision, and the AUC of each finding, ``auc_0``, ``auc_1``, ..."""
         each = {f"auc_{label}": partial(_label_auc, label) for label in range(self.num_labels)}
         return {"macro_auc": macro_auc, "map": mean_average_precision, **each}
 
     def target_shape(self, image: Sequence[int]) -> tuple[int, ...]:
-        """(C,)."""
+        """Return (C,)."""
         return (self.num_labels,)
 
     def check_targets(self, targets: torch.Tensor, where: str, start: int = 0) -> None:
-        """Refuse anything but 0, 1 and NaN, and a row in which no finding is labelled."""
-        other = in_rows(targets, lambda values: (values != 0) & (values != 1) & ~values.isnan())
+        """Raise if a target is not 0, 1 or NaN, or if no finding of a row is labelled."""
+        other = any_in_rows(targets, lambda values: (values != 0) & (values != 1) & ~values.isnan())
         expected = "0, 1 or NaN (not labelled) for each finding"
         check_rows("wrong_finding", other, targets, where, start, expected, "Correct the list")
         expected = "at least one finding that is labelled"
@@ -89,27 +88,27 @@ class Multilabel(Objective):
         )
 
     def strata(self, targets: torch.Tensor) -> torch.Tensor:
-        """The rarest finding of these cases that is there, counted from 1; 0 where none is."""
+        """Return the number of each case's rarest present finding, from 1; 0 for a case without findings."""
         present = targets == 1
         rarest = present.sum(0).argsort(stable=True)
         ranked = present[:, rarest]
         return torch.where(ranked.any(1), rarest[ranked.int().argmax(1)] + 1, 0)
 
     def label_sets(self, targets: torch.Tensor) -> torch.Tensor:
-        """The findings that are there."""
+        """Return which findings are present."""
         return targets == 1
 
     @property
     def stratum_names(self) -> tuple[str, ...]:
-        """No finding, and each of them."""
+        """Names of the strata: no finding, and each finding."""
         return ("no finding", *(f"finding {label}" for label in range(self.num_labels)))
 
     def default_loss(self) -> nn.Module:
-        """Binary cross entropy over the findings that are labelled."""
+        """Return binary cross entropy over the labelled findings."""
         return LabelledBCELoss()
 
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Probabilities (N, C)."""
+        """Return probabilities (N, C)."""
         return outputs.sigmoid()
 
     def prediction_columns(self, names: Sequence[str]) -> tuple[str, ...]:
@@ -118,31 +117,33 @@ class Multilabel(Objective):
         return ("predicted_findings", "decision_rule", *each)
 
     def prediction_cells(self, predictions: torch.Tensor, names: Sequence[str]) -> list[str]:
-        """Return the findings from the threshold on, separated by semicolons, the rule, and each probability."""
-        present = [name_or_number(number, names) for number, value in enumerate(predictions) if value >= THRESHOLD]
-        rule = f"probability >= {THRESHOLD:g}"
-        return ["; ".join(present) or "none", rule, *map(as_cell, predictions.tolist())]
+        """Return the present findings separated by semicolons, the decision rule, and each finding's probability."""
+        present = [
+            name_or_number(number, names) for number, value in enumerate(predictions) if value >= PROBABILITY_THRESHOLD
+        ]
+        rule = f"probability >= {PROBABILITY_THRESHOLD:g}"
+        return ["; ".join(present) or "none", rule, *map(format_value, predictions.tolist())]
 
     def columns(self, metrics: Sequence[str]) -> tuple[str, ...]:
-        """p0, p1, ..."""
+        """Return p0, p1, ..."""
         return tuple(f"p{label}" for label in range(self.num_labels))
 
     @property
     def target_columns(self) -> tuple[str, ...]:
-        """t0, t1, ..."""
+        """Column names t0, t1, ..."""
         return tuple(f"t{label}" for label in range(self.num_labels))
 
     def constant_answer(
         self, judged: torch.Tensor, targets: torch.Tensor, names: Sequence[str] = ()
     ) -> ConstantAnswer | None:
-        """Return the answer of a model that gives each finding the same prediction for every case.
+        """Return the answer of a model that predicts the same findings for every case.
 
-        A single such finding is no fault: rare findings stay below the threshold 0.5. Findings whose labels do not
-        differ are left out.
+        A single finding with a constant prediction is no fault, because rare findings stay below the threshold 0.5.
+        Findings whose labels don't vary are ignored.
         """
         if not len(judged) or not self.gave_numbers(judged):
             return None
-        present, labelled = judged >= THRESHOLD, ~targets.isnan()
+        present, labelled = judged >= PROBABILITY_THRESHOLD, ~targets.isnan()
         differ = ((targets == 1).any(0) & (targets == 0).any(0)).nonzero()[:, 0]
         if not len(differ) or bool((present[:, differ] != present[:1, differ]).any()):
             return None
@@ -150,19 +151,19 @@ class Multilabel(Objective):
         return ConstantAnswer("the same findings", int(wrong.any(1).sum()))
 
     def together(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Logits whose sigmoid is the mean of the members' probabilities."""
+        """Return logits whose sigmoid is the mean of the members' probabilities."""
         return mean_of_findings(outputs)
 
     def alternatives(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Logits of absence, which are 0, and presence: (N, 2, C)."""
+        """Return the logits of absence, which are 0, and of presence: (N, 2, C)."""
         return torch.stack([torch.zeros_like(outputs), outputs], dim=1)
 
     def truth(self, targets: torch.Tensor) -> torch.Tensor:
-        """0, 1, or -1 where a finding is not labelled, (N, C)."""
+        """Return 0, 1, or -1 for a finding that is not labelled, (N, C)."""
         return targets.nan_to_num(-1.0).long()
 
 
 def _label_auc(label: int, judged: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The AUC of a single finding."""
+    """Compute the AUC of a single finding."""
     columns = slice(label, label + 1)
     return label_auc(judged[:, columns], targets[:, columns], weights)[0]

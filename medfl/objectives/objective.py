@@ -1,4 +1,4 @@
-"""Base class of objectives: everything that depends on the kind of a task, and nothing else."""
+"""Base class of objectives, which contains all behaviour that depends on the kind of a task."""
 
 from __future__ import annotations
 
@@ -18,57 +18,58 @@ from medfl.objectives.outputs import ConstantAnswer, constant_numbers
 from medfl.types import Meta
 
 GROUP = "group"
-"""The column of `Shown.groups` in a file of predictions."""
+"""Column name of `ObjectivePresentation.groups` in a prediction file."""
 
 
-THRESHOLD = 0.5
-"""Probability from which a finding counts as present."""
+PROBABILITY_THRESHOLD = 0.5
+"""Probability at and above which a finding counts as present."""
 
 
-def as_cell(value: float) -> str:
-    """Return a number as text with nine significant digits."""
+def format_value(value: float) -> str:
+    """Format a number with nine significant digits."""
     return f"{value:.9g}"
 
 
-class Shown(ABC):
-    """How the cases of an objective stand in a file of predictions, and what a report makes of them."""
+class ObjectivePresentation(ABC):
+    """Presentation of an objective's cases in prediction files and reports."""
 
     name: ClassVar[str]
-    """Of the objective."""
+    """Name of the objective."""
 
     headline: ClassVar[tuple[str, ...]]
-    """Metrics that a report sets side by side, after the first one of the task, where a run has them."""
+    """Metrics that a report shows side by side after the task's first one, if a run has them."""
 
     pipeline: ClassVar[str] = "other"
-    """End of the pipeline tag of Hugging Face for such models, for example ``classification``."""
+    """Suffix of Hugging Face's pipeline tag for such models, for example ``classification``."""
 
     figures: ClassVar[tuple[str, ...]] = ()
-    """What a report draws from predictions: sections look for their own word."""
+    """Keywords of the figures that a report draws from predictions; each section looks for its own keyword."""
 
     has_groups: ClassVar[bool] = False
-    """Whether cases are shown in groups, by what their model says of other cases (`groups`)."""
+    """True if cases are grouped by a comparison with the model's predictions for other cases (`groups`)."""
 
     @abstractmethod
     def columns(self, metrics: Sequence[str]) -> tuple[str, ...]:
-        """The names of the K columns of `Objective.judged`, for tables."""
+        """Return the column names of the K values of `Objective.scoring_inputs`."""
 
     def prediction_columns(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the headings of `prediction_cells`; by default one per output, and the unit.
 
         Args:
-            names: Names of the outputs; of another number than there are outputs, the names of `columns` are used.
+            names: Names of the outputs. If their number differs from the number of outputs, the names of `columns` are
+                used.
         """
         columns = self.columns(())
         return (*(names if len(names) == len(columns) else columns), "unit")
 
     def prediction_cells(self, predictions: torch.Tensor, names: Sequence[str]) -> list[str]:
-        """Return the cells of one case in the file that a bundle's inference writes.
+        """Return one case's cells in the file that a bundle's inference writes.
 
         Args:
-            predictions: Predicted numbers of the case, (K,), from `Objective.predictions`.
+            predictions: Predictions of the case, (K,), from `Objective.predictions`.
             names: As in `prediction_columns`.
         """
-        return [*map(as_cell, predictions.tolist()), self.unit]
+        return [*map(format_value, predictions.tolist()), self.unit]
 
     @property
     def unit(self) -> str:
@@ -77,31 +78,31 @@ class Shown(ABC):
 
     @property
     def target_columns(self) -> tuple[str, ...]:
-        """The names of a target's numbers in tables; none for masks."""
+        """Column names of a target's numbers in tables; none for masks."""
         return ("label",)
 
     @property
     def kept_columns(self) -> tuple[str, ...]:
-        """The names of the columns of `Objective.kept` in tables; by default those of targets."""
+        """Column names of `Objective.scoring_targets` in tables; by default the column names of targets."""
         return self.target_columns
 
     def gave_numbers(self, judged: torch.Tensor) -> bool:
-        """Whether a model gave a number for every case, as it does unless its training diverged.
+        """Return True if every case has a prediction without NaN, as is the case unless the training diverged.
 
         Args:
-            judged: (N, K), from `Objective.judged`.
+            judged: Values (N, K) from `Objective.scoring_inputs`.
         """
         return not bool(torch.isnan(judged).any())
 
     def groups(self, judged: torch.Tensor, others: torch.Tensor) -> tuple[str, ...]:
-        """The group of each case.
+        """Return the group of each case.
 
         Args:
-            judged: (N, K), from `Objective.judged`.
-            others: (M, K), the same of other cases under the same model, M >= 1.
+            judged: Values (N, K) from `Objective.scoring_inputs`.
+            others: Values (M, K) of other cases under the same model, M >= 1.
 
         Raises:
-            ContractError: If there are no groups (`has_groups`).
+            ContractError: If the objective has no groups (`has_groups`).
         """
         raise ContractError(
             "objective_not_supported",
@@ -111,7 +112,7 @@ class Shown(ABC):
         )
 
     def masks(self, outputs: torch.Tensor) -> torch.Tensor:
-        """What outputs take each voxel for: (N, L, *spatial), bool.
+        """Convert outputs to masks: (N, L, *spatial), bool.
 
         Raises:
             ContractError: If cases have no masks.
@@ -124,7 +125,7 @@ class Shown(ABC):
         )
 
     def references(self, targets: torch.Tensor) -> torch.Tensor:
-        """Targets as masks: (N, L, *spatial), bool.
+        """Convert targets to masks: (N, L, *spatial), bool.
 
         Raises:
             ContractError: If cases have no masks.
@@ -138,75 +139,78 @@ class Shown(ABC):
 
 
 @dataclass(frozen=True)
-class Objective(Shown):
-    """What is learned: what a target is, what a network puts out for it, and how the two are compared.
+class Objective(ObjectivePresentation):
+    """Kind of a learning task: the form of its targets and outputs, and the metrics that compare them.
 
-    N is a number of cases: images, volumes, or rows of a table.
+    N is a number of cases: images, volumes, or table rows.
     """
 
     name: ClassVar[str]
     """Name of its `medfl.hooks.ObjectiveRecord`."""
 
     metrics: ClassVar[tuple[str, ...]]
-    """The metrics of a task that names none; the first one is the key metric."""
+    """Default metrics of a task; the first one is the key metric."""
 
     target_type: ClassVar[torch.dtype]
-    """Of a batch of targets."""
+    """Dtype of a batch of targets."""
 
     has_class_labels: ClassVar[bool] = False
-    """Whether each case is of one class (`class_labels`)."""
+    """True if each case has one class (`class_labels`)."""
 
     has_soft_targets: ClassVar[bool] = False
-    """Whether outputs are probabilities of alternatives (`alternatives`), which a model can learn from another."""
+    """True if outputs are probabilities of alternatives (`alternatives`), so that models can be distilled."""
 
     in_space: ClassVar[bool] = False
-    """Whether a target lies in the space of its image: both are turned and moved together, and those of two cases may
-    be of unlike shapes."""
+    """True if a target is spatially aligned with its image, so that both are transformed together. Cases may differ in
+    shape."""
 
     per_case_loss: ClassVar[bool] = True
-    """Whether the loss of a batch is a mean of losses of its cases, so that a case has a gradient of its own."""
+    """True if the loss of a batch is a mean of per-case losses, so that each case has its own gradient."""
 
     smallest_batch: ClassVar[int] = 1
-    """Cases that a batch needs to teach anything."""
+    """Minimum number of cases in a batch for a useful gradient."""
 
     outputs_field: ClassVar[str | None] = None
-    """Name of the field that holds the number of a network's output channels; None if no field does."""
+    """Name of the field with the number of a network's output channels; None if there is no such field."""
 
     @classmethod
     def example(cls) -> Self:
-        """Return an objective of this kind with as few outputs as possible, to ask it for its metrics."""
+        """Return an objective of this kind with as few outputs as possible, to query its metrics."""
         return cls()
 
-    # ---- what a task of this kind is
+    # ---- form of a task
 
     @property
     @abstractmethod
     def outputs(self) -> int:
-        """Channels that a network puts out, >= 1."""
+        """Number of output channels of a network, >= 1."""
 
     @abstractmethod
     def target_shape(self, image: Sequence[int]) -> tuple[int, ...]:
-        """The shape of one case's target.
+        """Return the shape of one case's target.
 
         Args:
-            image: The shape of the case as networks get it, (C, *spatial).
+            image: Shape of the case as network input, (C, *spatial).
         """
 
     def output_shape(self, image: Sequence[int]) -> tuple[int, ...]:
-        """The shape of what a network puts out for one case of the shape `image`."""
+        """Return the shape of a network's outputs for one case of the shape `image`."""
         return (self.outputs,)
 
     @property
     @abstractmethod
     def scores(self) -> Mapping[str, Any]:
-        """Name of a metric to its weighted form: of `judged`, `kept`, and weights (N, B) of cases, to (B,)."""
+        """Metrics by name.
+
+        Each is a function of `scoring_inputs`, `scoring_targets` and case weights (N, B) that returns (B,).
+        """
 
     @property
     def classes(self) -> int:
-        """How many classes there are, where each case is of one.
+        """Number of classes, if each case has one.
 
         Raises:
-            ContractError: If a case is of no class.
+            ContractError: If cases have no classes.
         """
         raise ContractError(
             "objective_not_supported",
@@ -217,78 +221,81 @@ class Objective(Shown):
 
     @property
     def titles(self) -> tuple[str, ...]:
-        """What the cases are counted by where nobody named it: the numbers of the classes, or "cases"."""
+        """Default names of the counts in `counts`: the numbers of the classes, or "cases"."""
         return ("cases",)
 
     @property
     def facts(self) -> Meta:
-        """The objective as JSON, for `medfl.objectives.read_objective`."""
+        """JSON description of the objective, for `medfl.objectives.read_objective`: its ``name`` and fields."""
         fields = dataclasses.asdict(self).items()
         return {"name": self.name} | {key: list(value) if isinstance(value, tuple) else value for key, value in fields}
 
     @property
     def identity(self) -> Meta:
-        """What a run's identity has of it."""
+        """Description of the objective in a run's identity."""
         return {"objective": self.facts}
 
     # ---- targets
 
     @abstractmethod
     def check_targets(self, targets: torch.Tensor, where: str, start: int = 0) -> None:
-        """Refuse targets that can't be.
+        """Raise if a target is invalid.
 
         Args:
-            targets: (N, *`target_shape`).
-            where: Whose they are, for the message.
-            start: The row of the first of them.
+            targets: Targets (N, *`target_shape`).
+            where: Owner of the targets, for the message.
+            start: Row number of the first target.
 
         Raises:
-            DataError: Naming the first row that is wrong, and its value.
+            DataError: If a target is invalid; the message has the first invalid row and its value.
         """
 
     @abstractmethod
     def strata(self, targets: torch.Tensor) -> torch.Tensor:
-        """What partitions, folds and tests keep in proportion: a number >= 0 for each case, (N,), int64."""
+        """Return each case's stratum, a number >= 0, (N,), int64.
+
+        Partitions, folds and tests keep strata in proportion.
+        """
 
     @property
     def stratum_names(self) -> tuple[str, ...]:
-        """What the strata are called, from 0."""
+        """Names of the strata, from 0."""
         return self.titles
 
     def label_sets(self, targets: torch.Tensor) -> torch.Tensor | None:
-        """Which of several labels to keep in proportion each case has, (N, C), bool; None if `strata` say all."""
+        """Return which labels each case has, (N, C), bool, for multi-label stratification; None if `strata` suffice."""
         return None
 
     def class_labels(self, targets: torch.Tensor) -> torch.Tensor | None:
-        """The class of each case, (N,), int64; None where cases are of no class."""
+        """Return the class of each case, (N,), int64; None if cases have no class."""
         return None
 
     def counts(self, targets: torch.Tensor) -> list[int]:
-        """How many cases a split has, by `titles`."""
+        """Return the number of cases of a split for each of `titles`."""
         return [len(targets)]
 
     def teaches(self, targets: torch.Tensor) -> bool:
-        """Whether these targets can train a model at all."""
+        """Return True if a model can be trained on these targets."""
         return len(targets) > 0
 
     # ---- outputs
 
     def check_outputs(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
-        """Refuse outputs of another shape than the targets ask for.
+        """Raise if outputs don't have the expected shape.
 
         Args:
-            outputs: Of a network, (N, `outputs`), or (N, `outputs`, *spatial) for targets in space.
-            targets: (N, *`target_shape`).
+            outputs: Outputs of a network, (N, `outputs`), or (N, `outputs`, *spatial) for spatial targets.
+            targets: Targets (N, *`target_shape`).
 
         Raises:
-            ContractError: If they have another shape.
+            ContractError: If the outputs have another shape.
         """
         expected = (len(targets), self.outputs)
         if tuple(outputs.shape) != expected:
             raise ContractError(
                 "wrong_shape",
                 f"Expected outputs of shape {expected} for the objective '{self.name}', got {tuple(outputs.shape)}. "
-                "Give the network as many outputs as that.",
+                "Set the network's number of outputs accordingly.",
                 objective=self.name,
                 expected=expected,
                 found=tuple(outputs.shape),
@@ -296,39 +303,39 @@ class Objective(Shown):
 
     @abstractmethod
     def default_loss(self) -> nn.Module:
-        """The loss of a task that names none: maps outputs and targets to a scalar."""
+        """Return the default loss of a task, a module that maps outputs and targets to a scalar."""
 
     @abstractmethod
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
-        """What outputs say, in the form that scores take: probabilities, values, or a risk."""
+        """Convert outputs to predictions as metrics expect them: probabilities, values, or a risk."""
 
     def judged(
         self, outputs: torch.Tensor, targets: torch.Tensor, metrics: Sequence[str], spacing: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """What a score needs to know of each case beside its target, (N, K); by default the `predictions`.
+        """Return the values per case, (N, K), that metrics need besides the targets; by default the `predictions`.
 
         Args:
             outputs: As in `check_outputs`.
-            targets: The targets.
-            metrics: What will be scored.
-            spacing: Of each case in millimetres along each axis, (N, axes), float64, NaN where it is not known; None
-                where it is known of none.
+            targets: Targets of the cases.
+            metrics: Names of the metrics to compute.
+            spacing: Voxel spacing of each case in millimetres along each axis, (N, axes), float64, NaN if unknown; None
+                if unknown for all cases.
         """
         return self.predictions(outputs)
 
     def kept(self, targets: torch.Tensor) -> torch.Tensor:
-        """What scores and tables need of targets beside `judged`, (N, ...); by default all of them."""
+        """Return the values of the targets, (N, ...), that metrics and tables need; by default the targets."""
         return targets
 
     # ---- scores
 
     def score(self, metric: str, judged: torch.Tensor, targets: torch.Tensor) -> float:
-        """A metric in which each case counts once; NaN where it is not defined.
+        """Compute a metric with equal weights of all cases; NaN if it is undefined.
 
         Args:
-            metric: One of `scores`.
-            judged: (N, K), from `judged`.
-            targets: (N, ...), from `kept`.
+            metric: Name of one of `scores`.
+            judged: Values (N, K) from `scoring_inputs`.
+            targets: Values (N, ...) from `scoring_targets`.
         """
         once = torch.ones(len(targets), 1, dtype=torch.float64, device=targets.device)
         return float(self.weighted_score(metric, judged, targets, once)[0])
@@ -336,16 +343,16 @@ class Objective(Shown):
     def weighted_score(
         self, metric: str, judged: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """A metric for each of B weightings of the cases, as resampling needs it.
+        """Compute a metric for each of B weightings of the cases, as resampling needs it.
 
         Args:
-            metric: One of `scores`.
-            judged: (N, K), from `judged`.
-            targets: (N, ...), from `kept`.
-            weights: (N, B), float64, >= 0.
+            metric: Name of one of `scores`.
+            judged: Values (N, K) from `scoring_inputs`.
+            targets: Values (N, ...) from `scoring_targets`.
+            weights: Case weights (N, B), float64, >= 0.
 
         Returns:
-            (B,), float64; NaN where it is not defined: without cases, with a NaN, and as the metric says.
+            Scores (B,), float64; NaN if undefined: without cases, with a NaN prediction, and as the metric defines.
         """
         if not len(targets) or bool(torch.isnan(judged).any()):
             return torch.full((weights.shape[1],), math.nan, dtype=torch.float64)
@@ -354,23 +361,23 @@ class Objective(Shown):
     def constant_answer(
         self, judged: torch.Tensor, targets: torch.Tensor, names: Sequence[str] = ()
     ) -> ConstantAnswer | None:
-        """Return what the model predicts for every case, if that is the same for all and the targets are not.
+        """Return the model's prediction if it is the same for every case although the targets differ.
 
         Args:
-            judged: What the model predicts, (N, K), from `judged`.
-            targets: The targets, (N, ...), from `kept`.
+            judged: Values (N, K) from `scoring_inputs`.
+            targets: Values (N, ...) from `scoring_targets`.
             names: Names of the classes; empty uses their numbers.
 
         Returns:
-            The answer; None if predictions differ, if no target contradicts them, or if the model gave no numbers.
+            The constant prediction; None if predictions differ, no target contradicts them, or a prediction is NaN.
         """
         return constant_numbers(judged, targets) if self.gave_numbers(judged) else None
 
     def check_metrics(self, names: Sequence[str]) -> None:
-        """Refuse a metric that this objective does not have.
+        """Raise if this objective does not have a metric.
 
         Raises:
-            SettingsError: Naming the nearest known one.
+            SettingsError: If a metric is unknown; the message suggests the most similar name.
         """
         for name in names:
             if name not in self.scores:
@@ -381,13 +388,13 @@ class Objective(Shown):
                     choice=name,
                 )
 
-    # ---- what methods ask
+    # ---- for federated methods
 
     def alternatives(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Logits of the alternatives that the outputs choose among, which stand on axis 1.
+        """Return the logits of the alternatives that a model chooses among, along axis 1.
 
-        For classes that is (N, C); for a yes or no, (N, 2); for voxels, (N, C, *spatial). Their softmax over axis 1 is
-        what the model says.
+        The shape is (N, C) for classes, (N, 2) for a binary finding, and (N, C, *spatial) for voxels. The softmax over
+        axis 1 gives the model's probabilities.
 
         Raises:
             ContractError: If there are no alternatives (`has_soft_targets`).
@@ -400,11 +407,13 @@ class Objective(Shown):
         )
 
     def soft_targets(self, outputs: torch.Tensor, temperature: float) -> torch.Tensor | None:
-        """The probabilities of the `alternatives`, softened by a temperature > 0; None where there are none."""
+        """Return the probabilities of the `alternatives`, softened by a temperature > 0; None without alternatives."""
         return (self.alternatives(outputs) / temperature).softmax(dim=1) if self.has_soft_targets else None
 
     def truth(self, targets: torch.Tensor) -> torch.Tensor:
-        """Which of the `alternatives` is the right one: their shape without axis 1, int64, and -1 where nobody knows.
+        """Return the number of each case's correct alternative, int64, or -1 if it is unknown.
+
+        The result has the shape of `alternatives` without axis 1.
 
         Raises:
             ContractError: If there are no alternatives.
@@ -417,7 +426,7 @@ class Objective(Shown):
         )
 
     def cross_entropy(self, outputs: torch.Tensor, targets: torch.Tensor, per_case: bool = False) -> torch.Tensor:
-        """The cross entropy of the `alternatives`, as a mean over all; or for each case, (N,).
+        """Compute the cross entropy of the `alternatives`: the mean over all of them, or one value per case, (N,).
 
         Raises:
             ContractError: If there are no alternatives.
@@ -429,7 +438,7 @@ class Objective(Shown):
         return losses if losses.dim() == 1 else losses.flatten(1).sum(1) / (truth.flatten(1) >= 0).sum(1).clamp(min=1)
 
     def agreement(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """How far the outputs are right for each case, (N,), float64, in [0, 1].
+        """Compute the share of correct alternatives of each case, (N,), float64, in [0, 1].
 
         Raises:
             ContractError: If there are no alternatives.
@@ -439,30 +448,31 @@ class Objective(Shown):
         return right if right.dim() == 1 else right.flatten(1).sum(1) / (truth.flatten(1) >= 0).sum(1).clamp(min=1)
 
     def together(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Outputs (N, ...) that say what several networks say on average, of theirs, (M, N, ...).
+        """Average the predictions of M networks. Takes outputs of shape (M, N, ...) and returns (N, ...).
 
-        By default their mean; where outputs are logits their softmax or sigmoid is the mean of the members'.
+        By default this is the mean of the outputs. For logits, the softmax or sigmoid of the result is the mean of the
+        members' probabilities.
         """
         return outputs.mean(dim=0)
 
     # ---- balance
 
     def balanced_loss(self, loss: nn.Module, targets: torch.Tensor, device: str) -> nn.Module:
-        """A copy of a loss with the weights of a site's classes in it (the setting ``balance = loss``).
+        """Return a copy of a loss with the site's class weights (setting ``balance = loss``).
 
         Args:
-            loss: Of the task.
-            targets: Of all the site's training cases.
-            device: Where the loss is computed.
+            loss: Loss of the task.
+            targets: Targets of all training cases of the site.
+            device: Device on which the loss is computed.
 
         Raises:
-            SettingsError: If cases have no classes, or the loss takes no weights or has some already.
+            SettingsError: If cases have no classes, or if the loss supports no weights or already has some.
         """
         labels = self.class_labels(targets)
         if labels is None:
             raise SettingsError(
                 "missing_classes",
-                f"balance 'loss' weighs classes, and the objective '{self.name}' has none. Leave balance out.",
+                f"balance 'loss' weights classes, and the objective '{self.name}' has none. Leave balance out.",
                 setting="balance",
                 objective=self.name,
             )

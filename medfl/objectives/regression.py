@@ -1,4 +1,4 @@
-"""Numbers to predict."""
+"""Regression: prediction of one or more numbers."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from medfl.errors import SettingsError
 from medfl.metrics.metric import WeightedScore
 from medfl.metrics.regression import mae, pearson, r2, rmse
 from medfl.objectives.objective import Objective
-from medfl.objectives.rows import check_rows, in_rows
+from medfl.objectives.target_checks import any_in_rows, check_rows
 
-SCORES = {"mae": mae, "rmse": rmse, "r2": r2, "pearson": pearson}
+REGRESSION_METRICS = {"mae": mae, "rmse": rmse, "r2": r2, "pearson": pearson}
+"""Metrics of regression by name."""
 
-STRATA = 5
-"""Into how many parts by size the cases are cut, where partitions keep them in proportion."""
+NUM_STRATA = 5
+"""Number of quantile groups into which cases are divided for stratification."""
 
 
 @dataclass(frozen=True)
 class Regression(Objective):
-    """One number or several are predicted, such as an age.
+    """Prediction of one or more numbers, such as an age.
 
-    A target is float32, shape (D,); a network puts out D values, which are the predictions.
+    A target is float32, shape (D,); a network has D outputs, which are the predictions.
 
     Attributes:
-        dimensions: D, >= 1.
+        dimensions: Number of predicted values D, >= 1.
     """
 
     name: ClassVar[str] = "regression"
@@ -53,51 +54,51 @@ class Regression(Objective):
 
     @property
     def outputs(self) -> int:
-        """One for each number."""
+        """Number of outputs, one per predicted value."""
         return self.dimensions
 
     @property
     def scores(self) -> Mapping[str, WeightedScore]:
-        """Errors, and how much of the spread is explained."""
-        return SCORES
+        """Metrics by name: errors, explained variance and correlation."""
+        return REGRESSION_METRICS
 
     def target_shape(self, image: Sequence[int]) -> tuple[int, ...]:
-        """(D,)."""
+        """Return (D,)."""
         return (self.dimensions,)
 
     def check_targets(self, targets: torch.Tensor, where: str, start: int = 0) -> None:
-        """Refuse what is no finite number."""
-        wrong = in_rows(targets, lambda values: ~values.isfinite())
+        """Raise if a target is not a finite number."""
+        wrong = any_in_rows(targets, lambda values: ~values.isfinite())
         check_rows(
             "not_finite", wrong, targets, where, start, "finite numbers", "Correct the list, or leave that record out"
         )
 
     def strata(self, targets: torch.Tensor) -> torch.Tensor:
-        """Which fifth of the cases the first number is in, by size; cases of equal numbers are in one."""
+        """Return each case's quantile group by its first value; cases with equal values are in the same group."""
         values = targets[:, 0].contiguous()
         if not len(values):
             return torch.empty(0, dtype=torch.int64)
-        edges = values.quantile(torch.arange(1, STRATA) / STRATA)
+        edges = values.quantile(torch.arange(1, NUM_STRATA) / NUM_STRATA)
         return torch.bucketize(values, edges)
 
     @property
     def stratum_names(self) -> tuple[str, ...]:
-        """The fifths by size."""
-        return tuple(f"part {number + 1} of {STRATA} by size" for number in range(STRATA))
+        """Names of the quantile groups."""
+        return tuple(f"part {number + 1} of {NUM_STRATA} by size" for number in range(NUM_STRATA))
 
     def default_loss(self) -> nn.Module:
-        """Mean squared error."""
+        """Return mean squared error."""
         return nn.MSELoss()
 
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
-        """The values."""
+        """Return the outputs."""
         return outputs
 
     def columns(self, metrics: Sequence[str]) -> tuple[str, ...]:
-        """y0, y1, ..."""
+        """Return y0, y1, ..."""
         return tuple(f"y{number}" for number in range(self.dimensions))
 
     @property
     def target_columns(self) -> tuple[str, ...]:
-        """t0, t1, ..."""
+        """Column names t0, t1, ..."""
         return tuple(f"t{number}" for number in range(self.dimensions))

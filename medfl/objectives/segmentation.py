@@ -1,4 +1,4 @@
-"""Where something is: a class for each voxel, or masks that may overlap."""
+"""Segmentation: one class per voxel, or masks that may overlap."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from medfl.metrics.segmentation import (
 from medfl.objectives.losses import DiceBCELoss
 from medfl.objectives.objective import Objective
 from medfl.objectives.outputs import ConstantAnswer, mean_of_classes, mean_of_findings
-from medfl.objectives.rows import check_rows, in_rows
+from medfl.objectives.target_checks import any_in_rows, check_rows
 
 OF_CASES = "of each case"
-"""In place of a spacing: each case has its own, which its image says."""
+"""Value of `Segmentation.spacing` if each case has the voxel spacing of its image."""
 
 
 @dataclass(frozen=True)
 class Segmentation(Objective):
-    """Each voxel of an image is of one of C classes, the first of which is the background; or of any of C labels.
+    """Segmentation of an image into C classes, the first being the background, or into C labels that may overlap.
 
-    A target is a mask of the image's size: int64, shape (1, *spatial), with the number of the class; or, where labels
-    overlap, (C, *spatial) with 0 or 1. A network puts out logits (C, *spatial). Scores are of cases, then averaged over
-    them: what is known of a case are its scores by class (`judged`), not its voxels.
+    A target is a mask of the image's size: int64, shape (1, *spatial), with class numbers, or (C, *spatial) with 0 or 1
+    if labels overlap. A network has logits (C, *spatial). Metrics are computed per case and averaged over cases.
+    `scoring_inputs` therefore has the scores of each case by class, not its voxels.
 
     Attributes:
-        channels: C: classes with the background, >= 2; or labels that may overlap, >= 1.
-        overlapping: Whether labels may overlap: a sigmoid for each in place of one softmax.
-        spacing: Of the voxels along each axis in millimetres; `OF_CASES`, where each case's image says it: distances
-            are in millimetres, and undefined for a case whose image does not say it; None where nobody knows: distances
-            are in voxels.
-        tolerance: Of the surface Dice, in the unit of distances, >= 0.
+        channels: Number of classes including the background, >= 2, or of labels that may overlap, >= 1.
+        overlapping: Whether labels may overlap: one sigmoid per label instead of a softmax.
+        spacing: Voxel spacing along each axis in millimetres. With `OF_CASES`, each case uses the spacing of its image,
+            and distances are undefined for a case without it. None means an unknown spacing; distances are in voxels
+            then.
+        tolerance: Tolerance of the surface Dice, in the unit of distances, >= 0.
     """
 
     name: ClassVar[str] = "segmentation"
@@ -88,43 +88,43 @@ class Segmentation(Objective):
 
     @property
     def outputs(self) -> int:
-        """One for each class or label."""
+        """Number of outputs, one per class or label."""
         return self.channels
 
     def output_shape(self, image: Sequence[int]) -> tuple[int, ...]:
-        """(C, *spatial)."""
+        """Return (C, *spatial)."""
         return (self.channels, *image[1:])
 
     @property
     def labels(self) -> tuple[int, ...]:
-        """The numbers of what is scored: the classes without the background, or all labels."""
+        """Numbers of the evaluated classes: all classes except the background, or all labels."""
         return tuple(range(self.channels)) if self.overlapping else tuple(range(1, self.channels))
 
     @property
     def scores(self) -> Mapping[str, WeightedScore]:
-        """Means over cases: of each case's mean over its classes, and ``dice_1``, ``dice_2``, ... of each class."""
+        """Metrics by name: means over cases of the class mean, and ``dice_1``, ``dice_2``, ... of each class."""
         size = len(self.labels)
-        places = {name: slice(place * size, (place + 1) * size) for place, name in enumerate(_KINDS)}
-        means = {name: partial(_mean, columns) for name, columns in places.items()}
+        places = {name: slice(place * size, (place + 1) * size) for place, name in enumerate(_SCORE_KINDS)}
+        means = {name: partial(_mean_of_columns, columns) for name, columns in places.items()}
         return means | {f"dice_{label}": self.class_score("dice", label) for label in self.labels}
 
     def class_score(self, kind: str, label: int) -> WeightedScore:
-        """The mean over cases of the score of a single class.
+        """Return the metric that averages the score of a single class over cases.
 
         Args:
             kind: ``dice``, ``hd95``, ``surface_dice`` or ``lesion_f1``.
-            label: One of `labels`.
+            label: Class number, one of `labels`.
         """
-        return partial(_of_class, _KINDS.index(kind) * len(self.labels) + self.labels.index(label))
+        return partial(_mean_of_column, _SCORE_KINDS.index(kind) * len(self.labels) + self.labels.index(label))
 
     def target_shape(self, image: Sequence[int]) -> tuple[int, ...]:
-        """(1, *spatial), or (C, *spatial) where labels overlap."""
+        """Return (1, *spatial), or (C, *spatial) if labels overlap."""
         return (self.channels if self.overlapping else 1, *image[1:])
 
     def check_targets(self, targets: torch.Tensor, where: str, start: int = 0) -> None:
-        """Refuse a mask with a number that is no class."""
+        """Raise if a mask has a number that is not a class."""
         highest = 1 if self.overlapping else self.channels - 1
-        wrong = in_rows(targets, lambda values: (values < 0) | (values > highest) | (values != values.long()))
+        wrong = any_in_rows(targets, lambda values: (values < 0) | (values > highest) | (values != values.long()))
         check_rows(
             "wrong_mask_value",
             wrong,
@@ -136,16 +136,16 @@ class Segmentation(Objective):
         )
 
     def strata(self, targets: torch.Tensor) -> torch.Tensor:
-        """Whether the mask holds anything."""
-        return in_rows(targets, lambda values: values > 0).long()
+        """Return 1 for cases whose mask is not empty, otherwise 0."""
+        return any_in_rows(targets, lambda values: values > 0).long()
 
     @property
     def stratum_names(self) -> tuple[str, ...]:
-        """Empty masks and others."""
+        """Names of the strata: empty masks, and others."""
         return ("nothing in the mask", "something in the mask")
 
     def check_outputs(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
-        """Refuse outputs of another size than the masks."""
+        """Raise if outputs don't have the size of the masks."""
         expected = (len(targets), self.channels, *targets.shape[2:])
         if tuple(outputs.shape) != expected:
             raise ContractError(
@@ -158,23 +158,23 @@ class Segmentation(Objective):
             )
 
     def default_loss(self) -> nn.Module:
-        """Dice loss and cross entropy, added."""
+        """Return the sum of Dice loss and cross entropy."""
         from monai.losses import DiceCELoss  # MONAI takes seconds to import
 
         return DiceBCELoss() if self.overlapping else DiceCELoss(to_onehot_y=True, softmax=True)
 
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Probabilities (N, C, *spatial)."""
+        """Return probabilities (N, C, *spatial)."""
         return outputs.sigmoid() if self.overlapping else outputs.softmax(dim=1)
 
     def masks(self, outputs: torch.Tensor) -> torch.Tensor:
-        """What the outputs take each voxel for: (N, `labels`, *spatial), bool."""
+        """Convert outputs to predicted masks: (N, `labels`, *spatial), bool."""
         if self.overlapping:
             return outputs > 0
         return torch.stack([class_masks(case, self.channels) for case in outputs.argmax(dim=1, keepdim=True)])
 
     def references(self, targets: torch.Tensor) -> torch.Tensor:
-        """Targets as masks: (N, `labels`, *spatial), bool."""
+        """Convert targets to masks: (N, `labels`, *spatial), bool."""
         return targets > 0 if self.overlapping else torch.stack([class_masks(case, self.channels) for case in targets])
 
     def judged(
@@ -184,15 +184,18 @@ class Segmentation(Objective):
         metrics: Sequence[str],
         spacing: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Each case's scores by class, float64: Dice, what else `metrics` need, NaN elsewhere; then their sizes."""
-        wanted = [kind for kind in _KINDS if kind in {"dice", *metrics}]
-        judged = torch.full((len(targets), len(_KINDS) + 1, len(self.labels)), torch.nan, dtype=torch.float64)
+        """Return each case's scores by class, float64, followed by the predicted size of each class.
+
+        Contains the Dice and the scores that `metrics` need; all other scores are NaN.
+        """
+        wanted = [kind for kind in _SCORE_KINDS if kind in {"dice", *metrics}]
+        judged = torch.full((len(targets), len(_SCORE_KINDS) + 1, len(self.labels)), torch.nan, dtype=torch.float64)
         pairs = zip(outputs, self.masks(outputs), self.references(targets), strict=True)
         for row, (case, ours, theirs) in enumerate(pairs):
             if bool(case.isnan().any()):
                 continue  # a diverged model has no score
             for kind in wanted:
-                judged[row, _KINDS.index(kind)] = self._score(
+                judged[row, _SCORE_KINDS.index(kind)] = self._score(
                     kind, ours, theirs, None if spacing is None else spacing[row]
                 )
             judged[row, -1] = self._sizes(ours)
@@ -201,13 +204,13 @@ class Segmentation(Objective):
     def weighted_score(
         self, metric: str, judged: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Means over the cases whose score is defined."""
+        """Average a metric over the cases whose score is defined."""
         return self.scores[metric](judged, targets, weights)
 
     def _score(
         self, kind: str, ours: torch.Tensor, theirs: torch.Tensor, spacing: torch.Tensor | None
     ) -> torch.Tensor | float:
-        """A score of each class of a case, whose own spacing counts with `OF_CASES`."""
+        """Return a score of each class of a case. `spacing` is the case's own spacing, used with `OF_CASES`."""
         if kind in ("dice", "lesion_f1"):
             return dice(ours, theirs) if kind == "dice" else lesion_f1(ours, theirs)
         edges = self.spacing
@@ -218,43 +221,44 @@ class Segmentation(Objective):
         return hausdorff95(ours, theirs, edges) if kind == "hd95" else surface_dice(ours, theirs, self.tolerance, edges)
 
     def kept(self, targets: torch.Tensor) -> torch.Tensor:
-        """The size of each class in the masks, which stay where they are; (N, `labels`), float64, in `size_unit`."""
+        """Return the size of each class in the reference masks, (N, `labels`), float64, in `size_unit`."""
         sizes = [self._sizes(masks) for masks in self.references(targets)]
         return torch.stack(sizes) if sizes else torch.empty(0, len(self.labels), dtype=torch.float64)
 
     def _sizes(self, masks: torch.Tensor) -> torch.Tensor:
+        """Return the size of each mask in `size_unit`."""
         edges = () if self.spacing is None or isinstance(self.spacing, str) else self.spacing
         return masks.flatten(1).sum(1).double().cpu() * math.prod(edges)
 
     @property
     def size_unit(self) -> str:
-        """What sizes are in: mm², mm³, or voxels where they have no one spacing."""
+        """Unit of sizes: mm², mm³, or voxels without a common spacing."""
         if self.spacing is None or isinstance(self.spacing, str):
             return "voxels"
         return f"mm{'²' if len(self.spacing) == 2 else '³'}"
 
     def columns(self, metrics: Sequence[str]) -> tuple[str, ...]:
-        """dice_1, dice_2, ..., hd95_1, ..., predicted_1, ...: scores by class, and the size of what is predicted."""
-        return tuple(f"{kind}_{label}" for kind in (*_KINDS, "predicted") for label in self.labels)
+        """Return dice_1, dice_2, ..., hd95_1, ..., predicted_1, ...: scores by class, and the predicted sizes."""
+        return tuple(f"{kind}_{label}" for kind in (*_SCORE_KINDS, "predicted") for label in self.labels)
 
     @property
     def target_columns(self) -> tuple[str, ...]:
-        """None."""
+        """No columns, because targets are masks."""
         return ()
 
     @property
     def kept_columns(self) -> tuple[str, ...]:
-        """reference_1, reference_2, ...: the size of each class."""
+        """Column names reference_1, reference_2, ...: the reference size of each class."""
         return tuple(f"reference_{label}" for label in self.labels)
 
     def gave_numbers(self, judged: torch.Tensor) -> bool:
-        """Whether every case has a Dice; distances may be undefined."""
+        """Return True if every case has a Dice; distances may be undefined."""
         return not bool(judged[:, : len(self.labels)].isnan().any())
 
     def constant_answer(
         self, judged: torch.Tensor, targets: torch.Tensor, names: Sequence[str] = ()
     ) -> ConstantAnswer | None:
-        """Return the answer of a model whose masks are all empty, if any reference mask is not."""
+        """Return the answer of a model that predicts only empty masks, if any reference mask is not empty."""
         if not len(judged) or not self.gave_numbers(judged):
             return None
         filled = int((targets > 0).any(1).sum())
@@ -262,30 +266,34 @@ class Segmentation(Objective):
         return ConstantAnswer("an empty mask", filled) if is_empty and filled else None
 
     def together(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Logits whose probabilities are the mean of the members'."""
+        """Return logits whose probabilities are the mean of the members' probabilities."""
         return mean_of_findings(outputs) if self.overlapping else mean_of_classes(outputs)
 
     def alternatives(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Logits of the classes of each voxel, (N, C, *spatial); of overlapping labels (N, 2, C, *spatial)."""
+        """Return the logits of each voxel's classes, (N, C, *spatial); of overlapping labels, (N, 2, C, *spatial)."""
         return torch.stack([torch.zeros_like(outputs), outputs], dim=1) if self.overlapping else outputs
 
     def truth(self, targets: torch.Tensor) -> torch.Tensor:
-        """The class of each voxel, (N, *spatial); of overlapping labels (N, C, *spatial)."""
+        """Return the class of each voxel, (N, *spatial), or 0 or 1 for overlapping labels, (N, C, *spatial)."""
         return targets.long() if self.overlapping else targets[:, 0].long()
 
     def agreement(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Each case's mean Dice over its classes."""
+        """Compute each case's mean Dice over its classes."""
         pairs = zip(self.masks(outputs), self.references(targets), strict=True)
         return torch.stack([dice(ours, theirs).mean() for ours, theirs in pairs])
 
 
-_KINDS = ("dice", "hd95", "surface_dice", "lesion_f1")
-"""Scores of a case, in the order of their columns."""
+_SCORE_KINDS = ("dice", "hd95", "surface_dice", "lesion_f1")
+"""Names of the scores per case, in the order of their columns."""
 
 
-def _mean(columns: slice, judged: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def _mean_of_columns(
+    columns: slice, judged: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """Average the scores in the given columns over classes, then over cases."""
     return mean_over_cases(judged[:, columns].double(), weights)
 
 
-def _of_class(place: int, judged: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def _mean_of_column(place: int, judged: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Average the scores in one column over cases."""
     return class_means(judged[:, place : place + 1].double(), weights)[0]

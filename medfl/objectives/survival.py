@@ -1,4 +1,4 @@
-"""When an event comes, of which some are not seen to the end."""
+"""Survival analysis: prediction of a risk from event times, which may be censored."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from medfl.metrics.metric import WeightedScore
 from medfl.metrics.survival import concordance
 from medfl.objectives.losses import CoxLoss, has_events
 from medfl.objectives.objective import Objective
-from medfl.objectives.rows import check_rows, in_rows
+from medfl.objectives.target_checks import any_in_rows, check_rows
 
-SCORES = {"c_index": concordance}
+SURVIVAL_METRICS = {"c_index": concordance}
+"""Metrics of survival analysis by name."""
 
 HIGHER, LOWER = "higher", "lower"
-"""Groups of risk."""
+"""Names of the risk groups."""
 
 
 @dataclass(frozen=True)
 class Survival(Objective):
-    """A risk is predicted: the higher, the sooner the event.
+    """Prediction of a risk: the higher the risk, the earlier the event.
 
-    A target is float32, shape (2,): the time under observation, > 0, and whether it ended with the event (1) or was cut
-    short (0). A network puts out one risk, on a scale of its own. A case has no loss alone: Cox's partial likelihood
-    compares it with the others of its batch. Without any event a site has nothing to learn from.
+    A target is float32, shape (2,): the observation time, > 0, and 1 for an event or 0 for a censored time. A network
+    has one output, the risk, on an arbitrary scale. There is no per-case loss: Cox's partial likelihood compares the
+    cases of a batch. A site without any event can't train.
     """
 
     name: ClassVar[str] = "survival"
@@ -41,22 +42,22 @@ class Survival(Objective):
 
     @property
     def outputs(self) -> int:
-        """One."""
+        """Number of outputs: 1."""
         return 1
 
     @property
     def scores(self) -> Mapping[str, WeightedScore]:
-        """Harrell's C-index."""
-        return SCORES
+        """Metrics by name: Harrell's C-index."""
+        return SURVIVAL_METRICS
 
     def target_shape(self, image: Sequence[int]) -> tuple[int, ...]:
-        """(2,)."""
+        """Return (2,)."""
         return (2,)
 
     def check_targets(self, targets: torch.Tensor, where: str, start: int = 0) -> None:
-        """Refuse a time that is not above 0 and finite, and an event that is neither 0 nor 1."""
+        """Raise if a time is not finite and above 0, or an event is neither 0 nor 1."""
         time, event = targets[:, :1], targets[:, 1:]
-        wrong = in_rows(time, lambda values: ~((values > 0) & values.isfinite()))
+        wrong = any_in_rows(time, lambda values: ~((values > 0) & values.isfinite()))
         check_rows(
             "invalid_time",
             wrong,
@@ -66,7 +67,7 @@ class Survival(Objective):
             "a finite time > 0",
             "Correct the list, or leave that record out",
         )
-        wrong = in_rows(event, lambda values: (values != 0) & (values != 1))
+        wrong = any_in_rows(event, lambda values: (values != 0) & (values != 1))
         check_rows(
             "invalid_event",
             wrong,
@@ -78,28 +79,28 @@ class Survival(Objective):
         )
 
     def strata(self, targets: torch.Tensor) -> torch.Tensor:
-        """Whether the event came."""
+        """Return 1 for cases with an event, 0 for censored ones."""
         return targets[:, 1].long()
 
     @property
     def stratum_names(self) -> tuple[str, ...]:
-        """Without and with the event."""
+        """Names of the strata: without and with the event."""
         return ("no event", "event")
 
     def teaches(self, targets: torch.Tensor) -> bool:
-        """Whether there is an event, and someone to compare it with."""
+        """Return True if there are an event and another case to compare it with."""
         return len(targets) >= self.smallest_batch and has_events(targets)
 
     def default_loss(self) -> nn.Module:
-        """Minus the logarithm of Cox's partial likelihood, with ties as by Efron."""
+        """Return the negative log partial likelihood of the Cox model, with Efron's treatment of ties."""
         return CoxLoss()
 
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
-        """The risks (N, 1)."""
+        """Return the risks (N, 1)."""
         return outputs
 
     def prediction_columns(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return risk and unit, whatever the columns of the targets are called."""
+        """Return the headings risk and unit; the names of the outputs are not used."""
         return ("risk", "unit")
 
     @property
@@ -108,14 +109,17 @@ class Survival(Objective):
         return "log of the hazard relative to other cases of this model"
 
     def columns(self, metrics: Sequence[str]) -> tuple[str, ...]:
-        """risk."""
+        """Return the single column name risk."""
         return ("risk",)
 
     @property
     def target_columns(self) -> tuple[str, ...]:
-        """time, event."""
+        """Column names time and event."""
         return ("time", "event")
 
     def groups(self, judged: torch.Tensor, others: torch.Tensor) -> tuple[str, ...]:
-        """Whether the risk is above the median risk of the others; of an even number the lower of the two medians."""
+        """Return `HIGHER` for each case whose risk exceeds the median risk of the others, otherwise `LOWER`.
+
+        For an even number of others, the lower median is used.
+        """
         return tuple(HIGHER if above else LOWER for above in (judged[:, 0] > others[:, 0].median()).tolist())

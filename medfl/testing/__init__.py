@@ -1,4 +1,4 @@
-"""The conformance suite: does a method keep the promises of `medfl.contract`?
+"""Conformance suite: checks whether a method follows the contract in `medfl.contract`.
 
 In a test of your method::
 
@@ -7,11 +7,11 @@ In a test of your method::
     def test_my_method_keeps_the_contract():
         check_method("my_method", plugins=["my_method.py"])
 
-It runs dozens of tiny federations and takes seconds. `CHECKS` lists what is checked; `check_method` runs them all and
-reports every failure at once.
+It runs dozens of tiny federations in a few seconds. `CHECKS` has all checks; `check_method` runs them and reports all
+failures.
 """
 
-from medfl.testing import checks, dishonest, objective_checks, schedules  # noqa: F401 - importing them fills CHECKS
+from medfl.testing import checks, dishonest_sites, objective_checks, schedule_checks  # noqa: F401 - importing them fills CHECKS
 from medfl.testing.suite import CHECKS, check_method
 
 __all__ = ["CHECKS", "check_method"]

@@ -1,4 +1,4 @@
-"""The checks of the conformance suite, one function for each promise."""
+"""Checks of the conformance suite, one function for each rule of the contract."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from medfl.engine.needs import MEANING
 from medfl.engine.site import Splits
 from medfl.engine.store import Store
 from medfl.errors import MedflError, SettingsError
-from medfl.hooks import METHOD_FACTS, Capability
+from medfl.hooks import METHOD_DECLARATIONS, Capability
 from medfl.networks.parts import without_head
 from medfl.testing.cohort import (
     Case,
@@ -38,9 +38,12 @@ from medfl.utils.wire import tensors_equal
 
 @promise
 def metadata_is_complete(case: Case) -> None:
-    """The record of `medfl list` says what the class does; it is documented, frozen, and its presets are valid."""
+    """Check that the record of `medfl list` agrees with the class, and that the class is documented and frozen.
+
+    Its presets must be valid, and its limit cases must name known methods.
+    """
     record, kind = case.registry.methods[case.name], case.kind
-    declared = [fact for fact in METHOD_FACTS if fact in vars(kind)]
+    declared = [fact for fact in METHOD_DECLARATIONS if fact in vars(kind)]
     for fact in (*declared, "sends", "supports", "needs"):
         ours, theirs = getattr(record, fact), getattr(kind, fact)
         expect(ours == theirs, f"the record's {fact} is {ours!r}, the class's {theirs!r}")
@@ -58,24 +61,24 @@ def metadata_is_complete(case: Case) -> None:
         case.make_method().a_new_attribute = 1  # type: ignore[attr-defined]
     except Exception:
         return
-    raise AssertionError("the method object can be changed; nothing may live on it (use a frozen model)")
+    raise AssertionError("the method object can be changed, but must not have state (use a frozen model)")
 
 
 @promise
-def it_is_deterministic(case: Case) -> None:
-    """The same run twice gives the same bits and scores; another seed gives others."""
+def run_is_deterministic(case: Case) -> None:
+    """Check that the same run twice gives the same bits and scores, and that another seed gives different ones."""
     with folders(2) as (second, third):
         result, first = case.reference
         same(bits(result), bits(case.run(second)), "the same run twice")
         expect(scores(first) == scores(second), "the same run twice has other scores")
         other = bits(case.run(third, seed=8))
-        expect(any(not tensors_equal(m, other[k]) for k, m in bits(result).items()), "the seed changes nothing")
+        expect(any(not tensors_equal(m, other[k]) for k, m in bits(result).items()), "the seed has no effect")
         expect(result.outcome.status == "finished" and result.outcome.rounds == 3, f"ended as {result.outcome}")
 
 
 @promise
-def it_forgets(case: Case) -> None:
-    """Amnesia: one method object for the whole run gives the same bits as a new one before every step."""
+def method_object_has_no_state(case: Case) -> None:
+    """Check that one method object for the whole run gives the same bits as a new object for each step."""
     with folders(1) as (folder,):
         method = case.make_method()
         expected = bits(case.reference[0])
@@ -83,14 +86,14 @@ def it_forgets(case: Case) -> None:
 
 
 class _StopError(Exception):
-    """Stands for a kill."""
+    """Simulated kill of the run."""
 
 
 @promise
-def it_resumes_at_every_step(case: Case) -> None:
-    """Stopped before a step's work or before its commit, it ends in the same bits and scores.
+def run_resumes_at_every_step(case: Case) -> None:
+    """Check that a run that is stopped before the execution or the commit of a step ends with the same bits and scores.
 
-    One run is stopped at every step, again and again; a copy of it goes on from its first stop to the end at once.
+    One run is stopped at every step; a copy of it continues from its first stop to the end without further stops.
     """
     result, whole = case.reference
     last = Store(whole / "state" / SERVER).steps()[-1]
@@ -103,7 +106,7 @@ def it_resumes_at_every_step(case: Case) -> None:
     with folders(2) as (once, always):
         for stop, where in stops:
             if where == "work" and stop not in case.worked:
-                continue  # a step of the server alone
+                continue  # a step without sites
             _run_until(case, always, stop, where)
             if not once.exists():
                 shutil.copytree(always, once)
@@ -112,7 +115,7 @@ def it_resumes_at_every_step(case: Case) -> None:
 
 
 def _run_until(case: Case, folder: Path, stop: int, where: str) -> None:
-    """Run from wherever the folder stands to a step's work or fold."""
+    """Continue the run in `folder` until the execution or the aggregation of a step."""
     folds = max(Store(folder / "state" / SERVER).steps(), default=0)
 
     def unavailable(site: str, step: int) -> bool:
@@ -121,7 +124,7 @@ def _run_until(case: Case, folder: Path, stop: int, where: str) -> None:
         return False
 
     class Stopped(case.kind):  # type: ignore[name-defined]
-        """The method, stopping in the fold of a step."""
+        """The method; it stops in the aggregation of a step."""
 
         supports: ClassVar[Any] = case.kind.supports
 
@@ -140,8 +143,8 @@ def _run_until(case: Case, folder: Path, stop: int, where: str) -> None:
 
 
 @promise
-def order_and_workers_do_not_matter(case: Case) -> None:
-    """Other orders of the sites and two workers give the same bits."""
+def site_order_and_workers_have_no_effect(case: Case) -> None:
+    """Check that another order of the sites, and two workers, give the same bits."""
     with folders(2) as (second, third):
         expected, backwards = bits(case.reference[0]), dict(reversed(make_sites().items()))
         same(expected, bits(case.run(second, sites=backwards)), "sites given in reverse order")
@@ -150,7 +153,7 @@ def order_and_workers_do_not_matter(case: Case) -> None:
 
 @promise
 def two_methods_can_alternate(case: Case) -> None:
-    """Rounds of another method, and of the same one with another seed, in between change nothing."""
+    """Check that rounds of another method, or of the same method with another seed, in between have no effect."""
     with folders(3) as (mine, others, again):
         expected = bits(case.reference[0])
         other = Case(case.registry, "fedprox" if case.name != "fedprox" else "fedavg")
@@ -163,8 +166,8 @@ def two_methods_can_alternate(case: Case) -> None:
 
 
 @promise
-def unlike_sites_are_legal(case: Case) -> None:
-    """One site; an empty one, one with one image, one with one class."""
+def different_sites_are_supported(case: Case) -> None:
+    """Check that a run finishes with one site, an empty site, a site with one image, and a site with one class."""
     with folders(2) as (alone, odd):
         finite(bits(case.run(alone, sites=make_sites({"site-1": 12}))), "one site")
         sites = make_sites({"a": 12, "b": 9, "empty": 0, "single": 1})
@@ -175,8 +178,8 @@ def unlike_sites_are_legal(case: Case) -> None:
 
 
 @promise
-def equal_sites_end_alike(case: Case) -> None:
-    """Two sites with the same data, one full batch a round: the same models up to rounding."""
+def equal_sites_get_equal_models(case: Case) -> None:
+    """Check that two sites with the same data and one full batch per round end with the same models up to rounding."""
     with folders(1) as (folder,):
         data = make_site(10, "twin")
         result = case.run(folder, sites={"a": data, "b": data}, task=make_task("plain"), batch_size=10)
@@ -189,8 +192,8 @@ def equal_sites_end_alike(case: Case) -> None:
 
 
 @promise
-def sites_may_be_absent(case: Case) -> None:
-    """A site that is away for a step and comes back, one that never answers, and partial participation."""
+def sites_may_be_unavailable(case: Case) -> None:
+    """Check that a run finishes with sites that are unavailable in some or all steps, or are not drawn for a round."""
     with folders(2) as (away, partial):
         result = case.run(away, unavailable=lambda site, step: site == "site-3" or (site == "site-2" and step == 1))
         expect(result.outcome.status == "finished", f"absent sites: ended as {result.outcome.status}")
@@ -199,8 +202,8 @@ def sites_may_be_absent(case: Case) -> None:
 
 
 @promise
-def a_site_with_nan_stops_nobody(case: Case) -> None:
-    """A site whose training is not finite is refused or keeps that to itself; the others go on."""
+def site_with_nan_does_not_stop_run(case: Case) -> None:
+    """Check that a site whose training is not finite does not stop the run or affect other sites."""
     with folders(1) as (folder,):
         sites = make_sites()
         if "pooled_data" not in case.kind.needs:
@@ -213,8 +216,8 @@ def a_site_with_nan_stops_nobody(case: Case) -> None:
 
 
 @promise
-def only_what_is_declared_leaves(case: Case) -> None:
-    """Names of what left each site begin with a declared prefix; meta keys are declared; kinds are known."""
+def only_declared_values_leave_sites(case: Case) -> None:
+    """Check that tensors and metadata that left a site are declared, and that the kinds of tensors are known."""
     kind = case.kind
     expect(set(kind.sends.values()) <= {"update", "weights", "statistic", "samples"}, f"unknown kinds in {kind.sends}")
     _, folder = case.reference
@@ -229,13 +232,13 @@ def only_what_is_declared_leaves(case: Case) -> None:
 
 
 @promise
-def frozen_parameters_stay_home(case: Case) -> None:
-    """Frozen parameters of a network never change, and are in no request, reply, message to a peer or stored state."""
+def frozen_parameters_are_not_sent(case: Case) -> None:
+    """Check that frozen parameters never change, and are in no request, reply, peer message or stored state."""
     messages: list[Tensors] = []
     frozen = make_partly_frozen_task().frozen()
 
     class Observed(case.kind):  # type: ignore[name-defined]
-        """The method; keeps what each site receives and returns."""
+        """The method; it records the tensors that each site receives and returns."""
 
         supports: ClassVar[Any] = case.kind.supports
 
@@ -257,8 +260,8 @@ def frozen_parameters_stay_home(case: Case) -> None:
 
 
 @promise
-def test_data_decide_nothing(case: Case) -> None:
-    """With poisoned test labels every model has the same bits."""
+def test_data_have_no_effect(case: Case) -> None:
+    """Check that changed test labels have no effect on any model."""
     with folders(1) as (folder,):
         poisoned = {
             name: Splits(
@@ -271,7 +274,7 @@ def test_data_decide_nothing(case: Case) -> None:
 
 @promise
 def limit_cases_hold(case: Case) -> None:
-    """Each declared limit case gives the bits of the method that it names."""
+    """Check that each declared limit case gives the same bits as the method that it names."""
     others: dict[str, dict[str, Tensors]] = {}  # several cases may name the same run
     for limit in case.kind.reduces_to:
         for network in ("plain",) if limit.only_without_norms else ("norm", "plain"):
@@ -286,10 +289,10 @@ def limit_cases_hold(case: Case) -> None:
 
 @promise
 def equal_models_average_to_themselves(case: Case) -> None:
-    """Without local training every global model stays the initial one, buffers included (rule G-2).
+    """Check that without local training each global model stays the initial one, including buffers (rule G-2).
 
-    It may not where the server itself trains one, on public data. Where a method takes home another network than the
-    run's, with another head, this is about the body.
+    Methods whose server trains on public data are exempt. If a method exports another network than the run's, with
+    another head, only the body is compared.
     """
     with folders(1) as (still,):
         method = case.make_method()
@@ -311,11 +314,12 @@ def equal_models_average_to_themselves(case: Case) -> None:
 
 @promise
 def exported_networks_predict_alike(case: Case) -> None:
-    """The network of an exported bundle takes a model's weights, and predicts what the run's predictor does.
+    """Check that an exported bundle's network loads a model's weights and predicts the same as the run's predictor.
 
-    Where the method changes the run's networks, their bodies begin with the weights of the run's own.
+    If the method changes the run's networks, also check that their bodies have the initial tensors of the original
+    network.
     """
-    from monai.bundle import ConfigParser  # here, as importing it takes longer than all else that the suite imports
+    from monai.bundle import ConfigParser  # imported here, because it takes longer than all other imports
 
     result, method, task = case.reference[0], case.make_method(), make_task()
     images = make_data(5, "exported").images
@@ -325,7 +329,7 @@ def exported_networks_predict_alike(case: Case) -> None:
         network.load_state_dict(model.tensors)
         with torch.no_grad():
             outputs, expected = network(images), predictor_of(method, task, model)(images)
-        expect(torch.allclose(outputs, expected, atol=1e-5), f"the exported {kind} model predicts otherwise")
+        expect(torch.allclose(outputs, expected, atol=1e-5), f"the exported {kind} model has other predictions")
     begun, own = task.initial(case.settings_of().seed), method.task_of(task).initial(case.settings_of().seed)
     bodies = [{n: t for n, t in tensors.items() if n.startswith("body.") and n in own} for tensors in (begun, own)]
     same({"first": bodies[0]}, {"first": bodies[1]}, "the body's first weights")
@@ -333,15 +337,15 @@ def exported_networks_predict_alike(case: Case) -> None:
 
 @promise
 def states_survive_the_disk(case: Case) -> None:
-    """Every saved state comes back with the same bits."""
+    """Check that each saved state is read with the same bits."""
     for name, tensors in states(case.reference[1]).items():
         back, _ = wire.decode(wire.encode(tensors, {}))
         expect(tensors_equal(tensors, back), f"the state of {name} changes on disk")
 
 
 @promise
-def unlike_networks_are_refused_or_work(case: Case) -> None:
-    """A method refuses unlike networks before step 0, or trains them as it says: all, or those of as many features."""
+def different_networks_are_refused_or_work(case: Case) -> None:
+    """Check that a method refuses different networks before step 0, or trains all or some kinds as it declares."""
     allowed = Capability.DIFFERENT_NETWORKS in case.kind.supports
     with folders(2) as (wide, coarse):
         try:
@@ -351,5 +355,5 @@ def unlike_networks_are_refused_or_work(case: Case) -> None:
             if not allowed:
                 return
             result = case.run(coarse, networks_by_site={"site-1": "coarse"})
-        expect(allowed, "unlike networks are accepted though the method says it can't")
-        finite(bits(result), "unlike networks")
+        expect(allowed, "different networks are accepted, but the method does not declare this capability")
+        finite(bits(result), "different networks")

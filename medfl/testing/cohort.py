@@ -1,4 +1,4 @@
-"""A tiny federation that trains in milliseconds: data, networks, and a way to run a method on them."""
+"""Tiny federation that trains in milliseconds: data, networks, and functions that run a method on them."""
 
 from __future__ import annotations
 
@@ -29,16 +29,20 @@ from medfl.types import Dataset, Meta, Tensors
 from medfl.utils.rng import make_generator
 
 CLASSES = 3
+"""Number of classes."""
 
 
 class SmallNet(nn.Module):
-    """A body of one convolution and a linear head, with or without batch norm; its stages are a map and a vector.
+    """Network with a body of one convolution and a linear head, with or without batch norm.
+
+    Its stages are a map and a vector.
 
     Args:
-        norm: Whether there is a batch-norm layer; it is named so that no search for 'bn' in names finds it.
-        width: Channels.
-        outputs: Channels of the output.
-        kernel: Edge of the convolution, odd.
+        norm: Whether the network has a batch-norm layer. Its name does not contain 'bn', so code that searches for
+            names does not find it.
+        width: Number of channels.
+        outputs: Number of outputs.
+        kernel: Edge of the convolution kernel, odd.
     """
 
     def __init__(self, norm: bool = True, width: int = 6, outputs: int = CLASSES, kernel: int = 3) -> None:
@@ -50,12 +54,12 @@ class SmallNet(nn.Module):
         self.feature_layers = [self.body[-3], self.body]
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Outputs (B, outputs) of images (B, 1, H, W)."""
+        """Compute outputs (B, outputs) of images (B, 1, H, W)."""
         return self.head(self.body(images))
 
 
 class FixedConv(nn.Conv2d):
-    """A frozen convolution from 1 to 6 channels, whose forward pass fails if its weights are not the original ones."""
+    """Frozen convolution from 1 to 6 channels, whose forward pass raises if its weights have changed."""
 
     def __init__(self) -> None:
         super().__init__(1, 6, 3, padding=1)
@@ -64,14 +68,14 @@ class FixedConv(nn.Conv2d):
 
     @staticmethod
     def original() -> Tensors:
-        """Return the weights that the convolution is made with and keeps."""
+        """Return the convolution's initial weights, which must not change."""
         return {"weight": torch.linspace(-1, 1, 54).reshape(6, 1, 3, 3), "bias": torch.full((6,), 0.25)}
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return the convolved images.
 
         Raises:
-            AssertionError: If a weight has changed, or can be trained.
+            AssertionError: If a weight has changed or is trainable.
         """
         for name, expected in self.original().items():
             tensor = getattr(self, name)
@@ -81,7 +85,7 @@ class FixedConv(nn.Conv2d):
 
 
 class PartlyFrozenNet(SmallNet):
-    """The tiny network with a frozen first layer."""
+    """`SmallNet` with a frozen first layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,8 +99,10 @@ def make_partly_frozen_task() -> Task:
 
 
 def make_task(network: str = "norm", loss: nn.Module | None = None) -> Task:
-    """A task with the networks ``norm`` (with batch norm), ``plain`` (without), ``wide``, and ``coarse``, whose body is
-    another one than that of ``norm`` and gives as many features."""
+    """Return a task with the networks ``norm`` (with batch norm), ``plain`` (without), ``wide`` and ``coarse``.
+
+    The body of ``coarse`` differs from the body of ``norm`` and has the same number of features.
+    """
     return Task(
         networks={
             "norm": SmallNet,
@@ -114,7 +120,7 @@ def make_task(network: str = "norm", loss: nn.Module | None = None) -> Task:
 
 
 def make_data(n: int, key: str, labels: torch.Tensor | None = None) -> TensorData:
-    """n images (1, 6, 6) whose brightness pattern depends on the class; a function of `key`."""
+    """Create n images (1, 6, 6) whose brightness pattern depends on the class, as a function of `key`."""
     generator = make_generator("tiny data", key)
     if labels is None:
         labels = torch.randint(CLASSES, (n,), generator=generator)
@@ -124,23 +130,23 @@ def make_data(n: int, key: str, labels: torch.Tensor | None = None) -> TensorDat
 
 
 def make_site(n: int, key: str, labels: torch.Tensor | None = None) -> Splits:
-    """A site with n training, 6 validation and 9 test images."""
+    """Create a site with n training, 6 validation and 9 test images."""
     return Splits(make_data(n, key, labels), make_data(6, key + "/val"), make_data(9, key + "/test"))
 
 
 def make_sites(sizes: Mapping[str, int] | None = None) -> dict[str, Splits]:
-    """Sites of the given sizes; by default three unlike ones."""
+    """Create sites of the given sizes; by default three different ones."""
     return {name: make_site(n, name) for name, n in (sizes or {"site-1": 21, "site-2": 13, "site-3": 8}).items()}
 
 
 def make_plan(
     settings: Settings, task: Task | None = None, sites: Sequence[str] = ("site-1", "site-2", "site-3")
 ) -> RunPlan:
-    """Return the plan of a tiny run, for a single site without a server.
+    """Return the plan of a tiny run, to test a single site without a server.
 
     Args:
-        settings: The run's settings.
-        task: The learning problem; None means `make_task`.
+        settings: Settings of the run.
+        task: Task; None means `make_task`.
         sites: Names of the run's sites.
     """
     return RunPlan(
@@ -150,15 +156,15 @@ def make_plan(
 
 @dataclass
 class Case:
-    """A method in its tiny federation.
+    """A method with its settings in the tiny federation.
 
     Attributes:
-        registry: Where methods are found.
-        name: The method.
-        args: Its settings.
+        registry: Registry with the method.
+        name: Name of the method.
+        args: Settings of the method.
         settings: Settings of the run that differ from the suite's.
-        home: Where the folder of `reference` is; the system's temporary folder otherwise.
-        worked: The steps of `reference` in which sites had work to do.
+        home: Folder for the run folder of `reference`; None uses the system's temporary folder.
+        worked: Steps of `reference` in which sites executed requests.
     """
 
     registry: Registry
@@ -169,25 +175,26 @@ class Case:
     worked: set[int] = field(default_factory=set)
 
     def settings_of(self, **changes: Any) -> Settings:
-        """The run's settings with changes."""
+        """Return the run's settings with changes."""
         return Settings(**({"rounds": 3, "batch_size": 5, "seed": 7} | self.settings | changes))
 
     @property
     def kind(self) -> type[Method]:
-        """The method's class."""
+        """Class of the method."""
         return self.registry.method_class(self.name)
 
     def make_method(self) -> Method:
-        """The method, made anew."""
+        """Create a new object of the method."""
         return self.registry.make_method(self.name, self.args)
 
     @cached_property
     def reference(self) -> tuple[Result, Path]:
-        """The run without any change, and its folder: made once, for checks that only look at it."""
+        """Result and folder of the unchanged run, executed once and shared by checks that only read it."""
         folder = Path(tempfile.mkdtemp(dir=self.home)) / "reference"
         return self.run(folder, unavailable=self._present), folder
 
     def _present(self, site: str, step: int) -> bool:
+        """Record a step in which a site executes a request; return False, because the site is available."""
         self.worked.add(step)
         return False
 
@@ -205,7 +212,7 @@ class Case:
         frees_space: bool = False,
         **settings: Any,
     ) -> Result:
-        """Run the federation in `folder`."""
+        """Run the federation in `folder`, optionally with other sites, settings and conditions."""
         data, run_settings = sites or make_sites(), self.settings_of(**settings)
         if public is None and "public_data" in self.kind.needs:
             public = make_data(12, "public")
@@ -232,13 +239,13 @@ class Case:
 
 @contextmanager
 def folders(count: int) -> Iterator[list[Path]]:
-    """Temporary run folders."""
+    """Yield paths for run folders in a temporary folder."""
     with tempfile.TemporaryDirectory() as root:
         yield [Path(root) / str(index) for index in range(count)]
 
 
 def bits(result: Result) -> dict[str, Tensors]:
-    """All models of a result, by participant and kind."""
+    """Return the tensors of all models of a result, by participant and kind."""
     tensors_by_model = {f"server/{kind}": model.tensors for kind, model in result.outcome.models.items()}
     for site, models in result.models.items():
         tensors_by_model |= {f"{site}/{kind}": model.tensors for kind, model in models.items()}
@@ -246,7 +253,7 @@ def bits(result: Result) -> dict[str, Tensors]:
 
 
 def states(folder: Path) -> dict[str, Tensors]:
-    """The newest state of every participant on disk."""
+    """Return the latest state of each participant on disk."""
     tensors_by_participant = {}
     for path in sorted((folder / "state").iterdir()):
         record = Store(path).latest()
@@ -256,5 +263,5 @@ def states(folder: Path) -> dict[str, Tensors]:
 
 
 def scores(folder: Path) -> list[str]:
-    """The lines of metrics.csv but for measured seconds."""
+    """Return the lines of metrics.csv without the measured seconds."""
     return [line for line in (folder / "metrics.csv").read_text().splitlines() if "seconds" not in line]

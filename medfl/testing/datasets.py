@@ -1,4 +1,4 @@
-"""What every data set promises, checked on its made-up release; see `check_dataset`."""
+"""Conformance checks of a data set, on its synthetic release; see `check_dataset`."""
 
 from __future__ import annotations
 
@@ -23,38 +23,40 @@ from medfl.plugins import load_plugins
 from medfl.settings import read_settings
 from medfl.utils.text import Say
 
-LEAST = 6
-"""Letters that a file's name must have to be looked for: shorter ones stand anywhere by chance."""
+MIN_SEARCHED_LENGTH = 6
+"""Minimum length of a file name that is searched in outputs; shorter names occur by chance."""
 
 
 def check_dataset(name: str, folder: Path, plugins: Iterable[Path] = (), **options: Any) -> None:
-    """Check what every data set promises, on its made-up release.
+    """Check the rules for data sets on the data set's synthetic release.
 
-    - The same release gives the same bytes, with one process and with two, and no file beside the data set stays.
-    - Ended by ``kill -9`` in the middle, nothing is written; the next call goes on and ends with the same bytes.
-    - No name of an image's file is kept or told: not in the data list, nor in what is kept of an interruption, nor in a
-      line for people.
-    - A file that can't be read is left out and listed, and all other images stay as they are; where all images are
-      required it stops the work, and nothing is written.
+    - The same release gives the same bytes, with one process and with two, and no temporary file remains.
+    - If the process is killed with ``kill -9``, no data set is written; the next call continues and ends with the same
+      bytes.
+    - No name of an image file is stored or printed: not in the data list, nor in the files for a restart, nor in
+      messages.
+    - An unreadable file is left out and listed, and all other images are unchanged. If all images are required, it
+      stops the preparation, and nothing is written.
 
-    A `WholeSpec` reads no file for each image: after ``kill -9`` it begins anew, and it may refuse a damaged release.
+    A `WholeSpec` does not read one file per image: after ``kill -9`` it starts again, and it may refuse a damaged
+    release.
 
     Args:
-        name: Of the data set.
-        folder: An empty folder to work in.
+        name: Name of the data set.
+        folder: An empty folder for the checks.
         plugins: Plugin files to load.
-        options: Of the data set; they come before those of its record (`DatasetRecord.phantom_options`).
+        options: Options of the data set; they override the options of its record (`DatasetRecord.synthetic_options`).
 
     Raises:
-        AssertionError: If a promise is broken; the message says which one.
-        PluginError: If there is no such data set, or it has no made-up release.
+        AssertionError: If a rule is violated; the message says which one.
+        PluginError: If there is no such data set, or it has no synthetic release.
     """
     registry = load_plugins(plugins)
     write_release, kind = registry.synthetic(name), registry.dataset(name)
     release = folder / "release" / name
     write_release(release)
     write_release(folder / "same" / name)
-    _check_same(folder / "same" / name, release, "written again, a made-up release has")
+    _check_same(folder / "same" / name, release, "written again, a synthetic release has")
     options = {**registry.datasets[name].synthetic_options, **options}
     spec = _spec(name, kind, release, options)
     damaged = Path(shutil.copytree(release, folder / "damaged" / name))
@@ -65,14 +67,14 @@ def check_dataset(name: str, folder: Path, plugins: Iterable[Path] = (), **optio
         return
     assert isinstance(spec, ImageSpec)  # the only other kind
     choice = spec.choose(spec.find(), lambda _: None)
-    assert len(choice.items) > 2, "expected a made-up release with more than two images"
-    stems = {path.stem for item in choice.items for path in choice.files(item) if len(path.stem) >= LEAST}
+    assert len(choice.items) > 2, "expected a synthetic release with more than two images"
+    stems = {path.stem for item in choice.items for path in choice.files(item) if len(path.stem) >= MIN_SEARCHED_LENGTH}
     whole = folder / "whole" / name
     lines: list[str] = []
     prepare(spec, whole, workers=1, say=lines.append)
     _check_alone(whole)
-    _check_names(stems, (whole / "datalist.json").read_text(encoding="utf-8"), "the data list holds")
-    _check_names(stems, "\n".join(lines), "people are told")
+    _check_names(stems, (whole / "datalist.json").read_text(encoding="utf-8"), "the data list contains")
+    _check_names(stems, "\n".join(lines), "messages contain")
     _check_kill(spec, folder / "again" / name, whole, stems, len(choice.items) // 2)
     prepare(spec, folder / "parallel" / name, workers=2)
     _check_same(folder / "parallel" / name, whole, "with two processes there are")
@@ -81,7 +83,7 @@ def check_dataset(name: str, folder: Path, plugins: Iterable[Path] = (), **optio
 
 
 class _KillAfter:
-    """Reads items, and ends this process as ``kill -9`` does before one too many."""
+    """Loader that kills its own process with ``kill -9`` after a number of items."""
 
     def __init__(self, load: Callable[[Any], LoadedItem], left: int) -> None:
         self.load, self.left = load, left
@@ -94,14 +96,14 @@ class _KillAfter:
 
 
 def _spec(name: str, kind: type[DatasetSpec], release: Path, options: Mapping[str, Any]) -> DatasetSpec:
-    """A data set of a made-up release: paths among the options lie in it, and ``source`` is its folder."""
+    """Return the data set's spec for a synthetic release. Paths in the options are relative to the release's folder."""
     paths = {key: release / options[key] for key in path_fields(kind) if key in options}
     place = {"source": release} if "source" in kind.model_fields else kind.locate(release, options)
     return read_settings(kind, {**place, **options, **paths}, where=f"data set '{name}'")
 
 
 def _check_kill(spec: ImageSpec, out: Path, whole: Path, stems: Collection[str], after: int) -> None:
-    """A process that is killed leaves nothing at `out`; the next one goes on and ends with the same bytes."""
+    """Check that a killed process leaves nothing at `out`, and that the next one ends with the same bytes."""
 
     def child() -> None:
         checkpoint.EVERY_SECONDS = 0.0
@@ -110,16 +112,16 @@ def _check_kill(spec: ImageSpec, out: Path, whole: Path, stems: Collection[str],
     _end_by_kill(child, f"after {after} images")
     assert not out.exists(), "a data set is written whole or not at all, here a part of it is there"
     journal = (work_folder(out) / "journal.jsonl").read_text(encoding="utf-8")
-    _check_names(stems, journal, "what is kept of an interruption holds")
+    _check_names(stems, journal, "the files for a restart contain")
     lines: list[str] = []
     prepare(spec, out, workers=1, say=lines.append)
-    assert any("an earlier call was interrupted" in line for line in lines), "expected it to go on where it stopped"
+    assert any("an earlier call was interrupted" in line for line in lines), "expected it to continue where it stopped"
     _check_same(out, whole, "after an interruption there are")
-    assert not work_folder(out).exists(), "what is kept of an interruption is removed at the end"
+    assert not work_folder(out).exists(), "expected the files for a restart to be removed at the end"
 
 
 def _check_whole(spec: WholeSpec, folder: Path) -> None:
-    """The same for a data set that reads no file for each image: it is killed at the last line that it says."""
+    """Check a data set that does not read one file per image; it is killed at its last message."""
     whole, again = (folder / case / spec.dataset for case in ("whole", "again"))
     lines: list[str] = []
     prepare(spec, whole, say=lines.append)
@@ -139,7 +141,7 @@ def _check_whole(spec: WholeSpec, folder: Path) -> None:
 
 
 def _check_damaged(spec: DatasetSpec, folder: Path, whole: Path) -> None:
-    """The first image can't be read: it is left out and listed, and nothing else changes."""
+    """Check that an unreadable first image is left out and listed, and that nothing else changes."""
     less, none = folder / "less" / whole.name, folder / "none" / whole.name
     datalist = prepare(spec, less, workers=1, require_complete=False)
     images, others = (np.load(out / checkpoint.ARRAY, mmap_mode="r") for out in (whole, less))
@@ -152,6 +154,7 @@ def _check_damaged(spec: DatasetSpec, folder: Path, whole: Path) -> None:
 
 
 def _check_damaged_whole(spec: DatasetSpec, folder: Path) -> None:
+    """Check that a damaged release is refused without output, or that the damaged file is listed."""
     less = folder / "less" / spec.dataset
     try:
         prepare(spec, less, require_complete=False)
@@ -162,25 +165,29 @@ def _check_damaged_whole(spec: DatasetSpec, folder: Path) -> None:
 
 
 def _check_refused(spec: DatasetSpec, out: Path, **options: Any) -> None:
+    """Check that an unreadable file stops the preparation without output, if all images are required."""
     try:
         prepare(spec, out, workers=1, **options)
     except DataError:
         assert not out.exists(), "a data set is written whole or not at all, here a part of it is there"
         return
-    raise AssertionError("a file that can't be read stops the work where all images are required")
+    raise AssertionError("expected an unreadable file to stop the preparation if all images are required")
 
 
 def _check_names(stems: Collection[str], text: str, where: str) -> None:
+    """Check that a text contains no name of a file."""
     count = sum(stem in text for stem in stems)
-    assert not count, f"{where} {count} names of files: leave them out, they may tell who a patient is"
+    assert not count, f"{where} {count} names of files: leave them out, because they may identify a patient"
 
 
 def _check_alone(out: Path) -> None:
+    """Check that no other file remains next to the data set."""
     others = [path.name for path in out.parent.iterdir() if path != out]
-    assert not others, f"beside the data set nothing stays, here {', '.join(others)}"
+    assert not others, f"expected no other file next to the data set, found {', '.join(others)}"
 
 
 def _check_same(out: Path, whole: Path, what: str) -> None:
+    """Check that two folders have the same files with the same bytes."""
     names = sorted(path.relative_to(whole) for path in _files(whole))
     assert sorted(path.relative_to(out) for path in _files(out)) == names, f"{what} other files"
     unlike = [str(name) for name in names if (out / name).read_bytes() != (whole / name).read_bytes()]
@@ -188,7 +195,7 @@ def _check_same(out: Path, whole: Path, what: str) -> None:
 
 
 def _end_by_kill(work: Callable[[], object], when: str) -> None:
-    """Do some work in a process that ends itself by ``kill -9``."""
+    """Execute a function in a process that kills itself with ``kill -9``."""
     child = os.fork()
     if child == 0:
         try:
@@ -196,11 +203,11 @@ def _end_by_kill(work: Callable[[], object], when: str) -> None:
         finally:
             os._exit(1)  # it should have been killed
     _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status), f"expected the work to be cut short {when}, it ended by itself"
+    assert os.WIFSIGNALED(status), f"expected the process to be killed {when}, but it ended by itself"
 
 
 def _killed(spec: ImageSpec, after: int) -> ImageSpec:
-    """The same data set, whose reading ends the process."""
+    """Return a spec of the same data set whose loader kills the process."""
     kind: Any = type(spec)
 
     class Killed(kind):
@@ -214,12 +221,15 @@ def _killed(spec: ImageSpec, after: int) -> ImageSpec:
 
 
 def _damage(path: Path) -> None:
+    """Truncate a file."""
     path.write_bytes(path.read_bytes()[:20])
 
 
 def _files(folder: Path) -> list[Path]:
+    """Return all files below a folder."""
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def _count(datalist: Datalist) -> int:
+    """Return the number of cases in a data list."""
     return sum(map(len, datalist.splits.values()))

@@ -1,7 +1,6 @@
-"""Index of a package's methods, from which ``medfl list`` reads the records without importing the methods.
+"""Index of a package's methods: a file from which ``medfl list`` reads records without importing the methods.
 
-``python -m medfl.testing.method_index PACKAGE`` writes the index. Each record comes from the attributes of the method's
-class.
+``python -m medfl.testing.method_index PACKAGE`` writes it. Each record contains the attributes of the method's class.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ INDEX_FILE = "index.json"
 
 
 def index_text(package: str) -> str:
-    """Return the index of a package: JSON with one line for each class that declares its own ``family``.
+    """Return the index of a package: JSON with one line per class that declares its own ``family``.
 
     Args:
         package: Importable name of the package. The function imports all its modules.
@@ -54,25 +53,25 @@ def check_index(package: str) -> None:
 
 
 def _modules(package: str) -> list[ModuleType]:
-    """Import all modules of a package and return them."""
+    """Import all modules of a package."""
     top = importlib.import_module(package)
     names = [info.name for info in pkgutil.walk_packages(top.__path__, f"{package}.")]
     return [importlib.import_module(name) for name in names]
 
 
 def _records(modules: list[ModuleType]) -> list[MethodRecord]:
-    """Return the records of the methods that the modules define."""
+    """Return the records of all methods that the modules define."""
     kinds = [kind for module in modules for kind in vars(module).values() if _is_method_of(module, kind)]
     return [MethodRecord.of(kind) for kind in kinds]
 
 
 def _is_method_of(module: ModuleType, kind: object) -> bool:
-    """Return whether an object is a method class that the module itself defines."""
+    """Return True if an object is a method's class that the module defines."""
     return isinstance(kind, type) and kind.__module__ == module.__name__ and "family" in vars(kind)
 
 
 def _path(package: str) -> Path:
-    """Return the path of a package's index file."""
+    """Return the path of a package's index."""
     file = importlib.import_module(package).__file__
     assert file is not None
     return Path(file).with_name(INDEX_FILE)

@@ -1,4 +1,4 @@
-"""The check of the conformance suite that a method says truly which tasks it is for."""
+"""Check of the conformance suite that a method supports exactly the objectives that meet its needs."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from medfl.errors import SettingsError
 from medfl.objectives import Objective
 from medfl.testing.cohort import Case, bits, folders, make_data
 from medfl.testing.suite import expect, finite, promise, same
-from medfl.testing.tasks import FURTHER, make_sites_of, make_task_of, told_as
+from medfl.testing.tasks import OTHER_OBJECTIVES, make_sites_of, make_task_of, with_targets_of
 
-SIZES = {"a": 9, "b": 6}
-"""Training images of the sites."""
+TRAINING_IMAGES = {"a": 9, "b": 6}
+"""Maps each site to its number of training images."""
 
 
 @promise
 def further_objectives_are_refused_or_work(case: Case) -> None:
-    """A method trains on every objective that has what it needs, and refuses the others before step 0 by the need.
+    """Check that a method trains on each objective that meets its needs, and refuses all others before step 0.
 
-    On one of them a run that is continued gives the bits of one that was not interrupted.
+    On one of the objectives, also check that a continued run gives the same bits as an uninterrupted one.
     """
-    accepted = [objective for objective in FURTHER if _accepts(case, objective)]
+    accepted = [objective for objective in OTHER_OBJECTIVES if _meets_needs(case, objective)]
     for objective in accepted:
         with folders(2) as (whole, parts):
             result = _run(case, objective, whole, rounds=2 if objective is accepted[-1] else 1)
@@ -40,8 +40,11 @@ def further_objectives_are_refused_or_work(case: Case) -> None:
                 same(bits(result), bits(again), f"objective '{objective.name}', continued after a round")
 
 
-def _accepts(case: Case, objective: Objective) -> bool:
-    """Whether a method takes an objective; that it is refused for what it says it needs, if it is not."""
+def _meets_needs(case: Case, objective: Objective) -> bool:
+    """Return True if the objective meets the method's needs.
+
+    Otherwise check that the run is refused with the missing need.
+    """
     task = make_task_of(objective)
     networks = {task.network: task.build()}
     missing = [need for need in sorted(case.make_method().active_needs) if lacks(need, task, networks) is not None]
@@ -52,18 +55,19 @@ def _accepts(case: Case, objective: Objective) -> bool:
             _run(case, objective, folder, rounds=1)
         except SettingsError as error:
             named = all(f"'{word}'" in str(error) for word in (case.name, missing[0], objective.name))
-            expect(named, f"objective '{objective.name}' is refused for '{missing[0]}' in other words: {error}")
+            expect(named, f"objective '{objective.name}' is refused without naming the need '{missing[0]}': {error}")
             expect(not folder.exists(), f"objective '{objective.name}': something was written before the refusal")
             return False
     raise AssertionError(f"objective '{objective.name}' is not refused, though the method needs '{missing[0]}'")
 
 
 def _run(case: Case, objective: Objective, folder: Path, rounds: int) -> Result:
+    """Run the federation with an objective."""
     return case.run(
         folder,
-        sites=make_sites_of(objective, SIZES),
+        sites=make_sites_of(objective, TRAINING_IMAGES),
         task=make_task_of(objective),
-        public=told_as(make_data(12, "public"), objective) if "public_data" in case.kind.needs else None,
-        server_test=told_as(make_data(8, "global"), objective),
+        public=with_targets_of(make_data(12, "public"), objective) if "public_data" in case.kind.needs else None,
+        server_test=with_targets_of(make_data(8, "global"), objective),
         rounds=rounds,
     )

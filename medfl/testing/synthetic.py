@@ -1,7 +1,7 @@
-"""Made-up white blood cells, so that everything can be tried without any real data.
+"""Synthetic images of white blood cells, to try medfl without real data.
 
-Classes differ in the shape of the nucleus and in the colour of cell body and granules, as white blood cells do; sites
-differ in stain, brightness and class balance, as hospitals do. Nobody was ever pricked for these.
+Classes differ in the shape of the nucleus and in the colour of cell body and granules, like real white blood cells.
+Sites differ in staining, brightness and class balance, like hospitals. No image comes from a person.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from medfl.types import GLOBAL
 from medfl.utils.seeds import seed_of
 
 GLOBAL_PER_CLASS = 25
-"""Images of each class in the server's test set."""
+"""Number of images of each class in the server's test set."""
 
 
 @dataclass(frozen=True)
-class Cell:
-    """How cells of a class look. Lengths are in units of half the image.
+class CellAppearance:
+    """Appearance of the cells of one class. Lengths are in units of half the image size.
 
     Attributes:
-        name: Of the class.
-        radius: Of the cell.
-        lobes: Number of discs that make up the nucleus.
+        name: Name of the class.
+        radius: Radius of the cell.
+        lobes: Number of discs that form the nucleus.
         lobe: Radius of a disc.
-        ring: Distance of the discs from the nucleus' centre.
-        arc: Angle over which the discs are spread, in degrees.
+        ring: Distance of the discs from the centre of the nucleus.
+        arc: Angle over which the discs are distributed, in degrees.
         body: Colour of the cell body, RGB in [0, 1].
         nucleus: Colour of the nucleus.
         granules: Colour of the granules.
-        density: How much granules cover, in [0, 1].
+        density: Density of the granules, in [0, 1].
     """
 
     name: str
@@ -56,25 +56,27 @@ class Cell:
 
 
 CELLS = (
-    Cell("lymphocyte", 0.65, 1, 0.54, 0.0, 0, (0.70, 0.76, 0.92)),
-    Cell("neutrophil", 0.8, 4, 0.24, 0.36, 300, (0.93, 0.82, 0.86), granules=(0.85, 0.66, 0.78), density=0.3),
-    Cell("eosinophil", 0.8, 2, 0.31, 0.3, 180, (0.94, 0.76, 0.70), granules=(0.90, 0.42, 0.30), density=0.75),
-    Cell("monocyte", 0.93, 4, 0.34, 0.31, 170, (0.76, 0.78, 0.86), nucleus=(0.50, 0.36, 0.64)),
-    Cell("platelet", 0.28, 0, 0.0, 0.0, 0, (0.76, 0.64, 0.84), granules=(0.55, 0.36, 0.70), density=0.6),
-    Cell("erythroblast", 0.55, 1, 0.3, 0.07, 0, (0.82, 0.72, 0.80), nucleus=(0.26, 0.13, 0.40)),
-    Cell("basophil", 0.75, 2, 0.35, 0.2, 180, (0.80, 0.74, 0.88), granules=(0.24, 0.12, 0.44), density=0.95),
-    Cell("immature granulocyte", 0.95, 1, 0.55, 0.25, 0, (0.84, 0.76, 0.88), granules=(0.62, 0.34, 0.66), density=0.5),
+    CellAppearance("lymphocyte", 0.65, 1, 0.54, 0.0, 0, (0.70, 0.76, 0.92)),
+    CellAppearance("neutrophil", 0.8, 4, 0.24, 0.36, 300, (0.93, 0.82, 0.86), granules=(0.85, 0.66, 0.78), density=0.3),
+    CellAppearance("eosinophil", 0.8, 2, 0.31, 0.3, 180, (0.94, 0.76, 0.70), granules=(0.90, 0.42, 0.30), density=0.75),
+    CellAppearance("monocyte", 0.93, 4, 0.34, 0.31, 170, (0.76, 0.78, 0.86), nucleus=(0.50, 0.36, 0.64)),
+    CellAppearance("platelet", 0.28, 0, 0.0, 0.0, 0, (0.76, 0.64, 0.84), granules=(0.55, 0.36, 0.70), density=0.6),
+    CellAppearance("erythroblast", 0.55, 1, 0.3, 0.07, 0, (0.82, 0.72, 0.80), nucleus=(0.26, 0.13, 0.40)),
+    CellAppearance("basophil", 0.75, 2, 0.35, 0.2, 180, (0.80, 0.74, 0.88), granules=(0.24, 0.12, 0.44), density=0.95),
+    CellAppearance(
+        "immature granulocyte", 0.95, 1, 0.55, 0.25, 0, (0.84, 0.76, 0.88), granules=(0.62, 0.34, 0.66), density=0.5
+    ),
 )
-"""The classes, in the order of their labels."""
+"""Appearance of each class, in the order of the labels."""
 
 
 @dataclass(frozen=True)
 class Stain:
-    """How a site's images look: what light passes is ``gain * pixel ** strength``.
+    """Staining and brightness of a site's images: the transmitted light is ``gain * pixel ** strength``.
 
     Attributes:
-        strength: Of the stain, for each colour, about 1.
-        gain: Brightness of the lamp, for each colour, about 1.
+        strength: Strength of the stain per colour channel, about 1.
+        gain: Brightness of the lamp per colour channel, about 1.
     """
 
     strength: np.ndarray
@@ -82,18 +84,18 @@ class Stain:
 
 
 def draw_stain(rng: np.random.Generator) -> Stain:
-    """A stain and a lamp like those of no other site."""
+    """Draw a random stain and brightness for a site."""
     return Stain(rng.uniform(0.75, 1.5, 3), rng.uniform(0.82, 1.0) * rng.uniform(0.92, 1.06, 3))
 
 
 def draw_cells(labels: np.ndarray, size: int, stain: Stain, rng: np.random.Generator) -> np.ndarray:
-    """Draw one cell for each label.
+    """Draw one cell image for each label.
 
     Args:
         labels: Class of each image, in 0..7, shape (n,).
         size: Height and width in pixels, >= 8.
-        stain: How the images look.
-        rng: Source of randomness.
+        stain: Staining and brightness of the images.
+        rng: Random generator.
 
     Returns:
         Images (n, size, size, 3), uint8.
@@ -103,7 +105,7 @@ def draw_cells(labels: np.ndarray, size: int, stain: Stain, rng: np.random.Gener
     place = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1)[None]
     kinds = [CELLS[label] for label in labels]
     image = np.ones((count, size, size, 3), np.float32) * _rgb((0.96, 0.93, 0.92))
-    for _ in range(3):  # red cells around
+    for _ in range(3):  # surrounding red blood cells
         angle, far = rng.uniform(0, 2 * np.pi, count), rng.uniform(1.0, 1.5, count)
         disc = _disc(place, _polar(angle, far), rng.uniform(0.3, 0.42, count), 2 / size)
         image = _paint(image, disc, _rgb((0.93, 0.76, 0.76)))
@@ -129,26 +131,26 @@ def make_cohort(
     *,
     force: bool = False,
 ) -> list[str]:
-    """Write a partitioned data set of made-up cells.
+    """Write a partitioned data set of synthetic cells.
 
-    Each site has its own stain, lamp and class balance; a fifth of its images is its test set and a tenth its
-    validation set. The server's test set has as many images of each class, in the stains of all sites.
+    Each site has its own stain, brightness and class balance; a fifth of its images is its test set and a tenth its
+    validation set. The server's test set has the same number of images of each class, in the stains of all sites.
 
     Args:
-        out: The folder to write; it is written whole or not at all.
+        out: Folder of the data set; written completely or not at all.
         sites: Number of sites, >= 1.
-        images_per_site: Images of each site, >= 1.
+        images_per_site: Number of images of each site, >= 1.
         classes: Number of classes, 2 to 8.
         size: Height and width in pixels, >= 8.
-        seed: Seed of all draws.
-        force: Whether a data set of medfl's own that is there may be replaced.
+        seed: Seed of all random numbers.
+        force: Whether to replace an existing data set of medfl.
 
     Returns:
-        The names of the sites, sorted.
+        Names of the sites, sorted.
 
     Raises:
         SettingsError: If a number is out of its range.
-        DataError: If `out` may not be written.
+        DataError: If `out` exists and may not be replaced.
     """
     for name, value, low, high in (
         ("sites", sites, 1, 10_000),
@@ -174,14 +176,16 @@ def make_cohort(
     with written_whole(out, force) as folder:
         np.save(folder / "images.npy", images, allow_pickle=False)
         digest = array_digest(folder / "images.npy")
-        write_sites(folder, Pool(_head(classes), "../images.npy", digest, folder / "images.npy"), splits, plan)
+        write_sites(
+            folder, Pool(_empty_datalist(classes), "../images.npy", digest, folder / "images.npy"), splits, plan
+        )
     return plan.names()
 
 
 def _cohort(
     plan: PartitionPlan, count: int, classes: int, size: int
 ) -> tuple[np.ndarray, dict[str, dict[str, list[CaseRecord]]]]:
-    """All images, and the records of each site and of the server."""
+    """Return all images, and the records of each site and of the server."""
     parts: list[np.ndarray] = []
     splits: dict[str, dict[str, list[CaseRecord]]] = {}
     test: list[CaseRecord] = []
@@ -199,15 +203,16 @@ def _cohort(
     return np.concatenate(parts), splits
 
 
-def _head(classes: int) -> Datalist:
+def _empty_datalist(classes: int) -> Datalist:
+    """Return a data list without cases."""
     labels = {str(number): cell.name for number, cell in enumerate(CELLS[:classes])}
     return Datalist("phantom blood cells", "../images.npy", classes, labels, "made up", "CC0 1.0")
 
 
 def _nucleus(
-    place: np.ndarray, kinds: list[Cell], centre: np.ndarray, grow: np.ndarray, rng: np.random.Generator
+    place: np.ndarray, kinds: list[CellAppearance], centre: np.ndarray, grow: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """Cover of the nuclei, (n, size, size) in [0, 1]: the union of their lobes."""
+    """Return the coverage of the nuclei, (n, size, size) in [0, 1]: the union of their lobes."""
     count, size = len(kinds), place.shape[1]
     turn = rng.uniform(0, 2 * np.pi, count)
     lobes = np.array([kind.lobes for kind in kinds])
@@ -223,28 +228,31 @@ def _nucleus(
 
 
 def _disc(place: np.ndarray, centre: np.ndarray, radius: np.ndarray, edge: float) -> np.ndarray:
-    """Cover of discs, (n, size, size) in [0, 1], with an edge of about one pixel."""
+    """Return the coverage of discs, (n, size, size) in [0, 1], with an edge of about one pixel."""
     away = np.linalg.norm(place - centre[:, None, None, :], axis=-1)
     cover: np.ndarray = ((radius[:, None, None] - away) / edge + 0.5).clip(0, 1).astype(np.float32)
     return cover
 
 
 def _polar(angle: np.ndarray, distance: np.ndarray) -> np.ndarray:
+    """Convert polar coordinates to offsets (n, 2)."""
     shift: np.ndarray = np.stack([np.sin(angle), np.cos(angle)], axis=-1) * np.asarray(distance)[:, None]
     return shift
 
 
 def _paint(image: np.ndarray, cover: np.ndarray, colour: np.ndarray) -> np.ndarray:
+    """Blend a colour into the images according to a coverage."""
     painted: np.ndarray = image + cover[..., None] * (colour - image)
     return painted
 
 
 def _rgb(colour: tuple[float, float, float]) -> np.ndarray:
+    """Return a colour as an array."""
     return np.array(colour, np.float32)
 
 
 def _jitter(colours: list[tuple[float, float, float]], rng: np.random.Generator) -> np.ndarray:
-    """The colours of all images, each a little off, (n, 1, 1, 3)."""
+    """Return the colours of all images with small random changes, (n, 1, 1, 3)."""
     values = np.array(colours) + rng.normal(0, 0.04, (len(colours), 3))
     shades: np.ndarray = values.clip(0.02, 1).astype(np.float32)[:, None, None, :]
     return shades

@@ -1,4 +1,4 @@
-"""The tiny federation with other objectives than classes: what its images show, told in another way."""
+"""The tiny federation with objectives other than multiclass: the same images with targets of other kinds."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from medfl.testing.cohort import CLASSES, SmallNet, make_data, make_task
 
 
 class SmallUNet(nn.Module):
-    """A body of two convolutions and a head of one, which keep the size of an image; its stages are both maps.
+    """Network with a body of two convolutions and a head of one, which keep the size of an image; its stages are maps.
 
     Args:
-        outputs: Channels of the output.
-        norm: Whether there is a batch-norm layer.
-        width: Channels between.
+        outputs: Number of output channels.
+        norm: Whether the network has a batch-norm layer.
+        width: Number of channels of the body.
     """
 
     def __init__(self, outputs: int, norm: bool = True, width: int = 6) -> None:
@@ -34,36 +34,41 @@ class SmallUNet(nn.Module):
         self.feature_layers = [self.body[len(first)], self.body]
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Outputs (B, outputs, H, W) of images (B, 1, H, W)."""
+        """Compute outputs (B, outputs, H, W) of images (B, 1, H, W)."""
         outputs: torch.Tensor = self.head(self.body(images))
         return outputs
 
 
-def _sick(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def _binary_targets(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return binary targets: 1 for all classes except the first."""
     return (labels > 0).long()
 
 
-def _findings(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def _multilabel_targets(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return multi-label targets with some missing labels."""
     findings = nn.functional.one_hot(labels, CLASSES).float()
-    findings[torch.arange(len(labels)) % 4 == 3, 0] = torch.nan  # nobody looked for it
+    findings[torch.arange(len(labels)) % 4 == 3, 0] = torch.nan  # not labelled
     return findings
 
 
-def _values(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def _regression_targets(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return two regression targets per image."""
     return torch.stack([labels.float(), images.flatten(1).mean(1)], dim=1)
 
 
-def _times(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def _survival_targets(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return event times with some censored ones."""
     events = torch.arange(len(labels)) % 3 > 0
     return torch.stack([4.0 - labels + images.flatten(1).mean(1).sigmoid(), events.float()], dim=1)
 
 
-def _bright(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def _mask_targets(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return masks of the bright pixels."""
     return (images > 0.5).long()
 
 
 class _Example(NamedTuple):
-    """An objective, its targets of images (n, 1, 6, 6) and their classes (n,), and what learns it in a few steps."""
+    """An objective with its targets for images (n, 1, 6, 6) and classes (n,), and a suitable network."""
 
     objective: Objective
     targets: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -74,21 +79,22 @@ class _Example(NamedTuple):
 _EXAMPLES = {
     example.objective.name: example
     for example in (
-        _Example(Binary(), _sick),
-        _Example(Multilabel(CLASSES), _findings),
+        _Example(Binary(), _binary_targets),
+        _Example(Multilabel(CLASSES), _multilabel_targets),
         # squared errors and a Cox loss have no bound on their gradients
-        _Example(Regression(2), _values, lr=0.01),
-        _Example(Survival(), _times, lr=0.01),
-        _Example(Segmentation(2), _bright, SmallUNet),
+        _Example(Regression(2), _regression_targets, lr=0.01),
+        _Example(Survival(), _survival_targets, lr=0.01),
+        _Example(Segmentation(2), _mask_targets, SmallUNet),
     )
 }
+"""Maps each objective's name to its example."""
 
-FURTHER = tuple(example.objective for example in _EXAMPLES.values())
-"""Objectives beside several classes, with which the tiny federation can be run."""
+OTHER_OBJECTIVES = tuple(example.objective for example in _EXAMPLES.values())
+"""Objectives other than multiclass that the tiny federation supports."""
 
 
 def make_task_of(objective: Objective) -> Task:
-    """The tiny task with an objective, its default loss and metrics, and networks as in `make_task`."""
+    """Return the tiny task with an objective, its default loss and metrics, and networks as in `make_task`."""
     example = _EXAMPLES[objective.name]
     kind = partial(example.network, outputs=objective.outputs)
     networks = {"norm": kind, "plain": partial(kind, norm=False), "wide": partial(kind, width=9)}
@@ -97,21 +103,21 @@ def make_task_of(objective: Objective) -> Task:
     return replace(task, networks=networks, objective=objective, metrics=(), optimizer=optimizer)
 
 
-def told_as(data: TensorData, objective: Objective) -> TensorData:
-    """The same images with targets of another objective, which follow from image and class.
+def with_targets_of(data: TensorData, objective: Objective) -> TensorData:
+    """Return the same images with targets of another objective, computed from image and class.
 
     Args:
-        data: From `make_data`.
-        objective: Of the kind of one of `FURTHER`.
+        data: Data from `make_data`.
+        objective: Objective of the kind of one of `OTHER_OBJECTIVES`.
     """
     return TensorData(data.images, _EXAMPLES[objective.name].targets(data.images, labels_of(data)))
 
 
 def make_sites_of(objective: Objective, sizes: Mapping[str, int]) -> dict[str, Splits]:
-    """Small sites with an objective: so many training images each, 4 for validation and 6 to test."""
+    """Create sites with an objective: the given numbers of training images, 4 for validation and 6 for testing."""
 
     def part(n: int, key: str) -> TensorData:
-        return told_as(make_data(n, key), objective)
+        return with_targets_of(make_data(n, key), objective)
 
     return {
         name: Splits(part(size, name), part(4, f"{name}/val"), part(6, f"{name}/test")) for name, size in sizes.items()

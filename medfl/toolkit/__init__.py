@@ -1,1 +1,1 @@
-"""The toolkit for authors of methods."""
+"""Base classes and building blocks for authors of federated methods."""

@@ -1,4 +1,4 @@
-"""Who takes part in a round, and what the server does with replies: updates and their weighted mean."""
+"""Aggregation of updates at the server: sampling of sites, validation of updates, weights, and weighted means."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ logger = logging.getLogger(__name__)
 
 
 def subtract(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """The update of a tensor; a boolean one is replaced, not subtracted."""
+    """Return the update of a tensor, ``after - before``; for a boolean tensor return a copy of `after`."""
     return after.clone() if after.dtype is torch.bool else after - before
 
 
 def add_update(old: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
-    """Old plus update, summed in the update's precision and returned in the old one's."""
+    """Return `old` plus `update`, computed in the update's dtype and converted to the dtype of `old`.
+
+    For a boolean tensor the update replaces the old value.
+    """
     if old.dtype is torch.bool:
         return update.to(old.dtype)
     new = torch.empty_like(old, memory_format=torch.contiguous_format)
@@ -37,18 +40,20 @@ def add_update(old: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
 def check_updates(
     updates: Tensors, originals: Tensors, sends: Mapping[str, PayloadKind], needed: Collection[str] = ()
 ) -> None:
-    """Refuse updates that can't be added to what they are updates of.
+    """Raise if a reply's updates can't be added to the tensors of the request that they update.
+
+    Under each prefix of kind ``update`` in `sends`, a reply contains an update of every floating tensor of the request,
+    or no tensor at all. It may leave out other tensors. Tensors of other kinds are not checked.
 
     Args:
-        updates: Of a reply.
-        originals: Of the order: what they are updates of, by the same names.
-        sends: `medfl.contract.Method.sends`. Under each of its prefixes that stands for updates a reply has an update
-            of every floating tensor, or none at all; other tensors may be left out. What is no update is not looked at.
-        needed: Prefixes under which there must be updates, if the order brought any such tensor. A reply without them
-            would count as one of zeros.
+        updates: Tensors of a reply, by name.
+        originals: Tensors of the request, by the same names.
+        sends: `medfl.contract.Method.sends`: maps each name prefix to the kind of its tensors.
+        needed: Prefixes under which updates are required if the request contains tensors with this prefix. Without this
+            check, a reply that lacks them would count as an update of zeros.
 
     Raises:
-        RefusedError: If a name, a shape or a dtype is another one, or a tensor is missing.
+        RefusedError: If a tensor's name, shape or dtype differs from the request, or a tensor is missing.
     """
     for prefix in (prefix for prefix, kind in sends.items() if kind == "update"):
         known = {name: tensor for name, tensor in originals.items() if name.startswith(prefix)}
@@ -59,7 +64,7 @@ def check_updates(
                 expected = "no such name" if old is None else f"{old.dtype} {list(old.shape)}"
                 raise RefusedError(
                     "wrong_tensor",
-                    f"An update of {ascii(name)[:60]} was refused: expected {expected}, as in the order, got "
+                    f"An update of {ascii(name)[:60]} was refused: expected {expected}, as in the request, got "
                     f"{tensor.dtype} {list(tensor.shape)}. The site needs the same network and version of medfl.",
                     tensor=ascii(name)[:60],
                     expected=expected,
@@ -69,67 +74,77 @@ def check_updates(
         if lacking and not came and prefix in needed:
             raise RefusedError(
                 "missing_updates",
-                f"Expected updates of the {len(lacking)} tensors '{prefix}' that the order brought, got none. "
-                "Such a reply does not count.",
+                f"Expected updates of the {len(lacking)} tensors '{prefix}' of the request, got none. "
+                "The reply was refused.",
                 prefix=prefix,
                 count=len(lacking),
             )
         if came and lacking:
             raise RefusedError(
                 "missing_tensor",
-                f"An update of '{lacking[0]}' is missing in a reply that has others: expected all.",
+                f"The reply has no update of '{lacking[0]}', but updates of other tensors: expected all or none.",
                 tensor=lacking[0],
             )
 
 
 def normalised(weights: dict[str, float], fallback: Mapping[str, Meta]) -> dict[str, float]:
-    """Weights that sum to 1 (rule G-5).
+    """Return weights that sum to 1 (rule G-5).
 
-    A weight vector that is all zero or holds a negative or non-finite value falls back to the sizes, with a warning.
+    If the weights are all zero, or one is negative or not finite, log a warning and weight by the sizes instead. If the
+    sizes are unusable too, weight all sites equally.
 
     Args:
-        weights: Site to weight.
-        fallback: Site to meta with ``size``; sites without it count 1. Unusable sizes count alike.
+        weights: Maps each site to its weight.
+        fallback: Maps each site to its metadata with ``size``; a site without ``size`` has size 1.
+
+    Returns:
+        Maps each site to its normalised weight.
     """
-    if not _usable(weights):
+    if not _are_usable(weights):
         logger.warning("Aggregation weights are not usable (not finite, negative, or all zero); weighing by size.")
         weights = {name: float(meta.get("size", 1.0)) for name, meta in fallback.items()}
-    if not _usable(weights):
+    if not _are_usable(weights):
         weights = dict.fromkeys(weights, 1.0)
     total = math.fsum(weights.values())
     return {name: weight / total for name, weight in weights.items()}
 
 
-def _usable(weights: dict[str, float]) -> bool:
+def _are_usable(weights: dict[str, float]) -> bool:
+    """Return True if all weights are finite and not negative, and at least one is positive."""
     total = sum(weights.values())  # not finite if any weight is not
     return math.isfinite(total) and total > 0 and min(weights.values()) >= 0
 
 
 def mean_update(replies: Replies, weights: dict[str, float], prefix: str = MODEL) -> Tensors:
-    """`mean_updates` under one prefix."""
+    """Compute the weighted mean of the updates under one prefix, see `mean_updates`."""
     return mean_updates(replies, {prefix: weights})[prefix]
 
 
 def mean_updates(replies: Replies, weights: Mapping[str, Mapping[str, float]]) -> dict[str, Tensors]:
-    """The weighted means of updates in float64, one reply in memory at a time, in name order.
+    """Compute the weighted means of the updates in float64.
+
+    Reads the replies in the order of their sites' names and keeps one in memory at a time.
 
     Args:
-        replies: Those of sites that a prefix's weights don't name are left out there.
-        weights: Prefix to the weights of the sites, which sum to 1. No other tensors are looked at.
+        replies: Replies of the sites.
+        weights: Maps each prefix to the weights of the sites, which sum to 1. A site without a weight is left out of
+            that prefix. Tensors with other prefixes are ignored.
 
     Returns:
-        Prefix to name to float64 mean; integer and boolean buffers take the largest value (rule G-2).
+        Maps each prefix to its mean tensors by name, without the prefix, in float64. Integer and boolean buffers take
+        the largest value over the sites (rule G-2).
     """
     means: dict[str, Tensors] = {prefix: {} for prefix in weights}
     for site, tensors in replies:
         for prefix, shares in weights.items():
             if site in shares:
-                _add(means[prefix], select(tensors, prefix), shares[site])
-        del tensors  # before the next one is read
+                _add_weighted(means[prefix], select(tensors, prefix), shares[site])
+        del tensors  # frees the memory before the next reply is read
     return means
 
 
-def _add(mean: Tensors, tensors: Tensors, weight: float) -> None:
+def _add_weighted(mean: Tensors, tensors: Tensors, weight: float) -> None:
+    """Add `weight` times the tensors to the running mean, in place."""
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
             mean[name] = torch.maximum(mean[name], tensor) if name in mean else tensor.clone()
@@ -143,15 +158,16 @@ def _add(mean: Tensors, tensors: Tensors, weight: float) -> None:
 
 
 def sample(names: list[str], fraction: float, generator: torch.Generator) -> list[str]:
-    """`participants` of the names without replacement (rule G-3).
+    """Draw sites without replacement (rule G-3).
 
     Args:
-        names: Candidates, sorted as strings.
-        fraction: In (0, 1]; 1 means all of them.
-        generator: Keyed by (seed, "participation", round), so that all methods share one schedule.
+        names: Names of the candidates, sorted as strings.
+        fraction: Share of the candidates to draw, in (0, 1], see `medfl.settings.participants`.
+        generator: Random generator with the key (seed, "participation", round), so that all methods draw the same
+            sites.
 
     Returns:
-        The chosen names, sorted; empty if there is no candidate.
+        Names of the drawn sites, sorted; an empty list if there is no candidate.
     """
     if not names:
         return []
@@ -160,14 +176,16 @@ def sample(names: list[str], fraction: float, generator: torch.Generator) -> lis
 
 
 def check_validation(server: Server, why: str) -> None:
-    """Refuse a run in which a site with training images has none for validation.
+    """Raise if a site that has training images has no validation images. Call it in `setup`.
+
+    A site whose site information is unknown passes.
 
     Args:
-        server: In `setup`; a site of which nothing is known yet is let through.
-        why: What method needs them and for what, for the message.
+        server: The server.
+        why: Reason why the method needs validation images, for the message.
 
     Raises:
-        SettingsError: Naming sites.
+        SettingsError: If validation images are missing; the message lists the sites.
     """
     if lacking := [name for name in server.trainable() if not server.site_info.get(name, {}).get("validates", True)]:
         raise SettingsError(

@@ -1,9 +1,12 @@
-"""The base of most methods: sites train from the server's model and reply with updates; the server averages them.
+"""Federated averaging, and the base class of most methods.
 
-A method overrides what it changes: at a site what `medfl.toolkit.local_training` lists, such as `loss`; here `shared`
-(what is exchanged), `weight`, `weights_of`, `server_update`, for tensors beside the model `extra_down`, `extra_weights`
-`aggregate_extra`, and for rounds of several steps `round_steps` and `schedule` (`medfl.toolkit.rounds`). Unchanged,
-it is FedAvg (McMahan et al., AISTATS 2017).
+Sites train from the server's model and reply with updates; the server averages the updates. As it is, `Averaging` is
+FedAvg (McMahan et al., AISTATS 2017). A method is a subclass that overrides some of these methods:
+
+* at a site, the hooks of `medfl.toolkit.local_training.LocalTraining`, such as `loss`;
+* for the exchanged tensors and their aggregation, `shared_names`, `weight`, `weights_of` and `server_update`;
+* for tensors besides the model, `extra_request_tensors`, `extra_weights` and `aggregate_extra`;
+* for rounds of several steps, `round_steps` and `remaining_steps` (`medfl.toolkit.rounds`).
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from medfl.contract import (
     Site,
 )
 from medfl.errors import SettingsError
-from medfl.hooks import PROMISES
+from medfl.hooks import UNINHERITED_CAPABILITIES
 from medfl.networks.norms import buffer_names, norm_names
 from medfl.privacy.policy import policy_of
 from medfl.settings import participants
@@ -42,42 +45,46 @@ from medfl.toolkit.aggregation import (
     subtract,
 )
 from medfl.toolkit.kept import KEPT, add_to_kept, shared_of
-from medfl.toolkit.local_training import LocalTraining, own_model
+from medfl.toolkit.local_training import LocalTraining, stored_personal_model
 from medfl.toolkit.robust.rule import check_rule, robust_mean
-from medfl.toolkit.rounds import Rounds, Step
+from medfl.toolkit.rounds import MultiStepMethod, Step
 from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.metadata import Count, MetaField
 from medfl.utils.text import names_and_more
 from medfl.utils.wire import prefixed, select
 
 Weighting = Literal["size", "uniform", "method", "none"]
-"""Weighting of the sites' models at the server: by their numbers of training images; all alike; by weights that the
-method computes itself; or not at all, since it averages no models."""
+"""Weighting of the sites' models at the server.
+
+``size`` weights by the number of training images, ``uniform`` weights all sites equally, ``method`` uses weights that
+the method computes, and ``none`` means that the server averages no models.
+"""
 
 
-class Averaging(Rounds, LocalTraining):
-    """Averaging of the updates of participating sites, each weighted by its number of training images.
+class Averaging(MultiStepMethod, LocalTraining):
+    """Federated averaging of the participating sites' updates, weighted by their numbers of training images.
 
-    Under a privacy setting sizes stay at home and the weights are uniform.
+    Under a privacy setting the sizes don't leave the sites, and the weights are uniform.
 
-    A class declares its capabilities in `supports`. Two of them are promises, and a subclass does not inherit them.
+    A class declares its capabilities in `supports`. Two of them are promises, which a subclass does not inherit:
 
-    * `Capability.DP_SGD`: a site's data enter the updates only through `loss`, in one `fit` a round. DP-SGD makes these
-      gradients private and nothing else. A second `fit` in a step is refused then. Check this promise carefully in a
-      class that overrides more than `loss` and the server's part.
-    * `Capability.ROBUST`: the server computes one mean of the updates, weighted by sizes or uniformly, and a robust
-      rule (``settings.robust``) can replace it. Check this promise in a class that overrides `sends`, `weight`,
-      `weights_of`, `round_steps`, `plan`, `aggregate`, `average`, `fold`, `extra_weights` or `aggregate_extra`.
+    * `Capability.DP_SGD`: a site's data enter the updates only through `loss`, in one `fit` per round. DP-SGD makes
+      only these gradients private, so a second `fit` in a step is refused. Check this promise carefully in a class that
+      overrides more than `loss` and the server's part.
+    * `Capability.ROBUST`: the server computes one mean of the updates, weighted by sizes or uniformly, which a robust
+      rule (``settings.robust``) can replace. Check this promise in a class that overrides `sends`, `weight`,
+      `weights_of`, `round_steps`, `plan`, `aggregate_updates`, `average_and_update`, `aggregate`, `extra_weights` or
+      `aggregate_extra`.
     """
 
     name: ClassVar[str]
-    """Name that users type. Each method declares its own name, family, paper and summary."""
+    """Name of the method as users type it. Each method declares its own name, family, paper and summary."""
     family: ClassVar[str]
-    """Heading under which similar methods are listed, for example ``averaging`` or ``personal``."""
+    """Heading under which lists group similar methods, for example ``averaging`` or ``personal``."""
     paper: ClassVar[str]
     """Publication, for example ``McMahan et al., AISTATS 2017``; may be empty."""
     summary: ClassVar[str]
-    """One line for lists of methods."""
+    """Summary of the method in one line, for lists of methods."""
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update"}
     sends_meta: ClassVar[Mapping[str, MetaField]] = {"size": MetaField("private", Count)}
@@ -89,17 +96,17 @@ class Averaging(Rounds, LocalTraining):
 
     @property
     def active_supports(self) -> frozenset[Capability]:
-        """Capabilities of the class, without `PROMISES` unless the class declares `supports` itself."""
-        return self.supports if "supports" in vars(type(self)) else self.supports - PROMISES
+        """Capabilities of the class, without `UNINHERITED_CAPABILITIES` unless it declares `supports` itself."""
+        return self.supports if "supports" in vars(type(self)) else self.supports - UNINHERITED_CAPABILITIES
 
     @property
     def active_needs(self) -> frozenset[Need]:
-        """Those of the class, unless it says otherwise."""
+        """Requirements of the method with its current settings; by default `needs` of the class."""
         return self.needs
 
     @property
     def weighting(self) -> Weighting:
-        """The weighting of the sites' models with these settings, as `weight` and `weights_of` compute it."""
+        """Weighting of the sites' models with the current settings, derived from `weight` and `weights_of`."""
         if MODEL not in self.sends:
             return "none"
         if type(self).weights_of is not Averaging.weights_of:
@@ -110,68 +117,89 @@ class Averaging(Rounds, LocalTraining):
             return "method"
         return "uniform" if self.weight(alike | {"size": 3.0}) == once else "size"
 
-    # ---- what a method overrides
+    # ---- methods to override
 
     def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
-        """State-dict names that are exchanged, by the policy for normalisation layers (rule G-2)."""
+        """Return the state-dict names of the tensors that sites and server exchange.
+
+        Args:
+            model: A network of the run.
+            norm_sync: Setting of the run that excludes all tensors (``none``) or the buffers (``params``) of
+                normalisation layers (rule G-2).
+        """
         norms = norm_names(model)
         personal = {"none": norms, "params": norms & buffer_names(model)}.get(norm_sync, set())
         return [name for name in model.state_dict() if name not in personal]
 
     def weight(self, meta: Meta) -> float:
-        """Weight of a reply before normalisation, >= 0; `meta` lacks what a site's policy keeps at home."""
+        """Return the weight of a reply before normalisation, >= 0.
+
+        Args:
+            meta: Metadata of the reply, without the fields that the site's policy withholds.
+        """
         return float(meta.get("size", 1.0))
 
     def weights_of(self, server: Server, metas: Mapping[str, Meta]) -> dict[str, float]:
-        """Weights of all replies before normalisation, by site; for a method whose weights hang on each other."""
+        """Return the weight of each site's reply before normalisation.
+
+        Override this instead of `weight` if a site's weight depends on the other replies.
+
+        Args:
+            server: The server.
+            metas: Maps each site to the metadata of its reply.
+        """
         return {name: self.weight(meta) for name, meta in metas.items()}
 
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
-        """The new shared tensors from the old ones and the mean update; plain averaging adds the two.
+        """Compute the new shared tensors from the old ones and the mean update; by default their sum.
 
         Args:
-            server: Its state's tensors may keep, under names that begin with `KEPT`, what a server optimiser needs; its
-                meta lists the trainable ``parameters``.
-            old: The shared tensors that the sites started from.
-            mean: Mean update, float64 for floating tensors; for integer buffers the largest update.
+            server: The server. Its state's metadata list the trainable ``parameters``. Its state's tensors may store
+                the memory of a server optimiser under names that start with `AUXILIARY_PREFIX`.
+            old: Shared tensors that the sites started from.
+            mean: Mean update, in float64 for floating tensors; for integer buffers the largest update.
         """
         return {name: add_update(tensor, mean[name]) if name in mean else tensor for name, tensor in old.items()}
 
-    # ---- tensors beside the model
+    # ---- tensors besides the model
 
     def extra_down(self, server: Server) -> Tensors:
-        """What each order brings beside what is published; a site finds it in `Fit.received`."""
+        """Return tensors for each request besides the published ones. Sites find them in `Fit.received`."""
         return {}
 
     def extra_weights(self, server: Server, metas: Mapping[str, Meta]) -> dict[str, float]:
-        """Weights of what came beside the updates, before normalisation, by site; by default those of the updates."""
+        """Return the weight of each site's further tensors before normalisation; by default its update's weight."""
         return self.weights_of(server, metas)
 
     def aggregate_extra(self, server: Server, prefix: str, mean: Tensors, replied: int) -> None:
-        """Take in what came beside the updates; by default it is added to what the server keeps under the prefix.
+        """Aggregate further tensors of the replies; by default add their mean to the server's auxiliary state.
 
         Args:
-            server: After `server_update`.
-            prefix: In `sends`, but not the model's.
-            mean: As in `server_update`, by names without the prefix. A site that sent none counts as zeros.
-            replied: How many sites replied.
+            server: The server, after `server_update`.
+            prefix: Prefix of the tensors in `sends`, other than the model's.
+            mean: Mean tensors as in `server_update`, by names without the prefix. A site that sent none counts as
+                zeros.
+            replied: Number of sites that replied.
         """
         add_to_kept(server, prefix, mean)
 
     # ---- the step of a round
 
     def round_steps(self) -> tuple[Step, ...]:
-        """One: this round's participants train, and their updates are averaged."""
+        """Return the single step ``fit``: this round's participants train, and the server averages their updates."""
         return (Step("fit", self.requests, self.train, self.aggregate_updates),)
 
     def requests(self, server: Server) -> list[Request]:
-        """To this round's participants, with the server's model."""
+        """Return requests with the server's model to the sites that are drawn for this round."""
         chosen = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
         tensors = self.publish(server) | self.extra_down(server)
         return [Request(name, "fit", tensors) for name in chosen]
 
     def train(self, site: Site, request: Request) -> Reply:
-        """Train from the received tensors, keep the personal ones, reply with the update of the shared ones."""
+        """Train from the received tensors, and reply with the update of the shared tensors.
+
+        Stores the personal tensors in the site's state.
+        """
         received = select(request.tensors, MODEL)
         done, models = self.train_in_turn(site, request.tensors, self.start(site, received))
         personal = {name: done.after[name] for name in done.after if name not in received}
@@ -180,20 +208,21 @@ class Averaging(Rounds, LocalTraining):
         return Reply(update | done.extra, {"size": len(site.train)} | done.meta, log=done.log, trained=models)
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
-        """Weighted mean of the updates, then `server_update`; then the means of what came beside them."""
+        """Average the updates, apply `server_update`, and aggregate the further tensors of the replies."""
         self.average(server, replies, [prefix for prefix in self.sends if prefix != MODEL])
 
     # ---- the contract
 
     def filters(self) -> tuple[Filter, ...]:
-        """Updates leave as they are."""
+        """Return no filters: updates are sent unchanged."""
         return ()
 
     def setup(self, server: Server) -> None:
-        """The common initial model.
+        """Store the initial shared tensors in the server's state.
 
         Raises:
-            SettingsError: If noise would fall on running statistics, or a robust rule needs more replies than come.
+            SettingsError: If noise would be added to running statistics, or a robust rule needs more replies than a
+                round has.
         """
         if server.settings.robust is not None:
             check_rule(server.settings.robust, participants(len(server.trainable()), server.settings.fraction))
@@ -207,21 +236,25 @@ class Averaging(Rounds, LocalTraining):
         server.state.meta["complete"] = len(names) == len(tensors)
 
     def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
-        """Updates are of the order's tensors, and there are those that the step says."""
+        """Raise if a reply's updates don't match the request's tensors, or the step's required updates are missing."""
         steps = {step.name: step.updates for step in self.round_steps()}
-        needed = steps.get(request.op, ())  # a method that plans orders of its own knows what it needs
+        needed = steps.get(request.op, ())  # a method that overrides `plan` checks its own requests
         check_updates(tensors, request.tensors, self.sends, self.sends if needed is None else needed)
 
     def publish(self, server: Server) -> Tensors:
-        """The shared tensors."""
+        """Return the shared tensors."""
         return prefixed(shared_of(server), MODEL)
 
     def findings(self, server: Server) -> Findings:
-        """Nothing beside the scores."""
+        """Return no findings besides the scores."""
         return Findings()
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """The server's model where all of it is shared, otherwise each site's own; and what a site trains apart."""
+        """Return the models by kind.
+
+        The server has a ``global`` model if all tensors are shared. A site has a ``global`` model if it received all
+        tensors, otherwise a ``personal`` one, and a ``personal`` model from a separate personal training.
+        """
         if isinstance(participant, Server):
             complete = participant.state.meta.get("complete", False)
             return {"global": Model(participant.task.network, shared_of(participant))} if complete else {}
@@ -231,27 +264,29 @@ class Averaging(Rounds, LocalTraining):
         models = {kind: Model(participant.network, tensors)}
         for training in self.trainings(participant):
             if training.apart:
-                models["personal"] = Model(participant.network, own_model(participant, training, tensors))
+                models["personal"] = Model(participant.network, stored_personal_model(participant, training, tensors))
         return models
 
     def task_of(self, task: Task) -> Task:
-        """The run's networks as they are."""
+        """Return the task unchanged."""
         return task
 
     def network_config(self, model: Model, network_def: Any) -> Any:
-        """The run's network as it is."""
+        """Return the network's definition unchanged."""
         return network_def
 
     def predictor(self, task: Task, models: list[Model]) -> nn.Module:
-        """The first model as it is."""
+        """Return the first model's network in evaluation mode."""
         return task.load(models[0].tensors, models[0].network).eval()
 
-    # ---- pieces
+    # ---- helpers for subclasses
 
     def average(self, server: Server, replies: Replies, further: Sequence[str] = ()) -> None:
-        """Fold the updates of the model, and what came beside them under further prefixes, by `aggregate_extra`.
+        """Average the model's updates and the tensors with further prefixes, and update the server's state in place.
 
-        Under a robust rule its value stands in place of the mean, and nothing comes beside the updates.
+        With a robust rule, its result replaces the mean of the updates, and further tensors are ignored. Without
+        replies
+        nothing changes.
         """
         if not len(replies):
             return
@@ -261,8 +296,8 @@ class Averaging(Rounds, LocalTraining):
             return
         weights = {MODEL: normalised(self.weights_of(server, replies.meta), replies.meta)}
         if further:
-            beside = normalised(self.extra_weights(server, replies.meta), replies.meta)
-            weights |= dict.fromkeys(further, beside)
+            extra_weights = normalised(self.extra_weights(server, replies.meta), replies.meta)
+            weights |= dict.fromkeys(further, extra_weights)
         means = mean_updates(replies, weights)
         server.state.tensors |= self.server_update(server, shared_of(server), means[MODEL])
         for prefix in further:
@@ -271,17 +306,23 @@ class Averaging(Rounds, LocalTraining):
 
 
 def refuse_noisy_statistics(model: nn.Module, names: list[str]) -> None:
-    """Under privacy all that is shared carries noise, and a noisy running variance may fall below zero.
+    """Raise if running statistics of normalisation layers are shared in a run with a privacy setting.
+
+    All shared tensors get noise in such a run, and noise can make a running variance negative.
+
+    Args:
+        model: The network.
+        names: State-dict names of the shared tensors.
 
     Raises:
-        SettingsError: If running statistics are shared.
+        SettingsError: If running statistics are among the names.
     """
     noisy = sorted(norm_names(model) & buffer_names(model) & set(names))
     if noisy:
         raise SettingsError(
             "noisy_statistics",
             "Under a privacy setting the running statistics of normalisation layers can't be shared, got "
-            f"{names_and_more(noisy, 3)}: noise would turn variances negative. Set norm_sync to 'params' or 'none', or "
+            f"{names_and_more(noisy, 3)}: noise could make variances negative. Set norm_sync to 'params' or 'none', or "
             "use group norm.",
             setting="norm_sync",
             tensors=noisy,

@@ -1,4 +1,4 @@
-"""The base of methods in which sites share the body of their networks and keep their heads."""
+"""Base classes of methods in which sites share the body of their networks and keep their heads."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from medfl.types import MODEL, Tensors
 from medfl.utils.text import names_and_more
 from medfl.utils.wire import prefixed, select
 
-HEAD = "head/"
-"""What the names of a head's tensors begin with in messages."""
+HEAD_PREFIX = "head/"
+"""Prefix of the head's tensors in messages."""
 
 
 class BodySharing(Averaging):
-    """The body's updates are averaged as in FedAvg; a site's head never changes but by its own training.
+    """Base class of methods that average the bodies' updates as in FedAvg, while each site trains and keeps its head.
 
-    The head is a network's attribute `head`; the body is all the rest, and its normalisation layers follow the run's
-    `norm_sync`. All sites begin with the initial tensors of their network. Networks may have unlike heads if the names
-    and shapes of their bodies agree.
+    The head is a network's attribute `head`. The body is the rest; its normalisation layers follow the run's
+    `norm_sync`. Each site starts from the initial tensors of its network. Heads may differ between sites if the names
+    and shapes of the bodies agree.
     """
 
     supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DIFFERENT_HEADS})
 
     def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
-        """The body's tensors."""
+        """Return the names of the body's tensors."""
         return without_head(model, super().shared(model, norm_sync))
 
     def setup(self, server: Server) -> None:
-        """The common initial body.
+        """Store the initial body in the server's state.
 
         Raises:
-            SettingsError: If a network has no head, or sites' bodies are unlike.
+            SettingsError: If a network has no head, or the bodies of the sites differ.
         """
         super().setup(server)
         for network in server.networks():
             self.check_body(server, network)
 
     def check_body(self, server: Server, network: str) -> None:
-        """Refuse a network whose body is not that of the task's own network, or whose head has no tensors."""
+        """Raise if a network's body differs from the body of the default network, or if its head has no tensors."""
         model = server.task.build(network)
         if not head_names(model, network):
             raise SettingsError(
@@ -64,8 +64,8 @@ class BodySharing(Averaging):
             raise SettingsError(
                 "unlike_bodies",
                 f"Network '{network}' has another body than '{server.task.network}': expected the same names and "
-                f"shapes in all but the head, got unlike ones in {names_and_more(sorted(unlike), 3)}. Give all "
-                "sites one body; heads may differ.",
+                f"shapes outside the head, got different ones in {names_and_more(sorted(unlike), 3)}. Give all "
+                "sites the same body; heads may differ.",
                 network=network,
                 expected=server.task.network,
                 tensors=unlike,
@@ -73,28 +73,28 @@ class BodySharing(Averaging):
 
 
 class MeanHead(BodySharing):
-    """Sharing of the body, with the mean of the heads for whoever has none.
+    """Sharing of the body, with an optional global head that is the mean of the sites' heads.
 
     Attributes:
-        global_head: ``none`` keeps heads at home, and there is no global model. With ``average`` the heads leave the
-            sites, too: the mean of those of the round's participants, weighted as their bodies, and the body are the
-            run's global model. No site trains from that head.
+        global_head: ``none`` keeps the heads at the sites, and there is no global model. With ``average`` the sites
+            send their heads, too. The global model is the body with the mean of the participants' heads, weighted as
+            their bodies. No site trains from the mean head.
     """
 
-    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", HEAD: "update"}
+    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", HEAD_PREFIX: "update"}
 
     global_head: Literal["none", "average"] = "none"
 
     @property
     def active_supports(self) -> frozenset[Capability]:
-        """Capabilities of the class; no robust rules if heads are averaged beside the bodies."""
+        """Capabilities of the class, without robust rules if heads are averaged."""
         return super().active_supports - (set() if self.global_head == "none" else {Capability.ROBUST})
 
     def setup(self, server: Server) -> None:
-        """The common initial body and, if heads are averaged, the common initial head.
+        """Store the initial body and, if heads are averaged, the initial head in the server's state.
 
         Raises:
-            SettingsError: Also if heads can't be averaged.
+            SettingsError: If `BodySharing.setup` raises it, or if heads can't be averaged.
         """
         super().setup(server)
         if self.global_head == "none":
@@ -103,8 +103,8 @@ class MeanHead(BodySharing):
         if networks != [task.network]:
             raise SettingsError(
                 "unlike_heads",
-                f"global_head 'average' needs the network '{task.network}' at all sites, got {networks}: unlike heads "
-                "have no mean. Set global_head to 'none'.",
+                f"global_head 'average' needs the network '{task.network}' at all sites, got {networks}: heads of "
+                "different shapes have no mean. Set global_head to 'none'.",
                 network=task.network,
                 networks=networks,
             )
@@ -123,28 +123,29 @@ class MeanHead(BodySharing):
             )
         if policy_of(server.settings).is_private:
             refuse_noisy_statistics(model, names)
-        server.state.tensors |= prefixed({name: tensors[name] for name in names}, KEPT + HEAD)
+        server.state.tensors |= prefixed({name: tensors[name] for name in names}, KEPT + HEAD_PREFIX)
 
     def publish(self, server: Server) -> Tensors:
-        """The body, and the mean head if there is one."""
-        return super().publish(server) | prefixed(select(server.state.tensors, KEPT + HEAD), HEAD)
+        """Return the body and, if heads are averaged, the mean head."""
+        return super().publish(server) | prefixed(select(server.state.tensors, KEPT + HEAD_PREFIX), HEAD_PREFIX)
 
     def train(self, site: Site, request: Request) -> Reply:
-        """Train the received body with the own head; if heads are averaged, reply with the own head less the mean one.
+        """Train the received body with the site's own head, and reply with the body's update.
 
-        So the server's mean head plus the mean of the replies is the mean of the heads, whoever takes part, and what
-        clipping and noise act on is a head's distance from the mean, not from where it began.
+        If heads are averaged, the reply also has the site's head minus the mean head. The server adds the mean of the
+        replies to its mean head, which gives the mean of the heads whichever sites take part. Clipping and noise act on
+        a head's distance from the mean, not on its distance from its initial value.
         """
         reply = super().train(site, request)
         after = reply.trained["personal"].tensors
-        lent = select(request.tensors, HEAD)
-        reply.tensors |= prefixed({name: subtract(after[name], mean) for name, mean in lent.items()}, HEAD)
+        lent = select(request.tensors, HEAD_PREFIX)
+        reply.tensors |= prefixed({name: subtract(after[name], mean) for name, mean in lent.items()}, HEAD_PREFIX)
         return reply
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """A personal model at each site; if heads are averaged, a global one."""
+        """Return a personal model at each site and, if heads are averaged, a global model."""
         models = super().models(participant)
         published = self.publish(participant) if isinstance(participant, Server) else participant.published
-        if head := select(published, HEAD):
+        if head := select(published, HEAD_PREFIX):
             models["global"] = Model(participant.task.network, select(published, MODEL) | head)
         return models

@@ -1,4 +1,4 @@
-"""A second model that is trained beside a site's own, on the same batches, and forgotten afterwards."""
+"""Training of a companion model on the batches of a site's own model, as in mutual distillation."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from medfl.utils.rng import SeparateStream
 
 
 class CompanionModel:
-    """A model in training beside another one, with a fresh optimiser and a stream of its own for its dropout.
+    """Second model that is trained on the same batches, with its own optimiser and random stream for dropout.
 
-    The first model trains with the bits that it would have alone, as long as no loss ties the two.
+    Without a loss that couples the two models, the first model's training has the same bits as without a companion.
 
     Args:
-        site: Gives task, settings and streams.
-        tensors: Of the model, buffers included.
-        network: Its network's name in the task.
-        frozen: Whether the weights of its head stay as they are; gradients pass through them.
+        site: The site with its task, settings and random streams.
+        tensors: Tensors of the model, with buffers.
+        network: Name of the model's network in the task.
+        frozen: Whether the head's weights are frozen; gradients still pass through the head.
 
     Attributes:
-        model: On the task's device, in training mode.
+        model: The model on the task's device, in training mode.
     """
 
     def __init__(self, site: Site, tensors: Tensors, network: str, frozen: bool) -> None:
@@ -45,30 +45,30 @@ class CompanionModel:
         self._smallest = smallest_batch(self.model, site.settings)
 
     def sits_out(self, batch: Batch) -> bool:
-        """Whether the batch is too small for this model's batch-norm layers (rule G-6)."""
+        """Return True if the batch is too small for this model's batch-norm layers (rule G-6)."""
         return len(batch.rows) < self._smallest
 
     def __call__(self, images: torch.Tensor, parameters: Tensors | None = None) -> torch.Tensor:
-        """Logits (B, num_classes) of images (B, C, *spatial).
+        """Compute logits (B, num_classes) of images (B, C, *spatial).
 
         Args:
-            images: A batch.
-            parameters: What it computes with in place of its own, by name; None leaves them.
+            images: Images of a batch.
+            parameters: Tensors by name that replace the model's own parameters; None uses the model's own.
         """
         with self._aside:
             logits: torch.Tensor = functional_call(self.model, parameters or {}, (images,))
         return logits
 
     def features_and_logits(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Features (B, d) and logits (B, num_classes) of images (B, C, *spatial)."""
+        """Compute features (B, d) and logits (B, num_classes) of images (B, C, *spatial)."""
         with self._aside:
             return features_and_logits(self.model, images)
 
     def step(self, gradient_clip: float | None) -> None:
-        """Step by the gradients of the last backward pass, and forget them.
+        """Take an optimiser step with the current gradients, and reset them.
 
         Args:
-            gradient_clip: Largest L2 norm of this model's gradient, or None.
+            gradient_clip: Maximum L2 norm of this model's gradient, or None for no clipping.
         """
         if gradient_clip is not None:
             torch.nn.utils.clip_grad_norm_(self._parameters, gradient_clip)
@@ -77,12 +77,12 @@ class CompanionModel:
 
 
 class ModelPair:
-    """A site's own model and one beside it: what their stages computed last, and the means of their losses.
+    """A site's own model and a visiting model in joint training: their latest features, and the means of their losses.
 
     Args:
         own: The site's own model.
-        guest: The other one.
-        compared: Gives the stages of a network that are watched.
+        guest: The visiting model.
+        compared: Function that returns the stages of a network whose features are compared.
     """
 
     def __init__(self, own: nn.Module, guest: CompanionModel, compared: Callable[[nn.Module], list[nn.Module]]) -> None:
@@ -93,25 +93,25 @@ class ModelPair:
 
     @property
     def own_features(self) -> list[torch.Tensor]:
-        """Of the own model's last pass, stage by stage."""
+        """Features of the own model's latest forward pass, one tensor per stage."""
         return self._taps[0].features
 
     @property
     def guest_features(self) -> list[torch.Tensor]:
-        """Of the guest's last pass, stage by stage."""
+        """Features of the visiting model's latest forward pass, one tensor per stage."""
         return self._taps[1].features
 
     def note(self, images: int, **losses: torch.Tensor) -> None:
-        """Add losses, each the mean over a batch of so many images."""
+        """Add losses to the running means; each is the mean over a batch of `images` images."""
         self._images += images
         for name, value in losses.items():
             self._sums[name] = self._sums.get(name, 0.0) + value.detach() * images
 
     def close(self) -> dict[str, float]:
-        """Stop watching.
+        """Remove the feature hooks.
 
         Returns:
-            The mean of each loss over the images that both models have seen.
+            Maps each loss to its mean over the images that both models were trained on.
         """
         for taps in self._taps:
             taps.close()

@@ -1,4 +1,4 @@
-"""What the stages of a network compute, caught while it runs."""
+"""Capture of the intermediate features of a network during its forward pass."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from medfl.errors import SettingsError
 
 
 def stages(model: nn.Module, network: str) -> list[nn.Module]:
-    """The stages of a network, in order.
+    """Return the stages of a network in order.
 
     Args:
-        model: Has `feature_layers`, a list of the modules whose outputs are its features.
-        network: Its name, for the message.
+        model: A network with `feature_layers`, a list of the modules whose outputs are its features.
+        network: Name of the network, for the message.
 
     Raises:
-        SettingsError: If it has none.
+        SettingsError: If the network has no `feature_layers`.
     """
     layers = getattr(model, "feature_layers", None)
     if not layers:
@@ -33,23 +33,23 @@ def stages(model: nn.Module, network: str) -> list[nn.Module]:
 
 
 def check_alike(networks: Mapping[str, nn.Module], layers: Sequence[int] | None) -> None:
-    """Refuse networks whose stages can't be compared one by one.
+    """Raise if the stages of the networks can't be compared one by one.
 
     Args:
-        networks: Network's name to a network.
-        layers: Numbers of the stages that are compared, from 1; None means all.
+        networks: Maps each name to a network.
+        layers: Numbers of the compared stages, from 1; None means all.
 
     Raises:
-        SettingsError: If a network has no stages, if two have unlike numbers of them, or if a stage is named that is
-            not there.
+        SettingsError: If a network has no stages, if the numbers of stages differ, or if a compared stage does not
+            exist.
     """
     counts = {name: len(stages(model, name)) for name, model in networks.items()}
     if len(set(counts.values())) > 1:
         text = ", ".join(f"'{name}' has {count}" for name, count in sorted(counts.items()))
         raise SettingsError(
             "unlike_stage_counts",
-            f"Networks are compared stage by stage: expected one number of `feature_layers` at all sites, got {text}. "
-            "Their widths may differ; choose networks of one depth.",
+            "Networks are compared stage by stage: expected the same number of `feature_layers` at all sites, got "
+            f"{text}. Their widths may differ; choose networks of the same depth.",
             counts=counts,
         )
     number = max(counts.values())
@@ -66,14 +66,14 @@ def check_alike(networks: Mapping[str, nn.Module], layers: Sequence[int] | None)
 
 
 class FeatureHooks:
-    """Catches the outputs of stages at each forward pass, with their gradients.
+    """Forward hooks that capture the outputs of stages, with their gradients.
 
     Args:
         modules: The stages.
 
     Attributes:
-        features: The outputs of the last pass, in the order of `modules`: (B, C, *spatial), or (B, C) from a stage
-            without space.
+        features: Outputs of the latest forward pass in the order of `modules`: (B, C, *spatial), or (B, C) from a stage
+            without spatial axes.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
@@ -81,12 +81,14 @@ class FeatureHooks:
         self._handles = [module.register_forward_hook(self._catch(n)) for n, module in enumerate(modules)]
 
     def close(self) -> None:
-        """Take the hooks off, and let the features go."""
+        """Remove the hooks and release the features."""
         for handle in self._handles:
             handle.remove()
         self.features = []
 
     def _catch(self, number: int) -> Any:
+        """Return a forward hook that stores the output of the stage with this number."""
+
         def hook(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
             self.features[number] = output
 

@@ -1,4 +1,4 @@
-"""The diagonal of the empirical Fisher information: which parameters a model's predictions hang on."""
+"""Diagonal of the empirical Fisher information: how much a model's predictions depend on each parameter."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from medfl.contract import Site
 from medfl.types import Tensors
 
 CHUNK_NUMBERS = 16_000_000
-"""Numbers in the per-sample gradients that are in memory at once (64 MB)."""
+"""Maximum number of per-sample gradient entries in memory at once (64 MB)."""
 
 Estimator = Literal["per_sample", "per_batch"]
-"""How gradients are squared: each image's own, which is the Fisher information, or each batch's mean (see `fisher`)."""
+"""Estimator of the Fisher information: squares of per-image gradients, or of the mean gradient of each batch."""
 
 
 def fisher(
@@ -29,22 +29,23 @@ def fisher(
     estimator: Estimator = "per_sample",
     batch_size: int = 32,
 ) -> Tensors:
-    """The diagonal of the empirical Fisher information: the mean squared gradient of the log-likelihood of the labels.
+    """Compute the diagonal of the empirical Fisher information, the mean squared gradient of the log-likelihood.
 
     Args:
-        model: Maps images to logits. It is looked at in evaluation mode and left as it was.
-        names: The parameters in question, by name.
-        images: Shape (n, C, *spatial), n >= 1, on the model's device.
-        labels: Shape (n,): the true ones, so this is the empirical Fisher information.
+        model: Model that maps images to logits. It is evaluated in evaluation mode and its modes are restored.
+        names: Names of the parameters.
+        images: Images (n, C, *spatial), n >= 1, on the model's device.
+        labels: True labels (n,); with true labels the Fisher information is the empirical one.
         estimator: ``per_sample`` squares each image's gradient. ``per_batch`` squares the gradient of each batch's mean
-            loss and weighs it with the batch's size, as some released code does: smaller by about the batch's size, and
-            signs cancel.
-        batch_size: Images in a batch of ``per_batch``, and the most whose gradients are computed at once, >= 1.
+            loss and weights it by the batch's size, as some released code does. Its result is smaller by about the
+            batch size, and gradients of opposite signs cancel.
+        batch_size: Batch size of ``per_batch``, and the maximum number of images whose gradients are computed at once,
+            >= 1.
 
     Returns:
-        Name to values >= 0, of the shape of the parameter, on the model's device.
+        Maps each name to values >= 0 of the parameter's shape, on the model's device.
 
-    Source: Kirkpatrick et al., PNAS 2017; the squares of single gradients as in Kunstner et al., NeurIPS 2019.
+    Source: Kirkpatrick et al., PNAS 2017; squares of per-sample gradients as in Kunstner et al., NeurIPS 2019.
     """
     training = {module: module.training for module in model.modules()}
     model.eval()
@@ -75,17 +76,17 @@ def fisher(
 def fisher_at(
     site: Site, model: nn.Module, names: Collection[str], most: int | None = None, estimator: Estimator = "per_sample"
 ) -> Tensors:
-    """`fisher` on a site's training images as they are, a batch at a time.
+    """Compute `fisher` on a site's training images without augmentation, one batch at a time.
 
     Args:
-        site: Gives data, task and settings; with at least one training image.
+        site: The site with its data, task and settings; it has at least one training image.
         model: As in `fisher`.
         names: As in `fisher`.
-        most: Images that are drawn anew in each round, >= 1; None takes all.
-        estimator: As in `fisher`; batches are of the run's `batch_size`.
+        most: Number of images drawn for the estimate, with a new draw in each round, >= 1; None uses all images.
+        estimator: As in `fisher`; batches have the run's `batch_size`.
 
     Returns:
-        As `fisher`.
+        Values by parameter name, as in `fisher`.
     """
     drawn = torch.randperm(len(site.train), generator=site.rng("fisher"))[:most]
     means: Tensors = {}
@@ -98,15 +99,15 @@ def fisher_at(
 
 
 def split_mask(information: Tensors, share: float) -> tuple[Tensors, Tensors]:
-    """Which coordinates stay personal, and which are global: each is exactly one of both.
+    """Split all coordinates into personal ones, with the largest information, and global ones.
 
     Args:
-        information: Of each parameter, as from `fisher`.
-        share: Of the coordinates of all parameters together, those with the largest information are personal: none with
-            0, all with 1. Of equal ones the first by name and position are taken.
+        information: Maps each parameter to its information, as from `fisher`.
+        share: Share of the coordinates of all parameters together that are personal: none with 0, all with 1. Ties are
+            resolved by name and position.
 
     Returns:
-        Name to bool, of the shape of the parameter: the personal mask, and its complement.
+        The personal mask and its complement: each maps every name to a boolean tensor of the parameter's shape.
     """
     names = sorted(information)
     flat = torch.cat([information[name].reshape(-1) for name in names])

@@ -1,4 +1,4 @@
-"""One site's training in one round: what a method may look at while it runs, and what came out."""
+"""State and result of one training at a site."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from medfl.types import Meta, Tensors
 
 @dataclass
 class Fit:
-    """One site's training in one round: what `loss`, `before_fit`, `after_fit` and `extra_up` may look at.
+    """State of one training at a site in one round, as the hooks `loss`, `before_fit`, `after_fit` and others see it.
 
     Attributes:
-        site: The site's side of the contract.
-        model: The model in training, on the task's device.
-        start: Its trainable parameters when the training began, by name, on the same device, detached copies.
-        extra: Whatever `before_fit` wants to hand on to `loss` and `after_fit`. It ends with the training.
-        log: Numbers for the metrics file.
-        meta: Facts for the server; keys as the method's `sends_meta` declares.
-        training: Which of the round's trainings this is.
-        sent: The order's tensors, as they came.
-        steps: Steps of the optimiser so far.
-        optimizer: What takes the steps; there is none yet in `before_fit`.
+        site: The site.
+        model: The model that is trained, on the task's device.
+        start: Trainable parameters at the start of the training, by name: detached copies on the task's device.
+        extra: Values that `before_fit` passes to `loss` and `after_fit`; discarded after the training.
+        log: Values for the metrics file, by key.
+        meta: Metadata for the server; keys as declared in the method's `sends_meta`.
+        training: Specification of this training.
+        sent: Tensors of the request, as received.
+        steps: Number of optimiser steps so far.
+        optimizer: The optimiser; not set yet in `before_fit`.
     """
 
     site: Site
@@ -47,40 +47,43 @@ class Fit:
 
     @cached_property
     def received(self) -> Tensors:
-        """The order's tensors on the task's device, under the names that they were sent with."""
+        """Tensors of the request on the task's device, by their names in the request."""
         return {name: tensor.to(self.site.task.device) for name, tensor in self.sent.items()}
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """What is trained, by name."""
+        """Return the trainable parameters with their names."""
         return ((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
 
     def logits(self, batch: Batch) -> torch.Tensor:
-        """Of the model on a batch: one forward pass, however often it is called before the optimiser's next step."""
+        """Return the model's logits of a batch.
+
+        Further calls before the next optimiser step reuse the same forward pass.
+        """
         if self._logits is None or self._logits[0] is not batch or self._logits[1] != torch.is_grad_enabled():
             self._logits = batch, torch.is_grad_enabled(), self.model(batch.images)
         return self._logits[2]
 
     def ce(self, batch: Batch) -> torch.Tensor:
-        """The task's own loss of the model on a batch, from logits."""
+        """Compute the task's loss of the model on a batch."""
         return self.site.task.loss(self.logits(batch), batch.targets)
 
     def count_step(self) -> None:
-        """The optimiser has taken a step: what the model said before no longer holds."""
+        """Count an optimiser step, and discard the cached logits."""
         self.steps += 1
         self._logits = None
 
 
 @dataclass(frozen=True)
 class FitResult:
-    """What a site's training made.
+    """Result of one training, or of all trainings of a round, at a site.
 
     Attributes:
-        before: All tensors of the model when the training began, CPU copies.
-        after: The same when it was over.
-        log: Numbers for the metrics file, among them the mean ``loss`` and the ``seconds`` of the training.
-        meta: Facts for the server.
-        optimizer: What the optimiser remembers, for the next training; empty unless that was asked for.
-        extra: What goes to the server beside the model (`Averaging.extra_up`), CPU copies.
+        before: All tensors of the model at the start, CPU copies.
+        after: All tensors of the model at the end, CPU copies.
+        log: Values for the metrics file by key, with the mean ``loss`` and the duration in ``seconds``.
+        meta: Metadata for the server.
+        optimizer: State of the optimiser for the next training; empty unless requested.
+        extra: Further tensors for the server from `LocalTraining.extra_reply_tensors`, CPU copies.
     """
 
     before: Tensors

@@ -1,4 +1,4 @@
-"""What a holder's state has beside its model, such as an optimiser's memory or a control variate."""
+"""Access to a participant's state: the tensors of its model, and auxiliary tensors such as an optimiser's momentum."""
 
 from __future__ import annotations
 
@@ -10,31 +10,37 @@ from medfl.types import Tensors
 from medfl.utils.wire import prefixed, select
 
 KEPT = "kept/"
-"""What the names of tensors begin with that a holder's state has beside its model: they go nowhere."""
+"""Prefix of the auxiliary tensors in a participant's state. They are saved with the state and are never sent."""
 
 
 def shared_of(participant: Server | Site) -> Tensors:
-    """The tensors of a holder's model: at the server those that the sites get, at a site its personal ones."""
+    """Return the model's tensors in a participant's state, without the auxiliary tensors.
+
+    At the server these are the shared tensors that all sites receive; at a site, its personal tensors.
+    """
     return {name: tensor for name, tensor in participant.state.tensors.items() if not name.startswith(KEPT)}
 
 
 def keep(participant: Server | Site, prefix: str, tensors: Tensors) -> None:
-    """Keep tensors under a prefix, in place of those of the same names."""
+    """Store auxiliary tensors under a prefix in the participant's state; replace tensors of the same names."""
     participant.state.tensors |= prefixed(tensors, KEPT + prefix)
 
 
 def kept(participant: Server | Site, prefix: str) -> Tensors:
-    """What is kept under a prefix, by the names that it was kept with."""
+    """Return the auxiliary tensors that `set_auxiliary_state` stored under a prefix, by their original names."""
     return select(participant.state.tensors, KEPT + prefix)
 
 
 def add_to_kept(participant: Server | Site, prefix: str, changes: Tensors) -> None:
-    """Add changes to what is kept, summed in float64; a tensor that is not there yet counts as zero."""
+    """Add changes to the auxiliary tensors under a prefix, in place.
+
+    The sum is computed in float64. A tensor that is not stored yet counts as zero.
+    """
     old = kept(participant, prefix)
     new = {name: change if name not in old else add_update(old[name], wide(change)) for name, change in changes.items()}
     keep(participant, prefix, new)
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """A floating tensor in float64; another one as it is."""
+    """Return a floating tensor in float64, and any other tensor unchanged."""
     return tensor.double() if tensor.is_floating_point() else tensor

@@ -1,4 +1,4 @@
-"""A site's part of most methods: its trainings, and all that a method may change about them."""
+"""Local training at a site: the trainings of a round, and the hooks by which a method changes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from medfl.contract import Model, Site
 from medfl.privacy.policy import policy_of
 from medfl.toolkit.fit import Fit, FitResult
 from medfl.toolkit.kept import keep, kept, shared_of
-from medfl.toolkit.trainings import Training, freeze_rest
+from medfl.toolkit.trainings import Training, freeze_other_part
 from medfl.training.loop import Batch, train
 from medfl.training.optimizer_state import read_state, write_state
 from medfl.types import Tensors
@@ -22,108 +22,126 @@ from medfl.utils.wire import digest
 
 
 class LocalTraining(BaseModel):
-    """What a site does in a round: one or more trainings, each with the method's loss.
+    """Base class for the site's part of a method: runs the round's trainings with the method's loss.
 
     Attributes:
-        gradient_clip: Largest L2 norm of a batch's gradient, over all parameters jointly, > 0; a longer one is scaled
-            down to it. None clips nothing. It steadies training and gives no privacy.
+        gradient_clip: Maximum L2 norm of a batch's gradient over all parameters jointly, > 0. A longer gradient is
+            scaled down to it. None disables clipping. It stabilises training and gives no privacy.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     gradient_clip: float | None = Field(None, gt=0, allow_inf_nan=False)
 
-    # ---- what a method overrides
+    # ---- methods to override
 
     def start(self, site: Site, received: Tensors) -> Tensors:
-        """All tensors that a site's first training begins from; the update is taken against the received ones."""
+        """Return all tensors of the model that the first training starts from, given the received shared tensors.
+
+        The site's update is the difference to the received tensors, not to these.
+        """
         return self.full_state(site, received)
 
     def trainings(self, site: Site) -> Sequence[Training]:
-        """The trainings of a round, in turn, each from where the one before ended.
+        """Return the trainings of a round in their order. Each starts from the result of the one before.
 
-        Also called when a site is evaluated; it may have no training data at hand then (`Site.train` is None).
+        Also called when a site is evaluated; `Site.train` may be None then.
         """
         return (Training(),)
 
     def before_trainings(self, site: Site, sent: Tensors) -> dict[str, Any]:
-        """Called once per order, before its first training: what all its trainings find in `Fit.extra`.
+        """Return values that all trainings of a request find in `Fit.extra`.
+
+        Called once per request, before the first training.
 
         Args:
-            site: As it begins.
-            sent: The order's tensors.
+            site: The site in its state before the first training.
+            sent: Tensors of the request.
         """
         return {}
 
     def make_optimizer(self, fit: Fit) -> torch.optim.Optimizer:
-        """What takes the steps of a training, anew each time; made after `before_fit`."""
+        """Create the optimiser of a training. Called for each training, after `before_fit`."""
         return fit.site.task.optimizer(parameter for _, parameter in fit.parameters())
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """What a site minimises."""
+        """Compute the loss of a batch, which the training minimises."""
         return fit.ce(batch)
 
     def before_fit(self, fit: Fit) -> None:
-        """Called when the model is loaded and before its training."""
+        """Prepare a training. Called after the model is loaded and before the optimiser is created."""
 
     def after_batch(self, fit: Fit) -> None:
-        """Called after each step of the optimiser."""
+        """Act after an optimiser step. Called after each step."""
 
     def after_fit(self, fit: Fit) -> None:
-        """Called after the training and before the update is taken."""
+        """Act after a training. Called before the update is computed."""
 
     def row_weights(self, fit: Fit) -> torch.Tensor | None:
-        """How often each training image is drawn, shape (n,), >= 0, with replacement; None leaves it to the run."""
+        """Return the sampling weights of the training images, shape (n,), >= 0, for draws with replacement.
+
+        None uses the run's settings.
+        """
         return None
 
     def extra_up(self, fit: Fit) -> Tensors:
-        """What goes to the server beside the update, under prefixes in `sends`, which say how it is treated.
+        """Return further tensors for the server, with prefixes declared in `sends`.
 
-        Called after `after_fit` of the last training that leaves the site, if that took any step.
+        Called after `after_fit` of the last training whose model leaves the site, if it took at least one step.
         """
         return {}
 
-    # ---- pieces
+    # ---- helpers for subclasses
 
     def full_state(self, site: Site, received: Tensors) -> Tensors:
-        """All tensors of a site's model: the received ones over its own, or over the initial ones at first."""
+        """Return all tensors of a site's model: its own or the initial ones, overwritten by the received tensors."""
         own = shared_of(site)
         if not own and len(received) < len(site.task.names(site.network)):
             own = site.task.initial(site.settings.seed, site.network)
         return own | received
 
     def train_in_turn(self, site: Site, sent: Tensors, start: Tensors) -> tuple[FitResult, dict[str, Model]]:
-        """All trainings of a round.
+        """Run all trainings of a round, and store separate personal models in the site's state.
 
         Args:
-            site: Gives data, network and settings.
-            sent: The order's tensors.
-            start: What the first training begins from.
+            site: The site with its data, network and settings.
+            sent: Tensors of the request.
+            start: Tensors that the first training starts from.
 
         Returns:
-            What leaves the site, with the logs of all trainings, and the models for `Reply.trained`.
+            The result of the trainings whose model leaves the site, with the logs of all trainings; and the models for
+            `Reply.trained` by kind.
 
         Raises:
-            ContractError: If there are several in a run that hides single images: its account reckons with one.
+            ContractError: If there are several trainings in a run with the privacy unit ``sample``, whose privacy
+                accounting assumes one.
         """
-        trainings, plain, labelled = self.trainings(site), dict[str, float](), dict[str, float]()
+        # 1. Plan the trainings of the round, and let the method prepare them.
+        trainings = self.trainings(site)
         policy_of(site.settings).check_trainings(site.name, len(trainings))
         extra = self.before_trainings(site, sent)
-        leaving, own = FitResult(start, start, {}, {}), dict[str, Model]()
-        last = max((number for number, training in enumerate(trainings) if not training.apart), default=None)
+        last_shared = max((number for number, training in enumerate(trainings) if not training.apart), default=None)
+
+        # 2. Run them in order. A separate personal model has its own start and random numbers, and is stored.
+        unlabelled_log, labelled_log = dict[str, float](), dict[str, float]()
+        result, personal = FitResult(start, start, {}, {}), dict[str, Model]()
         for number, training in enumerate(trainings):
-            begin = own_model(site, training, start) if training.apart else leaving.after
-            with torch.random.fork_rng(gpus_of(site), enabled=training.apart):
-                here, leaves = training.at(site), number == last
-                done = self.fit(here, begin, extra=extra, training=training, sent=sent, leaves=leaves)
-            (labelled if training.label else plain).update(training.log(done.log))
+            begin = stored_personal_model(site, training, start) if training.apart else result.after
+            with torch.random.fork_rng(gpu_devices(site), enabled=training.apart):
+                done = self.fit(
+                    training.at(site), begin, extra=extra, training=training, sent=sent, leaves=number == last_shared
+                )
+            (labelled_log if training.label else unlabelled_log).update(training.log(done.log))
             if training.apart:
                 keep(site, training.place, done.after)
-                own = {"personal": Model(site.network, done.after)}
+                personal = {"personal": Model(site.network, done.after)}
             else:
-                leaving = replace(done, before=start, meta=leaving.meta | done.meta)
-        shared = Model(site.network, leaving.after)
-        return replace(leaving, log=plain | labelled), {"global": shared} | own if own else {"personal": shared}
+                result = replace(done, before=start, meta=result.meta | done.meta)
+
+        # 3. Return the result that leaves the site, with all logs, and the models to evaluate.
+        shared = Model(site.network, result.after)
+        models = {"global": shared} | personal if personal else {"personal": shared}
+        return replace(result, log=unlabelled_log | labelled_log), models
 
     def fit(
         self,
@@ -136,28 +154,33 @@ class LocalTraining(BaseModel):
         sent: Tensors | None = None,
         leaves: bool = False,
     ) -> FitResult:
-        """Train a model that starts from `tensors` with this method's `loss`.
+        """Train a model with this method's `loss`, starting from `tensors`.
 
         Args:
-            site: Gives data, network and settings.
-            tensors: Of the model.
-            optimizer: `FitResult.optimizer` of the training before, or empty, to keep the optimiser's state from one
-                training to the next; None starts anew and keeps nothing (rule G-7).
-            extra: For `Fit.extra`.
-            phase: Names the random streams, so that a second training draws other batches; None asks `training`.
-            training: For `Fit.training`; what it freezes is frozen.
-            sent: The order's tensors, for `Fit.received`.
-            leaves: Whether `extra_up` is called in the end.
+            site: The site with its data, network and settings.
+            tensors: Tensors of the model at the start.
+            optimizer: `FitResult.optimizer` of the previous training, or an empty dict, to carry the optimiser's state
+                from one training to the next. None starts with a new optimiser and returns no state (rule G-7).
+            extra: Initial values of `Fit.extra`.
+            phase: Label of the random streams, so that a second training draws other batches; None uses the training's
+                label.
+            training: Specification of the training; None means `Training()`.
+            sent: Tensors of the request, for `Fit.received`.
+            leaves: Whether the result leaves the site, so that `extra_reply_tensors` is called at the end.
         """
+        # 1. Load the model, and freeze the parts that are not trained.
         model, training = site.task.load(tensors, site.network), training or Training()
         phase = training.streams if phase is None else phase
         start = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
         fit = Fit(site, model, start, dict(extra or {}), training=training, sent=sent or {})
-        before, frozen = cpu_state(model), freeze_rest(model, training.part)
+        before, frozen = cpu_state(model), freeze_other_part(model, training.part)
+
+        # 2. Let the method prepare the training, and create its optimiser.
         self.before_fit(fit)
         fit.optimizer = self.make_optimizer(fit)
         write_state(fit.optimizer, model, optimizer or {})
 
+        # 3. Train with the method's loss.
         def loss(batch: Batch) -> torch.Tensor:
             for module in frozen:
                 module.training = False
@@ -185,31 +208,39 @@ class LocalTraining(BaseModel):
             smallest=site.task.objective.smallest_batch,
             before_epoch=site.task.epoch_rates,
         )
+        # 4. Let the method finish the training, and collect its results.
         self.after_fit(fit)
-        after, log = cpu_state(model), fit.log | {"loss": trained.loss, "seconds": trained.seconds}
-        beside = on_cpu(self.extra_up(fit)) if leaves and fit.steps else {}
-        memory = {} if optimizer is None else read_state(fit.optimizer, model)
-        return FitResult(before, after, log, fit.meta, memory, beside)
+        return FitResult(
+            before=before,
+            after=cpu_state(model),
+            log=fit.log | {"loss": trained.loss, "seconds": trained.seconds},
+            extra=on_cpu(self.extra_up(fit)) if leaves and fit.steps else {},
+            optimizer={} if optimizer is None else read_state(fit.optimizer, model),
+            meta=fit.meta,
+        )
 
 
-def own_model(site: Site, training: Training, start: Tensors) -> Tensors:
-    """The model of a training apart, as the site kept it; at first that which the site's training begins from."""
+def stored_personal_model(site: Site, training: Training, start: Tensors) -> Tensors:
+    """Return the stored model of a separate personal training, or `start` before the first one."""
     return kept(site, training.place) or start
 
 
-def gpus_of(site: Site) -> list[torch.device]:
-    """The GPU that a site trains on, if any: its generator is another one than the CPU's."""
+def gpu_devices(site: Site) -> list[torch.device]:
+    """Return the GPU that a site trains on as a list of one device, or an empty list on the CPU.
+
+    `torch.random.fork_rng` needs it, since a GPU has its own random generator.
+    """
     device = torch.device(site.task.device)
     return [device] if device.type == "cuda" else []
 
 
 def cpu_state(model: nn.Module) -> Tensors:
-    """A contiguous CPU copy of a model's state dict."""
+    """Return a contiguous CPU copy of a model's state dict."""
     return on_cpu(model.state_dict())
 
 
 def on_cpu(tensors: Mapping[str, torch.Tensor]) -> Tensors:
-    """Contiguous CPU copies."""
+    """Return contiguous CPU copies of the tensors."""
     return {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()

@@ -1,4 +1,4 @@
-"""Losses of what two models make of an image: distillation of predictions, and contrasts of features."""
+"""Losses that compare two models: distillation of predictions, and contrastive losses of features."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from torch.nn import functional as F
 
 
 def distillation(student: torch.Tensor, teacher: torch.Tensor, tau: float = 1.0) -> torch.Tensor:
-    """tau^2 KL(teacher || student) of softened predictions, for each image (Hinton, Vinyals, Dean 2015).
+    """Compute tau^2 KL(teacher || student) of softened predictions for each image (Hinton, Vinyals, Dean 2015).
 
     Args:
-        student: Logits of alternatives, shape (B, K) or (B, K, ...), as `Objective.alternatives` gives them.
-        teacher: Logits, the same shape; no gradient flows into them.
+        student: Logits of the alternatives, shape (B, K) or (B, K, ...), as `Objective.alternatives` returns them.
+        teacher: Logits of the same shape; no gradient flows into them.
         tau: Temperature, > 0.
 
     Returns:
-        Shape (B,), >= 0: the mean over what an image has several of, such as voxels; 0 where both say the same.
+        Losses of shape (B,), >= 0, averaged over an image's further axes such as voxels; 0 for equal predictions.
     """
     aim = F.log_softmax(teacher.detach() / tau, dim=1)
     terms = F.kl_div(F.log_softmax(student / tau, dim=1), aim, reduction="none", log_target=True)
@@ -24,16 +24,16 @@ def distillation(student: torch.Tensor, teacher: torch.Tensor, tau: float = 1.0)
 
 
 def contrastive(features: torch.Tensor, near: torch.Tensor, far: torch.Tensor, tau: float) -> torch.Tensor:
-    """-log(e^{cos(z, near)/tau} / (e^{cos(z, near)/tau} + e^{cos(z, far)/tau})), as a mean over images.
+    """Compute the mean of -log(e^{cos(z, near)/tau} / (e^{cos(z, near)/tau} + e^{cos(z, far)/tau})) over the images.
 
     Args:
-        features: z, (B, d).
-        near: What z is drawn to, (B, d); no gradient flows into it.
-        far: What z is drawn away from, (B, d); no gradient flows into it.
+        features: Features z, (B, d).
+        near: Features that attract z, (B, d); no gradient flows into them.
+        far: Features that repel z, (B, d); no gradient flows into them.
         tau: Temperature, > 0.
 
     Returns:
-        A scalar >= 0; ln 2 where both are as near.
+        A scalar >= 0; ln 2 if z is equally similar to both.
 
     Source: Li, He, Song, CVPR 2021, equation 3.
     """

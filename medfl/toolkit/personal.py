@@ -1,5 +1,4 @@
-"""Bases of methods that give every site a model of its own: the server has none, sites adapt the common one, or they
-hold theirs near what they receive."""
+"""Base classes of methods with a personal model at each site."""
 
 from __future__ import annotations
 
@@ -23,21 +22,22 @@ from medfl.types import MODEL, Tensors
 from medfl.utils.metadata import MetaField
 from medfl.utils.wire import prefixed, select
 
-ADAPT = "adapt"
-"""Names the step, and where a site keeps what came out of it."""
+ADAPTATION_STEP = "adapt"
+"""Name of the adaptation step, and of the adapted model in a site's auxiliary state."""
 
-OWN = "own/"
-"""Where a site keeps a model that is held near what it receives."""
+OWN_MODEL_PREFIX = "own/"
+"""Prefix of the personal model of `ProximalPersonalModels` in a site's auxiliary state."""
 
 
 class Personal(Averaging):
-    """Every site has a model of its own; the server has none and publishes nothing.
+    """A personal model at each site; the server has no model and publishes nothing.
 
-    What a site keeps from one training to the next stands in its state: the model's tensors under their own names and,
-    where `keeps_optimizer` says so, those of its optimiser under ``optimizer/``.
+    A site's state stores the model's tensors under their own names and, if `keeps_optimizer` is true, the optimiser's
+    tensors under ``optimizer/``.
 
     Attributes:
-        init: ``shared`` starts all sites of one network from one model, ``own`` each from its own.
+        init: ``shared`` starts all sites with the same network from the same tensors, ``own`` each site from different
+            ones.
     """
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {}
@@ -46,11 +46,11 @@ class Personal(Averaging):
 
     init: Literal["shared", "own"] = "shared"
 
-    # ---- what a method overrides
+    # ---- methods to override
 
     @property
     def keeps_optimizer(self) -> bool:
-        """Whether the state of a model's optimiser is kept from one training to the next."""
+        """True if the optimiser's state is kept from one training to the next."""
         return False
 
     @property
@@ -61,40 +61,40 @@ class Personal(Averaging):
     # ---- the contract
 
     def setup(self, server: Server) -> None:
-        """Nothing: the server has no model."""
+        """Do nothing: the server has no model."""
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
-        """Nothing to average."""
+        """Do nothing: the server averages no models."""
 
     def publish(self, server: Server) -> Tensors:
-        """Nothing to publish."""
+        """Return no tensors."""
         return {}
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """A personal model at each site."""
+        """Return a personal model at each site."""
         return (
             {}
             if isinstance(participant, Server)
             else {"personal": Model(participant.network, split(self.own(participant))[0])}
         )
 
-    # ---- pieces
+    # ---- helpers for subclasses
 
     def own(self, site: Site) -> Tensors:
-        """What the site kept of its model, or the initial model."""
+        """Return the stored tensors of the site's model and optimiser, or the initial tensors."""
         return site.state.tensors or self.initial(site, site.name)
 
     def initial(self, site: Site, owner: str) -> Tensors:
-        """The model that `owner` begins with, of the network that `site` trains."""
+        """Return the initial tensors of `owner`'s model, for the network that `site` trains."""
         return site.task.initial(site.settings.seed, site.network, owner if self.init == "own" else "")
 
     def go_on(self, site: Site, kept: Tensors, extra: Mapping[str, Any] | None = None) -> tuple[FitResult, Tensors]:
-        """Train a model from where it was left; what the training made, and what to keep of it.
+        """Continue the training of a model; return the result, and the tensors to store.
 
         Args:
-            site: Gives data, network and settings.
-            kept: As `own`.
-            extra: For `Fit.extra`.
+            site: The site with its data, network and settings.
+            kept: Tensors of the model and its optimiser, as from `own`.
+            extra: Initial values of `Fit.extra`.
         """
         model, optimizer = split(kept)
         done = self.fit(site, model, optimizer if self.keeps_optimizer else None, extra)
@@ -102,83 +102,87 @@ class Personal(Averaging):
 
 
 class LastStep(Averaging):
-    """In the last round there is a further step: all sites with training images adapt the common model and keep it.
+    """A further step in the last round: all sites with training images adapt the common model and keep the result.
 
-    Nothing is sent. What comes out is the site's personal model; before, and where it was away, the common model stands
-    in. A run that is continued with more rounds adapts anew in its last one, from the common model.
+    Sites send nothing in this step. The adapted model is the site's personal model. Before that step, and at a site
+    that was unavailable for it, the common model is the personal one. A run that is continued with more rounds adapts
+    the common model again in its new last round.
     """
 
     @property
     def adapts(self) -> bool:
-        """Whether there is such a step."""
+        """True if the last round has the adaptation step."""
         return True
 
     def adapt(self, site: Site, start: Tensors, sent: Tensors) -> FitResult:
-        """What a site makes of the common model.
+        """Adapt the common model at a site.
 
         Args:
-            site: With training images.
-            start: All tensors of the common model, at this site.
-            sent: The order's tensors.
+            site: A site with training images.
+            start: All tensors of the common model at this site.
+            sent: Tensors of the request.
         """
         raise NotImplementedError
 
     def round_steps(self) -> tuple[Step, ...]:
-        """Those of the parent; in the end all sites adapt."""
-        return *super().round_steps(), Step(ADAPT, self.adapt_requests, self.adapt_and_keep, quorum=0, updates=())
+        """Return the steps of the parent class and the adaptation step."""
+        return *super().round_steps(), Step(
+            ADAPTATION_STEP, self.adapt_requests, self.adapt_and_keep, quorum=0, updates=()
+        )
 
     def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
-        """Those of the parent; the last step comes in the last round."""
+        """Return the remaining steps; the adaptation step is only in the last round."""
         last = self.adapts and server.round >= server.settings.rounds
-        steps = [step.name for step in self.round_steps() if step.name != ADAPT or last]
+        steps = [step.name for step in self.round_steps() if step.name != ADAPTATION_STEP or last]
         return [Due(name) for name in steps][len(done) :]
 
     def adapt_requests(self, server: Server) -> list[Request]:
-        """To all sites, with the common model."""
-        return [Request(name, ADAPT, self.publish(server)) for name in server.trainable()]
+        """Return requests with the common model to all sites that have training data."""
+        return [Request(name, ADAPTATION_STEP, self.publish(server)) for name in server.trainable()]
 
     def adapt_and_keep(self, site: Site, request: Request) -> Reply:
-        """Adapt the common model and keep what comes out."""
+        """Adapt the common model, and store the result in the site's state."""
         done = self.adapt(site, self.full_state(site, select(request.tensors, MODEL)), request.tensors)
-        keep(site, f"{ADAPT}/", done.after)
+        keep(site, f"{ADAPTATION_STEP}/", done.after)
         return Reply(log=done.log, trained={"personal": Model(site.network, done.after)})
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """Those of the parent, and at each site its own."""
+        """Return the models of the parent class and, at each site, the adapted model as ``personal``."""
         models = super().models(participant)
         if isinstance(participant, Site):
             common = next(iter(models.values())).tensors
-            models["personal"] = Model(participant.network, kept(participant, f"{ADAPT}/") or common)
+            models["personal"] = Model(participant.network, kept(participant, f"{ADAPTATION_STEP}/") or common)
         return models
 
 
 class HeldNear(Averaging):
-    """Each site trains a model of its own, which nobody overwrites, held near the parameters that it receives.
+    """A personal model at each site, which a proximal term pulls towards the received parameters.
 
-    A site steps along the gradient of F(v) + (pull/2) ||v - u||^2 over its trainable parameters, where v is its own
-    model and u what it receives, and sends v - u. Buffers stay at their site. All begin with one model.
+    A site takes gradient steps on F(v) + (pull/2) ||v - u||^2 over its trainable parameters, where v is its own model
+    and u the received parameters, and sends v - u. The server never overwrites v. Buffers stay at their site. All sites
+    start from the same model.
     """
 
-    # ---- what a method overrides
+    # ---- methods to override
 
     @property
     def pull(self) -> float:
-        """How strongly a site's model is held near what it receives, >= 0; with 0 sites train alone."""
+        """Weight of the proximal term, >= 0; with 0 each site trains locally."""
         raise NotImplementedError
 
-    # ---- pieces
+    # ---- proximal training
 
     def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
-        """Parameters."""
+        """Return the names of the shared parameters, without buffers."""
         buffers = buffer_names(model)
         return [name for name in super().shared(model, norm_sync) if name not in buffers]
 
     def start(self, site: Site, received: Tensors) -> Tensors:
-        """The site's own model, at first the initial one."""
-        return kept(site, OWN) or site.task.initial(site.settings.seed, site.network)
+        """Return the site's own model, or the initial model before its first training."""
+        return kept(site, OWN_MODEL_PREFIX) or site.task.initial(site.settings.seed, site.network)
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """The task's loss plus (pull/2) ||v - u||^2."""
+        """Compute the task's loss plus (pull/2) ||v - u||^2."""
         loss = super().loss(fit, batch)
         if self.pull == 0:
             return loss
@@ -187,12 +191,14 @@ class HeldNear(Averaging):
         return loss + 0.5 * self.pull * torch.stack(terms).sum()
 
     def after_fit(self, fit: Fit) -> None:
-        """The site keeps its model."""
-        keep(fit.site, OWN, cpu_state(fit.model))
+        """Store the model in the site's state."""
+        keep(fit.site, OWN_MODEL_PREFIX, cpu_state(fit.model))
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """Each site's own; one that has not trained yet has what is published, over the initial model."""
+        """Return each site's own model; before its first training, the initial model with the published parameters."""
         if isinstance(participant, Server):
             return {}
-        tensors = kept(participant, OWN) or self.full_state(participant, select(participant.published, MODEL))
+        tensors = kept(participant, OWN_MODEL_PREFIX) or self.full_state(
+            participant, select(participant.published, MODEL)
+        )
         return {"personal": Model(participant.network, tensors)}

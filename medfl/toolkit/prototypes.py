@@ -1,4 +1,4 @@
-"""Prototypes: what a network's body makes of the images of a class, on average; and methods that share nothing else."""
+"""Prototypes (mean features of a class's images), and the base class of methods in which sites share only these."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from medfl.types import Dataset, Meta, Tensors
 from medfl.utils.wire import prefixed, select
 
 PROTO = "proto/"
-"""What the names of prototypes begin with, in messages and where they are kept; then the number of the class."""
+"""Prefix of prototypes in messages and in the state; the number of the class follows."""
 
 
 @torch.no_grad()
 def prototypes(model: nn.Module, data: Dataset, classes: int, batch_size: int, device: str) -> torch.Tensor:
-    """Mean features of the images of each class.
+    """Compute the mean features of the images of each class.
 
     Args:
-        model: Has a body that gives features (B, d); put into evaluation mode.
-        data: At least one image.
+        model: Model whose body returns features (B, d); this function puts it into evaluation mode.
+        data: Data set with at least one image.
         classes: Number of classes of the task.
-        batch_size: Images at a time.
-        device: Where the model is.
+        batch_size: Number of images per forward pass.
+        device: Device of the model.
 
     Returns:
-        (classes, d), float32, on the device; NaN for a class without images, so nobody can take it for a prototype.
+        Prototypes (classes, d), float32, on the device; NaN for a class without images.
     """
     body = body_and_head(model.eval())[0]
     sums = torch.zeros(0, device=device)
@@ -54,14 +54,15 @@ def prototypes(model: nn.Module, data: Dataset, classes: int, batch_size: int, d
 
 
 def mean_prototypes(sent: Mapping[str, Tensors], weight: Callable[[str, str], float]) -> Tensors:
-    """The weighted mean prototype of each class over the sites that sent one.
+    """Compute the weighted mean prototype of each class over the sites that sent one.
 
     Args:
-        sent: Site to prototypes (d,) by the number of their class.
-        weight: Of a site, for a class; where all are 0 sites weigh alike.
+        sent: Maps each site to its prototypes (d,) by class number.
+        weight: Function of a site and a class that returns the weight. If all weights are 0, sites are weighted
+            equally.
 
     Returns:
-        By the number of the class, float32.
+        Maps each class number to the mean, float32.
     """
     means = Tensors()
     for label in sorted({label for own in sent.values() for label in own}):
@@ -72,7 +73,10 @@ def mean_prototypes(sent: Mapping[str, Tensors], weight: Callable[[str, str], fl
 
 
 def table(prototypes: Mapping[str, torch.Tensor], classes: int, device: str) -> torch.Tensor | None:
-    """Prototypes by the number of their class as one (classes, d), NaN where a class has none; None without any."""
+    """Stack prototypes by class number into (classes, d), with NaN for a missing class.
+
+    Return None for an empty mapping.
+    """
     if not prototypes:
         return None
     rows = torch.full((classes, len(next(iter(prototypes.values())))), math.nan)
@@ -81,49 +85,51 @@ def table(prototypes: Mapping[str, torch.Tensor], classes: int, device: str) -> 
     return rows.to(device)
 
 
-def pull(features: torch.Tensor, prototypes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean over a batch of the squared distance of each image's features to the prototype of its class.
+def prototype_distance(features: torch.Tensor, prototypes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Compute a batch's mean squared distance between each image's features and the prototype of its class.
 
     Args:
-        features: (B, d).
-        prototypes: (classes, d); an image of a class with NaN counts as 0.
-        labels: (B,).
+        features: Features (B, d).
+        prototypes: Prototypes (classes, d); an image whose prototype is NaN contributes 0.
+        labels: Class numbers (B,).
     """
     aims = prototypes[labels]
     return (features - torch.where(aims.isnan(), features.detach(), aims)).square().sum(1).mean()
 
 
-ABSENT = -1e30
-"""The logit of a class without a prototype."""
+ABSENT_CLASS_LOGIT = -1e30
+"""Logit of a class without a prototype."""
 
 
-def nearest(prototypes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The linear layer whose logits are -||f - P_c||^2 / d of features f, up to a number that all classes share.
+def nearest_prototype_layer(prototypes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the linear layer that classifies features f by the nearest prototype.
+
+    Its logits are -||f - P_c||^2 / d plus a term that is the same for all classes.
 
     Args:
-        prototypes: (classes, d), NaN for a class without one, which is never chosen.
+        prototypes: Prototypes (classes, d); NaN for a class without one, which is never predicted.
 
     Returns:
         Weight (classes, d) and bias (classes,).
     """
     absent, features = prototypes.isnan().any(1), prototypes.shape[1]
     present = torch.where(absent[:, None], 0.0, prototypes)
-    return 2 * present / features, torch.where(absent, ABSENT, -present.square().sum(1) / features)
+    return 2 * present / features, torch.where(absent, ABSENT_CLASS_LOGIT, -present.square().sum(1) / features)
 
 
 def scaled(prototypes: torch.Tensor) -> torch.Tensor:
-    """Prototypes (classes, d) of norm sqrt(d), that of a standard normal vector; zeros stay zeros."""
+    """Scale prototypes (classes, d) to norm sqrt(d), the norm of a standard normal vector; zero vectors stay zero."""
     norms = torch.linalg.vector_norm(prototypes, dim=1, keepdim=True)
     return torch.where(norms == 0, prototypes, prototypes * math.sqrt(prototypes.shape[1]) / norms)
 
 
 def distance(latent: torch.Tensor, prototypes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean over a batch of the squared distance of each latent vector to the prototype of its class.
+    """Compute a batch's mean squared distance between each latent vector and the prototype of its class.
 
     Args:
-        latent: (B, d).
-        prototypes: (classes, d); those of the labels are present.
-        labels: (B,).
+        latent: Latent vectors (B, d).
+        prototypes: Prototypes (classes, d), with one for each label.
+        labels: Class numbers (B,).
 
     Source: FedTPF, equation 6.
     """
@@ -131,13 +137,14 @@ def distance(latent: torch.Tensor, prototypes: torch.Tensor, labels: torch.Tenso
 
 
 class PrototypeSharing(Personal):
-    """The base of methods in which sites have models of their own and share the mean features of each class.
+    """Base class of methods in which sites have personal models and share the mean features of each class.
 
-    A child gives `take_in`, and may change `scale` and `tells`.
+    A subclass implements `update_prototypes`, and may override `scale` and `reply_metadata`.
 
     Attributes:
-        lam: Weight of the distance to prototypes, >= 0.
-        inference: ``head`` scores the site's own head; ``prototype`` chooses the nearest common prototype.
+        lam: Weight of the distance to the prototypes in the loss, >= 0.
+        inference: ``head`` evaluates the site's own head; ``prototype`` predicts the class of the nearest common
+            prototype.
     """
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {PROTO: "statistic"}
@@ -149,61 +156,62 @@ class PrototypeSharing(Personal):
 
     @property
     def active_needs(self) -> frozenset[Need]:
-        """The nearest prototype is chosen where there is a logit for each class."""
+        """Requirements of the method; inference by prototypes also needs a logit for each class."""
         return self.needs | {"class_logits"} if self.inference == "prototype" else self.needs
 
-    # ---- what a method overrides
+    # ---- methods to override
 
     def take_in(self, server: Server, sent: Mapping[str, Tensors], metas: Mapping[str, Meta]) -> None:
-        """Make common prototypes of those of sites.
+        """Compute common prototypes from the sites' prototypes, and store them in the server's state.
 
         Args:
-            server: Keeps them.
-            sent: Site to prototypes (d,) by the number of their class.
-            metas: What the sites told.
+            server: The server.
+            sent: Maps each site to its prototypes (d,) by class number.
+            metas: Maps each site to the metadata of its reply.
         """
         raise NotImplementedError
 
     def scale(self, features: int) -> float:
-        """What the squared distance to a prototype is multiplied by, beside `lam`; by default 1/d."""
+        """Return the factor of the squared distance besides `lam`; by default 1/d for d features."""
         return 1 / features
 
     def tells(self, site: Site) -> Meta:
-        """What goes beside a site's prototypes."""
+        """Return the metadata that the site sends with its prototypes."""
         return {}
 
     # ---- the server
 
     def setup(self, server: Server) -> None:
-        """No prototypes yet.
+        """Store the number of features in the server's state.
 
         Raises:
-            SettingsError: If bodies give unlike numbers of features, or a head can't choose the nearest prototype.
+            SettingsError: If the bodies have different numbers of features, or a head can't predict by the nearest
+                prototype.
         """
         features = {network: features_of(server.task.build(network), network) for network in server.networks()}
         if len(set(features.values())) > 1:
             raise SettingsError(
                 "unlike_feature_counts",
-                f"Prototypes are means of features: expected as many features of all networks, got {features}. Choose "
-                "networks whose bodies agree in that.",
+                f"Prototypes are means of features: expected the same number of features for all networks, got "
+                f"{features}. Choose networks whose bodies have the same number of features.",
                 counts=features,
             )
         server.state.meta["features"] = next(iter(features.values()))
         if self.inference == "prototype":
             for network in features:
-                single_linear(server.task.build(network), network, "The nearest prototype is chosen by a linear head")
+                single_linear(server.task.build(network), network, "Inference by prototypes needs a linear head")
 
     def requests(self, server: Server) -> list[Request]:
-        """With the common prototypes."""
+        """Return requests with the common prototypes."""
         requests, meta = super().requests(server), {"features": server.state.meta["features"]}
         return [Request(request.to, request.op, request.tensors, meta) for request in requests]
 
     def publish(self, server: Server) -> Tensors:
-        """The common prototypes."""
+        """Return the common prototypes."""
         return prefixed(kept(server, PROTO), PROTO)
 
     def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
-        """A vector of as many numbers as there are features, for some of the classes."""
+        """Raise if a tensor is not the prototype of a known class, a float32 vector with one entry per feature."""
         known, shape = {f"{PROTO}{label}" for label in range(task.objective.classes)}, (request.meta["features"],)
         for name, tensor in tensors.items():
             if name not in known or tensor.shape != shape or tensor.dtype is not torch.float32:
@@ -217,13 +225,13 @@ class PrototypeSharing(Personal):
                 )
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
-        """The mean over the sites that own a class."""
+        """Pass the prototypes of all replies to `update_prototypes`."""
         self.take_in(server, {site: select(tensors, PROTO) for site, tensors in replies}, replies.meta)
 
     # ---- a site
 
     def train(self, site: Site, request: Request) -> Reply:
-        """Train the own model and keep it; reply with the prototypes of its classes."""
+        """Train and store the site's own model; reply with the prototypes of its classes."""
         classes, device, received = site.task.objective.classes, site.task.device, select(request.tensors, PROTO)
         aims = table(received, classes, device)
         done, site.state.tensors = self.go_on(site, self.own(site), {"prototypes": aims})
@@ -233,25 +241,30 @@ class PrototypeSharing(Personal):
         return Reply(own, self.tells(site), log=done.log, trained={"personal": self.scored(site, done.after, received)})
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """The task's loss plus lam times the distance to the prototypes."""
+        """Compute the task's loss plus `lam` times the scaled distance to the prototypes."""
         aims, task = fit.extra["prototypes"], fit.site.task
         if aims is None or self.lam == 0:
             return super().loss(fit, batch)
         features, logits = features_and_logits(fit.model, batch.images)
         labels: torch.Tensor = task.objective.class_labels(batch.targets)  # type: ignore[assignment]
-        return task.loss(logits, batch.targets) + self.lam * self.scale(aims.shape[1]) * pull(features, aims, labels)
+        return task.loss(logits, batch.targets) + self.lam * self.scale(aims.shape[1]) * prototype_distance(
+            features, aims, labels
+        )
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """A personal model at each site."""
+        """Return a personal model at each site."""
         if isinstance(participant, Server):
             return {}
         return {"personal": self.scored(participant, self.own(participant), select(participant.published, PROTO))}
 
     def scored(self, site: Site, tensors: Tensors, received: Tensors) -> Model:
-        """The own model; if the nearest prototype is chosen, and there are any, with a head that does so."""
+        """Return the site's model for evaluation.
+
+        With inference by prototypes, its head is the nearest-prototype layer.
+        """
         aims = table(received, site.task.objective.classes, "cpu")
         if self.inference == "head" or aims is None:
             return Model(site.network, tensors)
-        path = single_linear(site.task.build(site.network), site.network, "The nearest prototype is chosen")[1]
-        weight, bias = nearest(aims)
+        path = single_linear(site.task.build(site.network), site.network, "Inference by prototypes")[1]
+        weight, bias = nearest_prototype_layer(aims)
         return Model(site.network, tensors | {f"{path}weight": weight, f"{path}bias": bias})

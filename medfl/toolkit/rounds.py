@@ -1,7 +1,7 @@
-"""A round of one or more steps: a method declares them and says what is left of the round; the machine here does it.
+"""Rounds of several steps: a method declares its steps and their order, and `MultiStepMethod` plans and executes them.
 
-What is kept of a round under way is the list of its steps that are committed, in the server's meta. All else is asked
-for anew before each step, so a run that was killed goes on behind the last one.
+The server's metadata list the committed steps of an unfinished round. Everything else is computed again before each
+step, so a run that was killed resumes after its last committed step.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from medfl.contract import Plan, Replies, Reply, Request, Server, Site
 from medfl.errors import ContractError
 from medfl.toolkit.robust.rule import least_replies
 
-DONE = "done"
-"""In the server's meta, while a round is under way: its steps that are committed, each as [name, turn]."""
+COMMITTED_STEPS = "done"
+"""Key of the server's metadata with the committed steps of an unfinished round, each as [name, repetition]."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One exchange of a round.
+    """One step of a round: requests to sites, computation at the sites, aggregation at the server.
 
     Attributes:
-        name: The op of its orders.
-        orders: The orders of the step; without any function it is a step of the server alone.
-        work: What a site does with one; without it a site replies with nothing.
-        fold: Takes the replies into the server's state; without it there is nothing to take.
-        quorum: How many replies are needed to go on. None is the run's `min_replies`, or all where fewer are ordered,
-            and never fewer than a robust rule needs.
-        updates: Prefixes under which a reply must hold updates of what the order brought; None is all that the method
-            sends. A reply without them is refused: it would count as one of zeros.
+        name: Name of the step, which is also the `op` of its requests.
+        orders: Function that returns the requests of the step; None for a step of the server alone.
+        work: Function that executes a request at a site; None if the site sends an empty reply.
+        fold: Function that aggregates the replies into the server's state; None if no replies are aggregated.
+        quorum: Number of replies that the step needs, or a function of the server that returns it. None means the run's
+            `min_replies`, or all replies if fewer sites receive a request, but never fewer than the robust rule needs.
+        updates: Prefixes under which each reply must contain updates of the request's tensors; None means all prefixes
+            that the method sends. A reply without them is refused, because it would count as an update of zeros.
     """
 
     name: str
@@ -42,62 +42,71 @@ class Step:
 
 @dataclass(frozen=True)
 class Due:
-    """A step of this round.
+    """A step that is scheduled in the current round.
 
     Attributes:
-        name: Of the step.
-        turn: Tells the occurrences of a step in one round from each other.
+        name: Name of the `RoundStep`.
+        turn: Number that distinguishes repeated occurrences of a step in one round.
     """
 
     name: str
     turn: int = 0
 
 
-class Rounds:
-    """The machine: `plan`, `work` and `fold` of the contract, for a method that declares its steps."""
+class MultiStepMethod:
+    """Base class of methods that declare the steps of a round.
 
-    # ---- what a method overrides
+    Implements `plan`, `execute` and `aggregate` of the contract.
+    """
+
+    # ---- methods to override
 
     def round_steps(self) -> tuple[Step, ...]:
-        """All steps that a round may have, each under another name."""
+        """Return all steps that a round may contain, each with a different name."""
         raise NotImplementedError
 
     def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
-        """What is left of this round, the next step first; by default each step once, in the order of `round_steps`.
+        """Return the remaining steps of this round, the next step first.
 
-        Called before each step. Only the first is carried out before the next call, and the round ends after it if it
-        is alone. A pure function of the server's state, the settings and randomness that depends on the round alone.
+        By default each of `round_steps` is executed once.
+
+        Called before each step. Only the first of the returned steps is executed before the next call. The round ends
+        after that step if it is the only one. This must be a pure function of the server's state, the settings, and
+        random numbers that depend on the round alone.
 
         Args:
-            server: In the round.
-            done: The steps of this round that are committed, in their order.
+            server: The server.
+            done: Steps of this round that are committed, in the order of their execution.
 
         Returns:
-            At least one where none is done.
+            The remaining steps; at least one at the start of a round.
         """
         return [Due(step.name) for step in self.round_steps()][len(done) :]
 
-    # ---- for a method's steps
+    # ---- helpers for subclasses
 
     def due(self, server: Server) -> Due:
-        """The step that is next or under way; ask before the server's state is changed in a `fold`."""
+        """Return the step that is next or in progress.
+
+        In `aggregate`, call this before you change the server's state.
+        """
         return self._left(server)[0]
 
     # ---- the contract
 
     def plan(self, server: Server) -> Plan | None:
-        """The next step of the round, or None after the last round."""
+        """Return the plan of the round's next step, or None after the last round."""
         if server.rounds_done >= server.settings.rounds:
             return None
         left = self._left(server)
         if not left:
-            return Plan(server.round, [])  # the settings were changed when the run was continued: nothing is left
+            return Plan(server.round, [])  # a continued run has changed settings, and no step of the round remains
         step = self._step(left[0].name)
         requests = step.requests(server) if step.requests else []
         if wrong := sorted({request.op for request in requests} - {step.name}):
             raise ContractError(
                 "wrong_orders",
-                f"expected orders '{step.name}' in the step of that name, got {wrong}",
+                f"expected requests with the op '{step.name}' in the step of that name, got {wrong}",
                 expected=step.name,
                 found=wrong,
             )
@@ -105,24 +114,25 @@ class Rounds:
         return Plan(server.round, requests, ends_round=len(left) == 1, quorum=quorum, aggregates=aggregates)
 
     def execute(self, site: Site, request: Request) -> Reply:
-        """What the step does that the order belongs to."""
+        """Execute a request by the function of its step."""
         step = self._step(request.op)
         return step.execute(site, request) if step.execute else Reply()
 
     def aggregate(self, server: Server, replies: Replies) -> None:
-        """What the step makes of the replies; then it is done, and after the last step the round is."""
-        done, left = _done(server), self._left(server)
+        """Aggregate the replies by the step's function, and record the step's end in the server's state."""
+        done, left = _committed_steps(server), self._left(server)
         if left and (aggregate := self._step(left[0].name).aggregate):
             aggregate(server, replies)
         if len(left) > 1:
-            server.state.meta[DONE] = [list(astuple(due)) for due in (*done, left[0])]
+            server.state.meta[COMMITTED_STEPS] = [list(astuple(due)) for due in (*done, left[0])]
         else:
-            server.state.meta.pop(DONE, None)
+            server.state.meta.pop(COMMITTED_STEPS, None)
 
-    # ---- pieces
+    # ---- private helpers
 
     def _left(self, server: Server) -> Sequence[Due]:
-        done = _done(server)
+        """Return the remaining steps of this round. Raise if a round begins without any."""
+        done = _committed_steps(server)
         left = self.schedule(server, done)
         if not left and not done:
             raise ContractError(
@@ -131,21 +141,24 @@ class Rounds:
         return left
 
     def _step(self, name: str) -> Step:
+        """Return the declared step of this name. Raise if there is none."""
         steps = {step.name: step for step in self.round_steps()}
         if name not in steps:
             *others, last = steps
             names = f"{', '.join(others)} or {last}" if others else last
             raise ContractError(
-                "unknown_order", f"expected an order {names}, got '{name}'", name=name, known=list(steps)
+                "unknown_order", f"expected a request with the op {names}, got '{name}'", name=name, known=list(steps)
             )
         return steps[name]
 
 
-def _done(server: Server) -> list[Due]:
-    return [Due(name, turn) for name, turn in server.state.meta.get(DONE, [])]
+def _committed_steps(server: Server) -> list[Due]:
+    """Return the committed steps of this round."""
+    return [Due(name, turn) for name, turn in server.state.meta.get(COMMITTED_STEPS, [])]
 
 
 def _quorum(server: Server, step: Step, requests: int) -> int | None:
+    """Return the number of replies that a step needs, given the number of its requests."""
     if step.requests is None:
         return None
     if step.quorum is None:

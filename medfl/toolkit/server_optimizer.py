@@ -1,8 +1,8 @@
-"""Server optimisers: the mean update is the direction of a step, and the server remembers those before.
+"""Server optimisers: the server treats the mean update as a gradient and keeps moments from round to round.
 
-They act on trainable parameters only. Float buffers are plainly averaged and integer ones take the largest value, as in
-FedAvg (rule G-2): a server optimiser could turn a running variance negative. All is computed in the mean's float64;
-what is kept is rounded, what is added is not.
+They act on trainable parameters only. Floating buffers are averaged and integer buffers take the largest value, as in
+FedAvg (rule G-2), because a server optimiser could make a running variance negative. Computations use the mean's
+float64. Stored moments are rounded to the stored dtype; the steps use the unrounded values.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ def momentum_step(
     server_lr: float = 1.0,
     nesterov: bool = False,
 ) -> Tensors:
-    """A step with momentum: v <- beta v + mean update, w <- w + server_lr v.
+    """Take a step with momentum, v <- beta v + mean update and w <- w + server_lr v, and store v in the server's state.
 
-    v starts at 0, so the first step is that of plain averaging. It is kept as ``server/velocity/NAME``.
+    v starts at 0, so the first step equals plain averaging. Its name in the auxiliary state is
+    ``server/velocity/NAME``.
 
     Args:
-        server: Its state's tensors hold v, and are changed.
-        old: The shared tensors that the sites started from.
-        mean: The mean update; a tensor that it lacks stays as it is.
-        parameters: Names that momentum acts on; all others are plainly averaged.
-        beta: In [0, 1). With 0, and `server_lr` 1, this is plain averaging bit by bit.
-        server_lr: > 0.
-        nesterov: Step by the mean update + beta v, with the new v, instead of by v.
+        server: The server; its state is changed in place.
+        old: Shared tensors that the sites started from.
+        mean: Mean update; a tensor without an update stays unchanged.
+        parameters: Names of the tensors with momentum; all others are averaged.
+        beta: Momentum, in [0, 1). With 0, and `server_lr` 1, the result equals plain averaging bit by bit.
+        server_lr: Learning rate of the server, > 0.
+        nesterov: Whether to step by the mean update + beta v, with the new v, instead of v.
 
     Returns:
         The new shared tensors.
@@ -57,16 +58,16 @@ def momentum_step(
 
 
 class AdaptiveServer(Averaging):
-    """The base of methods whose server scales each coordinate's step by the size of the updates so far.
+    """Base class of methods with an adaptive server optimiser, which scales each coordinate's step by its past updates.
 
-    A child gives `second_moment`, and `rate` where it changes from round to round.
+    A subclass implements `second_moment`, and overrides `rate` if the learning rate changes from round to round.
 
     Attributes:
-        eta: Learning rate of the server, > 0. While tau is far below the updates, it is about how far a coordinate
-            moves in a round, whatever the size of its update.
-        beta1: How much of the last direction is kept, in [0, 1).
-        tau: Added to the denominator, > 0: updates far below it move nothing.
-        v0: What the second moment starts at: ``tau2`` tau squared, or ``zero``.
+        eta: Learning rate of the server, > 0. While `tau` is far below the updates, a coordinate moves about this far
+            in a round, independent of its update's size.
+        beta1: Decay of the first moment, in [0, 1).
+        tau: Term added to the denominator, > 0; updates far below it have almost no effect.
+        v0: Initial second moment: ``tau2`` is tau squared, ``zero`` is 0.
     """
 
     eta: float = Field(0.01, gt=0, allow_inf_nan=False)
@@ -75,17 +76,17 @@ class AdaptiveServer(Averaging):
     v0: Literal["tau2", "zero"] = "tau2"
 
     def second_moment(self, kept: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
-        """The new second moment from the last one and the squared mean update, all >= 0 and of one shape."""
+        """Return the new second moment from the previous one and the squared mean update, all >= 0 and of one shape."""
         raise NotImplementedError
 
     def rate(self, round_: int) -> float:
-        """The server's learning rate in a round, counted from 1."""
+        """Return the server's learning rate in a round, counted from 1."""
         return self.eta
 
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
-        """m <- beta1 m + (1 - beta1) mean update, v by `second_moment`, w <- w + rate m / (sqrt(v) + tau).
+        """Compute m <- beta1 m + (1 - beta1) mean update, v by `second_moment`, and w <- w + rate m / (sqrt(v) + tau).
 
-        m and v are kept as ``server/first/NAME`` and ``server/second/NAME``.
+        Stores m and v in the server's auxiliary state as ``server/first/NAME`` and ``server/second/NAME``.
         """
         steps: Tensors = {}
         for name in server.state.meta["parameters"]:
@@ -100,28 +101,31 @@ class AdaptiveServer(Averaging):
 
 
 def lengthened(server: Server, mean: Tensors, length: float) -> Tensors:
-    """The mean update with that of the parameters times a length; with 1 it is the mean update bit by bit.
+    """Multiply the mean update of the trainable parameters by a step length; with 1, return it bit by bit.
 
     Args:
-        server: Its state's meta lists the parameters.
-        mean: The mean update, float64 for floating tensors.
-        length: Of the server's step, > 0.
+        server: The server, whose state's metadata list the parameters.
+        mean: Mean update, float64 for floating tensors.
+        length: Step length of the server, > 0.
     """
     trained = set(server.state.meta["parameters"])
     return {name: update * length if name in trained else update for name, update in mean.items()}
 
 
 def stepped(old: Tensors, steps: Tensors) -> Tensors:
-    """Old tensors plus their steps; a tensor without one stays as it is."""
+    """Return the old tensors plus their steps; a tensor without a step stays unchanged."""
     return {name: add_update(tensor, steps[name]) if name in steps else tensor for name, tensor in old.items()}
 
 
 def remembered(server: Server, what: str, name: str, like: torch.Tensor, start: float = 0.0) -> torch.Tensor:
-    """What the server keeps for a tensor, in the type of `like`; at first `start` everywhere."""
+    """Return a stored moment of a tensor in the dtype of `like`.
+
+    Before the first round, return a tensor filled with `start`.
+    """
     kept = server.state.tensors.get(f"{KEPT}{what}/{name}")
     return torch.full_like(like, start) if kept is None else kept.to(like.dtype)
 
 
 def remember(server: Server, what: str, name: str, value: torch.Tensor, like: torch.Tensor) -> None:
-    """Keep a value for a tensor, in the type of `like`, but in float32 at least."""
+    """Store a moment of a tensor in the server's state, in the dtype of `like` but at least float32."""
     server.state.tensors[f"{KEPT}{what}/{name}"] = value.to(torch.promote_types(like.dtype, torch.float32))

@@ -1,4 +1,4 @@
-"""A model that teaches another one during a site's training, and stays as it is."""
+"""Fixed teacher model for knowledge distillation at a site."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from medfl.training.predict import evaluation_batch, logits
 
 
 class Teacher:
-    """What a model says of a site's training images, without a gradient and in evaluation mode (rule G-8).
+    """Fixed teacher model: its logits for a site's training images, without gradients, in evaluation mode (rule G-8).
 
-    It is asked once about all images as they are. Where the task changes training images at random, a copy of the model
-    is kept and asked about each batch as the student sees it.
+    Without augmentation, the logits of all images are computed once. With augmentation, the teacher keeps a copy of the
+    model and computes the logits of each augmented batch.
 
     Args:
-        model: On the task's device; it may be trained afterwards.
-        site: Gives data and task.
+        model: The teacher on the task's device; the caller may train it afterwards.
+        site: The site with its data and task.
 
     Attributes:
-        logits: Of all training images as they are, shape (n, num_classes), on the CPU.
+        logits: Logits of all training images without augmentation, shape (n, num_classes), on the CPU.
     """
 
     def __init__(self, model: nn.Module, site: Site) -> None:
@@ -32,7 +32,7 @@ class Teacher:
         self._model = copy.deepcopy(model).eval() if site.task.augmentation is not None else None
 
     def __call__(self, batch: Batch) -> torch.Tensor:
-        """Logits (B, num_classes) of a batch, on its device."""
+        """Return the teacher's logits (B, num_classes) of a batch, on the batch's device."""
         if self._model is None:
             return self.logits[batch.rows].to(batch.images.device)
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The trainings of one round at a site: how many, of which part, with what budget, and of which model."""
+"""Specification of the trainings that a site runs in one round."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from medfl.settings import Settings
 from medfl.types import Meta
 
 Part = Literal["all", "body", "head"]
-"""What is trained of a network: all of it, its attribute `head`, or all but that."""
+"""Trained part of a network: ``all``, ``head`` (the attribute `head`), or ``body`` (all other modules)."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How long a training is; without a number as long as the run's settings say.
+    """Length of a training in epochs or steps. If both are None, the run's settings apply.
 
     Attributes:
-        epochs: Passes over the training images.
-        steps: Steps of the optimiser; they win over epochs, as in the settings of a run.
+        epochs: Number of passes over the training images.
+        steps: Number of optimiser steps; takes precedence over `epochs`, as in the settings of a run.
     """
 
     epochs: int | None = None
@@ -29,16 +29,19 @@ class Budget:
 
     @classmethod
     def of(cls, settings: Settings) -> Budget:
-        """The budget of a run's round."""
+        """Return the budget of one round in the run's settings."""
         return cls(settings.epochs) if settings.steps is None else cls(steps=settings.steps)
 
     @property
     def total(self) -> int:
-        """Steps, or else epochs."""
+        """Number of steps, or of epochs if `steps` is None."""
         return (self.epochs or 0) if self.steps is None else self.steps
 
     def split(self, share: float) -> tuple[Budget, Budget]:
-        """A share of the budget, rounded, and the rest, which below a share of 1 is at least one epoch or step."""
+        """Split the budget into a share, rounded, and the rest.
+
+        If the share is below 1, the rest is at least one epoch or step.
+        """
         total = self.total
         part = total if share == 1 else min(int(share * total + 0.5), max(total - 1, 0))
         if self.steps is None:
@@ -46,7 +49,7 @@ class Budget:
         return Budget(steps=part), Budget(steps=total - part)
 
     def at(self, site: Site) -> Site:
-        """The site with this budget in place of the run's."""
+        """Return a copy of the site whose settings have this budget."""
         if self.steps is not None:
             return replace(site, settings=site.settings.model_copy(update={"steps": self.steps}))
         if self.epochs is not None:
@@ -56,18 +59,18 @@ class Budget:
 
 @dataclass(frozen=True)
 class Training:
-    """One training of a round.
+    """Specification of one training of a round.
 
     Attributes:
-        label: Names its log keys (``label_loss``) and its random streams, so that it draws other batches than the
-            round's other trainings.
-        budget: How long it is.
-        part: What is trained; the rest is frozen and in evaluation mode, so that its buffers stay, too.
-        apart: Whether it trains a model of the site's own, which is kept under the label, begins as `Averaging.start`
-            says, is never sent, and is scored as the ``personal`` one. It draws the numbers of a training that is
-            alone in its round, and takes none from the others.
-        frozen_norms: Whether batch norm stays as it is, as with the run's `norm_sync` ``frozen``.
-        batch_size: Images in a batch, >= 1; None is the run's.
+        label: Prefix of the training's log keys (``label_loss``) and label of its random streams. Trainings with
+            different labels draw different batches.
+        budget: Length of the training.
+        part: Trained part of the network. The other part is frozen and in evaluation mode, so its buffers don't change.
+        apart: Whether the training trains a separate personal model. The site stores this model under the label, starts
+            it from `LocalTraining.start`, never sends it, and reports it as ``personal``. Its random numbers are the
+            same as if it were the round's only training, and it takes none from the other trainings.
+        frozen_norms: Whether batch-norm layers are frozen, as with the run's `norm_sync` ``frozen``.
+        batch_size: Number of images in a batch, >= 1; None uses the run's setting.
     """
 
     label: str = ""
@@ -78,7 +81,7 @@ class Training:
     batch_size: int | None = None
 
     def at(self, site: Site) -> Site:
-        """The site with this training's budget and batches, and with batch norm frozen if it says so."""
+        """Return a copy of the site whose settings have this training's budget, batch size and frozen batch norm."""
         site, changes = self.budget.at(site), Meta()
         if self.frozen_norms:
             changes["norm_sync"] = "frozen"
@@ -88,21 +91,21 @@ class Training:
 
     @property
     def streams(self) -> str:
-        """What its random streams are named by."""
+        """Label of the training's random streams."""
         return "" if self.apart else self.label
 
     @property
     def place(self) -> str:
-        """The prefix under which the model of a training apart is kept."""
+        """Prefix of the separate personal model in the site's auxiliary state."""
         return f"{self.label}/"
 
     def log(self, numbers: dict[str, float]) -> dict[str, float]:
-        """Numbers for the metrics file under their keys."""
+        """Return the values with this training's label as prefix of their keys."""
         return {f"{self.label}_{name}" if self.label else name: value for name, value in numbers.items()}
 
 
-def freeze_rest(model: nn.Module, part: Part) -> list[nn.Module]:
-    """Freeze the parameters of all modules that a training of one part leaves alone, and return these."""
+def freeze_other_part(model: nn.Module, part: Part) -> list[nn.Module]:
+    """Freeze the parameters outside the trained part in place, and return the modules that contain them."""
     if part == "all":
         return []
     head = set(model.head.modules())  # type: ignore[union-attr]

@@ -1,6 +1,6 @@
-"""Models that travel from site to site: how one is packed, found again and trained as a guest, and their routes.
+"""Models that are sent from site to site: their messages, their training at a host, and the routes.
 
-A route says which host trains (or trains beside) whose model in a round (rule G-16).
+A route assigns to each host the model that it trains (or trains jointly with its own) in a round (rule G-16).
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from medfl.utils.metadata import PEER_MESSAGE, Count, MetaField, Text, list_of, 
 from medfl.utils.wire import prefixed, select
 
 MODEL = "model/"
+"""Prefix of the model's tensors in a peer message."""
 
 
 SENDS: Mapping[str, PayloadKind] = {MODEL: "weights", OPTIMIZER: "statistic"}
-"""What a parcel with a model holds; for a method's `sends`."""
+"""Prefixes and kinds of the tensors in a peer message with a model, for a method's `sends`."""
 
 
 TELLS: Mapping[str, MetaField] = {
@@ -29,17 +30,17 @@ TELLS: Mapping[str, MetaField] = {
     "network": MetaField("public", one_of("networks"), after=(PEER_MESSAGE,)),
     "stamp": MetaField("public", list_of(Count, 2, shorter=True), after=(PEER_MESSAGE,)),
 }
-"""What stands on it; for a method's `sends_meta`."""
+"""Metadata schema of a peer message with a model, for a method's `sends_meta`."""
 
 
 @dataclass(frozen=True)
 class ModelInTransit:
-    """A model away from its owner, or on its way home.
+    """A model that is sent to another site, or back to its owner.
 
     Attributes:
-        owner: Whose it is.
-        network: Its network's name in the task.
-        kept: Its tensors and, under ``optimizer/``, those of its optimiser if that travels with it.
+        owner: Name of the site that owns the model.
+        network: Name of the model's network in the task.
+        kept: Tensors of the model and, under ``optimizer/``, of its optimiser if that is sent too.
     """
 
     owner: str
@@ -47,32 +48,36 @@ class ModelInTransit:
     kept: Tensors
 
 
-def pack(to: str, traveller: ModelInTransit, stamp: list[int]) -> PeerMessage:
-    """A parcel with a model.
+def pack(to: str, model: ModelInTransit, stamp: list[int]) -> PeerMessage:
+    """Return a peer message with a model.
 
     Args:
-        to: Its receiver.
-        traveller: The model.
-        stamp: When it was sent; begins with the round. By it the receiver tells it from one that came late.
+        to: Name of the receiving site.
+        model: The model.
+        stamp: Numbers that identify the time of sending, starting with the round. The receiver uses them to detect late
+            messages.
     """
-    tensors = {name if name.startswith(OPTIMIZER) else MODEL + name: t for name, t in traveller.kept.items()}
-    return PeerMessage(to, tensors, {"owner": traveller.owner, "network": traveller.network, "stamp": stamp})
+    tensors = {name if name.startswith(OPTIMIZER) else MODEL + name: t for name, t in model.kept.items()}
+    return PeerMessage(to, tensors, {"owner": model.owner, "network": model.network, "stamp": stamp})
 
 
-def unpack(peer_message: PeerMessage) -> ModelInTransit:
-    """The model in a parcel."""
+def unpack_model(peer_message: PeerMessage) -> ModelInTransit:
+    """Return the model in a peer message."""
     kept = select(peer_message.tensors, MODEL) | prefixed(select(peer_message.tensors, OPTIMIZER), OPTIMIZER)
     return ModelInTransit(peer_message.meta["owner"], peer_message.meta["network"], kept)
 
 
 def arrived(site: Site, owner: str, stamp: list[int]) -> ModelInTransit | None:
-    """The model of `owner` that came with this stamp, or None: its sender was away, or it came late."""
+    """Return the received model of `owner` with this stamp.
+
+    Return None if its sender was unavailable or it arrived late.
+    """
     messages = [p for p in site.inbox if p.meta.get("owner") == owner and p.meta.get("stamp") == stamp]
-    return unpack(messages[0]) if messages else None
+    return unpack_model(messages[0]) if messages else None
 
 
 def as_host(site: Site, network: str, scale: int = 1) -> Site:
-    """The site as a model's training sees it: with the model's network, and `scale` times the epochs (or steps)."""
+    """Return a copy of the site for a visiting model, with its network and `scale` times the epochs or steps."""
     settings = site.settings
     budget: Meta = {"epochs": settings.epochs * scale}
     if settings.steps is not None:
@@ -82,50 +87,52 @@ def as_host(site: Site, network: str, scale: int = 1) -> Site:
 
 
 def is_finite(tensors: Tensors) -> bool:
-    """Whether all floating tensors are finite."""
+    """Return True if all floating tensors are finite."""
     return all(bool(torch.isfinite(t).all()) for t in tensors.values() if t.is_floating_point())
 
 
 Route = Literal["random_permutation", "derangement", "ring", "identity"]
+"""Rule that assigns models to hosts, see `route`."""
 
 
-TRIES = 1000
-"""Permutations drawn in search of one that moves every model; among many models one in e does."""
+MAX_DERANGEMENT_DRAWS = 1000
+"""Maximum number of permutations drawn to find one that moves every model. Among many models, 1 in e does."""
 
 
 def route(hosts: Sequence[str], held: Mapping[str, str], kind: Route, generator: torch.Generator) -> dict[str, str]:
-    """Host to the model that it works with this round.
+    """Assign a model to each host for this round.
 
-    A model that a host outside `hosts` holds waits. Where there are more models than hosts some wait, where there are
-    fewer some hosts go without. If every host holds the model of its own name, this is a permutation of the names.
+    A model that is at a site outside `hosts` is not assigned. If there are more models than hosts, some models are not
+    assigned; if there are fewer, some hosts get none. If every host has the model of its own name, the result is a
+    permutation of the names.
 
     Args:
-        hosts: This round's, sorted.
-        held: Model to the host that holds it now.
-        kind: ``random_permutation`` is uniform over all permutations, so a model may stay where it is;
-            ``derangement`` is uniform over those that move every model, or over all if there is none; ``ring`` hands
-            each model to the next host, the last one's to the first; ``identity`` moves none.
-        generator: The round's stream.
+        hosts: Names of this round's hosts, sorted.
+        held: Maps each model to the site where it is now.
+        kind: ``random_permutation`` is uniform over all permutations, so a model may stay in place. ``derangement`` is
+            uniform over the permutations that move every model, or over all if there is none. ``ring`` passes each
+            model to the next host, and from the last host to the first. ``identity`` moves no model.
+        generator: Random generator of the round.
 
     Returns:
-        In the order of `hosts`; no model twice.
+        Maps each host to its model, in the order of `hosts`; no model occurs twice.
     """
     models = sorted(model for model, participant in held.items() if participant in hosts)
     if kind in ("identity", "ring"):
         shift = 1 if kind == "ring" else 0
         ahead = {host: hosts[(index + shift) % len(hosts)] for index, host in enumerate(hosts)}
-        first = {ahead[held[model]]: model for model in reversed(models)}  # of two at one host the second waits
+        first = {ahead[held[model]]: model for model in reversed(models)}  # at each host, the first model moves
         return {host: first[host] for host in hosts if host in first}
     guests: dict[str, str] = {}
-    for _ in range(TRIES if kind == "derangement" else 1):
-        guests = _draw(hosts, models, generator)
+    for _ in range(MAX_DERANGEMENT_DRAWS if kind == "derangement" else 1):
+        guests = _draw_permutation(hosts, models, generator)
         if all(held[model] != host for host, model in guests.items()):
             break
     return guests
 
 
-def _draw(hosts: Sequence[str], models: Sequence[str], generator: torch.Generator) -> dict[str, str]:
-    """A uniform permutation of the models, and of blanks where hosts outnumber them, over the hosts."""
+def _draw_permutation(hosts: Sequence[str], models: Sequence[str], generator: torch.Generator) -> dict[str, str]:
+    """Draw a uniform permutation of the models over the hosts; if hosts outnumber models, random hosts get none."""
     slots = [*models, *[None] * (len(hosts) - len(models))]
     order = torch.randperm(len(slots), generator=generator).tolist()
     drawn = ((host, slots[index]) for host, index in zip(hosts, order))

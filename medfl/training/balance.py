@@ -1,4 +1,4 @@
-"""What a bundle's own loader and loss need for the setting ``balance``, to train one site with plain MONAI."""
+"""Class balancing (setting ``balance``) for a bundle's own trainer, to train one site with plain MONAI."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from medfl.types import Dataset
 
 
 def bundle_weights(labels: torch.Tensor, num_classes: int, balance: str) -> torch.Tensor | None:
-    """The class weights of a bundle's own loss: None unless asked for."""
+    """Return the class weights for a bundle's own loss, or None unless `balance` is ``loss``."""
     return class_weights(labels, num_classes) if balance == "loss" else None
 
 
 def bundle_loss(loss: nn.Module, objective: Objective, data: Dataset, balance: str, device: str) -> nn.Module:
-    """The loss of a bundle's own trainer, for any objective: with the weights of its classes only if asked for."""
+    """Return the loss of a bundle's own trainer, with class weights if `balance` is ``loss``."""
     if balance != "loss":
         return loss
     return objective.balanced_loss(loss, data.targets(torch.arange(len(data))), device)
 
 
 def bundle_sampler(labels: torch.Tensor, balance: str, seed: int) -> torch.utils.data.Sampler[int] | None:
-    """The sampler of a bundle's own loader: None unless asked for."""
+    """Return the sampler of a bundle's own data loader, or None unless `balance` is ``sampling``."""
     if balance != "sampling":
         return None
     generator = torch.Generator().manual_seed(seed)

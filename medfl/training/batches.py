@@ -1,4 +1,4 @@
-"""Batches on their way from a data set to a model."""
+"""Loading of batches from a data set, and their transfer to a device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from medfl.types import Dataset, Loaded, Targets, Visited
 from medfl.utils.pulse import counted
 
 TRAINING, SCORING = "training", "scoring"
-"""What batches are for."""
+"""Purposes of loaded batches, as progress reports name them."""
 
 
 def load(
@@ -20,15 +20,15 @@ def load(
     doing: str = TRAINING,
     total: int | None = None,
 ) -> Iterator[Loaded]:
-    """Each batch of a data set in turn, on the CPU, counted for whoever watches (`medfl.utils.pulse`).
+    """Yield the batches of a data set in order, on the CPU, and count them for progress reports (`medfl.utils.pulse`).
 
     Args:
-        data: One that changes its cases at random (`Visited`) may ask for batches ahead of time.
-        batches: Rows of each batch.
-        generator: The stream of a training; the seed that it began with decides these changes, and nothing is drawn
-            from it. None changes cases in the same way each time, as `Dataset.batch` does.
-        doing: What they are for, `TRAINING` or `SCORING`.
-        total: How many there will be; None if nobody knows.
+        data: The data set. A data set with random augmentation (`AugmentingDataset`) may read batches ahead.
+        batches: Row numbers of each batch.
+        generator: Random generator of a training. Its initial seed determines the augmentation, and no number is drawn
+            from it. None augments cases in the same way each time, as `Dataset.batch` does.
+        doing: Purpose of the batches, `TRAINING` or `SCORING`.
+        total: Number of batches; None if unknown.
     """
     if isinstance(data, Visited):
         return counted(data.visits(batches, 0 if generator is None else generator.initial_seed()), doing, total)
@@ -36,7 +36,7 @@ def load(
 
 
 def on_device(targets: Targets, device: str) -> Targets:
-    """Targets, or each of several, on a device."""
+    """Return the targets, or a dictionary of targets, on a device."""
     if isinstance(targets, dict):
         return {name: target.to(device) for name, target in targets.items()}
     return targets.to(device)

@@ -1,4 +1,4 @@
-"""Random changes of colour, which MONAI lacks, for photographs and for images of light microscopes."""
+"""Random colour augmentation, which MONAI lacks, for photographs and light microscopy."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ LUMA = (0.299, 0.587, 0.114)
 
 
 class RandColourd(RandomizableTransform, MapTransform):
-    """Changes brightness, contrast and saturation at random, and takes the colour away from some images.
+    """MONAI transform that changes brightness, contrast and saturation at random, and makes some images grey.
 
-    Each of the first three factors is uniform in [1 - strength, 1 + strength]. As in torchvision's ``ColorJitter``,
-    brightness multiplies, contrast scales around the image's mean brightness, saturation around each pixel's own
-    brightness; the order is this one, where torchvision draws it. Between them images are in [0, 1] and stay there.
+    The factors of brightness, contrast and saturation are uniform in [1 - strength, 1 + strength]. As in torchvision's
+    ``ColorJitter``, brightness multiplies the image, contrast scales it around its mean brightness, and saturation
+    scales it around each pixel's brightness. They are applied in this order, which torchvision draws at random. Pixels
+    are clipped to [0, 1] after each change.
 
     Args:
-        keys: Of images (C, *spatial), normalised; with other than three channels, brightness is their mean.
-        mean: That was subtracted from images in [0, 1], one number, or one for each channel.
-        std: By which they were divided then.
+        keys: Keys of images (C, *spatial), normalised. Without exactly three channels, the brightness is the channel
+            mean.
+        mean: Mean that was subtracted from images in [0, 1], one number or one per channel.
+        std: Standard deviation that the images were divided by, one number or one per channel.
         brightness: Strength, in [0, 1].
         contrast: Strength, in [0, 1].
         saturation: Strength, in [0, 1].
-        grey: Probability of no colour at all, in [0, 1].
+        grey: Probability of a grey image, in [0, 1].
 
     Raises:
         SettingsError: If a strength or the probability is outside [0, 1].
@@ -61,7 +63,7 @@ class RandColourd(RandomizableTransform, MapTransform):
             )
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-        """The same dictionary with changed images."""
+        """Return a copy of the dictionary with changed images."""
         factors = [float(self.R.uniform(1 - strength, 1 + strength)) for strength in self.strengths]
         if float(self.R.uniform()) < self.grey:
             factors[2] = 0.0
@@ -71,24 +73,26 @@ class RandColourd(RandomizableTransform, MapTransform):
         return changed
 
     def _change(self, image: torch.Tensor, brightness: float, contrast: float, saturation: float) -> torch.Tensor:
+        """Return the image with the factors of brightness, contrast and saturation applied."""
         mean, std = _channels(self.mean, image), _channels(self.std, image)
         pixels = ((image * std + mean) * brightness).clamp(0, 1)
-        pixels = _mixed(pixels, _brightness(pixels).mean(), contrast)
-        pixels = _mixed(pixels, _brightness(pixels), saturation)
+        pixels = _scale_around(pixels, _brightness(pixels).mean(), contrast)
+        pixels = _scale_around(pixels, _brightness(pixels), saturation)
         return (pixels - mean) / std
 
 
-def _mixed(pixels: torch.Tensor, around: torch.Tensor, factor: float) -> torch.Tensor:
+def _scale_around(pixels: torch.Tensor, around: torch.Tensor, factor: float) -> torch.Tensor:
+    """Scale the pixels around a value by a factor, and clip them to [0, 1]."""
     return (around + factor * (pixels - around)).clamp(0, 1)
 
 
 def _brightness(pixels: torch.Tensor) -> torch.Tensor:
-    """(1, *spatial) of pixels (C, *spatial)."""
+    """Return the brightness (1, *spatial) of pixels (C, *spatial)."""
     if len(pixels) != len(LUMA):
         return pixels.mean(dim=0, keepdim=True)
     return (_channels(LUMA, pixels) * pixels).sum(dim=0, keepdim=True)
 
 
 def _channels(values: Sequence[float], image: torch.Tensor) -> torch.Tensor:
-    """A value for each channel of an image (C, *spatial), or one for all, in the shape (C or 1, 1, ...)."""
+    """Reshape one value per channel, or one for all, for broadcasting over an image (C, *spatial)."""
     return image.new_tensor(values).reshape(-1, *[1] * (image.dim() - 1))

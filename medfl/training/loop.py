@@ -1,4 +1,4 @@
-"""The one local training loop, used by every method."""
+"""Training loop of a site, which every method uses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from medfl.training.precision import autocast
 from medfl.types import Dataset, Loaded
 
 if TYPE_CHECKING:
-    from medfl.training.augment import Augment
+    from medfl.training.augment import AugmentFunction
 
 
 logger = logging.getLogger(__name__)
@@ -33,12 +33,12 @@ class Batch:
     """A batch on the training device.
 
     Attributes:
-        images: (B, C, *spatial), float32.
-        targets: (B, ...), as the task's objective says; a dictionary of such for bundles with more than one.
-        rows: Which images of the training split these are, shape (B,), on the CPU; an image that was cut into patches
-            is there several times.
-        regions: Labels of the regions of each image, (B, *spatial), where the task has regions and changes images at
-            random: the labels have moved with the images. None otherwise.
+        images: Images (B, C, *spatial), float32.
+        targets: Targets (B, ...) in the form of the task's objective; a dictionary for bundles with several targets.
+        rows: Row numbers of the images in the training split, shape (B,), on the CPU. An image that is cut into patches
+            occurs several times.
+        regions: Region labels of each image, (B, *spatial), transformed with the image, if the task has regions and
+            augmentation; None otherwise.
     """
 
     images: torch.Tensor
@@ -49,13 +49,13 @@ class Batch:
 
 @dataclass
 class TrainResult:
-    """What a training did.
+    """Result of a training.
 
     Attributes:
-        batches: Optimiser steps taken.
-        samples: Images visited, repeats counted.
-        loss: Mean loss over the visited images; nan if none.
-        seconds: Wall-clock seconds.
+        batches: Number of optimiser steps.
+        samples: Number of visited images, with repetitions.
+        loss: Mean loss over the visited images; NaN if there are none.
+        seconds: Duration in seconds.
     """
 
     batches: int
@@ -72,23 +72,26 @@ def row_batches(
     steps: int | None = None,
     weights: torch.Tensor | None = None,
 ) -> Iterator[torch.Tensor]:
-    """Rows of each batch: a new permutation for each epoch, nothing dropped (rule G-6); or n weighted draws.
+    """Yield the row numbers of each batch.
+
+    Each epoch is a new permutation of all rows, without dropping the last batch (rule G-6), or n draws with weights.
 
     Args:
-        n: Rows of the data set; with 0 there is no batch.
-        batch_size: Rows in a batch, >= 1; the last one of an epoch may have fewer.
-        generator: The stream of the permutations.
-        epochs: Passes over the data; ignored when `steps` is given.
-        steps: Batches in all, or None.
-        weights: How often each row is drawn, shape (n,); an epoch is then n draws with replacement. None: permutations.
+        n: Number of rows of the data set; with 0 there is no batch.
+        batch_size: Number of rows in a batch, >= 1; the last batch of an epoch may be smaller.
+        generator: Random generator of the permutations or draws.
+        epochs: Number of passes over the data; ignored if `steps` is set.
+        steps: Total number of batches, or None.
+        weights: Sampling weights of the rows, shape (n,), for n draws with replacement per epoch; None uses
+            permutations.
 
     Yields:
-        Index tensors of shape (B,).
+        Row numbers of shape (B,).
     """
     done = 0
     epoch = 0
     while n > 0 and (epoch < epochs if steps is None else done < steps):
-        order = torch.randperm(n, generator=generator) if weights is None else _draw(weights, n, generator)
+        order = torch.randperm(n, generator=generator) if weights is None else _draw_rows(weights, n, generator)
         for rows in order.split(batch_size):
             if steps is not None and done == steps:
                 return
@@ -97,44 +100,45 @@ def row_batches(
         epoch += 1
 
 
-def _draw(weights: torch.Tensor, n: int, generator: torch.Generator) -> torch.Tensor:
+def _draw_rows(weights: torch.Tensor, n: int, generator: torch.Generator) -> torch.Tensor:
+    """Draw n rows with replacement."""
     return torch.multinomial(weights, n, replacement=True, generator=generator)
 
 
 def smallest_batch(model: nn.Module, settings: Settings) -> int:
-    """Images that a batch needs: two if the model has batch-norm layers that are not frozen (rule G-6)."""
+    """Return the minimum number of images in a batch: 2 if batch-norm layers are trained, otherwise 1 (rule G-6)."""
     return 2 if has_batch_norm(model) and settings.norm_sync != "frozen" else 1
 
 
 class Steps(Protocol):
-    """How a training draws its batches and takes its steps: plainly, or with noise (`medfl.privacy.samples`)."""
+    """Strategy that draws a training's batches and takes its steps, plainly or as DP-SGD (`medfl.privacy.samples`)."""
 
     @property
     def smallest(self) -> int:
-        """Samples that a batch needs; one with fewer is left out."""
+        """Minimum number of samples in a batch; a smaller batch is skipped."""
         ...
 
     def batches(self, n: int) -> Iterator[torch.Tensor]:
-        """The rows of each batch out of n; a batch may be empty."""
+        """Yield the row numbers of each batch for a data set of n rows; a batch may be empty."""
         ...
 
     def step(self, loss: Callable[[Batch], torch.Tensor], batch: Batch | None) -> torch.Tensor:
-        """Take a step on a batch, None for an empty one; its mean loss, without a gradient."""
+        """Take an optimiser step on a batch (None if it is empty), and return its mean loss without a gradient."""
         ...
 
 
 class PlainSteps:
-    """Steps by the gradient of each batch's loss.
+    """Optimiser steps with the gradient of each batch's loss, as in non-private training.
 
     Args:
-        model: In training mode. A batch of one sample is left out if it has batch-norm layers (rule G-6), unless they
-            are frozen.
-        optimizer: Over the parameters to train.
-        settings: epochs or steps, batch_size, norm_sync.
-        generator: The stream of the batches.
+        model: Model in training mode. If it has batch-norm layers that are not frozen, batches of one sample are
+            skipped (rule G-6).
+        optimizer: Optimiser of the trained parameters.
+        settings: Settings of the run: epochs or steps, batch_size, norm_sync.
+        generator: Random generator of the batches.
         weights: As in `row_batches`.
-        gradient_clip: Largest L2 norm of a batch's gradient, or None.
-        smallest: Cases that a batch needs to teach anything; smaller ones are left out.
+        gradient_clip: Maximum L2 norm of a batch's gradient, or None.
+        smallest: Minimum number of cases in a batch that the loss needs; smaller batches are skipped.
     """
 
     def __init__(
@@ -153,12 +157,12 @@ class PlainSteps:
         self.smallest = max(smallest, smallest_batch(model, settings))
 
     def batches(self, n: int) -> Iterator[torch.Tensor]:
-        """Those of `row_batches`."""
+        """Yield the batches of `row_batches`."""
         settings = self._settings
         return row_batches(n, settings.batch_size, self._generator, settings.epochs, settings.steps, self._weights)
 
     def step(self, loss: Callable[[Batch], torch.Tensor], batch: Batch | None) -> torch.Tensor:
-        """Step by the gradient of the loss."""
+        """Take an optimiser step with the gradient of the batch's loss, and return the loss."""
         assert batch is not None
         self._optimizer.zero_grad(set_to_none=True)
         value = loss(batch)
@@ -180,76 +184,92 @@ def train(
     weights: torch.Tensor | None = None,
     after_batch: Callable[[], None] | None = None,
     gradient_clip: float | None = None,
-    augment: Augment | None = None,
+    augment: AugmentFunction | None = None,
     steps: Steps | None = None,
     smallest: int = 1,
     before_epoch: Callable[[int], None] | None = None,
 ) -> TrainResult:
-    """Train `model` in place for the epochs (or steps) of the settings.
+    """Train `model` in place for the number of epochs (or steps) in the settings.
 
     Args:
-        model: On `device`.
-        data: The training split; may be empty.
-        loss: Maps a batch to the scalar to minimise; a method's own terms are in it.
-        optimizer: Over the parameters to train.
-        settings: epochs or steps, batch_size, norm_sync, balance, precision.
-        generator: The stream of the batches.
-        device: Where `model` is.
-        weights: How often each image is drawn, shape (n,), as in `row_batches`; None leaves it to ``balance``.
-        after_batch: Called after each optimiser step.
-        gradient_clip: Largest L2 norm of a batch's gradient over all parameters jointly, > 0; None clips nothing.
-        augment: Changes each batch's images at random (`Task.augment`); None leaves them as they are.
-        steps: Draws the batches and takes the steps; None does so plainly, by `PlainSteps`.
-        smallest: For `PlainSteps`: cases that a batch needs (`Objective.smallest_batch`).
-        before_epoch: Called with the number of each epoch, from 1, before its first batch; an epoch is as many batches
-            as the data set fills, also where `settings.steps` counts batches.
+        model: Model on `device`.
+        data: Training split; may be empty.
+        loss: Function that maps a batch to the scalar loss, including the method's own terms.
+        optimizer: Optimiser of the trained parameters.
+        settings: Settings of the run: epochs or steps, batch_size, norm_sync, balance, precision, privacy.
+        generator: Random generator of the batches.
+        device: Device of `model`.
+        weights: Sampling weights of the images, shape (n,), as in `row_batches`; None uses the setting ``balance``.
+        after_batch: Callback after each optimiser step.
+        gradient_clip: Maximum L2 norm of a batch's gradient over all parameters jointly, > 0; None disables clipping.
+        augment: Function that augments each batch (`Task.augment`); None leaves images unchanged.
+        steps: Strategy that draws the batches and takes the steps; None uses `PlainSteps`.
+        smallest: Minimum number of cases in a batch (`Objective.smallest_batch`), for `PlainSteps`.
+        before_epoch: Callback before the first batch of each epoch, with the epoch's number from 1. An epoch is the
+            number of batches that the data set fills, also if `settings.steps` counts batches.
 
     Returns:
-        Counts, mean loss and seconds.
+        Numbers of steps and images, mean loss, and duration.
 
     Raises:
-        ContractError: If the run hides single images and the steps are the plain ones, which would not.
+        ContractError: If the run has the privacy unit ``sample`` and `steps` is None: plain steps are not private.
     """
-    if steps is None and settings.privacy is not None:
-        mechanism = look_up("privacy_mechanism", settings.privacy.unit, object)  # no policy: privacy is above
-        if mechanism.noises_training:
-            raise ContractError(
-                "missing_private_steps",
-                f"Expected private steps in a run with the privacy unit '{settings.privacy.unit}', got none: a plain "
-                "training would break the run's promise. Train by `Averaging.fit`, or give `train` the `steps`.",
-            )
+    # 1. Refuse plain steps in a run that promises private training.
+    if steps is None:
+        _check_plain_steps_are_allowed(settings)
     start = time.perf_counter()
+
+    # 2. Prepare the model: training mode, with batch norm frozen if the settings say so.
     model.train()
     if settings.norm_sync == "frozen":
         freeze_norms(model)
+
+    # 3. Choose how batches are drawn and steps are taken.
     if weights is None and settings.balance == "sampling":
         weights = balanced_sampling(data)
     steps = steps or PlainSteps(model, optimizer, settings, generator, weights, gradient_clip, smallest)
 
-    def priced(batch: Batch) -> torch.Tensor:
+    def loss_in_run_precision(batch: Batch) -> torch.Tensor:
         with autocast(settings, device):
             return loss(batch)
 
-    total, samples, batches = torch.zeros((), device=device), 0, 0
-    in_epoch = max(1, math.ceil(len(data) / settings.batch_size))
-    planned = in_epoch * settings.epochs if settings.steps is None else settings.steps
+    # 4. For each batch: load and augment it, compute its loss, and take an optimiser step.
+    total_loss, samples, batches = torch.zeros((), device=device), 0, 0
+    batches_per_epoch = max(1, math.ceil(len(data) / settings.batch_size))
+    planned = batches_per_epoch * settings.epochs if settings.steps is None else settings.steps
     for number, loaded in enumerate(load(data, steps.batches(len(data)), generator, total=planned)):
-        if before_epoch is not None and number % in_epoch == 0:
-            before_epoch(number // in_epoch + 1)
+        if before_epoch is not None and number % batches_per_epoch == 0:
+            before_epoch(number // batches_per_epoch + 1)
         count = len(loaded.rows)
         if count < steps.smallest:
             continue
-        total += steps.step(priced, _batch(loaded, device, augment)).to(device) * count
+        total_loss += steps.step(loss_in_run_precision, _to_batch(loaded, device, augment)).to(device) * count
         if after_batch is not None:
             after_batch()
         samples += count
         batches += 1
-    mean = float(total) / samples if samples else float("nan")
-    return TrainResult(batches, samples, mean, time.perf_counter() - start)
+
+    # 5. Report the mean loss over all images.
+    mean_loss = float(total_loss) / samples if samples else float("nan")
+    return TrainResult(batches, samples, mean_loss, time.perf_counter() - start)
+
+
+def _check_plain_steps_are_allowed(settings: Settings) -> None:
+    """Raise if the run's privacy mechanism adds noise in the training, which plain steps don't."""
+    if settings.privacy is None:
+        return
+    # This module may not import `medfl.privacy`, so the mechanism's class is looked up by name.
+    mechanism = look_up("privacy_mechanism", settings.privacy.unit, object)
+    if mechanism.noises_training:
+        raise ContractError(
+            "missing_private_steps",
+            f"Expected private steps in a run with the privacy unit '{settings.privacy.unit}', got none: plain "
+            "training would break the run's privacy guarantee. Train with `Averaging.fit`, or pass `steps` to `train`.",
+        )
 
 
 def balanced_sampling(data: Dataset) -> torch.Tensor:
-    """How often each case is drawn, such that all classes that occur are drawn equally often; shape (n,), float64.
+    """Return sampling weights with which all occurring classes are drawn equally often; shape (n,), float64.
 
     Raises:
         SettingsError: If cases have no classes.
@@ -257,14 +277,14 @@ def balanced_sampling(data: Dataset) -> torch.Tensor:
     if data.class_labels is None:
         raise SettingsError(
             "missing_classes",
-            "balance 'sampling' draws classes equally often, and these cases have none. Leave it out.",
+            "balance 'sampling' draws all classes equally often, but these cases have no classes. Leave 'balance' out.",
             setting="balance",
         )
     return sampling_weights(data.class_labels)
 
 
-def _batch(loaded: Loaded, device: str, augment: Augment | None) -> Batch | None:
-    """A batch on the training device; None without rows."""
+def _to_batch(loaded: Loaded, device: str, augment: AugmentFunction | None) -> Batch | None:
+    """Augment a loaded batch and move it to the device; return None for an empty batch."""
     if not len(loaded.rows):
         return None
     images, targets, regions = loaded.inputs, loaded.targets, None
@@ -275,38 +295,38 @@ def _batch(loaded: Loaded, device: str, augment: Augment | None) -> Batch | None
 
 
 def pick_device(device: str, workers: int = 1) -> str:
-    """The device that a name means here; ``auto`` is the first GPU, or the CPU.
+    """Return the device for a name; ``auto`` is the first GPU, or the CPU without a GPU.
 
-    Several workers compute on the CPU: they are forked, and CUDA works in no process that is forked after it was so
-    much as asked for. So it is not asked for. A GPU is started at once, because `medfl.utils.rng` seeds what is
-    started.
+    With several workers the device is the CPU: workers are forked, and CUDA fails in a process that is forked after
+    CUDA was even queried. So CUDA is not queried in that case. A GPU is initialised immediately, because
+    `medfl.utils.rng` seeds only initialised devices.
 
     Args:
         device: ``auto``, ``cpu`` or ``cuda:N``.
-        workers: Processes that train sites; 1 is this process.
+        workers: Number of processes that train sites; 1 is this process.
 
     Raises:
-        SettingsError: If a GPU is asked for, and there is none or there are several workers.
+        SettingsError: If a GPU is requested but there is none, or there are several workers.
     """
     if workers > 1:
         if device.startswith("cuda"):
             raise SettingsError(
                 "incompatible_settings",
-                f"device '{device}' and {workers} workers were asked for, but worker processes can't use a GPU; use "
-                "--workers 1 to compute on it, or --device cpu to compute in several processes.",
+                f"device '{device}' and {workers} workers were requested, but worker processes can't use a GPU. Use "
+                "--workers 1 to compute on the GPU, or --device cpu to compute in several processes.",
                 settings=["device", "workers"],
                 device=device,
                 workers=workers,
             )
         if device == "auto" and torch.backends.cuda.is_built():
-            logger.info("%d workers compute on the CPU; a GPU would take --workers 1.", workers)
+            logger.info("%d workers compute on the CPU; to use a GPU, set --workers 1.", workers)
         return "cpu"
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return "cpu"
     if not torch.cuda.is_available():
         raise SettingsError(
             "missing_gpu",
-            f"device '{device}' was asked for and torch sees no GPU here; use --device cpu or auto.",
+            f"device '{device}' was requested, but torch finds no GPU. Use --device cpu or auto.",
             device=device,
         )
     torch.cuda.init()

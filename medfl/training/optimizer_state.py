@@ -1,4 +1,4 @@
-"""The state of an optimiser as named tensors, so that it can be saved with a model and travel with it."""
+"""State of an optimiser as named tensors, so that it can be saved and sent with a model."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from medfl.errors import SettingsError
 from medfl.types import Tensors
 
 PREFIX = "optimizer/"
-"""What names begin with where these tensors stand beside a model's."""
+"""Prefix of the optimiser's tensors when they are stored together with a model's tensors."""
 
 
 def read_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> Tensors:
-    """What an optimiser remembers of each parameter, for example ``body.weight/exp_avg``: contiguous CPU copies.
+    """Return an optimiser's state of each parameter, for example ``body.weight/exp_avg``, as contiguous CPU copies.
 
-    Options such as the learning rate are no part of it: they come from the task.
+    Hyperparameters such as the learning rate are not included; they come from the task.
 
     Args:
-        optimizer: Over parameters of `model`.
-        model: Gives the names.
+        optimizer: Optimiser of parameters of `model`.
+        model: Model whose parameter names are used.
 
     Raises:
-        SettingsError: If it remembers anything but tensors.
+        SettingsError: If the state has values other than tensors.
     """
     names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     state: Tensors = {}
@@ -45,12 +45,12 @@ def read_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> Tensors:
 
 
 def write_state(optimizer: torch.optim.Optimizer, model: nn.Module, state: Tensors) -> None:
-    """Let a new optimiser go on from `read_state`, with the same bits as if it had never stopped.
+    """Load a state from `read_state` into a new optimiser, which then continues with the same bits as the original.
 
     Args:
-        optimizer: Of the same kind, over the same parameters of `model`.
-        model: Gives the names.
-        state: What `read_state` returned; empty leaves the optimiser as it is.
+        optimizer: Optimiser of the same class for the same parameters; changed in place.
+        model: Model whose parameter names are used.
+        state: Result of `read_state`; an empty state leaves the optimiser unchanged.
 
     Raises:
         SettingsError: If the state names a parameter that the optimiser does not have.
@@ -64,26 +64,27 @@ def write_state(optimizer: torch.optim.Optimizer, model: nn.Module, state: Tenso
         if parameter is None or parameter not in places:
             raise SettingsError(
                 "unknown_parameter",
-                f"The kept state of the optimizer names '{path}', which is no parameter in training.",
+                f"The stored state of the optimizer names '{path}': expected a parameter that is trained.",
                 parameter=path,
             )
-        entries.setdefault(places[parameter], {})[key] = _as_laid_out(value, parameter)
+        entries.setdefault(places[parameter], {})[key] = _in_layout_of(value, parameter)
     if entries:
         optimizer.load_state_dict({"state": entries, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def split(kept: Tensors) -> tuple[Tensors, Tensors]:
-    """A model's tensors, and the state of its optimiser, where both stand together."""
+    """Split tensors that are stored together into the model's tensors and the state of its optimiser."""
     model = {name: tensor for name, tensor in kept.items() if not name.startswith(PREFIX)}
     return model, {name[len(PREFIX) :]: tensor for name, tensor in kept.items() if name.startswith(PREFIX)}
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return the optimiser's parameters in the order of its state dict."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _as_laid_out(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """The tensor in the parameter's memory layout, as an optimiser that never stopped would hold it."""
+def _in_layout_of(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return the tensor in the parameter's memory layout, as in an optimiser that was never saved."""
     if value.dim() == 0 or value.shape != parameter.shape:
         return value
     return torch.empty_like(parameter, dtype=value.dtype).copy_(value)

@@ -1,4 +1,4 @@
-"""In which precision a run computes."""
+"""Numeric precision of a run's computations."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from medfl.settings import Settings
 
 
 def autocast(settings: Settings, device: str) -> torch.autocast:
-    """The precision of the run on a device: bfloat16 where `settings.precision` says so, otherwise float32."""
+    """Return the autocast context of the run on a device.
+
+    It uses bfloat16 if `settings.precision` is ``bf16``, or ``amp`` on a device other than the CPU; otherwise float32.
+    """
     kind = torch.device(device).type
     mixed = settings.precision == "bf16" or (settings.precision == "amp" and kind != "cpu")
     return torch.autocast(kind, torch.bfloat16, enabled=mixed)
 
 
 def cpu_has_bf16() -> bool:
-    """Whether this CPU has instructions for bfloat16; without them autocast is many times slower than float32."""
+    """Return True if this CPU has bfloat16 instructions. Without them autocast is many times slower than float32."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -1,4 +1,4 @@
-"""What a model says of a data set."""
+"""Predictions of a model for the cases of a data set."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from medfl.training.precision import autocast
 from medfl.types import Dataset, Loaded, Visited
 
 EVALUATION_BATCH = 256
-"""Images in a batch of evaluation; larger ones are not faster on a CPU."""
+"""Number of images in a batch of evaluation. Larger batches are not faster on a CPU."""
 
 SPATIAL_BATCH = 8
-"""The same where outputs are as large as the images, many times over within a network."""
+"""Number of images in a batch of evaluation for outputs as large as the images, which need much more memory."""
 
 Inferer = Callable[[torch.Tensor, nn.Module], torch.Tensor]
-"""Applies a model to inputs (B, C, *spatial), for example patch by patch; outputs as those of the model."""
+"""Function that applies a model to inputs (B, C, *spatial), for example patch by patch, and returns the outputs."""
 
 
 def evaluation_batch(objective: Objective) -> int:
-    """Images in a batch of evaluation."""
+    """Return the number of images in a batch of evaluation."""
     return SPATIAL_BATCH if objective.in_space else EVALUATION_BATCH
 
 
 def logits(
     model: nn.Module, data: Dataset, settings: Settings, device: str = "cpu", batch: int = EVALUATION_BATCH
 ) -> torch.Tensor:
-    """What a model puts out, (n, C, ...), float32 on the CPU; every image is seen once.
+    """Return a model's outputs (n, C, ...) for all images, float32 on the CPU.
 
     Args:
-        model: Put into evaluation mode.
-        data: May be empty, which gives shape (0, 0).
-        settings: For the precision.
-        device: Where `model` is.
-        batch: Images at a time (`evaluation_batch`).
+        model: The model on `device`; this function puts it into evaluation mode.
+        data: The data set; an empty one gives shape (0, 0).
+        settings: Settings of the run, for the precision.
+        device: Device of `model`.
+        batch: Number of images per forward pass (`evaluation_batch`).
     """
     parts = [outputs for _, outputs in _outputs(model, data, settings, device, batch)]
     return torch.cat(parts) if parts else torch.empty(0, 0)
@@ -54,25 +54,25 @@ def predict(
     inferer: Inferer | None = None,
     cases: tuple[int, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What scores need to know of each case: what the model says of it, and its target.
+    """Compute the inputs of scores for each case: the model's predictions and the targets.
 
     Args:
-        model: Put into evaluation mode.
-        data: May be empty, which gives shape (0, 0) for both.
-        objective: Of the task.
-        metrics: What will be scored.
-        settings: For the precision.
-        device: Where `model` is.
-        inferer: Applies the model to one case at a time, such as MONAI's `SlidingWindowInferer`; None applies it to
-            whole cases, in batches where all have one shape.
-        cases: The first case, a multiple of `evaluation_batch`, and that after the last; None means all. Parts one
-            after the other have the bits of the whole.
+        model: The model on `device`; this function puts it into evaluation mode.
+        data: The data set; an empty one gives shape (0, 0) for both results.
+        objective: Objective of the task.
+        metrics: Names of the metrics to compute later.
+        settings: Settings of the run, for the precision.
+        device: Device of `model`.
+        inferer: Function that applies the model to one case at a time, such as MONAI's `SlidingWindowInferer`. None
+            applies it to whole cases, in batches if all cases have the same shape.
+        cases: First case, a multiple of `evaluation_batch`, and end (exclusive); None means all. The results of
+            consecutive parts have the same bits as the whole.
 
     Returns:
-        `Objective.judged`, (n, K), float32, and `Objective.kept`, (n, ...), on the CPU.
+        `Objective.scoring_inputs`, (n, K), float32, and `Objective.scoring_targets`, (n, ...), on the CPU.
 
     Raises:
-        ContractError: If the model's outputs are not as the objective says.
+        ContractError: If the model's outputs don't match the objective.
     """
     judged, kept = [], []
     for loaded, outputs in _outputs(model, data, settings, device, evaluation_batch(objective), inferer, cases):
@@ -91,15 +91,16 @@ def mean_loss(
     device: str = "cpu",
     inferer: Inferer | None = None,
 ) -> float:
-    """The mean loss of a model over the cases of a data set; nan for an empty one.
+    """Compute the mean loss of a model over the cases of a data set; NaN for an empty one.
 
     Args:
-        model: Put into evaluation mode.
+        model: The model on `device`; this function puts it into evaluation mode.
         data: The data set.
-        objective: Of the task; batches with fewer cases than its loss needs are left out.
-        loss: Of outputs and targets of a batch, a scalar; it counts as often as the batch has cases.
-        settings: For the precision.
-        device: Where `model` and `loss` are.
+        objective: Objective of the task. Batches with fewer cases than its loss needs are left out.
+        loss: Module that maps a batch's outputs and targets to a scalar. Batches are weighted by their numbers of
+            cases.
+        settings: Settings of the run, for the precision.
+        device: Device of `model` and `loss`.
         inferer: As in `predict`.
     """
     total, cases = 0.0, 0
@@ -118,17 +119,17 @@ def look_at(
     device: str = "cpu",
     inferer: Inferer | None = None,
 ) -> Iterator[tuple[Loaded, torch.Tensor]]:
-    """Some cases one by one, each with what a model puts out for it, (1, C, ...), float32 on the CPU.
+    """Yield selected cases one by one, each with the model's outputs (1, C, ...), float32 on the CPU.
 
     Args:
-        model: Put into evaluation mode.
+        model: The model on `device`; this function puts it into evaluation mode.
         data: The data set.
-        rows: Which cases, each in [0, n), shape (M,).
-        settings: For the precision.
-        device: Where `model` is.
+        rows: Row numbers of the cases, each in [0, n), shape (M,).
+        settings: Settings of the run, for the precision.
+        device: Device of `model`.
         inferer: As in `predict`.
     """
-    return _applied(model, data, rows.split(1) if len(rows) else (), settings, device, inferer)
+    return _apply(model, data, rows.split(1) if len(rows) else (), settings, device, inferer)
 
 
 def _outputs(
@@ -140,14 +141,14 @@ def _outputs(
     inferer: Inferer | None = None,
     cases: tuple[int, int] | None = None,
 ) -> Iterator[tuple[Loaded, torch.Tensor]]:
-    """The cases, and outputs, float32 on the CPU, batch by batch."""
+    """Yield each batch with the model's outputs, float32 on the CPU."""
     size = 1 if inferer is not None or isinstance(data, Visited) else batch
     rows = torch.arange(*(cases or (0, len(data))))
     batches = rows.split(size) if len(rows) else ()
-    return _applied(model, data, batches, settings, device, inferer)
+    return _apply(model, data, batches, settings, device, inferer)
 
 
-def _applied(
+def _apply(
     model: nn.Module,
     data: Dataset,
     batches: Sequence[torch.Tensor],
@@ -155,6 +156,7 @@ def _applied(
     device: str,
     inferer: Inferer | None,
 ) -> Iterator[tuple[Loaded, torch.Tensor]]:
+    """Yield the batches of the given rows with the model's outputs, float32 on the CPU."""
     model.eval()
     with torch.no_grad(), autocast(settings, device):
         for loaded in load(data, batches, doing=SCORING, total=len(batches)):

@@ -1,4 +1,4 @@
-"""How far plain SGD goes: some methods read from it what a site's gradients were, or how much it trained."""
+"""Distance that plain SGD covers; some methods derive gradients or the amount of training from it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from medfl.errors import SettingsError
 
 
 def check_sgd(optimizer: torch.optim.Optimizer, why: str) -> None:
-    """Refuse an optimiser whose steps along a constant gradient have no known length.
+    """Raise if the step length of an optimiser along a constant gradient is unknown.
 
     Args:
-        optimizer: As the task makes it.
-        why: Who wants to know the length and for what, for the message.
+        optimizer: The task's optimiser.
+        why: Reason why the method needs the step length, for the message.
 
     Raises:
-        SettingsError: If it is not SGD, or has Nesterov's momentum or dampening.
+        SettingsError: If the optimiser is not SGD, or uses Nesterov momentum, dampening or maximization.
     """
     unlike = {
         key for group in optimizer.param_groups for key in ("nesterov", "dampening", "maximize") if group.get(key)
@@ -34,13 +34,14 @@ def check_sgd(optimizer: torch.optim.Optimizer, why: str) -> None:
 
 
 def way(group: Mapping[str, Any], steps: int, mu: float = 0.0) -> float:
-    """How far SGD goes in so many steps along a constant gradient of -1, in units of its learning rate.
+    """Return the distance that SGD covers along a constant gradient of -1, in units of its learning rate.
 
-    With a proximal term (mu/2) w^2 in the loss it is the D of so many turns of v <- beta v + 1 - lr mu D, D <- D + v.
+    With a proximal term (mu/2) w^2 in the loss, it is D after `steps` iterations of v <- beta v + 1 - lr mu D, D <- D +
+    v.
 
     Args:
-        group: Of the optimiser: ``lr`` and ``momentum``.
-        steps: >= 0.
+        group: Parameter group of the optimiser with ``lr`` and ``momentum``.
+        steps: Number of steps, >= 0.
         mu: Weight of the proximal term, >= 0.
     """
     beta, pull = group["momentum"], group["lr"] * mu

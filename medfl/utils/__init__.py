@@ -1,1 +1,1 @@
-"""What knows nothing of learning: bytes, files, locks, random streams, YAML, progress."""
+"""Utilities without knowledge of federated learning: files, text, random streams, serialization, processes."""

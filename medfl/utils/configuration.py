@@ -1,7 +1,7 @@
-"""What decides the work of an object, as JSON: its class, its attributes and the code of its functions.
+"""JSON descriptions of objects by class, attributes and source code, to detect changes.
 
-Two objects with the same description do the same work, so that what the one made can stand for what the other would
-make. Nothing of it depends on the process: no address, no `hash`, no order of a set.
+Two objects with the same description compute the same results, so a cached result of one is valid for the other. A
+description does not depend on the process: it contains no address, no `hash`, and no order of a set.
 """
 
 from __future__ import annotations
@@ -22,41 +22,43 @@ import torch
 
 from medfl.utils.files import sha256_of
 
-LIBRARIES = ("monai", "torch", "numpy", "scipy", "skimage", "builtins", "nibabel", "pydicom", "PIL", "itk")
-"""Packages whose code changes with their version only; of other classes the file counts as well."""
+LIBRARY_PACKAGES = ("monai", "torch", "numpy", "scipy", "skimage", "builtins", "nibabel", "pydicom", "PIL", "itk")
+"""Packages whose code changes only with their version. For classes of other packages, the source file is hashed too."""
 
 
 class OpaqueError(TypeError):
-    """An object can't be described, so nobody can tell when it changes."""
+    """An object can't be described, so its changes can't be detected."""
 
 
 def described(value: Any) -> Any:
-    """A value as JSON that differs where its work may differ.
+    """Return a JSON description of a value that differs if its behaviour may differ.
 
-    Attributes that hold random generators are left out: they are state, not configuration.
+    Attributes with random generators are left out, because they are state and not configuration.
 
     Args:
-        value: Plain values, containers, arrays, tensors, functions, classes, and objects with attributes of these.
+        value: Plain values, containers, arrays, tensors, functions, classes, and objects with attributes of these
+            kinds.
 
     Raises:
-        OpaqueError: If it holds an object without attributes, such as an open file.
+        OpaqueError: If the value contains an object without attributes, such as an open file.
     """
-    return _described(value, ())
+    return _describe(value, ())
 
 
 def configuration_digest(value: Any) -> str:
-    """SHA-256 over `described`, 64 hexadecimal digits.
+    """Return the SHA-256 of `described`, 64 hexadecimal digits.
 
     Raises:
-        OpaqueError: As `described`.
+        OpaqueError: If `described` raises it.
     """
     return hashlib.sha256(json.dumps(described(value), sort_keys=True).encode()).hexdigest()
 
 
-def _described(value: Any, above: tuple[int, ...]) -> Any:
+def _describe(value: Any, above: tuple[int, ...]) -> Any:
+    """Describe a value; `above` has the ids of the objects that contain it, to detect cycles."""
     if id(value) in above:
         return "an object that holds this one"
-    inside = functools.partial(_described, above=(*above, id(value)))
+    inside = functools.partial(_describe, above=(*above, id(value)))
     if value is None or isinstance(value, bool | str) or type(value) is int:
         return value
     if isinstance(value, float | int | complex | np.generic | torch.dtype | torch.device | np.dtype | Path):
@@ -71,7 +73,7 @@ def _described(value: Any, above: tuple[int, ...]) -> Any:
     if isinstance(value, set | frozenset):
         return [type(value).__name__, *sorted(map(inside, value), key=json.dumps)]
     if isinstance(value, bytes | bytearray | np.ndarray | torch.Tensor):
-        return _content(value)
+        return _describe_data(value)
     if isinstance(value, re.Pattern):
         return ["pattern", value.pattern, value.flags]
     if isinstance(value, functools.partial):
@@ -87,7 +89,8 @@ def _described(value: Any, above: tuple[int, ...]) -> Any:
     return [*_source(type(value)), inside(_attributes(value))]
 
 
-def _content(value: bytes | bytearray | np.ndarray | torch.Tensor) -> list[Any]:
+def _describe_data(value: bytes | bytearray | np.ndarray | torch.Tensor) -> list[Any]:
+    """Describe bytes, an array or a tensor by type, shape and SHA-256."""
     if isinstance(value, bytes | bytearray):
         return ["bytes", hashlib.sha256(value).hexdigest()]
     if isinstance(value, torch.Tensor):
@@ -100,6 +103,7 @@ def _content(value: bytes | bytearray | np.ndarray | torch.Tensor) -> list[Any]:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
+    """Return an object's attributes without random generators."""
     slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
     if not hasattr(value, "__dict__") and not slots:
         raise OpaqueError(f"an object of {_name(type(value))}")
@@ -109,29 +113,33 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def _name(thing: Any) -> str:
+    """Return the full name of a class or function."""
     return f"{getattr(thing, '__module__', None)}.{getattr(thing, '__qualname__', getattr(thing, '__name__', '?'))}"
 
 
 def _source(thing: Any) -> list[str]:
-    """The name of a class or function, and a hash of its file where that is not a library's."""
+    """Return the name of a class or function, and the SHA-256 of its file unless a library defines it."""
     module = (getattr(thing, "__module__", None) or "builtins").split(".")[0]
-    if module in LIBRARIES:
+    if module in LIBRARY_PACKAGES:
         return [_name(thing)]
     try:
         return [_name(thing), sha256_of(Path(inspect.getfile(thing)))]
-    except (TypeError, OSError):  # typed in, or made by `eval`: a function's code is described, too
+    except (TypeError, OSError):  # defined interactively or by `eval`: `_code` describes the function's code
         return [_name(thing)]
 
 
 def _code(function: types.FunctionType, inside: Any) -> list[Any]:
-    """The code of a function with the values that it holds and the plain global ones that it names."""
+    """Describe a function's code, its defaults and closure, and the plain global values that it uses."""
     code = function.__code__
     held = [cell.cell_contents for cell in function.__closure__ or ()]
     named = {name: function.__globals__[name] for name in code.co_names if name in function.__globals__}
     plain = {name: entry for name, entry in named.items() if isinstance(entry, bool | int | float | str | tuple)}
-    return [_compiled(code), inside([function.__defaults__, function.__kwdefaults__, held, plain])]
+    return [_describe_bytecode(code), inside([function.__defaults__, function.__kwdefaults__, held, plain])]
 
 
-def _compiled(code: types.CodeType) -> list[Any]:
-    constants = [_compiled(each) if isinstance(each, types.CodeType) else repr(each) for each in code.co_consts]
+def _describe_bytecode(code: types.CodeType) -> list[Any]:
+    """Describe compiled code, including nested functions."""
+    constants = [
+        _describe_bytecode(each) if isinstance(each, types.CodeType) else repr(each) for each in code.co_consts
+    ]
     return [code.co_code.hex(), constants, list(code.co_names), list(code.co_varnames)]

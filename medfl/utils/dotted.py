@@ -1,4 +1,4 @@
-"""Looking through nested settings and configurations, and putting them together."""
+"""Operations on nested mappings, such as settings and configurations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def texts(value: Any) -> Iterator[str]:
-    """All strings of a nested structure of mappings and lists, in order; keys are not among them."""
+    """Yield all strings of nested mappings and lists, in order, without the keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -18,17 +18,17 @@ def texts(value: Any) -> Iterator[str]:
             yield from texts(part)
 
 
-def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Two nested mappings as one: what `above` says wins, and what it leaves out stands as in `below`."""
+def merge_nested(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge two nested mappings: values of `above` override values of `below`."""
     both = dict(below)
     for key, value in above.items():
         inner = both.get(key)
-        both[key] = merged(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+        both[key] = merge_nested(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
     return both
 
 
 def placed(values: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
-    """A nested mapping with another value at a place; ``a#b`` is the part ``b`` of ``a``."""
+    """Return a copy of a nested mapping with a value set at a key; ``a#b`` is the key ``b`` inside ``a``."""
     top, _, rest = name.partition("#")
     inner = values.get(top)
     return {**values, top: placed(inner if isinstance(inner, Mapping) else {}, rest, value) if rest else value}

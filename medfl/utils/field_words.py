@@ -1,4 +1,4 @@
-"""Fields of pydantic models in words: what one may be, its default, and what was wrong with a value."""
+"""Descriptions of pydantic fields in words: type, default, and validation errors."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from typing_extensions import is_typeddict
 
 from medfl.errors import did_you_mean
 
-PLAIN = re.compile(
+SELF_EXPLANATORY_ERRORS = re.compile(
     r"(\w+_)?(type|parsing|parsing_size|from_float)|literal_error|finite_number|(greater|less)_than(_equal)?"
 )
-"""Kinds of problems, as pydantic calls them, of which the type of a field and its bounds say all."""
+"""Pydantic's error types that the field's type and bounds explain completely."""
 
 
 def flow(text: str) -> str:
-    """One line of Markdown."""
+    """Convert a docstring to one line of Markdown."""
     return re.sub(r"`{1,2}([^`]+)`{1,2}", r"`\1`", " ".join(text.split()))
 
 
 def default_of(info: FieldInfo) -> str:
-    """Its default as it is typed on the command line, or ``required``."""
+    """Return a field's default as typed on the command line, or ``required``."""
     return "required" if info.is_required() else value_of(info.get_default(call_default_factory=True))
 
 
 def type_of(info: FieldInfo) -> str:
-    """What a setting may be, with its bounds, for example ``number, >= 0``."""
+    """Return a field's type in words, with its bounds, for example ``number, >= 0``."""
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
     bounds = [
         f"{sign} {value_of(getattr(mark, key))}"
@@ -49,6 +49,7 @@ def words_of(kind: Any) -> str:
 
 
 def _annotation(annotation: Any) -> str:
+    """Return a type annotation in words."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return words_of(annotation)
@@ -69,25 +70,25 @@ def _annotation(annotation: Any) -> str:
 
 
 def value_of(value: Any) -> str:
-    """A value as it is typed on the command line."""
+    """Return a value as typed on the command line."""
     if isinstance(value, (tuple, list)):
         return "[" + ", ".join(repr(part) for part in value) + "]"
     return str(value)
 
 
 def model_of(info: FieldInfo) -> type[BaseModel] | None:
-    """The model that a field holds, or None."""
+    """Return the pydantic model in a field's type, or None."""
     parts = [part for part in (info.annotation, *get_args(info.annotation)) if isinstance(part, type)]
     return next((part for part in parts if issubclass(part, BaseModel)), None)
 
 
 def explain(kind: type[BaseModel], problem: Mapping[str, Any], also: Collection[str] = ()) -> str:
-    """One line about a problem.
+    """Describe a validation error in one line.
 
     Args:
-        kind: The model that was to be built.
+        kind: Model that was validated.
         problem: An entry of pydantic's ``ValidationError.errors()``.
-        also: Names known elsewhere than in the model, for the message about an unknown one.
+        also: Known names besides the model's fields, for the message about an unknown name.
     """
     *within, key = problem["loc"] or ("",)
     name = ".".join(str(part) for part in problem["loc"])
@@ -97,45 +98,45 @@ def explain(kind: type[BaseModel], problem: Mapping[str, Any], also: Collection[
         return f"unknown option '{name}'. " + did_you_mean(str(key), known)
     if problem["type"] == "missing":
         return f"'{name}' is required and was not given"
-    if problem["type"] == "value_error":  # of a validator of ours, which says what it expected
+    if problem["type"] == "value_error":  # raised by medfl's validators, whose messages say what they expected
         return f"'{name}': {problem['ctx']['error']}" if name else str(problem["ctx"]["error"])
     return f"'{name or '(all)'}': {_expected(model, str(key), problem)}; got {problem['input']!r}"
 
 
 def _expected(model: type[BaseModel], key: str, problem: Mapping[str, Any]) -> str:
-    """What a field may be; in pydantic's own words where its type and bounds would not say what is wrong."""
+    """Return the expected value of a field. Use pydantic's message if type and bounds don't explain the error."""
     info = model.model_fields.get(key)
-    if info is None or not PLAIN.fullmatch(problem["type"]):
+    if info is None or not SELF_EXPLANATORY_ERRORS.fullmatch(problem["type"]):
         return str(problem["msg"])
     inner = model_of(info)
-    words = type_of(info) if inner is None else _parts(inner)
+    words = type_of(info) if inner is None else _notation_of_parts(inner)
     words = re.sub(r"^(whole number|number|list|text)", r"a \1", re.sub(r"`([\d.]+|True|False|None)`", r"\1", words))
     finite = ", finite" if problem["type"] == "finite_number" else ""
     return f"expected {words}{finite}".replace("`", "'")
 
 
-def _parts(model: type[BaseModel]) -> str:
-    """How a setting of several parts is written, and what these may be."""
+def _notation_of_parts(model: type[BaseModel]) -> str:
+    """Return the notation of a setting with several parts, and their types."""
     needed = {name: type_of(info) for name, info in model.model_fields.items() if info.is_required()}
     others = [name for name in model.model_fields if name not in needed]
     written = ", ".join(f"'{name}': ..." for name in needed)
     words = f'"{{{written}}}" with ' + ", ".join(f"{name} ({what})" for name, what in needed.items())
-    return f"{words}; possible, too: {', '.join(others)}" if others else words
+    return f"{words}; optional: {', '.join(others)}" if others else words
 
 
 def _model_at(kind: type[BaseModel], within: Sequence[str | int]) -> type[BaseModel]:
-    """A model, or the one that it holds under the keys `within`."""
+    """Return the model at the given keys, or `kind` for no keys."""
     for key in within:
         info = kind.model_fields.get(str(key))
         kind = (info and model_of(info)) or kind
     return kind
 
 
-def known_device(name: str) -> str:
-    """A device's name, if it is one.
+def check_device(name: str) -> str:
+    """Return a device's name if it is valid.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it is invalid.
     """
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
         raise ValueError(f"expected auto, cpu, cuda, or cuda:N for one of several GPUs, as cuda:0; got '{name}'")
@@ -143,8 +144,8 @@ def known_device(name: str) -> str:
 
 
 PluginName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,62}$")]
-"""Name of something that a plugin lists, such as a robust rule. Only its form is checked here."""
+"""Name of a plugin's record, such as a robust rule. Only its characters are checked here."""
 
 
-Device = Annotated[str, AfterValidator(known_device)]
-"""``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
+Device = Annotated[str, AfterValidator(check_device)]
+"""Name of a device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""

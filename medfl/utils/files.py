@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, or that only their owner reads, and how much room a folder takes."""
+"""File operations: atomic and private writing, hard links, memory mapping, flushing, and folder sizes."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from typing import Any
 from medfl.errors import StoreError
 
 READ_ONLY = 0o444
-"""Permissions of a file with several names."""
+"""Permissions of a file with several hard links."""
 
-FLUSHED_AT_ONCE = 8
-"""Files that `flush_files` hands to the disk at once."""
+MAX_PARALLEL_FLUSHES = 8
+"""Number of files that `flush_files` flushes at the same time."""
 
 
 def write_atomic(path: Path, data: bytes | memoryview, flush: bool = True) -> None:
-    """Write a file so that it is there whole or not at all, also after a power cut.
+    """Write a file atomically: after a crash or power cut, it has either the new content or the old one.
 
     Args:
-        path: It; its folder is made.
-        data: All of it.
-        flush: False leaves it to `flush_files` to have it on the disk; a power cut before may leave it damaged.
+        path: Path of the file; its folder is created.
+        data: Content of the file.
+        flush: Whether to flush the file to the disk. If False, call `flush_files` later; a power cut before that may
+            damage the file.
 
     Raises:
-        StoreError: If it can't be written (disk full, no permission). What stood there before is unchanged.
+        StoreError: If the file can't be written (disk full, no permission). An existing file is unchanged then.
     """
     temporary = _temporary_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if temporary.is_symlink():  # in a folder from elsewhere; what it leads to is not ours
+        if temporary.is_symlink():  # in a folder from an untrusted source, a link could lead to any file
             temporary.unlink()
         with open(temporary, "wb") as file:
             file.write(data)
@@ -52,15 +53,15 @@ def write_atomic(path: Path, data: bytes | memoryview, flush: bool = True) -> No
 
 
 def link_or_copy(path: Path, original: Path, data: bytes | memoryview) -> None:
-    """Write a file as a hard link to another file with the same content; as a copy if the file system has no links.
+    """Write a file as a hard link to a file with the same content, or as a copy if hard links are not supported.
 
-    A file with several names is made read-only, as writing into it would change all of them. Replacing it, as
-    `write_atomic` does, is possible.
+    A file with several links is made read-only, because writing to it would change all of them. It can be replaced, as
+    `write_atomic` does.
 
     Args:
-        path: The file to write; its folder is made.
-        original: A file in the same file system that holds `data`.
-        data: The content.
+        path: Path of the file; its folder is created.
+        original: File on the same file system that contains `data`.
+        data: Content of the file.
 
     Raises:
         StoreError: If the file can't be written.
@@ -72,44 +73,48 @@ def link_or_copy(path: Path, original: Path, data: bytes | memoryview) -> None:
         os.link(original, temporary)
         os.chmod(temporary, READ_ONLY)
         os.replace(temporary, path)
-        temporary.unlink(missing_ok=True)  # it stays if both names were links to one file already
+        temporary.unlink(missing_ok=True)  # `os.replace` keeps it if both names are links to the same file
         flush_folder(path.parent)
-    except OSError:  # no hard links here, too many of one file, or another file system
+    except OSError:  # hard links are not supported, too many exist, or the file system differs
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         write_atomic(path, data)
 
 
 def _temporary_name(path: Path) -> Path:
-    """Return the name, in the same folder, under which a file is written before it gets its own name."""
+    """Return the temporary name, in the same folder, under which a file is written before it is renamed."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def mapped(path: Path) -> memoryview:
-    """The bytes of a file, which the system reads when they are looked at and forgets where memory is short.
+    """Map a file into memory, copy-on-write. The system reads pages on access and may drop them if memory is short.
 
-    They may be written; the file stays as it is. It may be deleted, but has to keep its length, or the process ends.
+    The memory may be written; the file does not change. The file may be deleted, but must not be truncated while it is
+    mapped, or the process is killed.
 
     Raises:
-        OSError: If it can't be read.
+        OSError: If the file can't be read.
     """
     with open(path, "rb") as file:
-        empty = not os.fstat(file.fileno()).st_size  # which can't be mapped
+        empty = not os.fstat(file.fileno()).st_size  # an empty file can't be mapped
         return memoryview(bytearray()) if empty else memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
 
 
 def flush_files(paths: Sequence[Path]) -> None:
-    """Have files on the disk that `write_atomic` left to this: several at once, which a disk takes as fast as one.
+    """Flush files to the disk that `write_atomic` wrote without flushing.
+
+    Several are flushed at the same time for speed.
 
     Raises:
-        StoreError: If one can't be written.
+        StoreError: If a file can't be written.
     """
-    with ThreadPoolExecutor(FLUSHED_AT_ONCE) as pool:
+    with ThreadPoolExecutor(MAX_PARALLEL_FLUSHES) as pool:
         for _ in pool.map(_flush_file, paths):
             pass
 
 
 def _flush_file(path: Path) -> None:
+    """Flush a file and its folder's entries to the disk."""
     try:
         with open(path, "rb") as file:
             os.fsync(file.fileno())
@@ -119,33 +124,34 @@ def _flush_file(path: Path) -> None:
 
 
 def _not_written(path: Path, error: OSError) -> StoreError:
+    """Return the error for a file that can't be written."""
     return StoreError(
         "unwritable_file",
-        f"Could not write '{path}': {error.strerror}. What was saved before is still valid: "
-        "free some space or permit writing there, then give the same command again.",
+        f"Could not write '{path}': {error.strerror}. Everything saved before is still valid: "
+        "free some space or permit writing there, then repeat the same command.",
         path=path,
         reason=error.strerror,
     )
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file's content, in hexadecimal digits."""
+    """Return the SHA-256 of a file's content in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def json_bytes(value: Any) -> bytes:
-    """Return JSON as the content of a file: indented, with sorted keys."""
+    """Serialize JSON as the content of a file: indented, with sorted keys."""
     return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON atomically, as `json_bytes` returns it."""
+    """Write JSON atomically, in the form of `json_bytes`."""
     write_atomic(path, json_bytes(value))
 
 
 def flush_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk, after a file there was renamed."""
+    """Flush a folder's entries to the disk, after a file in it was renamed."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -154,10 +160,10 @@ def flush_folder(folder: Path) -> None:
 
 
 def bytes_in(folder: Path) -> int:
-    """Return the bytes of all files below a folder.
+    """Return the total size in bytes of all files below a folder.
 
-    A file with several names (hard links) counts once, links are not followed, and files that vanish meanwhile count
-    nothing.
+    A file with several hard links counts once. Symbolic links are not followed. Files that are deleted in the meantime
+    count as 0.
     """
     sizes: dict[tuple[int, int], int] = {}
     for parent, _, names in os.walk(folder):
@@ -170,7 +176,7 @@ def bytes_in(folder: Path) -> int:
 
 @contextlib.contextmanager
 def private_files() -> Iterator[None]:
-    """Let only the owner read what is written: keys are among it."""
+    """Create files that only their owner can read within the block, for files that contain keys."""
     before = os.umask(0o077)
     try:
         yield

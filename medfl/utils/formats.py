@@ -1,4 +1,4 @@
-"""Numbers and metrics as people read them on a report."""
+"""Formatting of numbers, metrics and tables for reports."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MISSING = "–"
-"""Stands where there is no number."""
+"""Text for a missing number."""
 
 
 def score(value: float | None) -> str:
-    """Three decimals, as ``0.875``."""
+    """Format a score with three decimals, for example ``0.875``."""
     return MISSING if value is None else f"{value:.3f}"
 
 
 def signed(value: float | None) -> str:
-    """Three decimals with a sign, as ``+0.125``; 0 has none."""
+    """Format a difference with sign and three decimals, for example ``+0.125``; 0 has no sign."""
     if value is None:
         return MISSING
     text = f"{abs(value):.3f}"
@@ -33,7 +33,7 @@ def signed(value: float | None) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes in decimal units, as ``26.6 MB``."""
+    """Format bytes in decimal units, for example ``26.6 MB``."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 999.95 or unit == "bytes" and count < 1000:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
@@ -42,7 +42,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """As ``35 ms``, ``1.6 s``, ``3 min 20 s`` or ``2 h 5 min``."""
+    """Format a duration, for example ``35 ms``, ``1.6 s``, ``3 min 20 s`` or ``2 h 5 min``."""
     if 0 < seconds < 0.0995:
         return f"{1000 * seconds:.0f} ms"
     if seconds < 99.95:
@@ -54,7 +54,7 @@ def duration(seconds: float) -> str:
 
 
 def plain(value: Any) -> str:
-    """A setting's value: text as it is, None as ``none``, a list with commas, anything else as JSON."""
+    """Format a setting's value: text unchanged, None as ``none``, a list with commas, anything else as JSON."""
     if value is None:
         return "none"
     if isinstance(value, str):
@@ -65,22 +65,22 @@ def plain(value: Any) -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """Words as ``a, b and c``."""
+    """Join words as ``a, b and c``."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def sentence(text: str) -> str:
-    """A text that begins a sentence."""
+    """Capitalise the first letter of a text."""
     return text[:1].upper() + text[1:]
 
 
 def number(value: int) -> str:
-    """As ``12 345``, with narrow spaces that don't break."""
+    """Format an integer, for example ``12 345``, with narrow non-breaking spaces."""
     return f"{value:,}".replace(",", "\u202f")
 
 
 def count(value: int, word: str, plural: str = "") -> str:
-    """A number with its word, as ``1 site`` or ``2 sites``."""
+    """Format a number with its noun, for example ``1 site`` or ``2 sites``."""
     return f"{number(value)} {word if value == 1 else plural or word + 's'}"
 
 
@@ -90,33 +90,34 @@ def known(value: float | None) -> float | None:
 
 
 def p_value(value: float) -> str:
-    """As it stands in a table: four decimals, ``-`` for NaN."""
+    """Format a p-value for a table with four decimals; ``-`` for NaN."""
     return "-" if math.isnan(value) else f"{value:.4f}" if value >= 0.00005 else "< 0.0001"
 
 
 def plus_minus(mean: float, std: float) -> str:
-    """A mean with its standard deviation where there is one, for Markdown; ``-`` for no mean."""
+    """Format a mean with its standard deviation, if known, for Markdown; ``-`` for a missing mean."""
     if math.isnan(mean):
         return "-"
     return f"{mean:.3f}" if math.isnan(std) else f"{mean:.3f} ± {std:.3f}"
 
 
 def table_lines(lines: Sequence[Sequence[str]]) -> str:
-    """Rows of cells as a table in Markdown; the first row is its head."""
+    """Format rows of cells as a Markdown table; the first row is the header."""
     ruled = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in ruled)
 
 
 def csv_cell(text: str) -> str:
-    """A text for a cell of a table that people open: no program takes it for a formula.
+    """Protect a text cell of a CSV file from interpretation as a formula.
 
-    What begins as a formula would, and is no number, gets the apostrophe by which such programs know a text.
+    A text that starts like a formula and is not a number gets an apostrophe as prefix, which marks text in
+    spreadsheets.
     """
     return f"'{text}" if text[:1] in (*"=+-@\t\r",) and not _NUMBERS.fullmatch(text) else text
 
 
 def csv_table(table: pd.DataFrame) -> str:
-    """Return a table as CSV, with each text and each heading as a `csv_cell`."""
+    """Return a table as CSV, with `csv_cell` applied to each text and heading."""
 
     def harmless(value: object) -> object:
         return csv_cell(value) if isinstance(value, str) else value
@@ -125,83 +126,85 @@ def csv_table(table: pd.DataFrame) -> str:
 
 
 def as_text(text: str) -> str:
-    """A text for Markdown in which nothing means more than itself."""
+    """Escape all special characters of Markdown in a text."""
     return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", text)
 
 
 _NUMBERS = re.compile(r"(?:[-+\d.,%()/±e ]|to|inf|nan)*")
-"""Numbers with signs, intervals and spreads, in which nothing is a formula."""
+"""Pattern of numbers with signs, intervals and standard deviations, which are not formulas."""
 
 
 def commands(text: str) -> Markup:
-    """A sentence for a page, with what stands between backticks as code."""
+    """Convert a sentence to HTML, with the text between backticks as code."""
     return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704
 
 
-WORDS = {
-    "accuracy": ("accuracy", "share of the images that are recognised"),
-    "balanced_accuracy": ("balanced accuracy", "accuracy in which every class counts the same, however rare"),
-    "auc": ("AUC", "chance that an image of a class is ranked above one of another class; 0.5 is guessing, 1 is best"),
-    "ece": ("calibration error", "how far the model's confidence is from its accuracy (ECE); lower is better"),
-    "precision": ("precision", "of the images that are taken for a class, the share that are of it"),
-    "recall": ("recall", "of the images of a class, the share that are recognised (sensitivity)"),
-    "specificity": ("specificity", "of the images of other classes, the share that are not taken for the class"),
+METRIC_WORDS = {
+    "accuracy": ("accuracy", "share of the images that are classified correctly"),
+    "balanced_accuracy": ("balanced accuracy", "mean share of correctly classified images per class"),
+    "auc": (
+        "AUC",
+        "probability that an image of a class is ranked above an image of another class; 0.5 is guessing, 1 is best",
+    ),
+    "ece": ("calibration error", "mean gap between the model's confidence and its accuracy (ECE); lower is better"),
+    "precision": ("precision", "share of the images predicted as a class that belong to it"),
+    "recall": ("recall", "share of a class's images that are predicted as the class (sensitivity)"),
+    "specificity": ("specificity", "share of the other classes' images that are not predicted as the class"),
     "f1": ("F1", "harmonic mean of precision and recall"),
-    "sensitivity": ("sensitivity", "of the images with the finding, the share that are recognised (recall)"),
+    "sensitivity": ("sensitivity", "share of the images with the finding that are predicted positive (recall)"),
     "brier": (
         "Brier score",
-        "mean squared error of the probability of the finding; lower is better, 0.25 is saying 0.5",
+        "mean squared error of the finding's probability; lower is better, always predicting 0.5 gives 0.25",
     ),
-    "macro_auc": ("mean AUC", "AUC of each finding over the images where it is labelled, as a mean over the findings"),
-    "map": ("mean average precision", "average precision of each finding, as a mean over the findings"),
-    "mae": ("mean absolute error", "how far a prediction is from the truth, in its unit; lower is better"),
-    "rmse": ("root mean squared error", "the same, in which large errors count more; lower is better"),
-    "r2": ("R²", "share of the truth's variance that is explained; 0 is guessing its mean, 1 is best"),
-    "pearson": ("Pearson's correlation", "how well predictions and truth lie on a line, from -1 to 1"),
+    "macro_auc": ("mean AUC", "mean over the findings of the AUC over the images in which a finding is labelled"),
+    "map": ("mean average precision", "mean over the findings of the average precision"),
+    "mae": ("mean absolute error", "mean distance between prediction and target, in its unit; lower is better"),
+    "rmse": ("root mean squared error", "as the mean absolute error, but large errors count more; lower is better"),
+    "r2": ("R²", "share of the target's variance that is explained; 0 is predicting its mean, 1 is best"),
+    "pearson": ("Pearson's correlation", "linear correlation of predictions and targets, from -1 to 1"),
     "c_index": (
         "C-index",
-        "how often, of two people, the one with the higher risk has the event first; 0.5 is guessing",
+        "probability that of two people the one with the higher risk has the event first; 0.5 is guessing",
     ),
     "dice": (
         "Dice",
-        "overlap of prediction and reference in a case, as a mean over its classes and then over the cases",
+        "overlap of prediction and reference in a case, averaged over its classes and then over the cases",
     ),
     "hd95": (
         "HD95",
-        "95th percentile of the distance between both surfaces, as a mean over the cases; lower is better",
+        "95th percentile of the distance between both surfaces, averaged over the cases; lower is better",
     ),
-    "surface_dice": ("surface Dice", "share of both surfaces that is no farther from the other than a tolerance"),
-    "lesion_f1": ("lesion-wise F1", "F1 of single lesions, each of which is hit or missed"),
+    "surface_dice": ("surface Dice", "share of both surfaces that is within a tolerance of the other surface"),
+    "lesion_f1": ("lesion-wise F1", "F1 of detected lesions"),
 }
-"""Name of a metric to how it is called, and what it says."""
+"""Maps each metric to its display name and its meaning."""
 
 PARTS = {"auc": "finding", "dice": "class"}
-"""Metric to what the number in the name of a part of it counts, as in ``dice_1``."""
+"""Maps each metric with numbered parts, such as ``dice_1``, to the meaning of the number."""
 
 
 def name_or_number(number: int, names: Sequence[str]) -> str:
-    """What an output is called: its name, or its number where nobody named it."""
+    """Return an output's name, or its number if it has no name."""
     return names[number] if number < len(names) else str(number)
 
 
 def metric_words(metric: str, names: Sequence[str] = ()) -> str:
-    """How a metric is called in a sentence.
+    """Return the display name of a metric.
 
     Args:
-        metric: Its name.
-        names: What each output of the networks is for (`medfl.engine.runs.records.names_of`); empty where nobody named
-            them.
+        metric: Name of the metric.
+        names: Name of each output of the networks (`medfl.engine.runs.records.names_of`); empty if unknown.
     """
     whole, _, number = metric.rpartition("_")
     if whole in PARTS and number.isdigit():
         part = names[int(number)] if int(number) < len(names) else f"{PARTS[whole]} {number}"
-        return f"{WORDS[whole][0]} of {part}"
-    return WORDS[metric][0] if metric in WORDS else metric
+        return f"{METRIC_WORDS[whole][0]} of {part}"
+    return METRIC_WORDS[metric][0] if metric in METRIC_WORDS else metric
 
 
 def metric_meaning(metric: str) -> str:
-    """What a metric says, as the rest of a sentence; empty for one that is not known here."""
+    """Return the meaning of a metric as the rest of a sentence; empty for an unknown metric."""
     whole, _, number = metric.rpartition("_")
     if whole in PARTS and number.isdigit():
-        return f"the same of the {PARTS[whole]} alone"
-    return WORDS[metric][1] if metric in WORDS else ""
+        return f"the same for this {PARTS[whole]} only"
+    return METRIC_WORDS[metric][1] if metric in METRIC_WORDS else ""

@@ -1,4 +1,4 @@
-"""Imports: speed up those of torch and MONAI, and refuse an environment that holds the other project `medfl`."""
+"""Import helpers: faster imports of torch and MONAI, and detection of another project named `medfl`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from medfl.errors import SettingsError
 from medfl.version import DISTRIBUTION
 
 _METADATA = re.compile(r"medfl(-[^-]*)?\.(dist|egg)-info", re.IGNORECASE)
-"""Metadata folders of distributions called `medfl`."""
+"""Pattern of the metadata folders of distributions named `medfl`."""
 
 
 @contextlib.contextmanager
 def quick_imports() -> Iterator[None]:
-    """Import without the garbage collector, which takes a third of the time to look through modules for garbage.
+    """Disable garbage collection during imports, which saves a third of their time.
 
-    Torch and MONAI leave half a million objects, none of which is garbage, and the collector goes through all of them
-    again and again as they become more. What was imported is left out of its later turns, too. Where MONAI is there
-    already, nothing changes.
+    Importing torch and MONAI creates half a million objects that are not garbage, and the collector would scan them
+    again and again. They are also excluded from later collections. If MONAI is already imported, nothing changes.
     """
     if "monai" in sys.modules or not gc.isenabled():
         yield
@@ -37,13 +36,13 @@ def quick_imports() -> Iterator[None]:
 
 
 def refuse_other_distribution() -> None:
-    """Raise an error if the distribution `medfl` of another project (MEDfl) is installed.
+    """Raise if the distribution `medfl` of another project (MEDfl) is installed.
 
-    The check reads folder names alone: importing `importlib.metadata` would take longer than ``medfl --help``. An
-    editable install of this project under its former name `medfl` does not count.
+    The check reads folder names only, because importing `importlib.metadata` would take longer than ``medfl --help``.
+    An editable install of this project under its former name `medfl` does not count.
 
     Raises:
-        SettingsError: If it is installed.
+        SettingsError: If the other distribution is installed.
     """
     for entry in dict.fromkeys(sys.path):
         try:
@@ -54,7 +53,7 @@ def refuse_other_distribution() -> None:
             if _holds_other_project(folder):
                 raise SettingsError(
                     "foreign_distribution",
-                    f"Expected no distribution 'medfl' beside '{DISTRIBUTION}'; found '{folder}', which belongs to "
+                    f"Expected no distribution 'medfl' next to '{DISTRIBUTION}', found '{folder}', which belongs to "
                     "another project (MEDfl). On file systems that ignore case, its package MEDfl overwrites the "
                     "package medfl. Run `pip uninstall medfl`, then `pip install --force-reinstall --no-deps "
                     f"{DISTRIBUTION}` (in a clone: `pip install -e .`), or use separate environments.",
@@ -63,7 +62,7 @@ def refuse_other_distribution() -> None:
 
 
 def _holds_other_project(metadata: Path) -> bool:
-    """Whether a distribution called `medfl` contains the package `MEDfl`."""
+    """Return True if a distribution named `medfl` contains the package `MEDfl`."""
     for name in ("top_level.txt", "RECORD", "SOURCES.txt"):
         with contextlib.suppress(OSError):
             if re.search(r"^MEDfl\b", (metadata / name).read_text(encoding="utf-8", errors="replace"), re.MULTILINE):

@@ -1,4 +1,4 @@
-"""Locks between processes of one machine. A lock ends with the process that holds it, however that ends."""
+"""Locks between processes of one machine. A lock is released when its process ends, even if the process is killed."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import IO
 
 LOCK = ".lock"
-"""The file that is locked in a folder that is written to."""
+"""Name of the locked file in a folder that is being written."""
 
 
 @contextlib.contextmanager
 def held(path: Path, patience: float = 0.0, *, remove: bool = False) -> Iterator[bool]:
-    """Try to lock a file, for the length of the block. Forked processes hold it, too, and as long as they live.
+    """Try to lock a file for the duration of the block. Forked processes also hold the lock as long as they live.
 
     Args:
-        path: The file to lock; made if it is not there.
-        patience: Seconds to wait for it.
-        remove: Whether the file is removed at the end, by the one who holds it.
+        path: File to lock; created if it does not exist.
+        patience: Maximum seconds to wait for the lock.
+        remove: Whether the process that holds the lock removes the file at the end.
 
     Yields:
-        Whether the lock could be had.
+        True if the lock was acquired.
 
     Raises:
         OSError: If the file can't be written.
@@ -33,7 +33,7 @@ def held(path: Path, patience: float = 0.0, *, remove: bool = False) -> Iterator
     while True:
         with path.open("a") as file:
             locked = _lock(file, end)
-            if locked and not _is_there(file, path):  # removed by the one who held it before
+            if locked and not _is_there(file, path):  # the previous holder removed the file
                 continue
             try:
                 yield locked
@@ -44,19 +44,20 @@ def held(path: Path, patience: float = 0.0, *, remove: bool = False) -> Iterator
 
 
 def being_written(folder: Path) -> bool:
-    """Whether a process holds a folder by its `LOCK`, found out without disturbing it."""
+    """Return True if a process holds a folder's `LOCK`, without disturbing it."""
     lock = folder / LOCK
     if not lock.is_file():
         return False
     with lock.open() as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # a writer that starts just now waits a moment
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # a writer that starts now waits only a moment
         except BlockingIOError:
             return True
     return False
 
 
 def _lock(file: IO[str], end: float) -> bool:
+    """Try to lock an open file until a time. Return whether it is locked."""
     while True:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,7 +68,7 @@ def _lock(file: IO[str], end: float) -> bool:
 
 
 def _is_there(file: IO[str], path: Path) -> bool:
-    """Whether an open file is still the one at its path."""
+    """Return True if an open file is still the file at its path."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:

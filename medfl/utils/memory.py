@@ -1,8 +1,8 @@
-"""Reuse of freed memory during training, its return to the system between steps, and calculations in small pieces.
+"""Memory management: reuse of freed memory during training, its release between steps, and computation in pieces.
 
 By default glibc returns large blocks to the system as soon as they are freed. Training allocates the same blocks again
-for the next batch, and the kernel has to clear each page of them. `keep_freed_memory` lets glibc keep them, and
-`release` returns them when a step is over, so that the size of a process does not grow over the rounds of a long run.
+for the next batch, and the kernel has to clear each page of them. `keep_freed_memory` makes glibc keep them, and
+`release` returns them after a step, so that a process does not grow over the rounds of a long run.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-PIECE = 2**18
-"""Numbers of a piece: 2 MB in float64. It is a multiple of what any processor calculates at once."""
+PIECE_ELEMENTS = 2**18
+"""Number of elements in a piece: 2 MB in float64. It is a multiple of any processor's vector width."""
 
 
 def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Tensors of one size, cut in the same places into flat pieces: what is made of a piece is small.
+    """Split tensors of the same size into flat pieces at the same positions, to keep temporary results small.
 
     Args:
-        tensors: Of equal numbers of elements. One that is to be written has to be contiguous.
+        tensors: Tensors with equal numbers of elements. A tensor that is written to must be contiguous.
 
     Yields:
-        The pieces of all of them, one after the other; they share memory with contiguous tensors.
+        Tuples of pieces, one piece per tensor. Pieces share memory with contiguous tensors.
     """
-    yield from zip(*(tensor.reshape(-1).split(PIECE) for tensor in tensors), strict=True)
+    yield from zip(*(tensor.reshape(-1).split(PIECE_ELEMENTS) for tensor in tensors), strict=True)
 
 
 def all_finite(tensor: torch.Tensor) -> bool:
-    """Whether each number of a tensor is finite."""
+    """Return True if all numbers of a tensor are finite."""
     return all(bool(piece.isfinite().all()) for (piece,) in pieces(tensor))
 
 
 LITTER, LITTLE = 32 * 10**6, 16 * 10**6
-"""Bytes that may be left behind until they are swept: while work goes on, and when it pauses."""
+"""Maximum bytes of garbage before a collection: during work, and in pauses."""
 
 
 class Sweeper:
-    """Frees what only keeps itself alive, which Python finds by the number of objects, whatever their size."""
+    """Garbage collection triggered by the size of discarded objects. Python's own triggers count objects, not bytes."""
 
     def __init__(self) -> None:
         self._left = 0
 
     def left(self, size: int, room: int = LITTER) -> None:
-        """Say that so many bytes more were left behind; sweeps if there are more than `room`.
+        """Record that `size` bytes were discarded. Collect garbage and release memory if the total exceeds `room`.
 
-        What is there at the first time is never looked at again, so that later ones take milliseconds.
+        Objects that exist at the first collection are excluded from later ones, so that those take milliseconds.
         """
         self._left += size
         if self._left > room:
@@ -63,13 +63,14 @@ class Sweeper:
 
 @functools.cache
 def _freeze() -> None:
+    """Collect garbage once, and exclude all existing objects from later collections."""
     gc.collect()
     gc.freeze()
 
 
 @functools.cache
 def _trim() -> Callable[[int], object] | None:
-    """glibc's ``malloc_trim``; other C libraries have none and need none."""
+    """Return glibc's ``malloc_trim``; None with other C libraries, which don't need it."""
     try:
         return ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError):
@@ -77,7 +78,7 @@ def _trim() -> Callable[[int], object] | None:
 
 
 def release() -> None:
-    """Give freed memory back, where the C library knows how."""
+    """Return freed memory to the system, if the C library supports it."""
     trim = _trim()
     if trim is not None:
         trim(0)
@@ -87,20 +88,20 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's ``mallopt``, as in its ``malloc.h``."""
 
 KEPT_BYTES = 10**9
-"""Free bytes at the end of the heap that glibc keeps, and the size from which a block is mapped on its own."""
+"""Number of free bytes that glibc keeps at the end of the heap, and minimum size of blocks with their own mapping."""
 
 MAX_OLD_MMAP_THRESHOLD = 2**25
-"""Largest mmap threshold in bytes that older releases of glibc accept, on 64-bit systems."""
+"""Maximum mmap threshold in bytes of older glibc versions on 64-bit systems."""
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc reuse freed blocks instead of returning each to the system; set for the whole process.
+    """Make glibc reuse freed blocks instead of returning each to the system. Applies to the whole process.
 
-    Processes that are forked later inherit it. Nothing changes with another C library, or if the environment already
-    configures glibc's allocator: by a variable ``MALLOC_*``, or by ``glibc.malloc`` in ``GLIBC_TUNABLES``.
+    Processes that are forked later inherit the setting. Nothing changes with another C library, or if the environment
+    already configures glibc's allocator by a variable ``MALLOC_*`` or by ``glibc.malloc`` in ``GLIBC_TUNABLES``.
 
     Returns:
-        Whether glibc keeps freed memory now by this call or an earlier one.
+        True if glibc keeps freed memory, by this call or an earlier one.
     """
     if any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         return False
@@ -109,10 +110,10 @@ def keep_freed_memory() -> bool:
 
 @functools.cache
 def _set_thresholds() -> bool:
-    """Set both thresholds; False if the C library is not glibc or refuses them."""
+    """Set both thresholds. Return False if the C library is not glibc or refuses them."""
     try:
         library = ctypes.CDLL(None)
-        mallopt, _ = library.mallopt, library.gnu_get_libc_version  # others have a `mallopt` that means something else
+        mallopt, _ = library.mallopt, library.gnu_get_libc_version  # other libraries have a different `mallopt`
     except (AttributeError, OSError, TypeError):
         return False
     mallopt.argtypes, mallopt.restype = [ctypes.c_int, ctypes.c_int], ctypes.c_int

@@ -20,32 +20,37 @@ from medfl.errors import ContractError, RefusedError
 from medfl.utils.field_words import words_of
 
 Visibility = Literal["public", "private", "needed"]
-"""Whether metadata may leave a site. Under a privacy setting only ``public`` fields do; a method that can't do without
-a field that is not public declares it ``needed``, and such a run is refused."""
+"""Permission of metadata to leave a site under a privacy setting: only ``public`` fields may leave it.
+
+A method declares a field that is not public but that it can't do without as ``needed``, and such a run is refused.
+"""
 
 PEER_MESSAGE = "peer_message"
-"""Name of peer messages among the operations of `MetaField.after`."""
+"""Name of peer messages among the operations in `MetaField.after`."""
 
 LARGEST = 10**12
-"""Largest count: sums over all sites stay far within 64 bits."""
+"""Maximum count. Sums over all sites stay far below 64 bits."""
 
-LETTERS = 200
+MAX_TEXT_CHARACTERS = 200
 """Maximum number of characters of a text."""
 
 
-def _within_64_bits(value: Any) -> Any:
+def _check_64_bits(value: Any) -> Any:
+    """Raise if an integer has more than 64 bits."""
     if isinstance(value, int) and abs(value) >= 2**63:
         raise ValueError("expected a number of at most 64 bits")
     return value
 
 
-def _printable(value: str) -> str:
+def _check_printable(value: str) -> str:
+    """Raise if a text has unprintable characters."""
     if not value.isprintable():
         raise ValueError("expected printable characters")
     return value
 
 
-def _plain(value: dict[str, Any]) -> dict[str, Any]:
+def _check_numbers(value: dict[str, Any]) -> dict[str, Any]:
+    """Raise if a JSON object contains a number that is not finite or has more than 64 bits."""
     waiting: list[Any] = [value]
     while waiting:
         entry = waiting.pop()
@@ -56,24 +61,24 @@ def _plain(value: dict[str, Any]) -> dict[str, Any]:
 
 
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
-"""Number of things."""
+"""Number of items."""
 
-Number = Annotated[float, BeforeValidator(_within_64_bits), Field(allow_inf_nan=False)]
+Number = Annotated[float, BeforeValidator(_check_64_bits), Field(allow_inf_nan=False)]
 """Finite number."""
 
-Text = Annotated[str, Field(max_length=LETTERS), AfterValidator(_printable)]
+Text = Annotated[str, Field(max_length=MAX_TEXT_CHARACTERS), AfterValidator(_check_printable)]
 """Printable characters."""
 
-AnyMetadata = Annotated[dict[str, Any], AfterValidator(_plain)]
+AnyMetadata = Annotated[dict[str, Any], AfterValidator(_check_numbers)]
 """Any JSON object with finite numbers of at most 64 bits; a method's replies should have a narrower type."""
 
 
 @dataclass(frozen=True)
 class Length:
-    """Annotation of a list type: the length of the list.
+    """Annotation of a list type with the length of the list.
 
     Attributes:
-        size: The length, or the name of a number that the receiver knows: ``classes``, or a key of the order's
+        size: The length, or the name of a number that the receiver knows: ``classes``, or a key of the request's
             metadata.
         shorter: Whether the list may be shorter.
     """
@@ -90,11 +95,12 @@ class Length:
         return core_schema.with_info_before_validator_function(self._check, handler(source))
 
     def _check(self, value: Any, info: core_schema.ValidationInfo) -> Any:
+        """Raise if the list has another length."""
         length = (info.context or {}).get(self.size) if isinstance(self.size, str) else self.size
         if type(length) is not int:
             raise ContractError(
                 "undeclared_length",
-                f"A field of `sends_meta` is as long as '{self.size}': expected a number of that name in the order.",
+                f"A field of `sends_meta` has the length '{self.size}': expected a number of that name in the request.",
                 size=self.size,
             )
         if isinstance(value, list) and not (len(value) == length or (self.shorter and len(value) < length)):
@@ -104,10 +110,10 @@ class Length:
 
 @dataclass(frozen=True)
 class OneOf:
-    """Annotation of a text type: the text is one that the receiver knows.
+    """Annotation of a text type whose values the receiver knows.
 
     Attributes:
-        names: Names of what the receiver knows, each a text or a list of texts: ``networks``, or keys of the order's
+        names: Names of texts or lists of texts that the receiver knows: ``networks``, or keys of the request's
             metadata.
         empty: Whether the text may be empty.
     """
@@ -125,6 +131,7 @@ class OneOf:
         return core_schema.with_info_after_validator_function(self._check, handler(source))
 
     def _check(self, value: str, info: core_schema.ValidationInfo) -> str:
+        """Raise if the receiver does not know the text."""
         texts = [(info.context or {}).get(name) or () for name in self.names]
         known = any(value == text if isinstance(text, str) else value in text for text in texts)
         if not (known or (self.empty and not value)):
@@ -165,11 +172,11 @@ class MetaField:
     """Declaration of one field of the metadata of replies or peer messages.
 
     Attributes:
-        visibility: Whether it may leave a site under a privacy setting.
+        visibility: Whether the field may leave a site under a privacy setting.
         type: Type of its values, as pydantic reads it: `Count`, `Number`, `Text`, ``bool``, a type that `number`,
-            `list_of` or `one_of` returns, a ``TypedDict`` of such, or ``type | None``. Nothing is converted.
-        after: Operations of the orders whose replies must have the field; `PARCEL` for peer messages. A field that a
-            privacy setting keeps at its site may be missing all the same.
+            `list_of` or `one_of` returns, a ``TypedDict`` of such, or ``type | None``. Values are not converted.
+        after: Operations of the requests whose replies must have the field; `PEER_MESSAGE` for peer messages. A field
+            that a privacy setting withholds may still be missing.
     """
 
     visibility: Visibility
@@ -183,15 +190,16 @@ class MetaField:
 
     @cached_property
     def _adapter(self) -> TypeAdapter[Any]:
+        """Pydantic validator of the type."""
         return TypeAdapter(self.type)
 
     def problem_of(self, value: Any, known: Mapping[str, Any]) -> str | None:
-        """Return the reason why a value does not fit, without the value; None if it fits.
+        """Return the reason why a value does not fit, without the value itself; None if it fits.
 
         Args:
-            value: JSON.
+            value: JSON value.
             known: Names and numbers that the receiver knows: ``classes``, the number of classes; ``networks``, the
-                names of the run's networks; for a reply also the order's metadata.
+                names of the run's networks; for a reply also the request's metadata.
         """
         try:
             self._adapter.validate_python(value, strict=True, context=dict(known))
@@ -203,19 +211,19 @@ class MetaField:
 def check_metadata(
     meta: Any, schema: Mapping[str, MetaField], op: str, known: Mapping[str, Any], who: str, private: bool = False
 ) -> None:
-    """Refuse metadata that do not fit their schema.
+    """Raise if metadata do not fit their schema.
 
     Args:
         meta: Metadata of a reply or a peer message.
         schema: Maps each field's name to its declaration.
-        op: Operation of the order, or `PARCEL`.
+        op: Operation of the request, or `PEER_MESSAGE`.
         known: As in `MetaField.problem_of`.
-        who: The sender, for the message: "site 'site-01'".
+        who: Sender, for the message, for example "site 'site-01'".
         private: Whether the run has a privacy setting.
 
     Raises:
-        RefusedError: If it is no dict, a field is not declared or missing, or a value has another type. The message
-            names the field and shows nothing of the value.
+        RefusedError: If the metadata is not a dict, a field is undeclared or missing, or a value has another type. The
+            message has the field's name but not its value.
     """
     if not isinstance(meta, dict):
         raise _refusal("wrong_type", "fields by name", type(meta).__name__, who)
@@ -231,14 +239,14 @@ def check_metadata(
 
 
 def check_schema(schema: Mapping[str, Any], name: str) -> None:
-    """Refuse a method's schema that declares no types.
+    """Raise if a method's schema does not declare types.
 
     Args:
         schema: `medfl.contract.Method.sends_meta`.
         name: Name of the method.
 
     Raises:
-        ContractError: If a value is no `MetaField`.
+        ContractError: If a value is not a `MetaField`.
     """
     for key, field in sorted(schema.items()):
         if not isinstance(field, MetaField):
@@ -252,10 +260,11 @@ def check_schema(schema: Mapping[str, Any], name: str) -> None:
 
 
 def _refusal(code: str, expected: str, actual: str, who: str, reason: str = "", **fields: str) -> RefusedError:
+    """Return the error for metadata that do not fit."""
     return RefusedError(
         code,
         f"The metadata of {who} were refused: expected {expected}, found {actual}{reason and f' ({reason})'}. Sender "
-        "and receiver need the same method and version of medfl; if they have it, the sender is not honest.",
+        "and receiver need the same method and version of medfl; if they have, the sender is not honest.",
         sender=who,
         expected=expected,
         found=actual,

@@ -1,4 +1,4 @@
-"""Processes that help another one."""
+"""Start and lifetime of helper processes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from multiprocessing.context import BaseContext
 
 
 def fresh_context(modules: Sequence[str]) -> BaseContext:
-    """How processes are started that are no forks of this one, whose threads or GPU they would not survive.
+    """Return a multiprocessing context whose processes are not forks of this process.
 
-    Where the system can, they are forks of a process that has imported some modules and nothing else, so that these
-    cost their time and memory once, however many processes there are.
+    Threads and an initialised GPU would not survive a fork. If the system supports a fork server, processes are forked
+    from a server process that imports the given modules once, which saves time and memory.
 
     Args:
-        modules: Names of the modules that they need.
+        modules: Names of the modules that the processes need.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
@@ -27,12 +27,13 @@ def fresh_context(modules: Sequence[str]) -> BaseContext:
 
 
 def live_with_parent() -> None:
-    """Called in a process that was just started: it ends with its parent, and leaves Ctrl-C to it."""
+    """End this process when its parent ends, and ignore Ctrl+C. Call it at the start of a child process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
+    """Wait for the parent process to end, then exit."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

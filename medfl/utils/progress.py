@@ -1,4 +1,4 @@
-"""How far a piece of work is: a bar on a terminal, and elsewhere whatever the caller says in plain lines."""
+"""Progress of a task: a bar on a terminal, or plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 EVERY_SECONDS = 5.0
-"""How often a plain line comes."""
+"""Seconds between two plain lines."""
 
 
-class Show(Protocol):
-    """Shows how far it is."""
+class ShowProgress(Protocol):
+    """Function that shows the progress."""
 
     def __call__(self, done: int, total: int | None = None, text: str | None = None) -> None:
-        """Show it.
+        """Show the progress.
 
         Args:
-            done: How much is done by now.
-            total: How much there is to do; None leaves it as it was.
-            text: What stands beside the bar; None leaves it as it was.
+            done: Amount that is done.
+            total: Total amount; None keeps the previous one.
+            text: Text next to the bar; None keeps the previous one.
         """
         ...
 
 
-def silent(done: int, total: int | None = None, text: str | None = None) -> None:
-    """Shows nothing."""
+def show_nothing(done: int, total: int | None = None, text: str | None = None) -> None:
+    """Show nothing."""
 
 
 @contextmanager
@@ -40,27 +40,27 @@ def progress_bar(
     what: str,
     total: int | None = None,
     *,
-    plain: Show = silent,
+    plain: ShowProgress = show_nothing,
     text: str | None = None,
     clock: Literal["left", "spent", None] = "left",
     in_bytes: bool = False,
     transient: bool = False,
     console: Console | None = None,
-) -> Iterator[Show]:
-    """Show how far a piece of work is.
+) -> Iterator[ShowProgress]:
+    """Show the progress of a task within the block.
 
     Args:
-        what: What is done, for example ``reading``.
-        total: How much there is to do, >= 0; None if that is not known.
-        plain: Shows it where there is no terminal.
-        text: What stands beside the bar at first; None leaves no room for it.
-        clock: Which time is shown: that which is left, or was spent.
-        in_bytes: Whether bytes are counted; they are shown in MB.
-        transient: Whether the bar vanishes in the end.
-        console: Where the bar goes; None means stderr.
+        what: Name of the task, for example ``reading``.
+        total: Total amount, >= 0; None if unknown.
+        plain: Function that shows the progress if there is no terminal.
+        text: Initial text next to the bar; None shows no text.
+        clock: Displayed time: ``left``, ``spent``, or None.
+        in_bytes: Whether amounts are bytes, shown in MB.
+        transient: Whether the bar disappears at the end.
+        console: Console for the bar; None is stderr.
 
     Yields:
-        A function to call with how much is done by now.
+        Function to call with the amount that is done.
     """
     if not sys.stderr.isatty():
         yield plain
@@ -84,25 +84,26 @@ def progress_bar(
 
 
 @contextmanager
-def progress(what: str, total: int | None, unit: str, say: Say, *, in_bytes: bool = False) -> Iterator[Show]:
-    """Show how far reading or downloading is: a bar on a terminal, a plain line every few seconds elsewhere.
+def progress(what: str, total: int | None, unit: str, say: Say, *, in_bytes: bool = False) -> Iterator[ShowProgress]:
+    """Show the progress of reading or downloading: a bar on a terminal, a plain line every few seconds elsewhere.
 
     Args:
-        what: What is done, for example ``reading``.
-        total: How much there is to do, >= 0; None if that is not known.
-        unit: What is counted, for example ``images``.
-        say: Gets the plain lines.
-        in_bytes: Whether bytes are counted; they are shown in MB.
+        what: Name of the task, for example ``reading``.
+        total: Total amount, >= 0; None if unknown.
+        unit: Unit of the amount, for example ``images``.
+        say: Function that receives the plain lines.
+        in_bytes: Whether amounts are bytes, shown in MB.
 
     Yields:
-        A function to call with how much is done by now.
+        Function to call with the amount that is done.
     """
     plain = _plain_lines(what, total, unit, say, 1_000_000 if in_bytes else 1)
     with progress_bar(what, total, plain=plain, text="" if in_bytes else unit, in_bytes=in_bytes) as show:
         yield show
 
 
-def _plain_lines(what: str, total: int | None, unit: str, say: Say, scale: int) -> Show:
+def _plain_lines(what: str, total: int | None, unit: str, say: Say, scale: int) -> ShowProgress:
+    """Return a function that reports the progress in plain lines."""
     last = time.monotonic()
     of = "" if total is None else f" of {total // scale}"
 

@@ -1,7 +1,7 @@
-"""Signs of life of a piece of work: every so often a thread says whether it moves, and how far it is.
+"""Heartbeats of long computations: a thread reports at intervals whether batches were processed, and how many.
 
-Whoever has work done opens a `Pulse` around it; what does the work counts its batches by `counted`. Neither needs to
-know the other, and nothing that is computed hangs on it.
+The caller of a computation opens a `Pulse` around it; the computation counts its batches by `counted`. They don't need
+to know each other, and heartbeats don't affect any result.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ BEAT_SECONDS = 30.0
 """Seconds between two heartbeats."""
 
 T = TypeVar("T")
+"""Type of a batch."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,9 @@ class Beat:
     """A heartbeat.
 
     Attributes:
-        doing: What the batches are for, such as ``training``; empty before the first one.
-        share: Of these batches, how many are done, in [0, 1]; None where nobody knows how many there are.
-        moved: Whether a batch was done since the heartbeat before.
+        doing: Purpose of the batches, for example ``training``; empty before the first batch.
+        share: Share of the batches that are done, in [0, 1]; None if their number is unknown.
+        moved: Whether a batch was finished since the previous heartbeat.
     """
 
     doing: str = ""
@@ -34,11 +35,11 @@ class Beat:
 
 
 class Pulse:
-    """Sends heartbeats for the length of a block, the first one `every` seconds after its start.
+    """Context manager that sends heartbeats, the first one `every` seconds after its start.
 
     Args:
-        send: Gets each heartbeat, in a thread of its own; none comes after the block.
-        every: Seconds between two, > 0.
+        send: Function that receives each heartbeat, in a separate thread; not called after the block.
+        every: Seconds between two heartbeats, > 0.
     """
 
     def __init__(self, send: Callable[[Beat], None], every: float = BEAT_SECONDS) -> None:
@@ -51,25 +52,25 @@ class Pulse:
         self._token: Token[Pulse | None] | None = None
 
     def __enter__(self) -> Self:
-        self._token = _AT_WORK.set(self)
+        self._token = _CURRENT_SENDER.set(self)
         self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         assert self._token is not None
-        _AT_WORK.reset(self._token)
+        _CURRENT_SENDER.reset(self._token)
         self._over.set()
         self._thread.join()
 
     def beat(self) -> Beat:
-        """How it stands now; the next one says whether it moved since."""
+        """Return the current heartbeat, and reset `moved` for the next one."""
         count, before = self._count, self._counted_before
         self._counted_before = count
         share = None if not self._total else min(1.0, round(self._done / self._total, 2))
         return Beat(self._doing, share, count > before)
 
     def part(self, batches: Iterable[T], doing: str, total: int | None) -> Iterator[T]:
-        """Count batches as they are done. Of batches within batches only the outer ones have a share."""
+        """Yield the batches and count them. If counted batches are nested, only the outer ones have a share."""
         self._depth += 1
         outer = self._depth == 1
         if outer:
@@ -83,21 +84,22 @@ class Pulse:
             self._depth -= 1
 
     def _run(self) -> None:
+        """Send heartbeats until the block ends."""
         while not self._over.wait(self._every):
             self._send(self.beat())
 
 
-_AT_WORK: ContextVar[Pulse | None] = ContextVar("at_work", default=None)
-"""The innermost block in whose thread this code runs."""
+_CURRENT_SENDER: ContextVar[Pulse | None] = ContextVar("at_work", default=None)
+"""The innermost `Pulse` around the current code."""
 
 
 def counted(batches: Iterable[T], doing: str, total: int | None = None) -> Iterator[T]:
-    """The same batches, counted for the `Pulse` around the work if there is one.
+    """Yield the batches, counted for the `Pulse` around the code if there is one.
 
     Args:
-        batches: One is done when the next one is asked for.
-        doing: What they are for.
-        total: How many there will be, >= 0; None if nobody knows.
+        batches: Batches; one is done when the next one is requested.
+        doing: Purpose of the batches.
+        total: Number of batches, >= 0; None if unknown.
     """
-    pulse = _AT_WORK.get()
+    pulse = _CURRENT_SENDER.get()
     return iter(batches) if pulse is None else pulse.part(batches, doing, total)

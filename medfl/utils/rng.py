@@ -1,8 +1,8 @@
-"""Random streams: pure functions of (seed, name, round, label), never state that runs along.
+"""Random streams that are pure functions of (seed, name, round, label), without state across rounds.
 
-A stream does not depend on which site ran first, in which process, or after how many restarts; that is why a killed
-run ends in the same bits. `SecretStream` is the other kind, for privacy noise: the server knows the run's seed, so
-noise drawn from it could be subtracted; this one is keyed by a secret that only the site holds.
+A stream does not depend on the order of the sites, on the process, or on restarts, so a run that was killed ends with
+the same bits. `SecretStream` is for privacy noise: since the server knows the run's seed, it could subtract noise drawn
+from it. A secret stream has a key that only the site knows.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from medfl.utils.seeds import seed_of
 
 
 def make_generator(*key: str | int) -> torch.Generator:
-    """A CPU generator seeded by `seed_of(*key)`."""
+    """Return a CPU generator seeded by `seed_of(*key)`."""
     return torch.Generator().manual_seed(seed_of(*key))
 
 
 @contextlib.contextmanager
 def pinned(*key: str | int, gpu: bool = True) -> Iterator[None]:
-    """Within the block torch's, numpy's and python's global generators depend on the key alone; then they are put back.
+    """Seed the global generators of torch, NumPy and Python from a key within the block, and restore them afterwards.
 
-    Dropout, initialisers and third-party transforms draw from the global generators, so each step pins them.
+    Dropout, initialisers and third-party transforms use the global generators, so each step seeds them.
 
     Args:
-        key: As for `seed_of`.
-        gpu: Whether those of GPUs are pinned, too, where one is in use.
+        key: As in `seed_of`.
+        gpu: Whether the generators of GPUs are seeded too, if CUDA is initialised.
     """
     seed = seed_of(*key)
     python_state, numpy_state = random.getstate(), np.random.get_state()
@@ -50,11 +50,11 @@ def pinned(*key: str | int, gpu: bool = True) -> Iterator[None]:
 
 
 def _seed_torch(seed: int, gpu: bool = True) -> None:
-    """Seed torch's global generators, those of GPUs on demand.
+    """Seed torch's global generators, including GPUs if `gpu` is true and CUDA is initialised.
 
-    A GPU that was not started (see `medfl.training.loop.pick_device`) is not asked for, as CUDA would then fail in
-    processes that are forked later. `torch.manual_seed` would also keep a call, and the stack from which it came, for
-    every device that might be started later; over many rounds that costs much time and memory.
+    CUDA is not initialised and not queried here (see `medfl.training.loop.pick_device`), because it would then fail in
+    processes that are forked later. `torch.manual_seed` would also store a call with its stack for each device that
+    might be initialised later; over many rounds that costs much time and memory.
     """
     torch.default_generator.manual_seed(seed)
     if gpu and torch.cuda.is_initialized():
@@ -62,12 +62,12 @@ def _seed_torch(seed: int, gpu: bool = True) -> None:
 
 
 class SecretStream:
-    """A cryptographic stream of random numbers (SHAKE-256 in counter mode over a keyed hash).
+    """Cryptographic stream of random numbers (SHAKE-256 in counter mode over a keyed hash).
 
     Args:
-        secret: The site's secret, at least 16 bytes. Nobody else may know it.
-        key: What the numbers are for, for example ``(run id, round, label, hash of the payload)``. The same secret
-            and key always give the same numbers, so an order that is sent again never draws fresh noise.
+        secret: Secret of the site, at least 16 bytes. No one else may know it.
+        key: Purpose of the numbers, for example ``(run id, round, label, hash of the payload)``. The same secret and
+            key always give the same numbers, so a repeated request draws no new noise.
 
     Raises:
         ValueError: If the secret is shorter than 16 bytes.
@@ -77,12 +77,12 @@ class SecretStream:
 
     def __init__(self, secret: bytes, *key: str | int) -> None:
         if len(secret) < 16:
-            raise ValueError(f"a site's secret has at least 16 bytes, got {len(secret)}")
+            raise ValueError(f"expected a site secret of at least 16 bytes, got {len(secret)}")
         self._key = hmac.new(secret, json.dumps(key).encode(), hashlib.sha256).digest()
         self._counter = 0
 
     def _uniform64(self, n: int) -> np.ndarray:
-        """n doubles in (0, 1), of 53 random bits each."""
+        """Draw n doubles in (0, 1), each with 53 random bits."""
         parts = []
         for start in range(0, n, self._CHUNK):
             size = min(self._CHUNK, n - start)
@@ -92,23 +92,23 @@ class SecretStream:
         return np.concatenate(parts) if parts else np.empty(0)
 
     def seed(self) -> int:
-        """A seed in [0, 2**63) for generators that can't be cryptographic, such as torch's own."""
+        """Draw a seed in [0, 2**63) for generators that are not cryptographic, such as torch's."""
         block = hashlib.shake_256(self._key + self._counter.to_bytes(8, "big")).digest(8)
         self._counter += 1
         return int.from_bytes(block, "big") >> 1
 
     def take(self, size: int) -> bytes:
-        """So many bytes, for keys."""
+        """Draw `size` bytes, for keys."""
         block = hashlib.shake_256(self._key + self._counter.to_bytes(8, "big")).digest(size)
         self._counter += 1
         return block
 
     def uniform(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """Uniform numbers in (0, 1), float64, of the given shape."""
+        """Draw uniform numbers in (0, 1), float64, of the given shape."""
         return torch.from_numpy(self._uniform64(int(np.prod(shape)))).reshape(shape)
 
     def normal(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """Standard normal numbers, float64, of the given shape (Box-Muller)."""
+        """Draw standard normal numbers, float64, of the given shape (Box-Muller)."""
         n = int(np.prod(shape))
         half = (n + 1) // 2
         radius = np.sqrt(-2.0 * np.log(self._uniform64(half)))
@@ -116,19 +116,19 @@ class SecretStream:
         return torch.from_numpy(np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:n]).reshape(shape)
 
     def laplace(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """Laplace numbers of scale 1 (variance 2), float64, of the given shape."""
+        """Draw Laplace numbers of scale 1 (variance 2), float64, of the given shape."""
         u = self._uniform64(int(np.prod(shape))) - 0.5
         return torch.from_numpy(-np.sign(u) * np.log1p(-2.0 * np.abs(u))).reshape(shape)
 
 
 class SeparateStream:
-    """Within its block torch's global generators are another stream, which goes on where the block before left it.
+    """Context manager that replaces torch's global generators by a separate stream, which continues in the next block.
 
-    For a second model whose dropout must not take numbers from the first one's.
+    Use it for a second model whose dropout must not consume random numbers of the first one.
 
     Args:
-        generator: Gives the seed of the stream.
-        device: The device whose generator is swapped, beside the CPU's.
+        generator: Random generator that draws the seed of the stream.
+        device: Device whose generator is replaced, besides the CPU's.
     """
 
     def __init__(self, generator: torch.Generator, device: str = "cpu") -> None:
@@ -144,6 +144,7 @@ class SeparateStream:
         self._swap()
 
     def _swap(self) -> None:
+        """Exchange the global generators' state with the stored state."""
         here, (cpu, cuda) = self._state(), self._other
         torch.set_rng_state(cpu)
         for device, state in zip(self._devices, cuda, strict=True):
@@ -151,4 +152,5 @@ class SeparateStream:
         self._other = here
 
     def _state(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Return the state of the global generators."""
         return torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in self._devices]

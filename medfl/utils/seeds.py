@@ -1,4 +1,4 @@
-"""A seed for each purpose, from a key; without torch, which takes seconds to import."""
+"""Seeds derived from keys, without importing torch, which takes seconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 
 
 def seed_of(*key: str | int) -> int:
-    """A 63-bit seed for a key; a different key gives an unrelated seed.
+    """Return a 63-bit seed for a key; different keys give unrelated seeds.
 
     Args:
         key: Strings and integers, for example ``(seed, "site-02", 3, "batches")``.

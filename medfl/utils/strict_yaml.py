@@ -1,6 +1,6 @@
-"""YAML without its traps: a key that stands twice is refused, and ``1e-3`` is a number (YAML 1.2).
+"""Strict and safe reading of YAML: duplicate keys are refused, and ``1e-3`` is a number (YAML 1.2).
 
-Nor may it nest without end, or stand by its aliases for more than a memory holds.
+Nesting depth and expansion of aliases are limited, so that a small file can't exhaust the memory.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ import yaml
 
 from medfl.errors import SettingsError
 
-DEEPEST = 50
-"""Lists and objects within each other, at most."""
+MAX_DEPTH = 50
+"""Maximum nesting depth of lists and objects."""
 
 
-MOST = 100_000
-"""Values that a file stands for, at most: by aliases of aliases a few lines stand for any number."""
+MAX_VALUES = 100_000
+"""Maximum number of values after expansion of aliases."""
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, stricter."""
+    """PyYAML's safe loader, which also refuses duplicate keys."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """Construct a mapping. Raise if a key occurs twice."""
         for key, count in Counter(str(key.value) for key, _ in node.value).items():
             if count > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' stands twice", node.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' occurs twice", node.start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -39,16 +40,16 @@ _Loader.add_implicit_resolver(
 
 
 def shallow_events(text: str, loader: type[yaml.SafeLoader], deepest: int) -> Iterator[yaml.Event]:
-    """What PyYAML's parser sees in a text, before anything of it is built.
+    """Yield PyYAML's parser events of a text, before any object is built. Raise if the nesting is too deep.
 
     Args:
-        text: YAML.
-        loader: Reads it.
-        deepest: Lists and objects within each other, at most.
+        text: YAML text.
+        loader: Loader class.
+        deepest: Maximum nesting depth of lists and objects.
 
     Raises:
-        RecursionError: If it nests deeper; PyYAML itself takes ever longer to get there.
-        yaml.YAMLError: If it is no YAML.
+        RecursionError: If the nesting is deeper. PyYAML itself would take very long to notice.
+        yaml.YAMLError: If the text is not valid YAML.
     """
     depth = 0
     for event in yaml.parse(text, loader):
@@ -58,11 +59,11 @@ def shallow_events(text: str, loader: type[yaml.SafeLoader], deepest: int) -> It
         yield event
 
 
-def _count(events: Iterable[yaml.Event]) -> int:
-    """How many values a text stands for once its aliases are what they repeat.
+def _count_values(events: Iterable[yaml.Event]) -> int:
+    """Return the number of values after expansion of aliases.
 
     Raises:
-        ValueError: If a part repeats itself.
+        ValueError: If a value contains itself.
     """
     counts, anchors, known = [0], list[str | None](), dict[str | None, int]()
     for event in events:
@@ -75,7 +76,7 @@ def _count(events: Iterable[yaml.Event]) -> int:
             known |= {} if anchor is None else {anchor: count}
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor in anchors:
-                raise ValueError(f"the part '{event.anchor}' repeats itself")
+                raise ValueError(f"the alias '{event.anchor}' contains itself")
             counts[-1] += known.get(event.anchor, 1)
         elif isinstance(event, yaml.ScalarEvent):
             counts[-1] += 1
@@ -83,30 +84,30 @@ def _count(events: Iterable[yaml.Event]) -> int:
 
 
 def parse_yaml(text: str) -> Any:
-    """The content of a YAML text. Nothing in it is executed.
+    """Parse a YAML text safely; no code in it is executed.
 
     Raises:
-        ValueError: If it is no valid YAML, names a key twice, nests too deep, or stands for too many values.
+        ValueError: If the text is not valid YAML, has a duplicate key, or exceeds the limits of nesting or values.
     """
     try:
-        if _count(shallow_events(text, _Loader, DEEPEST)) > MOST:
-            raise ValueError(f"it stands for more than {MOST} values")
+        if _count_values(shallow_events(text, _Loader, MAX_DEPTH)) > MAX_VALUES:
+            raise ValueError(f"it expands to more than {MAX_VALUES} values")
         return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from None
     except RecursionError:
-        raise ValueError(f"it is nested more than {DEEPEST} levels deep") from None
+        raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep") from None
 
 
 def read_yaml(path: Path, what: str) -> dict[str, Any]:
-    """Read a YAML file that holds one mapping. Nothing in it is executed.
+    """Read a YAML file with one mapping safely; no code in it is executed.
 
     Args:
-        path: The file.
-        what: What it is, for messages, for example ``study file``.
+        path: Path of the file.
+        what: Kind of the file, for messages, for example ``study file``.
 
     Raises:
-        SettingsError: If the file is missing, is no YAML, names a key twice, or holds something else.
+        SettingsError: If the file is missing, is not valid YAML, has a duplicate key, or does not contain a mapping.
     """
     try:
         content = parse_yaml(path.read_text(encoding="utf-8"))
@@ -120,7 +121,7 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
         ) from None
     except ValueError as error:
         raise SettingsError(
-            "invalid_yaml", f"the {what} '{path}' is no valid YAML: {error}", what=what, path=path
+            "invalid_yaml", f"the {what} '{path}' is not valid YAML: {error}", what=what, path=path
         ) from None
     if not isinstance(content, dict):
         sort = "an empty file" if content is None else type(content).__name__

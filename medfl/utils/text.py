@@ -1,4 +1,4 @@
-"""Text for messages: who gets it, lists of names that stay short, and names that will do for a site."""
+"""Text for messages: shortened lists, safe display of untrusted text, and validation of site names."""
 
 from __future__ import annotations
 
@@ -8,27 +8,34 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from medfl.types import NO_SITES, POOLED, SERVER
 
 Say = Callable[[str], None]
-"""Gets a line of text for the user."""
+"""Function that receives a line of text for the user."""
 
-LONGEST = 60
-"""Letters of a name from a file that tables and pages show."""
+MAX_NAME_CHARACTERS = 60
+"""Maximum number of characters of a name from a file that tables and pages show."""
 
-LONGEST_TEXT = 300
-"""Letters of a text that came from elsewhere, such as a site's reason."""
+MAX_LINE_CHARACTERS = 300
+"""Maximum number of characters of an untrusted text, such as a site's reason."""
 
 MAX_NAMES = 10
-"""How many names, rows or lines a message lists."""
+"""Maximum number of names, rows or lines that a message lists."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+_SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+"""Pattern of valid site names."""
 
-_DEVICES = ("con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(1, 10)))
-"""Names that Windows gives to no folder."""
+_WINDOWS_DEVICES = (
+    "con",
+    "prn",
+    "aux",
+    "nul",
+    *(f"{port}{number}" for port in ("com", "lpt") for number in range(1, 10)),
+)
+"""Reserved device names of Windows, which no folder may have."""
 
 
-def one_line(text: object, most: int = LONGEST_TEXT) -> str:
-    """A text from elsewhere as a terminal, a log or a page can show it: one line of at most `most` printable letters.
+def one_line(text: object, most: int = MAX_LINE_CHARACTERS) -> str:
+    """Convert an untrusted text to one printable line of at most `most` characters, safe for terminals, logs and pages.
 
-    What is not printable, such as the codes by which a terminal is steered and the end of a line, becomes a space.
+    Unprintable characters, such as terminal control codes and line ends, become spaces.
     """
     line = str(text)
     if not line.isprintable():
@@ -38,58 +45,58 @@ def one_line(text: object, most: int = LONGEST_TEXT) -> str:
 
 
 def visible(text: str) -> str:
-    """A text from elsewhere in one line; letters that a terminal or a page would not show are written out."""
+    """Escape the unprintable characters of an untrusted text, including line ends."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def visible_lines(text: str) -> str:
-    """The same for a text of several lines, whose ends stay."""
+    """Escape the unprintable characters of an untrusted text, except line ends."""
     return "\n".join(map(visible, text.split("\n")))
 
 
 def plain_name(text: str, otherwise: str) -> str:
-    """A name from a file as a table or a page can show it.
+    """Return a name from a file in a form that is safe to display.
 
     Args:
         text: Any text.
-        otherwise: What stands in its place if nothing of it can be shown.
+        otherwise: Replacement if no printable character remains.
 
     Returns:
-        One line of at most `LONGEST` printable characters.
+        One line of at most `MAX_NAME_CHARACTERS` printable characters.
     """
-    return one_line(text, LONGEST) or otherwise
+    return one_line(text, MAX_NAME_CHARACTERS) or otherwise
 
 
 def inert_name(text: str, otherwise: str) -> str:
-    """The same for a bundle's files: it begins with nothing that MONAI would evaluate, none of '$', '@' and '%'."""
+    """Return a name that is safe in a bundle's files: without leading '$', '@' and '%', which MONAI would evaluate."""
     return plain_name(text.lstrip("$@% \t\r\n"), otherwise)
 
 
 def first_names(names: Sequence[object], most: int = MAX_NAMES) -> str:
-    """Names for a message: ``a, b``; of many the first ones: ``a, b, ...``.
+    """Join names for a message: ``a, b``, or the first ones of many: ``a, b, ...``.
 
     Args:
-        names: In the order in which they are listed.
-        most: How many are listed.
+        names: Names in display order.
+        most: Maximum number of names.
     """
     return ", ".join(map(str, names[:most])) + (", ..." if len(names) > most else "")
 
 
 def names_and_more(names: Sequence[object], most: int) -> str:
-    """Names for a message: ``a, b``; of many the first ones and the number of the others: ``a, b and 7 more``.
+    """Join names for a message: ``a, b``, or the first ones of many with the number of the others: ``a, b and 7 more``.
 
     Args:
-        names: In the order in which they are listed.
-        most: How many are listed.
+        names: Names in display order.
+        most: Maximum number of names.
     """
     return ", ".join(map(str, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def describe_counts(reasons: Mapping[int, str]) -> str:
-    """The different reasons, the most frequent first, each with its count: ``2 x damaged; 1 x empty``.
+    """Return the distinct reasons with their counts, the most frequent first: ``2 x damaged; 1 x empty``.
 
     Args:
-        reasons: Number of an item to its reason.
+        reasons: Maps each item's number to its reason.
     """
     texts = list(reasons.values())
     ordered = sorted(set(texts), key=lambda text: (-texts.count(text), text))
@@ -97,25 +104,25 @@ def describe_counts(reasons: Mapping[int, str]) -> str:
 
 
 def name_problem(names: Iterable[str]) -> str | None:
-    """What is wrong with the names of a federation's sites; None if they will do.
+    """Return the problem with the names of a federation's sites, or None if they are valid.
 
-    A name stands in paths, messages, certificates and configurations, on whatever system each site has: one rule for
-    partitions, runs, and federations between machines.
+    Names are used in paths, messages, certificates and configurations, on any operating system. So the same rule
+    applies to partitions, simulated runs and runs on several machines.
 
     Args:
-        names: Of all sites, each once.
+        names: Names of all sites, each once.
 
     Returns:
-        A sentence that says what to do.
+        A sentence with the problem and its remedy.
     """
     known: dict[str, str] = {}
     for name in names:
         lower = name.lower()
-        if not _NAME.fullmatch(name):
+        if not _SITE_NAME.fullmatch(name):
             rule = "expected 1 to 63 letters a to z, digits, '_' or '-', a letter or digit first"
             return f"A site can't be called {name!a}: {rule}. Rename it."
-        if lower in (SERVER, *NO_SITES, POOLED, *_DEVICES):
-            return f"A site can't be called '{name}': that name has a meaning of its own. Rename it."
+        if lower in (SERVER, *NO_SITES, POOLED, *_WINDOWS_DEVICES):
+            return f"A site can't be called '{name}': that name is reserved. Rename it."
         if known.setdefault(lower, name) != name:
             return f"The sites '{known[lower]}' and '{name}' differ in upper and lower case only. Rename one of them."
     return None

@@ -1,8 +1,8 @@
-"""Tensors and meta as bytes: one safetensors blob that carries its own checksum.
+"""Serialization of tensors and metadata to a safetensors blob with a checksum.
 
-Everything that medfl writes to disk or sends has this form; there are no pickles. A blob is an ordinary safetensors
-file whose metadata hold the meta as JSON under ``medfl`` and a SHA-256 under ``sha256``. The checksum covers the JSON
-and each tensor's name, dtype, shape and bytes: a blob cut short or changed anywhere is refused, never half read.
+Everything that medfl writes to disk or sends has this format; pickles are not used. A blob is a valid safetensors file.
+Its header has the metadata as JSON under ``medfl`` and a SHA-256 under ``sha256``. The checksum covers the JSON and
+each tensor's name, dtype, shape and bytes, so a truncated or changed blob is always refused.
 """
 
 from __future__ import annotations
@@ -23,92 +23,94 @@ DTYPES = {
     **{torch.uint8: "U8", torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64"},
     **{torch.int8: "I8", torch.int16: "I16", torch.int32: "I32", torch.int64: "I64"},
 }
-"""Dtypes that may be stored or sent, and what safetensors calls them."""
+"""Maps the supported dtypes to their names in safetensors."""
 
 _DTYPES = {code: dtype for dtype, code in DTYPES.items()}
+"""Maps names in safetensors to dtypes."""
 
 Blob = bytes | memoryview
-"""What `encode` returns, or the same bytes elsewhere."""
+"""A serialized blob."""
 
 
 def encode(tensors: Tensors, meta: Meta) -> bytes:
-    """Tensors and meta as one blob; the same content gives the same bytes.
+    """Serialize tensors and metadata to one blob; equal content gives equal bytes.
 
     Args:
-        tensors: Dense tensors of any shape, also () and empty ones, on any device. Views and shared memory are fine.
-        meta: JSON: None, bool, int, float (NaN too), str, and lists and str-keyed dicts of them.
+        tensors: Dense tensors of any shape, including () and empty ones, on any device. Views and shared memory are
+            supported.
+        meta: JSON: None, bool, int, float (including NaN), str, and lists and str-keyed dicts of them.
 
     Returns:
         A safetensors blob for `decode`.
 
     Raises:
-        ContractError: If a tensor's name, dtype or layout, or a value in meta, can't be stored; it is named.
+        ContractError: If a tensor's name, dtype or layout, or a metadata value, is not supported; the message names it.
     """
-    text, plain = _json(meta), _plain(tensors)
-    header = _header(plain, {"medfl": text, "sha256": _digest(plain, text)})
-    return b"".join([header, *(_raw(plain[name]) for name in _layout(plain))])
+    text, plain = _meta_json(meta), _cpu_tensors(tensors)
+    header = _build_header(plain, {"medfl": text, "sha256": _compute_digest(plain, text)})
+    return b"".join([header, *(_tensor_bytes(plain[name]) for name in _data_order(plain))])
 
 
 def decode(blob: bytes) -> tuple[Tensors, Meta]:
-    """The tensors and meta of `encode`.
+    """Deserialize a blob of `encode`.
 
     Args:
-        blob: What `encode` returned.
+        blob: Result of `encode`.
 
     Returns:
-        Tensors on the CPU, in name order, each with writable memory of its own; and meta.
+        Tensors on the CPU, sorted by name, each with its own writable memory; and the metadata.
 
     Raises:
-        DamagedError: If a single bit differs from what was encoded, or bytes are missing or added.
+        DamagedError: If the blob differs from the encoded one in any bit or in length.
     """
-    return _verified(blob, lambda blob, header: st.load(blob))
+    return _load_verified(blob, lambda blob, header: st.load(blob))
 
 
 def view(blob: memoryview) -> tuple[Tensors, Meta]:
-    """The tensors and meta of `encode`, without a copy: each tensor is a piece of the blob, and keeps all of it alive.
+    """Deserialize a blob of `encode` without copying. Each tensor is a view of the blob and keeps the whole blob alive.
 
     Args:
-        blob: What `encode` returned, in memory that may be written: of a `bytearray`, or a file (`files.mapped`), whose
-            tensors are then read from the disk when they are looked at.
+        blob: Result of `encode` in writable memory: a `bytearray`, or a mapped file (`files.mapped`), whose tensors are
+            read from the disk on access.
 
     Returns:
-        As `decode`; what is written into a tensor is written into the blob.
+        As in `decode`; writing to a tensor changes the blob.
 
     Raises:
-        DamagedError: As `decode`.
+        DamagedError: If `decode` would raise it.
     """
-    return _verified(blob, _pieces)
+    return _load_verified(blob, _tensor_views)
 
 
-def _verified(blob: Blob, load: Callable[[Any, dict[str, Any]], Tensors]) -> tuple[Tensors, Meta]:
-    """What `load` makes of a blob and its header, if it is undamaged."""
+def _load_verified(blob: Blob, load: Callable[[Any, dict[str, Any]], Tensors]) -> tuple[Tensors, Meta]:
+    """Load the tensors of a blob by `load`, verify the checksum, and return tensors and metadata."""
     try:
         size = 8 + int.from_bytes(blob[:8], "little")
         header = json.loads(bytes(blob[8:size]))
         facts = header["__metadata__"]
         loaded = load(blob, header)
         tensors = {name: loaded[name] for name in sorted(loaded)}
-        whole = size + payload_bytes(tensors) == len(blob) and blob[:size] == _header(tensors, facts)
-        intact = whole and facts["sha256"] == _digest(tensors, facts["medfl"])
+        whole = size + payload_bytes(tensors) == len(blob) and blob[:size] == _build_header(tensors, facts)
+        intact = whole and facts["sha256"] == _compute_digest(tensors, facts["medfl"])
         meta: Meta = json.loads(facts["medfl"]) if intact else {}
-    except Exception as error:  # whatever a parser meets in damaged bytes, the reader has one thing to do
+    except Exception as error:  # damaged bytes can cause any error in a parser; the remedy is always the same
         raise DamagedError(
             "invalid_message",
-            _DAMAGED.format(size=len(blob), why=f"{type(error).__name__} when parsed"),
+            _DAMAGED_MESSAGE.format(size=len(blob), why=f"{type(error).__name__} when parsed"),
             size=len(blob),
             cause=type(error).__name__,
         ) from error
     if not intact:
         raise DamagedError(
             "wrong_checksum",
-            _DAMAGED.format(size=len(blob), why="its content does not match its checksum"),
+            _DAMAGED_MESSAGE.format(size=len(blob), why="its content does not match its checksum"),
             size=len(blob),
         )
     return tensors, meta
 
 
-def _pieces(blob: memoryview, header: dict[str, Any]) -> Tensors:
-    """The tensors that a header describes, as pieces of its blob."""
+def _tensor_views(blob: memoryview, header: dict[str, Any]) -> Tensors:
+    """Return the tensors in a header as views of its blob."""
     first, tensors = 8 + int.from_bytes(blob[:8], "little"), dict[str, torch.Tensor]()
     for name, entry in header.items():
         if name != "__metadata__":
@@ -121,46 +123,47 @@ def _pieces(blob: memoryview, header: dict[str, Any]) -> Tensors:
 
 
 def digest(tensors: Tensors, meta: Meta | None = None) -> str:
-    """SHA-256 over the meta's JSON and over name, dtype, shape and bytes of each tensor, in name order.
+    """Return the SHA-256 over the metadata's JSON and over name, dtype, shape and bytes of each tensor, sorted by name.
 
     Args:
-        tensors: As for `encode`.
-        meta: As for `encode`; None is the same as empty.
+        tensors: As in `encode`.
+        meta: As in `encode`; None equals empty metadata.
 
     Returns:
         64 hexadecimal digits.
 
     Raises:
-        ContractError: As `encode`.
+        ContractError: If `encode` would raise it.
     """
-    return _digest(_plain(tensors), _json(meta or {}))
+    return _compute_digest(_cpu_tensors(tensors), _meta_json(meta or {}))
 
 
 def payload_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
-    """Bytes of the tensors' numbers alone, without names, shapes and meta."""
+    """Return the bytes of the tensors' elements, without names, shapes and metadata."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
-_DAMAGED = (
-    "Expected an undamaged medfl blob, got {size} bytes of which this is known: {why}. It was cut short, or changed on "
-    "disk or on its way. Use an earlier step's file, or have it sent again."
+_DAMAGED_MESSAGE = (
+    "Expected an undamaged medfl blob, got {size} bytes with this problem: {why}. It was truncated, or changed on disk "
+    "or in transit. Use an earlier step's file, or send it again."
 )
+"""Message about a damaged blob."""
 
 
-def _layout(plain: Tensors) -> list[str]:
-    """Names in the order of their numbers in the blob: the widest dtypes first, so that all are aligned."""
+def _data_order(plain: Tensors) -> list[str]:
+    """Return the names in the order of their data in the blob: the widest dtypes first, so that all are aligned."""
     return sorted(plain, key=lambda name: (-plain[name].element_size(), name))
 
 
-def _header(plain: Tensors, facts: dict[str, str]) -> bytes:
-    """Size and JSON header of the safetensors format, padded to eight bytes.
+def _build_header(plain: Tensors, facts: dict[str, str]) -> bytes:
+    """Return the size and JSON header of the safetensors format, padded to a multiple of eight bytes.
 
-    It is written here because the library's own writer orders the metadata at random, and the same content should give
-    the same bytes. As there is but one way to write it, `decode` also finds damage that no parser would notice.
+    The library's own writer orders the metadata at random, while equal content must give equal bytes here. Since there
+    is only one valid header for each content, `decode` also detects damage that no parser would notice.
     """
     header: dict[str, Any] = {"__metadata__": facts}
     end = 0
-    for name in _layout(plain):
+    for name in _data_order(plain):
         tensor = plain[name]
         start, end = end, end + tensor.numel() * tensor.element_size()
         header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
@@ -169,22 +172,23 @@ def _header(plain: Tensors, facts: dict[str, str]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _digest(plain: Tensors, text: str) -> str:
+def _compute_digest(plain: Tensors, text: str) -> str:
+    """Return the SHA-256 over metadata and tensors."""
     total = hashlib.sha256(f"{len(text)}:{text}".encode())
     for name in sorted(plain):
         tensor = plain[name]
         total.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        total.update(_raw(tensor))
+        total.update(_tensor_bytes(tensor))
     return total.hexdigest()
 
 
-def _raw(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor, without a copy."""
+def _tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """Return the bytes of a contiguous CPU tensor without copying."""
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
-def _plain(tensors: Tensors) -> Tensors:
-    """Detached contiguous CPU tensors, no two of which share memory."""
+def _cpu_tensors(tensors: Tensors) -> Tensors:
+    """Return detached contiguous CPU tensors that don't share memory with each other."""
     plain: Tensors = {}
     seen: set[int] = set()
     for name in sorted(tensors, key=str):
@@ -197,6 +201,7 @@ def _plain(tensors: Tensors) -> Tensors:
 
 
 def _check_tensor(name: object, tensor: object) -> None:
+    """Raise if a tensor or its name is not supported."""
     if not isinstance(name, str) or not name.isprintable() or not name or name == "__metadata__":
         raise ContractError(
             "invalid_name",
@@ -207,7 +212,7 @@ def _check_tensor(name: object, tensor: object) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise ContractError(
             "wrong_type",
-            f"'{name}' should be a tensor, got {type(tensor).__name__}: small facts belong in meta.",
+            f"'{name}' should be a tensor, got {type(tensor).__name__}: put other values into the metadata.",
             tensor=name,
             expected="tensor",
             found=type(tensor).__name__,
@@ -222,12 +227,14 @@ def _check_tensor(name: object, tensor: object) -> None:
         )
 
 
-def _json(meta: Meta) -> str:
+def _meta_json(meta: Meta) -> str:
+    """Serialize metadata with sorted keys."""
     _check_json(meta, "meta")
     return json.dumps(meta, sort_keys=True, separators=(",", ":"))
 
 
 def _check_json(value: Any, where: str) -> None:
+    """Raise if a value is not JSON; `where` is its path for the message."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):
@@ -254,7 +261,7 @@ def _check_json(value: Any, where: str) -> None:
 
 
 def tensors_equal(left: Tensors, right: Tensors) -> bool:
-    """Whether two sets of tensors have the same names, types, shapes and bits."""
+    """Return True if two sets of tensors have the same names, dtypes, shapes and bits."""
     return left.keys() == right.keys() and all(
         a.dtype == right[name].dtype
         and a.shape == right[name].shape
@@ -266,10 +273,10 @@ def tensors_equal(left: Tensors, right: Tensors) -> bool:
 
 
 def select(tensors: Tensors, prefix: str) -> Tensors:
-    """The tensors whose name begins with `prefix`, without it."""
+    """Return the tensors whose name starts with `prefix`, with the prefix removed from the names."""
     return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def prefixed(tensors: Tensors, prefix: str) -> Tensors:
-    """The same tensors with `prefix` before each name."""
+    """Return the tensors with `prefix` added to each name."""
     return {prefix + name: tensor for name, tensor in tensors.items()}

@@ -87,7 +87,7 @@ def test_a_gpu_and_several_workers_are_refused(
     gpu: Gpu, cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert medfl_run(cohort, tmp_path / "run", workers=2, device="cuda:0") == 2
-    assert "worker processes can't use a GPU; use --workers 1 to compute on it" in capsys.readouterr().err
+    assert "worker processes can't use a GPU. Use --workers 1" in capsys.readouterr().err
     assert gpu.calls("cuda") == []
     assert not (tmp_path / "run").exists()
 

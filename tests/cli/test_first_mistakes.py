@@ -145,7 +145,7 @@ def test_a_part_that_cannot_be_built_names_the_part_and_the_reason(data, medfl, 
     status, _, err = medfl(*run("--optimizer.lr", "fast"))
     assert status == 1
     assert "TypeError: '<' not supported" in err
-    assert "'torch.optim.SGD' with keywords: params,lr,momentum,weight_decay: check the options that go into it" in err
+    assert "'torch.optim.SGD' with keywords: params,lr,momentum,weight_decay: check its options" in err
 
 
 def test_more_workers_than_sites_do_not_start(data, medfl, monkeypatch):
@@ -178,7 +178,7 @@ def test_a_report_on_a_folder_without_a_run(answer, data):
     [
         (None, "expected a study file at 'my.yaml': No such file or directory. Check the path."),
         ("", "expected keys and values in the study file 'my.yaml', got an empty file."),
-        ("name: [x", "the study file 'my.yaml' is no valid YAML"),
+        ("name: [x", "the study file 'my.yaml' is not valid YAML"),
         ("name: x\nrow: {}\n", "unknown option 'row'. Did you mean 'rows'?"),
     ],
 )

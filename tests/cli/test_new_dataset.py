@@ -119,20 +119,20 @@ def test_a_folder_is_tested_listed_prepared_and_studied_as_it_is_written(medfl, 
 @pytest.mark.parametrize(
     ("line", "other", "message"),
     [
-        ('f"subject-{row + 1}"', 'f"{outcome.choice.items[0].stem} {row}"', "the data list holds 1 names of files"),
+        ('f"subject-{row + 1}"', 'f"{outcome.choice.items[0].stem} {row}"', "the data list contains 1 names of files"),
         (
             "        return Choice(",
             "        say(f'{files[1].stem}')\n        return Choice(",
-            "people are told 1 names of files",
+            "messages contain 1 names of files",
         ),
-        ("size))", "size), {'file': path.stem})", "what is kept of an interruption holds [1-4] names of files"),
+        ("size))", "size), {'file': path.stem})", "the files for a restart contain [1-4] names of files"),
         (
             "return LoadedItem(",
             "return LoadedItem(np.random.randint(9) + ",
             "after an interruption there are other bytes",
         ),
         ("size))", "size) if path.stat().st_size > 20 else np.zeros((8, 8, 3)))", "costs one image, here 0"),
-        ("default_rng(seed)", "default_rng()", "written again, a made-up release has other bytes in"),
+        ("default_rng(seed)", "default_rng()", "written again, a synthetic release has other bytes in"),
     ],
 )
 def test_a_promise_that_is_broken_is_named(plugin, tmp_path, line, other, message):

@@ -185,8 +185,8 @@ CASES: dict[str, tuple[Damage, str]] = {
     "a dot at the end": (beside("site-01."), f"A site can't be called 'site-01.': {RULE}"),
     "a blank at the end": (beside("site-01 "), f"A site can't be called 'site-01 ': {RULE}"),
     "two spellings of one letter": (beside("\u00e9", "e\u0301"), f"A site can't be called 'e\\u0301': {RULE}"),
-    "a device's name": (beside("Con"), "A site can't be called 'Con': that name has a meaning of its own"),
-    "the server's test set by another case": (beside("Global"), "A site can't be called 'Global': that name has"),
+    "a device's name": (beside("Con"), "A site can't be called 'Con': that name is reserved"),
+    "the server's test set by another case": (beside("Global"), "A site can't be called 'Global': that name is"),
 }
 """What is broken, to how, and what the message must hold: '.*' stands for anything, ROW for the row."""
 
@@ -250,7 +250,7 @@ def test_a_disk_that_fills_while_bundles_are_written(
         code, error = command(capsys, *run(cohort))
     assert code == 2
     assert "Could not write '" in error
-    assert "sites/site-01/models/model.pt': No space left on device. What was saved before is still valid" in error
+    assert "sites/site-01/models/model.pt': No space left on device. Everything saved before is still valid" in error
     assert not list((cohort.parent / "run").rglob("*model.pt*"))
     code, error = command(capsys, *run(cohort))
     assert code == 0, error

@@ -145,7 +145,7 @@ def test_what_stood_there_before_is_unchanged(tmp_path: Path, monkeypatch: pytes
     for write in (lambda: write_atomic(path, b"new"), lambda: store.save(2, State(meta={"a": 2}), {})):
         with refused(MedflError, "unwritable_file", reason=os.strerror(errno.ENOSPC)) as caught:
             write()
-        assert "What was saved before is still valid" in str(caught.value)
+        assert "Everything saved before is still valid" in str(caught.value)
     assert path.read_bytes() == b"old"
     assert store.latest().state().meta == {"a": 1}  # type: ignore[union-attr]
     assert not leftovers(tmp_path)

@@ -19,7 +19,7 @@ from medfl.plugins import load_plugins
 from medfl.records.run_file import DataOrigin, Provenance
 from medfl.settings import Execution, Settings
 from medfl.testing.cohort import make_data
-from medfl.testing.tasks import make_task_of, told_as
+from medfl.testing.tasks import make_task_of, with_targets_of
 
 
 def run_objective(
@@ -37,7 +37,7 @@ def run_objective(
 
     Args:
         folder: The run folder.
-        objective: One of `medfl.testing.tasks.FURTHER`.
+        objective: One of `medfl.testing.tasks.OTHER_OBJECTIVES`.
         method: Its name.
         rounds: How many.
         tests: Test cases of each site.
@@ -68,4 +68,4 @@ def run_objective(
 
 def _site(name: str, size: int, tests: int, objective: Objective) -> Splits:
     parts = ((size, name), (4, f"{name}/val"), (tests, f"{name}/test"))
-    return Splits(*(told_as(make_data(cases, key), objective) for cases, key in parts))
+    return Splits(*(with_targets_of(make_data(cases, key), objective) for cases, key in parts))

@@ -16,7 +16,7 @@ from medfl.bundle.federation import read_federation
 from medfl.cli.main import app
 from medfl.engine.runs.folder import begun_run
 from medfl.errors import SettingsError
-from medfl.networks.frozen import whole_state
+from medfl.networks.frozen import full_state_dict
 from medfl.records.run_file import SettingOrigin
 from medfl_adopt.adopting import adopt, read_bundle
 from medfl_adopt.bundle import AdoptedBundle
@@ -104,7 +104,9 @@ def test_the_network_is_what_the_trainer_has(tmp_path):
     assert adoption.parts.ids()["trained"] == "network"
     task = read(tmp_path).task
     frozen = set(task.frozen())
-    assert frozen == {name for name in whole_state(task.build()) if name.startswith("model.0.") and "norm" not in name}
+    assert frozen == {
+        name for name in full_state_dict(task.build()) if name.startswith("model.0.") and "norm" not in name
+    }
     assert not frozen & task.initial(0).keys()
     filled = "$[@network_def.to(@device), [p.data.fill_(0.5) for p in @network_def.parameters()]][0]"
     tensors = read(tmp_path, network=filled).task.initial(0)
@@ -128,7 +130,7 @@ def test_a_site_takes_frozen_parameters_home(tmp_path):
     run = read(tmp_path)
     run.simulate()
     taken = torch.load(tmp_path / "run" / "sites" / "north" / "models" / "model.pt", weights_only=True)
-    assert taken.keys() == whole_state(run.task.build()).keys()
+    assert taken.keys() == full_state_dict(run.task.build()).keys()
     assert all(torch.equal(taken[name], tensor) for name, tensor in run.task.frozen().items())
 
 

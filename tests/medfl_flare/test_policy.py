@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 from refusals import refused
 
 from medfl.errors import RefusedError
-from medfl.networks.ceiling import SLACK, TooLargeError, bytes_of
+from medfl.networks.ceiling import MAX_TOTAL_FACTOR, TooLargeError, bytes_of
 from medfl.plugins import load_plugins
 from medfl.settings import Privacy, Settings
 from medfl_flare.records.offer import Offer
@@ -324,4 +324,4 @@ def test_many_small_tensors_are_stopped_on_the_way() -> None:
 
     with pytest.raises(TooLargeError):
         bytes_of(layers, 10**6)
-    assert len(built) == SLACK * 10**6 // 40_000
+    assert len(built) == MAX_TOTAL_FACTOR * 10**6 // 40_000

@@ -22,7 +22,7 @@ from medfl.objectives import Binary
 from medfl.plugins import load_plugins
 from medfl.testing import check_method
 from medfl.testing.cohort import Case, SmallNet, bits, make_data, make_site, make_sites, make_task, states
-from medfl.testing.tasks import make_sites_of, make_task_of, told_as
+from medfl.testing.tasks import make_sites_of, make_task_of, with_targets_of
 from medfl.types import Tensors
 from medfl.utils.wire import tensors_equal
 
@@ -34,7 +34,7 @@ BINARY = Binary()
 TWO_CLASSES = {
     "task": make_task_of(BINARY),
     "sites": make_sites_of(BINARY, {"a": 9, "b": 6}),
-    "server_test": told_as(make_data(5, "global"), BINARY),
+    "server_test": with_targets_of(make_data(5, "global"), BINARY),
 }
 DIFFERENT_AND_RANDOM_NETWORKS = {
     "task": atlas_task(drop=Dropping, wide=lambda: SmallNet(width=9), plain=lambda: SmallNet(norm=False)),
@@ -243,13 +243,13 @@ FULLY_CHECKED_METHODS = ("ditto", "scaffold")
 
 ALWAYS = (
     "metadata_is_complete",
-    "only_what_is_declared_leaves",
-    "frozen_parameters_stay_home",
+    "only_declared_values_leave_sites",
+    "frozen_parameters_are_not_sent",
     "states_survive_the_disk",
-    "unlike_networks_are_refused_or_work",
+    "different_networks_are_refused_or_work",
     "exported_networks_predict_alike",
 )
-ROTATING_CHECKS = ("it_resumes_at_every_step", "further_objectives_are_refused_or_work")
+ROTATING_CHECKS = ("run_resumes_at_every_step", "further_objectives_are_refused_or_work")
 """Conformance checks for the other methods: `make test` runs one for each method, `make test-all` runs all."""
 
 NAMES = sorted(REGISTRY.methods)
@@ -271,7 +271,7 @@ def test_method_passes_the_whole_conformance_suite(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["fedbabu"])
 def test_method_passes_the_conformance_suite_under_a_robust_rule(name: str) -> None:
-    check_method(name, checks=["it_resumes_at_every_step"], settings=STATEFUL_ROBUST_RULE)
+    check_method(name, checks=["run_resumes_at_every_step"], settings=STATEFUL_ROBUST_RULE)
 
 
 @pytest.mark.slow
@@ -282,7 +282,7 @@ def test_method_passes_the_whole_conformance_suite_under_a_robust_rule(name: str
 
 @pytest.mark.parametrize(("name", "args"), rows("goes_on"))
 def test_run_with_other_settings_can_be_stopped_and_continued(name: str, args: dict[str, Any]) -> None:
-    check_method(name, args=case_of(name, args).args, checks=["it_resumes_at_every_step"])
+    check_method(name, args=case_of(name, args).args, checks=["run_resumes_at_every_step"])
 
 
 # ---- the entries

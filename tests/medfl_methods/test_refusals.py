@@ -20,7 +20,7 @@ from medfl.networks.parts import mlp
 from medfl.plugins import load_plugins
 from medfl.task import Scale
 from medfl.testing.cohort import CLASSES, Case, SmallNet, make_data, make_sites, make_task
-from medfl.testing.tasks import FURTHER, make_sites_of, make_task_of
+from medfl.testing.tasks import OTHER_OBJECTIVES, make_sites_of, make_task_of
 
 REGISTRY = load_plugins()
 
@@ -116,7 +116,7 @@ class ChangingImages(TensorData):
 
 PRIVATE = {"task": PLAIN, "privacy": {"unit": "site", "epsilon": 5.0, "clip": 1.0, "delta": 0.01}}
 PRIVATE_SAMPLES = {"task": PLAIN, "privacy": PRIVATE["privacy"] | {"unit": "sample"}}
-TWO_CLASSES = {"task": make_task_of(FURTHER[0]), "sites": make_sites_of(FURTHER[0], {"a": 8, "b": 6})}
+TWO_CLASSES = {"task": make_task_of(OTHER_OBJECTIVES[0]), "sites": make_sites_of(OTHER_OBJECTIVES[0], {"a": 8, "b": 6})}
 
 
 class RefusedRun:

@@ -242,7 +242,7 @@ def test_an_id_that_two_plugins_claim_is_left_out_and_a_problem(run, tmp_path):
         file.write_text(PLUGIN)
     registry = load_plugins(files)
     assert registry.problems == [
-        "Report section 'own' is given by several plugins: 'one', 'two'. Leave out all but one, for example with "
+        "Report section 'own' is listed by several plugins: 'one', 'two'. Disable all but one, for example with "
         "--no-plugin two or MEDFL_DISABLE=two."
     ]
     assert sections(write_report([run], registry=registry).read_text()) == ALWAYS

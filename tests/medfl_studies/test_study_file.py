@@ -104,7 +104,7 @@ def test_a_file_that_says_something_else_is_refused(write, changes: dict, code: 
 @pytest.mark.parametrize(
     ("text", "code", "fields", "reason"),
     [
-        ("rows:\n  a: {method: local}\n  a: {method: fedavg}\n", "invalid_yaml", {}, "the key 'a' stands twice"),
+        ("rows:\n  a: {method: local}\n  a: {method: fedavg}\n", "invalid_yaml", {}, "the key 'a' occurs twice"),
         ("rows: [", "invalid_yaml", {}, ""),
         ("- one\n- two\n", "wrong_type", {"found": "list"}, ""),
     ],

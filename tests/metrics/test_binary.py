@@ -1,4 +1,4 @@
-"""The Brier score against scikit-learn and its closed forms."""
+"""Tests of the Brier score against scikit-learn and closed forms."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Metrics against scikit-learn on random data, and at their edges."""
+"""Tests of metrics against scikit-learn on random data, and at their limits."""
 
 import math
 
@@ -18,7 +18,7 @@ BY_CLASS = ("precision", "recall", "f1", "specificity")
 
 
 def predicting(labels, predicted, classes, confidence=0.9):
-    """Probabilities that predict the given classes."""
+    """Return probabilities that predict the given classes."""
     probabilities = torch.full((len(labels), classes), (1 - confidence) / (classes - 1), dtype=torch.float64)
     probabilities[torch.arange(len(labels)), torch.tensor(predicted)] = confidence
     return probabilities, torch.tensor(labels), classes
@@ -102,7 +102,7 @@ def test_identities_of_two_classes(example):
 
 
 def test_two_classes_as_three_of_which_one_is_empty():
-    """With a third class that nobody has, the values are means over the two that occur."""
+    """With a third class without images, the values are means over the two other classes."""
     two = predicting([0, 0, 0, 1, 1], [0, 0, 1, 1, 0], 2)
     three = predicting([0, 0, 0, 1, 1], [0, 0, 1, 1, 0], 3)
     assert METRICS["recall"](*two) == 1 / 2
@@ -186,7 +186,7 @@ def test_balanced_accuracy_leaves_out_classes_without_images():
 
 
 def test_large_sets_are_exact():
-    """Ranks of a million images are beyond float32."""
+    """Ranks of a million images exceed the precision of float32."""
     labels = torch.arange(1_000_000) % 2
     scores = torch.arange(1_000_000, dtype=torch.float64) / 1_000_000
     expected = 0.5 + 1 / 1_000_000

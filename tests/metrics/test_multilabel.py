@@ -1,4 +1,4 @@
-"""Several findings in an image: against scikit-learn over what is labelled, and where nothing is defined."""
+"""Tests of multi-label metrics against scikit-learn on the labelled findings, and of undefined values."""
 
 import math
 
@@ -14,7 +14,7 @@ SCORES = {"auc": label_auc, "ap": label_average_precision}
 
 
 def made_up(n, findings, seed, ties, missing=0.3):
-    """Probabilities, targets of which some are not labelled, and three weightings."""
+    """Return probabilities, partially labelled targets, and three weightings."""
     g = torch.Generator().manual_seed(seed)
     targets = torch.randint(2, (n, findings), generator=g).float()
     logits = torch.randn(n, findings, generator=g) + targets
@@ -29,7 +29,7 @@ CASES = st.builds(
 
 
 def reference(name, probabilities, targets, weights):
-    """One finding in one weighting by scikit-learn."""
+    """Compute the score of one finding with one weighting by scikit-learn."""
     rows = ~targets.isnan() & (weights > 0)
     truth, scores, weights = targets[rows].numpy(), probabilities[rows].double().numpy(), weights[rows].numpy()
     if not truth.any() or (name == "auc" and truth.all()):
@@ -77,7 +77,7 @@ def test_the_mean_is_over_findings_that_are_defined():
 
 
 def test_closed_forms_of_average_precision():
-    """Of a constant it is the share of the positives; of the positives at places 1 and 3 it is (1 + 2/3) / 2."""
+    """Constant scores give the share of the positives; positives at ranks 1 and 3 give (1 + 2/3) / 2."""
     weights, targets = torch.ones(4, 1).double(), torch.tensor([[1.0], [0.0], [1.0], [0.0]])
     assert label_average_precision(torch.full((4, 1), 0.3), targets, weights).item() == 0.5
     falling = torch.tensor([[0.9], [0.8], [0.7], [0.6]])

@@ -1,4 +1,4 @@
-"""Errors of numbers against scikit-learn and scipy, and where nothing varies."""
+"""Tests of regression metrics against scikit-learn and scipy, and of constant values."""
 
 import pytest
 import torch
@@ -67,7 +67,7 @@ def test_closed_forms():
 
 @pytest.mark.parametrize("constant", [0.1, 1e6 + 1 / 3])
 def test_nothing_that_varies_has_neither_r2_nor_a_correlation(constant):
-    """Not even where rounding makes a mean of equal numbers another number."""
+    """Constant values are undefined even if rounding changes their mean."""
     targets, weights = torch.full((7, 2), constant), torch.rand(7, 4, dtype=torch.float64) + 0.1
     outputs = torch.randn(7, 2)
     assert r2(outputs, targets, weights).isnan().all()

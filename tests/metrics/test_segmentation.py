@@ -1,4 +1,4 @@
-"""Scores of masks case by case: against MONAI, brute force and closed forms, and what counts as undefined."""
+"""Tests of segmentation metrics against MONAI, brute force and closed forms, and of undefined values."""
 
 import math
 import warnings
@@ -25,7 +25,7 @@ SPACING = {2: (0.7, 1.3), 3: (2.5, 0.8, 1.1)}
 
 
 def blobs(shape, classes, seed):
-    """Two maps of classes of random blocks, (1, *spatial); some classes may be missing."""
+    """Return two class maps of random blocks, (1, *spatial); some classes may be missing."""
     rng = np.random.default_rng(seed)
     maps = []
     for _ in range(2):
@@ -38,7 +38,7 @@ def blobs(shape, classes, seed):
 
 
 def surface(mask):
-    """Coordinates of the voxels with a neighbour along an axis outside, (n, dimensions)."""
+    """Return the coordinates of surface voxels, which have a neighbour outside the mask, (n, dimensions)."""
     padded = np.pad(mask, 1)
     inside = padded.copy()
     for axis in range(mask.ndim):
@@ -48,7 +48,7 @@ def surface(mask):
 
 
 def by_hand(ours, theirs, spacing, tolerance):
-    """Hausdorff distance (95th percentile) and surface Dice from all distances."""
+    """Compute the 95th percentile Hausdorff distance and the surface Dice from all distances."""
     distances = cdist(surface(ours) * spacing, surface(theirs) * spacing)
     there, back = distances.min(1), distances.min(0)
     near = np.concatenate([there, back]) <= tolerance
@@ -99,7 +99,7 @@ def test_as_monai_where_both_masks_hold_something(shape, seed):
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("steps", [0, 1, 4])
 def test_planes_that_are_some_voxels_apart(dimensions, axis, steps):
-    """All of one surface is k voxels from the other one."""
+    """Each voxel of one surface is k voxels from the other surface."""
     spacing = SPACING[dimensions]
     ours = torch.zeros(1, *[12] * dimensions, dtype=torch.bool)
     ours.movedim(1 + axis, 0)[3] = True
@@ -115,7 +115,7 @@ def test_planes_that_are_some_voxels_apart(dimensions, axis, steps):
 
 @pytest.mark.parametrize("steps", [1, 3, 5])
 def test_boxes_that_are_shifted(steps):
-    """Boxes of 20 x 8 along the first axis: Dice is the share that stays; the largest distance is the shift."""
+    """Boxes of 20 x 8 are shifted along an axis: Dice is the overlapping share, the largest distance the shift."""
     ours = torch.zeros(1, 40, 16, dtype=torch.bool)
     ours[0, 5:25, 4:12] = True
     theirs = ours.roll(steps, 1)
@@ -128,7 +128,7 @@ def test_boxes_that_are_shifted(steps):
 
 
 def test_empty_masks():
-    """Nothing there and nothing predicted is right; a distance to nothing is not defined."""
+    """Two empty masks agree; a distance to an empty mask is undefined."""
     something, nothing = torch.zeros(2, 1, 6, 6, dtype=torch.bool)
     something[0, 2:4, 2:4] = True
     overlaps = {"dice": dice, "surface": lambda a, b: surface_dice(a, b, 1.0), "lesions": lesion_f1}

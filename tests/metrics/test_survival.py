@@ -1,4 +1,4 @@
-"""The C-index against a loop over all pairs as lifelines' documentation says it."""
+"""Tests of the C-index against a loop over all pairs, as in lifelines' documentation."""
 
 import math
 
@@ -13,7 +13,7 @@ from medfl.metrics.survival import concordance, concordance_by_group
 
 
 def made_up(n, seed, instants, ties):
-    """Risks, times of which few are unlike, events, and three weightings."""
+    """Return risks, times with few distinct values, events, and three weightings."""
     g = torch.Generator().manual_seed(seed)
     times = torch.randint(1, instants + 1, (n,), generator=g).float()
     events = torch.randint(2, (n,), generator=g).float()
@@ -28,7 +28,7 @@ CASES = st.builds(
 
 
 def over_pairs(risks, targets):
-    """lifelines: correct pairs and half of the tied ones, over the pairs of which the order is known."""
+    """Compute lifelines' C-index: correct pairs and half of the tied ones, over the comparable pairs."""
     rows = list(zip(risks.reshape(-1).tolist(), targets[:, 0].tolist(), targets[:, 1].tolist()))
     correct = pairs = 0.0
     for place, (risk_a, time_a, event_a) in enumerate(rows):
@@ -60,7 +60,7 @@ def test_as_a_loop_over_all_pairs(example):
 def test_it_does_not_matter_how_many_events_are_compared_at_once(monkeypatch):
     example = made_up(60, 0, 20, ties=True)
     expected = concordance(*example)
-    monkeypatch.setattr(survival, "ROWS", 7)
+    monkeypatch.setattr(survival, "EVENTS_PER_CHUNK", 7)
     assert torch.allclose(concordance(*example), expected, rtol=0, atol=1e-14)
 
 
@@ -77,7 +77,7 @@ def test_closed_forms():
 
 
 def test_without_times_it_is_the_area_under_the_curve():
-    """All events at one time, all others later: who has the event at all."""
+    """All events have one time and all censored times are later, so it is the ROC AUC of having the event."""
     risks, events = torch.randn(50), torch.rand(50) < 0.4
     targets = torch.stack([2 - events.float(), events.float()], 1)
     score = concordance(risks, targets, torch.ones(50, 1).double()).item()

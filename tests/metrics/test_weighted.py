@@ -1,4 +1,4 @@
-"""Weighted metrics: a weight is a number of copies."""
+"""Tests of weighted metrics: an integer weight equals a number of copies."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The bytes of a network, and that none larger than allowed is made."""
+"""Tests of the memory limit for networks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from medfl.networks.ceiling import TooLargeError, bytes_of
 
 
 def small() -> nn.Module:
-    """A layer and its normalisation; the latter counts batches in a number of 8 bytes."""
+    """Return a linear layer with batch norm, whose batch counter has 8 bytes."""
     return nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
 
 

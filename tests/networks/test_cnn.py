@@ -1,4 +1,4 @@
-"""CNN4: shapes, layouts, and that pooling before ReLU changes nothing."""
+"""Tests of CNN4: shapes, layouts, and pooling before ReLU."""
 
 from __future__ import annotations
 

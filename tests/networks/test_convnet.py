@@ -1,4 +1,4 @@
-"""ConvNet: the networks of PFedCDP at every size, gradients of each sample, and what is refused."""
+"""Tests of ConvNet: PFedCDP's networks at all sizes, per-sample gradients, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CLUSTERS: dict[str, dict[str, Any]] = {
     "C": {"channels": (8, 16), "dense": 32},
     "student": {"channels": (16, 32), "dense": 64, "dropout": 0.5},
 }
-"""The card's widths."""
+"""Widths in the paper."""
 
 
 def counted(model: nn.Module) -> int:
@@ -45,7 +45,7 @@ def expected(channels: tuple[int, int], dense: int, positions: int, images: int 
     ("size", "positions"), [(28, 5 * 5), (63, 14 * 14), (64, 1), (224, 1), ([28, 20], 5 * 3), ([28, 64], 1)]
 )
 def test_parameters_in_closed_form(cluster, size, positions):
-    """28 - 2 = 26, halved 13, - 2 = 11, halved 5: each map has 25 positions, which from 64 pixels on are averaged."""
+    """28 - 2 = 26, halved 13, - 2 = 11, halved 5: each map has 25 positions. From 64 pixels on, they are averaged."""
     options = CLUSTERS[cluster]
     model = ConvNet(1, 2, size, **options).eval()
     assert counted(model) == expected(options["channels"], options["dense"], positions)
@@ -76,7 +76,7 @@ def test_the_names_lead_to_body_and_head():
 
 @pytest.mark.parametrize("size", [28, 64])
 def test_it_is_the_textbooks_network(size):
-    """Convolution, ReLU, pooling; twice; the maps or their means; dense; classifier."""
+    """It equals convolution, ReLU, pooling, twice, then the maps or their means, a dense layer and a classifier."""
     model, images = ConvNet(1, 2, size).eval(), numbers(3, 1, size, size)
     x = images
     for stage in model.feature_layers[:2]:

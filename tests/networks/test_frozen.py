@@ -1,4 +1,4 @@
-"""Frozen parameters are a constant of the network: not sent, not noised, not stored, and whole in what a run leaves."""
+"""Tests of frozen parameters: they are not sent, noised or stored, and are complete in exported models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 from medfl.engine.evaluation import completed
 from medfl.engine.store import Store
 from medfl.errors import RefusedError, SettingsError, StoreError
-from medfl.networks.frozen import whole_state
+from medfl.networks.frozen import full_state_dict
 from medfl.networks.pretrained import read_weights
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import (
@@ -32,7 +32,7 @@ from medfl.testing.cohort import (
 from medfl.utils.wire import tensors_equal
 
 LEARNED = 4 * (6 + 6 + 6 + 6 + 24 * 3 + 3) + 8
-"""Bytes of what is exchanged of the tiny network: batch norm's four vectors, its int64 counter, and the head."""
+"""Bytes of the tiny network's exchanged tensors: batch norm's four vectors, its int64 counter, and the head."""
 
 FROZEN = ["body.0.weight", "body.0.bias"]
 
@@ -47,7 +47,7 @@ def costs(folder, metric):
 
 
 def drawn():
-    """The tiny network with a first layer whose frozen weights are drawn at random."""
+    """Return the tiny network with a frozen first layer with random weights."""
     network = SmallNet()
     network.body[0].requires_grad_(False)
     return network
@@ -59,13 +59,13 @@ def test_a_state_dict_lacks_frozen_parameters_and_loads_with_and_without_them():
     assert list(task.frozen()) == FROZEN
     assert not set(FROZEN) & {*model.state_dict(), *task.initial(1), *task.names()}
     assert not {"0.weight", "0.bias"} & model.body.state_dict().keys()
-    assert whole_state(model).keys() == SmallNet().state_dict().keys()
-    for state in (task.initial(1), whole_state(task.load(task.initial(1)))):
+    assert full_state_dict(model).keys() == SmallNet().state_dict().keys()
+    for state in (task.initial(1), full_state_dict(task.load(task.initial(1)))):
         loaded = copy.deepcopy(model)
         loaded.load_state_dict(state)
-        assert tensors_equal(whole_state(loaded), whole_state(task.load(task.initial(1))))
+        assert tensors_equal(full_state_dict(loaded), full_state_dict(task.load(task.initial(1))))
     plain = SmallNet()
-    plain.load_state_dict(whole_state(model))
+    plain.load_state_dict(full_state_dict(model))
     assert torch.equal(plain.body[0].weight, FixedConv.original()["weight"])
 
 
@@ -131,13 +131,13 @@ def test_noise_leaves_frozen_parameters_bit_identical(unit, tmp_path):
 
 @pytest.mark.parametrize("method", ["fedavg", "fedsm", "fedsdc"])
 def test_a_completed_model_has_every_tensor_of_its_network(method, tmp_path):
-    """Also where the method's models hold several copies of the network, or another head."""
+    """This also holds if a method's model has several copies of the network, or another head."""
     run, task = case(method, rounds=1), replace(make_task(), networks={"norm": drawn})
     result = run.run(tmp_path, task=task)
     kind = run.make_method()
     for model in completed(kind, task, result.models["site-1"]).values():
         predictor = kind.predictor(kind.task_of(task), [model])
-        assert model.tensors.keys() == whole_state(predictor).keys()
+        assert model.tensors.keys() == full_state_dict(predictor).keys()
         copies = [tensor for name, tensor in model.tensors.items() if name.endswith("body.0.weight")]
         assert copies
         assert all(torch.equal(tensor, task.frozen()["body.0.weight"]) for tensor in copies)
@@ -154,7 +154,7 @@ def test_neither_workers_nor_an_interruption_change_a_bit(tmp_path):
 
 
 def test_a_run_goes_on_with_its_frozen_parameters_only(tmp_path):
-    """As with another file of weights in the network's constructor."""
+    """Another weights file in the network's constructor is refused."""
     case().run(tmp_path, task=make_partly_frozen_task(), rounds=1)
     with refused(StoreError, "other_run", setting="task.frozen.norm"):
         case().run(tmp_path, task=replace(make_task(), networks={"norm": drawn}))

@@ -1,4 +1,4 @@
-"""Heads of one and of two linear layers, their widths, and how they stand in a network."""
+"""Tests of heads with one and two linear layers, their widths, and their replacement in a network."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ FEATURES = torch.randn(4, 8, generator=make_generator("features"))
 
 @pytest.mark.parametrize("activation", ["none", "relu"])
 def test_two_layers(activation):
-    """In evaluation W2 a(W1 x + b1) + b2; with no activation the two are one linear map."""
+    """In evaluation mode the output is W2 a(W1 x + b1) + b2; without activation, it is one linear map."""
     head = TwoLayerHead(8, 5, 3, 0.5, activation).eval()
     output = head(FEATURES)
     hidden = FEATURES @ head.hidden.weight.T + head.hidden.bias
@@ -110,7 +110,7 @@ def test_impossible_shares_are_refused(low, high):
     ids=["toy", "convnet", "resnet"],
 )
 def test_another_head_in_place_of_the_own_one(build, path):
-    """Under the same name, on the same body, whose tensors keep their names."""
+    """The new head has the same name, and the body's tensors keep their names."""
     network = build().eval()
     assert head_path(network, "it") == path
     before = {name for name in network.state_dict() if not name.startswith(path)}

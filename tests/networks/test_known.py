@@ -1,4 +1,4 @@
-"""Head and stages of networks that don't name them: MONAI's, and others by their modules' names."""
+"""Tests of heads and stages of networks that don't declare them: MONAI's, and others by module names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from refusals import refused
 from torch import nn
 
 from medfl.errors import SettingsError
-from medfl.networks.known import AS_OURS, BY_NAME, name_parts
+from medfl.networks.known import MEDFL_SUBCLASSES, PART_NAMES, name_parts
 from medfl.networks.parts import head_names, head_path
 from medfl.toolkit.feature_hooks import FeatureHooks, check_alike, stages
 
@@ -53,7 +53,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str, int, tuple[int, ...]]] = {
         (3, 32, 32),
     ),
 }
-"""A small network of MONAI's, its head's name, its stages, and the shape of an image."""
+"""A small MONAI network, its head's name, its stages, and an image shape."""
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -83,7 +83,9 @@ def test_monais_networks_have_a_head_and_stages_and_stay_as_they_are(name):
 
 
 def test_all_known_networks_are_tested():
-    assert {kind.__name__ for kind in [*BY_NAME, *AS_OURS]} - {"SwinUNETR"} == set(CASES)  # einops may be missing
+    assert {kind.__name__ for kind in [*PART_NAMES, *MEDFL_SUBCLASSES]} - {"SwinUNETR"} == set(
+        CASES
+    )  # einops may be missing
 
 
 def test_a_copy_has_its_own_parts():
@@ -96,7 +98,7 @@ def test_a_copy_has_its_own_parts():
 
 
 def test_gradients_of_features_reach_the_network_through_activations_in_place():
-    """What a stage gave is not overwritten by what comes after it."""
+    """Later layers don't overwrite a stage's output."""
     network = name_parts(CASES["SENet"][0]()).train()
     hooks = FeatureHooks(network.feature_layers)
     network(torch.rand(2, 1, 64, 64))
@@ -105,7 +107,7 @@ def test_gradients_of_features_reach_the_network_through_activations_in_place():
 
 
 class Own(nn.Module):
-    """A network that nobody knows."""
+    """A network that is not MONAI's."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Networks for masks: MONAI's numbers under MONAI's names, heads told apart, stages that can be compared."""
+"""Tests of segmentation networks: MONAI's outputs and names, heads, and comparable stages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "DynUNet": {"filters": (4, 6, 8)},
     "SegResNet": {"blocks_down": (1, 1, 2), "blocks_up": (1, 1)},
 }
-"""Three levels each."""
+"""Options of small networks with three levels."""
 
 KINDS: dict[str, type[nn.Module]] = {"UNet": UNet, "DynUNet": DynUNet, "SegResNet": SegResNet}
 

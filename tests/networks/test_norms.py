@@ -1,4 +1,4 @@
-"""Normalisation layers are found by type, wherever they are and whatever they are called."""
+"""Tests that normalisation layers are identified by type, at any place and with any name."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Body and head of a network, found by attribute; small classifiers."""
+"""Tests of body and head of a network, identified by attribute, and of small classifiers."""
 
 import copy
 
@@ -17,7 +17,7 @@ from medfl.testing.cohort import CLASSES, SmallNet
 
 
 class Named(nn.Module):
-    """Names that a search for 'head' would get wrong, and a head with a buffer."""
+    """Network with misleading names for a search for 'head', and a head with a buffer."""
 
     def __init__(self):
         super().__init__()
@@ -39,7 +39,7 @@ def test_the_head_is_found_by_attribute_with_its_buffers():
 
 
 class Wrapped(nn.Module):
-    """Its head is a part of a part of it; its body is made of others."""
+    """Network whose head is a nested module, and whose body consists of other modules."""
 
     def __init__(self):
         super().__init__()
@@ -73,7 +73,7 @@ def test_a_head_under_another_name_in_the_state_dict():
     ids=["toy", "convnet", "cnn", "resnet"],
 )
 def test_networks_of_the_package_are_body_then_head(build):
-    """All of their tensors are in one of both, and the body's features are what the head takes."""
+    """All tensors belong to body or head, and the head takes the body's features."""
     model = build().eval()
     body, head = body_and_head(model)
     images = torch.randn(2, 1, 28, 28)

@@ -1,4 +1,4 @@
-"""ImageNet weights from a local file: they give torchvision's features, start every method alike, or are refused."""
+"""Tests of pretrained weights from a local file: torchvision's features, the same start for all methods, refusals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from medfl.task import Task
 from medfl.testing.cohort import CLASSES, Case, make_task
 
 PUBLISHED = {18: 11_689_512, 50: 25_557_032}
-"""Parameters that torchvision's documentation states."""
+"""Numbers of parameters in torchvision's documentation."""
 
 
 def net(depth: int = 10, **changes) -> ResNet:
@@ -102,13 +102,13 @@ def test_without_a_file_a_network_stays_as_it_is():
 
 
 def gray(task: Task) -> Task:
-    """The task for the cohort's images of one channel."""
+    """Return the task with a network for the cohort's one-channel images."""
     body = nn.Conv2d(1, 3, 1)
     return dataclasses.replace(task, networks={"a": lambda: _Coloured(body)})
 
 
 class _Coloured(ResNet):
-    """Takes images of one channel."""
+    """Network that repeats one-channel images to three channels."""
 
     def __init__(self, _: nn.Module) -> None:
         super().__init__(10, 3, CLASSES, width=4, norm="batch", stem_kernel=3, stem_pool=False)
@@ -155,10 +155,10 @@ def test_a_run_whose_weights_do_not_fit_leaves_its_folder_free(tmp_path, file):
             "conv1.weight is (4, 3, 7, 7) in the file and (4, 3, 3, 3) here. Set stem_kernel to 7,",
         ),
         (10, {"width": 8}, "wrong_shape", "conv1.weight is (4, 3, 7, 7) in the file and (8, 3, 7, 7) here"),
-        (10, {"width": 8}, "wrong_shape", "more. Set width to 4, or give no weights."),
-        (10, {"spatial_dims": 3}, "wrong_shape", "files of images need spatial_dims 2."),
+        (10, {"width": 8}, "wrong_shape", "more. Set width to 4, or set no weights."),
+        (10, {"spatial_dims": 3}, "wrong_shape", "weights of 2-D images need spatial_dims 2."),
         (18, {}, "wrong_tensor_names", "the file lacks layer1.1.conv1.weight, layer1.1.bn1.weight"),
-        (18, {}, "wrong_tensor_names", "more. Choose the network that the file was made for with network_name."),
+        (18, {}, "wrong_tensor_names", "more. Choose the network of the file with network_name."),
         (10, {"norm": "group"}, "missing_batch_norm", "Set norm to 'batch'"),
         (10, {"norm": ["group", {"num_groups": 2}]}, "missing_batch_norm", "Set norm to 'batch'"),
         (10, {"norm": "instance"}, "missing_batch_norm", "Set norm to 'batch'"),

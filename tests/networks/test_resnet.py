@@ -1,4 +1,4 @@
-"""ResNet: MONAI's numbers, any width, norm and act in every block, and nothing that works in place."""
+"""Tests of ResNet: MONAI's outputs, any width, norm and activation in each block, and no in-place operation."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_norm_and_act_reach_every_block(depth, places, norm, kind):
 
 
 def test_monais_own_blocks_ignore_norm_and_act():
-    """Why medfl has its own class; once this fails, MONAI's can take its place."""
+    """This is the reason for medfl's own class; if the test fails, MONAI's class can replace it."""
     model = monai(10, 2, norm=("group", {"num_groups": 4}), act="elu")
     kinds = [type(module) for module in model.modules()]
     assert (kinds.count(nn.GroupNorm), kinds.count(nn.BatchNorm2d)) == (1, 4 * 2 + 3)

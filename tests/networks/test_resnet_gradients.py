@@ -1,4 +1,4 @@
-"""ResNet's gradients: nothing works in place, and gradients of each sample come out right, with Opacus too."""
+"""Tests of ResNet's gradients: no in-place operation, and correct per-sample gradients, also with Opacus."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from medfl.networks.resnet import ResNet
 
 
 def per_sample(model: nn.Module, batch: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
-    """Gradients of each sample's loss by one backward pass each, stacked: a list of (B, *parameter)."""
+    """Compute each sample's gradients by one backward pass each, as a list of (B, *parameter)."""
     rows = []
     for image, label in zip(batch, labels, strict=True):
         loss = nn.functional.cross_entropy(model(image[None]), label[None])
@@ -33,7 +33,7 @@ def test_nothing_works_in_place(depth):
 
 @pytest.mark.parametrize("depth", [10, 50])
 def test_gradients_are_right_where_a_feature_is_used_twice(depth):
-    """A loss of the logits and of every stage's output, as FedSKD has it, against finite differences in float64."""
+    """A loss of the logits and all stages' outputs, as in FedSKD, is compared with finite differences in float64."""
     model = small(depth, act="gelu").double()
     batch = images(2, n=1).double().requires_grad_()
 
@@ -46,7 +46,7 @@ def test_gradients_are_right_where_a_feature_is_used_twice(depth):
 
 @pytest.mark.parametrize("width", [2, 4, 8])
 def test_both_memory_layouts_give_the_same_logits_and_gradients(width):
-    """For these widths oneDNN's strided 1x1 convolution spoils gradients and memory in channels-last layout."""
+    """For these widths, oneDNN's strided 1x1 convolution corrupts gradients and memory in channels-last layout."""
     torch.manual_seed(0)
     model, batch, results = ResNet(10, 2, 3, width=width, norm="group"), images(2), []
     for layout in (torch.contiguous_format, torch.channels_last):

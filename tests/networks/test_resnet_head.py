@@ -1,4 +1,4 @@
-"""A classifier of two layers on a residual network, and dropout of its features."""
+"""Tests of ResNet's two-layer head and of feature dropout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way down of a U-Net with a classifier: the U-Net's own levels, a body and a linear head, stages to compare."""
+"""Tests of the U-Net classifier: the U-Net's levels, body and linear head, comparable stages."""
 
 from __future__ import annotations
 

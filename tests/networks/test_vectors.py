@@ -1,4 +1,4 @@
-"""Networks of vectors: what they compute, their body and head, and what is refused."""
+"""Tests of networks for vectors: outputs, body and head, invalid arguments."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""A model that predicts the same for every case is found for each kind of task, and an ordinary one is not."""
+"""Tests of the detection of constant predictions, for each kind of task."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Data lists whose cases are of no class: vectors with numbers, findings and times, images with masks, as sites."""
+"""Tests of data lists without classes: vectors with numbers, findings and times, and images with masks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VECTORS = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32)
 
 
 def pool(folder: Path, objective: Objective, targets: list[Any], arrays: dict[str, np.ndarray] | None = None) -> Path:
-    """A pooled data set in a folder."""
+    """Write a pooled data set to a folder."""
     folder.mkdir(parents=True)
     for name, array in ({"images.npy": VECTORS} | (arrays or {})).items():
         np.save(folder / name, array)
@@ -131,7 +131,7 @@ def test_a_list_comes_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 def named(folder: Path, objective: Objective, **entries: Any) -> Path:
-    """A pooled data set whose list has further entries."""
+    """Write a pooled data set whose list has further entries."""
     arrays = {"images.npy": np.zeros((2, 4, 4), dtype=np.uint8), "masks.npy": np.zeros((2, 4, 4), dtype=np.uint8)}
     targets = [None] * 2 if objective.in_space else TABLES[objective.name][1][:2]
     source = pool(folder, objective, targets, arrays if objective.in_space else None)

@@ -1,4 +1,4 @@
-"""Losses against loops in float64, in closed forms, and where there is nothing to learn."""
+"""Tests of losses against loops in float64, in closed forms, and without information."""
 
 import math
 
@@ -25,7 +25,7 @@ CASES = st.builds(made_up, n=st.integers(1, 20), seed=st.integers(0, 10**6), ins
 
 
 def cox(risks, targets, ties):
-    """Minus the logarithm of the partial likelihood over the number of events, time by time."""
+    """Compute the negative log partial likelihood per event, time by time."""
     times, events = targets[:, 0], targets[:, 1] == 1
     total = torch.zeros((), dtype=torch.float64)
     for time in times[events].unique():
@@ -39,7 +39,7 @@ def cox(risks, targets, ties):
 
 
 def flamby(risks, targets):
-    """As FLamby's data set says it: sorted by falling time, row by row, the mean over rows."""
+    """Compute FLamby's loss: rows sorted by decreasing time, one by one, averaged over rows."""
     order = sorted(range(len(risks)), key=lambda row: -float(targets[row, 0]))
     terms = [torch.zeros((), dtype=torch.float64)]
     for place in range(1, len(order)):
@@ -98,7 +98,7 @@ def test_without_ties_all_are_the_same(n, seed):
 
 
 def test_cox_in_closed_form():
-    """With equal risks: the mean of log n_t; d events at one time of n have n, n - 1, ... at risk by Efron."""
+    """Equal risks give the mean of log n_t; by Efron, d events at one time of n have n, n - 1, ... at risk."""
     zeros, ones = torch.zeros(4, 1), torch.ones(4)
     apart = torch.stack([torch.tensor([1.0, 2.0, 3.0, 4.0]), ones], 1)
     assert CoxLoss()(zeros, apart).item() == pytest.approx(math.log(24) / 4)

@@ -1,4 +1,4 @@
-"""What methods need of a task: refused before anything begins, with the names of those that would do."""
+"""Tests of methods' needs: a run without them is refused before it starts, and the message suggests methods."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from medfl.plugins import load_plugins
 from medfl.settings import Privacy
 from medfl.task import Scale
 from medfl.testing.cohort import Case, TensorData, bits, make_data, make_task
-from medfl.testing.tasks import make_sites_of, make_task_of, told_as
+from medfl.testing.tasks import make_sites_of, make_task_of, with_targets_of
 
 REGISTRY = load_plugins()
 SIZES = {"a": 9, "b": 6}
@@ -31,7 +31,7 @@ def run(folder: Path, objective: Objective, name: str = "fedavg", args: dict | N
         folder,
         sites=changes.pop("sites", None) or make_sites_of(objective, SIZES),
         task=changes.pop("task", None) or make_task_of(objective),
-        server_test=told_as(make_data(8, "global"), objective),
+        server_test=with_targets_of(make_data(8, "global"), objective),
         rounds=2,
         **changes,
     )

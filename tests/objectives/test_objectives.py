@@ -1,4 +1,4 @@
-"""What each objective says: limit cases in which two are one, closed forms, and targets that can't be."""
+"""Tests of objectives: limit cases, closed forms, and invalid targets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EACH = (
 
 
 def some(objective: Objective, n: int = 12, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs and targets of n cases; images have the shape (1, 6, 5)."""
+    """Return outputs and targets of n cases; images have the shape (1, 6, 5)."""
     draw = torch.Generator().manual_seed(seed)
     shape = objective.target_shape((1, 6, 5))
     outputs = torch.randn(n, *objective.output_shape((1, 6, 5)), generator=draw)
@@ -315,7 +315,7 @@ def test_what_a_report_sets_side_by_side_are_scores(objective: Objective) -> Non
 
 
 def test_each_mask_is_measured_in_the_spacing_of_its_own_case():
-    """Two voxels are two apart along the second axis: 2, 4 and 10 mm. A case of unknown spacing has no distance."""
+    """Two voxels are two apart along the second axis: 2, 4 and 10 mm. A case without spacing has no distance."""
     outputs, targets = torch.full((4, 1, 5, 5), -1.0), torch.zeros(4, 1, 5, 5)
     outputs[:, 0, 1, 1], targets[:, 0, 1, 3] = 1.0, 1.0
     spacing = torch.tensor([[9.0, 1.0], [9.0, 2.0], [9.0, 5.0], [math.nan, 1.0]], dtype=torch.float64)

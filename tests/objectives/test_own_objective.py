@@ -1,4 +1,4 @@
-"""An objective of a plugin file: found by its name, trained, scored and read from the files of a run."""
+"""Tests of an objective in a plugin file: lookup, training, metrics, and reading of run files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from medfl.testing.cohort import Case, SmallNet, make_data, make_task
 
 
 def counted(n: int, key: str) -> TensorData:
-    """Return images whose targets are the numbers of their classes."""
+    """Return images whose targets are their class numbers."""
     data = make_data(n, key)
     return TensorData(data.images, labels_of(data).float()[:, None])
 

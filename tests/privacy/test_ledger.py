@@ -288,7 +288,7 @@ def replace_label(data):
 @pytest.mark.parametrize(
     ("privacy", "problem"),
     [
-        ({"total_epsilon": 9.0}, "needs 'ledger', a folder that they share"),
+        ({"total_epsilon": 9.0}, "needs 'ledger', their common folder"),
         ({"total_epsilon": 3.0, "ledger": "x"}, "total_epsilon 3 is less than this run's epsilon 4"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The suite notices methods that break the contract."""
+"""Tests that the conformance suite detects methods that violate the contract."""
 
 import logging
 import textwrap
@@ -9,7 +9,7 @@ from medfl.testing import CHECKS, check_method, suite
 
 
 def test_an_unknown_check_is_named():
-    with pytest.raises(ValueError, match=r"unknown checks \['it_remembers'\], there are \['a_dishonest"):
+    with pytest.raises(ValueError, match=r"unknown checks \['it_remembers'\], there are \['different_networks"):
         check_method("fedavg", checks=["it_remembers"])
 
 
@@ -45,7 +45,7 @@ SOUND = "weights: str = 'size'"
 
 BROKEN = {
     "memory on the object": (
-        "it_forgets",
+        "method_object_has_no_state",
         "one object for all steps: other bits",
         """
         _seen: list = PrivateAttr(default_factory=list)
@@ -56,7 +56,7 @@ BROKEN = {
         """,
     ),
     "memory in the module": (
-        "it_is_deterministic",
+        "run_is_deterministic",
         "the same run twice: other bits",
         """
         def execute(self, site, request):
@@ -65,7 +65,7 @@ BROKEN = {
         """,
     ),
     "a counter of steps in this process": (
-        "it_resumes_at_every_step",
+        "run_resumes_at_every_step",
         "stopped in work of step 1: other bits",
         """
         def setup(self, server):
@@ -98,7 +98,7 @@ BROKEN = {
         """,
     ),
     "randomness without a seed": (
-        "it_is_deterministic",
+        "run_is_deterministic",
         "the same run twice: other bits",
         """
         def execute(self, site, request):
@@ -106,7 +106,7 @@ BROKEN = {
         """,
     ),
     "the time of day": (
-        "it_is_deterministic",
+        "run_is_deterministic",
         "the same run twice: other bits",
         """
         def server_update(self, server, old, mean):
@@ -114,8 +114,8 @@ BROKEN = {
         """,
     ),
     "no use of the seed": (
-        "it_is_deterministic",
-        "the seed changes nothing",
+        "run_is_deterministic",
+        "the seed has no effect",
         """
         def setup(self, server):
             super().setup(server)
@@ -126,7 +126,7 @@ BROKEN = {
         """,
     ),
     "who worked before in this process": (
-        "order_and_workers_do_not_matter",
+        "site_order_and_workers_have_no_effect",
         "two workers: other bits",
         """
         def plan(self, server):
@@ -139,7 +139,7 @@ BROKEN = {
         """,
     ),
     "a size of zero": (
-        "unlike_sites_are_legal",
+        "different_sites_are_supported",
         "odd sites: ended as diverged",
         """
         def server_update(self, server, old, mean):
@@ -148,7 +148,7 @@ BROKEN = {
         """,
     ),
     "all sites are waited for": (
-        "sites_may_be_absent",
+        "sites_may_be_unavailable",
         "absent sites: ended as incomplete",
         """
         def plan(self, server):
@@ -159,7 +159,7 @@ BROKEN = {
         """,
     ),
     "an undeclared tensor": (
-        "only_what_is_declared_leaves",
+        "only_declared_values_leave_sites",
         "may not send the tensor 'images/0'",
         """
         def execute(self, site, request):
@@ -169,7 +169,7 @@ BROKEN = {
         """,
     ),
     "an undeclared fact": (
-        "only_what_is_declared_leaves",
+        "only_declared_values_leave_sites",
         "may not send the meta key 'labels'",
         """
         def execute(self, site, request):
@@ -216,7 +216,7 @@ BROKEN = {
         """,
     ),
     "an empty reply that counts": (
-        "a_dishonest_site_stops_nobody",
+        "dishonest_site_does_not_stop_run",
         "a reply without tensors counts: refuse it",
         """
         def check_tensors(self, task, order, tensors):
@@ -234,7 +234,7 @@ BROKEN = {
     ),
     "an exported network that answers otherwise": (
         "exported_networks_predict_alike",
-        "the exported global model predicts otherwise",
+        "the exported global model has other predictions",
         """
         def predictor(self, task, models):
             network = super().predictor(task, models)
@@ -251,8 +251,8 @@ BROKEN = {
         """,
     ),
     "a claim to train unlike networks": (
-        "unlike_networks_are_refused_or_work",
-        "unlike_networks_are_refused_or_work: ",
+        "different_networks_are_refused_or_work",
+        "different_networks_are_refused_or_work: ",
         "supports: ClassVar = frozenset({Capability.DIFFERENT_NETWORKS})",
     ),
 }
@@ -270,7 +270,7 @@ def toy(tmp_path, monkeypatch):
     return toy
 
 
-@pytest.mark.parametrize("promise", ["metadata_is_complete", "it_is_deterministic", "it_resumes_at_every_step"])
+@pytest.mark.parametrize("promise", ["metadata_is_complete", "run_is_deterministic", "run_resumes_at_every_step"])
 def test_a_sound_toy_passes(toy, promise):
     toy(SOUND, promise)
 
@@ -281,14 +281,14 @@ def test_a_broken_toy_is_noticed(toy, fault):
     with pytest.raises(AssertionError) as caught:
         toy(body, promise)
     text = str(caught.value)
-    assert text.startswith(f"Method 'toy' breaks 1 promises:\n- {promise}: ")
+    assert text.startswith(f"Method 'toy' fails 1 of 1 checks:\n- {promise}: ")
     assert shows_as in text
 
 
 def test_the_whole_suite_names_every_broken_promise(toy):
     level = logging.getLogger("medfl").level
-    with pytest.raises(AssertionError, match="Method 'toy' breaks") as caught:
+    with pytest.raises(AssertionError, match="Method 'toy' fails") as caught:
         toy(BROKEN["randomness without a seed"][2])
-    for promise in ("it_is_deterministic", "it_resumes_at_every_step", "order_and_workers_do_not_matter"):
+    for promise in ("run_is_deterministic", "run_resumes_at_every_step", "site_order_and_workers_have_no_effect"):
         assert f"\n- {promise}: AssertionError: " in str(caught.value)
     assert logging.getLogger("medfl").level == level

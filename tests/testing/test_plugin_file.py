@@ -1,4 +1,4 @@
-"""One plugin file outside medfl: its method keeps the contract, and its data set can be prepared."""
+"""Tests of a plugin file outside medfl: its method passes the conformance suite, and its data set can be prepared."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def test_its_method_keeps_the_contract():
 
 
 def test_what_leaves_is_encoded_and_what_is_folded_has_the_models_shapes(registry, tmp_path):
-    """A quarter of the entries, two bytes each, and eight for the place of each; the others of an update are zero."""
+    """A quarter of the entries is sent, with two bytes each and eight for their positions.
+
+    All other entries are zero.
+    """
     model = run(registry, tmp_path / "run", {"share": 0.25}, rounds=1, epochs=1).outcome.models["global"].tensors
     begun = make_task("plain").initial(7)
     record = Store(tmp_path / "run" / "state" / "site-1").load(1)
@@ -54,7 +57,7 @@ def test_what_leaves_is_encoded_and_what_is_folded_has_the_models_shapes(registr
 
 
 def test_a_site_has_the_model_of_its_second_training(registry, tmp_path):
-    """Without epochs of its own it is the initial one; the shared one trains all the same."""
+    """Without epochs it is the initial model; the shared model is still trained."""
     result = run(registry, tmp_path / "run", {"own_epochs": 0})
     begun = make_task("plain").initial(7)
     own = result.models["site-2"]["personal"].tensors
@@ -64,7 +67,7 @@ def test_a_site_has_the_model_of_its_second_training(registry, tmp_path):
 
 
 def test_its_filters_run_with_bits_and_with_privacy_of_images_and_one_is_refused_for_sites(registry, tmp_path):
-    """Half precision after noise is post-processing; the places of the largest entries are not noised."""
+    """Half precision after noise is post-processing; the positions of the largest entries are not noised."""
     hidden = {"privacy": Privacy(epsilon=5.0, clip=1.0)}
     assert run(registry, tmp_path / "half", {"share": 1.0}, **hidden).outcome.status == "finished"
     assert run(registry, tmp_path / "bits", {}, compression={"bits": 8}).outcome.status == "finished"

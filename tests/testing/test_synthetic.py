@@ -1,4 +1,4 @@
-"""Made-up cells: enough like a cohort that a network learns from them."""
+"""Tests of synthetic cells: a network can learn from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Averaging and the methods on it, against plain loops that share no code with them."""
+"""Tests of averaging and of methods based on it against plain loops that share no code with them."""
 
 import math
 from dataclasses import replace
@@ -33,7 +33,7 @@ REGISTRY = load_plugins()
 
 
 def plain_epoch(state, images, labels, key, network="norm"):
-    """One epoch of ordinary training from a state dict: SGD with momentum, batches of 5."""
+    """Train one epoch from a state dict: SGD with momentum, batches of 5."""
     torch.set_num_threads(1)  # as a run does
     model = SmallNet(norm=network == "norm").to(memory_format=torch.channels_last)
     model.load_state_dict(state)
@@ -164,7 +164,7 @@ def test_fedprox_adds_mu_times_the_distance_to_the_gradient():
 
 
 class Block(nn.Module):
-    """A network whose batch-norm layers are hidden from a search for 'bn', and with a group-norm layer."""
+    """Network whose batch-norm layers are not named 'bn', with a group-norm layer."""
 
     def __init__(self):
         super().__init__()
@@ -259,7 +259,7 @@ def test_unusable_sizes_count_alike(bad):
 
 
 class Replies(list):
-    """(site, tensors) pairs."""
+    """Replies as (site, tensors) pairs."""
 
 
 def test_the_mean_is_weighted_and_counters_take_the_largest():
@@ -290,7 +290,7 @@ def test_updates_keep_each_tensors_type():
 
 
 def test_a_site_that_comes_late_starts_from_the_initial_personal_part(tmp_path):
-    """FedBN with partial participation: a site that was never asked has the server's rest and its initial norms."""
+    """In FedBN with partial participation, a new site has the server's tensors and its initial norm layers."""
     sites = make_sites({f"site-{index}": 8 for index in range(6)})
     result = Case(REGISTRY, "fedbn").run(tmp_path, sites=sites, rounds=1, fraction=0.2)
     start = make_task().initial(7)
@@ -312,7 +312,7 @@ def test_the_data_of_a_site_are_left_as_they_are(tmp_path):
 
 
 class Noted(torch.optim.SGD):
-    """Says with which learning rate it steps."""
+    """Method that logs its learning rate."""
 
     rates: ClassVar[list[float]] = []
 

@@ -1,6 +1,6 @@
-"""The distillation loss: known numbers (O-PF-6), gradients, and what must not matter.
+"""Tests of the distillation loss: known values (O-PF-6), gradients, and invariances.
 
-Its form against torch's and at a high temperature are in medfl_methods/fedkper/test_fedkper.py.
+Comparisons with torch's loss and at a high temperature are in medfl_methods/fedkper/test_fedkper.py.
 """
 
 import math
@@ -23,7 +23,7 @@ def test_pf_6_divergence():
 
 
 def test_a_sure_teacher_gives_the_cross_entropy():
-    """KL(one-hot || student) = -log p, which is 0 below the teacher's own entropy of 0."""
+    """KL(one-hot || student) = -log p, because the teacher's entropy is 0."""
     student, _ = random_pair()
     teacher = torch.full_like(student, -1e4)
     teacher[:, 2] = 1e4
@@ -49,7 +49,7 @@ def test_zero_where_both_say_the_same_up_to_a_shift():
 
 @pytest.mark.parametrize("tau", [0.5, 1.0, 3.0])
 def test_gradients(tau):
-    """tau (softmax(student / tau) - softmax(teacher / tau)), and none into the teacher."""
+    """The student's gradient is tau (softmax(student / tau) - softmax(teacher / tau)); the teacher has none."""
     student, teacher = (logits.requires_grad_() for logits in random_pair())
     distillation(student, teacher, tau).sum().backward()
     expected = tau * ((student / tau).softmax(1) - (teacher / tau).softmax(1))

@@ -11,7 +11,7 @@ from medfl.toolkit.feature_hooks import check_alike
 
 
 class Staged(nn.Module):
-    """A network with a given number of stages."""
+    """Network with a given number of stages."""
 
     def __init__(self, count: int) -> None:
         super().__init__()

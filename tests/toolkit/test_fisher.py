@@ -1,4 +1,4 @@
-"""Fisher information by single gradients (O-PF-3), and the mask from it (O-PF-4)."""
+"""Tests of the Fisher information by per-sample gradients (O-PF-3), and of its mask (O-PF-4)."""
 
 import copy
 import math
@@ -28,7 +28,7 @@ def vectors(n=9, inputs=4, classes=3):
 
 
 def loop(model, names, images, labels, batch_size=1):
-    """The weighted mean of squared gradients of batches, one backward pass after the other."""
+    """Compute the weighted mean of squared gradients of batches by one backward pass each."""
     model = copy.deepcopy(model).eval()
     parts = {name: p for name, p in model.named_parameters() if name in names}
     information = {name: torch.zeros_like(p) for name, p in parts.items()}
@@ -56,7 +56,7 @@ def test_softmax_regression():
     [([0, 1], 2, 0.0), ([0, 1], 1, 0.25), ([0, 0, 0, 1], 4, 1 / 16), ([0, 0, 0, 1], 2, 1 / 8), ([1, 1, 1], 3, 0.25)],
 )
 def test_pf_3_in_a_batch_signs_cancel(labels, batch_size, expected):
-    """At weights of zero and x = 1 a sample's gradient is +-1/2, whatever the class; 1/4 is its square."""
+    """With zero weights and x = 1, each sample's gradient is +-1/2; its square is 1/4."""
     model, images, labels = linear(1, 2), torch.ones(len(labels), 1).double(), torch.tensor(labels)
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
@@ -76,7 +76,7 @@ def test_a_short_last_batch_weighs_by_its_images():
 
 
 class Group(SmallNet):
-    """With group norm."""
+    """Network with group norm."""
 
     def __init__(self):
         super().__init__(norm=False)
@@ -114,7 +114,7 @@ def test_the_size_of_a_chunk_does_not_matter(monkeypatch, numbers, batch_size):
 
 
 def test_no_more_images_than_a_batch_are_computed_at_once(monkeypatch):
-    """Few parameters on large images: what a layer computes takes more memory than the gradients."""
+    """With few parameters and large images, activations need more memory than gradients."""
     sizes = []
 
     def watched(function, in_dims):

@@ -1,4 +1,4 @@
-"""What a method may change by the hooks of `Averaging`: start, optimiser, tensors beside the model, trainings."""
+"""Tests of the hooks of `Averaging`: start, optimiser, tensors besides the model, trainings."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def run(folder, method=None, name="fedavg", **options):
 
 
 class Halfway(Averaging):
-    """Begins halfway between what was received and zero, and does not train."""
+    """Method that starts halfway between the received tensors and zero, and does not train."""
 
     def start(self, site, received):
         return {name: tensor / 2 if tensor.is_floating_point() else tensor for name, tensor in received.items()}
@@ -63,7 +63,7 @@ def test_an_update_is_taken_against_what_was_received(tmp_path):
 
 
 class Slow(Averaging):
-    """Its optimiser's steps are of length zero; counts them."""
+    """Method whose optimiser has a learning rate of zero; it counts steps."""
 
     def make_optimizer(self, fit):
         return torch.optim.SGD([parameter for _, parameter in fit.parameters()], lr=0.0)
@@ -83,7 +83,7 @@ def test_a_method_makes_its_own_optimizer_and_steps_are_counted(tmp_path):
 
 
 class Twice(Averaging):
-    """Looks at the logits before the task's loss does."""
+    """Method that computes the logits before the task's loss does."""
 
     def before_fit(self, fit):
         fit.model.register_forward_hook(lambda *_: NOTES.append("pass"))
@@ -108,7 +108,7 @@ def test_logits_are_computed_once_a_batch_and_never_without_a_graph_by_mistake(t
 
 
 class Counting(Averaging):
-    """Sums the steps of all sites beside the model."""
+    """Method that sums the steps of all sites besides the model."""
 
     sends: ClassVar = {MODEL: "update", "steps/": "update"}
 
@@ -125,7 +125,7 @@ class Counting(Averaging):
 
 
 class Equally(Counting):
-    """All sites weigh alike in that, and sums are taken."""
+    """Method that weights further tensors equally and sums them."""
 
     def extra_weights(self, server, metas):
         return dict.fromkeys(metas, 1.0)
@@ -160,14 +160,14 @@ def test_a_training_without_a_step_sends_nothing_beside_the_model(tmp_path):
 
 
 class Apart(Averaging):
-    """Trains a model of the site's own before the shared one."""
+    """Method that trains a separate personal model before the shared one."""
 
     def trainings(self, site):
         return Training("own", apart=True), Training()
 
 
 class InTurn(Averaging):
-    """The head, then all."""
+    """Method that trains the head, then the whole network."""
 
     def trainings(self, site):
         return Training("head", Budget(steps=2), part="head"), Training(budget=Budget(steps=3))
@@ -202,7 +202,7 @@ def test_trainings_follow_each_other_with_their_own_budget_part_and_log(tmp_path
 
 
 class Still(Averaging):
-    """Trains twice, the second time with batch norm as it is; both trainings hear of one and the same object."""
+    """Method with two trainings, the second with frozen batch norm; both see the same object."""
 
     def before_trainings(self, site, sent):
         assert select(sent, MODEL).keys() == make_task().initial(0).keys()
@@ -238,7 +238,7 @@ def test_budgets_are_shared_out():
 @pytest.mark.slow
 def test_where_single_images_are_hidden_there_is_one_training(tmp_path):
     class Careless(Apart):
-        """Says what it may not say."""
+        """Method that falsely declares DP-SGD."""
 
         supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DP_SGD})
 
@@ -255,7 +255,7 @@ def test_the_hooks_of_a_site_are_in_one_file():
 
 
 class Deeper(Averaging):
-    """All networks get a head of two layers."""
+    """Method that gives all networks a head of two layers."""
 
     width: int = 5
 
@@ -300,7 +300,7 @@ def test_a_method_with_its_own_networks_goes_on_with_the_same_bits(tmp_path):
 
 
 def test_what_is_taken_home_is_built_as_the_method_says(tmp_path):
-    """The bundle's own network within; its logits are those of the predictor."""
+    """The exported network contains the bundle's network, and its logits equal the predictor's."""
     method, task = Deeper(width=4), make_task("plain")
     model = Model("plain", method.task_of(task).initial(3))
     parser = ConfigParser(

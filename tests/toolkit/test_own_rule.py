@@ -1,4 +1,4 @@
-"""A robust rule of a plugin file: found by its name, used by a run, and refused where it is not loaded."""
+"""Tests of a robust rule in a plugin file: lookup, use in a run, and refusal without the plugin."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from medfl.errors import PluginError, SettingsError
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, make_task
-from medfl.toolkit.robust.rule import rule_of
+from medfl.toolkit.robust.rule import make_rule
 from medfl.utils.wire import select
 
 
 def test_a_rule_of_a_plugin_file_aggregates_a_run(tmp_path: Path) -> None:
-    """The model moves by the update of the site that is nearest to the two others."""
+    """The model moves by the update that is closest to the two others."""
     registry, task = load_block("medoid", tmp_path), make_task("plain")
     result = Case(registry, "fedavg").run(tmp_path / "run", task=task, rounds=1, robust={"rule": "medoid"})
     begun, model = task.initial(7), result.outcome.models["global"].tensors
@@ -47,7 +47,7 @@ def test_a_run_with_too_few_sites_or_an_option_of_another_rule_is_refused(tmp_pa
     ("name", "near"), [("medain", "median"), ("centered_clip", "centred_clip"), ("medoid", "median")]
 )
 def test_a_rule_that_no_plugin_of_a_run_has_is_refused_with_the_nearest(tmp_path: Path, name: str, near: str) -> None:
-    """What another run of this process loaded does not count."""
+    """Plugins that another run of this process loaded don't count."""
     load_block("medoid", tmp_path)
     with refused(PluginError, "unknown_choice", what="robust_rule", choice=name) as caught:
         check_names(Settings.model_validate({"rounds": 1, "robust": {"rule": name}}), load_plugins())
@@ -66,6 +66,6 @@ def test_what_is_no_rule_and_a_name_of_another_form_are_refused(tmp_path: Path) 
     settings = Settings.model_validate({"rounds": 1, "robust": {"rule": "root"}})
     assert settings.robust is not None
     with refused(PluginError, "wrong_type", what="robust_rule", name="root"):
-        rule_of(settings.robust)
+        make_rule(settings.robust)
     with pytest.raises(ValueError, match="rule"):
         Settings.model_validate({"rounds": 1, "robust": {"rule": "../median"}})

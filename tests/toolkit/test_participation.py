@@ -1,4 +1,4 @@
-"""Who takes part: the number of sites and the randomness behind it."""
+"""Tests of partial participation: the number of sites and the random draw."""
 
 import pytest
 import torch

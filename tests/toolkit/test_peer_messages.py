@@ -1,4 +1,4 @@
-"""Parcels from site to site: a toy ring in which each site trains with its neighbour's model."""
+"""Tests of peer messages with a toy ring in which each site trains with its neighbour's model."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_without_its_sender_a_site_has_an_empty_inbox(who: str, tmp_path: Path) 
 
 
 def test_a_parcel_waits_for_a_site_that_was_away(tmp_path: Path) -> None:
-    """Away for `train` of round 1 and `send` of round 2: it finds both guests in the training of round 2."""
+    """A site is unavailable for `train` in round 1 and `send` in round 2; it finds both visiting models in round 2."""
     case = Toy(Ring, quorum=1)
     case.run(tmp_path, unavailable=lambda site, step: site == "site-2" and step in (2, 3))
     assert met(tmp_path)["site-2"] == [[2, ["site-1", "site-1"]]]
@@ -95,7 +95,7 @@ def test_a_site_may_post_to_itself(tmp_path: Path) -> None:
 
 
 class Everybody(Ring):
-    """Each site posts to all others and to itself, in an order that is not sorted."""
+    """Method in which each site sends to all others and to itself, in unsorted order."""
 
     def execute(self, site: Site, request: Request) -> Reply:
         reply = super().execute(site, request)
@@ -121,7 +121,7 @@ def test_two_workers_give_the_same_bits(options: dict[str, bool], tmp_path: Path
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_round_is_evaluated_once(alone: bool, tmp_path: Path) -> None:
-    """Whatever its number of steps, also with one of the server alone."""
+    """This holds for any number of steps, also with a step of the server alone."""
     rounds = []
     case = Toy(Ring, alone=alone)
     case.run(tmp_path, rounds=3)
@@ -136,7 +136,7 @@ def test_a_round_is_evaluated_once(alone: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_it_continues_at_every_step(alone: bool) -> None:
-    CHECKS["it_resumes_at_every_step"](Toy(Ring, alone=alone))
+    CHECKS["run_resumes_at_every_step"](Toy(Ring, alone=alone))
 
 
 def outcomes(folder: Path, unavailable: Any) -> Iterator[Outcome]:
@@ -147,7 +147,7 @@ def outcomes(folder: Path, unavailable: Any) -> Iterator[Outcome]:
 
 @pytest.mark.parametrize("step", [1, 2, 3, 4])
 def test_all_must_answer_where_no_quorum_is_given(step: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An absent site ends the run as incomplete; its rows are kept; the same command tries again and continues."""
+    """An unavailable site ends the run as incomplete. Its rows are kept, and the same command continues the run."""
     Toy(Ring).run(tmp_path / "whole")
     folder = tmp_path / "run"
     endings = outcomes(folder, lambda site, now: site == "site-2" and now == step)
@@ -175,7 +175,7 @@ def test_parcels_do_not_pile_up(tmp_path: Path) -> None:
 
 
 def test_a_guest_is_a_copy(tmp_path: Path) -> None:
-    """What a receiver does to its guest reaches nobody else."""
+    """Changes by the receiver don't affect the sender."""
 
     class Rough(Everybody):
         def execute(self, site: Site, request: Request) -> Reply:

@@ -1,4 +1,4 @@
-"""Prototypes: means of features by class, computed image by image here."""
+"""Tests of prototypes against means that are computed image by image."""
 
 import math
 
@@ -12,7 +12,7 @@ from medfl.toolkit.prototypes import distance, prototypes, scaled
 
 @pytest.mark.parametrize("norm", [True, False])
 def test_they_are_the_means_of_the_features_of_each_class(norm):
-    """In evaluation mode, however many images are looked at at a time, and the network's statistics stay."""
+    """The result does not depend on the batch size, and the network's statistics don't change."""
     model, data = SmallNet(norm).train(), make_data(11, "prototypes")
     statistics = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     by_size = {size: prototypes(model, data, 3, size, "cpu") for size in (1, 4, 100)}
@@ -27,7 +27,7 @@ def test_they_are_the_means_of_the_features_of_each_class(norm):
 
 
 def test_a_class_without_images_has_none():
-    """NaN, which no training survives; not zero, which would be a prototype like any other."""
+    """It is NaN and not zero, which would be a valid prototype."""
     data = TensorData(torch.rand(4, 1, 6, 6), torch.tensor([2, 0, 0, 2]))
     rows = prototypes(SmallNet(), data, 4, 3, "cpu")
     assert rows.isnan().all(1).tolist() == [False, True, False, True]
@@ -57,7 +57,7 @@ def test_volumes_have_prototypes_too():
 
 
 def test_the_distance_sums_over_numbers_and_is_the_mean_over_images():
-    """TP-03, by the prototype of the image's own class: ((1 + 4) + (9 + 0) + (0 + 1)) / 3."""
+    """TP-03, with the prototype of each image's class: ((1 + 4) + (9 + 0) + (0 + 1)) / 3."""
     rows = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
     latent = torch.tensor([[1.0, 2.0], [4.0, 1.0], [0.0, -1.0]], requires_grad=True)
     loss = distance(latent, rows, torch.tensor([0, 1, 0]))
@@ -67,7 +67,7 @@ def test_the_distance_sums_over_numbers_and_is_the_mean_over_images():
 
 
 def test_scaled_ones_have_the_norm_of_a_standard_normal_vector():
-    """sqrt(d), in the same direction; zeros and classes without images stay what they are."""
+    """The norm is sqrt(d) and the direction is kept; zeros and missing classes stay unchanged."""
     rows = torch.tensor([[3.0, 4.0, 0.0, 0.0], [1e-20, 0.0, 0.0, 0.0], [0.0] * 4, [math.nan] * 4])
     made = scaled(rows)
     torch.testing.assert_close(made[0], torch.tensor([1.2, 1.6, 0.0, 0.0]))

@@ -1,4 +1,4 @@
-"""Robust rules: closed forms, limit cases bit by bit, what breaks them, and what is refused."""
+"""Tests of robust rules: closed forms, limit cases bit by bit, breakdown, and refusals."""
 
 import math
 from typing import ClassVar
@@ -15,14 +15,14 @@ from medfl.settings import Robust, Settings
 from medfl.testing.cohort import Case, bits, make_task
 from medfl.toolkit.averaging import Averaging
 from medfl.toolkit.personal import Personal
-from medfl.toolkit.robust.krum import bulyan_choice, krum_scores
+from medfl.toolkit.robust.krum import bulyan_selection, krum_scores
 from medfl.toolkit.robust.rule import chance_of_more, check_rule, least_replies, robust_mean
-from medfl.toolkit.robust.updates import squared_distances, stacked
+from medfl.toolkit.robust.updates import squared_distances, stacked_updates
 from medfl.utils.wire import tensors_equal
 
 REGISTRY = load_plugins()
 POINTS = ((1, 0), (1.2, 0.1), (0.8, -0.2), (1.1, 0.3), (0.9, 0.1), (0.6, 0.4), (10, -10))
-"""Six honest replies and one that is not."""
+"""Six honest replies and a malicious one."""
 
 EXPECTED = {
     "median": ({}, (1, 0.1)),
@@ -40,7 +40,7 @@ EXPECTED = {
 
 
 class Sent:
-    """Replies from memory, by site."""
+    """Replies in memory by site."""
 
     missing: ClassVar[list[str]] = []
 
@@ -56,7 +56,7 @@ class Sent:
 
 
 def sent(points=POINTS):
-    """Each point as two parameters of one number; with a float buffer, which no distance sees, and a counter."""
+    """Return replies with each point as two parameters, a float buffer outside the distances, and a counter."""
     return Sent(
         {
             f"site-{number}": {
@@ -91,11 +91,11 @@ def test_krum_and_bulyan_choose_as_worked_out():
     parameters = {name: make_server().state.tensors[name] for name in ("a", "b")}
     squares = squared_distances(sent(), sorted(sent().meta), parameters, {})[:-1, :-1]
     assert krum_scores(squares, 1).tolist() == pytest.approx((0.25, 0.44, 0.77, 0.49, 0.29, 1.16, 725.95))
-    assert [index + 1 for index in bulyan_choice(squares, 1)] == [1, 5, 2, 4, 3]
+    assert [index + 1 for index in bulyan_selection(squares, 1)] == [1, 5, 2, 4, 3]
 
 
 def test_bulyan_scores_those_that_are_left_anew():
-    """A plain loop, as the paper has it, on twenty clouds of nine points."""
+    """Compare with a plain loop as in the paper, on twenty clouds of nine points."""
     for seed in range(20):
         points = torch.randn(9, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         left, chosen = list(range(9)), []
@@ -106,7 +106,7 @@ def test_bulyan_scores_those_that_are_left_anew():
             chosen.append(best)
             left.remove(best)
         squares = torch.cdist(points, points).square()
-        assert bulyan_choice(squares, 1) == chosen
+        assert bulyan_selection(squares, 1) == chosen
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_without_a_radius_it_is_the_median_norm():
 
 def test_what_is_read_in_pieces_is_what_is_read_at_once(monkeypatch):
     whole = {name: value_of(Robust(**{"rule": name} | EXPECTED[name][0])) for name in ("median", "krum", "bulyan")}
-    monkeypatch.setattr("medfl.toolkit.robust.updates.AT_A_TIME", 1)
+    monkeypatch.setattr("medfl.toolkit.robust.updates.MAX_STACK_BYTES", 1)
     for name, value in whole.items():
         assert value_of(Robust(**{"rule": name} | EXPECTED[name][0])) == value
 
@@ -222,7 +222,7 @@ def test_where_it_leaves_out_nothing_a_rule_is_uniform_fedavg_bit_by_bit(tmp_pat
 
 @pytest.mark.parametrize(("name", "tolerance"), [("feddyn", 0.0), ("scaffold", 1e-5)])
 def test_what_a_server_keeps_beside_the_model_follows_the_rule(tmp_path, name, tolerance):
-    """A rule that leaves out nothing is the method itself; SCAFFOLD reads c from updates in place of what was sent."""
+    """A rule that excludes nothing equals the method; SCAFFOLD computes c from updates instead of sent tensors."""
     settings = {"rounds": 3, "steps": 4, "lr_decay": 0.9, "task": make_task("plain"), "fraction": 0.7}
     robust = Case(REGISTRY, name).run(tmp_path / "robust", robust={"rule": "trimmed_mean", "f": 0}, **settings)
     plain = Case(REGISTRY, name).run(tmp_path / "plain", **settings)
@@ -271,7 +271,7 @@ REASONS = {
     "pfedcdp": ("several_means", {("model/", "update"), ("teacher/", "update")}),
     "fednova": ("own_weights", set()),
 }
-"""Maps methods to why a rule has no place in them, and to payloads that they send."""
+"""Maps methods to the reason why they don't support robust rules, and to payloads that they send."""
 
 
 def test_what_makes_something_else_of_replies_is_refused_by_name():
@@ -306,12 +306,12 @@ def test_a_subclass_keeps_capabilities_that_are_no_promises():
 @pytest.mark.parametrize(("room", "reads"), [(1, 3), (7 * 8, 3), (2 * 7 * 8, 2), (3 * 7 * 8 - 1, 2), (3 * 7 * 8, 1)])
 def test_no_more_than_the_limit_is_held_at_a_time(monkeypatch, room, reads):
     """Three one-element tensors of seven sites take 56 bytes each in float64. Count how often the replies are read."""
-    monkeypatch.setattr("medfl.toolkit.robust.updates.AT_A_TIME", room)
+    monkeypatch.setattr("medfl.toolkit.robust.updates.MAX_STACK_BYTES", room)
     replies = sent()
     floats = {name: make_server().state.tensors[name] for name in ("a", "b", "mean")}
     read = []
     monkeypatch.setattr(Sent, "__iter__", lambda self: read.append(1) or iter(self.replies.items()))
-    stacks = dict(stacked(replies, sorted(replies.meta), floats))
+    stacks = dict(stacked_updates(replies, sorted(replies.meta), floats))
     assert len(read) == reads
     assert {name: rows.shape for name, rows in stacks.items()} == dict.fromkeys(floats, (7, 1))
 

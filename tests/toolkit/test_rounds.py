@@ -1,4 +1,4 @@
-"""The machine of a round of several steps (`medfl.toolkit.rounds`): what is planned, kept, ended and gone on with."""
+"""Tests of rounds with several steps (`medfl.toolkit.rounds`): planning, state, end, and continuation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from medfl.settings import Settings
 from medfl.testing import CHECKS
 from medfl.testing.cohort import make_data, make_task
 from medfl.toolkit.averaging import Averaging
-from medfl.toolkit.rounds import DONE, Due, Step
+from medfl.toolkit.rounds import COMMITTED_STEPS, Due, Step
 from medfl.utils.rng import make_generator
 
 NAMES = ["site-1", "site-2", "site-3"]
@@ -36,7 +36,7 @@ class Replies:
 
 
 class Counting(Averaging):
-    """Sites train, then count their images as often as the round's number; the server alone notes the round."""
+    """Method whose sites train, then count images as often as the round's number; the server then notes the round."""
 
     def round_steps(self):
         return (
@@ -75,7 +75,7 @@ def server_of(**settings) -> Server:
 
 
 def steps_of(method, server, replies):
-    """What is planned from here on, as (round, op, sites, ends_round, quorum); each step is folded."""
+    """Execute the remaining steps and return each as (round, op, sites, ends_round, quorum)."""
     while True:
         server.round = server.rounds_done + 1
         plan = method.plan(server)
@@ -101,7 +101,7 @@ def test_steps_follow_the_schedule_and_the_last_one_ends_the_round():
     planned, done = [], []
     for step in steps_of(method, server, Replies({"site-1": {"size": 4}, "site-2": {"size": 5}})):
         planned.append(step)
-        done.append(server.state.meta.get(DONE, []))
+        done.append(server.state.meta.get(COMMITTED_STEPS, []))
     first = [(1, "fit", 3, False, 2), (1, "count", 3, False, 1), (1, "-", 0, True, None)]
     second = [(2, "fit", 3, False, 2), (2, "count", 3, False, 1), (2, "count", 3, False, 2), (2, "-", 0, True, None)]
     assert planned == first + second
@@ -109,7 +109,7 @@ def test_steps_follow_the_schedule_and_the_last_one_ends_the_round():
     assert done[3:] == [*done[:3], [["fit", 0], ["count", 0], ["count", 1]]]
     assert server.state.meta["sizes"] == [[1, 0, 9], [2, 0, 9], [2, 1, 9]]
     assert server.state.meta["noted"] == 2
-    assert DONE not in server.state.meta
+    assert COMMITTED_STEPS not in server.state.meta
 
 
 def test_by_default_each_step_is_taken_once_in_its_turn():
@@ -126,7 +126,7 @@ def test_by_default_each_step_is_taken_once_in_its_turn():
         method.execute(site, Request("site-1", "sleep"))
 
 
-@pytest.mark.parametrize("check", ["it_resumes_at_every_step", "it_forgets", "schedules_are_pure"])
+@pytest.mark.parametrize("check", ["run_resumes_at_every_step", "method_object_has_no_state", "schedules_are_pure"])
 def test_a_run_goes_on_behind_the_last_step(check):
     CHECKS[check](Toy(Counting))
 
@@ -140,7 +140,7 @@ def test_every_site_took_every_turn_once(tmp_path: Path):
 
 
 def test_a_round_ends_where_changed_settings_leave_nothing_of_it():
-    """Stopped in the last round, before a step that only the last round has, and continued with more rounds."""
+    """The run stops before a step of the last round only, and continues with more rounds."""
 
     class Final(Averaging):
         def round_steps(self):
@@ -188,7 +188,7 @@ def test_a_round_without_a_step_and_a_step_with_other_orders_are_refused():
 @pytest.mark.parametrize(
     ("shows_as", "schedule"),
     [
-        ("asked again", lambda server, done: [Due("fit", int(torch.randint(10**6, ())))]),
+        ("at the second", lambda server, done: [Due("fit", int(torch.randint(10**6, ())))]),
         ("changes the state", lambda server, done: server.state.meta.update(asked=1) or [Due("fit")]),
         ("has a step twice", lambda server, done: [Due("fit"), Due("fit")][len(done) :]),
         ("not all among the steps", lambda server, done: [Due("fit"), Due("rest")][len(done) :]),
@@ -204,7 +204,7 @@ def test_the_suite_notices_a_schedule_that_is_not_pure(shows_as, schedule):
 
 
 def test_a_schedule_may_draw_from_what_all_share():
-    """The same numbers whenever it is asked in a round, and others in the next."""
+    """It draws the same numbers at each call in a round, and others in the next round."""
 
     class Drawn(Averaging):
         def schedule(self, server, done):

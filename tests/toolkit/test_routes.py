@@ -1,4 +1,4 @@
-"""Routes of models: permutations with the right frequencies, and what happens to models that nobody can train."""
+"""Tests of routes: permutations with the right frequencies, and models that no site can train."""
 
 import math
 
@@ -23,7 +23,7 @@ def draw(kind, hosts=FOUR, held=None, rounds=1, start=0):
 
 
 def test_sk_10_permutations_are_uniform():
-    """10,000 rounds, four sites: 9 of the 24 permutations have no fixed point, on average there is one."""
+    """Draw 10,000 rounds with four sites: 9 of the 24 permutations have no fixed point, and the mean number is one."""
     assignments = draw("random_permutation", rounds=10_000)
     assert all(list(assignment) == FOUR and sorted(assignment.values()) == FOUR for assignment in assignments)
     fixed = [sum(host == owner for host, owner in assignment.items()) for assignment in assignments]
@@ -65,7 +65,7 @@ def test_one_host_keeps_its_model(kind):
 
 @pytest.mark.parametrize("kind", ["random_permutation", "derangement", "ring"])
 def test_no_model_is_given_twice_whoever_holds_them(kind):
-    """Two models at one host, one at a host that takes no part, two hosts without: every host, every model once."""
+    """Two models are at one host, one at a site that is not drawn, and two hosts have none."""
     held = {"m1": "a", "m2": "a", "m3": "elsewhere", "m4": "d"}
     seen = set()
     for models in draw(kind, held=held, rounds=200):
@@ -95,7 +95,7 @@ def test_where_no_model_can_move_a_derangement_gives_up():
 
 
 def test_only_the_parcel_of_this_turn_has_arrived():
-    """`arrived` ignores a late message, whose stamp is that of another turn, and the model of another owner."""
+    """A late message with another stamp, and another owner's model, are ignored."""
     site = Site("b", 2, State(), make_task(), Settings(rounds=3))
     kept = {"w": torch.ones(1), "optimizer/w/step": torch.tensor(3.0)}
     late, wrong, right = (

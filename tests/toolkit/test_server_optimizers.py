@@ -1,4 +1,4 @@
-"""FedAvgM, FedAdam, FedYogi, FedAdagrad: closed forms, what they leave alone, and what they remember."""
+"""Tests of FedAvgM, FedAdam, FedYogi and FedAdagrad: closed forms, unaffected tensors, and state."""
 
 import math
 
@@ -29,14 +29,14 @@ def method(name, **args):
 
 
 class MovingAverage(FedAvgM):
-    """FedAvgM as it is often written wrongly: the update enters with the weight 1 - beta."""
+    """A common mistake in FedAvgM: the update is weighted by 1 - beta."""
 
     def server_update(self, server, old, mean):
         return super().server_update(server, old, {name: (1 - self.beta) * m for name, m in mean.items()})
 
 
 def by_hand(step):
-    """w after rounds 1, 2, 3: five steps of 0.1 at each site move w by (1 - 0.9^5) of its way to 2.25, on average."""
+    """Return w after rounds 1 to 3: five steps of 0.1 move w by (1 - 0.9^5) of its distance to 2.25, on average."""
     w, seen = 0.0, []
     for round_ in (1, 2, 3):
         w += step(round_, (1 - 0.9**5) * (2.25 - w))
@@ -45,7 +45,7 @@ def by_hand(step):
 
 
 def flower(moment, eta, beta1, tau, corrected=False):
-    """Flower's adaptive strategies on one number."""
+    """Compute Flower's adaptive strategies for one number."""
     kept = {"m": 0.0, "v": 0.0}
 
     def step(round_, d):
@@ -58,7 +58,7 @@ def flower(moment, eta, beta1, tau, corrected=False):
 
 
 def nesterov(beta, rate):
-    """Sutskever's form: the velocity that the next step will have, taken now."""
+    """Compute Sutskever's form of Nesterov momentum."""
     kept = {"v": 0.0}
 
     def step(round_, d):
@@ -98,14 +98,14 @@ def test_quadratic_federation(tmp_path, make_method, expected):
 
 
 def make_server(name="plain"):
-    """A server after `setup`, in round 1."""
+    """Return a server after `setup`, in round 1."""
     server = Server("server", 1, State(), make_task(name), Settings(rounds=5), sites=["a", "b"])
     Averaging().setup(server)
     return server
 
 
 def mean_updates(server, seed=0):
-    """A made-up mean update: float64, and for integer buffers one more step than before."""
+    """Return a synthetic mean update: float64, and integer buffers one step ahead."""
     rng = torch.Generator().manual_seed(seed)
     return {
         name: 0.02 * torch.randn(t.shape, generator=rng, dtype=torch.float64) if t.is_floating_point() else t * 0 + 1
@@ -114,7 +114,7 @@ def mean_updates(server, seed=0):
 
 
 def after(toy, server, *means):
-    """The shared tensors after some rounds with these mean updates."""
+    """Return the shared tensors after rounds with these mean updates."""
     for server.round, mean in enumerate(means, start=1):
         server.state.tensors |= toy.server_update(server, shared_of(server), mean)
     return shared_of(server)
@@ -122,7 +122,7 @@ def after(toy, server, *means):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_statistics_of_norms_are_averaged_as_in_fedavg(name):
-    """Falling updates: momentum on a running variance would take it below zero."""
+    """With decreasing updates, momentum would make a running variance negative."""
     server, plain = make_server("norm"), make_server("norm")
     means = [mean_updates(server, seed) for seed in range(3)]
     for mean, fall in zip(means, (0.4, 0.3, 0.2), strict=True):
@@ -203,7 +203,7 @@ FIRST = {
     "fedadam": lambda d, tau: 0.1 / (math.sqrt(0.99 * tau**2 + 0.01 * d**2) + tau),
     "fedyogi": lambda d, tau: 0.1 / (math.sqrt(tau**2 + math.copysign(0.01 * d**2, d - tau)) + tau),
 }
-"""A coordinate's first step in multiples of FedAvg's and of eta, by the size of the mean update."""
+"""First step of a coordinate in multiples of FedAvg's and of eta, by the size of the mean update."""
 
 
 @pytest.mark.parametrize("name", ADAPTIVE)

@@ -1,4 +1,4 @@
-"""A model that teaches stays as it is, whoever is trained after it."""
+"""Tests that a teacher does not change when its model is trained afterwards."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""`Averaging.weighting` says what the server does with sites of unlike sizes."""
+"""Tests that `Averaging.weighting` agrees with the server's aggregation."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def test_each_method_says_how_it_weighs_sites(name, args, weighting):
 
 @pytest.mark.parametrize("name", ["fedavg", "fednova", "scaffold", "fedbn"])
 def test_the_servers_step_is_as_said(tmp_path, name):
-    """After a round with as many steps at both sites the mean of their updates, weighted as said, was added."""
+    """After a round with equal steps at both sites, the mean of their updates with the stated weights was added."""
     sites, task = make_sites(SIZES), make_task("plain")
     case = Case(REGISTRY, name, {})
     result = case.run(tmp_path, task=task, sites=sites, rounds=1, steps=2)

@@ -1,4 +1,4 @@
-"""Random changes of training images: repeatable, with their regions, in every kind of training."""
+"""Tests of augmentation: repeatable, with regions, in each kind of training."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_stream_gives_the_same_images_again_and_another_one_others():
 
 
 def test_each_image_is_changed_by_itself():
-    """With p = 1/2 about half of them are flipped, and a flipped one is exactly that."""
+    """With p = 1/2 about half of the images are flipped, and a flipped image is an exact flip."""
     changed, _ = flips()(IMAGES, None, stream())
     flipped = [torch.equal(image, before.flip(1)) for image, before in zip(changed, IMAGES, strict=True)]
     kept = [torch.equal(image, before) for image, before in zip(changed, IMAGES, strict=True)]
@@ -52,7 +52,7 @@ def test_each_image_is_changed_by_itself():
 
 
 def test_regions_move_with_the_image():
-    """Labels that are read off the image are those of the changed image after any rotation, scaling and flip."""
+    """Labels derived from the image match the augmented image after any rotation, scaling and flip."""
     regions = torch.zeros(24, 24, dtype=torch.int64)
     regions[4:11, 5:9], regions[13:20, 12:22] = 1, 3
     images = regions.float().expand(6, 1, 24, 24)
@@ -92,7 +92,7 @@ def same(first, other) -> bool:
 
 
 def largest_difference(first, other) -> float:
-    """The largest difference of a weight between the results of two runs."""
+    """Return the largest difference of a weight between the results of two runs."""
     left, right = bits(first), bits(other)
     assert left.keys() == right.keys()
     return max(
@@ -101,7 +101,7 @@ def largest_difference(first, other) -> float:
 
 
 def upside_down(sites):
-    """The same sites with training images flipped once and for all."""
+    """Return the same sites with flipped training images."""
     return {
         name: Splits(TensorData(data.train.images.flip(2), data.train.class_labels), data.val, data.test)
         for name, data in sites.items()
@@ -113,9 +113,9 @@ def upside_down(sites):
     [("fedavg", {}), ("local", {}), ("centralized", {}), ("fedkper", {"lambda_mode": "const", "aggregation": "size"})],
 )
 def test_a_flip_that_always_happens_is_training_on_flipped_images(tmp_path, method, args):
-    """A teacher, too, sees the images that its student sees. Test images are never changed.
+    """A teacher sees the same images as its student. Test images are never changed.
 
-    FedKPer's teacher scores fixed images once a round and changed ones batch by batch. On some processors the outputs
+    FedKPer's teacher scores fixed images once a round and augmented ones batch by batch. On some processors the outputs
     then differ in the last bit.
     """
     case, sites = Case(REGISTRY, method, args), make_sites()
@@ -136,7 +136,7 @@ def test_random_changes_are_the_same_with_workers_and_anew_in_each_round(tmp_pat
 
 
 def test_masks_move_with_their_images_and_other_targets_stay():
-    """A mask that is read off the image is that of the changed image, and draws nothing of its own."""
+    """A mask derived from the image matches the augmented image, and draws no random numbers itself."""
     masks = torch.zeros(6, 1, 24, 24, dtype=torch.int64)
     masks[:, :, 4:11, 5:9], masks[:, :, 13:20, 12:22] = 1, 2
     turn = RandAffined(

@@ -1,4 +1,4 @@
-"""Class weights and balanced sampling: closed forms, the limit of equal classes, and that they reach the sites."""
+"""Tests of class weights and balanced sampling: closed forms, equal classes, and use at the sites."""
 
 from __future__ import annotations
 

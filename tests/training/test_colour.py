@@ -1,4 +1,4 @@
-"""Random changes of colour: closed forms, and images that stay images."""
+"""Tests of colour augmentation: closed forms, and valid pixel values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def normalised(image: torch.Tensor) -> torch.Tensor:
 
 
 def changed(image: torch.Tensor, seed: int = 0, **options) -> torch.Tensor:
-    """In [0, 1], of an image in [0, 1]."""
+    """Return the augmented image in [0, 1] for an image in [0, 1]."""
     transform = RandColourd(["image"], MEAN, STD, **options)
     transform.set_random_state(seed)
     item = transform({"image": normalised(image), "label": 3})

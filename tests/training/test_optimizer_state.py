@@ -1,4 +1,4 @@
-"""An optimiser that was saved and goes on has the same bits as one that never stopped."""
+"""Tests that a saved optimiser continues with the same bits as one that never stopped."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ IMAGES = torch.randn(4, 5, 1, 6, 6, generator=torch.Generator().manual_seed(3))
 
 
 def network():
-    """On channels-last memory, as 2-D networks are trained."""
+    """Return a network in channels-last layout, as 2-D networks are trained."""
     torch.manual_seed(0)
     return SmallNet().to(memory_format=torch.channels_last)
 

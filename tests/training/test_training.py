@@ -1,4 +1,4 @@
-"""The local training loop: which rows are visited, what is skipped, what a precision changes."""
+"""Tests of the training loop: visited rows, skipped batches, precision."""
 
 import math
 from dataclasses import replace
@@ -48,7 +48,7 @@ def test_epochs_are_shuffled_unlike_and_by_the_stream_alone():
 
 
 class Halves:
-    """A schedule that restarts in each round, and halves the rate from epoch to epoch."""
+    """Schedule that restarts in each round and halves the rate from epoch to epoch."""
 
     restarts = True
     facts: ClassVar[dict[str, str]] = {"kind": "halves"}
@@ -61,7 +61,10 @@ class Halves:
     ("length", "shares"), [({"epochs": 3}, [1, 1, 0.5, 0.5, 0.25, 0.25]), ({"steps": 3}, [1, 1, 0.5])]
 )
 def test_a_schedule_that_restarts_goes_by_the_epochs_of_a_training(length, shares):
-    """Of 7 images in batches of 5, two are an epoch, also where steps are counted; a round's decay counts besides."""
+    """Of 7 images in batches of 5, two batches are an epoch, also if steps are counted.
+
+    The round's decay also applies.
+    """
     model = net(norm=False)
     task = replace(make_task(), optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1), schedule=Halves())
     task = task.in_round(3, lr_decay=0.5)
@@ -82,7 +85,7 @@ def test_a_schedule_that_restarts_goes_by_the_epochs_of_a_training(length, share
 
 
 def fit(model, data, after_batch=None, **settings):
-    """Train by SGD; returns what was done and the sizes of the batches."""
+    """Train with SGD; return the result and the batch sizes."""
     sizes = []
 
     def loss(batch):
@@ -210,7 +213,7 @@ def test_half_precision_differs_a_little_and_stays_finite():
 
 
 def test_gradients_do_not_run_over_from_batch_to_batch():
-    """With a loss that is linear in the weights each step moves by the same amount."""
+    """With a loss that is linear in the weights, each step moves by the same amount."""
     weight = nn.Parameter(torch.zeros(()))
     model = nn.Module()
     model.weight = weight
@@ -224,7 +227,7 @@ def test_gradients_do_not_run_over_from_batch_to_batch():
 
 
 def one_step(gradients, clip):
-    """Minus the gradients that one step of plain descent has used, where the loss is linear in the weights."""
+    """Return minus the gradient of one step of plain gradient descent, for a loss that is linear in the weights."""
     weights = [nn.Parameter(torch.zeros(len(part))) for part in gradients]
     model = nn.ParameterList(weights)
     data = TensorData(torch.ones(2, 1, 1, 1), torch.zeros(2, dtype=torch.int64))
@@ -252,7 +255,7 @@ def test_a_short_gradient_is_left_as_it_is(clip):
 
 
 def test_every_batch_is_clipped_anew_and_frozen_parameters_are_left_out():
-    """Four steps of a gradient of 10, each cut to 0.5; a parameter without a gradient is none of its business."""
+    """Four steps with a gradient of 10 are each clipped to 0.5; a parameter without a gradient is ignored."""
     model = nn.Module()
     model.weight, model.frozen = nn.Parameter(torch.zeros(())), nn.Parameter(torch.ones(()), requires_grad=False)
     data = TensorData(torch.ones(8, 1, 1, 1), torch.zeros(8, dtype=torch.int64))
@@ -304,7 +307,7 @@ def test_amp_is_mixed_precision_on_a_gpu_alone(monkeypatch, precision, device, m
 
 
 class Column(nn.Module):
-    """A network whose output is the first pixel of each image."""
+    """Network whose output is the first pixel of each image."""
 
     def forward(self, images):
         return images[:, :1, 0, 0]

@@ -1,4 +1,4 @@
-"""Heavy imports go without the garbage collector; the other project `medfl` is refused."""
+"""Tests of imports without the garbage collector, and of the refusal of the other project `medfl`."""
 
 import gc
 import importlib
@@ -14,7 +14,7 @@ from medfl.utils.imports import quick_imports, refuse_other_distribution
 
 @pytest.fixture
 def freezes(monkeypatch):
-    """One entry for each `gc.freeze`. Frozen objects may still die, so their count shows nothing."""
+    """Record one entry per call of `gc.freeze`. Frozen objects may still be freed, so their number shows nothing."""
     calls = []
     monkeypatch.setattr(gc, "freeze", lambda: calls.append(gc.isenabled()))
     return calls
@@ -53,7 +53,7 @@ def test_it_is_left_alone_where_monai_is_there_or_somebody_has_switched_it_off(m
 
 
 def installed(folder, metadata, file, text):
-    """A folder for the path, with the metadata of a distribution."""
+    """Create a folder for the path with the metadata of a distribution."""
     (folder / metadata).mkdir(parents=True)
     (folder / metadata / file).write_text(text, encoding="utf-8")
     return str(folder)

@@ -1,4 +1,4 @@
-"""One holder at a time, whatever happens to the file."""
+"""Tests that a lock has one holder at a time, also if the file is removed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_one_holder_at_a_time(tmp_path: Path, remove: bool) -> None:
 
 
 def count(path: Path, number: int) -> None:
-    """Add 1 to the number in a file, many times, slowly enough to be caught by another."""
+    """Increment the number in a file many times, slowly enough for conflicts."""
     for _ in range(number):
         with held(path.with_name(LOCK), patience=600, remove=True) as alone:
             assert alone

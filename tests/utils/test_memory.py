@@ -1,4 +1,4 @@
-"""Freed memory is kept while a process trains, given back when it pauses, and left alone where the user says so."""
+"""Tests that freed memory is kept during training, released in pauses, and left alone if the user configures it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ on_glibc = pytest.mark.skipif(is_mapped() is None, reason="the C library is not 
 
 
 def in_child(look: Callable[[], object]) -> str:
-    """The repr of what a function returns in a forked process, whose allocator this one does not share."""
+    """Return the repr of a function's result in a forked process, which has its own allocator state."""
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         try:
@@ -43,7 +43,7 @@ def unconfigured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def resident() -> int:
-    """Resident bytes of this process."""
+    """Return the resident bytes of this process."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -89,7 +89,7 @@ def test_a_user_who_configures_the_allocator_is_left_alone(
 
 @pytest.mark.parametrize("symbols", [{}, {"mallopt": lambda parameter, value: pytest.fail("called")}])
 def test_another_c_library_is_left_alone(symbols: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """macOS and musl have no `mallopt`; other libraries have one whose parameters mean something else."""
+    """Neither macOS nor musl has a `mallopt`; other libraries have one with different parameters."""
     monkeypatch.setattr(ctypes, "CDLL", lambda name: types.SimpleNamespace(**symbols))
     assert memory.keep_freed_memory() is False
 

@@ -1,4 +1,4 @@
-"""Progress on a terminal; plain lines are tested where they are used."""
+"""Tests of progress bars on a terminal; plain lines are tested where they are used."""
 
 from __future__ import annotations
 

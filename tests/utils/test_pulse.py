@@ -1,4 +1,4 @@
-"""Heartbeats: what they say of batches that are counted, and that nothing else hangs on them."""
+"""Tests of heartbeats: progress of counted batches, without an effect on results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random streams: what they depend on, and that their numbers follow the distributions they claim."""
+"""Tests of random streams: their dependencies and distributions."""
 
 import math
 import random

@@ -1,11 +1,11 @@
-"""Lists of names that stay short, and counts of reasons."""
+"""Tests of shortened lists of names, and of counts of reasons."""
 
 from __future__ import annotations
 
 import pytest
 
 from medfl.utils.text import (
-    LONGEST,
+    MAX_NAME_CHARACTERS,
     MAX_NAMES,
     describe_counts,
     first_names,
@@ -37,8 +37,8 @@ def test_a_name_from_a_file_is_one_short_printable_line():
     assert plain_name(" pleural\n\teffusion ", "0") == "pleural effusion"
     assert plain_name("\x1b[31mred\u202e\x00", "0") == "[31mred"
     assert plain_name("\n\u200b", "7") == "7"
-    assert plain_name("é" * LONGEST, "0") == "é" * LONGEST
-    assert plain_name("é" * 1000, "0") == "é" * (LONGEST - 1) + "…"
+    assert plain_name("é" * MAX_NAME_CHARACTERS, "0") == "é" * MAX_NAME_CHARACTERS
+    assert plain_name("é" * 1000, "0") == "é" * (MAX_NAME_CHARACTERS - 1) + "…"
     assert plain_name("$d$", "0") == "$d$"
     assert inert_name(" $@import os", "0") == "import os"
     assert inert_name("%", "3") == "3"

@@ -1,4 +1,4 @@
-"""Blobs: nothing is lost on the way, and nothing damaged gets through."""
+"""Tests of serialization: no information is lost, and damaged blobs are refused."""
 
 import json
 import math

@@ -1,1 +1,1 @@
-"""Robust rules in place of the mean of updates: one file for each family of rules."""
+"""Robust aggregation rules that replace the mean of the updates, one file per family of rules."""

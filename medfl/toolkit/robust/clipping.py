@@ -1,4 +1,4 @@
-"""Rules that cut updates to a length: clipping of norms, and clipping around the last value.
+"""Robust rules that clip updates to a maximum norm: norm clipping, and centred clipping around the previous aggregate.
 
 Sources: Sun, Kairouz, Suresh, McMahan, arXiv 1911.07963; Karimireddy, He, Jaggi, ICML 2021, Algorithm 2.
 """
@@ -11,35 +11,35 @@ import torch
 
 from medfl.contract import Replies, Server
 from medfl.toolkit.kept import keep, kept
-from medfl.toolkit.robust.median import middle
+from medfl.toolkit.robust.median import median_of_sorted
 from medfl.toolkit.robust.weighing import WeighingRule, distances_from
 from medfl.types import Tensors
 
-CENTRE = "robust/"
-"""Prefix of the tensors of the last value, which the server keeps for `CentredClip`."""
+CENTRE_PREFIX = "robust/"
+"""Prefix of the previous aggregate in the server's auxiliary state, for `CentredClip`."""
 
 
 class NormClip(WeighingRule):
-    """The mean of updates that are cut to the length `radius`, by default the median length.
+    """Mean of updates that are clipped to the norm `radius`, by default the median norm.
 
-    With a radius that no update exceeds it is the uniform mean.
+    With a radius that no update exceeds, it is the uniform mean.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"radius"})
 
     @property
     def iterations(self) -> int:
-        """Number of times that the replies are cut around the sum."""
+        """Number of clipping iterations."""
         return 1
 
     def weights(self, squares: torch.Tensor) -> torch.Tensor:
-        """Return the weights that cut each reply to its distance from the centre."""
+        """Return the weights that clip each reply's distance from the centre."""
         n, radius = len(squares) - 1, self.robust.radius
         weights = torch.zeros(n + 1, dtype=torch.float64)
         weights[n] = 1.0
         for _ in range(self.iterations):
             lengths = distances_from(weights, squares)[:n]
-            longest = middle(lengths.sort().values) if radius is None else torch.tensor(radius).double()
+            longest = median_of_sorted(lengths.sort().values) if radius is None else torch.tensor(radius).double()
             factors = torch.where(lengths > longest, longest / lengths, 1.0)
             weights = weights * (1 - factors.mean())
             weights[:n] += factors / n
@@ -47,24 +47,28 @@ class NormClip(WeighingRule):
 
 
 class CentredClip(NormClip):
-    """The last value plus the mean of the differences to it, each cut to `radius`.
+    """The previous aggregate plus the mean of the replies' differences from it, each clipped to `radius`.
 
-    This is done `iterations` times, by default once.
+    Clipping is repeated `iterations` times, by default once.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"iterations", "radius"})
 
     @property
     def iterations(self) -> int:
-        """Number of times that the replies are cut around the sum."""
+        """Number of clipping iterations."""
         return 1 if self.robust.iterations is None else self.robust.iterations
 
     def centre(self, server: Server) -> Tensors:
-        """Return the last value."""
-        return kept(server, CENTRE)
+        """Return the previous aggregate."""
+        return kept(server, CENTRE_PREFIX)
 
     def aggregate(self, server: Server, replies: Replies) -> Tensors:
-        """Return the value, and keep it in the server's state."""
+        """Return the aggregate, and store it in the server's state for the next round."""
         value = super().aggregate(server, replies)
-        keep(server, CENTRE, {name: tensor.clone() for name, tensor in value.items() if tensor.is_floating_point()})
+        keep(
+            server,
+            CENTRE_PREFIX,
+            {name: tensor.clone() for name, tensor in value.items() if tensor.is_floating_point()},
+        )
         return value

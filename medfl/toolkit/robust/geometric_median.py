@@ -1,4 +1,4 @@
-"""The geometric median of the replies (Pillutla, Kakade, Harchaoui, IEEE TSP 2022, Algorithm 2)."""
+"""Geometric median of the replies (Pillutla, Kakade, Harchaoui, IEEE TSP 2022, Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import torch
 from medfl.toolkit.robust.weighing import WeighingRule, distances_from
 
 SMOOTHING = 1e-6
-"""Least distance in the weights (Pillutla et al., section IV)."""
+"""Lower bound of the distances in Weiszfeld's weights (Pillutla et al., section IV)."""
 
 
 class GeometricMedian(WeighingRule):
-    """The point with the least sum of distances to the replies, after `iterations` steps of Weiszfeld, by default 4.
+    """Geometric median of the replies: the point with the smallest sum of distances to them, by Weiszfeld's algorithm.
 
-    Without a step it is the uniform mean.
+    It takes `iterations` steps, by default 4. With 0 steps it is the uniform mean.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"iterations"})
 
     @property
     def least_replies(self) -> int:
-        """2f + 1."""
+        """Number of replies that a round needs: 2f + 1."""
         return 2 * self.robust.f + 1
 
     def weights(self, squares: torch.Tensor) -> torch.Tensor:
-        """Return the weights of the last step."""
+        """Return the weights after the last Weiszfeld step."""
         n = len(squares) - 1
         weights = torch.zeros(n + 1, dtype=torch.float64)
         weights[:n] = 1 / n

@@ -1,12 +1,12 @@
-"""The base class of robust rules, which stand in place of the mean of updates: the setting `medfl.settings.Robust`.
+"""Base class of robust aggregation rules, which replace the mean of the updates (setting `medfl.settings.Robust`).
 
-A reply is one vector: its floating parameters, concatenated, in float64. Norms and distances see nothing else. Buffers
-follow: the choice of replies, or the factor of a reply, acts on floating buffers, too, and rules of coordinates treat
-them as parameters; an integer buffer takes the lower median. Sites count alike, as sizes are claims of the sender, and
-a tensor that a reply lacks counts as zeros. Ties go to the first name.
+A reply is treated as one vector: its floating parameters, concatenated, in float64. Norms and distances use only this
+vector. A selection of replies, or a factor of a reply, also applies to floating buffers; coordinate-wise rules treat
+floating buffers as parameters. An integer buffer takes the lower median. All sites have equal weights, because a site
+can claim any size. A tensor that a reply lacks counts as zeros. Ties are resolved by the site's name.
 
-A rule bounds the harm of up to f replies. It has a price without any attack: a site whose patients differ from those of
-all others looks like an attacker. Noise and bits that sites put on updates pass through.
+A rule bounds the harm of up to f malicious replies. It has a cost without any attack, too: a site with unusual patients
+looks like an attacker. Rules also work on updates with noise or quantization.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from medfl.settings import Robust
 from medfl.types import MODEL, Tensors
 from medfl.utils.wire import select
 
-OPTIONS = ("iterations", "radius")
-"""Settings of single rules."""
+RULE_OPTIONS = ("iterations", "radius")
+"""Fields of `medfl.settings.Robust` that only some rules have."""
 
 
 class RobustRule(ABC):
-    """A rule that computes one update from the updates of all sites.
+    """Rule that computes one update from the updates of all sites.
 
     Args:
         robust: Setting of the run.
 
     Attributes:
-        options: Those of `OPTIONS` that the rule has.
+        options: Names of the `RULE_OPTIONS` that the rule supports.
     """
 
     options: ClassVar[frozenset[str]] = frozenset()
@@ -44,31 +44,32 @@ class RobustRule(ABC):
 
     @property
     def least_replies(self) -> int:
-        """Number of replies that a round needs: with fewer, f replies could decide the value alone."""
+        """Number of replies that a round needs. With fewer replies, f of them could determine the result."""
         return 1
 
     @abstractmethod
     def aggregate(self, server: Server, replies: Replies) -> Tensors:
-        """Return the value of the floating tensors, in float64.
+        """Return the aggregate of the floating tensors, in float64.
 
         Args:
-            server: Its meta lists the ``parameters``. A rule may keep tensors in its state (`medfl.toolkit.kept`).
-            replies: At least `least_replies`.
+            server: The server. Its state's metadata list the ``parameters``. A rule may store tensors in its state
+                (`medfl.toolkit.kept`).
+            replies: Replies of at least `least_replies` sites.
         """
 
 
-def rule_of(robust: Robust) -> RobustRule:
-    """Return the rule of a run.
+def make_rule(robust: Robust) -> RobustRule:
+    """Return the robust rule of a run.
 
     Raises:
-        PluginError: If no plugin, or more than one, has a rule of that name, or if it can't be imported.
+        PluginError: If no plugin, or more than one, has a rule of that name, or if the rule can't be imported.
     """
     kind: type[RobustRule] = look_up("robust_rule", robust.rule, RobustRule)
     return kind(robust)
 
 
 def robust_mean(server: Server, replies: Replies, robust: Robust) -> Tensors:
-    """Return the value of the rule, in place of `mean_updates`.
+    """Return the rule's aggregate, which replaces the result of `mean_updates`.
 
     Args:
         server: As in `RobustRule.aggregate`.
@@ -78,27 +79,27 @@ def robust_mean(server: Server, replies: Replies, robust: Robust) -> Tensors:
     Returns:
         Maps each name to a float64 tensor; integer and boolean buffers take the lower median over the replies.
     """
-    return rule_of(robust).aggregate(server, replies) | _lower_medians(replies)
+    return make_rule(robust).aggregate(server, replies) | _lower_medians(replies)
 
 
 def least_replies(robust: Robust | None) -> int:
-    """Return the number of replies that a round needs, 0 without a rule."""
-    return 0 if robust is None else rule_of(robust).least_replies
+    """Return the number of replies that a round needs; 0 without a rule."""
+    return 0 if robust is None else make_rule(robust).least_replies
 
 
 def check_rule(robust: Robust, replies: int) -> None:
-    """Check that a rule can hold.
+    """Raise if a run does not meet the requirements of its robust rule.
 
     Args:
         robust: Setting of the run.
         replies: Number of sites that take part in a round.
 
     Raises:
-        PluginError: As `rule_of` does.
+        PluginError: If `make_rule` raises it.
         SettingsError: If the rule needs more replies, or the setting has an option of another rule.
     """
-    rule = rule_of(robust)
-    for option in OPTIONS:
+    rule = make_rule(robust)
+    for option in RULE_OPTIONS:
         if getattr(robust, option) is not None and option not in rule.options:
             raise SettingsError(
                 "unsupported_setting",
@@ -110,8 +111,8 @@ def check_rule(robust: Robust, replies: int) -> None:
     if replies < rule.least_replies:
         raise SettingsError(
             "too_few_replies",
-            f"The robust rule '{robust.rule}' with f = {robust.f} needs {rule.least_replies} replies in a round: "
-            f"{replies} of the sites with training data take part. Raise 'fraction', lower 'robust.f', or take another "
+            f"The robust rule '{robust.rule}' with f = {robust.f} needs {rule.least_replies} replies in a round, got "
+            f"{replies} participating sites with training data. Raise 'fraction', lower 'robust.f', or choose another "
             "rule.",
             rule=robust.rule,
             f=robust.f,
@@ -121,13 +122,13 @@ def check_rule(robust: Robust, replies: int) -> None:
 
 
 def chance_of_more(sites: int, attackers: int, drawn: int, f: int) -> float:
-    """Return the probability that more than f attackers are among the sites that are drawn for a round.
+    """Return the probability that more than f attackers are among the sites drawn for a round.
 
     Args:
-        sites: Number of sites, of which some are drawn without replacement.
+        sites: Number of sites.
         attackers: Number of attackers among the sites.
-        drawn: Number of sites that are drawn.
-        f: As in the setting.
+        drawn: Number of sites that are drawn without replacement.
+        f: Maximum number of attackers, as in the setting.
     """
     from scipy.stats import hypergeom  # takes long to import
 

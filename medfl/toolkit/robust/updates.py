@@ -1,4 +1,4 @@
-"""Reading of updates for robust rules: distances between replies, and columns of numbers."""
+"""Access to the replies' updates for robust rules: pairwise distances, and values per coordinate."""
 
 from __future__ import annotations
 
@@ -11,47 +11,50 @@ from medfl.toolkit.kept import shared_of
 from medfl.types import MODEL, Tensors
 from medfl.utils.wire import select
 
-AT_A_TIME = 2**28
-"""Maximum bytes of float64 that are in memory at once while all replies of a tensor are read."""
+MAX_STACK_BYTES = 2**28
+"""Maximum bytes of float64 values that are in memory while the updates of all replies are read."""
 
 
-def floats_of(server: Server) -> Tensors:
+def floating_tensors(server: Server) -> Tensors:
     """Return the floating tensors that the server and its sites share."""
     return {name: tensor for name, tensor in shared_of(server).items() if tensor.is_floating_point()}
 
 
-def parameters_of(server: Server) -> Tensors:
-    """Return the parameters among `floats_of`: only they count in distances."""
-    floats = floats_of(server)
+def trainable_tensors(server: Server) -> Tensors:
+    """Return the trainable parameters among `floating_tensors`; only these enter distances."""
+    floats = floating_tensors(server)
     return {name: floats[name] for name in server.state.meta["parameters"]}
 
 
 def by_coordinate(replies: Replies, originals: Tensors, column: Callable[[torch.Tensor], torch.Tensor]) -> Tensors:
-    """Return the value of a function of the updates for each number.
+    """Apply a function to the updates of each coordinate.
 
     Args:
         replies: Replies with updates.
-        originals: Tensors that the updates are of.
-        column: Maps updates (n, numbers), float64, in the order of the sites' names, to their value (numbers,).
+        originals: Tensors that the updates refer to.
+        column: Function from updates (n, numbers), float64, in the order of the sites' names, to aggregates (numbers,).
+
+    Returns:
+        Maps each name to the aggregate in the tensor's shape.
     """
-    stacks = stacked(replies, sorted(replies.meta), originals)
+    stacks = stacked_updates(replies, sorted(replies.meta), originals)
     return {name: column(rows).reshape(originals[name].shape) for name, rows in stacks}
 
 
 def squared_distances(replies: Replies, sites: Sequence[str], parameters: Tensors, centre: Tensors) -> torch.Tensor:
-    """Return the squared distances between replies and, last, a centre.
+    """Return the squared distances between all replies and a centre, which is the last row and column.
 
     Args:
         replies: Replies with updates.
         sites: Sites of the replies, in the order of rows and columns.
-        parameters: Tensors that count.
-        centre: Tensors by the same names; a tensor that it lacks counts as zeros.
+        parameters: Tensors that enter the distances.
+        centre: Tensors of the centre by the same names; a missing tensor counts as zeros.
 
     Returns:
-        (n + 1, n + 1) float64.
+        Squared distances (n + 1, n + 1), float64.
     """
     squares = torch.zeros(len(sites) + 1, len(sites) + 1, dtype=torch.float64)
-    for name, rows in stacked(replies, sites, parameters):
+    for name, rows in stacked_updates(replies, sites, parameters):
         last = centre[name].reshape(1, -1).to(rows) if name in centre else torch.zeros_like(rows[:1])
         points = torch.cat([rows, last])
         for index, point in enumerate(points):
@@ -59,13 +62,13 @@ def squared_distances(replies: Replies, sites: Sequence[str], parameters: Tensor
     return squares
 
 
-def stacked(replies: Replies, sites: Sequence[str], originals: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the updates of each tensor as (n, numbers) float64, in the order of the sites.
+def stacked_updates(replies: Replies, sites: Sequence[str], originals: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield each tensor's name and its updates as (n, numbers) float64, in the order of the sites.
 
     Args:
-        replies: Replies with updates, read once for every `AT_A_TIME` bytes that come out.
+        replies: Replies with updates, read once per `MAX_STACK_BYTES` bytes of output.
         sites: Sites of the replies.
-        originals: Tensors that the updates are of; one that a reply lacks counts as zeros.
+        originals: Tensors that the updates refer to; a tensor that a reply lacks counts as zeros.
     """
     groups: list[list[str]] = []
     room = 0
@@ -73,7 +76,7 @@ def stacked(replies: Replies, sites: Sequence[str], originals: Tensors) -> Itera
         size = tensor.numel() * len(sites) * 8
         if not groups or size > room:
             groups.append([])
-            room = AT_A_TIME
+            room = MAX_STACK_BYTES
         groups[-1].append(name)
         room -= size
     for group in groups:

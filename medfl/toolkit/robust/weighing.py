@@ -1,7 +1,7 @@
-"""The base class of robust rules whose value is a weighted sum of the replies.
+"""Base class of robust rules whose result is a weighted sum of the replies.
 
-The weights depend on the distances between replies alone. So these are computed once, n x n, and the sum is that of
-`mean_updates`. Where a rule leaves out nothing, that is the uniform mean bit by bit.
+The weights depend only on the distances between replies. The n x n distances are computed once, and `mean_updates`
+computes the sum. A rule that excludes nothing gives the uniform mean bit by bit.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ import torch
 from medfl.contract import Replies, Server
 from medfl.toolkit.aggregation import mean_updates
 from medfl.toolkit.robust.rule import RobustRule
-from medfl.toolkit.robust.updates import parameters_of, squared_distances
+from medfl.toolkit.robust.updates import squared_distances, trainable_tensors
 from medfl.types import MODEL, Tensors
 
 
 class WeighingRule(RobustRule):
-    """A robust rule whose value is a weighted sum of the replies, and of a centre."""
+    """Robust rule whose result is a weighted sum of the replies and a centre."""
 
     @abstractmethod
     def weights(self, squares: torch.Tensor) -> torch.Tensor:
-        """Return the weights of the replies and, last, of the centre, (n + 1,) float64.
+        """Return the weights (n + 1,), float64, of n replies and, last, the centre.
 
         Args:
-            squares: (n + 1, n + 1) float64, squared distances of n replies and, last, of the centre.
+            squares: Squared distances (n + 1, n + 1), float64, between n replies and, last, the centre.
         """
 
     def centre(self, server: Server) -> Tensors:
-        """Return the centre by name; a tensor that it lacks is zero, and by default all are."""
+        """Return the tensors of the centre by name; a missing tensor counts as zeros. By default the centre is zero."""
         return {}
 
     def aggregate(self, server: Server, replies: Replies) -> Tensors:
         """Return the weighted sum."""
         sites, centre = sorted(replies.meta), self.centre(server)
-        weights = self.weights(squared_distances(replies, sites, parameters_of(server), centre))
+        weights = self.weights(squared_distances(replies, sites, trainable_tensors(server), centre))
         value = mean_updates(replies, {MODEL: dict(zip(sites, weights[:-1].tolist(), strict=True))})[MODEL]
         if remaining := float(weights[-1]):
             for name, tensor in value.items():

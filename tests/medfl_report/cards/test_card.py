@@ -24,7 +24,7 @@ from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.records.partition import LocatedExclusion, Partition
 from medfl.records.site_card import SiteCard
-from medfl.testing.tasks import FURTHER
+from medfl.testing.tasks import OTHER_OBJECTIVES
 from medfl_report.cards.answers import read_answers
 from medfl_report.cards.card_scores import CardRow
 from medfl_report.cards.checklists import CLAIM, TRIPOD_AI
@@ -394,7 +394,8 @@ def test_a_section_of_a_plugin_has_a_part_in_the_card(tmp_path):
 
 
 KINDS = [
-    pytest.param(kind, id=kind.name, marks=[] if kind.name == "segmentation" else pytest.mark.slow) for kind in FURTHER
+    pytest.param(kind, id=kind.name, marks=[] if kind.name == "segmentation" else pytest.mark.slow)
+    for kind in OTHER_OBJECTIVES
 ]
 
 

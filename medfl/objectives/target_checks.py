@@ -1,4 +1,4 @@
-"""Finding the first target that is wrong."""
+"""Validation of targets by rows."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import torch
 
 from medfl.errors import DataError
 
-SHOWN = 32
-"""Numbers of a target that a message shows."""
+MAX_SHOWN_VALUES = 32
+"""Maximum number of a target's values that a message shows."""
 
 
 def check_rows(
     code: str, wrong: torch.Tensor, targets: torch.Tensor, where: str, start: int, expected: str, remedy: str
 ) -> None:
-    """Refuse targets if any is wrong.
+    """Raise if any row is invalid.
 
     Args:
         code: Code of the error.
-        wrong: (N,), bool.
-        targets: (N, ...).
-        where: Whose they are.
-        start: The row of the first.
-        expected: What would be right.
-        remedy: What to do.
+        wrong: Whether each row is invalid, (N,), bool.
+        targets: Targets (N, ...).
+        where: Owner of the targets, for the message.
+        start: Row number of the first target.
+        expected: Description of a valid target.
+        remedy: Instruction for the user.
 
     Raises:
-        DataError: With row and value of the first that is wrong.
+        DataError: If any row is invalid, with the number and value of the first invalid row.
     """
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0, 0])
-        few = targets[row].numel() <= SHOWN
+        few = targets[row].numel() <= MAX_SHOWN_VALUES
         value = targets[row].tolist() if few else f"a target of shape {list(targets[row].shape)} with other numbers"
         raise DataError(
             code,
@@ -44,6 +44,6 @@ def check_rows(
         )
 
 
-def in_rows(targets: torch.Tensor, test: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """Which targets hold any number that a test says yes to, (N,), bool."""
+def any_in_rows(targets: torch.Tensor, test: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Return whether any number of each target passes a test, (N,), bool."""
     return test(targets).flatten(1).any(dim=1)

@@ -1,4 +1,4 @@
-"""The checks of the conformance suite in which a site is not honest."""
+"""Checks of the conformance suite with a dishonest site."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from medfl.testing.cohort import CLASSES, Case, bits, folders
 from medfl.testing.suite import expect, finite, promise
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
-from medfl.utils.metadata import LARGEST, LETTERS
+from medfl.utils.metadata import LARGEST, MAX_TEXT_CHARACTERS
 
-LIES: tuple[Any, ...] = (
-    None, True, "x", "x" * (LETTERS + 1), [], [0], [[]], {}, {"size": {"size": [None]}}, -1, 0, 0.5, 1, 1e300, LARGEST,
-    2**63, 10**400, math.nan, math.inf, -math.inf, [0] * CLASSES, [LARGEST] * CLASSES, [-1] * CLASSES, [1] * 10_000,
+FALSE_VALUES: tuple[Any, ...] = (
+    None, True, "x", "x" * (MAX_TEXT_CHARACTERS + 1), [], [0], [[]], {}, {"size": {"size": [None]}}, -1, 0, 0.5, 1,
+    1e300, LARGEST, 2**63, 10**400, math.nan, math.inf, -math.inf, [0] * CLASSES, [LARGEST] * CLASSES,
+    [-1] * CLASSES, [1] * 10_000,
 )  # fmt: skip
-"""What a site may say in place of a fact: of every type, at the ends of ranges and beyond them."""
+"""False values for a site's metadata: of every type, and at and beyond the bounds."""
 
 
 @promise
-def a_dishonest_site_stops_nobody(case: Case) -> None:
-    """A site that tells nonsense counts as missing; what a reply may hold by its declarations does `fold` no harm."""
+def dishonest_site_does_not_stop_run(case: Case) -> None:
+    """Check that invalid metadata make a site unavailable, and that no reply that passes the checks ends the run."""
     requests: dict[str, Request] = {}
 
-    class Lied(case.kind):  # type: ignore[name-defined]
-        """The method, with a site-2 that lies; before each fold it is tried with lies of the last site."""
+    class WithDishonestSite(case.kind):  # type: ignore[name-defined]
+        """The method, with a dishonest site-2; each aggregation is first tried with false replies of the last site."""
 
         supports: ClassVar[Any] = case.kind.supports
 
@@ -52,16 +53,20 @@ def a_dishonest_site_stops_nobody(case: Case) -> None:
         def aggregate(self, server: Server, replies: Replies) -> None:
             sent = {site: (tensors, replies.meta[site]) for site, tensors in replies}
             for site in sorted(sent)[-1:]:
-                for what, tensors, meta in _lies(*sent[site], sorted(self.sends_meta)):
+                for what, tensors, meta in _false_replies(*sent[site], sorted(self.sends_meta)):
                     with contextlib.suppress(RefusedError):
                         check_reply(self, server.task, requests[site], tensors, meta, site)
-                        self.suffer(server, _SentReplies(sent | {site: (tensors, meta)}, replies.missing), what)
+                        self.check_false_reply(
+                            server, _SentReplies(sent | {site: (tensors, meta)}, replies.missing), what
+                        )
                 if sent[site][0]:
-                    self.ignore(server, sent, replies.missing, site)
+                    self.check_emptied_reply(server, sent, replies.missing, site)
             super().aggregate(server, replies)
 
-        def ignore(self, server: Server, sent: dict[str, tuple[Tensors, Meta]], missing: list[str], site: str) -> None:
-            """A reply that lost its tensors is refused, or the fold is the one without it."""
+        def check_emptied_reply(
+            self, server: Server, sent: dict[str, tuple[Tensors, Meta]], missing: list[str], site: str
+        ) -> None:
+            """Check that a reply without its tensors is refused, or has no effect on the aggregation."""
             with contextlib.suppress(RefusedError):
                 check_reply(self, server.task, requests[site], {}, sent[site][1], site)
                 emptied = _SentReplies(sent | {site: ({}, sent[site][1])}, missing)
@@ -73,10 +78,11 @@ def a_dishonest_site_stops_nobody(case: Case) -> None:
                     states.append(copy.state.tensors)
                 expect(
                     wire.tensors_equal(*states),
-                    "a reply without tensors counts: refuse it in `check_tensors`, or leave it out of the fold",
+                    "a reply without tensors counts: refuse it in `check_tensors`, or ignore it in `aggregate`",
                 )
 
-        def suffer(self, server: Server, replies: Replies, what: str) -> None:
+        def check_false_reply(self, server: Server, replies: Replies, what: str) -> None:
+            """Check that the server can aggregate, plan and publish with a false reply that was accepted."""
             copy = replace(server, state=copied(server.state))
             try:
                 super().aggregate(copy, replies)
@@ -84,12 +90,12 @@ def a_dishonest_site_stops_nobody(case: Case) -> None:
                 super().publish(copy)
             except Exception as error:
                 raise AssertionError(
-                    f"a reply with {what} is not refused and ends the run ({type(error).__name__}: {error}): say more "
-                    "of it in `sends_meta` or `check_tensors`"
+                    f"a reply with {what} is not refused and ends the run ({type(error).__name__}: {error}): restrict "
+                    "it in `sends_meta` or `check_tensors`"
                 ) from error
 
     with folders(1) as (folder,):
-        make_method = lambda: Lied(**case.make_method().model_dump())  # noqa: E731
+        make_method = lambda: WithDishonestSite(**case.make_method().model_dump())  # noqa: E731
         result = case.run(folder, make_method=make_method, rounds=2)
         expect(result.outcome.status == "finished", f"ended as {result.outcome.status}: {result.outcome.reason}")
         finite(bits(result), "beside a dishonest site")
@@ -110,10 +116,10 @@ class _SentReplies:
         return len(self._sent)
 
 
-def _lies(tensors: Tensors, meta: Meta, declared: list[str]) -> Iterator[tuple[str, Tensors, Meta]]:
-    """What a reply may be changed to: what is wrong in it, its tensors, its meta."""
+def _false_replies(tensors: Tensors, meta: Meta, declared: list[str]) -> Iterator[tuple[str, Tensors, Meta]]:
+    """Yield changed versions of a reply: a description of the change, the tensors, and the metadata."""
     for key in declared:
-        for lie in LIES:
+        for lie in FALSE_VALUES:
             yield f"'{key}' as {str(lie)[:40]}", tensors, meta | {key: lie}
         yield f"no '{key}'", tensors, {name: value for name, value in meta.items() if name != key}
     yield "no tensors", {}, meta

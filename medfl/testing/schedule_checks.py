@@ -1,4 +1,4 @@
-"""The check of the conformance suite for methods that declare the steps of their rounds."""
+"""Check of the conformance suite for methods that declare the steps of their rounds."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from medfl.contract import Server
 from medfl.engine.store import copied
 from medfl.testing.cohort import Case, folders
 from medfl.testing.suite import expect, promise
-from medfl.toolkit.rounds import Due, Rounds
+from medfl.toolkit.rounds import Due, MultiStepMethod
 from medfl.utils import wire
 
 
 @promise
 def schedules_are_pure(case: Case) -> None:
-    """What is left of a round depends on the state alone and changes nothing: declared steps, none of them twice."""
-    if not issubclass(case.kind, Rounds):
-        return  # it has a `plan` of its own
+    """Check that the remaining steps are declared and not repeated, and that computing them changes nothing."""
+    if not issubclass(case.kind, MultiStepMethod):
+        return  # the method implements `plan` itself
 
     class Probed(case.kind):  # type: ignore[name-defined]
-        """The method, asked twice each time."""
+        """The method; it computes the remaining steps twice each time."""
 
         supports: ClassVar[Any] = case.kind.supports
 
@@ -31,7 +31,7 @@ def schedules_are_pure(case: Case) -> None:
             before = wire.digest(server.state.tensors, server.state.meta)
             again = list(super().schedule(replace(server, state=copied(server.state)), list(done)))
             left = list(super().schedule(server, done))
-            expect(left == again, f"round {server.round}: {again} and, asked again, {left}")
+            expect(left == again, f"round {server.round}: {again} at the first call and {left} at the second")
             expect(before == wire.digest(server.state.tensors, server.state.meta), "a schedule changes the state")
             expect({due.name for due in left} <= set(names), f"{left} are not all among the steps {names}")
             dues = [*done, *left]

@@ -1,4 +1,4 @@
-"""Objectives by name: plugins list them, and JSON names them."""
+"""Objectives by name: lookup in the plugins, reading from JSON, and validation of metric names."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ def objective_class(name: str) -> type[Objective]:
     """Return the class of an objective.
 
     Raises:
-        PluginError: If no plugin, or more than one, has an objective of that name, or if it can't be imported.
+        PluginError: If no plugin, or more than one, has an objective of that name, or if the objective can't be
+            imported.
     """
     kind: type[Objective] = look_up("objective", name, Objective)
     if kind.name != name:
         raise PluginError(
             "wrong_name",
-            f"Expected the objective '{name}' to have this name as its `name`, got '{kind.name}'. Its author can mend "
-            "it.",
+            f"Expected the objective '{name}' to have this name as its `name`, got '{kind.name}'. Report this to the "
+            "plugin's author.",
             expected=name,
             found=kind.name,
         )
@@ -31,14 +32,14 @@ def objective_class(name: str) -> type[Objective]:
 
 
 def read_objective(facts: Meta) -> Objective:
-    """Return the objective that `Objective.facts` describes.
+    """Create the objective that `Objective.facts` describes.
 
     Args:
-        facts: Name of the objective under ``name``, and its fields. JSON.
+        facts: JSON with the name of the objective as ``name``, and its fields.
 
     Raises:
-        PluginError: As `objective_class` does.
-        SettingsError: If a field is unknown, missing or not possible.
+        PluginError: If `objective_class` raises it.
+        SettingsError: If a field is unknown, missing or invalid.
     """
     values = dict(facts)
     name = str(values.pop("name", None))
@@ -58,11 +59,11 @@ def read_objective(facts: Meta) -> Objective:
 
 
 def check_metrics(names: Iterable[str]) -> None:
-    """Refuse a metric that no objective has; the number of a class or finding in it may be any.
+    """Raise if no objective has a metric. The number of a class or finding in the metric's name is not checked.
 
     Raises:
-        PluginError: As `objective_class` does, for any objective.
-        SettingsError: Naming the nearest known one.
+        PluginError: If `objective_class` raises it for any objective.
+        SettingsError: If a metric is unknown; the message suggests the most similar name.
     """
     examples = [objective_class(name).example() for name in known_names("objective")]
     known = [metric for example in examples for metric in example.scores]
