@@ -170,7 +170,7 @@ BROKEN = {
     ),
     "an undeclared fact": (
         "only_what_is_declared_leaves",
-        "may not send the meta key 'labels'",
+        "may not send the metadata key 'labels'",
         """
         def work(self, site, order):
             reply = super().work(site, order)
