@@ -74,7 +74,7 @@ class FederatedRun:
         tracked_config: Path of the configuration that MONAI wrote, if its ``--tracking`` is on.
         site_values: Values of the run to write into the configurations of the exported bundles.
         source: Reader of the sites' folders. None reads data lists and arrays, normalised by `mean` and `std`.
-        carrier: Name of the backend. This class runs ``local`` only; `medfl.workflow.FederatedWorkflow` submits the run
+        backend: Name of the backend. This class runs ``local`` only; `medfl.workflow.FederatedWorkflow` submits the run
             to any other backend.
         settings: Maps the names of settings that differ from the defaults of `medfl.settings.Settings` and
             `medfl.settings.Execution` to their values.
@@ -191,7 +191,7 @@ class FederatedRun:
         if self.backend != LOCAL:
             check_choice("backend", self.backend, (LOCAL, *registry.backends))
             raise SettingsError(
-                "unsupported_carrier",
+                "unsupported_backend",
                 f"The backend '{self.backend}' submits the run to other machines and needs medfl's own workflow: add "
                 "--workflow_name medfl.workflow.FederatedWorkflow, or use `medfl federate submit`.",
                 backend=self.backend,

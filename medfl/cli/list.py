@@ -211,7 +211,7 @@ def dataset_table(registry: Registry) -> Table:
 
 def adversary_table(registry: Registry) -> Table:
     """Return a table of the poisoning attacks, those on data first, with their papers."""
-    table = _table("Poisoning attacks, for the setting 'poison' of simulations", "name", "changes", "summary")
+    table = _table("Poisoning attacks, for the setting 'adversaries' of simulations", "name", "changes", "summary")
     for record in sorted(registry.adversaries.values(), key=lambda record: (record.on, record.name)):
         table.add_row(record.name, record.on, "\n".join(filter(None, [record.summary, record.paper])))
     return table

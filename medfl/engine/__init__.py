@@ -1,1 +1,1 @@
-"""Runs one step at the server and at one site, durably; knows neither MONAI nor a carrier nor a method."""
+"""Run the steps of a federation at the server and at a site, and save each step durably. It is independent of MONAI."""

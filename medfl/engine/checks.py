@@ -1,4 +1,8 @@
-"""What is checked before step 0 of a run: nothing impossible begins, and another method in disguise is named."""
+"""Checks of a run's method, task, settings and data before its first step.
+
+An impossible combination raises an error. A combination in which the method equals another method is logged as a
+warning.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +33,8 @@ from medfl.utils.text import name_problem
 
 logger = logging.getLogger(__name__)
 
-CHECKED = 1024
-"""Targets that are looked at at a time."""
+TARGETS_PER_BATCH = 1024
+"""Number of targets that are read and checked at once."""
 
 
 def check_plan(
@@ -42,19 +46,21 @@ def check_plan(
     has_public: bool,
     others: Mapping[str, Collection[str]] | None = None,
 ) -> list[nn.Module]:
-    """Refuse an impossible combination, and warn of one that is another method. No site's data are needed for it.
+    """Check that a method, task and settings go together, without the data of any site.
+
+    Log a warning if the method equals another method with these settings, and for settings without the expected effect.
 
     Args:
-        name: The method's.
-        method: It.
+        name: Name of the method.
+        method: The method.
         task: The learning problem.
-        settings: The run's.
+        settings: Settings of the run.
         sites: Names of the sites.
         has_public: Whether the server has public data.
-        others: Name of each known method to what it needs, to name those that would do; None where nobody knows.
+        others: Maps each known method to its requirements, for messages that suggest other methods; None if unknown.
 
     Returns:
-        One network of each kind that is used.
+        One newly built network of each kind that the run trains.
 
     Raises:
         SettingsError: If the combination is not possible.
@@ -64,14 +70,14 @@ def check_plan(
     check_method(method, settings, name)
     check_filters(method, name)
     check_robust(name, method, settings)
-    check_secure(name, method, settings, names, _beside_the_mean(method))
+    check_secure(name, method, settings, names, _describe_aggregation(method))
     if problem := name_problem(names):
         raise SettingsError("invalid_site_name", problem, sites=names)
     unknown = sorted(set(settings.networks_by_site) - set(names))
     if unknown:
         raise SettingsError(
             "unknown_site",
-            f"'networks_by_site' names sites that are not there: {unknown}. Sites: {names}.",
+            f"'networks_by_site' names sites that the run does not have: {unknown}. Sites: {names}.",
             setting="networks_by_site",
             sites=unknown,
             known=names,
@@ -80,9 +86,8 @@ def check_plan(
     if used != [task.network] and not method.supports & {Capability.DIFFERENT_NETWORKS, Capability.DIFFERENT_HEADS}:
         raise SettingsError(
             "unlike_networks",
-            f"Method '{name}' needs one architecture at all sites; got {used}. Give all sites the "
-            f"network of the task ('{task.network}' now), or choose a method that allows unlike ones (`medfl list "
-            "methods`).",
+            f"Method '{name}' needs one architecture at all sites, got {used}. Give all sites the network of the task "
+            f"('{task.network}' now), or choose a method that allows different networks (`medfl list methods`).",
             method=name,
             networks=used,
         )
@@ -90,7 +95,7 @@ def check_plan(
         logger.warning("This CPU computes bf16 in software, many times slower than fp32; use --precision fp32 here.")
     if "public_data" in method.needs and not has_public:
         raise SettingsError(
-            "missing_public_data", f"Method '{name}' needs public data; name their folder with --public.", method=name
+            "missing_public_data", f"Method '{name}' needs public data. Name their folder with --public.", method=name
         )
     _check_weights(task, used)
     policy_of(settings).check_objective(task.objective)
@@ -103,10 +108,10 @@ def check_plan(
 
 
 def check_names(settings: Settings, registry: Registry) -> None:
-    """Check that exactly one plugin has the privacy mechanism and the robust rule that the settings name.
+    """Check that exactly one plugin provides the privacy mechanism and the robust rule that the settings name.
 
     Raises:
-        PluginError: If a name is unknown or ambiguous.
+        PluginError: If no plugin, or more than one, provides the name.
     """
     if settings.privacy is not None:
         registry.check_name("privacy_mechanism", settings.privacy.unit)
@@ -115,23 +120,25 @@ def check_names(settings: Settings, registry: Registry) -> None:
 
 
 def check_robust(name: str, method: Method, settings: Settings) -> None:
-    """Refuse a robust rule with a method whose server makes more of replies than one mean of updates.
+    """Check that a robust rule can replace the aggregation of a method.
+
+    That requires a server that computes one mean of all updates and nothing else from the replies.
 
     Args:
-        name: The method's.
-        method: It.
-        settings: The run's.
+        name: Name of the method.
+        method: The method.
+        settings: Settings of the run.
 
     Raises:
-        SettingsError: If a rule is set and the method has no place for it.
+        SettingsError: If the settings have a robust rule and the method does not support it.
     """
     if settings.robust is not None and Capability.ROBUST not in method.active_supports:
-        cause, beside = _beside_the_mean(method)
+        cause, aggregation = _describe_aggregation(method)
         raise SettingsError(
             "method_not_supported",
-            f"The robust rule '{settings.robust.rule}' stands in place of the one mean of all updates, and method "
-            f"'{name}', with these settings, has another server: {beside}. Choose a method that "
-            "averages updates and nothing beside them, such as fedavg, fedprox or fedavgm, or leave 'robust' out.",
+            f"The robust rule '{settings.robust.rule}' replaces the mean of all updates, but method '{name}', with "
+            f"these settings, aggregates in another way: {aggregation}. Choose a method that averages updates and "
+            "nothing else, such as fedavg, fedprox or fedavgm, or leave 'robust' out.",
             feature="robust",
             method=name,
             rule=settings.robust.rule,
@@ -140,39 +147,40 @@ def check_robust(name: str, method: Method, settings: Settings) -> None:
         )
 
 
-def _beside_the_mean(method: Method) -> tuple[str, str]:
-    """Return what the server makes of replies, where that is no mean of updates: a code and a sentence."""
+def _describe_aggregation(method: Method) -> tuple[str, str]:
+    """Return why a method's aggregation is not one mean of updates, as a code and a clause for messages."""
     if "pooled_data" in method.needs:
-        return "pooled_data", "it has the data themselves"
+        return "pooled_data", "it trains on the pooled data"
     if Capability.PEER_MESSAGES in method.supports:
-        return "no_mean", "sites send their models to each other, and there is no mean"
+        return "no_mean", "sites send their models to each other, and the server computes no mean"
     updates = [prefix for prefix, kind in method.sends.items() if kind == "update"]
     others = [f"'{prefix}' ({kind})" for prefix, kind in method.sends.items() if kind != "update"]
     if not updates:
-        return "no_updates", f"sites send {', '.join(others) or 'nothing'}, and no updates"
+        return "no_updates", f"sites send {', '.join(others) or 'nothing'} and no updates"
     if others:
-        return "other_payloads", f"sites send {', '.join(others)} beside their updates"
+        return "other_payloads", f"sites send {', '.join(others)} besides their updates"
     if len(updates) > 1:
         means = ", ".join(map(repr, updates))
-        return "several_means", f"it may have several means, of {means}, or weighs replies by what sites say"
-    return "own_weights", "it weighs replies by what sites say of themselves, or makes more of them than one mean"
+        return "several_means", f"it may compute several means, of {means}, or weight replies by metadata of the sites"
+    return "own_weights", "it weights replies by metadata of the sites, or computes more from them than one mean"
 
 
 def check_shared_test(settings: Settings, has_test: bool) -> None:
-    """Refuse to score sites' models on a test set that is not there.
+    """Check that the server has a test set, if the setting ``shared_test`` needs one.
 
     Args:
-        settings: The run's.
+        settings: Settings of the run.
         has_test: Whether the server has a test set.
 
     Raises:
-        SettingsError: If it is asked for and there is none.
+        SettingsError: If the setting is on and the server has no test set.
     """
     if settings.shared_test and not has_test:
         raise SettingsError(
             "missing_test_set",
-            "shared_test scores every site's personal model on the server's test set, and there is none: expected a "
-            "folder 'global' beside the sites. `medfl partition` makes one; or leave shared_test out.",
+            "shared_test scores every site's personal model on the server's test set, but there is none: expected "
+            "a folder 'global' next to the folders of the sites: create it with `medfl partition`, or leave "
+            "shared_test out.",
             setting="shared_test",
         )
 
@@ -193,18 +201,18 @@ def check_privacy(
     sites: int,
     simulated: bool = False,
 ) -> None:
-    """Refuse a promise that is empty for the number of units, or that a network can't keep; log what is promised.
+    """Check that the run can keep its privacy guarantee, and log the guarantee.
 
     Args:
-        settings: The run's.
+        settings: Settings of the run.
         method: The method.
-        networks: One of each kind that is used.
-        images: Training images of each site that is known here and has any.
-        sites: How many sites have training images, as far as is known.
+        networks: One network of each kind that the run trains.
+        images: Maps each site to its number of training images; only sites with a known number > 0.
+        sites: Number of sites that are known to have training images.
         simulated: Whether all sites are on this machine.
 
     Raises:
-        SettingsError: If it can't be kept.
+        SettingsError: If delta is too large for the number of units, or a network can't keep the guarantee.
     """
     policy = policy_of(settings)
     if settings.secure_aggregation is not None:
@@ -215,18 +223,22 @@ def check_privacy(
         logger.info("%s", statement)
     private = sorted(key for key, field in method.sends_meta.items() if field.visibility == "private")
     if private and not policy.discloses_metadata("private"):
-        logger.warning("Privacy: %s stay at the sites; replies weigh alike where they would.", ", ".join(private))
+        logger.warning(
+            "Privacy: the metadata %s stay at the sites. The server gives all replies the same weight where it would "
+            "weight them by these.",
+            ", ".join(private),
+        )
 
 
 def check_training(sites: Mapping[str, Splits], objective: Objective) -> None:
-    """Refuse a federation in which nobody can train, and name who can't.
+    """Check that at least one site can train, and log a warning that names the sites that can't.
 
     Args:
-        sites: Site to its splits.
-        objective: Of the task; says whether a site's targets teach anything.
+        sites: Maps each site to its splits.
+        objective: Objective of the task. It decides whether a site's targets are informative.
 
     Raises:
-        DataError: If no site has training data.
+        DataError: If no site has training data with informative targets.
     """
     empty = [name for name, data in sorted(sites.items()) if not len(data.train)]
     if len(empty) == len(sites):
@@ -237,34 +249,34 @@ def check_training(sites: Mapping[str, Splits], objective: Objective) -> None:
             sites=sorted(sites),
         )
     if empty:
-        logger.warning("Without training data, never asked to train: %s.", ", ".join(empty))
-    held = {name: data.train for name, data in sorted(sites.items()) if len(data.train)}
-    mute = [name for name, train in held.items() if not objective.teaches(countable(train, objective))]
-    if len(mute) == len(held):
+        logger.warning("These sites have no training data and won't train: %s.", ", ".join(empty))
+    training = {name: data.train for name, data in sorted(sites.items()) if len(data.train)}
+    uninformative = [name for name, train in training.items() if not objective.teaches(countable(train, objective))]
+    if len(uninformative) == len(training):
         raise DataError(
             "uninformative_targets",
-            f"No site can train: the training targets of {mute} teach nothing, such as survival times without any "
-            "event. Give at least one site some that do.",
-            sites=mute,
+            f"No site can train: the training targets of {uninformative} are uninformative, such as survival times "
+            "without any event. Give at least one site informative targets.",
+            sites=uninformative,
         )
-    if mute:
-        logger.warning("With training targets that teach nothing, never asked to train: %s.", ", ".join(mute))
+    if uninformative:
+        logger.warning("These sites have uninformative training targets and won't train: %s.", ", ".join(uninformative))
 
 
 def check_validation(settings: Settings, validating: Collection[str]) -> None:
-    """Refuse to compare rounds where nobody can.
+    """Check that a run that compares rounds has a site with validation images.
 
     Args:
-        settings: The run's.
-        validating: The sites that have validation images.
+        settings: Settings of the run.
+        validating: Names of the sites that have validation images.
 
     Raises:
-        SettingsError: If there is none, and the run needs them.
+        SettingsError: If the run compares rounds and no site has validation images.
     """
     if settings.validates and not validating:
         raise SettingsError(
             "no_images",
-            "'best_round' and 'patience' go by scores on the sites' validation images, and no site has any. Partition "
+            "'best_round' and 'patience' use scores on the sites' validation images, but no site has any. Partition "
             "with --val-fraction 0.1, or leave both out. Test images never choose a model.",
             split="val",
             settings=["best_round", "patience"],
@@ -272,15 +284,15 @@ def check_validation(settings: Settings, validating: Collection[str]) -> None:
 
 
 def check_targets(objective: Objective, sites: Mapping[str, Splits], others: Mapping[str, Dataset | None]) -> None:
-    """Refuse targets that the objective has no place for.
+    """Read all targets and check that they are valid for the objective.
 
     Args:
-        objective: Of the task.
-        sites: Site to its splits.
-        others: More data, by what to call them.
+        objective: Objective of the task.
+        sites: Maps each site to its splits.
+        others: Maps the name of each further data set, as messages show it, to the data or None.
 
     Raises:
-        DataError: Naming site, split, row and value.
+        DataError: If a target is not valid. The message names the site, split, row and value.
     """
     splits = {
         f"Site '{name}', split '{split}'": getattr(data, split)
@@ -289,53 +301,54 @@ def check_targets(objective: Objective, sites: Mapping[str, Splits], others: Map
     }
     for where, data in (splits | dict(others)).items():
         size = 0 if data is None else len(data)
-        count = 1 if isinstance(data, Visited) else CHECKED  # cases may be of unlike sizes
+        count = 1 if isinstance(data, Visited) else TARGETS_PER_BATCH  # such cases may have different sizes
         for start in range(0, size, count):
             rows = torch.arange(start, min(start + count, size))
             objective.check_targets(data.targets(rows), where, start)
 
 
 def warn_of_preset(name: str, method: Method, method_args: Meta, settings: Settings) -> None:
-    """Warn where a preset belongs to runs with other settings: a method can't set them.
+    """Log a warning if a preset of the method is for other settings of the run, which a method can't set.
 
     Args:
-        name: The method's.
-        method: It; its `preset_settings` say what belongs to a preset.
-        method_args: Its settings as given.
-        settings: The run's.
+        name: Name of the method.
+        method: The method; `Method.preset_settings` maps each preset to settings of the run.
+        method_args: Settings of the method as the user gave them.
+        settings: Settings of the run.
     """
     preset = method_args.get("preset")
-    if other := _others(method.preset_settings.get(str(preset), {}), settings.model_dump()):
+    if other := _differences(method.preset_settings.get(str(preset), {}), settings.model_dump()):
         logger.warning(
-            "The preset '%s' of '%s' belongs to runs with other settings than this one: %s. Give these, or leave the "
-            "preset out.",
+            "The preset '%s' of '%s' is for runs with other settings: %s. Set them as expected, or leave the preset "
+            "out.",
             preset,
             name,
             "; ".join(other),
         )
 
 
-def _others(expected: Meta, actual: Meta, path: str = "") -> list[str]:
-    """What is not as expected, with both values."""
-    unlike = []
+def _differences(expected: Meta, actual: Meta, path: str = "") -> list[str]:
+    """Return a text with the expected and the actual value of each setting that differs."""
+    differences = []
     for key, value in expected.items():
         here = actual.get(key)
         if isinstance(value, dict):
-            unlike += _others(value, here or {}, f"{path}{key}.")
+            differences += _differences(value, here or {}, f"{path}{key}.")
         elif here != value:
-            unlike.append(f"expected {path}{key} = {value}, got {here}")
-    return unlike
+            differences.append(f"expected {path}{key} = {value}, got {here}")
+    return differences
 
 
 def _warn_of_limits(name: str, method: Method, models: list[nn.Module]) -> None:
-    plain = not any(has_batch_norm(model) for model in models)
+    """Log a warning for each declared limit case in which the method equals another method."""
+    without_norms = not any(has_batch_norm(model) for model in models)
     for limit in method.reduces_to:
-        if not limit.equals_settings and _reached(limit, method) and (plain or not limit.only_without_norms):
-            why = ", ".join(f"{k} = {v}" for k, v in limit.args.items())
-            why += " on a network without batch-norm layers" if limit.only_without_norms else ""
-            but = "".join(f" with {k} = {v}" for k, v in limit.equals_args.items())
-            logger.warning("With %s, '%s' is '%s'%s.", why, name, limit.equals, but)
+        if not limit.equals_settings and _is_reached(limit, method) and (without_norms or not limit.only_without_norms):
+            condition = ", ".join(f"{k} = {v}" for k, v in limit.args.items())
+            condition += " on a network without batch-norm layers" if limit.only_without_norms else ""
+            equal_args = "".join(f" with {k} = {v}" for k, v in limit.equals_args.items())
+            logger.warning("With %s, '%s' is '%s'%s.", condition, name, limit.equals, equal_args)
 
 
-def _reached(limit: ReducesTo, method: Method) -> bool:
+def _is_reached(limit: ReducesTo, method: Method) -> bool:
     return all(getattr(method, name) == value for name, value in limit.args.items())

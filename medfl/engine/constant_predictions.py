@@ -1,8 +1,8 @@
-"""Find models that predict the same for every image, from their predictions.
+"""Find models whose prediction is the same for every image.
 
-A site is named if its model predicts the same for all of its images and at least two of them contradict it; a
-single one may well be an ordinary error. All sites together are judged as one set as well: a model that predicts one
-class everywhere is found even if each site holds images of one class.
+A site is reported if its model predicts the same for all of its images, and the targets of at least two images differ
+from that prediction; a single difference may be an ordinary error. The images of all sites are also checked as one set.
+This finds a model that predicts one class everywhere, even if each site has images of one class only.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
     from medfl.objectives import Objective
 
-CONTRADICTED = 2
-"""Images of a site that must contradict its model before the site is named."""
+MIN_CONTRADICTIONS = 2
+"""Minimum number of a site's images whose targets must differ from the constant prediction."""
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """A model's predictions for the images of a site, as `medfl.training.predict.predict` returns it.
+    """Predictions of a model for the images of a site, with the images' targets.
 
     Attributes:
-        judged: Predictions, (N, K).
-        targets: Targets, (N, ...).
+        judged: Predictions, shape (N, K), as `medfl.training.predict.predict` returns them.
+        targets: Targets, shape (N, ...).
         split: ``test``, or ``val`` at a site without test images.
     """
 
@@ -40,15 +40,16 @@ class Predictions:
 def find_constant_predictions(
     by_site: Mapping[str, Predictions], objective: Objective, classes: Sequence[str] = ()
 ) -> list[ConstantPrediction]:
-    """Find models that predict the same for every image.
+    """Find models whose prediction is the same for every image.
 
     Args:
-        by_site: Predictions by site, of the model that the site keeps.
+        by_site: Maps each site to the predictions of the model that it exports.
         objective: Objective of the task.
-        classes: Names of the classes; empty uses their numbers.
+        classes: Names of the classes; if empty, their numbers are used.
 
     Returns:
-        One entry if all sites share an answer, otherwise one for each answer, sorted; empty if there is none.
+        One entry if the prediction is the same at all sites. Otherwise one entry for each constant prediction, sorted.
+        Empty if no model has a constant prediction.
     """
     import torch  # not at the top: `medfl status` reads summaries, and torch takes seconds to import
 
@@ -76,6 +77,6 @@ def find_constant_predictions(
     sites_by_answer: dict[str, list[str]] = {}
     for site, part in known.items():
         answer = objective.constant_answer(part.judged, part.targets, classes)
-        if answer is not None and answer.contradicted >= CONTRADICTED:
+        if answer is not None and answer.contradicted >= MIN_CONTRADICTIONS:
             sites_by_answer.setdefault(answer.words, []).append(site)
     return [entry(words, sites) for words, sites in sorted(sites_by_answer.items())]

@@ -1,8 +1,8 @@
-"""What a method's own filters make of tensors on their way out of a site, and how a receiver undoes it.
+"""Encode the tensors of a reply with the method's own filters at a site, and decode them at the receiver.
 
-`medfl.contract.Filter` says what a filter is. A site encodes after all checks and before clip, noise and bits, which
-are its own and always come last: a method can't weaken them. A receiver undoes the bits, then the filters in reverse.
-Models in parcels from site to site pass no filter.
+`medfl.contract.Filter` describes a filter. A site encodes after all checks and before clipping, noise and quantisation.
+Those three belong to medfl and always come last, so a method can't weaken them. A receiver undoes the quantisation,
+then the filters in reverse. Peer messages pass no filter.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from medfl.errors import ContractError, RefusedError, SettingsError
 from medfl.types import Meta, Tensors
 
 FILTERED = "_filters"
-"""Meta key beside filtered tensors: for each filter of the method, what it says of the tensors of each kind."""
+"""Metadata key with one mapping for each filter of the method, from kinds of tensors to the metadata of `encode`."""
 
 
 def kind_of(sends: Mapping[str, PayloadKind], name: str, who: str) -> PayloadKind:
-    """What a tensor is, by the longest declared prefix of its name.
+    """Return the kind of a tensor, by the longest declared prefix of its name.
 
     Args:
-        sends: `medfl.contract.Method.sends`.
-        name: The tensor's.
-        who: Who would send it, for the message: "Site 'site-01'".
+        sends: Kind of each tensor by the prefix of its name (`medfl.contract.Method.sends`).
+        name: Name of the tensor.
+        who: Sender for messages, as in "Site 'site-01'".
 
     Raises:
-        ContractError: If its name begins with no declared prefix.
+        ContractError: If the name begins with no declared prefix.
     """
     prefix = max((prefix for prefix in sends if name.startswith(prefix)), key=len, default=None)
     if prefix is None:
@@ -47,14 +47,14 @@ def kind_of(sends: Mapping[str, PayloadKind], name: str, who: str) -> PayloadKin
 
 
 def check_filters(method: Method, name: str) -> None:
-    """Refuse filters that would do nothing, for the method sends none of their kinds.
+    """Check that each filter of a method applies to a kind of tensors that the method sends.
 
     Args:
         method: The method.
-        name: What the user calls it.
+        name: Name of the method, for messages.
 
     Raises:
-        ContractError: If there is one, or it names a kind that is none.
+        ContractError: If a filter applies to no kind that the method sends, or names an unknown kind.
     """
     for own in method.filters():
         kinds = set(own.kinds)
@@ -62,7 +62,8 @@ def check_filters(method: Method, name: str) -> None:
             raise ContractError(
                 "wrong_filter_kinds",
                 f"The filter {_name(own)} of method '{name}' is for tensors of the kinds {sorted(kinds)}: expected one "
-                f"or more of those that the method sends, {sorted(set(method.sends.values()))}. Correct its `kinds`.",
+                f"or more of the kinds that the method sends, {sorted(set(method.sends.values()))}. Correct its "
+                "`kinds`.",
                 method=name,
                 filter=_name(own),
                 found=kinds,
@@ -72,12 +73,12 @@ def check_filters(method: Method, name: str) -> None:
 
 @dataclass(frozen=True)
 class Encoder:
-    """A method's filters at one site in one step.
+    """Filters of a method at one site in one step.
 
     Attributes:
-        filters: `medfl.contract.Method.filters`.
-        sends: `medfl.contract.Method.sends`.
-        rng: From a label to a generator, the same for an order that is carried out again.
+        filters: Filters of the method, in the order of encoding (`medfl.contract.Method.filters`).
+        sends: Kind of each tensor by the prefix of its name (`medfl.contract.Method.sends`).
+        rng: Returns a generator for a label. A repeated request must get the same generators.
     """
 
     filters: tuple[Filter, ...]
@@ -85,53 +86,56 @@ class Encoder:
     rng: Callable[[str], torch.Generator]
 
     def encode(self, tensors: Tensors, who: str, noised: bool) -> tuple[Tensors, Meta]:
-        """Apply the filters in turn, each to the tensors of each of its kinds.
+        """Apply the filters one after the other, each to the tensors of each of its kinds.
 
         Args:
-            tensors: Checked; names begin with declared prefixes.
-            who: The site, for messages: "Site 'site-01'".
-            noised: Whether the run hides what a site's data are by noise on the numbers that this returns. Then all
-                else that a filter says, its meta and the names, shapes and dtypes of its tensors, has to be the same
-                for all data, and is compared with what it says of zeros.
+            tensors: Tensors of the reply, which were checked; their names begin with declared prefixes.
+            who: Sender for messages, as in "Site 'site-01'".
+            noised: Whether noise on the returned numbers hides the site's data. Then everything else that a filter
+                returns must be the same for all data: its metadata, and the names, shapes and dtypes of its tensors.
+                To check that, each filter also encodes zeros.
 
         Returns:
-            New tensors, and the meta for `decode_filtered`; tensors as they are and no meta without filters.
+            New tensors, and the metadata for `decode_filtered`. Without filters, the tensors unchanged and no metadata.
 
         Raises:
-            ContractError: If what a filter decodes has other names, shapes or dtypes than what it encoded, or it breaks
-                another promise of `medfl.contract.Filter`.
-            RefusedError: If a number that it makes is not finite.
-            SettingsError: If `noised`, and something beside the numbers hangs on the data.
+            ContractError: If a filter decodes other names, shapes or dtypes than it encoded, or breaks another promise
+                of `medfl.contract.Filter`.
+            RefusedError: If an encoded number is not finite.
+            SettingsError: If `noised`, and something besides the numbers depends on the data.
         """
-        sayings: list[Meta] = []
+        meta_by_filter: list[Meta] = []
         for number, own in enumerate(self.filters):
-            sayings.append({})
-            for kind in _in_turn(self.sends, own.kinds, tensors, who):
-                rest, group = _parted(self.sends, kind, tensors, who)
+            meta_by_filter.append({})
+            for kind in _kinds_present(self.sends, own.kinds, tensors, who):
+                rest, group = _split_by_kind(self.sends, kind, tensors, who)
                 label = f"filter {number} {kind}"
-                encoded, meta = self._encoded(own, group, kind, label, who)
+                encoded, meta = self._encode_group(own, group, kind, label, who)
                 if noised:
                     blank = {name: torch.zeros_like(tensor) for name, tensor in group.items()}
-                    self._check_hidden(own, encoded, meta, *self._encoded(own, blank, kind, label, who))
+                    self._check_hidden(own, encoded, meta, *self._encode_group(own, blank, kind, label, who))
                 tensors = rest | encoded
-                sayings[-1][kind] = meta
-        return tensors, {FILTERED: sayings} if self.filters else {}
+                meta_by_filter[-1][kind] = meta
+        return tensors, {FILTERED: meta_by_filter} if self.filters else {}
 
-    def _encoded(self, own: Filter, group: Tensors, kind: PayloadKind, label: str, who: str) -> tuple[Tensors, Meta]:
+    def _encode_group(
+        self, own: Filter, group: Tensors, kind: PayloadKind, label: str, who: str
+    ) -> tuple[Tensors, Meta]:
+        """Encode the tensors of one kind with one filter, and check the result by decoding it."""
         encoded, meta = own.encode(_copies(group), self.rng(label))
         try:
-            meta = json.loads(json.dumps(dict(meta), allow_nan=False))  # as it arrives
+            meta = json.loads(json.dumps(dict(meta), allow_nan=False))  # as the receiver reads it
         except (TypeError, ValueError) as error:
             raise ContractError(
-                "invalid_json", f"{_name(own)}.encode gives meta that is no JSON: {error}.", filter=_name(own)
+                "invalid_json", f"{_name(own)}.encode returns metadata that are not JSON: {error}.", filter=_name(own)
             ) from None
         other = [name for name in encoded if kind_of(self.sends, name, f"{_name(own)} at {who}") != kind]
         if other:
             prefixes = sorted(prefix for prefix, other in self.sends.items() if other == kind)
             raise ContractError(
                 "wrong_tensor_kind",
-                f"{_name(own)}.encode makes '{other[0]}' of tensors of the kind '{kind}': expected names with prefixes "
-                f"of this kind, {prefixes}.",
+                f"{_name(own)}.encode returns '{other[0]}' for tensors of the kind '{kind}': expected names with "
+                f"prefixes of this kind, {prefixes}.",
                 filter=_name(own),
                 tensor=other[0],
                 expected=kind,
@@ -142,7 +146,7 @@ class Encoder:
                 raise RefusedError(
                     "not_finite",
                     f"{who} refuses to send '{name}': expected finite numbers after {_name(own)}, got NaN or infinity. "
-                    "What it encodes is too large for it.",
+                    "The numbers are too large for this filter.",
                     sender=who,
                     tensor=name,
                     filter=_name(own),
@@ -152,9 +156,9 @@ class Encoder:
         if unlike:
             raise ContractError(
                 "unlike_decoded_tensors",
-                f"{_name(own)}.decode gives back other tensors than encode was given: expected '{unlike[0]}' as "
+                f"{_name(own)}.decode returns other tensors than encode received: expected '{unlike[0]}' as "
                 f"{expected.get(unlike[0], 'none')}, got {decoded.get(unlike[0], 'none')}. Names, shapes and dtypes "
-                "have to be those that came in.",
+                "must be those of the input.",
                 filter=_name(own),
                 tensor=unlike[0],
                 expected=expected.get(unlike[0]),
@@ -164,16 +168,21 @@ class Encoder:
 
     @staticmethod
     def _check_hidden(own: Filter, encoded: Tensors, meta: Meta, blank: Tensors, blank_meta: Meta) -> None:
-        whole = sorted(name for name, tensor in encoded.items() if not tensor.is_floating_point())
-        if whole or meta != blank_meta or _forms(encoded) != _forms(blank):
-            what = f"'{whole[0]}', whole numbers that can't be noised" if whole else "shapes or facts that hang on them"
+        """Raise an error if an encoding has integers, or differs from the encoding of zeros in more than numbers."""
+        integers = sorted(name for name, tensor in encoded.items() if not tensor.is_floating_point())
+        if integers or meta != blank_meta or _forms(encoded) != _forms(blank):
+            leak = (
+                f"'{integers[0]}', integers that can't be noised"
+                if integers
+                else "shapes or metadata that depend on the data"
+            )
             raise SettingsError(
                 "unprotected_payload",
-                f"Privacy with the unit 'site' hides a site's data by noise on the numbers of an update, and the "
-                f"method's filter {_name(own)} would send {what} beside them. Choose another method or setting of it, "
-                "or leave the setting 'privacy' out.",
+                f"Privacy with the unit 'site' hides a site's data by noise on the numbers of an update, but the "
+                f"method's filter {_name(own)} would also send {leak}. Choose another method or setting of it, or "
+                "leave the setting 'privacy' out.",
                 filter=_name(own),
-                tensor=whole[0] if whole else None,
+                tensor=integers[0] if integers else None,
             )
 
 
@@ -181,27 +190,28 @@ def decode_filtered(method: Method, tensors: Tensors, meta: Meta) -> tuple[Tenso
     """Undo a method's filters at the receiver.
 
     Args:
-        method: The method, as the receiver has it.
-        tensors: After the bits were undone.
-        meta: That came with them.
+        method: The method of the receiver.
+        tensors: Tensors after the quantisation was undone.
+        meta: Metadata that arrived with the tensors.
 
     Returns:
-        Tensors as the method sent them, but for what its filters lose, and the meta without the filters'.
+        Tensors as the sender's method returned them, up to the loss of its filters, and the metadata without the key
+        `FILTERS_KEY`.
 
     Raises:
-        RefusedError: If they can't be decoded: whoever sent them has another method, or is not honest.
+        RefusedError: If the tensors can't be decoded: the sender has another method or version, or is not honest.
     """
     filters = method.filters()
     if FILTERED not in meta and not filters:
         return tensors, meta
-    sayings = meta.get(FILTERED)
+    meta_by_filter = meta.get(FILTERED)
     try:
-        for own, by_kind in zip(reversed(filters), reversed(sayings or []), strict=True):
+        for own, by_kind in zip(reversed(filters), reversed(meta_by_filter or []), strict=True):
             for kind in sorted(own.kinds):
-                rest, group = _parted(method.sends, kind, tensors, "A site")
+                rest, group = _split_by_kind(method.sends, kind, tensors, "A site")
                 if group or kind in by_kind:
                     tensors = rest | own.decode(group, by_kind[kind])
-    except Exception as error:  # the filter's own code, on what another machine claims
+    except Exception as error:  # the filter's code runs on input from another machine
         raise RefusedError(
             "undecodable_tensors",
             f"Expected tensors that the method's filters can decode, got {type(error).__name__}. Sender and receiver "
@@ -211,18 +221,20 @@ def decode_filtered(method: Method, tensors: Tensors, meta: Meta) -> tuple[Tenso
     return tensors, {key: value for key, value in meta.items() if key != FILTERED}
 
 
-def _in_turn(
+def _kinds_present(
     sends: Mapping[str, PayloadKind], kinds: Collection[PayloadKind], tensors: Tensors, who: str
 ) -> list[PayloadKind]:
-    """The kinds of a filter that there are any tensors of."""
-    there = {kind_of(sends, name, who) for name in tensors}
-    return [kind for kind in sorted(get_args(PayloadKind)) if kind in there and kind in kinds]
+    """Return the kinds of a filter that at least one tensor has, sorted."""
+    present = {kind_of(sends, name, who) for name in tensors}
+    return [kind for kind in sorted(get_args(PayloadKind)) if kind in present and kind in kinds]
 
 
-def _parted(sends: Mapping[str, PayloadKind], kind: PayloadKind, tensors: Tensors, who: str) -> tuple[Tensors, Tensors]:
-    """Tensors of other kinds, and those of this one, by name."""
-    mine = {name: tensors[name] for name in sorted(tensors) if kind_of(sends, name, who) == kind}
-    return {name: tensor for name, tensor in tensors.items() if name not in mine}, mine
+def _split_by_kind(
+    sends: Mapping[str, PayloadKind], kind: PayloadKind, tensors: Tensors, who: str
+) -> tuple[Tensors, Tensors]:
+    """Return the tensors of all other kinds, and the tensors of one kind sorted by name."""
+    group = {name: tensors[name] for name in sorted(tensors) if kind_of(sends, name, who) == kind}
+    return {name: tensor for name, tensor in tensors.items() if name not in group}, group
 
 
 def _copies(tensors: Tensors) -> Tensors:
@@ -230,7 +242,7 @@ def _copies(tensors: Tensors) -> Tensors:
 
 
 def _forms(tensors: Tensors) -> dict[str, str]:
-    """Shape and dtype of each tensor."""
+    """Map each tensor to a text with its dtype and shape."""
     return {name: f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for name, t in tensors.items()}
 
 

@@ -1,4 +1,4 @@
-"""Scoring models. Only scores leave a site, and every score says its moment, split and model."""
+"""Score models on data sets, write the scores as rows of ``metrics.csv``, and track the best validation round."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from medfl.utils import wire
 
 
 class Row(NamedTuple):
-    """One line of ``metrics.csv``.
+    """Row of ``metrics.csv``: one score of a model, or one cost of a site.
 
     Attributes:
-        round: From 1.
-        site: Whose data (or, for costs, whose work); ``global`` is the test set that the server holds.
-        model: ``global``, ``personal``, or ``personal@SITE`` in the final global test.
-        split: ``train``, ``val`` or ``test``; costs stand under ``train``. ``shared``: the site's personal model on the
-            test set that all sites share.
-        moment: ``aggregated`` (after the round), ``trained`` (right after a site's training in it), or ``epoch N`` of a
-            model that the server trains in it.
-        metric: Its name.
-        value: Its value; nan where it is undefined.
+        round: Number of the round, from 1.
+        site: Site whose data were scored, or whose cost it is. The name ``global`` is the server's test set.
+        model: Kind of model: ``global``, ``personal``, or ``personal@SITE`` in the final cross-site evaluation.
+        split: ``train``, ``val`` or ``test``. Costs have the split ``train``. ``shared`` is the server's test set when
+            it scores the personal model of a site.
+        moment: Time of the score: ``aggregated`` (after the round), ``trained`` (after the site's local training in the
+            round), or ``epoch N`` of a model that the server trains in the round.
+        metric: Name of the metric or cost.
+        value: Value of the metric or cost; nan if it is undefined.
     """
 
     round: int
@@ -47,7 +47,12 @@ class Row(NamedTuple):
 
 
 def csv_lines(rows: list[Row], header: bool = False) -> str:
-    """Rows as CSV text."""
+    """Format rows as CSV text.
+
+    Args:
+        rows: Rows of metrics.
+        header: Whether the text begins with the column names.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     if header:
@@ -57,99 +62,140 @@ def csv_lines(rows: list[Row], header: bool = False) -> str:
 
 
 def predictor_of(method: Method, task: Task, model: Model) -> nn.Module:
-    """What a model predicts with, in a run with this task."""
+    """Build the network that predicts with a model, with the method's own version of the task."""
     return method.predictor(method.task_of(task), [model])
 
 
 def completed(method: Method, task: Task, models: Mapping[str, Model]) -> dict[str, Model]:
-    """Return models with the frozen parameters of their networks, which messages and stored states leave out.
+    """Return copies of models that include the frozen parameters of their networks.
+
+    Messages and stored states leave frozen parameters out.
 
     Args:
         method: The method that made the models.
         task: The run's task.
         models: Maps the kind of each model to the model.
     """
-    return {kind: replace(model, tensors=_complete(method, task, model)) for kind, model in models.items()}
+    return {kind: replace(model, tensors=_with_frozen(method, task, model)) for kind, model in models.items()}
 
 
-def _complete(method: Method, task: Task, model: Model) -> Tensors:
+def _with_frozen(method: Method, task: Task, model: Model) -> Tensors:
+    """Return the tensors of a model together with the frozen parameters of its network."""
     frozen = task.frozen(model.network)
     if not frozen:
         return model.tensors
     predictor = predictor_of(method, replace(task, device="cpu"), model)
-    if predictor.state_dict().keys() == model.tensors.keys():  # a network of the method's own has other names
+    if predictor.state_dict().keys() == model.tensors.keys():  # else the method replaced the network
         frozen = {name: predictor.get_parameter(name).detach() for name in held_names(predictor)}
     return model.tensors | frozen
 
 
 def score(model: nn.Module, data: Dataset, task: Task, settings: Settings) -> dict[str, float]:
-    """The task's metrics of a model on a data set, and those of its bundle itself; empty for an empty one."""
+    """Compute the task's metrics of a network on a data set, and the bundle's own metrics if it has some.
+
+    Args:
+        model: Network whose outputs are as the task's objective says.
+        data: Data set. An empty one gives an empty result.
+        task: The learning problem.
+        settings: Settings of the run.
+
+    Returns:
+        A mapping from the name of each metric to its value.
+    """
     if not len(data):
         return {}
-    scores = score_predictions(*predictions(model, data, task, settings), task)
+    scores = score_predictions(*predict_dataset(model, data, task, settings), task)
     return scores | (data.judge(model, task.device) if isinstance(data, Judged) else {})
 
 
-def predictions(
+def predict_dataset(
     model: nn.Module, data: Dataset, task: Task, settings: Settings, cases: tuple[int, int] | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the task's metrics need to know of a model on a data set, or on some cases of it (`predict`)."""
+    """Predict a data set, and return the predictions and targets that the task's metrics need.
+
+    Args:
+        model: Network whose outputs are as the task's objective says.
+        data: Data set.
+        task: The learning problem.
+        settings: Settings of the run.
+        cases: First case, and the case after the last one; None predicts all cases.
+
+    Returns:
+        Predictions, shape (N, K), and targets, shape (N, ...), as `medfl.training.predict.predict` returns them.
+    """
     return predict(model, data, task.objective, task.metrics, settings, task.device, task.inferer, cases)
 
 
-def score_predictions(judged: torch.Tensor, kept: torch.Tensor, task: Task) -> dict[str, float]:
-    """The task's metrics of `predictions`."""
-    return {name: task.objective.score(name, judged, kept) for name in task.metrics}
+def score_predictions(predictions: torch.Tensor, targets: torch.Tensor, task: Task) -> dict[str, float]:
+    """Compute the task's metrics from the result of `predict_dataset`.
+
+    Args:
+        predictions: Predictions, shape (N, K).
+        targets: Targets, shape (N, ...).
+        task: The learning problem.
+
+    Returns:
+        A mapping from the name of each metric to its value.
+    """
+    return {name: task.objective.score(name, predictions, targets) for name in task.metrics}
 
 
 Predictors = dict[str, nn.Module]
-"""Kind of a model that is the same at all sites to its predictor."""
+"""Maps each kind of model that is the same at all sites to the network that predicts with it."""
 
-Known = dict[str, Meta]
-"""Kind of a site's model to what it scored when it was last scored: ``scores`` by split and metric, and ``model``, the
-digest of the model that it was. JSON."""
+ScoreCache = dict[str, Meta]
+"""Maps each kind of model of a participant to its last scores, as JSON.
+
+The keys of an entry are ``scores`` (by split and metric) and ``model`` (digest of the model that was scored).
+"""
 
 
 @dataclass
 class Scorer:
-    """Scores the models of one participant; a personal model that has the bits of when it was last scored not again.
+    """Scorer of one participant's models. It reuses the scores of a personal model that did not change.
 
     Attributes:
         task: The learning problem.
-        settings: The run's settings.
-        known: What its personal models scored before.
+        settings: Settings of the run.
+        cache: Last scores of the participant's personal models.
     """
 
     task: Task
     settings: Settings
-    known: Known = field(default_factory=dict)
+    cache: ScoreCache = field(default_factory=dict)
 
     def scores(
         self, method: Method, kind: str, model: Model, splits: Mapping[str, Dataset], shared: Predictors
     ) -> dict[str, dict[str, float]]:
-        """Split to metric to value.
+        """Score a model on several splits, or return the cached scores of an unchanged personal model.
 
         Args:
-            method: Makes the predictor.
-            kind: Of the model.
+            method: Method that builds the predictor.
+            kind: Kind of the model: ``global`` or ``personal``.
             model: The model.
-            splits: The data sets.
-            shared: Predictors that are the same at every site, by kind.
-        """
-        if kind == "global":  # another one after each round
-            return self._scores(self.predictor(method, kind, model, shared), splits)
-        digest = wire.digest(model.tensors, {"network": model.network, "meta": model.meta})
-        if self.known.get(kind, {}).get("model") != digest:
-            scores = self._scores(self.predictor(method, kind, model, shared), splits)
-            self.known[kind] = {"model": digest, "scores": scores}
-        known: dict[str, dict[str, float]] = self.known[kind]["scores"]
-        return known
+            splits: Maps the name of each split to its data.
+            shared: Predictors that are the same at every site, by kind. A missing one is added in place.
 
-    def _scores(self, predictor: nn.Module, splits: Mapping[str, Dataset]) -> dict[str, dict[str, float]]:
+        Returns:
+            The value of each metric, by split and metric.
+        """
+        if kind == "global":  # it changes in every round, so a cache would never hit
+            return self._score_splits(self.predictor(method, kind, model, shared), splits)
+        digest = wire.digest(model.tensors, {"network": model.network, "meta": model.meta})
+        if self.cache.get(kind, {}).get("model") != digest:
+            scores = self._score_splits(self.predictor(method, kind, model, shared), splits)
+            self.cache[kind] = {"model": digest, "scores": scores}
+        cached: dict[str, dict[str, float]] = self.cache[kind]["scores"]
+        return cached
+
+    def _score_splits(self, predictor: nn.Module, splits: Mapping[str, Dataset]) -> dict[str, dict[str, float]]:
         return {split: score(predictor, data, self.task, self.settings) for split, data in splits.items()}
 
     def predictor(self, method: Method, kind: str, model: Model, shared: Predictors) -> nn.Module:
-        """What a model predicts with; that of the global one is built once per `shared`."""
+        """Return the network that predicts with a model.
+
+        The predictor of the global model is built once and stored in `shared` in place.
+        """
         if kind != "global":
             return predictor_of(method, self.task, model)
         if kind not in shared:
@@ -159,13 +205,13 @@ class Scorer:
 
 @dataclass(frozen=True)
 class Best:
-    """The evaluated round with the best validation score so far.
+    """Evaluated round with the best validation score so far.
 
     Attributes:
-        round: From 1; 0 where no round has a score.
-        step: Its last step.
-        score: Mean over the sites of the model that each would take home, on its validation images.
-        since: Evaluations after it.
+        round: Number of the round, from 1; 0 if no round has a score.
+        step: Number of the round's last step.
+        score: Mean over the sites of the validation score of the model that each site would export.
+        since: Number of evaluations after this round.
     """
 
     round: int = 0
@@ -174,14 +220,14 @@ class Best:
     since: int = 0
 
     def after(self, round_: int, step: int, rows: Iterable[Row], metric: str) -> Best:
-        """The best with a further round; only a better score than that of all before it replaces one.
+        """Return the best round after one more evaluated round. A tie keeps the earlier round.
 
         Args:
-            round_: The round.
-            step: Its last step.
-            rows: Its scores.
-            metric: What is compared; a value outside [0, 1] counts if the metric has such.
-                A site where it is not defined is left out of the mean.
+            round_: The evaluated round.
+            step: Number of its last step.
+            rows: Rows with the scores of the round.
+            metric: Metric that rounds are compared by. Sites without a valid value are left out of the mean. A value
+                outside [0, 1] is valid only for a metric in `medfl.metrics.UNBOUNDED`.
         """
         scores_by_site: dict[str, dict[str, float]] = {}
         for row in rows:
@@ -197,22 +243,34 @@ class Best:
 
 
 def rows_of(scores: dict[str, float], round_: int, site: str, model: str, split: str, moment: str) -> list[Row]:
-    """Scores as rows."""
+    """Return scores as rows of metrics.
+
+    Args:
+        scores: Maps the name of each metric or cost to its value.
+        round_: Number of the round.
+        site: Name of the site.
+        model: Kind of the model.
+        split: Name of the split.
+        moment: Time of the score, as in `MetricRow`.
+    """
     return [Row(round_, site, model, split, moment, name, value) for name, value in scores.items()]
 
 
 def epoch_scorer(
     method: Method, tests: Mapping[str, Dataset], task: Task, settings: Settings, round_: int, rows: list[Row]
 ) -> Callable[[Model, int], None] | None:
-    """What scores a model that the server trains after each of its epochs (`Server.watch`); None if nobody asks.
+    """Return the callback `Server.watch`, which scores a model that the server trains after each of its epochs.
 
     Args:
-        method: Makes the predictor.
-        tests: The server's test sets by their names.
+        method: Method that builds the predictor.
+        tests: Maps the name of each test set of the server to its data.
         task: The learning problem.
-        settings: The run's; its moments ask for ``epochs`` or don't.
-        round_: The round.
-        rows: Takes the scores.
+        settings: Settings of the run.
+        round_: Number of the round.
+        rows: List to which the callback appends the scores in place.
+
+    Returns:
+        None if the setting ``moments`` does not contain ``epochs``.
     """
     if "epochs" not in settings.moments:
         return None

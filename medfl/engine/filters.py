@@ -1,17 +1,22 @@
-"""What stands between a method and the way out of a site.
+"""Checks, clipping, noise and quantisation of every reply and peer message before it leaves a site.
 
-Every reply and parcel passes here before a carrier sees it: names are checked against what the method declares, numbers
-against being finite and against the norm bound. Where the update of a whole site is hidden, the norm bound is left to
-the clip, for a refusal is seen by all. A method's own filters come next (`medfl.engine.encoding`; most have none).
-Updates are then clipped, noised and quantised, in this order, as the settings say; noise on clipped numbers is what the
-accountant reckons with, and quantising or decoding afterwards can't weaken it. The order is not a setting: bits of an
-update that is noised later would be no post-processing. No method takes part in this, so any method that replies with
-updates runs under any of it. Where the unit of privacy is ``sample``, the noise is in the training
-(`medfl.privacy.samples`) and updates are neither clipped nor noised here.
+The steps are, in this order:
 
-Under a privacy setting integer and bool tensors of an update, such as a batch counter, stay at the site: they can't be
-noised, and averaging leaves what is absent as it is. Private meta keys stay, too. Parcels are checked but never
-quantised. The guarantee is one for real numbers: rounding to float32 after the noise is not accounted for.
+1. Check that the method declares all tensor names and metadata keys, and that all numbers are finite.
+2. Check the norm bound. If noise hides the update of a whole site, clipping bounds the norm instead, because a refusal
+   is visible to the server and would leak information.
+3. Apply the method's own filters (`medfl.engine.encoding`); most methods have none.
+4. Clip the updates, add noise and quantise them, as the settings say.
+
+The order is fixed. The accountant covers noise on clipped numbers. Quantising and decoding afterwards are
+post-processing and can't weaken the guarantee; noise on quantised numbers would not be covered. No method takes part in
+these steps, so every method that replies with updates runs under all these settings. With the privacy unit ``sample``,
+the training adds the noise (`medfl.privacy.samples`), and updates are neither clipped nor noised here.
+
+With a privacy setting, integer and bool tensors of an update (such as a batch counter) stay at the site, because they
+can't be noised; averaging skips tensors that are missing. Private metadata stay at the site too. Peer messages are
+checked but never quantised. The guarantee holds for real numbers: rounding to float32 after the noise is not accounted
+for.
 """
 
 from __future__ import annotations
@@ -35,26 +40,28 @@ from medfl.utils.metadata import MetaField, check_schema
 from medfl.utils.rng import SecretStream
 
 CODEC = "_codec"
-"""Meta key beside quantised tensors: bits, and for each tensor its minimum, maximum, dtype and shape."""
+"""Metadata key with the decoder's parameters: ``bits``, and the minimum, maximum, dtype and shape of each tensor."""
 
 DIVERGED = "The training diverged; lower the learning rate."
+"""Hint in the messages about numbers that are not finite."""
 
 StreamFactory = Callable[[str], SecretStream]
-"""From the hash of a payload to the secret stream that its noise is drawn from."""
+"""Returns the secret stream from which the noise of a payload is drawn, given a hash of the payload."""
 
 
 class Filters:
-    """The filters of one run at one site.
+    """Checks and transformations of a site's outgoing messages in one run.
 
     Args:
-        sends: `medfl.contract.Method.sends`.
-        sends_meta: `medfl.contract.Method.sends_meta`.
-        settings: The settings of the run.
-        releases: How many payloads the site sends at most in the whole run: the privacy budget is spread over them.
-        encoder: The method's own filters, if it has any.
+        sends: Kind of each tensor by the prefix of its name (`medfl.contract.Method.sends`).
+        sends_meta: Schema of the metadata (`medfl.contract.Method.sends_meta`).
+        settings: Settings of the run.
+        releases: Maximum number of noised payloads that the site sends in the whole run. The privacy budget covers all
+            of them together.
+        encoder: The method's own filters, or None.
 
     Raises:
-        SettingsError: If the privacy settings can't be kept.
+        SettingsError: If no noise keeps the privacy budget.
     """
 
     def __init__(
@@ -76,24 +83,25 @@ class Filters:
     def outgoing(
         self, tensors: Tensors, meta: Meta, *, site: str, stream_factory: StreamFactory
     ) -> tuple[Tensors, Meta]:
-        """A reply as it leaves the site.
+        """Check a reply, and return it filtered, clipped, noised and quantised, as it leaves the site.
 
         Args:
-            tensors: Of the reply, any shapes and dtypes.
-            meta: Of the reply.
-            site: The site's name, for messages.
-            stream_factory: Called with a hash of the update and its noise once per noised payload, before the noise is
-                drawn. It gives the same stream for the same hash, so an order that is carried out again gets the same
+            tensors: Tensors of the reply, any shapes and dtypes.
+            meta: Metadata of the reply.
+            site: Name of the site, for messages.
+            stream_factory: Called once for each noised payload before its noise is drawn, with a hash of the update and
+                the noise parameters. The same hash must give the same stream, so that a repeated request gets the same
                 noise.
 
         Returns:
-            New tensors and new meta, for `decode` and then `decode_filtered` at the receiver.
+            New tensors and new metadata. The receiver undoes them with `decode` and then `decode_filtered`.
 
         Raises:
-            ContractError: If a tensor or a meta key was not declared by the method, or one of its filters breaks a
-                promise.
-            RefusedError: If a number is not finite, the norm is above the bound, or privacy forbids the kind.
-            SettingsError: If privacy can't be kept with a filter of the method (`Encoder.encode`).
+            ContractError: If the method did not declare a tensor or a metadata key, or one of its filters breaks its
+                contract.
+            RefusedError: If a number is not finite, the norm is above the bound, or the privacy setting forbids a kind
+                of tensor.
+            SettingsError: If a filter of the method would break the privacy guarantee (`Encoder.encode`).
         """
         tensors, meta = self.checked(tensors, meta, site)
         who, filtered = f"Site '{site}'", Meta()
@@ -102,43 +110,48 @@ class Filters:
         update = {name: tensors[name] for name in sorted(tensors) if kind_of(self._sends, name, who) == "update"}
         sent = {name: tensor.detach().clone() for name, tensor in tensors.items() if name not in update}
         if update and self._sigma is not None:
-            update = self._noised(update, stream_factory)
-        update, codec = _quantised(update, self._bits)
+            update = self._clip_and_noise(update, stream_factory)
+        update, codec = _quantise_update(update, self._bits)
         return sent | {name: tensor.detach().clone() for name, tensor in update.items()}, meta | filtered | codec
 
     def checked(self, tensors: Tensors, meta: Meta, site: str) -> tuple[Tensors, Meta]:
-        """What of a reply may leave, as it is; raises like `outgoing`."""
-        kinds, meta = self._checked(tensors, meta, site)
+        """Check a reply, and return the tensors and metadata that may leave the site, unchanged.
+
+        Raises:
+            ContractError: As `outgoing`.
+            RefusedError: As `outgoing`.
+        """
+        kinds, meta = self._check_message(tensors, meta, site)
         self._policy.check_payloads(kinds, site)
         if not self._policy.discloses_integers:
             tensors = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
         return tensors, meta
 
     def outgoing_peer_message(self, tensors: Tensors, meta: Meta, *, site: str) -> tuple[Tensors, Meta]:
-        """A parcel as it leaves the site: checked and cloned, otherwise as it is.
+        """Check a peer message, and return a copy of its tensors and the metadata that may leave the site.
 
         Args:
-            tensors: Of the parcel.
-            meta: Of the parcel; its keys are declared in `sends_meta` as well.
-            site: The site's name, for messages.
+            tensors: Tensors of the message.
+            meta: Metadata of the message, with keys of `sends_meta`.
+            site: Name of the site, for messages.
 
         Raises:
-            ContractError: If a tensor or a meta key was not declared by the method.
-            RefusedError: If a number is not finite, the norm is above the bound, or a privacy setting is on.
+            ContractError: If the method did not declare a tensor or a metadata key.
+            RefusedError: If a number is not finite, the norm is above the bound, or the run has a privacy setting.
         """
         self._policy.check_peer_message(site)
-        _, meta = self._checked(tensors, meta, site)
+        _, meta = self._check_message(tensors, meta, site)
         return {name: tensor.detach().clone() for name, tensor in tensors.items()}, meta
 
-    def _checked(self, tensors: Tensors, meta: Meta, site: str) -> tuple[dict[str, PayloadKind], Meta]:
-        """The kind of each tensor, and the meta that may leave."""
+    def _check_message(self, tensors: Tensors, meta: Meta, site: str) -> tuple[dict[str, PayloadKind], Meta]:
+        """Check names and numbers, and return the kind of each tensor and the metadata that may leave the site."""
         kinds = {name: kind_of(self._sends, name, f"Site '{site}'") for name in tensors}
         for key in meta:
             if key not in self._sends_meta or key in (CODEC, FILTERED):
                 raise ContractError(
                     "undeclared_metadata",
-                    f"Site '{site}' may not send the meta key '{key}': the method tells {sorted(self._sends_meta)}. "
-                    "Declare it in `sends_meta`, or leave it out.",
+                    f"Site '{site}' may not send the metadata key '{key}': the method declares "
+                    f"{sorted(self._sends_meta)}. Declare the key in `sends_meta`, or leave it out.",
                     site=site,
                     key=key,
                     declared=list(self._sends_meta),
@@ -157,7 +170,7 @@ class Filters:
                     tensor=name,
                 )
         norm, bound = l2_norm(tensors), math.inf if self._norm_bound is None else self._norm_bound
-        if self._sigma is not None:  # a norm is no noised number; clipping bounds it
+        if self._sigma is not None:  # a refusal would depend on the norm, which has no noise; clipping bounds it
             if math.isinf(norm):
                 raise RefusedError(
                     "norm_overflow",
@@ -169,19 +182,19 @@ class Filters:
             raise RefusedError(
                 "norm_too_large",
                 f"Site '{site}' refuses to send a payload of L2 norm {norm:.6g}: expected a finite norm, at most "
-                f"{bound:g}. Find out why it is so large, or raise the setting 'norm_bound'.",
+                f"{bound:g}. Find out why the norm is so large, or raise the setting 'norm_bound'.",
                 site=site,
                 found=norm,
                 maximum=self._norm_bound,
             )
 
-    def _noised(self, floats: Tensors, stream_factory: StreamFactory) -> Tensors:
-        """Clip all tensors together and add noise, in float64 until the end."""
+    def _clip_and_noise(self, floats: Tensors, stream_factory: StreamFactory) -> Tensors:
+        """Clip all tensors by their joint L2 norm and add Gaussian noise, in float64, then round to the dtypes."""
         assert self._policy.privacy is not None
         assert self._sigma is not None
         bound = self._policy.privacy.clip
         std = self._sigma * bound
-        # the same numbers under another noise have another hash: noise that differs by a factor would cancel out
+        # The hash covers the noise parameters: two noises that differ by a factor only would reveal the numbers.
         stream = stream_factory(wire.digest(floats, {"clip": bound, "std": std}))
         clipped = clip_by_norm({name: tensor.detach().cpu().double() for name, tensor in floats.items()}, bound)
         return {
@@ -191,14 +204,14 @@ class Filters:
 
 
 def decode(tensors: Tensors, meta: Meta) -> tuple[Tensors, Meta]:
-    """Undo the quantisation at the receiver, so that a method sees floats only.
+    """Undo the quantisation at the receiver.
 
     Args:
-        tensors: As they left a site.
-        meta: As it left with them.
+        tensors: Tensors as they left the site.
+        meta: Metadata as they left the site.
 
     Returns:
-        Tensors of the dtypes and shapes that the method sent, and the meta without the codec.
+        Tensors of the dtypes and shapes that the method sent, and the metadata without the codec.
 
     Raises:
         ContractError: If the codec does not fit the tensors.
@@ -222,30 +235,30 @@ def decode(tensors: Tensors, meta: Meta) -> tuple[Tensors, Meta]:
 
 
 def plain_bytes(tensors: Tensors, meta: Meta) -> int:
-    """Bytes of what left a site, had it not been quantised: what `decode` makes of it.
+    """Return the size in bytes of a message without quantisation, that is, after `decode`.
 
     Args:
-        tensors: As they left a site.
-        meta: As it left with them.
+        tensors: Tensors as they left the site.
+        meta: Metadata as they left the site.
     """
-    facts = meta.get(CODEC, {"tensors": {}})["tensors"]
-    kept = {name: tensor for name, tensor in tensors.items() if name not in facts}
-    sizes = (int(math.prod(shape)) * int(getattr(torch, dtype).itemsize) for _, _, dtype, shape in facts.values())
-    return wire.payload_bytes(kept) + sum(sizes)
+    quantised = meta.get(CODEC, {"tensors": {}})["tensors"]
+    others = {name: tensor for name, tensor in tensors.items() if name not in quantised}
+    sizes = (int(math.prod(shape)) * int(getattr(torch, dtype).itemsize) for _, _, dtype, shape in quantised.values())
+    return wire.payload_bytes(others) + sum(sizes)
 
 
 def check_method(method: Method, settings: Settings, name: str | None = None) -> None:
-    """Refuse at the start what the filters would have to refuse later.
+    """Check before the run that a method's messages are possible with the privacy and compression settings.
 
     Args:
         method: The method.
-        settings: The settings of the run.
-        name: What the user calls the method; by default the name of its class.
+        settings: Settings of the run.
+        name: Name of the method for messages; by default the name of its class.
 
     Raises:
-        SettingsError: If the run asks for privacy and the method sends anything but updates, posts parcels, pools
-            data, or needs facts that stay at home; or if the run asks for compression and the method sends things of
-            which none is an update.
+        SettingsError: If the run has a privacy setting and the method sends other tensors than updates, sends peer
+            messages, pools data, or needs metadata that stay at the site. Or if the run has compression and the method
+            sends no updates.
     """
     name = name or type(method).__name__
     check_schema(method.sends_meta, name)
@@ -255,8 +268,8 @@ def check_method(method: Method, settings: Settings, name: str | None = None) ->
         other = payloads_beside_updates(method)
         raise SettingsError(
             "method_not_supported",
-            f"Compression quantises updates, and method '{name}' sends none, only {', '.join(other)}: the setting "
-            "would do nothing. Leave 'compression' out.",
+            f"Compression quantises updates, but method '{name}' sends no updates, only {', '.join(other)}: the "
+            "setting would have no effect. Leave 'compression' out.",
             feature="compression",
             method=name,
             sends=other,
@@ -266,38 +279,38 @@ def check_method(method: Method, settings: Settings, name: str | None = None) ->
 def check_peer_messages(
     peer_messages: Sequence[PeerMessage], allowed: bool, site: str, peers: Collection[str] | None
 ) -> None:
-    """Refuse parcels that a method may not post.
+    """Check the receivers of the peer messages that a site would send.
 
     Args:
-        parcels: What a site would post.
+        parcels: The peer messages.
         allowed: Whether the method supports `Capability.PEER_MESSAGES`.
-        site: Who posts, for the message.
-        peers: Sites that parcels can be sent to; None checks no names.
+        site: Name of the sender, for messages.
+        peers: Names of the possible receivers; None accepts every name.
 
     Raises:
-        ContractError: If there may be none, a receiver is unknown, or gets two.
+        ContractError: If the method may not send peer messages, a receiver is unknown, or a receiver would get two.
     """
     receivers = sorted(peer_message.to for peer_message in peer_messages)
     unknown = sorted(set(receivers) - set(receivers if peers is None else peers))
     if peer_messages and not allowed or unknown or len(set(receivers)) != len(receivers):
         raise ContractError(
             "wrong_receivers",
-            f"Site '{site}' posts parcels to {receivers}: expected one at most for each site of the run, and none "
-            "unless the method's `supports` contains `Capability.PEER_MESSAGES`.",
+            f"Site '{site}' sends peer messages to {receivers}: expected at most one for each site of the run, and "
+            "none unless the method's `supports` contains `Capability.PEER_MESSAGES`.",
             site=site,
             receivers=receivers,
             is_allowed=allowed,
         )
 
 
-def _quantised(update: Tensors, bits: int | None) -> tuple[Tensors, Meta]:
-    """Codes instead of floating tensors, where that is fewer bytes, and the meta to decode them."""
+def _quantise_update(update: Tensors, bits: int | None) -> tuple[Tensors, Meta]:
+    """Replace each floating tensor by its codes if these are smaller, and return the metadata for `decode`."""
     if bits is None:
         return update, {}
-    sent, facts = dict(update), {}
+    sent, codec = dict(update), {}
     for name, tensor in update.items():
         if tensor.is_floating_point() and tensor.element_size() * 8 > bits:
             codes, lo, hi = quantise(tensor, bits)
             sent[name] = pack(codes, bits)
-            facts[name] = [lo, hi, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
-    return sent, {CODEC: {"bits": bits, "tensors": facts}}
+            codec[name] = [lo, hi, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+    return sent, {CODEC: {"bits": bits, "tensors": codec}}

@@ -1,7 +1,7 @@
-"""The server's commits: one atomic file for each step, and the rows of metrics that go with it.
+"""Journal of the server: it commits each step in one atomic file, together with the step's rows of metrics.
 
-The rows of a step are in its file; they are appended to ``metrics.csv`` when the step is committed, and a restart makes
-``metrics.csv`` end with exactly the rows of the last commit. So a kill neither loses nor doubles a row.
+The file of a step contains its rows. A commit also appends them to ``metrics.csv``. A restart truncates
+``metrics.csv`` after the rows of the last commit, so a killed process neither loses nor duplicates a row.
 """
 
 from __future__ import annotations
@@ -29,31 +29,32 @@ from medfl.utils.files import write_atomic
 logger = logging.getLogger(__name__)
 
 
-KEPT = "kept"
-"""In a run folder: the server's models after rounds that the setting `keep_rounds` names."""
+KEPT_MODELS_FOLDER = "kept"
+"""Name of the folder in a run folder with the server's models after the rounds in the setting ``keep_rounds``."""
 
 
 @dataclass
 class Commit:
-    """The server's last commit.
+    """Metadata that the server saves with its state after a step.
 
     Attributes:
-        step: Its number; 0 is the setup.
-        status: ``running``, ``finished``, ``diverged`` or ``incomplete``.
-        round: The round of the step.
-        rounds_done: Rounds that are over.
-        evaluated: The last round whose scores are committed.
-        answers: Site to its last step.
-        facts: What the sites told at the start.
-        csv_offset: Length of metrics.csv before this step's rows.
-        csv_sha256: Of metrics.csv as far as that.
-        rows: This step's rows.
-        reason: Why the run ended early.
-        best: The round with the best validation scores so far.
-        keep: Earlier steps that are still needed.
-        ordered: The sites that this step had orders for.
-        missed: Site to the rounds in which it was asked and nothing usable came: first and last of each stretch.
-        away: Sites from which nothing usable came when they were asked last.
+        step: Number of the step; 0 is the setup of the method.
+        status: Status of the run: ``running``, ``finished``, ``diverged`` or ``incomplete``.
+        round: Round that the step belongs to.
+        rounds_done: Number of rounds that are over.
+        evaluated: Last round whose scores are committed.
+        answers: Maps each site to the last step that it replied to.
+        facts: Maps each site to the site information that it disclosed at the start.
+        csv_offset: Size of ``metrics.csv`` in bytes before the rows of this step.
+        csv_sha256: SHA-256 of the first `csv_offset` bytes of ``metrics.csv``.
+        rows: Rows of metrics of this step.
+        reason: Reason for an early end of the run; empty otherwise.
+        best: Round with the best validation score so far.
+        keep: Earlier steps whose state is still needed.
+        ordered: Sites that received a request in this step.
+        missed: Maps each site to the rounds in which it received a request and sent no usable reply, as the first and
+            the last round of each stretch.
+        away: Sites that sent no usable reply to their last request.
     """
 
     step: int = 0
@@ -75,26 +76,26 @@ class Commit:
 
     @property
     def missing(self) -> list[str]:
-        """The sites that this step had orders for and of which it has nothing usable."""
+        """Sites that received a request in this step and sent no usable reply, sorted."""
         return sorted(set(self.requested) & set(self.unavailable))
 
 
 @dataclass
 class Outcome:
-    """How a run ended.
+    """Result of a run at the server: its status and the models that it ended with.
 
     Attributes:
         status: ``finished``, ``diverged`` or ``incomplete``.
-        rounds: Rounds that are over.
-        round: The round that the models are of.
-        step: Its last step.
-        best: The round with the best validation scores.
-        reason: Why it ended early, or empty.
-        published: What every site needs to take its model home.
-        models: The server's models.
-        findings: What the method has to show of all rounds, beside its scores.
-        missed: As of the last `Commit`.
-        away: As of the last `Commit`.
+        rounds: Number of rounds that are over.
+        round: Round of the exported models.
+        step: Last step of that round.
+        best: Round with the best validation score.
+        reason: Reason for an early end of the run; empty otherwise.
+        published: Tensors that every site needs from the server to build its model (`Method.publish`).
+        models: Maps each kind of model of the server to the model.
+        findings: Results of the method besides its scores.
+        missed: Rounds that each site missed, as in the last `Commit`.
+        away: Sites that sent no usable reply to their last request, as in the last `Commit`.
     """
 
     status: str
@@ -111,28 +112,40 @@ class Outcome:
 
 
 class Journal:
-    """The server's commits in a run folder.
+    """Commits of the server in a run folder, with ``metrics.csv`` and the kept models.
 
     Args:
-        folder: The run folder.
+        folder: Path of the run folder.
     """
 
     def __init__(self, folder: Path) -> None:
         self.store = Store(folder / "state" / SERVER)
         self._csv, self._size, self._sha256 = folder / "metrics.csv", 0, hashlib.sha256()
-        self._kept = folder / KEPT
+        self._kept_models = folder / KEPT_MODELS_FOLDER
 
     def begin(self, state: State, first: Commit) -> None:
-        """The first commit of a run; rows that a run before it left without a commit are cut off."""
+        """Save the first commit of a run. Delete ``metrics.csv`` if an earlier run left it without a commit.
+
+        Args:
+            state: State of the server after the setup.
+            first: The commit.
+
+        Raises:
+            StoreError: If a file can't be written.
+        """
         if self._csv.exists():
             self._csv.unlink()
         self.commit(state, first)
 
     def commit(self, state: State, now: Commit) -> None:
-        """Save a step and append its rows.
+        """Save a step and append its rows to ``metrics.csv``. Set the commit's `csv_offset` and `csv_sha256` in place.
+
+        Args:
+            state: State of the server after the step.
+            now: The commit.
 
         Raises:
-            StoreError: If either can't be written; the step before stays valid.
+            StoreError: If a file can't be written. The previous step stays valid.
         """
         now.csv_offset, now.csv_sha256 = self._size, self._sha256.hexdigest()
         meta = {"commit": vars(now) | {"rows": [list(row) for row in now.rows], "best": vars(now.best)}}
@@ -140,123 +153,137 @@ class Journal:
         self._append(now.rows, now.csv_offset)
 
     def check_keeping(self, settings: Settings, models: Mapping[str, Model], rounds_done: int) -> None:
-        """Refuse to keep models that there will not be, warn of those that are gone, and say what it costs.
+        """Check the setting ``keep_rounds``, and log the size of the kept models.
+
+        Log a warning for each round that is over and whose model was not kept.
 
         Args:
-            settings: The run's; they name at least one round.
-            models: The server's.
-            rounds_done: Rounds that are over.
+            settings: Settings of the run; ``keep_rounds`` names at least one round.
+            models: Maps each kind of model of the server to the model.
+            rounds_done: Number of rounds that are over.
 
         Raises:
-            SettingsError: If the server has no model, or a round is beyond the run's last.
+            SettingsError: If the server has no model, or a round is after the last round of the run.
         """
         rounds = settings.keep_rounds
         if "global" not in models:
             raise SettingsError(
                 "no_server_model",
-                "'keep_rounds' keeps the server's model, and with this method the server has none. Leave it out, or "
-                "choose another method.",
+                "'keep_rounds' keeps the server's model, but the server has no model with this method. Leave "
+                "'keep_rounds' out, or choose another method.",
                 setting="keep_rounds",
             )
         if max(rounds) > settings.rounds:
             raise SettingsError(
                 "setting_out_of_range",
-                f"'keep_rounds' names round {max(rounds)} and the run has {settings.rounds}: name rounds of the run.",
+                f"'keep_rounds' names round {max(rounds)}, but the run has {settings.rounds} rounds. Name rounds of "
+                "the run.",
                 setting="keep_rounds",
                 found=max(rounds),
                 maximum=settings.rounds,
             )
-        if gone := sorted({round_ for round_ in rounds if round_ <= rounds_done} - set(self.kept_rounds())):
-            logger.warning("Over already, and their models were not kept: rounds %s.", ", ".join(map(str, gone)))
+        if lost := sorted({round_ for round_ in rounds if round_ <= rounds_done} - set(self.kept_rounds())):
+            logger.warning(
+                "These rounds are over and their models were not kept: rounds %s.", ", ".join(map(str, lost))
+            )
         size = sum(tensor.nbytes for tensor in models["global"].tensors.values()) / 1e6
-        logger.info("The models of %d rounds are kept, %.1f MB each.", len(set(rounds)), size)
+        logger.info("Keeping the models of %d rounds, %.1f MB each.", len(set(rounds)), size)
 
     def keep_model(self, round_: int, model: Model) -> None:
-        """Keep the server's model after a round. Before that round's commit: after a kill it is made again, the same.
+        """Write the server's model after a round to the folder of kept models.
+
+        Call it before the commit of the round. If the process is killed in between, the continued run computes the
+        same model again and overwrites the file.
 
         Raises:
-            StoreError: If it can't be written.
+            StoreError: If the file can't be written.
         """
-        write_atomic(self._model(round_), wire.encode(model.tensors, {"network": model.network, "meta": model.meta}))
+        content = wire.encode(model.tensors, {"network": model.network, "meta": model.meta})
+        write_atomic(self._kept_model_path(round_), content)
 
     def kept_rounds(self) -> list[int]:
-        """Rounds whose model is kept, ascending."""
-        return sorted(int(path.stem[6:]) for path in self._kept.glob("round-*.safetensors"))
+        """Return the rounds whose model is kept, ascending."""
+        return sorted(int(path.stem[6:]) for path in self._kept_models.glob("round-*.safetensors"))
 
     def kept_model(self, round_: int) -> Model:
-        """The server's model after a round that is kept.
+        """Read the server's model after a kept round.
 
         Raises:
-            StoreError: If there is none, or it is damaged.
+            StoreError: If the model was not kept, or its file is damaged.
         """
         try:
-            tensors, meta = wire.decode(self._model(round_).read_bytes())
+            tensors, meta = wire.decode(self._kept_model_path(round_).read_bytes())
         except FileNotFoundError:
             rounds = ", ".join(map(str, self.kept_rounds())) or "none"
             raise StoreError(
                 "round_not_kept",
-                f"The model after round {round_} was not kept in '{self._kept}'; kept are: {rounds}. Name one of "
-                "these, or run again with the round in the setting 'keep_rounds'.",
-                path=self._kept,
+                f"The model after round {round_} was not kept in '{self._kept_models}'. Kept rounds: {rounds}. Name "
+                "one of these, or run again with the round in the setting 'keep_rounds'.",
+                path=self._kept_models,
                 round=round_,
                 known=self.kept_rounds(),
             ) from None
         except (OSError, DamagedError) as error:
             raise StoreError(
                 "unreadable_file",
-                f"The model in '{self._model(round_)}' can't be read: {error}. Run again.",
-                path=self._model(round_),
+                f"The model in '{self._kept_model_path(round_)}' can't be read: {error}. Run again.",
+                path=self._kept_model_path(round_),
                 round=round_,
             ) from None
         return Model(meta["network"], tensors, meta["meta"])
 
-    def _model(self, round_: int) -> Path:
-        return self._kept / f"round-{round_}.safetensors"
+    def _kept_model_path(self, round_: int) -> Path:
+        return self._kept_models / f"round-{round_}.safetensors"
 
     def latest(self) -> tuple[State, Commit] | None:
-        """The newest valid commit, or None in a new folder.
+        """Read the newest valid commit, with the server's state; return None in a new folder.
 
         Raises:
-            StoreError: If there are commits and none can be read.
+            StoreError: If the folder has commits but no commit can be read.
         """
         record = self.store.latest()
         if record is not None:
-            return record.state(), _committed(record)
+            return record.state(), _read_commit(record)
         if self.store.steps():
             raise StoreError(
                 "unreadable_steps",
-                f"No step of the server in '{self.store.folder}' can be read. Start the run in a new folder.",
+                f"No saved step of the server in '{self.store.folder}' can be read. Start the run in a new folder.",
                 path=self.store.folder,
             )
         return None
 
     def at(self, step: int) -> tuple[State, Commit]:
-        """A step that is kept."""
+        """Read the server's state and the commit of a step that is still stored.
+
+        Raises:
+            DamagedError: If the file is damaged.
+            FileNotFoundError: If the step is not stored.
+        """
         record = self.store.load(step)
-        return record.state(), _committed(record)
+        return record.state(), _read_commit(record)
 
     def can_go_back(self, last: Commit) -> bool:
-        """Whether the step before the last commit is kept."""
+        """Return whether the step before the last commit is still stored."""
         return last.step - 1 in self.store.steps()
 
     def go_back(self, last: Commit) -> tuple[State, Commit]:
-        """Forget the last commit; returns the one before it."""
+        """Delete the last commit, and return the server's state and the commit before it."""
         before = self.at(last.step - 1)
         self.store.drop(last.step)
         return before
 
     def reconcile(self, last: Commit) -> None:
-        """Make metrics.csv end with exactly the rows of the last commit.
+        """Rewrite the end of ``metrics.csv`` so that it ends with the rows of the last commit.
 
         Raises:
-            StoreError: If rows before them were removed or changed, or it can't be written.
+            StoreError: If earlier rows were removed or changed, or the file can't be written.
         """
         rows = self._csv.read_bytes()[: last.csv_offset] if self._csv.exists() else b""
         if len(rows) < last.csv_offset:
             raise StoreError(
                 "missing_rows",
-                f"'{self._csv}' has {len(rows)} bytes where the saved steps account for {last.csv_offset}: rows were "
-                "removed from it. Put it back, or start the run in a new folder.",
+                f"'{self._csv}' has {len(rows)} bytes, but the saved steps wrote {last.csv_offset}: rows were removed "
+                "from it. Restore the file from a copy, or start the run in a new folder.",
                 path=self._csv,
                 expected=last.csv_offset,
                 found=len(rows),
@@ -266,14 +293,14 @@ class Journal:
             raise StoreError(
                 "damaged_file",
                 f"'{self._csv}' is damaged: its first {len(rows)} bytes are not those of the saved steps. It was "
-                "damaged, or changed by hand. Put it back, or start the run in a new folder.",
+                "damaged, or changed by hand. Restore the file from a copy, or start the run in a new folder.",
                 path=self._csv,
                 size=len(rows),
             )
         self._append(last.rows, last.csv_offset)
 
     def _append(self, rows: list[Row], at: int) -> None:
-        """Write rows to metrics.csv at an offset and cut off whatever stood behind it; flushed to disk."""
+        """Truncate ``metrics.csv`` at an offset, write rows there, and flush the file to the disk."""
         lines = csv_lines(rows, header=at == 0).encode()
         try:
             with open(self._csv, "ab") as file:
@@ -284,8 +311,8 @@ class Journal:
         except OSError as error:
             raise StoreError(
                 "unwritable_file",
-                f"Could not write '{self._csv}': {error.strerror}. The step is saved: mend that and give the same "
-                "command again; its rows are added then.",
+                f"Could not write '{self._csv}': {error.strerror}. The step is saved. Fix the cause and run the same "
+                "command again; it adds the rows of the step.",
                 path=self._csv,
                 reason=error.strerror,
             ) from error
@@ -293,12 +320,17 @@ class Journal:
         self._sha256.update(lines)
 
 
-def _committed(record: Record) -> Commit:
+def _read_commit(record: Record) -> Commit:
     values: dict[str, Any] = json.loads(json.dumps(record.meta["commit"]))
     return Commit(**(values | {"rows": [Row(*row) for row in values["rows"]], "best": Best(**values["best"])}))
 
 
 def request_digest(request: Request, tensors_digest: str) -> str:
-    """Identifies an order: the same order sent again has the same digest."""
+    """Return a SHA-256 that identifies a request. A request that is sent again has the same digest.
+
+    Args:
+        order: The request.
+        tensors_digest: `medfl.utils.wire.digest` of the request's tensors.
+    """
     text = json.dumps([request.op, request.meta, tensors_digest], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

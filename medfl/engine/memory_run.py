@@ -1,4 +1,4 @@
-"""Federations over data sets of PyTorch, without a bundle and without prepared data."""
+"""Run a federation on PyTorch data sets, without a bundle and without prepared data."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from medfl.settings import Execution, Settings, read_settings
 from medfl.task import Task
 from medfl.training.loop import pick_device
 
-PARTS = ("training", "validation", "test")
-"""Names of a site's data sets, in order."""
+SPLIT_NAMES = ("training", "validation", "test")
+"""Names of a site's data sets, in the order in which a caller gives them."""
 
 
 def run_in_memory(
@@ -43,25 +43,25 @@ def run_in_memory(
     on_round: Callable[[int, list[Row]], object] | None = None,
     shows_progress: bool = False,
 ) -> Callable[[str | None], nn.Module]:
-    """Run a federation over data sets of PyTorch, and return a function that loads its models.
+    """Run a federation on PyTorch data sets, and return a function that loads its models.
 
     Args:
         task: The learning problem.
-        sites: Maps each site to its training, validation and test data; None for a part that it does not have.
-        method: Name of a method, or a method.
+        sites: Maps each site to its training, validation and test data; None for a split that it does not have.
+        method: Name of a method, or a method object.
         method_args: Settings of a method that is given by its name.
-        options: Settings of `medfl.settings.Settings` and `medfl.settings.Execution`.
+        options: Maps the names of settings in `medfl.settings.Settings` and `medfl.settings.Execution` to values.
         folder: The run folder.
         registry: Loaded plugins.
-        on_round: Function that is called after each round.
-        shows_progress: Whether to show the rounds.
+        on_round: Function that is called after each round with the round and its rows of metrics.
+        shows_progress: Whether to show a progress bar of the rounds.
 
     Returns:
-        A function from the name of a site to the model that it exports, or from None to the global model. It raises
-        StoreError if there is no such model.
+        A function that takes the name of a site and returns the model that the site exports. For None it returns the
+        global model. It raises StoreError if the run has no such model.
 
     Raises:
-        MedflError: If settings, data, method or run folder are not as needed.
+        MedflError: If the settings, data, method or run folder are not valid.
     """
     values = dict(options)
     execution = read_settings(
@@ -79,7 +79,7 @@ def run_in_memory(
                     function(round_, rows)
 
         run = SimulatedRun(
-            method=_choice(method, method_args, registry),
+            method=_choose_method(method, method_args, registry),
             task=task,
             settings=settings,
             data=RunData(sites=data, digest=_digest(data)),
@@ -107,27 +107,27 @@ def run_in_memory(
 
 
 def _splits(site: str, parts: Sequence[Any]) -> Splits:
-    """Return the data of a site.
+    """Return the data of a site as `Splits`.
 
     Raises:
-        SettingsError: If there are not three data sets.
+        SettingsError: If `parts` is not a sequence of three data sets.
     """
-    if isinstance(parts, str) or not isinstance(parts, Sequence) or len(parts) != len(PARTS):
+    if isinstance(parts, str) or not isinstance(parts, Sequence) or len(parts) != len(SPLIT_NAMES):
         raise SettingsError(
             "wrong_setting_type",
-            f"expected three data sets for site '{site}', ({', '.join(PARTS)}), each of which may be None; got "
+            f"expected three data sets for site '{site}', ({', '.join(SPLIT_NAMES)}), each of which may be None; got "
             f"{len(parts) if isinstance(parts, Sequence) else type(parts).__name__}.",
             setting="sites",
             site=site,
         )
     train, val, test = (
         Empty() if part is None else as_dataset(part, f"{name} data of site '{site}'")
-        for name, part in zip(PARTS, parts, strict=True)
+        for name, part in zip(SPLIT_NAMES, parts, strict=True)
     )
     return Splits(train=train, val=val, test=test)
 
 
-def _choice(method: str | Method, args: Mapping[str, Any], registry: Registry) -> MethodChoice:
+def _choose_method(method: str | Method, args: Mapping[str, Any], registry: Registry) -> MethodChoice:
     needs = {record.name: record.needs for record in registry.methods.values()}
     if isinstance(method, str):
         return MethodChoice(
@@ -144,7 +144,7 @@ def _choice(method: str | Method, args: Mapping[str, Any], registry: Registry) -
 
 
 def _digest(sites: Mapping[str, Splits]) -> str:
-    """Return a SHA-256 of the sizes and targets of all data, which tells runs on other data apart."""
+    """Return a SHA-256 of the sizes and targets of all data, which distinguishes runs on different data."""
     total = hashlib.sha256()
     for name, splits in sorted(sites.items()):
         for part in (splits.train, splits.val, splits.test):
@@ -154,7 +154,7 @@ def _digest(sites: Mapping[str, Splits]) -> str:
 
 
 def _export_predictions(run: SimulatedRun, result: Result) -> None:
-    """Write what each site's model predicts for its test data, for reports and comparisons."""
+    """Write the predictions of each site's model for its test data, for reports and comparisons."""
     method = run.method.make()
     for site, models in sorted(result.models.items()):
         model = models.get("personal") or models.get("global")

@@ -1,4 +1,4 @@
-"""What a method needs of a task, and which methods need no more than it has."""
+"""Check that a task meets the requirements of a method, and suggest methods whose requirements it meets."""
 
 from __future__ import annotations
 
@@ -13,31 +13,36 @@ from medfl.objectives import Objective
 from medfl.task import Task
 
 MEANING: dict[Need, str] = {
-    "class_labels": "each case is of a class, as in 'multiclass' and 'binary'",
-    "class_logits": "each case is of a class, and a network puts out a logit for each class",
+    "class_labels": "each case has a class, as in 'multiclass' and 'binary'",
+    "class_logits": "each case has a class, and a network outputs a logit for each class",
     "soft_targets": "outputs are probabilities of alternatives, which one model can learn from another",
-    "images_of_one_shape": "all cases are images or volumes of one shape, which a generator can make",
+    "images_of_one_shape": "all cases are images or volumes of one shape, which a generator can create",
     "features": "a network lists its stages in `feature_layers`",
-    "head": "a network has a classifier `head` of its own",
+    "head": "a network has its own classifier `head`",
     "linear_head": "a network is `head(body(images))`, with a linear layer in its head",
     "public_data": "the run has public data (`--public FOLDER`)",
-    "pooled_data": "the run is a simulation, where the raw data of all sites are at one place",
+    "pooled_data": "the run is a simulation, where the raw data of all sites are on one machine",
 }
-"""Maps each need to the condition that meets it."""
+"""Maps each requirement to the condition that meets it."""
 
 
 OF_OBJECTIVE = frozenset({"class_labels", "class_logits", "soft_targets"})
-"""Needs that the objective alone decides."""
+"""Requirements whose condition depends only on the objective."""
 
 OF_RUN = frozenset({"public_data", "pooled_data"})
-"""Needs that a run meets and no task; `medfl.engine.checks` and the backends check them."""
+"""Requirements on a run instead of a task; `medfl.engine.checks` and the backends check them."""
 
-UNLIKE = "the transforms of a stock bundle say what shape and scale its images have"
-"""Why cases of an adopted bundle do not count as images of one shape."""
+_SHAPE_UNKNOWN = "the transforms of a stock bundle decide the shape and scale of its images"
+"""Reason why the cases of an adopted bundle do not count as images of one shape."""
 
 
 def objective_lacks(need: str, objective: Objective) -> str | None:
-    """What an objective lacks of a need of `OF_OBJECTIVE`, in words; None if it has it."""
+    """Return the reason, in words, why an objective does not meet a requirement; None if it meets it.
+
+    Args:
+        need: A requirement in `OBJECTIVE_NEEDS`.
+        objective: The objective.
+    """
     has = {
         "class_labels": objective.has_class_labels,
         "class_logits": objective.has_class_labels and objective.outputs == objective.classes,
@@ -47,12 +52,15 @@ def objective_lacks(need: str, objective: Objective) -> str | None:
 
 
 def lacks(need: Need, task: Task, networks: Mapping[str, nn.Module]) -> str | None:
-    """What a task lacks, in words; None if it has what is needed, or if the need is one of `OF_RUN`.
+    """Return the reason, in words, why a task does not meet a requirement.
 
     Args:
-        need: The need.
+        need: The requirement.
         task: The learning problem.
-        networks: Those in use, by name.
+        networks: Maps the name of each network in use to the network.
+
+    Returns:
+        None if the task meets the requirement, or if the requirement is in `RUN_NEEDS`.
     """
     if need in OF_RUN:
         return None
@@ -61,7 +69,7 @@ def lacks(need: Need, task: Task, networks: Mapping[str, nn.Module]) -> str | No
     if need == "images_of_one_shape":
         if task.scale is None or len(task.scale.shape) >= 3:
             return None
-        return "the cases are vectors" if task.scale.shape else UNLIKE
+        return "the cases are vectors" if task.scale.shape else _SHAPE_UNKNOWN
     for name, network in networks.items():
         try:
             if need == "head":
@@ -81,29 +89,30 @@ def lacks(need: Need, task: Task, networks: Mapping[str, nn.Module]) -> str | No
 def check_needs(
     name: str, method: Method, task: Task, networks: Mapping[str, nn.Module], others: Mapping[str, Collection[str]]
 ) -> None:
-    """Refuse a method that needs what the task has not, and name those that would do.
+    """Raise an error if a task does not meet a requirement of a method.
 
     Args:
-        name: The method's.
-        method: It.
+        name: Name of the method.
+        method: The method.
         task: The learning problem.
-        networks: Those in use, by name.
-        others: Name of each known method to what it needs.
+        networks: Maps the name of each network in use to the network.
+        others: Maps each known method to its requirements.
 
     Raises:
-        SettingsError: Naming the need, the method, the objective, and the methods that would do.
+        SettingsError: If the task does not meet a requirement. The message names the requirement, the reason and the
+            methods that the task does meet.
     """
     for need in sorted(method.active_needs):
-        why = lacks(need, task, networks)
-        if why is None:
+        reason = lacks(need, task, networks)
+        if reason is None:
             continue
-        missing = {other for other in MEANING if lacks(other, task, networks) is not None}
-        fit = sorted(other for other, needs in others.items() if not missing & set(needs))
-        hint = f"These would do: {', '.join(fit)}." if fit else "`medfl list methods --long` shows their needs."
+        unmet = {other for other in MEANING if lacks(other, task, networks) is not None}
+        fit = sorted(other for other, needs in others.items() if not unmet & set(needs))
+        hint = f"These methods fit: {', '.join(fit)}." if fit else "`medfl list methods --long` shows their needs."
         raise SettingsError(
             "unmet_need",
-            f"Method '{name}' needs '{need}' ({MEANING[need]}), which a task with the objective "
-            f"'{task.objective.name}' lacks here: {why}. {hint}",
+            f"Method '{name}' needs '{need}' ({MEANING[need]}), which this task with the objective "
+            f"'{task.objective.name}' does not meet: {reason}. {hint}",
             method=name,
             need=need,
             objective=task.objective.name,

@@ -1,4 +1,4 @@
-"""The description of a run that the server and its sites share, and the identity that follows from it."""
+"""Description of a run that the server and its sites share, and the identity of the run that follows from it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from medfl.utils import wire
 
 @dataclass(frozen=True)
 class MethodChoice:
-    """The method of a run: its name, its settings as the user gave them, and its factory.
+    """Method of a run: its name, its settings as the user gave them, and its factory.
 
     Attributes:
         name: Name of the method, for messages and the run folder.
-        make: Makes the method anew.
-        args: The method's settings as given, for the record.
-        needs_by_method: Maps each known method to its needs of a task, for messages that suggest other methods.
+        make: Factory that returns a new method object at each call.
+        args: Settings of the method as the user gave them, for ``run.json``.
+        needs_by_method: Maps each known method to its requirements, for messages that suggest other methods.
     """
 
     name: str
@@ -40,16 +40,16 @@ class MethodChoice:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The description of a run: which method solves which problem, with which settings, at which sites.
+    """Description of a run: its method, task, settings and sites.
 
     Attributes:
-        method: The method.
-        task: The learning problem, on this participant's device.
-        settings: The run's settings.
-        sites: Names of the run's sites.
-        data_digest: Identifies the data.
-        joined: Maps each site that joined after the run began to the facts about that. Its network is not part of the
-            identity.
+        method: Method of the run.
+        task: The learning problem, on the device of this participant.
+        settings: Settings of the run.
+        sites: Names of the sites of the run.
+        data_digest: Digest of the data of all sites; empty if it is not known.
+        joined: Maps each site that joined after the start of the run to the record of its joining. The network of such
+            a site is not part of the identity.
     """
 
     method: MethodChoice
@@ -61,14 +61,14 @@ class RunPlan:
 
     @property
     def make_method(self) -> MethodFactory:
-        """Factory of the method as server and sites exchange messages with it: wrapped under secure aggregation."""
+        """Factory of the method that the backend runs: the method itself, or its wrapper for secure aggregation."""
         return secured(self.method.make, self.settings)
 
     @cached_property
     def identity(self) -> RunIdentity:
-        """Everything that makes two runs the same run.
+        """Identity of the run. Two runs with the same identity are the same run.
 
-        The number of rounds is not part of it, and neither are the rounds whose models are kept.
+        The settings ``rounds`` and ``keep_rounds`` are not part of it.
         """
         late = networks_brought(self.joined)
         at_start = {site: name for site, name in self.settings.networks_by_site.items() if site not in late}
@@ -87,13 +87,13 @@ class RunPlan:
 
     @cached_property
     def run_id(self) -> str:
-        """Name of the run in noise streams."""
+        """Identifier of the run from which the keys of its noise streams are derived."""
         return self.identity.run_id
 
 
 @dataclass(frozen=True)
 class ServerData:
-    """The data that the server itself holds.
+    """Data that the server itself holds.
 
     Attributes:
         public: Public data that the method may use at the server, or None.
@@ -109,7 +109,7 @@ def identify_task(task: Task, networks_by_site: Mapping[str, str]) -> TaskIdenti
 
     Args:
         task: The learning problem.
-        networks_by_site: Maps sites to their networks; all other sites have the task's own.
+        networks_by_site: Maps sites to their networks. All other sites train the task's default network.
     """
     networks = {name: _hash_shapes(task, name) for name in sorted({task.network, *networks_by_site.values()})}
     optimizer = task.optimizer([nn.Parameter(torch.zeros(1))])
@@ -130,14 +130,18 @@ def identify_task(task: Task, networks_by_site: Mapping[str, str]) -> TaskIdenti
 
 
 def _describe_loss(loss: nn.Module) -> Meta:
-    """Return a loss's classes and plain attributes, which its repr often leaves out, and a digest of its tensors."""
+    """Return a description of a loss that distinguishes it from other losses.
+
+    Its keys are ``is`` (the repr), ``tensors`` (a digest of its state) and the dotted name of each plain attribute,
+    because the repr often omits attributes.
+    """
     parts = [(path + "." if path else "", part) for path, part in loss.named_modules()]
     facts = {p + k: v for p, part in parts for k, v in vars(part).items() if isinstance(v, bool | int | float | str)}
     return facts | {"is": repr(loss), "tensors": wire.digest(dict(loss.state_dict()))[:16]}
 
 
 def _hash_shapes(task: Task, network: str) -> str:
-    """Return a hash of a network's tensor names and shapes."""
+    """Build a network, and return a hash of the names and shapes of its tensors."""
     with torch.random.fork_rng(devices=[]):
         shapes = {name: list(tensor.shape) for name, tensor in task.build(network).state_dict().items()}
     return hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]

@@ -1,7 +1,8 @@
 """Uniform quantisation of a tensor between its minimum and maximum, and packing of the codes.
 
-Source: the quantiser of PFedCDP with rounding to nearest. With s = 2^bits - 1,
-code = round((x - lo) / (hi - lo) * s) and x' = lo + code / s * (hi - lo), so \\|x - x'\\| <= (hi - lo) / (2 s).
+Source: the quantiser of PFedCDP, with rounding to nearest. With s = 2^bits - 1,
+code = round((x - lo) / (hi - lo) * s) and x' = lo + code / s * (hi - lo). The error |x - x'| is at most
+(hi - lo) / (2 s).
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from medfl.errors import ContractError, RefusedError
 
 
 def quantise(t: torch.Tensor, bits: int) -> tuple[torch.Tensor, float, float]:
-    """Codes of a tensor, each the nearest of 2^bits levels between its minimum and its maximum.
+    """Quantise a tensor: map each value to the nearest of 2^bits levels between the minimum and the maximum.
 
     Args:
-        t: Floating, finite, any shape.
+        t: Tensor of finite floating values, any shape.
         bits: Bits of a code, 1 to 16.
 
     Returns:
-        Codes in [0, 2^bits - 1] of the shape of `t` (uint8, above 8 bits uint16), the minimum and the maximum. A
-        constant tensor has codes 0 and comes back exactly; an empty one has the range (0, 0).
+        Codes in [0, 2^bits - 1] of the shape of `t` (uint8, above 8 bits uint16), the minimum and the maximum. All
+        codes of a constant tensor are 0 and decode exactly. The range of an empty tensor is (0, 0).
 
     Raises:
         RefusedError: If the range from minimum to maximum is not finite.
@@ -51,32 +52,32 @@ def quantise(t: torch.Tensor, bits: int) -> tuple[torch.Tensor, float, float]:
 def dequantise(
     codes: torch.Tensor, lo: float, hi: float, bits: int, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """The values that codes stand for.
+    """Return the values of quantised codes.
 
     Args:
-        codes: From `quantise`, any shape.
-        lo: Minimum, the value of code 0, exactly.
-        hi: Maximum, the value of the largest code, exactly.
-        bits: As given to `quantise`.
+        codes: Codes from `quantise`, any shape.
+        lo: Minimum, which code 0 decodes to exactly.
+        hi: Maximum, which the largest code decodes to exactly.
+        bits: Bits of a code, as in `quantise`.
         dtype: Floating dtype of the result.
 
     Returns:
-        Values of the shape of `codes`. Quantising them again gives the same codes, as far as `dtype` has room for
-        2^bits levels in this range.
+        Values of the shape of `codes`. Quantising them again gives the same codes, if `dtype` can represent 2^bits
+        levels in this range.
     """
     share = codes.double() / _steps(bits)
     return torch.where(share == 0, lo, lo * (1 - share) + hi * share).to(dtype)
 
 
 def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes as they travel: of 4 bits two in a byte (the first in the low half), flat; of 8 and 16 bits unchanged.
+    """Pack two 4-bit codes into each byte, the first in the lower half. Codes of 8 and 16 bits stay unchanged.
 
     Args:
-        codes: From `quantise`, shape (...), n codes.
-        bits: 4, 8 or 16.
+        codes: Codes from `quantise`, n codes in any shape.
+        bits: Bits of a code: 4, 8 or 16.
 
     Returns:
-        For 4 bits uint8 of shape (ceil(n / 2),); otherwise `codes`.
+        For 4 bits, uint8 of shape (ceil(n / 2),); otherwise `codes`.
     """
     if bits != 4:
         return codes
@@ -87,15 +88,15 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def unpack(packed: torch.Tensor, bits: int, shape: list[int]) -> torch.Tensor:
-    """The inverse of `pack`.
+    """Return the codes that `pack` packed.
 
     Args:
-        packed: From `pack`.
-        bits: As given to `pack`.
+        packed: Result of `pack`.
+        bits: Bits of a code, as in `pack`.
         shape: Shape of the codes.
 
     Raises:
-        ContractError: If `packed` does not hold as many codes as `shape` asks for.
+        ContractError: If the number of elements of `packed` does not fit `shape`.
     """
     count = math.prod(shape)
     expected = (count + 1) // 2 if bits == 4 else count
@@ -103,7 +104,7 @@ def unpack(packed: torch.Tensor, bits: int, shape: list[int]) -> torch.Tensor:
         raise ContractError(
             "wrong_code_count",
             f"expected {expected} elements for {bits}-bit codes of shape {shape}, got {packed.numel()}. "
-            "Decode with what the sender wrote beside the codes.",
+            "Decode with the parameters that the sender wrote with the codes.",
             expected=expected,
             found=packed.numel(),
             bits=bits,
@@ -117,7 +118,7 @@ def _steps(bits: int) -> int:
     if not 1 <= bits <= 16:
         raise ContractError(
             "unsupported_bits",
-            f"expected 1 to 16 bits a code, got {bits}. Runs offer 4, 8 and 16.",
+            f"expected 1 to 16 bits for each code, got {bits}. Runs support 4, 8 and 16.",
             found=bits,
             minimum=1,
             maximum=16,

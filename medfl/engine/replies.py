@@ -1,4 +1,4 @@
-"""Replies that lie in files until they are folded."""
+"""Replies of a step, read from files one at a time, and decoded before the method aggregates them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ from medfl.types import Tensors
 
 
 class StoredReplies:
-    """Replies in name order, read one at a time; iterating again reads them again.
+    """Replies of a step that are stored in files, sorted by site. Each iteration reads the files again.
+
+    Iteration yields (site, tensors) and undoes the quantisation of the tensors.
 
     Args:
-        read: The tensors behind an answer, as they left the site.
-        answers: Those that were not refused.
-        missing: Sites that were ordered and of which there is no reply.
+        read: Reads the tensors of a site's reply, as they left the site.
+        answers: Results of the sites that did not refuse.
+        missing: Sites that received a request and sent no usable reply.
+
+    Attributes:
+        meta: Maps each site to the metadata of its reply, without the codec.
+        missing: Sites that received a request and sent no usable reply, sorted.
     """
 
     def __init__(self, read: Callable[[SiteResult], Tensors], results: list[SiteResult], missing: list[str]) -> None:
@@ -35,11 +41,17 @@ class StoredReplies:
 
 
 class DecodedReplies:
-    """Replies as the method's sites sent them: its filters are undone, one reply at a time.
+    """Replies of a step, with the method's own filters undone, one reply at a time.
+
+    Iteration yields (site, tensors).
 
     Args:
         method: The method.
-        replies: Of a step, as a carrier has them.
+        replies: Replies of a step as the backend returns them.
+
+    Attributes:
+        meta: Maps each site to the metadata of its reply, without the entries of the filters.
+        missing: Sites that received a request and sent no usable reply.
     """
 
     def __init__(self, method: Method, replies: Replies) -> None:
@@ -49,9 +61,9 @@ class DecodedReplies:
         }
 
     def __iter__(self) -> Iterator[tuple[str, Tensors]]:
-        return map(self._decoded, self._replies)
+        return map(self._decode, self._replies)
 
-    def _decoded(self, reply: tuple[str, Tensors]) -> tuple[str, Tensors]:
+    def _decode(self, reply: tuple[str, Tensors]) -> tuple[str, Tensors]:
         site, tensors = reply
         return site, decode_filtered(self._method, tensors, self._replies.meta[site])[0]
 

@@ -1,4 +1,4 @@
-"""What of a reply is checked against the method's declarations: at the site that sends it, and where it arrives."""
+"""Check replies and peer messages against the method's declarations, at the sender and again at the receiver."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ GUEST = {
 def check_reply(
     method: Method, task: Task, request: Request, tensors: Tensors, meta: Any, who: str, private: bool = False
 ) -> None:
-    """Refuse a reply that the method's `fold` could not use; the site asks this, and the server again.
+    """Check the metadata and tensors of a reply against the method's declarations.
+
+    The site calls this before it sends a reply, and the server again before `Method.aggregate`.
 
     Args:
         method: The method.
         task: The learning problem.
-        order: What the reply is to.
-        tensors: Of the reply.
-        meta: Of the reply, without what the core adds.
-        who: Who sent it, for the message: "site 'site-01'".
+        order: Request that the reply answers.
+        tensors: Tensors of the reply.
+        meta: Metadata of the reply, without the keys that medfl adds.
+        who: Sender for messages, as in "site 'site-01'".
         private: Whether the run has a privacy setting.
 
     Raises:
-        RefusedError: If it is not what the method declares.
+        RefusedError: If the reply does not fit the declarations.
     """
     known = {"classes": len(task.objective.titles)} | request.meta
     check_metadata(meta, method.sends_meta, request.op, known, who, private)
@@ -43,17 +45,17 @@ def check_reply(
 
 
 def check_peer_message(schema: Mapping[str, MetaField], task: Task, settings: Settings, meta: Any, who: str) -> None:
-    """Refuse the metadata of a peer message that do not fit their schema.
+    """Check the metadata of a peer message against their schema.
 
     Args:
-        schema: `medfl.contract.Method.sends_meta`, or `GUEST`.
+        schema: Schema of the metadata: `medfl.contract.Method.sends_meta`, or `EVALUATED_MODEL_SCHEMA`.
         task: The learning problem.
-        settings: The run's.
-        meta: Of the parcel.
-        who: Who sent it, for the message.
+        settings: Settings of the run.
+        meta: Metadata of the message.
+        who: Sender for messages, as in "site 'site-01'".
 
     Raises:
-        RefusedError: If it is not.
+        RefusedError: If the metadata do not fit the schema.
     """
     known = {
         "classes": len(task.objective.titles),
@@ -63,10 +65,20 @@ def check_peer_message(schema: Mapping[str, MetaField], task: Task, settings: Se
 
 
 def check_sent(method: Method, task: Task, settings: Settings, request: Request, reply: Reply, who: str) -> None:
-    """At the site: refuse what the receivers would refuse. What is not declared at all is left to the filters.
+    """Check a site's reply and its peer messages before they leave, as the receivers will check them.
+
+    Metadata keys that the method does not declare are ignored here; `medfl.engine.filters` refuses them.
+
+    Args:
+        method: The method.
+        task: The learning problem.
+        settings: Settings of the run.
+        order: Request that the reply answers.
+        reply: The reply, with its peer messages.
+        who: Sender for messages, as in "site 'site-01'".
 
     Raises:
-        RefusedError: If reply or parcels are not what the method declares.
+        RefusedError: If the reply or a peer message does not fit the declarations.
     """
 
     def declared(meta: Meta) -> Meta:

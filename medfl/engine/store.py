@@ -1,9 +1,9 @@
-"""State on disk: one atomic file for each participant and step.
+"""State of the participants on disk: one atomic file for each participant and step.
 
-A file is written under a temporary name, flushed to the disk, renamed, and the folder is flushed too. So after a kill,
-a full disk or a power cut there is either the whole new step or the whole old one. The last two steps are kept, with
-the large constants (blobs) that they name. A file whose content no longer matches its checksum is passed over, with a
-warning, in favour of the step before it.
+A file is written under a temporary name, flushed to the disk and renamed; then its folder is flushed. After a kill, a
+full disk or a power cut, the disk has either the whole new step or the whole old one. A participant keeps its last two
+steps, with the large constants (blobs) that they refer to. A file that does not match its checksum is skipped with a
+warning, and the step before it is used.
 """
 
 from __future__ import annotations
@@ -29,69 +29,77 @@ logger = logging.getLogger(__name__)
 
 
 KEEP = 2
-"""How many steps of a participant are kept, the newest ones."""
+"""Number of the newest steps of a participant that are kept."""
 
 
 SENT = ("reply/", "peer_message/")
-"""Prefixes of tensors that a site sent, which are needed until the server has committed the step."""
+"""Prefixes of the tensors that a site sent. They are needed until the server has committed the step."""
 
 DISCARDED = "sent_discarded"
-"""In the meta of a step whose `SENT` tensors were deleted: it can't be answered from disk again."""
+"""Metadata key of a step whose `SENT_PREFIXES` tensors were deleted. The site can't send that reply again."""
 
 Steps = Collection[int]
 """Numbers of steps."""
 
 
 PATIENCE = 1.0
-"""Seconds to wait for a run folder: after a kill the system takes a moment to end the processes that held it."""
+"""Seconds to wait for the lock of a run folder. After a kill, the system needs a moment to end the old processes."""
 
 
 @dataclass
 class Record:
-    """What a participant saved at a step."""
+    """Content of the file of one step.
+
+    Attributes:
+        step: Number of the step.
+        tensors: All tensors of the file, by name. Those of the state have the prefix ``state/``.
+        meta: Metadata as JSON; ``state`` and ``blobs`` belong to the state.
+    """
 
     step: int
     tensors: Tensors
     meta: Meta
 
     def state(self) -> State:
-        """The participant's state in this record."""
+        """Return the participant's state after the step."""
         return State(wire.select(self.tensors, "state/"), self.meta["state"], self.meta["blobs"])
 
 
 class Store:
-    """The files of one participant.
+    """Step files and blobs of one participant.
 
     Args:
-        folder: Its folder; created at the first write.
+        folder: Folder of the participant. The first write creates it.
 
     Attributes:
-        flushes: Whether a step is on the disk when `save` returns; else who counts on it has to call `flush_files`.
+        flushes: Whether `save` flushes the file to the disk. If not, the caller must call
+            `medfl.utils.files.flush_files` before it relies on the step.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.flushes = folder, True
 
     def path(self, step: int) -> Path:
-        """The file of a step."""
+        """Return the path of the file of a step."""
         return self.folder / f"step-{step:08d}.safetensors"
 
     def steps(self) -> list[int]:
-        """The steps on disk, oldest first, valid or not."""
+        """Return the numbers of the steps on disk, ascending, including damaged ones."""
         return sorted(int(path.name[5:13]) for path in self.folder.glob("step-????????.safetensors"))
 
     def save(self, step: int, state: State, meta: Meta, extra: Tensors | None = None, keep: Steps = ()) -> None:
-        """Save a step in one atomic file, then forget what is older than the last two.
+        """Write a step to one atomic file, then delete older steps and the blobs that only they refer to.
 
         Args:
-            step: Its number.
-            state: The participant's state after it.
-            meta: Everything else that belongs to the step; JSON.
-            extra: More tensors, with prefixed names (a reply, parcels).
-            keep: Steps after which the participant's state is still needed: each one's newest file stays, too.
+            step: Number of the step.
+            state: State of the participant after the step.
+            meta: All other metadata of the step, as JSON.
+            extra: Further tensors, with prefixed names (the reply and the peer messages).
+            keep: Steps after which the participant's state is still needed. For each of them, the newest file up to
+                that step is kept, besides the newest `RETAINED_STEPS` files.
 
         Raises:
-            StoreError: If it can't be written; the previous step stays valid.
+            StoreError: If the file can't be written. The previous step stays valid.
         """
         tensors = wire.prefixed(state.tensors, "state/") | (extra or {})
         content = meta | {"step": step, "state": state.meta, "blobs": state.blobs}
@@ -99,25 +107,38 @@ class Store:
         self._prune(keep)
 
     def load(self, step: int) -> Record:
-        """Read and verify one step.
+        """Read one step and verify its checksum.
 
         Raises:
-            DamagedError: If the file is cut short or was changed.
-            FileNotFoundError: If there is none.
+            DamagedError: If the file is truncated or was changed.
+            FileNotFoundError: If the step is not stored.
         """
         return Record(step, *wire.decode(self.path(step).read_bytes()))
 
     def latest(self, before: int | None = None) -> Record | None:
-        """The newest valid step (below `before`, if given), or None. Damaged files are named in a warning."""
+        """Read the newest valid step, and log a warning for each damaged file.
+
+        Args:
+            before: Only steps below this number are read; None reads all.
+
+        Returns:
+            None if no valid step is stored.
+        """
         for step in reversed([step for step in self.steps() if before is None or step < before]):
             try:
                 return self.load(step)
             except DamagedError as error:
-                logger.warning("%s is damaged (%s); falling back to the step before it.", self.path(step), error)
+                logger.warning("'%s' is damaged (%s). The step before it is used.", self.path(step), error)
         return None
 
     def mend(self) -> int:
-        """Set damaged newest files aside (``*.damaged``); the newest valid step, or 0. Only for who may write here."""
+        """Rename damaged files above the newest valid step to ``*.damaged``, and return the newest valid step.
+
+        The caller must hold the run folder for writing.
+
+        Returns:
+            0 if no valid step is stored.
+        """
         newest = self.latest()
         for step in self.steps():
             if newest is None or step > newest.step:
@@ -125,7 +146,14 @@ class Store:
         return newest.step if newest else 0
 
     def peek(self, before: int) -> State:
-        """The state of the newest step below `before`, for looking only: other tensors are not read nor verified."""
+        """Read the state of the newest step below `before`. Change nothing on the disk.
+
+        The other tensors of the file are not read, so the checksum is not verified. If the file can't be parsed, the
+        newest valid step before it is used.
+
+        Returns:
+            An empty state if no step is stored.
+        """
         steps = [step for step in self.steps() if step < before]
         if not steps:
             return State()
@@ -138,28 +166,33 @@ class Store:
             return record.state() if record else State()
 
     def read(self, step: int, prefix: str) -> Tensors:
-        """Only the tensors under `prefix` of a step, without it; other tensors are not read."""
+        """Read the tensors of a step whose names begin with a prefix, and return them without it.
+
+        The other tensors are not read, so the checksum is not verified.
+        """
         with safe_open(self.path(step), framework="pt") as file:
             return {name[len(prefix) :]: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
 
     def drop(self, step: int) -> None:
-        """Forget a step, so that the one before it is the newest."""
+        """Delete the file of a step, if it exists."""
         self.path(step).unlink(missing_ok=True)
 
     def free_space(self, keep: Steps = ()) -> None:
-        """Delete what continuing a finished run does not need: older steps, and the `SENT` tensors of the others.
+        """Delete files and tensors that a finished run does not need to be continued.
 
-        Deletes nothing unless the newest step can be read. A kill at any moment leaves steps that can be continued.
+        These are the older steps, the blobs that only they refer to, the `SENT_PREFIXES` tensors of the remaining
+        steps, and old peer messages. Nothing is deleted if the newest step can't be read. A kill at any moment leaves
+        steps from which the run can continue.
 
         Args:
-            keep: Steps after which the participant's state is still needed, beside the newest one.
+            keep: Steps after which the participant's state is still needed, besides the newest one.
         """
         steps = self.steps()
         newest = self.latest()
         if newest is None or newest.step != steps[-1]:
             return
         kept = {newest.step, *(steps[place - 1] for at in keep if (place := bisect_right(steps, at)))}
-        with contextlib.suppress(OSError, StoreError):  # what can't be deleted now is left over, no more
+        with contextlib.suppress(OSError, StoreError):  # a file that can't be deleted only takes space
             for step in sorted(kept):
                 record = newest if step == newest.step else self.load(step)
                 tensors = {name: tensor for name, tensor in record.tensors.items() if not name.startswith(SENT)}
@@ -171,10 +204,10 @@ class Store:
             Inbox(self.folder).forget(newest.step)
 
     def put(self, tensors: Tensors) -> str:
-        """Write a large constant once; the same content has the same name.
+        """Write a large constant (blob), unless a file with the same content exists.
 
         Returns:
-            Its SHA-256.
+            SHA-256 of the content, which is the name of the blob.
         """
         digest = wire.digest(tensors)
         path = self._blob(digest)
@@ -183,17 +216,20 @@ class Store:
         return digest
 
     def get(self, digest: str) -> Tensors:
-        """Read a constant.
+        """Read a blob.
+
+        Args:
+            digest: SHA-256 of its content.
 
         Raises:
-            StoreError: If it is gone or damaged.
+            StoreError: If the file is missing or damaged.
         """
         try:
             return wire.decode(self._blob(digest).read_bytes())[0]
         except (OSError, DamagedError) as error:
             raise StoreError(
                 "unreadable_file",
-                f"The constant '{self._blob(digest)}' can't be read: {error}. Start the run in a new folder.",
+                f"The stored constant '{self._blob(digest)}' can't be read: {error}. Start the run in a new folder.",
                 path=self._blob(digest),
             ) from error
 
@@ -203,7 +239,7 @@ class Store:
     def _prune(self, keep: Steps) -> None:
         steps = self.steps()
         kept = {*steps[-KEEP:], *(steps[bisect_right(steps, at) - 1] for at in keep)}
-        # What can't be deleted or read now is left over, no more: the step is saved, and the next one prunes again.
+        # The step is saved. A file that can't be deleted or read now only takes space; the next step prunes again.
         with contextlib.suppress(OSError, SafetensorError, ValueError, KeyError):
             for step in sorted({*steps} - kept):
                 self.drop(step)
@@ -211,7 +247,7 @@ class Store:
                 self._delete_blobs(kept)
 
     def _delete_blobs(self, kept: Steps) -> None:
-        """Delete the constants that no kept step names."""
+        """Delete the blobs that no kept step refers to."""
         blobs = list((self.folder / "blobs").glob("*.safetensors"))
         named = {digest for step in kept for digest in self._blobs_named_by(step)} if blobs else set()
         for blob in blobs:
@@ -224,32 +260,42 @@ class Store:
 
 
 def copied(state: State) -> State:
-    """A state that shares nothing with the given one."""
+    """Return a deep copy of a state."""
     meta = json.loads(json.dumps(state.meta))
     return State({name: tensor.clone() for name, tensor in state.tensors.items()}, meta, dict(state.blobs))
 
 
 class Inbox:
-    """Parcels that wait for a site. A parcel posted in step p is read by the receiver's first step after p.
+    """Peer messages that wait for a site. The receiver reads a message in its first step after the step of the sender.
 
-    Which parcels a step reads follows from the file names alone, so reading consumes nothing and a step that is done
-    again after a crash finds the same parcels.
+    The file names alone decide which messages a step reads. Reading deletes nothing, so a step that is repeated after a
+    crash reads the same messages.
 
     Args:
-        folder: The receiver's folder.
+        folder: Folder of the receiver.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "inbox"
 
     def post(self, step: int, sender: str, peer_message: PeerMessage) -> None:
-        """Store a parcel (flushed to disk); the same sender, step and receiver is stored once."""
+        """Write a peer message and flush it to the disk, unless the message of that sender and step is stored.
+
+        Args:
+            step: Step in which the message was sent.
+            sender: Name of the sender.
+            parcel: The message.
+        """
         path = self.folder / f"{step:08d}-{sender}.safetensors"
         if not path.exists():
             write_atomic(path, wire.encode(peer_message.tensors, {"meta": peer_message.meta, "sender": sender}))
 
     def read(self, since: int, before: int) -> list[PeerMessage]:
-        """Parcels posted in steps [since, before), sorted by sender."""
+        """Read the peer messages that were sent in the steps [since, before), sorted by sender.
+
+        Raises:
+            DamagedError: If the file of a message is damaged.
+        """
         peer_messages = []
         for path in sorted(self.folder.glob("????????-*.safetensors")):
             if since <= int(path.name[:8]) < before:
@@ -257,24 +303,29 @@ class Inbox:
                     tensors, meta = wire.decode(path.read_bytes())
                 except DamagedError as error:
                     raise DamagedError(
-                        "damaged_file", f"The parcel '{path}' can't be read. {error}", path=path, cause=error.code
+                        "damaged_file", f"The peer message '{path}' can't be read. {error}", path=path, cause=error.code
                     ) from error
                 peer_messages.append(PeerMessage(self.folder.parent.name, tensors, meta["meta"], meta["sender"]))
         return sorted(peer_messages, key=lambda peer_message: peer_message.sender)
 
     def waiting_bytes(self, sender: str, step: int) -> int:
-        """Bytes of the parcels of a sender that wait, but for that of a step, which is stored once."""
+        """Return the size in bytes of a sender's waiting messages, without the message of one step.
+
+        Args:
+            sender: Name of the sender.
+            step: Step whose message does not count, as a repeated message is stored once.
+        """
         paths = self.folder.glob(f"????????-{sender}.safetensors")
         return sum(path.stat().st_size for path in paths if int(path.name[:8]) != step)
 
     def drop(self, sender: str) -> None:
-        """Delete all parcels of a sender."""
+        """Delete all peer messages of a sender."""
         for path in self.folder.glob(f"????????-{sender}.safetensors"):
             path.unlink(missing_ok=True)
 
     def forget(self, before: int) -> None:
-        """Delete parcels posted before a step that no kept step can read again."""
-        with contextlib.suppress(OSError):  # what can't be deleted now is left over, no more
+        """Delete the peer messages that were sent before a step."""
+        with contextlib.suppress(OSError):  # a file that can't be deleted only takes space
             for path in self.folder.glob("????????-*.safetensors"):
                 if int(path.name[:8]) < before:
                     path.unlink(missing_ok=True)
@@ -282,17 +333,17 @@ class Inbox:
 
 @contextlib.contextmanager
 def only_writer(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
-    """Hold a run folder for writing. Others may read it meanwhile. The lock ends with the process, however it ends.
+    """Lock a run folder for writing during a block. Delete temporary files that a killed process left in it.
 
-    It is held by the workers that a process forks, too: after a kill of their parent it ends when the last of them has.
-    Half-written files that a kill left behind are removed.
+    Other processes may read the folder meanwhile. The operating system releases the lock when the process ends, for
+    any reason. Forked workers hold the lock too: if their parent is killed, it is released when the last of them ends.
 
     Args:
-        folder: The run folder.
+        folder: Path of the run folder. It is created if it does not exist.
         patience: Seconds to wait for another process.
 
     Raises:
-        StoreError: If another process holds it, or the folder can't be written.
+        StoreError: If another process holds the lock, or the folder can't be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -304,12 +355,12 @@ def only_writer(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
             path=folder,
             reason=error.strerror,
         ) from error
-    with held(folder / LOCK, patience) as alone:
-        if not alone:
+    with held(folder / LOCK, patience) as is_locked:
+        if not is_locked:
             raise StoreError(
                 "folder_in_use",
                 f"Another process is writing to the run folder '{folder}'. Wait for it, stop it, or name another "
-                "folder with --output_dir. Reading the folder meanwhile is fine.",
+                "folder with --output_dir. Reading the folder meanwhile is possible.",
                 path=folder,
             )
         for stale in folder.rglob(".*.tmp"):

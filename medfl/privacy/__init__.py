@@ -1,1 +1,1 @@
-"""Differential privacy: the policy of a run, one mechanism a file, noise, accounting and ledgers."""
+"""Differential privacy: policy of a run, privacy mechanisms, noise, accounting and budget ledgers."""

@@ -1,13 +1,13 @@
-"""What releases guarantee together: exactly where all are Gaussian, numerically where batches are drawn at random.
+"""Composition: the common guarantee of several releases, exact for Gaussian releases and numerical with subsampling.
 
-A step of DP-SGD draws each image with a probability, its rate, and adds Gaussian noise to the sum of the clipped
-gradients. At a rate of 1 that is a Gaussian release like any other, and all such compose exactly (`medfl.privacy.
-gaussian`). Below 1 it guarantees more than its noise alone, and Opacus composes the privacy loss random variables of
-all releases numerically (Gopi, Lee, Wutschitz, "Numerical composition of differential privacy", NeurIPS 2021), to
-within `RESOLUTION`, on the safe side.
+Release: one noised value that leaves the site. A step of DP-SGD draws each image with a probability, the sampling rate,
+and adds Gaussian noise to the sum of the clipped gradients. With rate 1 it is a Gaussian release, and such releases
+compose exactly (`medfl.privacy.gaussian`). With a rate below 1, subsampling amplifies the guarantee. Then Opacus
+composes the privacy loss random variables of all releases numerically (PRV accountant; Gopi, Lee, Wutschitz, "Numerical
+composition of differential privacy", NeurIPS 2021). The result is at most `RESOLUTION` above the true epsilon.
 
-That reckoning is for an image that is added or removed. Where one is replaced, which is a removal and an addition,
-(epsilon, delta) becomes (2 epsilon, (1 + e^epsilon) delta): an upper bound.
+The PRV accountant is for the adjacency ``add_remove``. A replacement is a removal and an addition, so for ``replace``,
+(epsilon, delta) becomes (2 epsilon, (1 + e^epsilon) delta), which is an upper bound.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from medfl.records.ledger import LedgerEntry
 from medfl.records.privacy_account import PrivacyAccount
 
 RESOLUTION = 0.01
-"""How far above the true epsilon the numerical accountant may answer."""
+"""Maximum error of the numerical accountant: its epsilon is at most this much above the true one."""
 
-SMALLEST = 5 * RESOLUTION
-"""The smallest budget for which the numerical accountant is precise enough."""
+MIN_EPSILON = 5 * RESOLUTION
+"""Smallest privacy budget for which the numerical accountant is precise enough."""
 
-FARTHEST = 500.0
-"""A privacy loss beyond which the numerical accountant says that nothing is promised; it would take minutes."""
+MAX_LOSS = 500.0
+"""Privacy loss above which the numerical accountant returns infinity, because the computation would take minutes."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Releases of one kind.
+    """A number of equal noised releases.
 
     Attributes:
         sigma: Noise multiplier: standard deviation of the noise over the clipping bound, > 0.
-        count: How many, >= 0.
-        rate: The probability with which a unit takes part in one of them, in (0, 1].
-        concentrated: Whether the noise is the sum of several sites' discrete shares: what it guarantees is known by
-            concentrated differential privacy (`medfl.privacy.concentrated`), not exactly.
+        count: Number of releases, >= 0.
+        rate: Probability with which a unit takes part in a release (sampling rate), in (0, 1].
+        concentrated: Whether the noise is a sum of discrete shares of several sites. Then the guarantee is a bound from
+            concentrated differential privacy (`medfl.privacy.concentrated`) instead of an exact value.
     """
 
     sigma: float
@@ -55,7 +55,7 @@ class Part:
 
     @classmethod
     def from_entry(cls, entry: LedgerEntry) -> Self:
-        """Return the noised steps of all releases in a ledger's entry."""
+        """Return the noised steps of all releases in an entry of a ledger."""
         return cls(
             sigma=entry.sigma,
             count=entry.steps * len(entry.releases),
@@ -79,16 +79,16 @@ class Part:
 
 @lru_cache(maxsize=256)
 def epsilon(parts: tuple[Part, ...], delta: float, adjacency: str = "add_remove") -> float:
-    """The smallest epsilon known to hold with delta for all releases together.
+    """Return the smallest known epsilon for a delta and all releases together.
 
     Args:
-        parts: The releases.
-        delta: In (0, 1).
+        parts: Groups of equal releases.
+        delta: Delta of the guarantee, in (0, 1).
         adjacency: ``add_remove`` or ``replace``.
 
     Returns:
-        Exact where all rates are 1 and no part is concentrated, otherwise an upper bound. 0 without releases, infinity
-        where one has no noise.
+        The exact epsilon if all rates are 1 and no group is concentrated, otherwise an upper bound. 0 without releases,
+        and infinity if a release has no noise.
 
     Raises:
         SettingsError: If Opacus is needed and not installed.
@@ -96,28 +96,30 @@ def epsilon(parts: tuple[Part, ...], delta: float, adjacency: str = "add_remove"
     parts = tuple(part for part in parts if part.count and not math.isinf(part.sigma))
     if any(part.sigma == 0 for part in parts):
         return math.inf
-    far = gaussian.SENSITIVITY[adjacency]
+    sensitivity = gaussian.SENSITIVITY[adjacency]
     if any(part.concentrated for part in parts):
         if any(part.rate < 1 for part in parts):
-            return math.inf  # no bound for both kinds together is known here
-        return concentrated_epsilon(math.fsum(rho_of(part.sigma, part.count, far) for part in parts), delta)
+            return math.inf  # no bound for the composition of both kinds is implemented
+        return concentrated_epsilon(math.fsum(rho_of(part.sigma, part.count, sensitivity) for part in parts), delta)
     if all(part.rate == 1 for part in parts):
-        precision = math.fsum(part.count / part.sigma**2 for part in parts)  # mu's add in squares
-        return gaussian.epsilon(1 / math.sqrt(precision) if precision else math.inf, 1, delta, far)
+        precision = math.fsum(part.count / part.sigma**2 for part in parts)  # the squares of mu add up
+        return gaussian.epsilon(1 / math.sqrt(precision) if precision else math.inf, 1, delta, sensitivity)
     if adjacency == "add_remove":
-        return _numerical(parts, delta)
-    return _replaced(lambda smaller: _numerical(parts, smaller), delta)
+        return _numerical_epsilon(parts, delta)
+    return _replace_epsilon(lambda smaller: _numerical_epsilon(parts, smaller), delta)
 
 
 @lru_cache(maxsize=256)
 def calibrate(budget: float, count: int, rate: float, delta: float, adjacency: str = "add_remove") -> float:
-    """A noise multiplier that keeps the budget; the smallest one at a rate of 1, otherwise at most 0.5 % above it.
+    """Return a noise multiplier that keeps a privacy budget.
+
+    With rate 1 it is the smallest one. Otherwise it spends at least 99.5 % of the budget.
 
     Args:
-        budget: Epsilon over all releases, > 0.
-        count: How many, >= 1.
-        rate: As in `Part`.
-        delta: In (0, 1).
+        budget: Epsilon of all releases together, > 0.
+        count: Number of releases, >= 1.
+        rate: Sampling rate, in (0, 1].
+        delta: Delta of the guarantee, in (0, 1).
         adjacency: ``add_remove`` or ``replace``.
 
     Raises:
@@ -125,27 +127,33 @@ def calibrate(budget: float, count: int, rate: float, delta: float, adjacency: s
     """
     if rate == 1:
         return gaussian.calibrate(budget, count, delta, gaussian.SENSITIVITY[adjacency])
-    added, added_delta = budget, delta  # what to keep for an image that is added or removed
+    added, added_delta = budget, delta  # budget for the adjacency add_remove
     if adjacency == "replace":
         added, added_delta = budget / 2, delta / (1 + math.exp(min(budget / 2, 700)))
-    if added < SMALLEST:
+    if added < MIN_EPSILON:
         raise SettingsError(
             "unreachable_budget",
             f"A privacy budget of epsilon {added:g} for an image that is added or removed can't be reached: the "
-            f"accountant 'prv' is exact to {RESOLUTION:g} only. Choose an epsilon of at least {SMALLEST:g} for "
-            f"'add_remove', or {2 * SMALLEST:g} for 'replace'.",
+            f"accountant 'prv' is exact to {RESOLUTION:g} only. Choose an epsilon of at least {MIN_EPSILON:g} for "
+            f"'add_remove', or {2 * MIN_EPSILON:g} for 'replace'.",
             epsilon=budget,
             adjacency=adjacency,
-            minimum=2 * SMALLEST if adjacency == "replace" else SMALLEST,
+            minimum=2 * MIN_EPSILON if adjacency == "replace" else MIN_EPSILON,
         )
-    # in the limit of many small steps all is one Gaussian release of mu = rate sqrt(count (e^(1 / sigma^2) - 1))
+    # In the limit of many small steps, they compose to a Gaussian release, mu = rate sqrt(count (e^(1 / sigma^2) - 1)).
     mu = 1 / gaussian.calibrate(added, 1, added_delta)
     guess = math.log1p((mu / rate) ** 2 / count) ** -0.5
-    return _smallest(lambda sigma: epsilon((Part(sigma, count, rate),), delta, adjacency), budget, guess)
+    return _search_sigma(lambda sigma: epsilon((Part(sigma, count, rate),), delta, adjacency), budget, guess)
 
 
-def _smallest(spent: Callable[[float], float], budget: float, guess: float) -> float:
-    """A noise multiplier that spends between 99.5 % and all of the budget; secant steps on logarithmic axes."""
+def _search_sigma(spent: Callable[[float], float], budget: float, guess: float) -> float:
+    """Return a noise multiplier that spends between 99.5 % and all of a budget, by secant steps on logarithmic axes.
+
+    Args:
+        spent: Returns the epsilon of a noise multiplier.
+        budget: Largest epsilon, > 0.
+        guess: Start of the search.
+    """
     sigma, slope = guess, -1.0
     cost = spent(sigma)
     for _ in range(30):
@@ -163,15 +171,19 @@ def _smallest(spent: Callable[[float], float], budget: float, guess: float) -> f
     return sigma
 
 
-def _replaced(added: Callable[[float], float], delta: float) -> float:
-    """Epsilon where a unit is replaced, from that where it is added or removed, for the same delta.
+def _replace_epsilon(added: Callable[[float], float], delta: float) -> float:
+    """Return epsilon for the adjacency ``replace`` from a function for ``add_remove``, for the same delta.
 
-    It is twice the smallest number that is enough for delta / (1 + e^number), which is met from below by steps that
-    shrink about geometrically.
+    It is twice the smallest x that satisfies added(delta / (1 + e^x)) <= x. The search approaches x from below, by
+    steps that shrink about geometrically.
+
+    Args:
+        added: Returns epsilon for the adjacency ``add_remove``, given delta.
+        delta: Delta of the guarantee, in (0, 1).
     """
     bound = added(delta)
     step = 0.0
-    while bound < FARTHEST:
+    while bound < MAX_LOSS:
         missing = added(delta / (1 + math.exp(bound))) - bound
         if missing <= 0:
             return 2 * bound
@@ -181,33 +193,34 @@ def _replaced(added: Callable[[float], float], delta: float) -> float:
     return math.inf
 
 
-def _numerical(parts: tuple[Part, ...], delta: float) -> float:
-    """Epsilon of an image that is added or removed, at most `RESOLUTION` above the true one."""
+def _numerical_epsilon(parts: tuple[Part, ...], delta: float) -> float:
+    """Return epsilon for ``add_remove`` by the PRV accountant, at most `RESOLUTION` above the true epsilon."""
     prv, error = opacus("accountants.analysis.prv"), delta / 1000
     counts = [part.count for part in parts]
     mesh = RESOLUTION / math.sqrt(sum(counts) * math.log(12 / error) / 2)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of logarithms of 0 and exponentials that overflow, rightly infinite
-        reach = _reach(parts, error)
-        if reach > FARTHEST:
+        warnings.simplefilter("ignore")  # logarithms of 0 and overflowing exponentials are infinite, as they should be
+        largest_loss = _largest_loss(parts, error)
+        if largest_loss > MAX_LOSS:
             return math.inf
-        domain = prv.Domain.create_aligned(-reach, reach, mesh)
+        domain = prv.Domain.create_aligned(-largest_loss, largest_loss, mesh)
         losses = [prv.PoissonSubsampledGaussianPRV(part.rate, part.sigma) for part in parts]
-        cut = [prv.TruncatedPrivacyRandomVariable(loss, domain.t_min, domain.t_max) for loss in losses]
-        together = prv.compose_heterogeneous(
-            dprvs=[prv.discretize(loss, domain) for loss in cut], num_self_compositions=counts
+        truncated = [prv.TruncatedPrivacyRandomVariable(loss, domain.t_min, domain.t_max) for loss in losses]
+        composed = prv.compose_heterogeneous(
+            dprvs=[prv.discretize(loss, domain) for loss in truncated], num_self_compositions=counts
         )
         try:
-            upper = float(together.compute_epsilon(delta, error, RESOLUTION)[2])
-        except (RuntimeError, ValueError):  # so large that it is outside of floating point
+            upper = float(composed.compute_epsilon(delta, error, RESOLUTION)[2])
+        except (RuntimeError, ValueError):  # epsilon is too large for floating-point numbers
             return math.inf
     return upper if math.isfinite(upper) else math.inf
 
 
-def _reach(parts: tuple[Part, ...], error: float) -> float:
-    """Bound on the privacy loss, but for a probability of `error` (remark 5.6 of the paper).
+def _largest_loss(parts: tuple[Part, ...], error: float) -> float:
+    """Return a bound that the privacy loss exceeds with a probability of at most `error` (remark 5.6 of the paper).
 
-    It is Opacus' `compute_safe_domain_size` with few broken orders, which take most of its time.
+    The bound comes from RDP accounting. It is Opacus' `compute_safe_domain_size` with fewer fractional orders, which
+    take most of its time.
     """
     rdp = opacus("accountants.analysis.rdp")
     orders = [1.05, 1.1, 1.25, 1.5, *range(2, 65), 128, 256, 512]
@@ -220,10 +233,13 @@ def _reach(parts: tuple[Part, ...], error: float) -> float:
 
 
 def opacus(part: str) -> Any:
-    """A part of Opacus, loaded when it is needed first.
+    """Import and return a module of Opacus.
+
+    Args:
+        part: Name of the module below ``opacus``.
 
     Raises:
-        SettingsError: If it is not installed.
+        SettingsError: If Opacus is not installed.
     """
     try:
         return importlib.import_module(f"opacus.{part}")

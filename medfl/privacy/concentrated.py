@@ -1,10 +1,10 @@
-"""What the sum of all sites' updates guarantees where each site adds a share of discrete Gaussian noise.
+"""Guarantee of the sum of updates to which each site adds a share of discrete Gaussian noise.
 
-The sum of t such shares is concentrated differentially private as one Gaussian of t times the variance is (Kairouz,
-Liu, Steinke, "The Distributed Discrete Gaussian Mechanism", ICML 2021, theorem 1; the term tau is nothing here, see
-`medfl.engine.secure.fixed_point.FAINTEST_NOISE`). Releases add up in rho, and rho gives epsilon (Canonne,
-Kamath, Steinke, NeurIPS 2020, corollary 13). More sites than t add more noise, so the guarantee holds as long as t of
-them add their share and keep it to themselves.
+Here a release is one noised sum that the server learns. The sum of t shares is concentrated differentially private like
+one Gaussian with t times the variance (Kairouz, Liu, Steinke, "The Distributed Discrete Gaussian Mechanism", ICML 2021,
+theorem 1; the term tau is negligible here, see `medfl.engine.secure.fixed_point.FAINTEST_NOISE`). Releases compose by
+adding their rho, and rho gives epsilon (Canonne, Kamath, Steinke, NeurIPS 2020, corollary 13). More than t sites add
+more noise. So the guarantee holds as long as t sites add their share and keep it secret.
 """
 
 from __future__ import annotations
@@ -17,57 +17,58 @@ from medfl.settings import Privacy
 
 
 def rho_of(sigma: float, releases: int, sensitivity: float = 1.0) -> float:
-    """Concentrated differential privacy of releases together.
+    """Return the parameter rho of concentrated differential privacy for several releases together.
 
     Args:
         sigma: Noise multiplier of the sum, > 0.
-        releases: How many.
-        sensitivity: In units of the clipping bound.
+        releases: Number of releases.
+        sensitivity: Sensitivity in units of the clipping bound.
     """
     return releases * (sensitivity / sigma) ** 2 / 2
 
 
 def concentrated_epsilon(rho: float, delta: float) -> float:
-    """The smallest epsilon that rho-concentrated differential privacy is known to give with delta.
+    """Return the smallest known epsilon for a delta under rho-concentrated differential privacy.
 
-    It is the minimum over alpha > 1 of alpha rho + log(1 / (alpha delta)) / (alpha - 1) + log(1 - 1 / alpha), which
-    has one minimum; it is sought on the logarithm of alpha - 1.
+    Epsilon is the minimum over alpha > 1 of alpha rho + log(1 / (alpha delta)) / (alpha - 1) + log(1 - 1 / alpha). This
+    function has one minimum, which a golden-section search over log(alpha - 1) finds.
 
     Args:
-        rho: >= 0; 0 promises all.
-        delta: In (0, 1).
+        rho: Parameter of concentrated differential privacy, >= 0; 0 is perfect privacy.
+        delta: Delta of the guarantee, in (0, 1).
 
     Returns:
-        >= 0.
+        Epsilon, >= 0.
     """
     if rho <= 0:
         return 0.0
     if math.isinf(rho):
         return math.inf
 
-    def at(place: float) -> float:
-        less = math.exp(place)  # alpha - 1
-        alpha = 1 + less
-        return alpha * rho - (math.log(alpha) + math.log(delta)) / less + place - math.log(alpha)
+    def epsilon_at(log_order: float) -> float:
+        """Return epsilon for alpha = 1 + exp(log_order)."""
+        order = math.exp(log_order)
+        alpha = 1 + order
+        return alpha * rho - (math.log(alpha) + math.log(delta)) / order + log_order - math.log(alpha)
 
     middle = math.log(math.sqrt(-math.log(delta) / rho))
     low, high = middle - 12, middle + 12
     golden = (math.sqrt(5) - 1) / 2
     for _ in range(100):
         left, right = high - golden * (high - low), low + golden * (high - low)
-        low, high = (low, right) if at(left) < at(right) else (left, high)
-    return max(0.0, at((low + high) / 2))
+        low, high = (low, right) if epsilon_at(left) < epsilon_at(right) else (left, high)
+    return max(0.0, epsilon_at((low + high) / 2))
 
 
 def calibrated(privacy: Privacy, releases: int) -> float:
-    """The smallest noise multiplier of the sum, standard deviation over clip, that keeps the budget.
+    """Return the smallest noise multiplier of the sum (standard deviation over clip) that keeps the privacy budget.
 
     Args:
-        privacy: The run's setting.
-        releases: How many sums leave, >= 1.
+        privacy: Privacy setting of the run.
+        releases: Number of released sums, >= 1.
 
     Raises:
-        SettingsError: If the budget is too small to be reckoned with.
+        SettingsError: If the budget is too small for floating-point numbers.
     """
     low, high = 0.0, 1.0
     while concentrated_epsilon(high, privacy.delta) < privacy.epsilon:
@@ -77,7 +78,7 @@ def calibrated(privacy: Privacy, releases: int) -> float:
     if low < 1e-15:
         raise SettingsError(
             "unreachable_budget",
-            f"A privacy budget of epsilon {privacy.epsilon:g} with delta {privacy.delta:g} can't be reached by "
+            f"A privacy budget of epsilon {privacy.epsilon:g} with delta {privacy.delta:g} can't be reached with "
             "distributed noise. Raise epsilon or delta.",
             epsilon=privacy.epsilon,
             delta=privacy.delta,
@@ -86,5 +87,12 @@ def calibrated(privacy: Privacy, releases: int) -> float:
 
 
 def sum_epsilon(sigma: float, releases: int, delta: float, adjacency: str) -> float:
-    """Epsilon of releases of the sum with noise multiplier `sigma`, for an adjacency."""
+    """Return epsilon of several released sums.
+
+    Args:
+        sigma: Noise multiplier of the sum, > 0.
+        releases: Number of released sums.
+        delta: Delta of the guarantee, in (0, 1).
+        adjacency: ``add_remove`` or ``replace``.
+    """
     return concentrated_epsilon(rho_of(sigma, releases, SENSITIVITY[adjacency]), delta)

@@ -1,12 +1,13 @@
-"""Clipping by the norm over all tensors, what Gaussian noise then guarantees, and how much a guarantee needs.
+"""Clip updates by their L2 norm, and compute the exact guarantee of Gaussian noise and the noise of a guarantee.
 
-k releases of sensitivity s with noise of standard deviation sigma are together one Gaussian release with
-mu = s sqrt(k) / sigma (Dong, Roth & Su, "Gaussian Differential Privacy", 2022), and they are (epsilon, delta)-private
-exactly when delta >= Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) (Balle & Wang, "Improving the Gaussian
-Mechanism", ICML 2018, theorem 8). No bound is involved: RDP and zCDP ask for more noise for the same guarantee.
+Release: one noised value that leaves the site. k releases of sensitivity s with noise of standard deviation sigma
+compose to one Gaussian release with mu = s sqrt(k) / sigma (Dong, Roth & Su, "Gaussian Differential Privacy", 2022).
+They are (epsilon, delta)-private if and only if delta >= Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)
+(Balle & Wang, "Improving the Gaussian Mechanism", ICML 2018, theorem 8). This is exact, while RDP and zCDP accounting
+are bounds that need more noise for the same guarantee.
 
-Sigma and sensitivity are in units of the clipping bound. One unit's update is present or absent under ``add_remove``
-(sensitivity 1) and exchanged for any other under ``replace`` (sensitivity 2).
+Sigma and sensitivity are in units of the clipping bound. Adjacency: under ``add_remove``, the update of one unit is
+present or absent (sensitivity 1). Under ``replace``, it is replaced by any other (sensitivity 2).
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from medfl.types import Tensors
 from medfl.utils.memory import pieces
 
 SENSITIVITY = {"add_remove": 1.0, "replace": 2.0}
-"""Adjacency to how far one unit can move a clipped update, in units of the clipping bound."""
+"""Maps each adjacency to its sensitivity: the largest change of a clipped update, in units of the clipping bound."""
 
 
-FAINTEST = 1e-9
-"""The smallest mu of all releases together; below it differences of probabilities drown in rounding."""
+MIN_MU = 1e-9
+"""Minimum mu of all releases together. Below it, rounding errors exceed the differences of probabilities."""
 
 
 def epsilon(sigma: float, releases: int, delta: float, sensitivity: float = 1.0) -> float:
-    """The smallest epsilon that holds with delta for so many releases.
+    """Return the smallest epsilon that holds with a delta for a number of releases.
 
     Args:
-        sigma: Noise multiplier: standard deviation over clipping bound, >= 0. With 0 nothing is promised: infinity.
-        releases: How often an update leaves, >= 0. With 0 all is promised: 0.
-        delta: In (0, 1).
-        sensitivity: In units of the clipping bound, > 0.
+        sigma: Noise multiplier (standard deviation over clipping bound), >= 0. For 0, epsilon is infinite.
+        releases: Number of releases, >= 0. For 0, epsilon is 0.
+        delta: Delta of the guarantee, in (0, 1).
+        sensitivity: Sensitivity in units of the clipping bound, > 0.
 
     Raises:
         SettingsError: If an argument is out of range.
@@ -57,24 +58,21 @@ def epsilon(sigma: float, releases: int, delta: float, sensitivity: float = 1.0)
     mu, log_delta = sensitivity * math.sqrt(releases) / sigma, math.log(delta)
     if _log_delta(0.0, mu) <= log_delta:
         return 0.0
-    enough = mu * mu / 2 + mu * math.sqrt(-2 * log_delta)  # from Phi(-x) <= exp(-x^2 / 2)
-    return _boundary(lambda candidate: _log_delta(candidate, mu) > log_delta, 0.0, enough)[1]
+    upper = mu * mu / 2 + mu * math.sqrt(-2 * log_delta)  # from Phi(-x) <= exp(-x^2 / 2)
+    return _bisect(lambda candidate: _log_delta(candidate, mu) > log_delta, 0.0, upper)[1]
 
 
 def calibrate(epsilon: float, releases: int, delta: float, sensitivity: float = 1.0) -> float:
-    """The smallest noise multiplier that keeps the budget.
+    """Return the smallest noise multiplier (standard deviation over clipping bound) that keeps a privacy budget.
 
     Args:
-        epsilon: Budget over all releases, > 0.
-        releases: How often an update leaves, >= 1. Twice as many need sqrt(2) times the noise.
-        delta: In (0, 1).
-        sensitivity: In units of the clipping bound, > 0.
-
-    Returns:
-        Standard deviation of the noise over the clipping bound.
+        epsilon: Budget of all releases together, > 0.
+        releases: Number of releases, >= 1. Twice as many need sqrt(2) times the noise.
+        delta: Delta of the guarantee, in (0, 1).
+        sensitivity: Sensitivity in units of the clipping bound, > 0.
 
     Raises:
-        SettingsError: If an argument is out of range, or the budget is too small to be reckoned with.
+        SettingsError: If an argument is out of range, or the budget is too small for floating-point numbers.
 
     Example:
         >>> round(calibrate(5.0, releases=20, delta=1e-5), 4)
@@ -92,13 +90,13 @@ def calibrate(epsilon: float, releases: int, delta: float, sensitivity: float = 
     high = 1.0
     while _log_delta(epsilon, high) <= log_delta:
         high *= 2
-    mu = _boundary(lambda candidate: _log_delta(epsilon, candidate) <= log_delta, 0.0, high)[0]
-    if mu < FAINTEST:
+    mu = _bisect(lambda candidate: _log_delta(epsilon, candidate) <= log_delta, 0.0, high)[0]
+    if mu < MIN_MU:
         raise SettingsError(
             "unreachable_budget",
             f"A privacy budget of epsilon {epsilon:g} with delta {delta:g} over {releases} releases can't be reached: "
-            f"it asks for noise of more than {sensitivity * math.sqrt(releases) / FAINTEST:.3g} times the clipping "
-            "bound. Raise epsilon or delta.",
+            f"it needs noise of more than {sensitivity * math.sqrt(releases) / MIN_MU:.3g} times the clipping bound. "
+            "Raise epsilon or delta.",
             epsilon=epsilon,
             delta=delta,
             releases=releases,
@@ -107,7 +105,12 @@ def calibrate(epsilon: float, releases: int, delta: float, sensitivity: float = 
 
 
 def noise_multiplier(privacy: Privacy, releases: int) -> float:
-    """`calibrate` for the settings of a run, under the adjacency that they name."""
+    """Return the smallest noise multiplier for the privacy setting of a run, under its adjacency.
+
+    Args:
+        privacy: Privacy setting of the run.
+        releases: Number of releases, >= 1.
+    """
     return calibrate(privacy.epsilon, releases, privacy.delta, SENSITIVITY[privacy.adjacency])
 
 
@@ -124,7 +127,10 @@ def _check(releases: int, delta: float, sensitivity: float) -> None:
 
 
 def _log_delta(epsilon: float, mu: float) -> float:
-    """Log of the smallest delta for which a mu-Gaussian release is (epsilon, delta)-private; grows with mu."""
+    """Return the log of the smallest delta for which a mu-Gaussian release is (epsilon, delta)-private.
+
+    The result increases with mu.
+    """
     if mu == 0:
         return -math.inf
     larger = _log_phi(mu / 2 - epsilon / mu)
@@ -134,12 +140,18 @@ def _log_delta(epsilon: float, mu: float) -> float:
 
 
 def _log_phi(x: float) -> float:
-    """Log of the standard normal distribution function, also far in its tail."""
+    """Return the log of the standard normal distribution function, which is accurate far in the tail too."""
     return float(torch.special.log_ndtr(torch.tensor(x, dtype=torch.float64)))
 
 
-def _boundary(holds: Callable[[float], bool], low: float, high: float) -> tuple[float, float]:
-    """The two neighbouring numbers between which `holds`, true at `low` and not at `high`, changes."""
+def _bisect(holds: Callable[[float], bool], low: float, high: float) -> tuple[float, float]:
+    """Return the two adjacent floating-point numbers between which a condition changes from true to false.
+
+    Args:
+        holds: Condition, which is true at `low` and false at `high`.
+        low: Lower end of the search interval.
+        high: Upper end of the search interval.
+    """
     while True:
         middle = (low + high) / 2
         if not low < middle < high:
@@ -148,7 +160,7 @@ def _boundary(holds: Callable[[float], bool], low: float, high: float) -> tuple[
 
 
 def l2_norm(tensors: Tensors) -> float:
-    """L2 norm over all floating tensors together, in float64; 0 if there are none. Integers and bools don't count."""
+    """Return the joint L2 norm of all floating tensors, computed in float64. Integer and bool tensors are ignored."""
     return math.hypot(
         *(
             float(torch.linalg.vector_norm(piece, dtype=torch.float64))
@@ -160,16 +172,16 @@ def l2_norm(tensors: Tensors) -> float:
 
 
 def clip_by_norm(tensors: Tensors, bound: float) -> Tensors:
-    """Scale all floating tensors by min(1, bound / norm), where the norm goes over all of them together.
+    """Scale all floating tensors by min(1, bound / norm), where norm is their joint L2 norm.
 
-    Clipping each tensor on its own would let the whole update be larger than the bound, which the noise is made for.
+    Clipping each tensor separately would allow the whole update to exceed the bound, for which the noise is calibrated.
 
     Args:
-        tensors: An update, of any shapes. Integer and bool tensors pass unchanged and don't count.
-        bound: Largest L2 norm allowed, > 0.
+        tensors: Tensors of an update, any shapes. Integer and bool tensors stay unchanged and do not count.
+        bound: Largest allowed L2 norm, > 0.
 
     Returns:
-        New tensors of the same dtypes and shapes; the very same ones when the norm is within the bound.
+        New tensors of the same dtypes and shapes; the same tensor objects if the norm is within the bound.
 
     Raises:
         RefusedError: If the norm is not finite.

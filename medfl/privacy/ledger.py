@@ -1,13 +1,13 @@
-"""A site's privacy account: which releases of its data were made, and what they spend together over all runs.
+"""Privacy account of a site: the releases of its data, and the privacy budget that they spend over all runs.
 
-Every run on the same data spends privacy again, so a site records its releases in a ledger, one file for each data set
-(`medfl.records.ledger`). A release is written and flushed to the disk before it leaves the site: after a kill the
-ledger may count one release too many, never one too few. A hash of its content identifies a release, so a release that
-is repeated after a kill counts once. The site's folder of the run has a copy of the run's entry, from which another
-ledger takes it over.
+Release: one noised value that leaves the site. Every run on the same data spends privacy again. So a site records its
+releases in a privacy budget ledger, one file for each data set (`medfl.records.ledger`). A release is written and
+flushed to the disk before it leaves the site: after a kill the ledger may count one release too many, never one too
+few. A hash of its content identifies a release, so a release that is repeated after a kill counts once. The site's
+folder of the run has a copy of the run's entry. If the ledger is moved or replaced, the entry is restored from there.
 
-The name of a ledger is a fingerprint of the data, not of their place. If the same patients are split in another way,
-the site has to add up the ledgers itself.
+The name of a ledger is a fingerprint of the data and does not depend on their path. If the same patients are split in
+another way, the site must add up the ledgers itself.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from medfl.utils.locks import held
 from medfl.utils.wire import digest
 
 PATIENCE = 60.0
-"""Seconds to wait for another process that writes the same file."""
+"""Seconds to wait for another process that writes the same ledger."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """The releases of one run from one data set, beside those of all other runs on the same data.
+    """Privacy account of one run on a site's data, in the ledger with all other runs on the same data.
 
     Attributes:
         path: Path of the ledger. The file is created at the first release.
@@ -78,9 +78,9 @@ class Account:
         if total is None:
             return
         others = {key: entry for key, entry in self._read().items() if key != self.key}
-        after = self._composed(others | {self.key: self._entry(self.planned)})
+        after = self._compose(others | {self.key: self._entry(self.planned)})
         if after > total * (1 + 1e-9):
-            spent, count = self._composed(others), _runs_with_releases(others)
+            spent, count = self._compose(others), _runs_with_releases(others)
             raise SettingsError(
                 "budget_spent",
                 f"The privacy budget of site '{self.site}' is spent: its ledger holds {_number(spent)} of a total "
@@ -96,7 +96,7 @@ class Account:
             )
 
     def release(self, made_of: str) -> None:
-        """Record a release in the files before it leaves the site. A release that is recorded already changes nothing.
+        """Record a release in the files before it leaves the site, unless it is recorded already.
 
         Args:
             made_of: Hash of the content of the release and its noise.
@@ -105,7 +105,7 @@ class Account:
             RefusedError: If the release exceeds the planned number or the total budget.
             StoreError: If a file can't be read or written.
         """
-        with self._alone():
+        with self._locked():
             entries = self._read()
             entry = entries.get(self.key, self._entry(0))
             if made_of in entry.releases:
@@ -113,11 +113,10 @@ class Account:
             if len(entry.releases) >= self.planned:
                 raise RefusedError(
                     "releases_exhausted",
-                    f"Site '{self.site}' refuses to release more: its privacy budget was spread over {self.planned} "
-                    "releases, and all were made. Either this run was computed before, here or after a kill, with "
-                    "other last bits (another device, number of threads or version), which counts anew: compute it as "
-                    "before, or start a run of another seed, which has a budget of its own. Or the method sends more "
-                    "often than once a round.",
+                    f"Site '{self.site}' refuses further releases: its privacy budget covers {self.planned} releases, "
+                    "and all were made. Either this run was computed before with other last bits (another device, "
+                    "number of threads or version), which counts again: compute it as before, or start a run with "
+                    "another seed, which has its own budget. Or the method sends more than one reply in a round.",
                     site=self.site,
                     maximum=self.planned,
                 )
@@ -143,13 +142,13 @@ class Account:
             raise SettingsError(
                 "other_ledger",
                 f"The run began with the privacy ledger '{initial.parent}' for site '{self.site}', which would miss "
-                "what it still releases: give the same 'ledger', or remove it from there once it has moved.",
+                "the further releases. Give the same 'ledger'; or, if you have moved it, delete it from there.",
                 site=self.site,
                 expected=initial.parent,
             )
         paths = [path for path in (self.path, self.copy) if path is not None]
         if any(self._load(path).entries.get(self.key) != entry for path in paths):
-            with self._alone():
+            with self._locked():
                 self._write(self._read())
 
     def check_holds(self, made: Collection[str]) -> None:
@@ -166,8 +165,8 @@ class Account:
             raise StoreError(
                 "missing_releases",
                 f"The privacy account '{self.path}' of site '{self.site}' lacks {missing} of the releases that the "
-                "stored steps of this run made. Either the file was changed or removed: put it back from a copy. Or "
-                "the images, their normalisation or the network are not those the run began with: put them back, or "
+                "stored steps of this run made. Either the file was changed or removed: restore it from a copy. Or "
+                "the images, their normalisation or the network are not those the run began with: restore these, or "
                 "name another folder with --output_dir.",
                 site=self.site,
                 path=self.path,
@@ -175,7 +174,7 @@ class Account:
             )
 
     def report(self) -> PrivacyAccount:
-        """Return what this run released so far, and what all runs on the same data spent together.
+        """Return the account: the releases of this run so far, and the privacy that all runs on the same data spent.
 
         Raises:
             StoreError: If a file can't be read.
@@ -193,19 +192,19 @@ class Account:
             planned=self.planned,
             releases=sum(len(entry.releases) for entry in own.values()),
             stated_epsilon=self.privacy.epsilon,
-            epsilon=_finite(self._composed(own)),
-            composed=_finite(self._composed(entries)),
+            epsilon=_finite(self._compose(own)),
+            composed=_finite(self._compose(entries)),
             runs=_runs_with_releases(entries),
             total_epsilon=self.privacy.total_epsilon,
             ledger=self.privacy.ledger is not None,
         )
 
     def _entry(self, count: int) -> LedgerEntry:
-        """Return an entry of this run with a number of nameless releases."""
-        alone: Mechanism = "gaussian" if self.step.rate == 1 else "poisson-subsampled gaussian"
+        """Return an entry of this run with a number of releases without hashes."""
+        single: Mechanism = "gaussian" if self.step.rate == 1 else "poisson-subsampled gaussian"
         return LedgerEntry(
             unit=self.privacy.unit,
-            mechanism="distributed discrete gaussian" if self.step.concentrated else alone,
+            mechanism="distributed discrete gaussian" if self.step.concentrated else single,
             adjacency=self.privacy.adjacency,
             sigma=self.step.sigma,
             rate=self.step.rate,
@@ -217,7 +216,7 @@ class Account:
             threshold=self.threshold,
         )
 
-    def _composed(self, entries: Mapping[str, LedgerEntry]) -> float:
+    def _compose(self, entries: Mapping[str, LedgerEntry]) -> float:
         """Return epsilon of entries together, for this run's unit, adjacency and delta."""
         mechanism, parts = mechanism_of(self.privacy.unit), []
         for entry in entries.values():
@@ -247,7 +246,12 @@ class Account:
         Ledger(entries=dict(entries)).write(self.path)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock of the ledger during a block.
+
+        Raises:
+            StoreError: If the ledger can't be written, or another process holds the lock for too long.
+        """
         lock = self.path.with_suffix(".lock")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -255,17 +259,17 @@ class Account:
         except OSError as error:
             raise StoreError(
                 "unwritable_file",
-                f"Could not write the privacy ledger '{self.path}' of site '{self.site}': {error.strerror}. Nothing is "
-                "released until it can be written.",
+                f"Could not write the privacy ledger '{self.path}' of site '{self.site}': {error.strerror}. The site "
+                "releases nothing until it can be written.",
                 site=self.site,
                 path=self.path,
             ) from error
-        with held(lock, PATIENCE) as alone:
-            if not alone:
+        with held(lock, PATIENCE) as is_locked:
+            if not is_locked:
                 raise StoreError(
                     "file_in_use",
                     f"Another process holds the privacy ledger '{self.path}' of site '{self.site}' for more than "
-                    f"{PATIENCE:g} seconds. Find out what it does, and give the same command again.",
+                    f"{PATIENCE:g} seconds. Find that process, and run the same command again.",
                     site=self.site,
                     path=self.path,
                     seconds=PATIENCE,
@@ -276,9 +280,9 @@ class Account:
 def open_account(
     settings: Settings, data: Dataset, data_digest: str, site: str, run: str, folder: Path
 ) -> Account | None:
-    """Return the checked account of a site's training data in a run.
+    """Open the privacy account of a site in a run, restore its releases, and check its budget.
 
-    The account is in the site's own folder of the run, and in the ledger if there is one.
+    The account is a file in the site's folder of the run, and an entry of the ledger if the site has one.
 
     Args:
         settings: Settings of the run.
@@ -318,8 +322,8 @@ def open_account(
 
 
 def fingerprint(data: Dataset) -> str:
-    """SHA-256 over images, as a network sees them, and labels in their order; it reads all of them once."""
-    size = 1 if isinstance(data, Visited) else 256  # cases that are made by transforms may be of unlike sizes
+    """Return a SHA-256 of all images, as a network receives them, and their labels, in order. Read all data once."""
+    size = 1 if isinstance(data, Visited) else 256  # cases from transforms may have different sizes
     parts = (data.batch(rows) for rows in torch.arange(len(data)).split(size))
     return hashlib.sha256("".join(digest({"x": x, "y": y}) for x, y in parts).encode()).hexdigest()
 

@@ -1,7 +1,8 @@
-"""The privacy policy of a run: one object that answers every question about its differential privacy.
+"""Privacy policy of a run: the object that decides noise, disclosure, compatibility and accounting.
 
-`policy_of` returns the policy of a run's settings. Each mechanism is one subclass of `PrivacyPolicy`, which a plugin
-lists by its unit in the hook `medfl_privacy_mechanisms`. All other code asks the policy and compares no setting.
+`policy_of` returns the policy for the settings of a run. Each privacy mechanism is one subclass of `PrivacyPolicy`,
+which a plugin lists by its unit in the hook `medfl_privacy_mechanisms`. All other code calls the policy instead of
+reading the privacy setting. Release: one noised value that leaves the site.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The promise of a run for one adjacency.
+    """Differential privacy guarantee of a run for one adjacency.
 
     Attributes:
-        adjacency: Neighbouring data sets.
-        epsilon: Epsilon over all releases of the run.
-        delta: Probability that the guarantee fails.
-        is_upper_bound: Whether a smaller epsilon may hold, too.
+        adjacency: Adjacency, ``add_remove`` or ``replace``.
+        epsilon: Epsilon of all releases of the run together.
+        delta: Delta of the guarantee.
+        is_upper_bound: Whether epsilon is an upper bound, so that a smaller epsilon may also hold.
     """
 
     adjacency: str
@@ -47,23 +48,23 @@ class Guarantee:
 
 
 class PrivacyPolicy(ABC):
-    """The answers of one privacy mechanism for the settings of a run.
+    """Base class of privacy mechanisms. An object holds the settings of one run.
 
     Args:
         settings: Settings of the run.
 
     Attributes:
-        unit: Whose data are hidden: a site, or a part of one site's data. None if nothing is promised.
-        accountant: Name of the accountant that composes releases; empty if nothing is promised.
-        is_private: Whether the run promises differential privacy.
-        hides_sites: Whether the promise covers all data of a site together.
-        noises_training: Whether the noise is in a site's training: gradients of single images, drawn at random. Then
-            whatever is computed from a trained model is private.
+        unit: Name of the privacy unit: a site, or a part of one site's data. None without a guarantee.
+        accountant: Name of the accountant that composes releases; empty without a guarantee.
+        is_private: Whether the run has a differential privacy guarantee.
+        hides_sites: Whether the guarantee covers all data of a site together.
+        noises_training: Whether the training at a site adds the noise, to gradients of single images. Then everything
+            computed from a trained model is private.
         noises_updates: Whether an update is clipped and noised as it leaves the site.
         discloses_integers: Whether integer and bool tensors of an update may leave the site.
         discloses_training_scores: Whether numbers about a site's training images may leave it.
-        unit_noun: The unit as a noun, for tables.
-        unit_phrase: The unit with an article, for sentences.
+        unit_noun: Noun of the unit, for tables.
+        unit_phrase: Noun of the unit with an article, for sentences.
     """
 
     unit: ClassVar[str | None] = None
@@ -138,19 +139,19 @@ class PrivacyPolicy(ABC):
 
     @abstractmethod
     def discloses(self, kind: PayloadKind) -> bool:
-        """Whether tensors of a kind may leave a site."""
+        """Return whether tensors of a kind may leave a site."""
 
     @abstractmethod
     def discloses_metadata(self, visibility: Visibility) -> bool:
-        """Whether metadata declared with a visibility may leave a site."""
+        """Return whether metadata with a declared visibility may leave a site."""
 
     @abstractmethod
     def discloses_peer_messages(self) -> bool:
-        """Whether a site may send messages to other sites."""
+        """Return whether a site may send messages to other sites."""
 
     @property
     def discloses_statistics(self) -> bool:
-        """Whether a site states its number of images and of labels at the start of the run."""
+        """True if a site may disclose its numbers of images and of labels at the start of the run."""
         return not self.is_private and self.settings.secure_aggregation is None
 
     def check_payloads(self, kinds: Mapping[str, PayloadKind], site: str) -> None:
@@ -182,7 +183,7 @@ class PrivacyPolicy(ABC):
         if not self.discloses_peer_messages():
             raise RefusedError(
                 "unprotected_payload",
-                unprotected(f"site '{site}'", "a parcel for another site"),
+                unprotected(f"site '{site}'", "a message for another site"),
                 site=site,
                 payload="peer_message",
             )
@@ -218,15 +219,15 @@ class PrivacyPolicy(ABC):
         return
 
     def check_run(self, networks: Sequence[nn.Module], images: Mapping[str, int], sites: int) -> None:
-        """Check that the networks can keep the promise, and that delta is small enough for the number of units.
+        """Check that the networks can keep the guarantee, and that delta is small enough for the number of units.
 
         Args:
-            networks: One network of each kind that is trained.
-            images: Maps each site to its number of training images, as far as known here and not zero.
-            sites: Number of sites that have training images, as far as known.
+            networks: One network of each kind that the run trains.
+            images: Maps each site to its number of training images; only sites with a known number > 0.
+            sites: Number of sites that are known to have training images.
 
         Raises:
-            SettingsError: If the promise can't be kept or is empty.
+            SettingsError: If the guarantee can't be kept, or delta is too large.
         """
         return
 
@@ -258,7 +259,7 @@ class PrivacyPolicy(ABC):
             images: Number of the site's training images, or None if unknown.
 
         Returns:
-            None if nothing is promised, or if the noise depends on the number of images and that is unknown.
+            None without a guarantee, or if the noise depends on the number of images and that is unknown.
 
         Raises:
             SettingsError: If no noise keeps the budget.
@@ -266,16 +267,16 @@ class PrivacyPolicy(ABC):
         return None
 
     def releases_of_replies(self, replies: int) -> Part | None:
-        """Return the releases of a site that sent a number of replies, or None if replies don't tell them."""
+        """Return the releases of a site that sent a number of replies, or None if they don't follow from replies."""
         return None
 
     @classmethod
     def part_of(cls, entry: LedgerEntry, adjacency: Adjacency) -> Part | None:
-        """Return the releases of a ledger's entry, as they count for this mechanism's unit.
+        """Return the releases of a ledger's entry, converted to the unit of this mechanism.
 
         Args:
             entry: Entry of any unit.
-            adjacency: Adjacency of the promise.
+            adjacency: Adjacency of the guarantee.
 
         Returns:
             None if no bound is known.
@@ -284,23 +285,23 @@ class PrivacyPolicy(ABC):
 
     @classmethod
     def covers(cls, adjacency: Adjacency, unit: str, wanted: Adjacency) -> bool:
-        """Whether a promise of this mechanism implies the promise for a unit and adjacency, with the same numbers.
+        """Return whether a guarantee of this mechanism implies another guarantee with the same epsilon and delta.
 
         Args:
-            adjacency: Adjacency of this mechanism's promise.
-            unit: Unit of the implied promise.
-            wanted: Adjacency of the implied promise.
+            adjacency: Adjacency of this mechanism's guarantee.
+            unit: Unit of the implied guarantee.
+            wanted: Adjacency of the implied guarantee.
         """
         return False
 
     def redact(self, account: PrivacyAccount) -> PrivacyAccount:
-        """Return a site's account without the numbers that its promise hides from the server."""
+        """Return a copy of a site's account without the numbers that its guarantee hides from the server."""
         return account
 
     # ---- statements
 
     def statement(self) -> str:
-        """Return what is promised to whom, by which reckoning, in sentences; an empty text if nothing is promised."""
+        """Return sentences about the guarantee and its accounting; an empty text without a guarantee."""
         return ""
 
     def other_guarantee(self) -> Guarantee | None:
@@ -308,7 +309,7 @@ class PrivacyPolicy(ABC):
         return None
 
     def describe_accounts(self, accounts: Mapping[str, PrivacyAccount]) -> str:
-        """Return one or two sentences: what was released, and what it costs with the runs before.
+        """Return sentences about the releases of the run, and about the privacy that all runs on the data spent.
 
         Args:
             accounts: Maps each site to its account, which may be redacted.
@@ -317,22 +318,22 @@ class PrivacyPolicy(ABC):
 
 
 class NoPrivacy(PrivacyPolicy):
-    """No promise: nothing is clipped or noised, and all that the method declares may leave a site."""
+    """Policy of a run without a privacy setting: no clipping, no noise, and every declared message may leave a site."""
 
     is_private: ClassVar[bool] = False
     discloses_integers: ClassVar[bool] = True
     discloses_training_scores: ClassVar[bool] = True
 
     def discloses(self, kind: PayloadKind) -> bool:
-        """Whether tensors of a kind may leave a site: always."""
+        """Return True: tensors of every kind may leave a site."""
         return True
 
     def discloses_metadata(self, visibility: Visibility) -> bool:
-        """Whether metadata may leave a site: always."""
+        """Return True: all metadata may leave a site."""
         return True
 
     def discloses_peer_messages(self) -> bool:
-        """Whether a site may send messages to other sites: always."""
+        """Return True: a site may send messages to other sites."""
         return True
 
 
@@ -346,12 +347,12 @@ def mechanism_of(unit: str) -> type[PrivacyPolicy]:
 
 
 def _checked(kind: type[PrivacyPolicy], unit: str) -> type[PrivacyPolicy]:
-    """Return the class of a mechanism if it says that it is for a unit."""
+    """Return the class of a mechanism after checking that its `unit` is the requested one."""
     if kind.unit != unit:
         raise PluginError(
             "wrong_name",
             f"Expected the privacy mechanism '{unit}' to have this name as its `unit`, got '{kind.unit}'. Its author "
-            "can mend it.",
+            "can fix it.",
             expected=unit,
             found=kind.unit,
         )
@@ -373,18 +374,18 @@ def policy_of(settings: Settings) -> PrivacyPolicy:
 
 
 def payloads_beside_updates(method: Method | type[Method]) -> list[str]:
-    """Return descriptions of all that a method's sites send beside updates."""
+    """Return a description of each payload other than updates that the sites of a method send."""
     other = [f"'{prefix}' ({kind})" for prefix, kind in sorted(method.sends.items()) if kind != "update"]
     if Capability.PEER_MESSAGES in method.supports:
-        other.append("parcels from site to site")
+        other.append("messages from site to site")
     if "pooled_data" in method.needs:
         other.append("the sites' raw data")
-    needed = [fact for fact, field in method.sends_meta.items() if field.visibility == "needed"]
-    return other + [f"'{fact}' (a fact that it can't do without)" for fact in needed]
+    needed = [key for key, field in method.sends_meta.items() if field.visibility == "needed"]
+    return other + [f"'{key}' (metadata that it requires)" for key in needed]
 
 
 def unprotected(sender: str, payload: str) -> str:
-    """Return the sentence about a payload that no privacy mechanism covers."""
+    """Return an error message about a payload that no privacy mechanism covers."""
     return (
         f"Privacy covers updates only, and {sender} would send {payload}. Choose a method that sends only updates, or "
         "leave the setting 'privacy' out."

@@ -1,13 +1,14 @@
-"""Images of a kind that a site releases once: each is clipped as a whole, then noised; and what that guarantees.
+"""Clip and noise a part of each image before a site releases it, and compute the guarantee of that release.
 
-What is released is a part of an image, such as the residual x_s = x - q(x) of a generator q. Images in [0, 1] bound
-its norm by the root of the number of pixels and by nothing better, and a guarantee is about the worst case: however
-small the part is as a rule, only a norm that is enforced gives the noise something to hide. Without a clip there is no
-differential privacy, and the statement says so.
+Release: one noised value that leaves the site. Here it is a part of an image, such as the residual x_s = x - q(x) of a
+generator q. For images in [0, 1], the only known bound of its norm is the root of the number of pixels. A guarantee
+covers the worst case, so the norm must be bounded by clipping, even if the part is usually small. Without a clip there
+is no differential privacy, and the statement says so.
 
-One image's part is present or empty under ``add_remove`` (it moves by at most the clip) and exchanged for any other
-under ``replace`` (at most twice the clip). Gaussian noise needs a bound on the L2 norm; its epsilon is that of the
-analytic Gaussian mechanism. Laplace noise of scale b needs one on the L1 norm; its epsilon is clip / b, and delta 0.
+Adjacency: under ``add_remove``, the part of one image is present or empty (sensitivity: the clip). Under ``replace``,
+it is replaced by any other (sensitivity: twice the clip). Gaussian noise needs a bound of the L2 norm; the analytic
+Gaussian mechanism gives its epsilon. Laplace noise of scale b needs a bound of the L1 norm; its epsilon is
+sensitivity / b, with delta 0.
 """
 
 from __future__ import annotations
@@ -32,24 +33,25 @@ PARTS = {
     "x_s": "the generalisable part of the image (the image less its reconstruction)",
     "raw": "the whole image",
 }
-"""What may be released, and what that is."""
+"""Maps each part of an image that can be released to its description."""
 
 CHUNK_NUMBERS = 1 << 22
-"""Numbers that are clipped and noised at once, in float64; it bounds the memory, and another one is another noise."""
+"""Number of elements that are clipped and noised at once, to bound the memory. Another number gives other noise."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """How a part of each image is clipped and noised before it leaves a site.
+    """Clipping and noise of a part of each image before it leaves a site.
 
     Attributes:
-        noise: ``gaussian``, ``laplace`` or ``none``.
-        variance: Of the noise of each number, > 0, in squared units of images in [0, 1]; without noise it counts for
-            nothing. FedFed's released code takes its numbers as standard deviations and as scales of Laplace noise.
-        clip: Largest norm of the part of one image, > 0: L1 for Laplace noise, otherwise L2. None clips nothing.
-            Without noise a clip guarantees nothing.
-        delta: For Gaussian noise, in (0, 1).
-        of: What is released, one of `PARTS`.
+        noise: Kind of noise: ``gaussian``, ``laplace`` or ``none``.
+        variance: Variance of the noise of each element, > 0, in squared units of images in [0, 1]. It has no effect
+            with the noise ``none``. FedFed's published code uses its values as standard deviations, or as scales of
+            Laplace noise.
+        clip: Largest norm of the part of one image, > 0: L1 norm for Laplace noise, otherwise L2 norm. None clips
+            nothing. Without noise, a clip guarantees nothing.
+        delta: Delta of Gaussian noise, in (0, 1).
+        of: Part that is released, a key of `IMAGE_PARTS`.
 
     Raises:
         SettingsError: If a value is out of range.
@@ -79,7 +81,7 @@ class Release:
         if self.clip is not None and not 0 < self.clip < math.inf:
             raise SettingsError(
                 "setting_out_of_range",
-                f"expected a finite clip > 0, got {self.clip}. For no clipping leave it out (none).",
+                f"expected a finite clip > 0, got {self.clip}. For no clipping, leave it out (none).",
                 setting="clip",
                 found=self.clip,
             )
@@ -93,7 +95,7 @@ class Release:
 
     @property
     def scale(self) -> float:
-        """Standard deviation of Gaussian noise; scale b of Laplace noise, whose variance is 2 b^2; 0 without noise."""
+        """Standard deviation of Gaussian noise, or scale b of Laplace noise (variance 2 b^2); 0 without noise."""
         if self.noise == "none":
             return 0.0
         return math.sqrt(self.variance / 2 if self.noise == "laplace" else self.variance)
@@ -105,22 +107,22 @@ class Release:
 
     @property
     def private(self) -> bool:
-        """Whether this guarantees anything: there is a clip, and noise."""
+        """True if the release is differentially private: it has a clip and noise."""
         return self.clip is not None and self.noise != "none"
 
     def clipped(self, part: torch.Tensor) -> torch.Tensor:
-        """Each image's part, scaled as a whole by min(1, clip / norm).
+        """Scale the part of each image by min(1, clip / norm).
 
         Args:
-            part: (N, C, *spatial), any floating type.
+            part: Parts of the images, shape (N, C, *spatial), any floating dtype.
 
         Returns:
-            float64, of the same shape: in a shorter type rounding could carry a norm over the bound. A part within the
-            bound keeps its numbers exactly.
+            Clipped parts, float64, of the same shape. In a shorter dtype, rounding could lift a norm above the bound. A
+            part within the bound keeps its values exactly.
 
         Raises:
-            RefusedError: If a number is not finite.
-            ContractError: If the numbers are integers, which would swallow the noise.
+            RefusedError: If a value is not finite.
+            ContractError: If the values are integers, as rounding would remove the noise.
         """
         if not part.is_floating_point():
             raise ContractError(
@@ -135,8 +137,8 @@ class Release:
         if bad:
             raise RefusedError(
                 "not_finite",
-                f"expected finite parts of images to release, got {bad} of {len(whole)} that are not. The training of "
-                "the generator diverged; a smaller learning rate may help.",
+                f"expected finite parts of images to release, but {bad} of {len(whole)} are not finite. The training "
+                "of the generator diverged; a smaller learning rate may help.",
                 count=bad,
                 total=len(whole),
             )
@@ -146,23 +148,24 @@ class Release:
         return whole * factors.view(-1, *[1] * (whole.dim() - 1))
 
     def apply(self, part: torch.Tensor, stream: SecretStream) -> torch.Tensor:
-        """Clip each image's part, then add noise.
+        """Clip the part of each image, then add noise.
 
         Args:
-            part: (N, C, *spatial), any floating type.
-            stream: The site's; its key holds a hash of the parts, or two sets with one noise could be subtracted.
-                Copies of the same parts are made one after the other from one stream, for the same reason.
+            part: Parts of the images, shape (N, C, *spatial), any floating dtype.
+            stream: Secret stream of the site. Its key must contain a hash of the parts, because the difference of two
+                sets with equal noise would reveal both. For the same reason, several copies of the same parts must be
+                drawn from one stream, one after the other.
 
         Returns:
-            New tensor of the same shape, type and device.
+            New tensor of the same shape, dtype and device.
 
         Raises:
-            RefusedError: If a number is not finite.
+            RefusedError: If a value is not finite.
         """
         rows = max(1, CHUNK_NUMBERS // max(1, part[:1].numel()))
-        return torch.cat([self._noised(block, stream) for block in part.split(rows)])
+        return torch.cat([self._apply_to_chunk(block, stream) for block in part.split(rows)])
 
-    def _noised(self, part: torch.Tensor, stream: SecretStream) -> torch.Tensor:
+    def _apply_to_chunk(self, part: torch.Tensor, stream: SecretStream) -> torch.Tensor:
         clipped = self.clipped(part)
         if self.noise != "none":
             draw = stream.laplace if self.noise == "laplace" else stream.normal
@@ -170,31 +173,31 @@ class Release:
         return clipped.to(part.dtype)
 
     def epsilon(self, adjacency: str) -> float | None:
-        """The smallest epsilon for one release of one image's part, given the generator.
+        """Return the smallest epsilon of one release of one image's part, for a fixed generator.
 
         Args:
             adjacency: ``add_remove`` or ``replace``.
 
         Returns:
-            With delta `delta` for Gaussian noise, with delta 0 for Laplace noise; None where there is no clip or no
-            noise: no differential privacy.
+            Epsilon with delta `delta` for Gaussian noise, and with delta 0 for Laplace noise. None without a clip or
+            without noise, which is not differentially private.
         """
         return epsilon_together([self], adjacency)
 
     def statement(self) -> str:
-        """What is guaranteed, or that nothing is, and what is not covered; sentences for the report and the log."""
+        """Return sentences about the guarantee and its limits, for the report and the log."""
         return " ".join(sentences([self]))
 
     def meta(self) -> dict[str, Any]:
-        """As JSON has it; `from_meta` reads it."""
+        """Return the fields as JSON, which `from_meta` reads."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_meta(cls, meta: Mapping[str, Any]) -> Release:
-        """The release that `meta` wrote down.
+        """Build an object from the result of `meta`.
 
         Raises:
-            SettingsError: If a field is unknown or missing, or a value out of range.
+            SettingsError: If a field is unknown or missing, or a value is out of range.
         """
         try:
             return cls(**meta)
@@ -209,21 +212,22 @@ class Release:
 
 
 def epsilon_together(releases: Sequence[Release], adjacency: str) -> float | None:
-    """What holds when one image's part is released in each of these ways.
+    """Compute epsilon of several releases of the same part of one image (composition).
 
-    Gaussian releases compose exactly: the squares of clip / standard deviation add up. Epsilons of Laplace releases
-    add up, to one another and to that of the Gaussian ones; for two or more of them that is an upper bound.
+    Gaussian releases compose exactly: the squares of clip / standard deviation add up. The epsilons of Laplace releases
+    add up, and are added to the epsilon of the Gaussian releases. With two or more such terms, the sum is an upper
+    bound.
 
     Args:
-        releases: For example FedFed's two copies; the same run again is another one.
+        releases: The releases, for example FedFed's two copies. The same run again makes further releases.
         adjacency: ``add_remove`` or ``replace``.
 
     Returns:
-        Epsilon; with the delta of the Gaussian releases, if there are any. None where one of them has no clip or no
-        noise. 0 without releases.
+        Epsilon, with the delta of the Gaussian releases if there are any. None if a release has no clip or no noise. 0
+        without releases.
 
     Raises:
-        SettingsError: If the adjacency is unknown or Gaussian releases name several deltas.
+        SettingsError: If the adjacency is unknown, or Gaussian releases have different deltas.
 
     Example:
         >>> copies = [Release("gaussian", variance, clip=1.0) for variance in (0.15, 0.25)]
@@ -245,47 +249,48 @@ def epsilon_together(releases: Sequence[Release], adjacency: str) -> float | Non
 
 
 def sentences(releases: Sequence[Release]) -> list[str]:
-    """What releases of one and the same part of each image guarantee together, sentence by sentence.
+    """Return sentences about the common guarantee of several releases of the same part of each image.
 
     Args:
-        releases: At least one; all of the same part.
+        releases: At least one release; all of the same part.
 
     Returns:
-        The first begins with "no differential privacy" where one has no clip or no noise. Otherwise they name the
-        unit, both adjacencies with their epsilon, delta, what further releases add, on what it is conditional and what
-        it does not cover.
+        If a release has no clip or no noise, the first sentence begins with "no differential privacy". Otherwise the
+        sentences name the unit, delta, epsilon for both adjacencies, the effect of further releases, and the limits of
+        the guarantee.
     """
     part = PARTS[releases[0].of]
-    hints = [
+    limits = [
         "Not covered are the generator, the classifier and the task model: they are trained on raw images and shared.",
         "The label of each part and the number of parts of a site are sent in clear.",
     ]
     if not all(release.private for release in releases):
-        return [f"no differential privacy: {_gap(releases)}.", f"What is sent of each image is {part}.", *hints]
+        return [f"no differential privacy: {_describe_gap(releases)}.", f"Each site sends {part}.", *limits]
     return [
-        f"The unit is one image's shared part: {part}; {_hiding(releases)}.",
-        _guarantee(releases),
+        f"The unit is one image's shared part: {part}; {_describe_noise(releases)}.",
+        _describe_guarantee(releases),
         f"That is for {'one release' if len(releases) == 1 else f'these {len(releases)} copies'} of each image; "
-        f"another run on the same images, or another image of the same patient, adds to it: {_adding(releases)}.",
-        "It holds given the published generator: it is conditional on that, and what the generator itself tells about "
-        "the images it was trained on comes on top.",
-        *hints,
+        "another run on the same images, or another image of the same patient, adds to it: "
+        f"{_describe_composition(releases)}.",
+        "The guarantee is conditional on the published generator, which may itself reveal information about the images "
+        "it was trained on.",
+        *limits,
     ]
 
 
 def _delta(releases: Sequence[Release]) -> float:
-    """The one delta of the Gaussian releases; 0 without any, for Laplace releases need none."""
+    """Return the common delta of the Gaussian releases; 0 without Gaussian releases, as Laplace releases have none."""
     deltas = {release.delta for release in releases if release.noise == "gaussian"}
     if len(deltas) > 1:
         raise SettingsError(
             "several_deltas",
-            f"expected one delta for releases of the same image, got {sorted(deltas)}. Choose one.",
+            f"expected one delta for all releases of the same image, got {sorted(deltas)}. Choose one.",
             found=deltas,
         )
     return deltas.pop() if deltas else 0.0
 
 
-def _guarantee(releases: Sequence[Release]) -> str:
+def _describe_guarantee(releases: Sequence[Release]) -> str:
     added, replaced = (epsilon_together(releases, adjacency) for adjacency in ("add_remove", "replace"))
     names = {"gaussian": "the exact (analytic) Gaussian mechanism", "laplace": "the Laplace mechanism"}
     by = " and ".join(names[kind] for kind in sorted({release.noise for release in releases}))
@@ -296,29 +301,30 @@ def _guarantee(releases: Sequence[Release]) -> str:
     )
 
 
-def _hiding(releases: Sequence[Release]) -> str:
-    """How each release is clipped and noised."""
-    what = "it" if len(releases) == 1 else "one copy"
+def _describe_noise(releases: Sequence[Release]) -> str:
+    """Return a clause about the clipping and noise of each release."""
+    subject = "it" if len(releases) == 1 else "one copy"
     return " and ".join(
-        f"{what} is clipped as a whole to {release.norm.upper()} norm {release.clip:g} and carries {_noise(release)}"
+        f"{subject} is clipped as a whole to {release.norm.upper()} norm {release.clip:g} and carries {_noise(release)}"
         for release in releases
     )
 
 
 def _noise(release: Release) -> str:
+    """Return a phrase with the kind, variance and scale of the noise of a release."""
     scale = "scale" if release.noise == "laplace" else "standard deviation"
     return f"{release.noise.capitalize()} noise of variance {release.variance:g} ({scale} {release.scale:.4g})"
 
 
-def _gap(releases: Sequence[Release]) -> str:
-    """Why nothing is guaranteed."""
+def _describe_gap(releases: Sequence[Release]) -> str:
+    """Return the reason why the releases are not differentially private."""
     if any(release.noise == "none" for release in releases):
         return "parts of images are sent without noise"
     unbounded = " and ".join(_noise(release) for release in releases if release.clip is None)
     return f"{unbounded} is added, but no clip bounds the norm of the part, so the noise hides no image"
 
 
-def _adding(releases: Sequence[Release]) -> str:
+def _describe_composition(releases: Sequence[Release]) -> str:
     rules = {
         "gaussian": "the squares of clip / standard deviation of all Gaussian releases add up, and their sum gives one "
         "epsilon for all",

@@ -1,4 +1,7 @@
-"""What a method that shares made-up or altered images has released: for the attacks that measure what it gives away."""
+"""Images that a method has released in a run, as input of the attacks that measure their information leakage.
+
+The images are synthetic, or parts of real images that were clipped and noised.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,16 @@ from medfl.utils.rng import SecretStream
 
 @dataclass(frozen=True)
 class Released:
-    """What all participants of a run hold of the sites' images.
+    """Released parts of the sites' images, which all participants of a run know.
 
     Attributes:
-        copies: What was sent, each (N, C, *spatial), any floating type, in units of images in [0, 1]; noise may leave
-            that range. Several copies are of the same parts under unlike noise.
-        labels: (N,), int64.
-        owners: Name of the site that sent each.
-        part: Maps images in [0, 1], (B, C, *spatial), to the part of them that is shared, before clip and noise. In
-            evaluation mode and without a gradient of its own; everybody knows it.
-        releases: How the part was clipped and noised for each copy.
+        copies: Released parts, each of shape (N, C, *spatial), any floating dtype, in units of images in [0, 1]. Noise
+            may exceed that range. Several copies contain the same parts with different noise.
+        labels: Labels of the images, shape (N,), int64.
+        owners: Name of the site that sent each image.
+        part: Network that maps images in [0, 1], shape (B, C, *spatial), to their shared part before clipping and
+            noise. It is public, in evaluation mode, and its parameters have no gradients.
+        releases: Clipping and noise of each copy.
     """
 
     copies: tuple[torch.Tensor, ...]
@@ -36,18 +39,18 @@ class Released:
 
     @property
     def images(self) -> torch.Tensor:
-        """The best that the copies tell, (N, C, *spatial), float32: their `mean`."""
+        """Best estimate of the parts from all copies, shape (N, C, *spatial), float32: their `mean`."""
         return self.mean([copy.float() for copy in self.copies])
 
     @property
     def variance(self) -> float:
-        """Of the noise in the mean of all copies; 0 where one has none."""
+        """Variance of the noise in the mean of all copies; 0 if a copy has no noise."""
         if any(release.noise == "none" for release in self.releases):
             return 0.0
         return 1 / sum(1 / release.variance for release in self.releases)
 
     def mean(self, copies: list[torch.Tensor]) -> torch.Tensor:
-        """The mean of copies, each weighted by its precision, one over the variance of its noise."""
+        """Return the mean of copies, each weighted by its precision (one over the variance of its noise)."""
         if len(copies) == 1:
             return copies[0]
         return torch.stack(
@@ -55,25 +58,30 @@ class Released:
         ).sum(0)
 
     def sent(self, parts: torch.Tensor, stream: SecretStream) -> torch.Tensor:
-        """What an attacker makes of parts of images that are sent like these: the `mean` of copies with fresh noise."""
+        """Return the attacker's best estimate of further parts that are released in the same way, with fresh noise.
+
+        Args:
+            parts: Parts of images, shape (B, C, *spatial).
+            stream: Stream of the noise.
+        """
         return self.mean([release.apply(parts, stream) for release in self.releases])
 
 
 def as_seen(parts: torch.Tensor, release: Release, scale: Scale) -> torch.Tensor:
-    """What a network is given of released parts: whole images as images, residuals without a shift by the mean.
+    """Normalise released parts as inputs of a network: whole images like images, residuals without the mean.
 
     Args:
-        parts: (B, C, *spatial), in units of images in [0, 1].
-        release: Says what they are parts of.
-        scale: Of the task's images.
+        parts: Released parts, shape (B, C, *spatial), in units of images in [0, 1].
+        release: Release of the parts, which says whether they are whole images.
+        scale: Scale of the task's images.
     """
     return scale.seen(parts) if release.of == "raw" else scale.seen_difference(parts)
 
 
 @runtime_checkable
 class ReleasesImages(Protocol):
-    """A method that lets sites send images of some kind to each other."""
+    """Method whose sites release synthetic images or parts of their images."""
 
     def released(self, server: Server) -> Released | None:
-        """What was sent until now; None before anything was."""
+        """Return the images that were released so far, or None before the first release."""
         ...

@@ -1,15 +1,20 @@
-"""DP-SGD: a site's training in which each image has little influence (Abadi et al., CCS 2016).
+"""DP-SGD: a site's training in which the influence of each image is bounded and hidden by noise.
 
-Each step draws every image with the same probability, clips the gradient of each drawn image over all parameters
-together, adds Gaussian noise to their sum and divides by the number of images to expect. What was learned that way may
-leave the site, and everything computed from it, too. Clipping and summing are Opacus'; two things are not. The
-gradients are those of a method's whole loss for one image at a time (`torch.func`), so that terms of the parameters
-are in them and no loss can mix the images of a batch; the network is not wrapped for that and keeps its names. And
-which images are drawn, and the noise, come from the site's secret stream: who knew the draws would see more than the
-accountant reckons with. For the same reason dropout and random changes of images draw from the secret
-(`medfl.privacy.secret_site`). The noise of a step is keyed by the sum that it hides, too, so two sums never share it,
-whatever they were computed from. How many images a site has is not hidden: the rate and the number of steps follow
-from it.
+Source: Abadi et al., CCS 2016. Each step draws every image with the same probability (Poisson subsampling), clips the
+gradient of each drawn image over all parameters together, adds Gaussian noise to the sum of the gradients, and divides
+by the expected number of images. The trained model may leave the site, and so may everything computed from it
+(post-processing).
+
+Opacus clips and sums the gradients. Two parts differ from Opacus:
+
+* The gradients are computed from the method's whole loss for one image at a time (`torch.func`). They include terms of
+  the parameters, and no loss can mix the images of a batch. The network is not wrapped and keeps its parameter names.
+* The subsampling and the noise come from the site's secret stream, because an attacker who knew the drawn images would
+  see more than the accountant assumes. For the same reason, dropout and random augmentation draw from the secret
+  (`medfl.privacy.secret_site`). The key of a step's noise also contains the sum that it hides, so two different sums
+  never share their noise.
+
+The number of images of a site is not hidden: the sampling rate and the number of steps follow from it.
 """
 
 from __future__ import annotations
@@ -35,32 +40,34 @@ if TYPE_CHECKING:
     from medfl.training.loop import Batch
 
 CHUNK_NUMBERS = 1 << 26
-"""Numbers in the gradients of single images that are in memory at once (256 MB)."""
+"""Maximum number of elements of the per-image gradients that are in memory at once (256 MB)."""
 
 
 def schedule(settings: Settings, images: int) -> tuple[float, int]:
-    """With what probability a step draws an image, and the steps of a round.
+    """Return the sampling rate of a step and the number of steps in a round.
 
-    A batch has `batch_size` images on average, and there are as many steps as without privacy, ceil(images /
-    batch_size) an epoch.
+    A batch has ``batch_size`` images on average. The number of steps is that without privacy: ceil(images /
+    batch_size) for each epoch.
 
     Args:
-        settings: epochs or steps, batch_size.
-        images: The site's training images, >= 1.
+        settings: Settings of the run.
+        images: Number of the site's training images, >= 1.
     """
     rate = min(1.0, settings.batch_size / images)
     return rate, settings.steps or settings.epochs * math.ceil(images / settings.batch_size)
 
 
 def releases(settings: Settings, images: int) -> Part:
-    """What a site's training releases in the whole run, for it may be asked in every round, with the noise for that.
+    """Return the noised steps of a site in the whole run, with the noise that keeps the privacy budget.
+
+    The site is assumed to train in every round.
 
     Args:
-        settings: With a privacy setting for the unit ``sample``.
-        images: The site's training images, >= 1.
+        settings: Settings of the run, with a privacy setting for the unit ``sample``.
+        images: Number of the site's training images, >= 1.
 
     Returns:
-        The steps of all rounds. If there are none, the noise is infinite.
+        The steps of all rounds. Without steps, the noise multiplier is infinite.
     """
     privacy = settings.privacy
     assert privacy is not None
@@ -72,20 +79,20 @@ def releases(settings: Settings, images: int) -> Part:
 
 
 def check_samples(settings: Settings, networks: Sequence[nn.Module]) -> None:
-    """Refuse what can't be trained with DP-SGD.
+    """Check that networks and settings are possible with DP-SGD.
 
     Args:
-        settings: With a privacy setting for the unit ``sample``.
-        networks: All networks that are trained.
+        settings: Settings of the run, with a privacy setting for the unit ``sample``.
+        networks: All networks that the run trains.
 
     Raises:
-        SettingsError: If a network mixes the images of a batch, or a setting looks at the labels of a site.
+        SettingsError: If a network mixes the images of a batch, or a setting uses the labels of a site.
     """
     if settings.balance != "none":
         raise SettingsError(
             "incompatible_settings",
-            f"Privacy with the unit 'sample' needs balance 'none', got '{settings.balance}': class sizes of a site are "
-            "no secret then. Leave 'balance' out.",
+            f"Privacy with the unit 'sample' needs balance 'none', got '{settings.balance}', which would reveal the "
+            "class sizes of a site. Leave 'balance' out.",
             setting="balance",
             expected="none",
             found=settings.balance,
@@ -103,19 +110,20 @@ def check_samples(settings: Settings, networks: Sequence[nn.Module]) -> None:
 
 
 class PrivateSteps:
-    """DP-SGD in place of the plain steps of `medfl.training.loop.train`.
+    """Steps of DP-SGD, which replace the plain steps of `medfl.training.loop.train`.
 
     Args:
-        model: On the task's device.
-        optimizer: Over the parameters to train.
-        site: Its settings have a privacy setting for the unit ``sample``; its secret gives draws and noise.
-        payload: A hash of what the training starts from.
-        gradient_clip: As in `medfl.training.loop.train`: it acts on the noised mean and costs no privacy.
-        sigma: Noise multiplier; None reckons it from the settings.
+        model: Network to train, on the task's device.
+        optimizer: Optimiser of the parameters to train.
+        site: Site that trains, with a privacy setting for the unit ``sample``. Its secret keys the subsampling and the
+            noise.
+        payload: Hash of the model before the training.
+        gradient_clip: Largest L2 norm of the noised mean gradient, or None. It is post-processing and costs no privacy.
+        sigma: Noise multiplier; None computes it from the settings.
 
     Raises:
-        SettingsError: If Opacus is missing, or the budget can't be kept.
-        ContractError: If it is the second training of a step.
+        SettingsError: If Opacus is not installed, or no noise keeps the budget.
+        ContractError: If it is the second training in one step of the site.
     """
 
     def __init__(
@@ -129,15 +137,16 @@ class PrivateSteps:
     ) -> None:
         privacy = site.settings.privacy
         assert privacy is not None
-        self.smallest = 0  # an empty batch takes a step of noise alone
+        self.smallest = 0  # an empty batch also makes a step, by the noise alone
         if isinstance(site, SecretSite):
             site.count_training()
         self._rate, self._steps = schedule(site.settings, len(site.train))
         sigma = releases(site.settings, len(site.train)).sigma if sigma is None else sigma
         self._std = sigma * privacy.clip
-        self._what = f"of dp-sgd {sigma!r} {privacy.clip!r} {self._rate!r}"  # another noise is never this one, scaled
+        # The parameters are part of the label, so that no noise is a multiple of a noise with other parameters.
+        self._label = f"of dp-sgd {sigma!r} {privacy.clip!r} {self._rate!r}"
         self._site, self._payload, self._done = site, payload, 0
-        self._draws = site.secret_rng(f"draws {self._what}", payload)
+        self._draws = site.secret_rng(f"draws {self._label}", payload)
         self._model, self._optimizer, self._gradient_clip = model, optimizer, gradient_clip
         trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self._parameters = {name: p for name, p in model.named_parameters() if id(p) in trained}
@@ -149,28 +158,32 @@ class PrivateSteps:
         )
 
     def batches(self, n: int) -> Iterator[torch.Tensor]:
-        """The rows of each batch, drawn anew each time; there may be none."""
+        """Yield the rows of each batch. Each image is drawn independently, so a batch may be empty.
+
+        Args:
+            n: Number of images.
+        """
         for _ in range(self._steps if n else 0):
             yield (self._draws.uniform((n,)) < self._rate).nonzero().squeeze(1)
 
     def step(self, loss: Callable[[Batch], torch.Tensor], batch: Batch | None) -> torch.Tensor:
-        """Step by the noised mean of the clipped gradients; without images by the noise alone.
+        """Update the parameters by the noised mean of the clipped gradients; without images by the noise alone.
 
         Args:
-            loss: Maps a batch to a scalar; it is called for one image at a time.
-            batch: The images, or None.
+            loss: Function that returns the scalar loss of a batch. It is called for one image at a time.
+            batch: Images of the step, or None.
 
         Returns:
-            The mean loss of the images.
+            Mean loss of the images.
         """
         self._private.zero_grad(set_to_none=True)
         values = [torch.zeros(0)]
         if batch is None:
-            self._add({name: p.detach().new_zeros(0, *p.shape) for name, p in self._parameters.items()})
+            self._clip_and_sum({name: p.detach().new_zeros(0, *p.shape) for name, p in self._parameters.items()})
         else:
             chunk = max(1, CHUNK_NUMBERS // sum(p.numel() for p in self._parameters.values()))
             refuse_patches(batch)
-            values = [self._one_by_one(loss, part) for part in _split(batch, chunk)]
+            values = [self._add_gradients(loss, part) for part in _split(batch, chunk)]
         self._add_noise()
         self._private.scale_grad()
         if self._gradient_clip is not None:
@@ -179,7 +192,10 @@ class PrivateSteps:
         return torch.cat(values).sum() / max(1, sum(len(value) for value in values))
 
     def _add_noise(self) -> None:
-        """The sum of the clipped gradients with its noise; the same sum in the same step has the same noise."""
+        """Set each parameter's gradient to the sum of the clipped gradients plus noise.
+
+        The same sum in the same step has the same noise.
+        """
         sums: dict[str, torch.Tensor] = {
             name: parameter.summed_grad.detach().double()  # type: ignore[attr-defined]
             for name, parameter in self._parameters.items()
@@ -188,24 +204,24 @@ class PrivateSteps:
         for value in sums.values():
             hashed.update(value.cpu().contiguous().numpy().tobytes())
         key = f"{self._payload} {self._done} {hashed.hexdigest()}"
-        stream = self._site.secret_rng(f"noise {self._what}", key)
+        stream = self._site.secret_rng(f"noise {self._label}", key)
         self._done += 1
         for name, parameter in self._parameters.items():
             noise = self._std * stream.normal(tuple(parameter.shape)).to(parameter.device)
             parameter.grad = (sums[name] + noise).to(parameter.dtype).view_as(parameter)
 
-    def _one_by_one(self, loss: Callable[[Batch], torch.Tensor], batch: Batch) -> torch.Tensor:
-        """Add the clipped gradient of each image to the sum; the losses, shape (B,)."""
-        alone = _Alone(self._model, loss, batch)
+    def _add_gradients(self, loss: Callable[[Batch], torch.Tensor], batch: Batch) -> torch.Tensor:
+        """Add the clipped gradient of each image to the sum, and return the losses, shape (B,)."""
+        module = _LossModule(self._model, loss, batch)
         parameters = {f"model.{name}": p.detach() for name, p in self._parameters.items()}
         parts = {name: value[:, None] for name, value in _tensors(batch).items()}
 
-        def of_one(trained: dict[str, torch.Tensor], example: dict[str, torch.Tensor]) -> torch.Tensor:
-            value: torch.Tensor = functional_call(alone, trained, (example,))
+        def loss_of_image(trained: dict[str, torch.Tensor], example: dict[str, torch.Tensor]) -> torch.Tensor:
+            value: torch.Tensor = functional_call(module, trained, (example,))
             return value
 
         try:
-            gradients, values = vmap(grad_and_value(of_one), in_dims=(None, 0), randomness="different")(
+            gradients, values = vmap(grad_and_value(loss_of_image), in_dims=(None, 0), randomness="different")(
                 parameters, parts
             )
         except torch.OutOfMemoryError:
@@ -213,15 +229,18 @@ class PrivateSteps:
         except RuntimeError as error:
             raise SettingsError(
                 "loss_not_per_image",
-                f"Privacy with the unit 'sample' needs the loss of each image alone, and this one can't be had: "
+                f"Privacy with the unit 'sample' needs the loss of each single image, but it can't be computed here: "
                 f"{error} Choose another method or loss, or the unit 'site'.",
             ) from error
-        self._add({name: gradients[f"model.{name}"] for name in self._parameters})
+        self._clip_and_sum({name: gradients[f"model.{name}"] for name in self._parameters})
         losses: torch.Tensor = values.detach().float().cpu()
         return losses
 
-    def _add(self, gradients: dict[str, torch.Tensor]) -> None:
-        """Clip and sum; an image whose gradient is not finite counts as none, or it alone would stop the training."""
+    def _clip_and_sum(self, gradients: dict[str, torch.Tensor]) -> None:
+        """Clip the gradients of single images and add them to the sum.
+
+        A gradient that is not finite counts as zero. Otherwise a single image could stop the training visibly.
+        """
         flat = [value.reshape(len(value), math.prod(value.shape[1:])) for value in gradients.values()]
         finite = torch.stack([torch.isfinite(value).all(dim=1) for value in flat]).all(dim=0)
         for name, parameter in self._parameters.items():
@@ -232,22 +251,22 @@ class PrivateSteps:
 
 
 def refuse_patches(batch: Batch) -> None:
-    """Refuse a batch with several samples of an image, whose influence is bounded one by one and not together.
+    """Check that a batch has at most one sample of each image, because clipping bounds samples and not images.
 
     Raises:
-        SettingsError: If there are any.
+        SettingsError: If it has several samples of an image.
     """
     if len(batch.rows.unique()) < len(batch.rows):
         raise SettingsError(
             "patches_not_supported",
-            "Privacy with the unit 'sample' needs one sample of each image, and the transforms cut an image into "
-            "several: together they would have more influence than the noise hides. Use transforms that give one patch "
-            "(num_samples 1), or the unit 'site'.",
+            "Privacy with the unit 'sample' needs one sample of each image, but the transforms cut an image into "
+            "several: together they would have more influence than the noise hides. Use transforms that return one "
+            "patch (num_samples 1), or the unit 'site'.",
         )
 
 
-class _Alone(nn.Module):
-    """A method's loss as a module around the network, so that `functional_call` reaches the network's parameters."""
+class _LossModule(nn.Module):
+    """Method's loss as a module around the network, so that `functional_call` can replace the network's parameters."""
 
     def __init__(self, model: nn.Module, loss: Callable[[Batch], torch.Tensor], like: Batch) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Signatures with the key of a participant's startup kit, and the certificates behind them.
+"""Signatures with the key of a participant's startup kit, and checks of the certificates of other participants.
 
-Needs the package `cryptography`, which comes with the extra ``flare``. Keys are NVFlare's (RSA, 2048 bits); a signature
-is RSASSA-PSS with SHA-256 (RFC 8017). Each begins with what it is for, so that one made for a parcel is worth nothing
-elsewhere.
+The module needs the package ``cryptography``, which comes with the extra ``flare``. The keys are NVFlare's (RSA, 2048
+bits). A signature is RSASSA-PSS with SHA-256 (RFC 8017). The signed content begins with the purpose of the
+signature, so that a signature of a peer message is not valid for any other purpose.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from medfl.errors import RefusedError, SettingsError
 
 _PADDING = padding.PSS(mgf=padding.MGF1(hashes.SHA256()), salt_length=padding.PSS.DIGEST_LENGTH)
 _LABEL = b"medfl signature\0"
-_ASK = "ask whoever made the kit"
+_HINT = "ask the person who made the kit"
 MAX_CERTIFICATE = 16_384
-"""Bytes of a certificate in PEM, at most; NVFlare's have about 1300."""
+"""Maximum size of a certificate in PEM, in bytes. A certificate of NVFlare has about 1300."""
 
 
 @dataclass(frozen=True)
 class Signer:
-    """A participant's own key with its certificate, as `read_signer` reads them.
+    """Signer with the private key of one participant. `read_signer` reads it from a startup kit.
 
     Attributes:
-        name: Whose they are: the certificate's common name.
-        certificate: In PEM. It may travel.
-        root: The project's root certificate in PEM, which the certificates of all participants are checked against.
-        server: Name in the server's certificate; empty if the kit does not say it.
+        name: Name of the participant, which is the common name of its certificate.
+        certificate: Certificate of the participant in PEM. It is public.
+        root: Root certificate of the project in PEM, which must have issued the certificates of all participants.
+        server: Name in the server's certificate; empty if the kit does not contain it.
     """
 
     name: str
@@ -45,54 +45,54 @@ class Signer:
     server: str = ""
 
     def sign(self, purpose: str, content: bytes) -> bytes:
-        """A signature of some content, 256 bytes.
+        """Return a signature of some content, 256 bytes.
 
         Args:
-            purpose: What it is for; `verify` must be told the same.
-            content: What is signed.
+            purpose: Purpose of the signature, which `verify` must be given too.
+            content: Content to sign.
         """
-        return self._key.sign(_signed(purpose, content), _PADDING, hashes.SHA256())
+        return self._key.sign(_with_purpose(purpose, content), _PADDING, hashes.SHA256())
 
     def verify(self, purpose: str, content: bytes, signature: bytes, certificate: bytes, name: str) -> None:
-        """`verify` with this participant's own root."""
+        """Verify a signature with the root certificate of this participant, as the function `verify` does."""
         verify(purpose, content, signature, certificate, self.root, name)
 
     def verify_site(self, purpose: str, content: bytes, signature: bytes, certificate: bytes, name: str) -> None:
-        """Refuse content that was not signed by a site of this project.
+        """Verify that a site of this project signed some content.
 
-        The root certifies the server and researchers, too, and they must not pose as sites.
+        The root also certifies the server and researchers, who must not pose as sites.
 
         Args:
-            purpose: What the signature must have been made for.
-            content: What it must be of.
-            signature: The signature that came.
-            certificate: The signer's, in PEM; it came from anywhere.
+            purpose: Purpose that the signature must have.
+            content: Content that must be signed.
+            signature: Received signature.
+            certificate: Received certificate of the signer in PEM, from an untrusted source.
             name: Name of the site that must have signed.
 
         Raises:
-            RefusedError: As `verify`; or if the certificate is the server's or a researcher's.
+            RefusedError: As `verify`, or if the certificate belongs to the server or to a researcher.
         """
         self.verify(purpose, content, signature, certificate, name)
         subject = x509.load_pem_x509_certificate(certificate).subject
         if name == self.server or subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME):
             raise RefusedError(
                 "not_a_site",
-                f"expected the certificate of a site, got that of {'the server' if name == self.server else 'a user'}, "
-                f"'{name}': the server is not honest",
+                "expected the certificate of a site, got the certificate of "
+                f"{'the server' if name == self.server else 'a user'}, '{name}': the server is not honest",
                 name=name,
                 owner="server" if name == self.server else "user",
             )
 
 
 def read_signer(kit: Path) -> Signer:
-    """Key and certificate of a startup kit.
+    """Read the key and the certificates of a startup kit.
 
     Args:
-        kit: A kit's folder, with ``startup`` in it.
+        kit: Folder of the kit, which contains the folder ``startup``.
 
     Raises:
-        SettingsError: If they can't be read, the key does not belong to the certificate, or that is not of the kit's
-            root or at its end.
+        SettingsError: If they can't be read, the key does not fit the certificate, or the certificate was not issued by
+            the kit's root or has expired.
     """
     startup = kit / "startup"
     who = "server" if (startup / "server.key").is_file() else "client"
@@ -103,13 +103,13 @@ def read_signer(kit: Path) -> Signer:
     except (OSError, ValueError, TypeError) as error:
         raise SettingsError(
             "unreadable_credentials",
-            f"the key and certificates in '{startup}' can't be read ({error}); {_ASK}",
+            f"the key and certificates in '{startup}' can't be read ({error}); {_HINT}",
             path=startup,
         ) from None
     if not isinstance(key, rsa.RSAPrivateKey):
         raise SettingsError(
             "unsupported_key",
-            f"expected an RSA key in '{startup / f'{who}.key'}', as NVFlare makes them; {_ASK}",
+            f"expected an RSA key in '{startup / f'{who}.key'}', as NVFlare makes them; {_HINT}",
             path=startup / f"{who}.key",
             expected="RSA",
         )
@@ -117,12 +117,12 @@ def read_signer(kit: Path) -> Signer:
     try:
         public = check_certificate(certificate, root, name)
     except RefusedError as error:
-        text = f"'{startup / f'{who}.crt'}': {error}; {_ASK}"
+        text = f"'{startup / f'{who}.crt'}': {error}; {_HINT}"
         raise SettingsError(error.code, text, **error.fields) from None
     if public.public_numbers() != key.public_key().public_numbers():
         raise SettingsError(
             "mismatched_key",
-            f"'{startup / f'{who}.key'}' is not the key of '{who}.crt' beside it; take both from one kit",
+            f"'{startup / f'{who}.key'}' is not the key of '{who}.crt' in the same folder; take both from one kit",
             path=startup / f"{who}.key",
             certificate=f"{who}.crt",
         )
@@ -140,34 +140,34 @@ def _server(startup: Path) -> str:
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise SettingsError(
             "missing_server_identity",
-            f"'{path}' does not say the server's identity ({type(error).__name__}); {_ASK}",
+            f"'{path}' does not contain the server's identity ({type(error).__name__}); {_HINT}",
             path=path,
         ) from None
 
 
 def verify(purpose: str, content: bytes, signature: bytes, certificate: bytes, root: bytes, name: str) -> None:
-    """Refuse content that was not signed, for this purpose, with the key that the project's root certified for a name.
+    """Verify that a participant signed some content for a purpose, with a key that the project's root certified.
 
     Args:
-        purpose: What the signature must have been made for.
-        content: What it must be of.
-        signature: What came.
-        certificate: The signer's, in PEM; it came from anywhere.
-        root: The project's root certificate in PEM, which the reader knows.
-        name: Who must have signed.
+        purpose: Purpose that the signature must have.
+        content: Content that must be signed.
+        signature: Received signature.
+        certificate: Received certificate of the signer in PEM, from an untrusted source.
+        root: Root certificate of the project in PEM, from a trusted source.
+        name: Name of the participant that must have signed.
 
     Raises:
-        RefusedError: If the certificate is not of that name, not of the root, or not valid now; or if the signature
-            is not of this content and purpose.
+        RefusedError: If the certificate has another name, was not issued by the root, or is not valid now; or if the
+            signature is not one of this content and purpose.
     """
     public = check_certificate(certificate, root, name)
     try:
-        public.verify(signature, _signed(purpose, content), _PADDING, hashes.SHA256())
+        public.verify(signature, _with_purpose(purpose, content), _PADDING, hashes.SHA256())
     except InvalidSignature:
         raise RefusedError(
             "invalid_signature",
-            f"expected a signature ({purpose}) that fits the content, by '{name}'; got one that does not. It was "
-            "altered on its way, or somebody else made it",
+            f"expected a signature ({purpose}) by '{name}' that fits the content, got one that does not. Either the "
+            "content was altered on its way, or someone else signed it",
             name=name,
             purpose=purpose,
         ) from None
@@ -176,16 +176,16 @@ def verify(purpose: str, content: bytes, signature: bytes, certificate: bytes, r
 def check_certificate(
     certificate: bytes, root: bytes, name: str, now: datetime.datetime | None = None
 ) -> rsa.RSAPublicKey:
-    """The public key of a certificate that is of a name, issued by the root, and valid.
+    """Check the name, issuer and validity of a certificate, and return its public key.
 
     Args:
-        certificate: In PEM.
-        root: The project's root certificate in PEM.
-        name: Its common name, as it must be.
-        now: The moment at which it must be valid.
+        certificate: Certificate in PEM, from an untrusted source.
+        root: Root certificate of the project in PEM.
+        name: Common name that the certificate must have.
+        now: Time at which the certificate must be valid; None is the current time.
 
     Raises:
-        RefusedError: If it is not.
+        RefusedError: If a check fails.
     """
     issuer = x509.load_pem_x509_certificate(root)
     try:
@@ -196,7 +196,7 @@ def check_certificate(
         names = _common_names(subject)
     except ValueError:
         raise RefusedError(
-            "invalid_certificate", f"expected the certificate of '{name}', got something that is none", name=name
+            "invalid_certificate", f"expected the certificate of '{name}', got an invalid one", name=name
         ) from None
     if names != [name]:
         raise RefusedError(
@@ -220,7 +220,7 @@ def check_certificate(
             raise RefusedError(
                 "certificate_not_current",
                 f"expected a {which} of '{name}' that is valid now, got one for {begin:%Y-%m-%d %H:%M} to "
-                f"{end:%Y-%m-%d %H:%M} UTC; compare the clocks, or have a new one made",
+                f"{end:%Y-%m-%d %H:%M} UTC; compare the clocks, or request a new one",
                 name=name,
                 certificate=which,
             )
@@ -234,8 +234,8 @@ def check_certificate(
     return public
 
 
-def _signed(purpose: str, content: bytes) -> bytes:
-    """What is signed: label, purpose with its length, and content, so that no two purposes share a byte string."""
+def _with_purpose(purpose: str, content: bytes) -> bytes:
+    """Return the bytes to sign: label, length of the purpose, purpose and content. No two purposes share such bytes."""
     label = purpose.encode()
     return _LABEL + len(label).to_bytes(2) + label + content
 

@@ -1,4 +1,4 @@
-"""Sentences about privacy that depend on no mechanism."""
+"""Sentences about privacy that are independent of the privacy mechanism."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ WHAT = {"add_remove": "added or removed", "replace": "replaced by any other"}
 
 
 def describe_secure(secure: SecureAggregation, simulated: bool = False) -> str:
-    """Return a sentence for log and report: what the server learns of the updates, and who has to be trusted for that.
+    """Return a sentence for log and report about the guarantee of secure aggregation, and its trust assumptions.
 
     Args:
-        secure: The run's setting.
+        secure: Setting ``secure_aggregation`` of the run.
         simulated: Whether all sites are on one machine.
     """
     if simulated:
@@ -25,6 +25,6 @@ def describe_secure(secure: SecureAggregation, simulated: bool = False) -> str:
         "Secure aggregation: the server learns only the sum of the updates of at least "
         f"{secure.resolved_threshold} sites in a round, and no single update and no site's number of images. This "
         f"holds while at least {secure.resolved_threshold} of a round's participants follow the protocol and the "
-        "project's root certifies sites only; the model that comes out is no secret, nor are the scores, training "
+        "project's root certifies sites only. It does not protect the resulting model, nor the scores, training "
         "losses and numbers of images in this report."
     )

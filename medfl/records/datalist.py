@@ -1,4 +1,4 @@
-"""Records in a data list; `medfl.data.datalists` reads and writes the list itself."""
+"""Schema of the records in a data list, which `medfl.data.datalists` reads and writes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from medfl.records.record import Record
 
 
 class CaseRecord(TypedDict, total=False):
-    """One case of a data list; which keys it needs depends on the list's objective.
+    """One case of a data list. Its required keys depend on the objective of the list.
 
-    A record can hold further entries, such as columns of a hospital's own table. `entry_text` reads them, and
-    `make_record` makes a record with them. A list is read without a check of its records: `integers` and
-    `record_targets` of `medfl.data.targets` check those that are used.
+    A record can have further entries, such as columns of a hospital's own table. `entry_text` reads them, and
+    `make_record` builds a record with them. A list is read without checking its records. `integers` and
+    `record_targets` of `medfl.data.targets` check the records that are used.
 
     Attributes:
         image: Row of the image array.
         label: Number of the class.
-        target: A number, or a list of numbers, where cases are of no class; None stands for an unknown number.
+        target: Number or list of numbers, if cases have no class; None is an unknown number.
         in_mask: Numbers of the structures that the case's mask shows.
         subject_id: Pseudonym of the patient.
         site: Name of the hospital.
@@ -42,12 +42,12 @@ class CaseRecord(TypedDict, total=False):
 
 
 def make_record(entries: dict[str, Any]) -> CaseRecord:
-    """Return entries of a case as a record, columns that `CaseRecord` does not name included."""
+    """Return the entries of a case as a record. It may have further columns that `CaseRecord` does not declare."""
     return cast("CaseRecord", entries)
 
 
 class Exclusion(Record):
-    """Images that were left out of a data set for one reason.
+    """Number of images that were left out of a data set for one reason.
 
     Attributes:
         reason: The reason.

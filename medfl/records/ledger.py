@@ -1,4 +1,7 @@
-"""Schema, reader and writer of privacy ledgers: which releases of one data set were made in which run."""
+"""Schema, reader and writer of privacy budget ledgers, which list the releases of one data set by run.
+
+Release: one noised value that leaves the site.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +16,24 @@ from medfl.records.record import FileRecord, Record
 from medfl.utils.field_words import PluginName
 
 Adjacency = Literal["add_remove", "replace"]
-"""Neighbouring data sets: one unit is added or removed, or replaced by any other."""
+"""Adjacency of data sets: neighbours differ in one unit that is added or removed, or replaced by any other."""
 
 Mechanism = Literal["gaussian", "poisson-subsampled gaussian", "distributed discrete gaussian"]
-"""Noise of a release. The distributed mechanism adds discrete Gaussian noise of several sites in a sum."""
+"""Mechanism of a release. In the distributed one, discrete Gaussian noise of several sites adds up in a sum."""
 
 
 class LedgerEntry(Record):
-    """The releases that one run made of a data set.
+    """Releases that one run made of a data set.
 
     Attributes:
-        unit: Whose data are hidden, for example ``site``.
-        mechanism: Kind of noise.
-        adjacency: Neighbouring data sets of the run's promise.
+        unit: Name of the privacy unit, for example ``site``.
+        mechanism: Mechanism of the releases.
+        adjacency: Adjacency of the run's guarantee.
         sigma: Noise multiplier of each step: standard deviation of the noise over the clipping bound. It is infinite if
             there are no steps.
         rate: Probability with which a unit takes part in a step.
         steps: Number of noised steps in one release.
-        delta: Probability that the run's guarantee fails.
+        delta: Delta of the run's guarantee.
         epsilon: Privacy budget of the run.
         planned: Maximum number of releases in the run.
         releases: Hashes of the releases, in the order in which they were made. The hash is computed from the content of
@@ -60,7 +63,7 @@ class LedgerEntry(Record):
 
 
 class Ledger(FileRecord):
-    """The releases of one data set over all runs, or the copy of one run's entry in the folder of that run.
+    """Content of a ledger file: the releases of one data set over all runs, or a copy of one run's entry.
 
     The name of a copy is `NAME`. A ledger over several runs is named after the fingerprint of its data.
 
@@ -84,7 +87,7 @@ class Ledger(FileRecord):
             site: Name of the site, for messages.
 
         Raises:
-            StoreError: If the file is damaged, of another version or unreadable. Its code is that of `read`.
+            StoreError: If the file is damaged, of another version or unreadable, with the code of `read`.
         """
         try:
             return cls.read(path)
@@ -93,7 +96,7 @@ class Ledger(FileRecord):
                 return cls()
             raise StoreError(
                 error.code,
-                f"{error} This is the privacy ledger of site '{site}': without it no one knows what was released. "
-                "Nothing is released until it can be read again or is put back from a copy.",
+                f"{error} This is the privacy ledger of site '{site}', which lists all releases of its data. The site "
+                "releases nothing until the file can be read again or is restored from a copy.",
                 **(error.fields | {"site": site}),
             ) from error

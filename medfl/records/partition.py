@@ -1,4 +1,4 @@
-"""``partition.json`` and ``case_partition.json`` of ``medfl partition``: how the sites of a data set were made."""
+"""Schemas of ``partition.json`` and ``case_partition.json``, in which ``medfl partition`` describes a partition."""
 
 from __future__ import annotations
 
@@ -13,21 +13,27 @@ from medfl.records.record import FileRecord, Record
 from medfl.types import LeakKind
 
 TestPolicy = Literal["fraction", "class_balanced", "k_fold", "official", "none"]
-"""A site's own test set: a share of its units, the same with classes alike, a fold, its part of the pooled test split,
-or none."""
+"""Choice of a site's own test set.
+
+``fraction``: a share of its units. ``class_balanced``: a share with the same number of each class. ``k_fold``: a fold.
+``official``: its part of the pooled test split. ``none``: no test set.
+"""
 
 
 GlobalTest = Literal["official", "per_class", "remainder", "none"]
-"""The server's test set: the pooled test split, images of each class from the training split, the images that the
-scheme leaves over, or none."""
+"""Choice of the server's test set.
+
+``official``: the pooled test split. ``per_class``: a number of images of each class from the training split.
+``remainder``: the images that the scheme assigns to no site. ``none``: no test set.
+"""
 
 
 Duplicates = Literal["refuse", "drop"]
-"""Treatment of training images that are also in the server's test set, and of public images that are also private."""
+"""Treatment of duplicates: training images also in the server's test set, and public images that are also private."""
 
 
 class LocatedExclusion(Exclusion):
-    """Images that were left out of a data set for one reason and at one place.
+    """Number of images that were left out of a data set for one reason and at one place.
 
     Attributes:
         where: Name of the site, ``public``, or ``pooled data set`` if they were left out before the partition.
@@ -37,7 +43,7 @@ class LocatedExclusion(Exclusion):
 
 
 class Fold(Record):
-    """The fold of a cross-validation that is the test set of every site.
+    """Fold of a cross-validation that is the test set of every site.
 
     Attributes:
         fold: Number of the fold, from 0.
@@ -108,17 +114,18 @@ class PartitionSettings(Record):
 
 
 class Partition(FileRecord):
-    """The content of ``partition.json``, which is beside the folders of the sites.
+    """Content of ``partition.json``, in the folder that contains the folders of the sites.
 
     Attributes:
         dataset: Name of the pooled data set.
         public_dataset: Name of the pooled data set of the public images, if it is another one.
         settings: Settings that had an effect.
-        unassigned: Maps each class to its training images that are at no site and not in the server's test set.
-        allowed_leaks: Sentences on leaks that were allowed.
-        warnings: Sentences on the partition.
-        exclusions: Images that were left out.
-        not_distributed: Maps each split of the pooled data set that is nowhere in the partition to its images.
+        unassigned: Maps each class to its number of training images that are at no site and not in the server's test
+            set.
+        allowed_leaks: Sentences about leaks that were allowed.
+        warnings: Sentences about problems of the partition.
+        exclusions: Numbers of images that were left out.
+        not_distributed: Maps each split of the pooled data set that is not in the partition to its number of images.
         sha256_by_file: Maps each data list and array, by its path relative to the partition, to its SHA-256.
     """
 
@@ -141,10 +148,10 @@ class Partition(FileRecord):
         """Read the file of a partitioned data set.
 
         Args:
-            dataset_dir: The folder that holds one folder for each site.
+            dataset_dir: Path of the folder that contains one folder for each site.
 
         Returns:
-            None if there is no such file, because somebody wrote the lists of the sites without a partition.
+            None if there is no such file, because the lists of the sites were written without ``medfl partition``.
 
         Raises:
             DataError: If the file can't be read, is damaged, or has another version.
@@ -154,7 +161,7 @@ class Partition(FileRecord):
 
 
 class CasePartition(FileRecord):
-    """The content of ``case_partition.json``, which is beside the folders of the sites.
+    """Content of ``case_partition.json``, in the folder that contains the folders of the sites.
 
     Attributes:
         case_list: Name of the file that lists the cases.

@@ -18,13 +18,14 @@ Epsilon = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class PrivacyAccount(Record):
     """Releases of one run on a site's data, and the privacy that all runs on the same data spent together.
 
-    Under the unit ``sample`` the number of a site's images follows from `sigma`, `rate` and `steps`. A site withholds
-    these from the server (`medfl.privacy.policy.PrivacyPolicy.redact`); then all three are None.
+    A release is one noised value that leaves the site. With the unit ``sample``, the number of a site's images follows
+    from `sigma`, `rate` and `steps`. A site withholds these from the server
+    (`medfl.privacy.policy.PrivacyPolicy.redact`); then all three are None.
 
     Attributes:
-        unit: Whose data are hidden.
-        adjacency: Neighbouring data sets of the promise.
-        delta: Probability that the guarantee fails.
+        unit: Name of the privacy unit, for example ``site``.
+        adjacency: Adjacency of the guarantee.
+        delta: Delta of the guarantee.
         sigma: Noise multiplier of each step: standard deviation of the noise over the clipping bound. It is infinite if
             there are no steps.
         rate: Probability with which a unit takes part in a step.
@@ -58,7 +59,7 @@ class PrivacyAccount(Record):
 
     @property
     def withholds_noise(self) -> bool:
-        """Whether noise, sampling rate and steps stayed at the site."""
+        """True if noise, sampling rate and steps stayed at the site."""
         return self.sigma is None
 
     @model_validator(mode="after")

@@ -1,7 +1,7 @@
-"""Events of a run in ``progress.jsonl``, one on each line, which `medfl monitor` shows.
+"""Schema of the progress events of a run in ``progress.jsonl``, one on each line, which `medfl monitor` shows.
 
-A line holds the time of the event and the event itself, whose class its ``kind`` names. Events hold no path and no data
-of a patient. Their numbers have bounds within which every table, page and plot can show them.
+A line contains the time of the event and the event, whose class its ``kind`` names. Events contain no path and no data
+of a patient. Their numbers have bounds, so that every table, page and plot can show them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_ROUND = 10**8 - 1
 """Largest number of a round or a step, as in messages between machines."""
 
 MAX_TIME = 1e11
-"""Latest time of an event in seconds since 1970; the calendars of programming languages end not long after."""
+"""Latest time of an event in seconds since 1970, which the calendars of most programming languages can represent."""
 
 MAX_SCORE = 1e100
 """Largest absolute value of a score or a loss; a plot computes with differences of such values."""
@@ -41,7 +41,7 @@ class RunStart(Record):
         rounds: Number of rounds of the run.
         sites: Names of the sites.
         metric: First metric of the task.
-        privacy: Promised privacy, or None.
+        privacy: Privacy setting of the run, or None.
         unavailable: Maps each site that does not take part so far to the reason.
     """
 
@@ -61,7 +61,7 @@ class JobStart(Record):
     Attributes:
         sites: Names of the sites.
         job: Kind of the job, such as ``step``.
-        activity: Text that says what the sites do, such as ``training``.
+        activity: Activity of the sites in words, such as ``training``.
     """
 
     kind: Literal["job_start"] = "job_start"
@@ -71,12 +71,12 @@ class JobStart(Record):
 
 
 class Heartbeat(Record):
-    """A sign of life of sites at work.
+    """Sign of life of sites that run a job.
 
     Attributes:
         sites: Names of the sites.
         job: Kind of the job, or None if the sender does not know it.
-        activity: Text that says what the sites do; empty before the first batch.
+        activity: Activity of the sites in words; empty before the first batch.
         share: Fraction of the job's batches that are done, in [0, 1], or None if it is unknown or private.
         has_progressed: Whether a batch was done since the heartbeat before.
     """
@@ -103,11 +103,11 @@ class JobEnd(Record):
 
 
 class UnavailableSite(Record):
-    """A site that sent no usable reply.
+    """Event that a site sent no usable reply.
 
     Attributes:
         site: Name of the site.
-        reason: Reason why there is no usable reply.
+        reason: Reason why the site sent no usable reply.
     """
 
     kind: Literal["unavailable_site"] = "unavailable_site"
@@ -152,14 +152,14 @@ class StepMetrics(Record):
 
 
 class CommittedStep(Record):
-    """A step that is saved.
+    """Event that the server has saved a step.
 
     Attributes:
         step: Number of the step.
         round: Round that the step belongs to.
         rounds_done: Number of rounds that are over.
         requested: Names of the sites that received a request.
-        unavailable: Names of those that sent no usable reply.
+        unavailable: Names of the requested sites that sent no usable reply.
         metrics: Summary of the metrics of the step.
     """
 
@@ -176,7 +176,8 @@ class RunEnd(Record):
     """The end of a run.
 
     Attributes:
-        status: Whether all rounds are over, a value was not finite, or too few sites replied.
+        status: ``finished`` (all rounds are over), ``diverged`` (a value was not finite) or ``incomplete`` (too few
+            sites replied).
         reason: Reason of an early end; empty if there was none.
         rounds: Number of rounds that are over.
         unavailable: Names of the sites that were unavailable at the end.
@@ -193,7 +194,7 @@ class RunStop(Record):
     """The stop of a run by an error or an interruption.
 
     Attributes:
-        error: Name of the exception's class. The text of the exception may hold a path.
+        error: Name of the exception's class. The text of the exception is left out, as it may contain a path.
     """
 
     kind: Literal["run_stop"] = "run_stop"
@@ -201,20 +202,20 @@ class RunStop(Record):
 
 
 class SiteExit(Record):
-    """The exit of a site from the run, in the file of that site: the server ended its job."""
+    """Exit of a site from the run, in the file of that site: the server ended its job."""
 
     kind: Literal["site_exit"] = "site_exit"
 
 
 Event = RunStart | JobStart | Heartbeat | JobEnd | UnavailableSite | CommittedStep | RunEnd | RunStop | SiteExit
-"""Any event."""
+"""Any progress event."""
 
 
 class ProgressLine(Record):
-    """A line of ``progress.jsonl``.
+    """Line of ``progress.jsonl``.
 
     Attributes:
-        time: Time of the event in seconds since 1970, by the clock of the machine that writes.
+        time: Time of the event in seconds since 1970, by the clock of the machine that writes the file.
         event: The event.
     """
 
@@ -222,12 +223,12 @@ class ProgressLine(Record):
     event: Annotated[Event, Field(discriminator="kind")]
 
     def to_bytes(self) -> bytes:
-        """Return the line with its end."""
+        """Return the line as JSON, with a newline at its end."""
         return (json.dumps(self.to_json()) + "\n").encode()
 
     @classmethod
     def from_bytes(cls, line: bytes) -> Self | None:
-        """Return the line that these bytes hold, or None if they hold no valid line."""
+        """Parse a line; return None if it is not valid."""
         try:
             return cls.model_validate_json(line, strict=True)
         except ValidationError:

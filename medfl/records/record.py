@@ -17,7 +17,7 @@ CHECKSUM = "sha256"
 
 
 MAX_PLACE = 200
-"""Number of characters of a place in a damaged file that a message shows."""
+"""Maximum number of characters of a key path in a damaged file that a message shows."""
 
 
 class Record(BaseModel):
@@ -35,7 +35,7 @@ class FileRecord(Record):
 
     Attributes:
         NAME: Name of the file in its folder.
-        VERSION: Version of the format. It is written into the file; a file with another version is refused.
+        VERSION: Version of the format, which the file contains. Reading a file with another version raises an error.
         HAS_CHECKSUM: Whether the file holds a checksum of its other content, which the reader verifies.
         REPAIR: What a user can do about a damaged file, as a sentence.
         ERROR: Class of the errors that the reader raises.
@@ -65,7 +65,7 @@ class FileRecord(Record):
         except OSError as error:
             raise cls.ERROR(
                 "unreadable_file",
-                f"'{path}' can't be read: {error.strerror}. Permit reading it.",
+                f"'{path}' can't be read: {error.strerror}. Change its permissions.",
                 path=path,
                 reason=error.strerror,
             ) from error
@@ -85,7 +85,7 @@ class FileRecord(Record):
         try:
             values = json.loads(content)
         except (ValueError, RecursionError) as error:
-            raise cls._damaged(path, f"it is no JSON ({type(error).__name__})") from None
+            raise cls._damaged(path, f"it is not JSON ({type(error).__name__})") from None
         if not isinstance(values, dict):
             raise cls._damaged(path, f"expected an object, got {type(values).__name__}")
         if cls.HAS_CHECKSUM:
@@ -95,8 +95,8 @@ class FileRecord(Record):
         if (version := values.pop("version", None)) != cls.VERSION:
             raise cls.ERROR(
                 "other_version",
-                f"'{path}' has version {version!r} of its format, and this medfl reads {cls.VERSION}. Use the version "
-                "of medfl that wrote it.",
+                f"'{path}' has version {version!r} of its format, but this medfl reads version {cls.VERSION}. Use the "
+                "version of medfl that wrote it.",
                 path=path,
                 expected=cls.VERSION,
                 found=repr(version),
@@ -109,7 +109,7 @@ class FileRecord(Record):
             raise cls._damaged(path, f"at '{where}': {first['msg']}", key=where) from None
 
     def write(self, path: Path) -> None:
-        """Write the file, whole or not at all; a file that is there is replaced.
+        """Write the file atomically, and replace an existing file.
 
         Args:
             path: Path of the file.

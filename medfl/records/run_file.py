@@ -1,4 +1,4 @@
-"""``run.json``: which run a folder holds, and where its settings, data and code come from."""
+"""Schema of ``run.json``: the identity of the run in a folder, and the origin of its settings, data and code."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from medfl.records.summary import BestRound
 from medfl.settings import Execution, Settings, read_settings
 
 RENAMED = {"networks_by_site": "networks"}
-"""Maps settings to their names in `RunIdentity`, where they differ: noise streams depend on the names there."""
+"""Maps the name of a setting to its name in `RunIdentity`, if they differ. The keys of noise streams use that name."""
 
 
 class TaskIdentity(Record):
-    """The learning problem, as far as it identifies a run.
+    """Part of the learning problem that identifies a run.
 
     Attributes:
         networks: Maps the name of each network to a hash of its tensors' names and shapes.
@@ -28,7 +28,7 @@ class TaskIdentity(Record):
         optimizer: Class and options of the optimiser.
         metrics: Names of the metrics.
         num_classes: Number of classes; None if there is an `objective`.
-        objective: Facts of the objective; None for classes.
+        objective: Identifying fields of the objective; None for a multiclass classification.
         frozen: Maps the name of each network with frozen parameters to their digest.
         augmentation: Description of the training augmentation.
         views: Description of the views for methods that contrast them.
@@ -56,7 +56,7 @@ class TaskIdentity(Record):
 
 
 class RunIdentity(Record):
-    """Everything that makes two runs the same run. The number of rounds does not: more rounds continue a run.
+    """Identity of a run: runs with equal identities are the same run. The number of rounds is not part of it.
 
     Attributes:
         method: Name of the method.
@@ -88,10 +88,10 @@ class RunIdentity(Record):
 
     @property
     def run_id(self) -> str:
-        """Name of the run in noise streams; two runs never share one.
+        """Identifier of the run from which the keys of its noise streams are derived.
 
-        The data are left out, as no one knows the data of all sites in a run between machines. Noise also depends on
-        the values that are noised, so other data have other noise.
+        The data are left out, as no participant knows the data of all sites in a run between machines. Noise also
+        depends on the noised values, so different data have different noise.
         """
         values = {name: value for name, value in self.to_json().items() if name != "data"}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
@@ -108,7 +108,7 @@ class RunIdentity(Record):
 
 
 class SettingOrigin(Record):
-    """Value of a setting, and who set it.
+    """Value of a setting, and its origin.
 
     Attributes:
         value: Value as JSON.
@@ -124,7 +124,7 @@ class AssignedNetwork(Record):
 
     Attributes:
         network: Name of the network. The setting ``networks_by_site`` and the site's own file take precedence.
-        facts: Maps the name of each fact about the site that the rule used to its value.
+        facts: Maps the name of each fact about the site's machine that the rule used to its value.
     """
 
     network: str
@@ -149,7 +149,7 @@ def networks_brought(joined: Mapping[str, JoinedSite]) -> dict[str, str]:
 
 
 class DataOrigin(Record):
-    """The data that a run uses.
+    """Origin of the data of a run.
 
     Attributes:
         name: Name of the data set.
@@ -179,7 +179,7 @@ class Provenance(Record):
         plugins: Maps the name of each loaded plugin to its distribution and version, or its file.
         assigned_networks: Maps each site to the network that a network assignment gave it.
         offer: Offer of a run between machines, as it was submitted; None for a run on one machine.
-        joined: Maps each site that joined after the run began to the facts about that.
+        joined: Maps each site that joined after the run began to the record of its joining.
     """
 
     settings: dict[str, SettingOrigin] = {}
@@ -217,12 +217,12 @@ class RunFile(FileRecord):
     """Content of ``run.json``.
 
     Attributes:
-        identity: Everything that makes two runs the same run.
+        identity: Identity of the run.
         rounds: Number of rounds.
         execution: Workers, threads and device.
         backend: ``local`` or ``flare``.
         versions: Versions of the software.
-        provenance: Where the settings, the data and the code come from.
+        provenance: Origin of the settings, the data and the code.
         best_round: Round with the best validation score; None while the run is not over, or if it compares no rounds.
         cleaned: True if ``medfl clean`` deleted the state, so that the run can't be continued.
     """

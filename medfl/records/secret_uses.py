@@ -25,7 +25,7 @@ class SecretUses(FileRecord):
     """All uses of a site's secrets in a run. A use is never removed.
 
     Attributes:
-        nonce: Random digits from which all secrets of the run are derived, beside the site's own secret; None before
+        nonce: Random digits from which, with the site's own secret, all secrets of the run are derived; None before
             they are drawn.
         uses: The uses, in the order in which they were recorded.
     """
@@ -33,7 +33,8 @@ class SecretUses(FileRecord):
     NAME: ClassVar[str] = "secure_aggregation.json"
     HAS_CHECKSUM: ClassVar[bool] = True
     REPAIR: ClassVar[str] = (
-        "Without it nobody knows what was masked: put it back from a copy, or start the run in a new folder."
+        "Without it, a repeated use of a secret can't be detected: restore it from a copy, or start the run in a new "
+        "folder."
     )
 
     nonce: str | None = None

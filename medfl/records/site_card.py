@@ -1,4 +1,4 @@
-"""``site_card.json`` in the folder of a site: counts, class balance, and the origin of its data, for people."""
+"""Schema of ``site_card.json`` in the folder of a site: image counts, class balance, and the origin of its data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from medfl.records.record import FileRecord
 
 
 class SiteCard(FileRecord):
-    """The data card of a site, of the server's test set or of public data.
+    """Data card of a site, of the server's test set, or of public data, for human readers.
 
     Attributes:
         site: Name of the folder.
@@ -26,9 +26,9 @@ class SiteCard(FileRecord):
         array_sha256: SHA-256 of the image array.
         exclusions: Images that were left out of the pooled data set or at this site.
         settings: Settings of the partition that had an effect.
-        unassigned: As in `medfl.records.partition.Partition`.
-        allowed_leaks: Sentences on leaks that were allowed.
-        warnings: Sentences on the partition.
+        unassigned: Maps each class to its number of unassigned training images (`Partition.unassigned`).
+        allowed_leaks: Sentences about leaks that were allowed.
+        warnings: Sentences about problems of the partition.
         versions: Maps each package, and Python, to the version that made the partition.
     """
 

@@ -1,6 +1,6 @@
-"""``summary.json``: status, scores and costs of a run that is over.
+"""Schema of ``summary.json``: status, scores and costs of a run that is over.
 
-It is the last file that a run writes: a run folder that contains it has all other results, too.
+It is the last file that a run writes. A run folder that contains it also has all other results.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from medfl.records.record import FileRecord, Record
 from medfl.utils.text import names_and_more
 
 SITES_NAMED = 5
-"""Number of sites that a sentence names before it counts the others."""
+"""Maximum number of sites that a sentence names; it only counts the others."""
 
 
 class MetricScores(Record):
@@ -56,8 +56,8 @@ class Attendance(Record):
 
     Attributes:
         sites: Number of sites of the run.
-        unavailable: Sites that did not reply when they were asked last.
-        missed: Maps each site that missed rounds to the first and the last round of each stretch.
+        unavailable: Sites that sent no usable reply to their last request.
+        missed: Maps each site that missed rounds to the first and the last round of each stretch of missed rounds.
     """
 
     sites: int
@@ -118,7 +118,7 @@ class ConstantPrediction(Record):
 
     @property
     def sentence(self) -> str:
-        """The fault, what it does to scores, and what to try."""
+        """Sentences about the fault, its effect on scores, and possible remedies."""
         kinds = " and ".join({"test": "test", "val": "validation"}[split] for split in self.splits)
         where = "of all sites" if self.all_sites else f"of {names_and_more(self.sites, SITES_NAMED)}"
         balance = ", or `--balance loss`" if self.has_classes else ""
@@ -145,7 +145,8 @@ class Summary(FileRecord):
         scores: Maps kind of model (``global``, ``personal``), split and metric to the scores.
         costs: Maps each site to its costs.
         attendance: Participation of the sites.
-        holdings: Images by site, split and class; None in a run between machines, whose sites keep that to themselves.
+        holdings: Number of images by site, split and class; None in a run between machines, whose sites do not disclose
+            it.
         leaks: Sentences about violations of the splits that the user allowed.
         names: Names of the network's outputs if cases are of no class; empty if no one named them.
         privacy: Maps each site to its privacy account.

@@ -339,7 +339,7 @@ def test_a_folder_that_is_no_bundle_is_refused(
     with pytest.raises(SystemExit) as ended:
         main(["run", str(tmp_path), "--dataset-dir", str(cohort)])
     assert ended.value.code == 2
-    assert "is no bundle that medfl can run" in capsys.readouterr().err
+    assert "is not a bundle that medfl can run" in capsys.readouterr().err
 
 
 def test_overrides_are_parsed_as_pairs() -> None:

@@ -1,4 +1,4 @@
-"""Which rounds sites missed, as stretches and as a matrix."""
+"""Test the rounds that sites missed, as stretches and as a matrix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is checked before a run, at the limits: the largest site, what a method reduces to, and who can't train."""
+"""Test the checks before a run: the bound of delta, limit cases of methods, and sites that can't train."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from refusals import refused
 
 from medfl.contract import ReducesTo
 from medfl.data.pooled import TensorData
-from medfl.engine.checks import _reached, check_privacy, check_training
+from medfl.engine.checks import _is_reached, check_privacy, check_training
 from medfl.engine.site import Splits
 from medfl.errors import DataError, SettingsError
 from medfl.objectives import Survival
@@ -27,7 +27,7 @@ def check(images: dict[str, int], delta: float, sites: int = 3) -> None:
 
 
 def test_delta_is_below_one_over_the_images_of_every_site() -> None:
-    """The largest site has the strictest bound: 1/20 is too large for 20 images and small enough for 19."""
+    """Check delta 1/20: it is too large for 20 images and small enough for 19."""
     for images in ({"a": 20, "b": 3, "c": 9}, {"a": 3, "b": 20, "c": 9}, {"a": 3, "b": 9, "c": 20}):
         name = next(name for name, count in images.items() if count == 20)
         with refused(SettingsError, "delta_too_large", where=f"site '{name}'", count=20, unit="sample"):
@@ -45,7 +45,7 @@ def test_with_the_unit_site_delta_is_compared_with_the_number_of_sites() -> None
 
 
 class TwoSettings(FedProx):
-    """FedProx with a second setting."""
+    """Method FedProx with a second setting."""
 
     other: float = 1.0
 
@@ -53,7 +53,7 @@ class TwoSettings(FedProx):
 def test_a_method_is_another_one_only_where_all_settings_say_so() -> None:
     limit = ReducesTo("fedavg", {"mu": 0.0, "other": 0.0})
     pairs = [(mu, other) for mu in (0.0, 1.0) for other in (0.0, 1.0)]
-    reached = {(mu, other): _reached(limit, TwoSettings(mu=mu, other=other)) for mu, other in pairs}
+    reached = {(mu, other): _is_reached(limit, TwoSettings(mu=mu, other=other)) for mu, other in pairs}
     assert reached == {(0.0, 0.0): True, (0.0, 1.0): False, (1.0, 0.0): False, (1.0, 1.0): False}
 
 
@@ -66,8 +66,8 @@ def times(*events: int) -> Splits:
 def test_a_run_goes_on_as_long_as_one_site_can_train(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "medfl"):
         check_training({"a": times(0, 0), "b": times(1, 0, 1), "c": times()}, Survival())
-    assert "Without training data, never asked to train: c." in caplog.text
-    assert "teach nothing, never asked to train: a." in caplog.text
+    assert "no training data and won't train: c." in caplog.text
+    assert "uninformative training targets and won't train: a." in caplog.text
     with refused(DataError, "uninformative_targets", sites=["a"]):
         check_training({"a": times(0, 0), "c": times()}, Survival())
     with refused(DataError, "no_images", split="train", sites=["a", "c"]):

@@ -1,4 +1,4 @@
-"""Which sites' models predict the same for every image, site by site and over all sites."""
+"""Test the detection of models with a constant prediction, for each site and for all sites together."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""A method's own filters: encoded after the checks, undone in reverse, and never in the way of a site's privacy."""
+"""Test a method's own filters: order of encoding and decoding, and checks that protect a site's privacy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REGISTRY = load_plugins()
 
 
 class Plus:
-    """Adds a number to each entry: noise before it would differ from noise after it."""
+    """Filter that adds a number to each element."""
 
     kinds = ("update",)
 
@@ -43,7 +43,7 @@ class Plus:
 
 
 class Times(Plus):
-    """Multiplies instead; does not commute with the other."""
+    """Filter that multiplies each element by a number, and does not commute with `Plus`."""
 
     def encode(self, tensors, rng):
         return {name: tensor * self.value for name, tensor in tensors.items()}, {}
@@ -53,7 +53,7 @@ class Times(Plus):
 
 
 class Flat:
-    """One vector for all tensors of a kind; loses nothing."""
+    """Filter that joins all tensors of a kind into one vector, without loss."""
 
     kinds = ("update", "statistic")
 
@@ -72,7 +72,7 @@ class Flat:
 
 
 class Mixed(Plus):
-    """Signs drawn from the stream; what decodes them travels as facts, which do not hang on the data."""
+    """Filter that multiplies by random signs and sends them as metadata, which do not depend on the data."""
 
     def encode(self, tensors, rng):
         signs = {name: (2 * torch.randint(2, t.shape, generator=rng) - 1) for name, t in tensors.items()}
@@ -83,7 +83,7 @@ class Mixed(Plus):
 
 
 class Scaled(Plus):
-    """Divides by the largest entry, and says how large that is."""
+    """Filter that divides by the largest element and sends that element as metadata."""
 
     def encode(self, tensors, rng):
         top = max(float(tensor.abs().max()) for tensor in tensors.values()) or 1.0
@@ -95,7 +95,7 @@ class Scaled(Plus):
 
 def method_of(*filters, kinds=SENDS, base=Averaging):
     class Filtering(base):
-        """A method with these filters."""
+        """Method with given filters."""
 
         sends = kinds  # noqa: RUF012
 
@@ -157,7 +157,7 @@ def test_without_filters_nothing_is_said_of_them():
 
 
 def test_bits_come_last():
-    """They quantise the encoded numbers, in [1, 3] here and not in [-1, 1], and are undone first."""
+    """Check that encoded numbers are quantised, which are in [1, 3] instead of [-1, 1], and decoded first."""
     method, tensors = method_of(Plus(2.0)), {"model/w": torch.linspace(-1, 1, 256)}
     sent, meta = leave(method, tensors, compression=Compression(bits=8))
     assert meta["_codec"]["tensors"]["model/w"][:2] == [1.0, 3.0]
@@ -194,7 +194,7 @@ def test_a_filter_that_loses_nothing_changes_no_bit_of_a_run(tmp_path):
     kind = type(case.make_method())
 
     class Flattened(kind):
-        """FedAvg whose updates travel as one vector."""
+        """Method FedAvg whose updates are sent as one vector."""
 
         def filters(self):
             return (Flat(), Mixed())
@@ -213,7 +213,7 @@ def test_a_filter_that_loses_nothing_changes_no_bit_of_a_run(tmp_path):
 
 
 def test_noise_is_on_clipped_encoded_numbers():
-    """The closed form: clip(x + 1) + noise, and decoding only subtracts again."""
+    """Compare with the closed form clip(x + 1) + noise - 1."""
     method = method_of(Plus())
     sent, meta = leave(method, update(), privacy=PRIVATE)
     encoded = {name: (tensor + 1).double() for name, tensor in sorted(update().items())}
@@ -234,7 +234,7 @@ def test_facts_that_do_not_hang_on_the_data_may_leave_under_privacy():
 
 
 class Sparse(Plus):
-    """Leaves out zeros at the end."""
+    """Filter that leaves out zeros at the end, so that shapes depend on the data."""
 
     def encode(self, tensors, rng):
         sent = {name: tensor.flatten()[: int(tensor.count_nonzero())] for name, tensor in tensors.items()}
@@ -248,7 +248,7 @@ class Sparse(Plus):
 
 
 class Signs(Plus):
-    """One byte each."""
+    """Filter that sends the sign of each element as one byte."""
 
     def encode(self, tensors, rng):
         return {name: tensor.sign().to(torch.int8) for name, tensor in tensors.items()}, {}

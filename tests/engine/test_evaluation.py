@@ -1,4 +1,4 @@
-"""Scoring: every image once, in evaluation mode, in rows that say what they are."""
+"""Test scoring: each image once, in evaluation mode, with correct rows."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""What leaves a site: only what was declared, only finite, and updates in the form that the run's settings ask for."""
+"""Test the messages that leave a site: declared names, finite numbers, and updates as the settings say."""
 
 import math
 
@@ -322,7 +322,7 @@ def test_a_codec_that_does_not_fit_is_a_broken_contract(codec, code):
 
 
 class Updates:
-    """As far as the filters look at a method."""
+    """Stand-in for a method, with the attributes that the filters read."""
 
     sends = {"model/": "update"}
     sends_meta: dict[str, MetaField] = {}
@@ -360,7 +360,7 @@ class Silent(Updates):
         (Weights, "Weights", ["'head/' (weights)"]),
         (Samples, "Samples", ["'shared/' (samples)"]),
         (Prototypes, "Prototypes", ["'proto/' (statistic)"]),
-        (Circulating, "Circulating", ["parcels from site to site"]),
+        (Circulating, "Circulating", ["messages from site to site"]),
         (Pooled, "Pooled", ["the sites' raw data"]),
     ],
 )

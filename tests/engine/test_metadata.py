@@ -1,4 +1,4 @@
-"""Metadata: each type takes its values and no others, and refusals show nothing of a value."""
+"""Test metadata: each type accepts only its values, and errors do not show a value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The quantiser: its oracle numbers, its error bound, and that codes survive packing."""
+"""Test the quantiser: reference values, error bound, and packing of codes."""
 
 import pytest
 import torch

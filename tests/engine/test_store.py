@@ -1,4 +1,4 @@
-"""The files of a participant: atomic, checked, pruned; parcels that wait; one writer."""
+"""Test the files of a participant: atomic writes, checksums, pruning, waiting peer messages, and the lock."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_a_damaged_step_is_passed_over_with_a_warning(
     assert record is not None
     assert (record.step, record.state().meta) == (1, {"value": 1})
     assert str(store.path(2)) in caplog.text
-    assert "falling back to the step before" in caplog.text
+    assert "The step before it is used" in caplog.text
     assert store.mend() == 1
     assert store.steps() == [1], "set aside"
     assert store.peek(before=3).meta == {"value": 1}
@@ -241,7 +241,7 @@ def test_a_damaged_blob_is_named(tmp_path: Path) -> None:
 
 
 def test_a_damaged_step_keeps_its_blobs(tmp_path: Path) -> None:
-    """Which blobs it names can't be read, so none is deleted, and saving goes on."""
+    """Damage a step: its references to blobs can't be read, so no blob is deleted, and saving works."""
     store = Store(tmp_path)
     digest = store.put({"c": torch.randn(5)})
     for step in (1, 2):
@@ -321,7 +321,7 @@ def test_only_one_process_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_lock_waits_for_processes_that_are_ending(tmp_path: Path) -> None:
-    """After a kill the system takes a moment: a lock that is freed soon is worth waiting for."""
+    """Release a lock a moment later, as the system does after a kill; waiting for it succeeds."""
     ready, tell = os.pipe()
     pid = os.fork()
     if pid == 0:

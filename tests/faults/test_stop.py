@@ -106,7 +106,7 @@ def test_worker_killed(waiting: Any) -> None:
     assert worker != child.pid
     os.kill(worker, signal.SIGKILL)
     how = child.end()
-    assert how.startswith("MedflError: A worker process ended while it did 'step' for 'site-2'"), how
+    assert how.startswith("MedflError: A worker process ended while it ran 'step' for 'site-2'"), how
     assert "same command again" in how
     finish(case, folder, workers=2)
 

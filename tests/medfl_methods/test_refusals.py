@@ -195,8 +195,8 @@ REFUSED = {
     "fedavgm": out_of_range(("beta", 1.0), ("beta", -0.1), ("server_lr", 0.0)),
     "fedyogi": out_of_range(("eta", math.inf)),
     "feddisco": (
-        private("'label_counts' (a fact that it can't do without)"),
-        private("'label_counts' (a fact that it can't do without)", run=PRIVATE_SAMPLES),
+        private("'label_counts' (metadata that it requires)"),
+        private("'label_counts' (metadata that it requires)", run=PRIVATE_SAMPLES),
         *out_of_range(("a", -0.1), ("b", math.nan)),
         *unknown("metric", "target"),
     ),

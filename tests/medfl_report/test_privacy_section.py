@@ -62,7 +62,7 @@ def test_both_adjacencies_stand_beside_each_other(page):
     adds = float(re.match(r"[\d.]+", other[6])[0])
     assert adds < 2.5, "twice the noise more than halves epsilon"
     full = words(document.sections["privacy"])
-    for fact in ("Unit site", "20 releases together", "accountant 'gaussian'", "Released were at most 20 of 20"):
+    for fact in ("Unit site", "20 releases together", "accountant 'gaussian'", "Each site released at most 20 of 20"):
         assert fact in full
 
 

@@ -302,7 +302,7 @@ def test_the_privacy_of_released_images_is_told(load, tmp_path: Path) -> None:
     ]
     (tmp_path / "out" / "runs" / "demo" / "alone" / "seed-0" / "findings.safetensors").write_text("damaged")
     run_study(load(), Releasing())
-    assert "No table: expected what the run found out" in text(tmp_path)
+    assert "No table: expected the findings of the run" in text(tmp_path)
     assert "gaussian" not in text(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Clipping: one norm over all tensors, nothing changed within the bound."""
+"""Test clipping: one joint norm of all tensors, and no change within the bound."""
 
 import math
 

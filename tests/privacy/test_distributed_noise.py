@@ -1,4 +1,4 @@
-"""Distributed noise: the draws have the right distribution, and the reckoning is that of dp-accounting."""
+"""Test distributed noise: the distribution of the samples, and the accounting against dp-accounting."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_limits() -> None:
 @pytest.mark.parametrize("sigma", [2.0, 10.0, 40.0])
 @pytest.mark.parametrize("releases", [1, 20])
 def test_epsilon_is_that_of_dp_accounting(sigma: float, releases: int) -> None:
-    """Its RDP accountant with a fine grid of orders gives ours, and its exact one for one coordinate no more."""
+    """Compare with its RDP accountant on a fine grid of orders, and with its exact one for one coordinate."""
     dp_accounting = pytest.importorskip("dp_accounting")
     from dp_accounting.pld.privacy_loss_distribution import from_discrete_gaussian_mechanism
     from dp_accounting.rdp import RdpAccountant
@@ -81,7 +81,7 @@ def test_epsilon_is_that_of_dp_accounting(sigma: float, releases: int) -> None:
 @pytest.mark.parametrize("epsilon", [15.0, 150.0, 1500.0])
 @pytest.mark.parametrize("rounds", [10, 20])
 def test_ten_sites_need_a_third_of_the_epsilon_for_the_same_noise_in_the_mean(epsilon: float, rounds: int) -> None:
-    """Seven of ten sites make up the noise of the sum; alone each adds all of it, and the mean has it over root ten."""
+    """Compare a sum with the noise of seven of ten sites with a mean of ten separately noised updates."""
     alone, shared = (Privacy(epsilon=budget, clip=1.0) for budget in (epsilon, epsilon / 3))
     of_mean = calibrated(shared, rounds) * math.sqrt(10 / 7) / 10
     assert of_mean <= gaussian.noise_multiplier(alone, rounds) / math.sqrt(10)

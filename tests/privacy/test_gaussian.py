@@ -1,4 +1,4 @@
-"""The accountant: against the definition of privacy, its scaling laws, and its edges."""
+"""Test the Gaussian accountant against the definition of privacy, scaling laws and edge cases."""
 
 import math
 
@@ -15,7 +15,7 @@ from medfl.settings import Privacy, Settings
 
 
 def hockey_stick(epsilon: float, sigma: float) -> float:
-    """Delta by numerical integration of max(0, p - e^epsilon q) for N(1, sigma^2) and N(0, sigma^2)."""
+    """Return delta by numerical integration of max(0, p - e^epsilon q) for N(1, sigma^2) and N(0, sigma^2)."""
     x = torch.linspace(-15 * sigma, 1 + 15 * sigma, 2_000_001, dtype=torch.float64)
     p, q = (torch.distributions.Normal(torch.tensor(m, dtype=torch.float64), sigma).log_prob(x).exp() for m in (1, 0))
     return float(torch.trapezoid((p - math.exp(epsilon) * q).clamp(min=0), x))

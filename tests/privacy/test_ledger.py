@@ -1,4 +1,4 @@
-"""The account of a data set: nothing is missed, nothing counted twice, and what is spent is spent."""
+"""Test the privacy account of a data set: each release counts exactly once, and a spent budget is refused."""
 
 from __future__ import annotations
 
@@ -131,8 +131,8 @@ def test_no_more_than_planned(tmp_path: Path) -> None:
         site_account.release("once more")
     for cause in (
         "another device, number of threads or version",
-        "start a run of another seed",
-        "more often than once",
+        "start a run with another seed",
+        "more than one reply in a round",
     ):
         assert cause in str(refusal.value)
     assert site_account.report().releases == 3
@@ -164,7 +164,7 @@ def test_a_damaged_ledger_stops_everything_and_stays(tmp_path: Path, content: st
     for act in (site_account.check, site_account.report, lambda: site_account.release("b")):
         with refused(StoreError, "damaged_file", site="north", path=str(site_account.path)) as caught:
             act()
-        assert "Nothing is released until it can be read again or is put back from a copy" in str(caught.value)
+        assert "releases nothing until the file can be read again or is restored from a copy" in str(caught.value)
     assert site_account.path.read_text() == content
 
 
@@ -177,12 +177,12 @@ def test_a_ledger_of_another_version_or_without_permission_stops_everything(tmp_
     LaterLedger(entries=Ledger.read(site_account.path).entries).write(site_account.path)
     with refused(StoreError, "other_version", site="north", path=str(site_account.path)) as caught:
         site_account.release("b")
-    assert "Nothing is released" in str(caught.value)
+    assert "releases nothing" in str(caught.value)
     site_account.path.unlink()
     site_account.path.mkdir()
     with refused(StoreError, "unreadable_file", site="north", path=str(site_account.path)) as caught:
         site_account.release("b")
-    assert "Nothing is released" in str(caught.value)
+    assert "releases nothing" in str(caught.value)
 
 
 def test_a_ledger_that_can_not_be_written_stops_the_release(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_units_do_not_mix_for_free(tmp_path: Path) -> None:
 
 
 def test_the_key_of_a_run_stays_the_same(tmp_path: Path) -> None:
-    """A new key would charge the releases of a stored run again."""
+    """Check the key of a run: another key would count the releases of a stored run again."""
     settings = Privacy(**PRIVACY)
     fixed = Account(tmp_path / "data.json", "north", "run", settings, Part(1.25, 4, 0.5), 3)
     assert fixed.key == "d3eaa50e8eaa75ad"

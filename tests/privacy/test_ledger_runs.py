@@ -1,4 +1,4 @@
-"""Runs with a ledger: they share it, continue without paying twice, and end where it is spent."""
+"""Test runs with a ledger: shared budgets, continued runs, and the end of the budget."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_kill_between_ledger_and_step_is_counted_once(tmp_path: Path, monkeypa
     save, left = Store.save, [4]
 
     class StoppedError(Exception):
-        """Stands for a kill."""
+        """Error that simulates a kill."""
 
     def dying(self: Store, step: int, state: State, meta: dict, extra: dict | None = None, keep=()) -> None:
         if any(name.startswith("reply/") for name in extra or {}):
@@ -104,5 +104,5 @@ def test_a_method_that_sends_too_often_is_stopped(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         answer = host.step(case().make_method, request, step, round_=step, tensors_digest=str(step))
         assert (answer.refused is None) == (step < 3), "two rounds, three sendings"
-    assert "spread over 2 releases, and all were made" in answer.refused
+    assert "covers 2 releases, and all were made" in answer.refused
     assert not host.store.read(3, "reply/")

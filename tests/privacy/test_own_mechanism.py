@@ -1,4 +1,4 @@
-"""A privacy mechanism of a plugin file: found by its unit, used and accounted by a run."""
+"""Test a privacy mechanism from a plugin file: a run finds it by its unit, uses it and accounts for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The privacy policy of each mechanism answers each question, in closed form where there is one."""
+"""Test the privacy policy of each mechanism, against closed forms if there are any."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "sample": {"privacy": PRIVACY | {"unit": "sample"}},
     "distributed": {"privacy": PRIVACY, "secure_aggregation": {"threshold": 3}},
 }
-"""Maps a name to the settings of a run under each mechanism."""
+"""Maps the name of each mechanism to settings of a run with it."""
 
 PRIVATE = ("site", "sample", "distributed")
 
@@ -194,20 +194,20 @@ def test_a_payload_that_no_noise_covers_stays(name: str) -> None:
 
 
 class Promising(Averaging):
-    """A method whose updates contain nothing but the training."""
+    """Method whose updates depend only on the training."""
 
     supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DP_SGD})
 
 
 class Sharing(Promising):
-    """A method that also sends numbers about its data."""
+    """Method that also sends statistics of its data."""
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {"model/": "update", "extra/": "statistic"}
     supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DP_SGD, Capability.PEER_MESSAGES})
 
 
 class Plain(Averaging):
-    """A method that says nothing about DP-SGD."""
+    """Method that does not declare support for DP-SGD."""
 
     supports: ClassVar[frozenset[Capability]] = frozenset({Capability.ROBUST})
 
@@ -216,7 +216,7 @@ class Plain(Averaging):
 def test_methods_that_go_with_a_mechanism(name: str) -> None:
     policy(name).check_method(Promising(), "promising")
     if name in PRIVATE:
-        sends = ["'extra/' (statistic)", "parcels from site to site"]
+        sends = ["'extra/' (statistic)", "messages from site to site"]
         with refused(SettingsError, "method_not_supported", feature="privacy", method="sharing", sends=sends):
             policy(name).check_method(Sharing(), "sharing")
     else:
@@ -272,7 +272,7 @@ def test_delta_is_compared_with_the_number_of_units() -> None:
 
 
 def test_releases_of_a_run() -> None:
-    """Noise for all rounds: exact for updates, concentrated for sums, per step for trainings."""
+    """Check the releases of each mechanism: exact for updates, concentrated for sums, steps for trainings."""
     run = settings("sample")
     rate, steps = schedule(run, 20)
     assert policy("site").release() == Part(gaussian.calibrate(5.0, ROUNDS, 1e-5), 1)
@@ -381,7 +381,7 @@ def test_the_statement_names_unit_adjacencies_delta_and_accountant(name: str) ->
 
 def test_accounts_in_words_name_what_was_released() -> None:
     by_site = {"north": account(unit="site", rate=1.0), "south": account(unit="site", rate=1.0, epsilon=4.5)}
-    expected = "Released were at most 3 of 9 planned updates of a site, epsilon 4.5 at south ('add_remove')."
+    expected = "Each site released at most 3 of 9 planned updates, with epsilon 4.5 at south ('add_remove')."
     assert policy("site").describe_accounts(by_site) == policy("distributed").describe_accounts(by_site) == expected
-    assert "planned trainings of a site" in policy("sample").describe_accounts({"north": account()})
+    assert "planned trainings" in policy("sample").describe_accounts({"north": account()})
     assert policy("none").describe_accounts({}) == ""

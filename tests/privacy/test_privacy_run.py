@@ -1,4 +1,4 @@
-"""Runs under the filters: any method that replies with updates runs under privacy and compression."""
+"""Test runs with privacy and compression for methods that reply with updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of images that are released once: the clip, the noise, its epsilon against the definition, and the words."""
+"""Test releases of parts of images: clip, noise, epsilon against its definition, and statements."""
 
 import json
 import math
@@ -135,7 +135,7 @@ def test_what_was_given_is_not_changed():
 
 
 def hockey_stick(epsilon, distances):
-    """Delta by integrating max(0, p - e^epsilon q) for standard normal noise in as many dimensions as distances."""
+    """Return delta by integrating max(0, p - e^epsilon q) for normal noise with one dimension for each distance."""
     axes = [torch.linspace(-8, 8 + far, 2001, dtype=torch.float64) for far in distances]
     grids = torch.meshgrid(*axes, indexing="ij")
     log_p, log_q = (
@@ -165,7 +165,7 @@ def test_two_noisy_copies_are_one_release_in_two_dimensions():
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace"])
 def test_laplace_epsilon_is_the_largest_log_ratio_there_is(adjacency):
-    """Whatever two images a site has, no output is more than e^epsilon times as likely; for some it is just that."""
+    """Check that the ratio of densities is at most e^epsilon for any two images, and reaches it for some."""
     release = Release("laplace", 0.15, 0.7)
     first = torch.cat([parts(200, 3, scale=5.0), torch.tensor([[100.0, 0.0, 0.0]])])
     second = torch.zeros_like(first) if adjacency == "add_remove" else -first.roll(1, dims=0)

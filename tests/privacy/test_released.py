@@ -27,7 +27,7 @@ def released(variances: tuple[float, ...], values: tuple[float, ...], noise: str
     ],
 )
 def test_copies_are_averaged_by_the_precision_of_their_noise(variances, values, mean, variance) -> None:
-    """With variances 0.1 and 0.3 the first copy has weight 3/4, and the mean has variance 0.075."""
+    """Use the variances 0.1 and 0.3: the first copy has weight 3/4, and the mean has variance 0.075."""
     shared = released(variances, values)
     assert shared.variance == pytest.approx(variance)
     torch.testing.assert_close(shared.images, torch.full((2, 1, 2, 2), mean), atol=1e-5, rtol=0)

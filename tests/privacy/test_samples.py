@@ -1,4 +1,4 @@
-"""DP-SGD: without noise and clip it is plain training; with them, an image moves and noise adds what is said."""
+"""Test DP-SGD: plain training without noise and clip, and the influence of images and noise with them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HUGE = 1e9
 
 
 class GroupNet(SmallNet):
-    """The small network with group norm."""
+    """Small network with group norm."""
 
     def __init__(self) -> None:
         super().__init__(norm=False)
@@ -110,7 +110,7 @@ def test_one_image_moves_the_sum_by_the_clip_at_most():
 
 
 def noise_of(site: Site, sigma: float, payload: str = "p") -> torch.Tensor:
-    """What one step adds, times the size to expect, where no image has a gradient."""
+    """Return the noise of one step, from a loss without gradients, times the expected batch size."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 1000))
     nn.init.zeros_(model[1].weight)
     nn.init.zeros_(model[1].bias)

@@ -1,4 +1,4 @@
-"""Runs that hide single images: which methods can, what they end in, and what is said of them."""
+"""Test runs with the privacy unit ``sample``: supported methods, results, and statements."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from medfl.toolkit.averaging import Averaging
 from medfl.utils.wire import tensors_equal
 
 PRIVACY = {"unit": "sample", "epsilon": 8.0, "clip": 0.5, "adjacency": "add_remove"}
-"""With batches of all images the noise is reckoned exactly, and quickly."""
+"""Settings with batches of all images, for which the accounting is exact and fast."""
 
 WHOLE = {"epsilon": 5.0, "clip": 2.5}
-"""The setting of a run that hides whole sites."""
+"""Privacy setting of a run with the unit ``site``."""
 
 TRAININGS = policy_of(Settings.model_validate({"rounds": 2, "privacy": PRIVACY}))
 UPDATES = policy_of(Settings.model_validate({"rounds": 2, "privacy": WHOLE}))
@@ -110,15 +110,15 @@ def test_methods_that_send_more_than_updates_stay_refused(tmp_path: Path, method
 
 def test_what_a_parent_promises_does_not_hold_for_a_child(tmp_path: Path) -> None:
     class Parent(Averaging):
-        """It says so."""
+        """Method that declares support for DP-SGD."""
 
         supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DP_SGD})
 
     class Child(Parent):
-        """It doesn't."""
+        """Method that does not declare it again."""
 
     class Grandchild(Child):
-        """It does again."""
+        """Method that declares it again."""
 
         supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DP_SGD})
 
@@ -165,7 +165,7 @@ def test_stopped_and_continued_ends_in_the_same_bits_and_pays_once(tmp_path: Pat
     whole = run(tmp_path / "whole")
 
     class StoppedError(Exception):
-        """Stands for a kill."""
+        """Error that simulates a kill."""
 
     def stop(site: str, step: int) -> bool:
         if (site, step) == ("site-2", 2):
@@ -218,13 +218,13 @@ def test_accounts_in_words(tmp_path: Path) -> None:
     run(tmp_path / "first", seed=3, privacy=PRIVACY | ledger)
     text = TRAININGS.describe_accounts(run(tmp_path / "run", privacy=PRIVACY | ledger).summary.privacy)
     for part in (
-        "at most 2 of 2 planned trainings of a site, epsilon 8 at site-1 ('add_remove')",
+        "at most 2 of 2 planned trainings, with epsilon 8 at site-1 ('add_remove')",
         "hold up to 2 runs on the same data: composed epsilon 12.",
         "with delta 1e-05 of a total of 30.",
     ):
         assert part in text
     by_site = run(tmp_path / "by site", privacy=WHOLE).summary.privacy
-    expected = "Released were at most 2 of 2 planned updates of a site, epsilon 5 at site-1 ('replace')."
+    expected = "Each site released at most 2 of 2 planned updates, with epsilon 5 at site-1 ('replace')."
     assert UPDATES.describe_accounts(by_site) == expected
     unbounded = by_site["site-2"].model_copy(update={"composed": None, "ledger": True})
     words = UPDATES.describe_accounts(by_site | {"site-2": unbounded})
@@ -270,8 +270,8 @@ def test_a_redacted_account_depends_on_no_number_of_images(tmp_path: Path) -> No
     without = TRAININGS.redact(account.model_copy(update={"runs": 2, "composed": 12.3, "total_epsilon": None}))
     assert without.composed is None
     assert TRAININGS.describe_accounts({"site-1": without}).endswith(
-        "up to 2 runs on the same data: what these come to stays at "
-        "the sites, for the number of images follows from it."
+        "up to 2 runs on the same data: their composed epsilon stays at the sites, as it would reveal the number of "
+        "images."
     )
     by_site = run(tmp_path / "by site", privacy=WHOLE).summary.privacy
     assert UPDATES.redact(by_site["site-1"]) == by_site["site-1"]

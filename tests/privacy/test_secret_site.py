@@ -1,4 +1,4 @@
-"""Runs that hide single images: no number that a site draws is known to others, and other trainings draw others."""
+"""Test the secret random numbers of a site with the privacy unit ``sample``, which differ between trainings."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ PRIVACY = {"unit": "sample", "epsilon": 8.0, "clip": 0.5, "adjacency": "add_remo
 
 
 class Fit(Averaging):
-    """Federated averaging."""
+    """Method FedAvg, which supports DP-SGD."""
 
     supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DP_SGD})
 
 
 class Draws(Fit):
-    """Sends what it draws in place of an update: from the global generator, and from a stream of the site."""
+    """Method that sends random numbers instead of an update: from the global generator, and from the site's stream."""
 
     def execute(self, site: Site, request: Request) -> Reply:
         numbers = {"global": torch.rand(8), "stream": torch.rand(8, generator=site.rng("a"))}
         return Reply(prefixed(numbers, "model/"))
 
     def check_tensors(self, task: Task, request: Request, tensors: dict[str, torch.Tensor]) -> None:
-        """Nothing is folded."""
+        """Accept all tensors, as the server does not aggregate them."""
 
 
 class Twice(Fit):
-    """Trains twice in a step."""
+    """Method that trains twice in a step."""
 
     def execute(self, site: Site, request: Request) -> Reply:
         super().execute(site, request)
@@ -152,7 +152,7 @@ def test_runs_on_other_pixels_or_layers_are_counted_and_share_no_noise(tmp_path:
 @pytest.mark.parametrize("change", ["pixels", "accounts"])
 def test_a_run_does_not_go_on_where_its_account_is_another(tmp_path: Path, change: str) -> None:
     class StoppedError(Exception):
-        """Stands for a kill."""
+        """Error that simulates a kill."""
 
     def stop(site: str, step: int) -> bool:
         if step == 2:

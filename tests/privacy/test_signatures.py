@@ -1,4 +1,4 @@
-"""Signatures with kits' keys: they hold for one purpose, content, signer, root and time, and for nothing else."""
+"""Test signatures with keys of kits, which are valid for one purpose, content, signer, root and time only."""
 
 from __future__ import annotations
 

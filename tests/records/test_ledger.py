@@ -1,4 +1,4 @@
-"""Privacy ledgers: round trip, damaged files, and what an entry must fulfil."""
+"""Test privacy ledgers: round trip, damaged files, and validation of entries."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def test_a_changed_file_is_damaged_and_the_message_names_site_and_consequence(tm
     with refused(StoreError, "damaged_file", site="north", path=str(path)) as caught:
         Ledger.load(path, "north")
     assert "ledger of site 'north'" in str(caught.value)
-    assert "Nothing is released until it can be read again or is put back from a copy." in str(caught.value)
+    assert "releases nothing until the file can be read again or is restored from a copy." in str(caught.value)
 
 
 def test_a_file_that_can_not_be_read_is_not_taken_for_an_empty_ledger(tmp_path: Path) -> None:
     (tmp_path / Ledger.NAME).mkdir()
     with refused(StoreError, "unreadable_file", site="north") as caught:
         Ledger.load(tmp_path / Ledger.NAME, "north")
-    assert "Nothing is released until it can be read again" in str(caught.value)
+    assert "releases nothing until the file can be read again" in str(caught.value)
 
 
 @pytest.mark.parametrize(

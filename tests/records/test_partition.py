@@ -1,4 +1,4 @@
-"""``partition.json``, the cards of sites and the partition of a case list: round trip, damage, folds."""
+"""Test ``partition.json``, site cards and partitions of case lists: round trip, damaged files, folds."""
 
 from __future__ import annotations
 

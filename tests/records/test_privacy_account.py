@@ -1,4 +1,4 @@
-"""Privacy accounts: round trip through JSON, and what an account must fulfil."""
+"""Test privacy accounts: round trip through JSON, and validation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of progress events: round trip, and what is no valid line."""
+"""Test lines of progress events: round trip, and invalid lines."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_is_no_valid_line_is_none(content: bytes) -> None:
 
 
 def test_the_valid_lines_behind_the_invalid_ones_are_valid() -> None:
-    """Each change above is the reason why a line is invalid."""
+    """Check that the unchanged lines are valid, so that each change above is the cause of an invalid line."""
     for values in (WORK, COMMIT, START):
         assert ProgressLine.from_bytes(changed(values)) is not None
     assert isinstance(ProgressLine.from_bytes(changed(START, privacy=None)).event, RunStart)

@@ -1,4 +1,4 @@
-"""The base classes of records: round trip, strict types, versions, checksums, and messages without values."""
+"""Test the base classes of records: round trip, strict types, versions, checksums, and messages without values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The register of a site's uses of its secrets: what is recorded stays, and damage is no empty register."""
+"""Test the register of a site's uses of its secrets: entries stay, and a damaged file is not an empty register."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ BROKEN = {
     ),
     "an undeclared fact": (
         "only_declared_values_leave_sites",
-        "may not send the meta key 'labels'",
+        "may not send the metadata key 'labels'",
         """
         def execute(self, site, request):
             reply = super().execute(site, request)

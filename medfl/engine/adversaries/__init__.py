@@ -1,1 +1,1 @@
-"""Poisoning attacks in a simulated federation: their base classes, and the sites that carry them out."""
+"""Poisoning attacks in simulated federations: base classes of the attacks, and the attackers of a simulation."""

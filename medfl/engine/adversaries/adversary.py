@@ -1,11 +1,11 @@
-"""What a poisoning attack is: a frozen pydantic model whose fields are its settings.
+"""Base classes of poisoning attacks in simulations. An attack is a frozen pydantic model; its fields are its options.
 
 There are two kinds. A `DataAdversary` changes the attackers' training data; the same functions define its goal, so
 that `medfl attack poisoning` can measure its success rate. A `ReplyAdversary` changes the attackers' replies after the
 filters of their site. Plugins add adversaries with the hook ``medfl_adversaries`` (`medfl.hooks.AdversaryRecord`);
 `medfl_attacks` contains those of medfl.
 
-All attackers of a run do the same, know each other and share one random stream. They exist in simulations only.
+Threat model: all attackers of a run use the same attack, know each other and share one random stream.
 """
 
 from __future__ import annotations
@@ -27,54 +27,68 @@ from medfl.utils.wire import select
 
 
 class DataAdversary(Strict, ABC):
-    """An attack on what attackers train on: wrong labels, and images that are changed.
+    """Attack that changes the labels, and possibly the pixels, of attackers' training images.
 
     Attributes:
-        rate: Share of the attacker's training images that are changed, of those that `touches` names; in (0, 1].
+        rate: Share of the images selected by `touches` that are changed, in (0, 1].
     """
 
     rate: float = Field(1.0, gt=0, le=1)
 
     @abstractmethod
     def label(self, labels: torch.Tensor, classes: int) -> torch.Tensor:
-        """What attackers call images of these classes, and want models to call them, (n,), int64.
+        """Return the labels that attackers give to images, and that they want models to predict.
 
         Args:
-            labels: (n,), int64, each in [0, classes).
-            classes: How many classes there are.
+            labels: True labels, shape (n,), int64, each in [0, classes).
+            classes: Number of classes.
+
+        Returns:
+            Labels, shape (n,), int64.
         """
 
     def touches(self, labels: torch.Tensor) -> torch.Tensor:
-        """Which images may be changed, (n,), bool; by default all."""
+        """Select the images that the attack may change. By default, select all images.
+
+        Args:
+            labels: True labels, shape (n,), int64.
+
+        Returns:
+            True for each selected image, shape (n,), bool.
+        """
         return torch.ones(len(labels), dtype=torch.bool)
 
     def change(self, inputs: torch.Tensor, scale: Scale | None) -> torch.Tensor:
-        """What attackers do to images, before any augmentation; by default nothing.
+        """Return changed images, before any augmentation. By default, return the images unchanged.
 
         Args:
-            inputs: (B, C, *spatial), as a network sees them; not to be changed in place.
-            scale: Of the task's images; None where nobody knows.
+            inputs: Images, shape (B, C, *spatial), as a network receives them. They must not be changed in place.
+            scale: Scale of the task's images, or None if it is not known.
         """
         return inputs
 
     def check(self, classes: int, scale: Scale | None) -> None:
-        """Refuse a task that the attack is not possible on.
+        """Check that the attack is possible on a task. By default, accept every task.
+
+        Args:
+            classes: Number of classes.
+            scale: Scale of the task's images, or None if it is not known.
 
         Raises:
-            SettingsError: Naming what was expected.
+            SettingsError: If the attack is not possible.
         """
         return
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What attackers know when they reply: all replies of the step, and how the server's model moved.
+    """Information that attackers have when they reply: all replies of the step, and the server's last model change.
 
     Attributes:
-        replies: Of the step, as they were before any of them was changed.
-        attackers: Those of the sites in it that attack, sorted.
-        last_change: How the server's model changed between the last two orders that attackers got, by the names of the
-            reply's tensors; empty in the first of them, and for attacks that don't ask for it (`remembers`).
+        replies: All replies of the step, before any of them was changed.
+        attackers: Names of the attackers in the step, sorted.
+        last_change: Change of the server's model between the last two requests to attackers, by the names of the
+            reply's tensors. Empty at the first request, and for attacks that do not need it (`remembers`).
     """
 
     replies: Replies
@@ -83,22 +97,22 @@ class Knowledge:
 
     @property
     def honest(self) -> tuple[str, ...]:
-        """The other sites in the step, sorted."""
+        """Names of the honest sites in the step, sorted."""
         return tuple(sorted(set(self.replies.meta) - set(self.attackers)))
 
     @property
     def sizes(self) -> Mapping[str, float]:
-        """Site to its number of training images as told; sites that keep it at home count 1."""
+        """Maps each site to its number of training images; 1 for a site that does not disclose it."""
         return {site: float(meta.get("size", 1.0)) for site, meta in self.replies.meta.items()}
 
     @cached_property
     def honest_mean(self) -> Tensors:
-        """The plain mean of the honest updates, float64; empty if there are none."""
+        """Unweighted mean of the honest updates, float64; empty if there are none."""
         return _floats(mean_update(self.replies, dict.fromkeys(self.honest, 1 / max(len(self.honest), 1))))
 
     @cached_property
     def honest_deviation(self) -> Tensors:
-        """The standard deviation of the honest updates coordinate by coordinate, float64, with n - 1; zeros for one."""
+        """Standard deviation of the honest updates for each coordinate, float64, with n - 1; zeros for a single one."""
         squares = {name: torch.zeros_like(mean) for name, mean in self.honest_mean.items()}
         for site, tensors in self.replies:
             if site in self.honest:
@@ -108,44 +122,59 @@ class Knowledge:
 
 
 class ReplyAdversary(Strict, ABC):
-    """An attack on what attackers reply."""
+    """Attack that changes the replies of attackers."""
 
     @property
     def remembers(self) -> bool:
-        """Whether it asks for `Knowledge.last_change`."""
+        """True if the attack needs `AttackerKnowledge.last_change`."""
         return False
 
     @abstractmethod
     def reply(self, update: Tensors, knowledge: Knowledge, generator: torch.Generator) -> Tensors:
-        """What an attacker replies in place of its update.
+        """Return the tensors that an attacker sends instead of its update.
 
         Args:
-            update: The floating tensors of its update, by name; it trained as if it were honest.
-            knowledge: Of all attackers.
-            generator: Theirs; attackers draw in the order of their names.
+            update: Floating tensors of the attacker's honest update, by name.
+            knowledge: Information that all attackers have.
+            generator: Random stream of all attackers, who draw in the order of their names.
 
         Returns:
-            Tensors in place of those of the same names and shapes, of any floating dtype.
+            Tensors with the same names and shapes, of any floating dtype.
         """
 
     def check(self, sites: int, attackers: int) -> None:
-        """Refuse, or warn of, an attack that is none with so many attackers among so many sites.
+        """Check that the attack is effective with a number of attackers. By default, accept every number.
+
+        An implementation may also log a warning.
+
+        Args:
+            sites: Number of sites that train.
+            attackers: Number of attackers among them.
 
         Raises:
-            SettingsError: Naming what was expected.
+            SettingsError: If the attack is not possible.
         """
         return
 
 
 def root_mean_square(tensors: Tensors) -> float:
-    """Over all numbers of some tensors together; 0 without any."""
+    """Return the root mean square of all numbers of several tensors together; 0 without numbers."""
     count = sum(tensor.numel() for tensor in tensors.values())
     squares = sum(float(tensor.double().square().sum()) for tensor in tensors.values())
     return (squares / count) ** 0.5 if count else 0.0
 
 
 def gaussian_noise(tensors: Tensors, deviation: float, generator: torch.Generator) -> Tensors:
-    """Gaussian noise of mean 0 in the shapes of some tensors, drawn in the order of their names."""
+    """Draw Gaussian noise with mean 0 in the shapes of tensors, in the order of their names.
+
+    Args:
+        tensors: Tensors whose names and shapes the noise has.
+        deviation: Standard deviation of the noise.
+        generator: Generator of the noise.
+
+    Returns:
+        Noise by the name of the tensor, float64.
+    """
     return {
         name: deviation * torch.randn(tensors[name].shape, generator=generator, dtype=torch.float64)
         for name in sorted(tensors)

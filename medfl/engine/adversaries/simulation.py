@@ -1,9 +1,9 @@
-"""Attackers in a simulated federation: sites that train on wrong data, or reply with something else than they trained.
+"""Attackers in a simulated federation: sites that train on poisoned data, or that send poisoned replies.
 
-The setting `adversaries` names them, and what they do (`medfl_attacks.adversaries`). Nothing of it exists outside a
-simulation: no server can set it at a site, and only the carrier that has all sites on this machine changes replies. It
-stands in ``run.json`` and on the report. Attackers keep their validation images; no test image of theirs is in any
-score.
+The setting ``adversaries`` names the attackers and their attack (`medfl_attacks.adversaries`). Attackers exist in
+simulations only: no server can turn a site into an attacker, and only the local backend, which runs all sites on this
+machine, changes replies. ``run.json`` and the report show the attack. Attackers keep their validation images, but their
+test images are in no score.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from medfl.utils.wire import prefixed, select
 logger = logging.getLogger(__name__)
 
 RECEIVED, CHANGE = "received/", "change/"
-"""What attackers note at a step: the model that came with an order, and how it differs from the one before."""
+"""Prefixes of tensors that attackers store at a step: the model in their request, and its change since the last one."""
 
 
-class _Who(Strict):
-    """The part of the setting that all attacks have.
+class _AttackSetting(Strict):
+    """Part of the setting ``adversaries`` that all attacks have.
 
     Attributes:
         attack: Name of the attack (`medfl list adversaries`).
@@ -53,12 +53,12 @@ class _Who(Strict):
 
 @dataclass(frozen=True)
 class Attackers:
-    """Who attacks in a simulation, and how.
+    """Attackers of a simulation, and their attack.
 
     Attributes:
         attack: Name of the attack.
         sites: Names of the attackers, sorted; at least one.
-        adversary: Change of the attackers' data or replies.
+        adversary: The attack, which is the same for all attackers.
     """
 
     attack: str
@@ -67,54 +67,62 @@ class Attackers:
 
 
 def read_attackers(setting: Mapping[str, Any], registry: Registry) -> Attackers | None:
-    """The attackers that the setting `adversaries` names; None without any.
+    """Read the setting ``adversaries``, and return its attackers, or None if it is empty.
 
     Args:
-        setting: ``attack``, ``sites``, and the settings of the attack.
-        registry: Knows the attacks.
+        setting: Value of the setting: ``attack``, ``sites``, and the options of the attack.
+        registry: Registry with the attacks of all plugins.
 
     Raises:
-        PluginError: If the attack is unknown or none.
-        SettingsError: If a setting is unknown or not valid.
+        PluginError: If the attack is unknown, or its class is not an attack.
+        SettingsError: If an option is unknown or not valid.
     """
     if not setting:
         return None
-    common = {name: value for name, value in setting.items() if name in _Who.model_fields}
-    who = read_settings(_Who, common, "the setting 'adversaries'")
-    kind = registry.adversary(who.attack)
+    common = {name: value for name, value in setting.items() if name in _AttackSetting.model_fields}
+    attackers = read_settings(_AttackSetting, common, "the setting 'adversaries'")
+    kind = registry.adversary(attackers.attack)
     if not (isinstance(kind, type) and issubclass(kind, DataAdversary | ReplyAdversary)):
         raise PluginError(
             "wrong_type",
-            f"expected the adversary '{who.attack}' to be a class derived from DataAdversary or ReplyAdversary of "
+            f"expected the attack '{attackers.attack}' to be a class derived from DataAdversary or ReplyAdversary of "
             f"medfl.engine.adversaries.adversary; got {kind!r}.",
-            name=who.attack,
+            name=attackers.attack,
             found=repr(kind),
         )
-    own = {name: value for name, value in setting.items() if name not in common}
-    adversary = read_settings(kind, own, f"the attack '{who.attack}' (setting 'adversaries')", also=_Who.model_fields)
-    return Attackers(who.attack, tuple(sorted(set(who.sites))), adversary)
+    options = {name: value for name, value in setting.items() if name not in common}
+    where = f"the attack '{attackers.attack}' (setting 'adversaries')"
+    adversary = read_settings(kind, options, where, also=_AttackSetting.model_fields)
+    return Attackers(attackers.attack, tuple(sorted(set(attackers.sites))), adversary)
 
 
 def check_attackers(
     attackers: Attackers, settings: Settings, method: Method, task: Task, sites: Mapping[str, Splits]
 ) -> None:
-    """Refuse an attack that is not possible with these sites, task and method, and say that there is one.
+    """Check that an attack is possible with the sites, task and method of a run, and log a warning about the attack.
+
+    Args:
+        attackers: The attackers.
+        settings: Settings of the run.
+        method: The method.
+        task: The learning problem.
+        sites: Maps each site to its splits.
 
     Raises:
-        SettingsError: Naming what was expected.
+        SettingsError: If the attack is not possible.
     """
     attack, adversary = attackers.attack, attackers.adversary
     if unknown := sorted(set(attackers.sites) - set(sites)):
         raise SettingsError(
             "unknown_site",
-            f"'adversaries.sites' names sites that are not there: {unknown}. Sites: {sorted(sites)}.",
+            f"'adversaries.sites' names sites that the run does not have: {unknown}. Sites: {sorted(sites)}.",
             sites=unknown,
             setting="adversaries.sites",
         )
     if "pooled_data" in method.needs:
         raise SettingsError(
             "method_not_supported",
-            "'adversaries' needs sites that train themselves, and this method pools their data.",
+            "'adversaries' needs sites that train themselves, but this method pools their data.",
             feature="adversaries",
         )
     if isinstance(adversary, DataAdversary):
@@ -122,7 +130,7 @@ def check_attackers(
         if any(train.class_labels is None or isinstance(train, Visited) for train in data):
             raise SettingsError(
                 "data_not_supported",
-                f"The attack '{attack}' needs images in an array, each of a class.",
+                f"The attack '{attack}' needs images in an array, each with a class.",
                 feature="adversaries",
                 attack=attack,
             )
@@ -130,19 +138,19 @@ def check_attackers(
     elif method.sends.get(MODEL) != "update" or method.filters():
         raise SettingsError(
             "method_not_supported",
-            f"The attack '{attack}' is on updates of a model, and this method sends none, or sends them encoded.",
+            f"The attack '{attack}' changes updates of a model, but this method sends no updates, or encodes them.",
             feature="adversaries",
             attack=attack,
         )
     candidates = [name for name, data in sites.items() if len(data.train)]
-    bad = len(set(candidates) & set(attackers.sites))
+    count = len(set(candidates) & set(attackers.sites))
     if isinstance(adversary, ReplyAdversary):
-        adversary.check(len(candidates), bad)
+        adversary.check(len(candidates), count)
     logger.warning("POISONED simulation: attack '%s' at %s.", attack, ", ".join(attackers.sites))
     drawn = participants(len(candidates), settings.fraction)
-    if settings.robust is not None and (chance := chance_of_more(len(candidates), bad, drawn, settings.robust.f)):
+    if settings.robust is not None and (chance := chance_of_more(len(candidates), count, drawn, settings.robust.f)):
         logger.warning(
-            "In a round more than f = %d of the %d sites that are drawn attack with probability %.4f.",
+            "In a round, more than f = %d of the %d drawn sites are attackers with probability %.4f.",
             settings.robust.f,
             drawn,
             chance,
@@ -153,7 +161,16 @@ def check_attackers(
 
 
 def attacked_sites(sites: Mapping[str, Splits], attackers: Attackers, task: Task, seed: int) -> dict[str, Splits]:
-    """The sites; attackers have no test images and, if that is the attack, wrong training data."""
+    """Return the data of all sites, in which attackers have no test images.
+
+    If the attack is a `DataAdversary`, attackers also have poisoned training data.
+
+    Args:
+        sites: Maps each site to its splits.
+        attackers: The attackers.
+        task: The learning problem.
+        seed: Seed of the run, from which the poisoned images are drawn.
+    """
     generator, attacked = make_generator(seed, "poison"), dict(sites)
     for name in attackers.sites:
         data, adversary = sites[name], attackers.adversary
@@ -165,14 +182,18 @@ def attacked_sites(sites: Mapping[str, Splits], attackers: Attackers, task: Task
 
 
 class AttackedData:
-    """An attacker's training images: some are changed, and called something else.
+    """Training images of an attacker. Some of them have wrong labels and changed pixels.
 
     Args:
-        data: The images as they are, each of a class.
-        adversary: Change of the attackers' data.
-        classes: How many classes there are.
-        scale: Of the images.
-        generator: Draws which images are changed.
+        data: Original images, each with a class.
+        adversary: The attack.
+        classes: Number of classes.
+        scale: Scale of the images, or None if it is not known.
+        generator: Generator that draws the images to poison.
+
+    Attributes:
+        class_labels: Label of each image after the attack, shape (n,), int64.
+        patients: Number of the patient of each image, or None if it is not known.
     """
 
     def __init__(
@@ -192,7 +213,7 @@ class AttackedData:
         return len(self._data)
 
     def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs, changed where that is the attack, and wrong targets."""
+        """Return the inputs and targets of some rows, with the changes of the attack."""
         inputs, _ = self._data.batch(rows)
         changed = self._changed[rows]
         if changed.any():
@@ -201,7 +222,7 @@ class AttackedData:
         return inputs, self.targets(rows)
 
     def targets(self, rows: torch.Tensor) -> torch.Tensor:
-        """Wrong targets."""
+        """Return the targets of some rows, with the changes of the attack."""
         true = self._data.targets(rows)
         return self._labels[rows].to(true.dtype).reshape(true.shape)
 
@@ -210,12 +231,12 @@ class AttackedData:
 
 
 class AttackedBackend(LocalBackend):
-    """Attackers reply with something else than they trained: changed behind their filters, before it is folded.
+    """Local backend that changes the replies of attackers after the sites' filters and before aggregation.
 
     Args:
-        attackers: Who they are; they change their replies.
-        seed: The run's.
-        memory: Where they note what they received.
+        attackers: The attackers.
+        seed: Seed of the run.
+        memory: Store in which the attackers keep the models that they received.
         **options: Arguments of `LocalBackend`.
     """
 
@@ -227,24 +248,27 @@ class AttackedBackend(LocalBackend):
     def step(
         self, step: int, round_: int, requests: list[Request], evaluation: Evaluation | None = None, keep: Steps = ()
     ) -> StepResult:
-        """Run a step. Attackers that need it record the model they receive."""
-        self._round = round_  # a run that is continued has the same rounds, and other numbers of steps
+        """Execute the requests of a step, after the attackers have stored the model that they received."""
+        self._round = round_  # a continued run has the same rounds and may have other step numbers
         if isinstance(self._attackers.adversary, ReplyAdversary) and self._attackers.adversary.remembers:
             self._remember(step, requests)
         return super().step(step, round_, requests, evaluation, keep)
 
     def replies(self, results: list[SiteResult], missing: list[str]) -> Replies:
-        """The replies, with the attackers' changed."""
+        """Return the replies of a step, in which the replies of attackers are changed."""
         replies = super().replies(results, missing)
         if not isinstance(self._attackers.adversary, ReplyAdversary) or not results:
             return replies
-        step, known = results[0].step, Tensors()
+        step, last_change = results[0].step, Tensors()
         if self._memory.path(step).exists():
-            known = select(self._memory.load(step).tensors, CHANGE)
-        return AttackedReplies(replies, self._attackers, self._seed, self._round, known)
+            last_change = select(self._memory.load(step).tensors, CHANGE)
+        return AttackedReplies(replies, self._attackers, self._seed, self._round, last_change)
 
     def _remember(self, step: int, requests: list[Request]) -> None:
-        """The model that came, and its change; once, so that a step that is done again finds the same."""
+        """Store the model in the attackers' request, and its change, unless the step is stored.
+
+        A repeated step thus finds the same model.
+        """
         models = [select(request.tensors, MODEL) for request in requests if request.to in self._attackers.sites]
         if not any(models) or self._memory.path(step).exists():
             return
@@ -256,14 +280,20 @@ class AttackedBackend(LocalBackend):
 
 
 class AttackedReplies:
-    """Replies of a step in which some sites are attackers. Sites' sizes and facts stay as they are.
+    """Replies of a step, in which the updates of attackers are changed. The metadata stay unchanged.
+
+    Iteration yields (site, tensors). Repeated iteration gives the same tensors.
 
     Args:
-        replies: As they were sent.
-        attackers: Who they are, and how they change a reply.
-        seed: The run's.
-        round_: Their round; with the seed it decides what attackers draw, however often replies are read.
-        last_change: As in `medfl.engine.adversaries.adversary.Knowledge`.
+        replies: Original replies.
+        attackers: The attackers.
+        seed: Seed of the run. Seed and round decide the random numbers of the attackers.
+        round_: Round of the replies.
+        last_change: Last change of the server's model, as in `AttackerKnowledge`.
+
+    Attributes:
+        meta: Maps each site to the metadata of its reply.
+        missing: Sites that received a request and sent no usable reply.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""What moves messages between server and sites."""
+"""Local backend: it runs the requests of the server in this process or in forked worker processes."""

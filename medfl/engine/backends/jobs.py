@@ -1,5 +1,7 @@
-"""What the local carrier has done in this process or in a worker: one step, an evaluation or a part of one, a row of
-the global test."""
+"""Jobs of the local backend, which it runs in this process or in a worker.
+
+A job is one site's request of a step, a part of an evaluation, or the cross-site evaluation of one model.
+"""
 
 from __future__ import annotations
 
@@ -12,46 +14,46 @@ from medfl.types import Meta, Tensors
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """A piece of work that shares nothing with others; all but its tensors is JSON.
+class BackendJob:
+    """Base class of the jobs. All fields except the tensors are JSON, so a job can be sent through a pipe.
 
     Attributes:
-        name: What is done, for messages.
-        tensors: What it needs; several jobs may name the same object.
+        name: Name of the kind of job, for messages and progress events.
+        tensors: Input tensors. Several jobs may share one object.
     """
 
     name: ClassVar[str]
     tensors: Tensors = field(repr=False)
 
     @property
-    def whose(self) -> list[str]:
-        """The sites that it is for."""
+    def participants(self) -> list[str]:
+        """Names of the sites, or of the test set, that the job is for."""
         raise NotImplementedError
 
     @property
-    def who(self) -> str:
-        """The same in words."""
-        return ", ".join(self.whose)
+    def participants_text(self) -> str:
+        """The names in `participants`, separated by commas."""
+        return ", ".join(self.participants)
 
-    def facts(self) -> Meta:
-        """All but the tensors, as JSON."""
+    def fields_to_json(self) -> Meta:
+        """Return all fields except the tensors, as JSON."""
         return {name: value for name, value in vars(self).items() if name != "tensors"}
 
     def copy(self) -> Self:
-        """The same job as a worker would get it: nothing in it belongs to anybody else."""
-        facts = json.loads(json.dumps(self.facts()))
-        return type(self)(**facts, tensors={name: tensor.clone() for name, tensor in self.tensors.items()})
+        """Return a deep copy of the job, as a worker would receive it."""
+        fields = json.loads(json.dumps(self.fields_to_json()))
+        return type(self)(**fields, tensors={name: tensor.clone() for name, tensor in self.tensors.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepJob(Job):
-    """Carry out one site's order.
+class StepJob(BackendJob):
+    """Job that executes the request for one site.
 
     Attributes:
-        order: ``to``, ``op`` and ``meta`` of the order.
-        digest: `medfl.utils.wire.digest` of its tensors.
-        step: The step's number.
-        round: Its round.
+        order: ``to``, ``op`` and ``meta`` of the request.
+        digest: `medfl.utils.wire.digest` of the request's tensors.
+        step: Number of the step.
+        round: Round that the step belongs to.
         keep: Earlier steps after which the site's state is still needed.
     """
 
@@ -63,81 +65,81 @@ class StepJob(Job):
     keep: list[int]
 
     @property
-    def whose(self) -> list[str]:
-        """The site."""
+    def participants(self) -> list[str]:
+        """Name of the site, in a list."""
         return [self.request["to"]]
 
     def unpacked(self) -> Request:
-        """Return the order with the job's tensors."""
+        """Return the request with the job's tensors."""
         return Request(**self.request, tensors=self.tensors)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateJob(Job):
-    """Score the models of some sites; the tensors are what the server published.
+class EvaluateJob(BackendJob):
+    """Job that scores the models of some sites on their own data. Its tensors are the published tensors of the server.
 
     Attributes:
-        sites: Their names.
-        step: The round's last step.
-        round: The round.
-        known: Site to what its models scored before (`medfl.engine.evaluation.Known`).
+        sites: Names of the sites.
+        step: Last step of the round.
+        round: The evaluated round.
+        score_caches: Maps each site to the last scores of its models (`medfl.engine.evaluation.ScoreCache`).
     """
 
     name: ClassVar[str] = "evaluate"
     sites: list[str]
     step: int
     round: int
-    known: dict[str, Meta]
+    score_caches: dict[str, Meta]
 
     @property
-    def whose(self) -> list[str]:
-        """The sites."""
+    def participants(self) -> list[str]:
+        """Names of the sites."""
         return self.sites
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictJob(Job):
-    """Predict some cases of a test set that the server holds; the tensors are what the server published.
+class PredictJob(BackendJob):
+    """Job that predicts some cases of a test set of the server. Its tensors are the published tensors of the server.
 
     Attributes:
-        holder: Name of the test set.
-        cases: The first case, and that after the last.
-        step: The round's last step.
-        round: The round.
+        test_set: Name of the test set.
+        cases: First case, and the case after the last one.
+        step: Last step of the round.
+        round: The evaluated round.
     """
 
     name: ClassVar[str] = "predict"
-    participant: str
+    test_set: str
     cases: tuple[int, int]
     step: int
     round: int
 
     @property
-    def whose(self) -> list[str]:
-        """The name of the test set."""
-        return [self.participant]
+    def participants(self) -> list[str]:
+        """Name of the test set, in a list."""
+        return [self.test_set]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrossSiteJob(Job):
-    """Score one site's model on every site's test data; the tensors are what the server published.
+class CrossSiteJob(BackendJob):
+    """Job that scores one site's model on every site's test data. Its tensors are the published tensors of the server.
 
     Attributes:
-        owner: The site whose model it is.
-        step: The round's last step.
-        round: The round.
+        owner: Site that the model belongs to.
+        step: Last step of the round.
+        round: The evaluated round.
     """
 
-    name: ClassVar[str] = "exchange"
+    name: ClassVar[str] = "cross_site_evaluation"
     owner: str
     step: int
     round: int
 
     @property
-    def whose(self) -> list[str]:
-        """The owner of the model."""
+    def participants(self) -> list[str]:
+        """Name of the model's owner, in a list."""
         return [self.owner]
 
 
-JOBS: tuple[type[Job], ...] = (StepJob, EvaluateJob, PredictJob, CrossSiteJob)
-"""All of them."""
+JOB_KINDS: tuple[type[BackendJob], ...] = (StepJob, EvaluateJob, PredictJob, CrossSiteJob)
+"""All kinds of jobs."""

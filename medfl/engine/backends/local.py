@@ -1,9 +1,9 @@
-"""The local carrier: all sites of a federation on this machine.
+"""Local backend: all sites of a federation on this machine.
 
-With one worker sites are trained in this process. With more, that many processes are forked once, each with the
-threads of the run; data are shared with them copy-on-write, and messages travel as safetensors blobs through pipes.
-A step's largest site starts first; evaluation of the round before fills the gaps, divided by site and, on the server's
-test sets, by case. Nothing depends on who finishes first: replies are folded in name order.
+With one worker, the sites are trained in this process. With more workers, that many processes are forked once. They
+share the data copy-on-write, and messages are sent as safetensors blobs through pipes. The largest site of a step
+starts first. The evaluation of the previous round fills the gaps; it is divided by site and, on the server's test
+sets, by case. No result depends on which job ends first: replies are aggregated in the order of the sites' names.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 
 from medfl.contract import Replies, Request
 from medfl.engine.backend import Evaluation, EventListener, MethodFactory, SiteResult, StepResult, ignore_event
-from medfl.engine.backends.jobs import CrossSiteJob, EvaluateJob, Job, PredictJob, StepJob
-from medfl.engine.backends.pool import Pool, Result, Stage, describe_bug
-from medfl.engine.evaluation import Predictors, Row, predictions, rows_of, score, score_predictions
+from medfl.engine.backends.jobs import BackendJob, CrossSiteJob, EvaluateJob, PredictJob, StepJob
+from medfl.engine.backends.pool import JobResult, Stage, WorkerPool, describe_bug
+from medfl.engine.evaluation import Predictors, Row, predict_dataset, rows_of, score, score_predictions
 from medfl.engine.replies import StoredReplies
 from medfl.engine.site import SiteRunner
 from medfl.engine.store import Steps
@@ -31,29 +31,30 @@ from medfl.utils import wire
 from medfl.utils.files import flush_files
 from medfl.utils.pulse import Beat, Pulse
 
-DOING: dict[type[Job], str] = {
+ACTIVITY_BY_JOB: dict[type[BackendJob], str] = {
     StepJob: TRAINING,
     EvaluateJob: SCORING,
     PredictJob: SCORING,
-    CrossSiteJob: "global test",
+    CrossSiteJob: "cross-site evaluation",
 }
-"""Kind of a job to what its sites do, before they say more themselves."""
+"""Maps each kind of job to the activity in its progress event at the start."""
 
-JOBS_OF_WORKER = 3
-"""Into how many jobs for each worker an evaluation is divided."""
+JOBS_PER_WORKER = 3
+"""Number of jobs for each worker into which an evaluation is divided."""
 
 
 class LocalBackend:
-    """Moves messages between a server and sites on one machine.
+    """Backend that runs the requests of a server at sites on one machine.
 
     Args:
-        hosts: The sites that train, by name.
-        viewers: Holders of test data only, such as the global test set; scored with the global model.
-        make_method: Makes the method anew.
-        workers: Processes, >= 1.
-        threads: Threads of each process, >= 1.
-        absent: Tells whether a site is absent in a step; for tests and simulations of drop-outs.
-        note: Receives progress events.
+        hosts: Maps the name of each site that trains to its runner.
+        viewers: Maps each participant that only has test data to its runner, for example the server's test set. It is
+            scored with the global model.
+        make_method: Factory that returns a new method object.
+        workers: Number of processes, >= 1.
+        threads: Number of threads of each process, >= 1.
+        absent: Returns whether a site is unavailable in a step, for tests and simulations of drop-outs.
+        note: Callback that receives progress events.
     """
 
     def __init__(
@@ -70,76 +71,91 @@ class LocalBackend:
         self._make_method, self._is_unavailable, self._note = make_method, unavailable, note
         self._hides_counts = any(policy_of(host.settings).is_private for host in hosts.values())
         for host in hosts.values():
-            host.store.flushes = False  # `step` does it for all sites at once, before the server counts on it
-        self._pool = Pool(self._run, workers, threads) if workers > 1 else None
+            host.store.flushes = False  # `step` flushes the files of all sites at once
+        self._pool = WorkerPool(self._run, workers, threads) if workers > 1 else None
 
     @property
     def sites(self) -> list[str]:
-        """Names of the sites that can be ordered, sorted."""
+        """Names of the sites that can receive requests, sorted."""
         return sorted(self.hosts)
 
     def site_info(self) -> dict[str, Meta]:
-        """What each site tells about itself."""
+        """Return the site information that each site discloses."""
         return {name: self.hosts[name].site_info() for name in self.sites}
 
     def newest(self, site: str) -> int:
-        """The newest valid step on a site's disk; 0 if none. Damaged newer ones are set aside."""
+        """Return the newest valid step on a site's disk, or 0. Rename damaged newer files to ``*.damaged``."""
         return self.hosts[site].store.mend()
 
     def step(
         self, step: int, round_: int, requests: list[Request], evaluation: Evaluation | None = None, keep: Steps = ()
     ) -> StepResult:
-        """Carry out a step's orders, and the evaluation of the round before beside them.
+        """Execute the requests of a step, and at the same time the evaluation of an earlier round.
 
         Args:
-            step: Its number.
-            round_: Its round.
-            orders: One at most for each site.
-            evaluation: What to score.
+            step: Number of the step.
+            round_: Round that the step belongs to.
+            requests: Requests, at most one for each site.
+            evaluation: Round to score, or None.
             keep: Earlier steps after which the sites' states are still needed.
 
         Returns:
-            Answers, names of absent sites, and the rows of the evaluation.
+            Results of the sites, sorted by name; names of the unavailable sites; and the rows of the evaluation.
         """
         unavailable = [request.to for request in requests if self._is_unavailable(request.to, step)]
         jobs = self._step_jobs(step, round_, [request for request in requests if request.to not in unavailable], keep)
         scoring = self._evaluation_jobs(evaluation) if evaluation else []
-        results = self._do([*jobs, *scoring])
-        answers = [_answer(result) for result, _ in results[: len(jobs)]]
+        results = self._run_all([*jobs, *scoring])
+        answers = [_answer_from_json(result) for result, _ in results[: len(jobs)]]
         flush_files([self.hosts[answer.site].store.path(answer.step) for answer in answers])
-        rows = self._scores(scoring, results[len(jobs) :])
+        rows = self._evaluation_rows(scoring, results[len(jobs) :])
         answers.sort(key=lambda answer: answer.site)
         return StepResult(answers, unavailable, sorted(rows, key=lambda row: row.site))
 
     def replies(self, answers: list[SiteResult], missing: list[str]) -> Replies:
-        """The replies behind answers that were not refused, from the sites' step files."""
+        """Return the replies of sites that did not refuse, which are read from the sites' step files.
+
+        Args:
+            answers: Results of these sites.
+            missing: Names of the sites that received a request and sent no usable reply.
+        """
         return StoredReplies(lambda answer: self.hosts[answer.site].store.read(answer.step, "reply/"), answers, missing)
 
     def evaluate_cross_site(self, evaluation: Evaluation) -> list[Row]:
-        """The global test: each site's model on every site's test data, in ring order."""
+        """Run the cross-site evaluation: score each site's model on every site's test data.
+
+        Args:
+            evaluation: Round to score.
+
+        Returns:
+            One row for each model, site and metric. The sites of a model begin with its owner.
+        """
         step, round_, published = evaluation.step, evaluation.round, evaluation.published
-        jobs = [CrossSiteJob(owner=name, step=step, round=round_, tensors=published) for name in self._tested()]
-        results = self._do(jobs)
+        jobs = [CrossSiteJob(owner=name, step=step, round=round_, tensors=published) for name in self._tested_sites()]
+        results = self._run_all(jobs)
         return [Row(*row) for result, _ in results for row in result["rows"]]
 
-    def _tested(self) -> list[str]:
-        """The sites that take a model home, sorted: those that only look on where one participant pools their data."""
+    def _tested_sites(self) -> list[str]:
+        """Return the sites that export a model, sorted.
+
+        If one participant holds the pooled training data, these are the sites that only have test data.
+        """
         return sorted(name for name in self.viewers if name not in NO_SITES) or self.sites
 
     def _runner(self, name: str) -> SiteRunner:
-        """Who has a test set: a site, or one that only looks on."""
+        """Return the runner of a site that trains, or of a participant that only has test data."""
         return self.hosts.get(name) or self.viewers[name]
 
     def close(self) -> None:
-        """End the workers."""
+        """Stop the workers."""
         if self._pool is not None:
             self._pool.close()
 
     # ---- jobs
 
     def _step_jobs(self, step: int, round_: int, requests: list[Request], keep: Steps) -> list[StepJob]:
-        """Return the jobs of the orders, those of the largest sites first."""
-        digests: dict[int, str] = {}  # most orders of a step share their tensors
+        """Return one job for each request. The largest sites come first."""
+        digests: dict[int, str] = {}  # most requests of a step share their tensors
         jobs = []
         for request in sorted(requests, key=lambda request: (-len(self.hosts[request.to].data.train), request.to)):
             if id(request.tensors) not in digests:
@@ -157,13 +173,13 @@ class LocalBackend:
         return jobs
 
     def _evaluation_jobs(self, evaluation: Evaluation) -> list[EvaluateJob | PredictJob]:
-        """Jobs of about equal numbers of images, the largest first, so that they fill the gaps between workers.
+        """Divide an evaluation into jobs with about equal numbers of images.
 
-        A test set of the server that is larger than such a job is divided between batches.
+        A test set of the server that is larger than such a job is divided at the borders of batches.
         """
-        everyone = self.hosts | self.viewers
-        sizes = {name: len(participant.data.test) + len(participant.data.val) for name, participant in everyone.items()}
-        count = 1 if self._pool is None else JOBS_OF_WORKER * len(self._pool)
+        runners = self.hosts | self.viewers
+        sizes = {name: len(runner.data.test) + len(runner.data.val) for name, runner in runners.items()}
+        count = 1 if self._pool is None else JOBS_PER_WORKER * len(self._pool)
         share = -(-sum(sizes.values()) // count)
         step, round_, published = evaluation.step, evaluation.round, evaluation.published
         jobs: list[EvaluateJob | PredictJob] = []
@@ -172,7 +188,7 @@ class LocalBackend:
                 batch = evaluation_batch(viewer.task.objective)
                 cuts = [*range(0, sizes[name], max(1, share // batch) * batch), sizes.pop(name)]
                 for cases in pairwise(cuts):
-                    jobs.append(PredictJob(participant=name, cases=cases, step=step, round=round_, tensors=published))
+                    jobs.append(PredictJob(test_set=name, cases=cases, step=step, round=round_, tensors=published))
         chunks: list[list[str]] = [[] for _ in range(min(len(sizes), count))]
         filled = [0] * len(chunks)
         for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
@@ -180,102 +196,108 @@ class LocalBackend:
             chunks[smallest].append(name)
             filled[smallest] += sizes[name]
         for chunk in chunks:
-            known = {name: everyone[name].scorer.known for name in chunk}
-            jobs.append(EvaluateJob(sites=chunk, known=known, step=step, round=round_, tensors=published))
+            caches = {name: runners[name].scorer.cache for name in chunk}
+            jobs.append(EvaluateJob(sites=chunk, score_caches=caches, step=step, round=round_, tensors=published))
         return jobs
 
-    def _scores(self, jobs: Sequence[EvaluateJob | PredictJob], results: Sequence[Result]) -> list[Row]:
-        """The rows of an evaluation; those of divided test sets are scored here."""
+    def _evaluation_rows(self, jobs: Sequence[EvaluateJob | PredictJob], results: Sequence[JobResult]) -> list[Row]:
+        """Return the rows of an evaluation. Score the divided test sets here, and update the sites' score caches."""
         rows: list[Row] = []
         parts: dict[str, list[Tensors]] = {}
         for job, (result, predicted) in zip(jobs, results, strict=True):
             rows += [Row(*row) for row in result["rows"]]
-            for name, known in result["known"].items():
-                self._runner(name).scorer.known = known
+            for name, cache in result["score_caches"].items():
+                self._runner(name).scorer.cache = cache
             if isinstance(job, PredictJob) and predicted:
-                parts.setdefault(job.participant, []).append(predicted)
+                parts.setdefault(job.test_set, []).append(predicted)
         for name, tensors in parts.items():
-            judged, kept = (torch.cat([part[key] for part in tensors]) for key in ("judged", "kept"))
-            scores = score_predictions(judged, kept, self.viewers[name].task)
+            predictions, targets = (torch.cat([part[key] for part in tensors]) for key in ("predictions", "targets"))
+            scores = score_predictions(predictions, targets, self.viewers[name].task)
             rows += rows_of(scores, jobs[0].round, name, "global", "test", "aggregated")
         return rows
 
-    def _do(self, jobs: Sequence[Job]) -> list[Result]:
+    def _run_all(self, jobs: Sequence[BackendJob]) -> list[JobResult]:
         if self._pool is not None:
-            return self._pool.run(jobs, self._tell)
+            return self._pool.run(jobs, self._note_stage)
         return [self._run_here(job.copy()) for job in jobs]
 
-    def _run_here(self, job: Job) -> Result:
-        self._tell(job, "start")
+    def _run_here(self, job: BackendJob) -> JobResult:
+        """Run a job in this process, and record its stages."""
+        self._note_stage(job, "start")
         try:
-            with Pulse(lambda beat: self._tell(job, beat)):
+            with Pulse(lambda beat: self._note_stage(job, beat)):
                 result = self._run(job)
         except MedflError:
             raise
         except Exception as error:
             raise RuntimeError(describe_bug(error, job)) from error
-        self._tell(job, "end")
+        self._note_stage(job, "end")
         return result
 
-    def _tell(self, job: Job, stage: Stage) -> None:
-        """Record a stage of a job. Under privacy the share of the batches is left out, as it tells their number."""
-        sites = tuple(job.whose)
+    def _note_stage(self, job: BackendJob, stage: Stage) -> None:
+        """Record a stage of a job. With a privacy setting the share of done batches is left out: it reveals a count."""
+        sites = tuple(job.participants)
         match stage:
             case "start":
-                self._note(JobStart(sites=sites, job=job.name, activity=DOING[type(job)]))
+                self._note(JobStart(sites=sites, job=job.name, activity=ACTIVITY_BY_JOB[type(job)]))
             case "end":
                 self._note(JobEnd(sites=sites, job=job.name))
             case Beat(doing, share, moved):
                 share = None if self._hides_counts else share
                 self._note(Heartbeat(sites=sites, job=job.name, activity=doing, share=share, has_progressed=moved))
 
-    def _run(self, job: Job) -> Result:
-        """Do one job, in a worker or here."""
+    def _run(self, job: BackendJob) -> JobResult:
+        """Run one job, in a worker or in this process."""
         match job:
             case StepJob():
                 at = (job.step, job.round, job.digest, job.keep)
                 return vars(self.hosts[job.request["to"]].step(self._make_method, job.unpacked(), *at)), {}
             case EvaluateJob():
                 rows = self._evaluate(job)
-                return {"rows": rows, "known": {name: self._runner(name).scorer.known for name in job.sites}}, {}
+                caches = {name: self._runner(name).scorer.cache for name in job.sites}
+                return {"rows": rows, "score_caches": caches}, {}
             case PredictJob():
-                return {"rows": [], "known": {}}, self._predict(job)
+                return {"rows": [], "score_caches": {}}, self._predict(job)
             case CrossSiteJob():
-                return {"rows": self._exchange(job)}, {}
-        raise TypeError(f"expected a job of the local carrier, got {job}")
+                return {"rows": self._evaluate_across_sites(job)}, {}
+        raise TypeError(f"expected a job of the local backend, got {job}")
 
     def _evaluate(self, job: EvaluateJob) -> list[Row]:
         shared: Predictors = {}
         rows: list[Row] = []
         for name in sorted(job.sites):
-            participant = self._runner(name)
-            participant.scorer.known = job.known[name]
-            rows += participant.evaluate(self._make_method(), job.tensors, job.step, job.round, shared)
+            runner = self._runner(name)
+            runner.scorer.cache = job.score_caches[name]
+            rows += runner.evaluate(self._make_method(), job.tensors, job.step, job.round, shared)
         return rows
 
     def _predict(self, job: PredictJob) -> Tensors:
-        """What scores need of the global model on some cases; empty where a method has none."""
-        method, viewer = self._make_method(), self.viewers[job.participant]
+        """Predict some cases with the global model.
+
+        Returns:
+            A mapping with the keys ``predictions`` and ``targets``; empty if the method has no global model.
+        """
+        method, viewer = self._make_method(), self.viewers[job.test_set]
         model = viewer.models(method, job.tensors, job.step, job.round).get("global")
         if model is None:
             return {}
         predictor = viewer.scorer.predictor(method, "global", model, {})
-        judged, kept = predictions(predictor, viewer.data.test, viewer.task, viewer.settings, job.cases)
-        return {"judged": judged, "kept": kept}
+        predictions, targets = predict_dataset(predictor, viewer.data.test, viewer.task, viewer.settings, job.cases)
+        return {"predictions": predictions, "targets": targets}
 
-    def _exchange(self, job: CrossSiteJob) -> list[Row]:
-        method, everyone, names = self._make_method(), self.hosts | self.viewers, self._tested()
-        models = everyone[job.owner].models(method, job.tensors, job.step, job.round)
+    def _evaluate_across_sites(self, job: CrossSiteJob) -> list[Row]:
+        method, runners, names = self._make_method(), self.hosts | self.viewers, self._tested_sites()
+        models = runners[job.owner].models(method, job.tensors, job.step, job.round)
         kind = "personal" if "personal" in models else "global"
-        predictor = everyone[job.owner].scorer.predictor(method, kind, models[kind], {})
+        predictor = runners[job.owner].scorer.predictor(method, kind, models[kind], {})
         start = names.index(job.owner)
         rows = []
         for name in names[start:] + names[:start]:
-            host = everyone[name]
-            scores = score(predictor, host.data.test, host.task, host.settings)
+            runner = runners[name]
+            scores = score(predictor, runner.data.test, runner.task, runner.settings)
             rows += rows_of(scores, job.round, name, f"{kind}@{job.owner}", "test", "aggregated")
         return rows
 
 
-def _answer(result: Meta) -> SiteResult:
+def _answer_from_json(result: Meta) -> SiteResult:
     return SiteResult(**(result | {"rows": [Row(*row) for row in result["rows"]]}))

@@ -1,4 +1,7 @@
-"""Forked processes that do jobs for the local carrier; messages are JSON and safetensors blobs, never pickles."""
+"""Pool of forked worker processes that run jobs of the local backend.
+
+Messages between the processes are JSON and safetensors blobs, never pickles.
+"""
 
 from __future__ import annotations
 
@@ -16,60 +19,60 @@ from typing import Any, Literal
 import torch
 
 from medfl import errors
-from medfl.engine.backends.jobs import JOBS, Job, StepJob
+from medfl.engine.backends.jobs import JOB_KINDS, BackendJob, StepJob
 from medfl.errors import MedflError
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
 from medfl.utils.memory import keep_freed_memory, release
 from medfl.utils.pulse import Beat, Pulse
 
-Result = tuple[Meta, Tensors]
-"""What came of a job: JSON, and tensors."""
+JobResult = tuple[Meta, Tensors]
+"""Result of a job: JSON metadata and tensors."""
 
-Work = Callable[[Job], Result]
-"""Does one job."""
+RunJob = Callable[[BackendJob], JobResult]
+"""Function that runs one job."""
 
 Stage = Literal["start", "end"] | Beat
 """Start or end of a job, or a heartbeat in between."""
 
-Tell = Callable[[Job, Stage], None]
+NoteStage = Callable[[BackendJob, Stage], None]
 """Callback that receives the stages of jobs."""
 
-AT_ONCE = 0.01
-"""Seconds in which a next job comes if there is one."""
+NEXT_JOB_SECONDS = 0.01
+"""Seconds that a worker waits for its next job before it gives freed memory back to the system."""
 
-BEAT = "beat"
-"""Key of a heartbeat among a worker's results."""
+HEARTBEAT = "beat"
+"""Key of a heartbeat in a message from a worker."""
 
 
-def untold(job: Job, stage: Stage) -> None:
+def discard_stage(job: BackendJob, stage: Stage) -> None:
     """Discard the stage of a job."""
 
 
-FORKED_LATE = (
-    "This process trained or used a GPU before it was to start workers, and torch can't go on in those. Begin the run "
-    "in a process of its own (`medfl run`), use --workers 1, or hide the GPUs: CUDA_VISIBLE_DEVICES=''."
+GPU_BEFORE_FORK = (
+    "This process trained or used a GPU before it started workers, and torch can't continue in forked workers then. "
+    "Start the run in a separate process (`medfl run`), use --workers 1, or hide the GPUs: CUDA_VISIBLE_DEVICES=''."
 )
 
 
-class Pool:
-    """Forked processes that do jobs; the first jobs of a list start first.
+class WorkerPool:
+    """Forked processes that run jobs.
 
     Args:
-        work: Does one job; runs in the worker.
+        run_job: Function that runs one job, in a worker.
         size: Number of processes.
-        threads: Threads of each.
-        kinds: The kinds of jobs that there are.
+        threads: Number of threads of each process.
+        kinds: All kinds of jobs.
     """
 
-    def __init__(self, work: Work, size: int, threads: int, kinds: Sequence[type[Job]] = JOBS) -> None:
+    def __init__(self, run_job: RunJob, size: int, threads: int, kinds: Sequence[type[BackendJob]] = JOB_KINDS) -> None:
         context = multiprocessing.get_context("fork")
         self._pipes: list[Connection] = []
         self._processes = []
         by_name = {kind.name: kind for kind in kinds}
         for _ in range(size):
             here, there = context.Pipe()
-            args = (there, list(self._pipes) + [here], work, threads, by_name)
+            args = (there, list(self._pipes) + [here], run_job, threads, by_name)
             process = context.Process(target=_serve, args=args, daemon=True)
             process.start()
             there.close()
@@ -79,18 +82,18 @@ class Pool:
     def __len__(self) -> int:
         return len(self._pipes)
 
-    def run(self, jobs: Sequence[Job], tell: Tell = untold) -> list[Result]:
-        """Do all jobs; results in the order of the jobs.
+    def run(self, jobs: Sequence[BackendJob], note_stage: NoteStage = discard_stage) -> list[JobResult]:
+        """Run all jobs, and return their results in the order of the jobs.
 
         Args:
-            jobs: What is to be done.
-            tell: Receives the stages of the jobs.
+            jobs: The jobs. They start in this order.
+            note_stage: Callback that receives the stages of the jobs.
 
         Raises:
             MedflError: The first error of a worker, after the running jobs have ended.
         """
         blobs: dict[int, bytes] = {}
-        results: list[Result] = [({}, {}) for _ in jobs]
+        results: list[JobResult] = [({}, {}) for _ in jobs]
         waiting = list(range(len(jobs)))
         running: dict[Connection, int] = {}
         error: BaseException | None = None
@@ -99,8 +102,8 @@ class Pool:
                 if pipe not in running and waiting and error is None:
                     index = waiting.pop(0)
                     running[pipe] = index
-                    tell(jobs[index], "start")
-                    with contextlib.suppress(OSError):  # the worker is gone; `_receive` says so
+                    note_stage(jobs[index], "start")
+                    with contextlib.suppress(OSError):  # the worker is dead; `_receive` raises the error
                         self._send(pipe, jobs[index], blobs)
             for ready in wait(list(running)):
                 pipe = self._pipes[self._pipes.index(ready)]  # type: ignore[arg-type]
@@ -110,18 +113,18 @@ class Pool:
                 except Exception as problem:  # kept until the running jobs have ended, then raised
                     error = error or problem
                     continue
-                if BEAT in meta:
+                if HEARTBEAT in meta:
                     running[pipe] = index
-                    tell(jobs[index], Beat(**meta[BEAT]))
+                    note_stage(jobs[index], Beat(**meta[HEARTBEAT]))
                 else:
                     results[index] = meta, wire.decode(blob)[0]
-                    tell(jobs[index], "end")
+                    note_stage(jobs[index], "end")
         if error is not None:
             raise error
         return results
 
     def close(self) -> None:
-        """End the workers; one that is still training is stopped, its last saved step stays."""
+        """Stop the workers. A worker that is still training is terminated; its last saved step stays valid."""
         for pipe in self._pipes:
             with contextlib.suppress(OSError):
                 pipe.send_bytes(b"")
@@ -133,25 +136,31 @@ class Pool:
                 process.join()
 
     @staticmethod
-    def _send(pipe: Connection, job: Job, blobs: dict[int, bytes]) -> None:
+    def _send(pipe: Connection, job: BackendJob, blobs: dict[int, bytes]) -> None:
+        """Send a job to a worker. Jobs that share their tensors share the encoded blob, which is added to `blobs`."""
         if id(job.tensors) not in blobs:
             blobs[id(job.tensors)] = wire.encode(job.tensors, {})
-        pipe.send_bytes(json.dumps({"job": job.name} | job.facts()).encode())
+        pipe.send_bytes(json.dumps({"job": job.name} | job.fields_to_json()).encode())
         pipe.send_bytes(blobs[id(job.tensors)])
 
 
-def _receive(pipe: Connection, job: Job) -> tuple[Meta, bytes]:
-    """What a worker sends: of a job that is done its result, else a heartbeat without tensors."""
+def _receive(pipe: Connection, job: BackendJob) -> tuple[Meta, bytes]:
+    """Read a worker's message: the result of its job with a blob of tensors, or a heartbeat without tensors.
+
+    Raises:
+        MedflError: If the worker reports an error, or if it is dead.
+    """
     try:
         result: dict[str, Any] = json.loads(pipe.recv_bytes())
-        blob = b"" if BEAT in result or "error" in result else pipe.recv_bytes()
+        blob = b"" if HEARTBEAT in result or "error" in result else pipe.recv_bytes()
     except (EOFError, OSError):
         raise MedflError(
             "dead_worker",
-            f"A worker process ended while it did '{job.name}' for '{job.who}' (often the machine was out "
-            "of memory). Nothing that was saved is lost: give the same command again, perhaps with fewer --workers.",
+            f"A worker process ended while it ran '{job.name}' for '{job.participants_text}' (often because the "
+            "machine was out of memory). All saved steps are valid: run the same command again, perhaps with fewer "
+            "--workers.",
             job=job.name,
-            who=job.who,
+            who=job.participants_text,
         ) from None
     if "error" in result:
         problem: Exception = RuntimeError(result["error"])
@@ -164,23 +173,28 @@ def _receive(pipe: Connection, job: Job) -> tuple[Meta, bytes]:
 
 
 def _serve(
-    pipe: Connection, others: list[Connection], work: Work, threads: int, kinds: Mapping[str, type[Job]]
+    pipe: Connection,
+    others: list[Connection],
+    run_job: RunJob,
+    threads: int,
+    kinds: Mapping[str, type[BackendJob]],
 ) -> None:
-    """A worker's life.
+    """Run the main function of a worker, until its pipe closes.
 
-    It works in a thread of its own: OpenMP keeps its helper threads by the thread that asked for them, and those of the
-    parent's main thread did not survive the fork, so that the first parallel region here would wait for them forever.
+    The jobs run in a new thread. OpenMP keeps its helper threads for each thread that starts a parallel region, and the
+    helpers of the parent's main thread do not survive the fork. The first parallel region in the main thread would wait
+    for them forever.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which stops its workers
     for other in others:
-        other.close()  # a worker must see the end of its own pipe when the parent dies
-    thread = threading.Thread(target=_answer_jobs, args=(pipe, work, threads, kinds))
+        other.close()  # else the worker's own pipe would stay open when the parent dies
+    thread = threading.Thread(target=_answer_jobs, args=(pipe, run_job, threads, kinds))
     thread.start()
     thread.join()
 
 
-def _answer_jobs(pipe: Connection, work: Work, threads: int, kinds: Mapping[str, type[Job]]) -> None:
-    """Jobs in, results out, until the pipe closes."""
+def _answer_jobs(pipe: Connection, run_job: RunJob, threads: int, kinds: Mapping[str, type[BackendJob]]) -> None:
+    """Read jobs from a pipe, run them and write their results, until the pipe closes."""
     keep_freed_memory()
     torch.set_num_threads(threads)
     while True:
@@ -188,42 +202,45 @@ def _answer_jobs(pipe: Connection, work: Work, threads: int, kinds: Mapping[str,
             head = pipe.recv_bytes()
             if not head:
                 return
-            facts = json.loads(head)
-            job = kinds[facts.pop("job")](**facts, tensors={})
+            fields = json.loads(head)
+            job = kinds[fields.pop("job")](**fields, tensors={})
             blob = pipe.recv_bytes()
-            with Pulse(lambda beat: _send_beat(pipe, beat)):
-                meta, tensors = _do(work, job, blob)
+            with Pulse(lambda beat: _send_heartbeat(pipe, beat)):
+                meta, tensors = _run_catching_errors(run_job, job, blob)
             pipe.send_bytes(json.dumps(meta).encode())
             if "error" not in meta:
                 pipe.send_bytes(wire.encode(tensors, {}))
         except (EOFError, OSError):
             return
-        if isinstance(job, StepJob) or not pipe.poll(AT_ONCE):  # scoring takes again what was given back
+        if isinstance(job, StepJob) or not pipe.poll(NEXT_JOB_SECONDS):  # the next scoring job would reuse the memory
             release()
 
 
-def _send_beat(pipe: Connection, beat: Beat) -> None:
-    with contextlib.suppress(OSError):  # the parent is gone; the result won't get through, either
-        pipe.send_bytes(json.dumps({BEAT: vars(beat)}).encode())
+def _send_heartbeat(pipe: Connection, beat: Beat) -> None:
+    with contextlib.suppress(OSError):  # the parent is dead
+        pipe.send_bytes(json.dumps({HEARTBEAT: vars(beat)}).encode())
 
 
-def _do(work: Work, job: Job, blob: bytes) -> Result:
-    """One job with the tensors of a blob; an error becomes a result."""
+def _run_catching_errors(run_job: RunJob, job: BackendJob, blob: bytes) -> JobResult:
+    """Run a job with the tensors of a blob. Return an error as a result, so that it can be sent to the parent.
+
+    The keys of such a result are ``error``, ``kind``, ``expected``, ``code``, ``fields`` and ``traceback``.
+    """
     result: Meta
     try:
-        return work(replace(job, tensors=wire.decode(blob)[0]))
+        return run_job(replace(job, tensors=wire.decode(blob)[0]))
     except MedflError as error:
         result = {"error": str(error), "kind": type(error).__name__, "expected": True, "code": error.code}
         result["fields"] = error.fields
         result["traceback"] = traceback.format_exc()
     except Exception as error:
         late = any(words in str(error) for words in ("CUDA in forked subprocess", "fork-based multiprocessing"))
-        result = {"error": FORKED_LATE if late else describe_bug(error, job)}
+        result = {"error": GPU_BEFORE_FORK if late else describe_bug(error, job)}
         result |= {"kind": "SettingsError", "expected": late, "code": "gpu_used_before_workers", "fields": {}}
         result["traceback"] = traceback.format_exc()
     return result, {}
 
 
-def describe_bug(error: Exception, job: Job) -> str:
-    """What a job failed with, and at whom; the job itself is not shown."""
-    return f"{type(error).__name__} in '{job.name}' of '{job.who}': {error}"
+def describe_bug(error: Exception, job: BackendJob) -> str:
+    """Return a message about an unexpected error in a job, with its participants and without its content."""
+    return f"{type(error).__name__} in '{job.name}' of '{job.participants_text}': {error}"

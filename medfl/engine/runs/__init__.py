@@ -1,1 +1,1 @@
-"""A run's life and its folder: simulation, records, provenance, summary, bundles to take home."""
+"""Life cycle of a run and its folder: simulation, records, provenance, summary, and exported bundles."""

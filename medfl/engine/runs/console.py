@@ -1,4 +1,4 @@
-"""What a run says on the terminal: its log, its progress, its scores, and errors that the user can mend."""
+"""Terminal output of a run: log, progress, scores, and errors without a traceback."""
 
 from __future__ import annotations
 
@@ -26,16 +26,22 @@ from medfl.utils.progress import progress_bar
 from medfl.utils.text import visible, visible_lines
 
 MAX_METRICS = 3
-"""Metrics in the table at the end of a run; the report has all."""
+"""Maximum number of metrics in the table at the end of a run; the report has all."""
 
 
 def show_scores(summary: Summary, metrics: Sequence[str], folder: Path) -> None:
-    """Print the scores of a run by its first metrics as a table, and where its files are."""
+    """Print a table with the scores of a run, and the paths of its files.
+
+    Args:
+        summary: Summary of the run.
+        metrics: Names of the task's metrics. The table has the first `MAX_METRICS` of them.
+        folder: Path of the run folder.
+    """
     console = Console(width=None if sys.stdout.isatty() else 100, markup=False)
     ending = "" if summary.rounds == 1 else "s"
     status = f"{summary.status}{ended_on(summary)}"
     table = Table(title=f"{summary.method}: {status} after {summary.rounds} round{ending}")
-    for column in ("model", "split", "metric", "mean of sites", "worst site", "global test"):
+    for column in ("model", "split", "metric", "mean of sites", "worst site", "server's test set"):
         table.add_column(column)
     for model, splits in summary.scores.items():
         for split, scores in splits.items():
@@ -44,28 +50,28 @@ def show_scores(summary: Summary, metrics: Sequence[str], folder: Path) -> None:
                 values = (shown.mean, shown.worst, shown.global_test)
                 numbers = map(score, values)
                 table.add_row(*map(visible, (model, split, metric)), *numbers)
-    console.print(table if table.row_count else f"{table.title}; no scores, for nobody has test or validation images")
+    console.print(table if table.row_count else f"{table.title}; no scores, as no site has test or validation images")
     if summary.reason:
         console.print(f"The run ended early: {visible(summary.reason)}")
     models = folder / "sites" if (folder / "sites").is_dir() else "at the sites"
     console.print(f"Report: {folder / 'report.html'}; scores: {folder / 'metrics.csv'}; models: {models}")
 
 
-class _Visible(logging.Formatter):
-    """Writes out what would steer a terminal: names and reasons come from other machines and from files."""
+class _EscapingFormatter(logging.Formatter):
+    """Log formatter that escapes control characters, because names and reasons come from other machines and files."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """A record as text."""
+        """Return the text of a log record, with control characters escaped."""
         return visible_lines(super().format(record))
 
 
 def show_log() -> None:
-    """Log messages of medfl and its plugins to stderr, unless the program has set up logging itself.
+    """Log messages of medfl and its plugins to stderr, unless the program has configured logging itself.
 
-    The environment variable ``MEDFL_DEBUG=1`` asks for all messages.
+    The environment variable ``MEDFL_DEBUG=1`` sets the level DEBUG instead of INFO.
     """
     handler = logging.StreamHandler()
-    handler.setFormatter(_Visible("%(levelname)s %(message)s"))
+    handler.setFormatter(_EscapingFormatter("%(levelname)s %(message)s"))
     for name in sorted({"medfl", *(point.module.partition(".")[0] for point in entry_points(group=GROUP))}):
         log = logging.getLogger(name)
         if not log.handlers and not logging.getLogger().handlers:
@@ -74,15 +80,15 @@ def show_log() -> None:
 
 
 MONAI_COMMAND = "monai.bundle.__main__"
-"""Module that runs as the main program of ``python -m monai.bundle``."""
+"""Name of the main module of ``python -m monai.bundle``."""
 
 
 @contextmanager
 def ends_monai_command() -> Iterator[None]:
-    """End the process without a traceback, if MONAI's command line is the program and an error or Ctrl+C ends the run.
+    """End the process without a traceback, if an error or Ctrl+C ends a run in MONAI's command line.
 
-    MONAI would show a traceback of its own frames. In any other program, such as a notebook or medfl's command line,
-    the exception goes on to the caller. ``MEDFL_DEBUG=1`` lets it go on everywhere.
+    MONAI would print a traceback of its own frames. In any other program, such as a notebook or medfl's command line,
+    the exception is raised to the caller. With ``MEDFL_DEBUG=1`` it is always raised.
     """
     main = sys.modules.get("__main__")
     name = getattr(getattr(main, "__spec__", None), "name", "")
@@ -101,31 +107,31 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def round_progress(rounds: int, metric: str) -> Iterator[Callable[[int, list[Row]], None]]:
-    """Show the rounds of a run as they end.
+    """Show a progress bar of a run's rounds, or log a line for each round if there is no terminal.
 
     Args:
-        rounds: How many there will be.
+        rounds: Number of rounds of the run.
         metric: Name of the metric to show, averaged over the sites.
 
     Yields:
-        A function to call with (round, rows); rows may hold the scores of an earlier round.
+        A function to call with (round, rows) after each round. The rows may contain scores of an earlier round.
     """
     start = time.monotonic()
 
-    def plain(done: int, total: int | None = None, text: str | None = None) -> None:
+    def log_round(done: int, total: int | None = None, text: str | None = None) -> None:
         logger.info("round %d of %d, %.0f s %s", done, rounds, time.monotonic() - start, text)
 
-    with progress_bar("round", rounds, plain=plain, text="") as show:
-        yield lambda round_, rows: show(round_, text=_scores(rows, metric))
+    with progress_bar("round", rounds, plain=log_round, text="") as show:
+        yield lambda round_, rows: show(round_, text=_describe_scores(rows, metric))
 
 
-def _scores(rows: list[Row], metric: str) -> str:
-    """Mean test score over the sites where it is defined, by model, of the round that was scored."""
+def _describe_scores(rows: list[Row], metric: str) -> str:
+    """Return a text with the mean test score of each kind of model over the sites with a defined score."""
     by_model: dict[tuple[int, str], list[float]] = {}
     for row in rows:
-        its_own = row.site not in NO_SITES and "@" not in row.model  # not another site's model, as in the global test
-        of_metric = (row.metric, row.split, row.moment) == (metric, "test", "aggregated")
-        if its_own and of_metric and not math.isnan(row.value):
+        is_own_model = row.site not in NO_SITES and "@" not in row.model  # "@": cross-site evaluation
+        is_test_score = (row.metric, row.split, row.moment) == (metric, "test", "aggregated")
+        if is_own_model and is_test_score and not math.isnan(row.value):
             by_model.setdefault((row.round, row.model), []).append(row.value)
     return "; ".join(
         f"{metric} after round {round_}: {sum(values) / len(values):.3f} ({model}, mean of {len(values)} test sets)"

@@ -1,4 +1,4 @@
-"""What the bundles that sites take home are made from, and how their metadata say what a network takes and gives."""
+"""Inputs of the exported bundles, and the description of a network in the metadata of such a bundle."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ from medfl.objectives import Objective
 from medfl.types import Meta
 
 Facts = Mapping[str, Sequence[str | None]]
-"""Name of a fact to what is known of each image."""
+"""Maps the name of each metadata field to its value for each image; None if it is not known."""
 
 
 @dataclass(frozen=True)
 class SiteExport:
-    """What the bundles that sites take home are made from.
+    """Inputs from which the exported bundles of a run are written.
 
     Attributes:
-        bundle_root: The bundle of the run; its configurations, docs and licence are copied.
-        values: Values of the run for ids of the configurations, such as ``num_classes``: they replace the bundle's.
-        shape: Of an image, (channels, *spatial), for the metadata.
-        classes: Names of the classes, for the metadata.
-        data: Name of the data set, for the metadata.
-        modality: How the images were taken, for the metadata.
-        names: What each output of the network is for where that is no class, for the metadata; empty where nobody
-            named them.
-        facts: Site to each of `medfl.types.FACTS` of its test images, None where it is not known; for
-            `PREDICTIONS`.
-        objective: What is learned, for the metadata; None for one of the `classes`.
-        stock: Where a bundle that somebody else wrote has its weights (`medfl.data.source.Source.weights`): a site
-            takes that home as it is, with its own there. None for a bundle of medfl.
+        bundle_root: Path of the run's bundle, whose configurations, documentation and licence are copied.
+        values: Maps ids of the configurations, such as ``num_classes``, to values of the run, which replace the
+            bundle's values.
+        shape: Shape of an image, (channels, *spatial), for the bundle's metadata.
+        classes: Names of the classes, for the bundle's metadata.
+        data: Name of the data set, for the bundle's metadata.
+        modality: Imaging modality, for the bundle's metadata.
+        names: Names of the network's outputs if these are not classes, for the bundle's metadata; empty if unknown.
+        facts: Maps each site to the metadata fields `medfl.types.FACTS` of its test images, for the predictions file.
+        objective: Objective of the task, for the bundle's metadata; None for a classification into `classes`.
+        stock: Paths of the weights in a bundle that was not written for medfl (`medfl.data.source.Source.weights`).
+            Such a bundle is copied unchanged, except for the weights. None for a bundle of medfl.
     """
 
     bundle_root: Path
@@ -47,7 +46,7 @@ class SiteExport:
 
     @property
     def draws(self) -> bool:
-        """Whether the network draws masks."""
+        """True if the outputs of the network are masks."""
         return self.objective is not None and self.objective.in_space
 
     @property
@@ -58,31 +57,31 @@ class SiteExport:
 
     @property
     def outputs(self) -> list[str]:
-        """What each channel of a network's output is for: a class, or what it is called; else as the objective says."""
+        """Names of the channels of the network's output: class names, output names, or the objective's columns."""
         if self.names:
             return list(self.names)
         if self.objective is None:
             return list(self.classes)
         if self.objective.has_class_labels:
-            return list(self.classes)[-self.objective.outputs :]  # one logit of two classes is for the second one
+            return list(self.classes)[-self.objective.outputs :]  # a single logit is for the second class
         return list(map(str, range(self.objective.outputs))) if self.draws else list(self.objective.columns(()))
 
 
 def named(site_export: SiteExport) -> str:
-    """What a network tells apart, in a line."""
+    """Return a line with the classes, structures or outputs of a network."""
     names = site_export.names or site_export.classes
     kind = "Classes" if not site_export.names else "Structures" if site_export.draws else "Outputs"
     return f"{kind}: {'; '.join(names) or 'not stated'}"
 
 
-def _inputs(site_export: SiteExport, channels: int, lengths: str) -> str:
+def _describe_inputs(site_export: SiteExport, channels: int, lengths: str) -> str:
     if not lengths:
         return f"{channels} numbers, as in the data that it was trained on"
-    how = "as inference.json makes them" if site_export.draws else "scaled to [0, 1], normalised as in inference.json"
-    return f"{channels} channels of {lengths}, {how}"
+    form = "as inference.json makes them" if site_export.draws else "scaled to [0, 1], normalised as in inference.json"
+    return f"{channels} channels of {lengths}, {form}"
 
 
-def _targets(site_export: SiteExport) -> str:
+def _describe_targets(site_export: SiteExport) -> str:
     if site_export.draws:
         return f"one of {len(site_export.outputs)} structures in each voxel: {'; '.join(site_export.outputs)}"
     if site_export.objective is not None and not site_export.objective.has_class_labels:
@@ -91,15 +90,20 @@ def _targets(site_export: SiteExport) -> str:
 
 
 def describe(metadata: Any, site_export: SiteExport) -> None:
-    """Make the metadata say what this network takes and gives, and which data it comes from."""
+    """Write the network's inputs, outputs and data set into a bundle's metadata, in place.
+
+    Args:
+        metadata: Content of the bundle's ``metadata.json``.
+        home: Inputs of the exported bundle.
+    """
     names = site_export.names or site_export.classes
     if site_export.shape and names:
         channels, *edges = site_export.shape
         metadata |= {
             "description": f"A network trained by a federation on '{site_export.data}'",
             "data_source": site_export.data or "not stated",
-            "image_classes": _inputs(site_export, channels, " x ".join(map(str, edges))),
-            "label_classes": _targets(site_export),
+            "image_classes": _describe_inputs(site_export, channels, " x ".join(map(str, edges))),
+            "label_classes": _describe_targets(site_export),
             "pred_classes": f"one output for each of: {'; '.join(site_export.outputs)}",
         }
     formats = metadata.get("network_data_format", {})

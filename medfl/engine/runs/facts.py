@@ -1,4 +1,4 @@
-"""Read ``run.json`` and ``summary.json`` of a run folder, without the tables and tensors beside them."""
+"""Read ``run.json`` and ``summary.json`` of a run folder, without reading the tables and tensors in it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from medfl.utils.text import MAX_NAMES, names_and_more
 
 
 def without_logs(paths: Sequence[Path]) -> list[Path]:
-    """Leave out the log files that a study writes beside its run folders, so that ``runs/*/seed-*`` names runs only.
+    """Return paths without the log files of a study, so that ``runs/*/seed-*`` matches run folders only.
 
-    A log is called as a folder beside it, with more at its end: ``seed-0.log`` or ``seed-0-membership.log``.
+    The name of a log file begins with the name of a folder next to it: ``seed-0.log`` or ``seed-0-membership.log``.
     """
     folders = [path for path in paths if path.is_dir()]
 
@@ -41,13 +41,13 @@ def read_facts(folder: PathLike) -> tuple[RunFile, Summary | None]:
     folder = Path(folder)
     if not (folder / RunFile.NAME).is_file():
         runs = sorted(path.parent.name for path in folder.glob(f"*/{RunFile.NAME}"))
-        mend = (
+        hint = (
             f"Its runs are {names_and_more(runs, MAX_NAMES)}: give one of these."
             if runs
             else "Give the --output_dir of a run."
         )
-        why = "there is no run.json in it" if folder.is_dir() else "there is no such folder"
-        raise StoreError("missing_run", f"expected a run folder at '{folder}', {why}. {mend}", path=folder)
+        cause = "there is no run.json in it" if folder.is_dir() else "there is no such folder"
+        raise StoreError("missing_run", f"expected a run folder at '{folder}', {cause}. {hint}", path=folder)
     summary, run = folder / Summary.NAME, RunFile.read(folder / RunFile.NAME)
     return run, Summary.read(summary) if summary.is_file() else None
 

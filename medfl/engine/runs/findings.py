@@ -1,4 +1,4 @@
-"""``findings.safetensors`` of a run folder: what a method has to show beside its scores (`medfl.contract.Findings`)."""
+"""Write and read ``findings.safetensors``: the results of a method besides its scores (`medfl.contract.Findings`)."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from medfl.errors import DamagedError, StoreError
 from medfl.utils import wire
 from medfl.utils.files import write_atomic
 
-FILE = "findings.safetensors"
+FINDINGS_FILE = "findings.safetensors"
+"""Name of the file in a run folder."""
 
 
 def write_findings(folder: Path, findings: Findings) -> None:
-    """Write them beside the run's other results; nothing where there is nothing to show."""
+    """Write findings into a run folder. Empty findings write no file."""
     if findings.meta or findings.tensors:
-        write_atomic(folder / FILE, wire.encode(findings.tensors, findings.meta))
+        write_atomic(folder / FINDINGS_FILE, wire.encode(findings.tensors, findings.meta))
 
 
 def read_findings(folder: Path) -> Findings:
-    """What a run has to show; empty where it wrote nothing.
+    """Read the findings of a run folder. They are empty if the run wrote no file.
 
     Raises:
         StoreError: If the file is damaged.
     """
-    path = folder / FILE
+    path = folder / FINDINGS_FILE
     if not path.is_file():
         return Findings()
     try:
@@ -32,7 +33,7 @@ def read_findings(folder: Path) -> Findings:
     except (DamagedError, OSError) as error:
         raise StoreError(
             "damaged_file",
-            f"expected what the run found out in '{path}'; it is damaged ({error}). Run again.",
+            f"expected the findings of the run in '{path}', but the file is damaged ({error}). Run again.",
             path=path,
         ) from None
     return Findings(meta, tensors)

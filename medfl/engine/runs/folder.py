@@ -1,4 +1,4 @@
-"""Claim a run folder for a run: a folder of another run is refused; more rounds continue the run."""
+"""Claim a run folder for a run. A folder of another run raises an error; more rounds continue the run."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ logger = logging.getLogger(__name__)
 def claim(folder: Path, run: RunFile) -> None:
     """Write ``run.json`` into a new folder, or check that the folder holds this run.
 
-    A run that has done no step blocks no other one: its files are replaced.
+    If the folder holds another run that has completed no step, its files are deleted and replaced.
 
     Args:
-        folder: The run folder.
-        run: The run. Its execution and versions may differ from those in the folder; this is logged as a warning.
+        folder: Path of the run folder.
+        run: The run. If its execution or versions differ from those in the folder, a warning is logged.
 
     Raises:
         StoreError: If the folder holds another run or a cleaned one, or was started for more rounds, or under privacy
@@ -44,18 +44,20 @@ def claim(folder: Path, run: RunFile) -> None:
         if before.cleaned:
             raise StoreError(
                 "cleaned_run",
-                f"The run in '{folder}' is finished and was cleaned: the state that would continue it is gone. Its "
-                "scores and bundles are as they were. To compute it again, name another folder with --output_dir.",
+                f"The run in '{folder}' is finished and was cleaned: the state that would continue it was deleted. Its "
+                "scores and bundles are unchanged. To compute it again, name another folder with --output_dir.",
                 path=folder,
             )
         changes = {"execution": before.execution != run.execution, "versions": before.versions != run.versions}
         for part in (name for name, changed in changes.items() if changed):
-            logger.warning("This run was started with other %s; its last bits may differ from an unbroken run.", part)
+            logger.warning(
+                "This run was started with other %s; its last bits may differ from an uninterrupted run.", part
+            )
     run.write(path)
 
 
 def _failed_at_start(folder: Path, identity: RunIdentity) -> bool:
-    """Return whether a folder holds another run that has done no step: at most the server's initial state is saved."""
+    """Return whether a folder holds another run that has saved at most the server's initial state."""
     before = RunFile.read(folder / RunFile.NAME)
     start = folder / "state" / SERVER / "step-00000000.safetensors"
     saved = {*folder.glob("state/*/step-*"), *folder.glob("state/*/inbox/*")}
@@ -67,7 +69,7 @@ def save_best_round(folder: Path, best_round: BestRound | None) -> None:
 
     Args:
         folder: The run folder.
-        best_round: From `medfl.engine.runs.summary.best_round_of`.
+        best_round: Best round of the run, or None if the run does not compare rounds.
     """
     path = folder / RunFile.NAME
     if best_round is not None:
@@ -88,8 +90,8 @@ def _check_rounds(folder: Path, before: int, run: RunFile) -> None:
     if run.rounds < before:
         raise StoreError(
             "fewer_rounds",
-            f"The run folder '{folder}' was started for {before} rounds, got {run.rounds}: "
-            "more are allowed and continue the run, fewer are not. Name another folder with --output_dir.",
+            f"The run folder '{folder}' was started for {before} rounds, got {run.rounds}. More rounds continue the "
+            "run, but fewer are not possible. Name another folder with --output_dir.",
             path=folder,
             expected=before,
             found=run.rounds,
@@ -106,6 +108,7 @@ def _check_rounds(folder: Path, before: int, run: RunFile) -> None:
 
 
 def _compare(before: Meta, now: Meta, folder: Path, path: str = "") -> None:
+    """Raise an error at the first setting that differs from the run in the folder."""
     for key in sorted(before.keys() | now.keys()):
         old, new = before.get(key), now.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
@@ -123,7 +126,7 @@ def _compare(before: Meta, now: Meta, folder: Path, path: str = "") -> None:
 
 
 def versions() -> Versions:
-    """Return the versions of the software that runs now."""
+    """Return the versions of the installed software, and the kind of processor."""
     return Versions(
         medfl=__version__,
         torch=str(torch.__version__),

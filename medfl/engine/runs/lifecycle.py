@@ -1,8 +1,9 @@
-"""The life of a run in its folder, the same on one machine, at a server and at a site of its own.
+"""Life cycle of a run in its folder, the same for a simulation, for a server and for a site on its own machine.
 
-One process holds the folder. The run claims it with ``run.json``, and is over when it contains ``summary.json`` (a
-site's own folder has none). If the process ends before that, the next one continues. `carry_out` runs a federation, and
-`Participants` is the part that depends on where the sites are. `RunViewer` reads a folder at any time and can't write.
+One process locks the folder. The run claims the folder with ``run.json``. The run is over when the folder contains
+``summary.json`` (a site's own folder never does). If the process ends before that, the next process continues the run.
+`carry_out` runs a federation. `Participants` is the part that depends on the place of the sites. `RunViewer` reads a
+run folder at any time and never writes to it.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ from medfl.types import SERVER, Dataset, PathLike, Tensors
 from medfl.utils.locks import being_written
 
 JOB_PATIENCE = 90.0
-"""Seconds to wait between machines: the process of an attempt before may not have noticed yet that it is over."""
+"""Seconds to wait for the lock in a run between machines. The process of an earlier attempt may need time to end."""
 
 
 @dataclass(frozen=True)
 class RunWriter:
-    """A run and its folder, for the process that writes it: `held`, `claim`, `begin`, `finish`, in this order.
+    """Writer of a run folder. Call `held`, `claim`, `begin` and `finish` in this order.
 
     Attributes:
-        plan: The run.
-        folder: The run folder.
-        execution: Where and how this process computes.
+        plan: Description of the run.
+        folder: Path of the run folder.
+        execution: Device, workers and threads of this process.
     """
 
     plan: RunPlan
@@ -56,13 +57,13 @@ class RunWriter:
     execution: Execution = field(default_factory=Execution)
 
     def held(self, patience: float = PATIENCE) -> AbstractContextManager[None]:
-        """Hold the folder for writing.
+        """Lock the folder for writing during a block.
 
         Args:
             patience: Seconds to wait for another process.
 
         Raises:
-            StoreError: If another process holds it, or the folder can't be written.
+            StoreError: If another process holds the lock, or the folder can't be written.
         """
         return only_writer(self.folder, patience)
 
@@ -70,11 +71,11 @@ class RunWriter:
         """Write ``run.json`` into a new folder, or check that the folder holds this run.
 
         Args:
-            provenance: Where the settings, the data and the code come from.
+            provenance: Origin of the settings, the data and the code.
             backend: ``local`` or ``flare``.
 
         Raises:
-            StoreError: If the folder holds another run, a cleaned one, or one of more rounds.
+            StoreError: If the folder holds another run, a cleaned run, or a run with more rounds.
         """
         execution = self.execution.model_copy(update={"device": self.plan.task.device})
         run = RunFile(
@@ -88,10 +89,10 @@ class RunWriter:
         claim(self.folder, run)
 
     def begin(self) -> None:
-        """Forget the end that the run had before: a run that goes on is not finished.
+        """Delete the summary of an earlier end of the run, because a continued run is not finished.
 
         Raises:
-            StoreError: If its summary can't be removed.
+            StoreError: If the summary can't be deleted.
         """
         path = self.folder / Summary.NAME
         try:
@@ -100,8 +101,8 @@ class RunWriter:
         except OSError as error:
             raise StoreError(
                 "unremovable_file",
-                f"Could not remove '{path}' of the run's end before: {error.strerror}. Mend that and give the "
-                "same command again.",
+                f"Could not delete '{path}' of the run's earlier end: {error.strerror}. Fix the cause and run the same "
+                "command again.",
                 path=path,
                 reason=error.strerror,
             ) from error
@@ -109,29 +110,30 @@ class RunWriter:
     def runner(
         self, name: str, data: Splits, post: Callable[[int, PeerMessage], None], options: SiteOptions | None = None
     ) -> SiteRunner:
-        """A site of the run, with its state in the folder.
+        """Return the runner of a site, whose state is in the folder.
 
         Args:
-            name: The site.
-            data: Its splits.
-            post: Delivers a parcel durably.
-            options: What the site's administrator decides.
+            name: Name of the site.
+            data: Splits of the site.
+            post: Function that delivers a peer message, called with (step, message). It must return only after the
+                message is stored at the receiver.
+            options: Options that the administrator of the site decides.
         """
         folder = self.folder / "state" / name
         return SiteRunner(name=name, data=data, folder=folder, plan=self.plan, post=post, options=options)
 
     def viewer(self, name: str, test: Dataset, val: Dataset | None = None) -> SiteRunner:
-        """A holder of test data that trains nothing and has nothing to send.
+        """Return the runner of a participant that only has test and validation data, and never trains or sends.
 
         Args:
-            name: Whose data they are.
-            test: The test images.
-            val: Validation images; None has none.
+            name: Name of the participant.
+            test: Test images.
+            val: Validation images, or None.
         """
         return self.runner(name, Splits(Empty(), val or Empty(), test), _refuse_to_post)
 
     def noted(self, missing: Mapping[str, str] | None = None) -> AbstractContextManager[EventListener]:
-        """Record the run's progress during a block (`medfl.engine.runs.progress.noted`).
+        """Record the progress of the run during a block (`medfl.engine.runs.progress.noted`).
 
         Args:
             missing: Maps each site that does not take part so far to the reason.
@@ -156,24 +158,29 @@ class RunWriter:
         )
 
     def commit_noted(self, note: EventListener) -> Callable[[Commit], None]:
-        """Return a callback that records each commit.
+        """Return a callback that records the event of each commit.
 
         Args:
-            note: Adds an event.
+            note: Callback that appends a progress event.
         """
         return lambda commit: note(committed_step(commit, self.plan.task.metrics[0]))
 
     def summarise(self, outcome: Outcome, missing: Collection[str] = ()) -> Summary:
-        """Return the summary of a run that has ended this way (`medfl.engine.runs.summary.summarise`)."""
+        """Return the summary of the run (`medfl.engine.runs.summary.summarise`).
+
+        Args:
+            outcome: Result of the run at the server.
+            missing: Further unavailable sites, besides those in `outcome`.
+        """
         csv, metric = self.folder / "metrics.csv", self.plan.task.metrics[0]
         return summarise(csv, self.plan.method.name, outcome, self.plan.settings, metric, self.plan.sites, missing)
 
     def finish(self, outcome: Outcome, summary: Summary) -> None:
-        """Write the results of the run; ``summary.json``, which marks it as over, comes last.
+        """Write the findings, the best round and the summary. ``summary.json``, which marks the end, is written last.
 
         Args:
-            outcome: How the run ended.
-            summary: From `summarise`, with further facts.
+            outcome: Result of the run at the server.
+            summary: Result of `summarise`, which the caller may have extended.
 
         Raises:
             StoreError: If a file can't be written.
@@ -183,12 +190,12 @@ class RunWriter:
         summary.write(self.folder / Summary.NAME)
 
     def free_space(self, outcome: Outcome) -> None:
-        """Delete state that no continuation of a finished run needs (`medfl.engine.store.Store.free_space`).
+        """Delete the state that a finished run does not need to be continued (`medfl.engine.store.Store.free_space`).
 
-        A run that ended early keeps all of it: the same command tries its last round again.
+        A run that ended early keeps all state, because the same command repeats its last round.
 
         Args:
-            outcome: How the run ended.
+            outcome: Result of the run at the server.
         """
         if outcome.status != FINISHED:
             return
@@ -198,11 +205,11 @@ class RunWriter:
                 Store(path).free_space(keep)
 
     def end_noted(self, note: EventListener, summary: Summary) -> None:
-        """Add the event of the run's end.
+        """Record the event of the run's end.
 
         Args:
-            note: Adds an event.
-            summary: The summary that `finish` wrote.
+            note: Callback that appends a progress event.
+            summary: Summary that `finish` wrote.
         """
         note(
             RunEnd(
@@ -215,9 +222,13 @@ class RunWriter:
 
 
 class Participants(ABC):
-    """The server's own data and its connection to the sites: everything in the life of a run that depends on the place.
+    """Data of the server and its connection to the sites: the part of a run that depends on the place of the sites.
 
-    `carry_out` calls the methods in the order in which they stand here.
+    `carry_out` calls the methods in the order of their definition.
+
+    Attributes:
+        backend: Name of the backend, for ``run.json``.
+        patience: Seconds to wait for the lock of the run folder.
     """
 
     backend: ClassVar[str] = "local"
@@ -228,12 +239,12 @@ class Participants(ABC):
         """Prepare the sites before the run claims its folder, and return the provenance for ``run.json``.
 
         Raises:
-            MedflError: If a site refuses the run; the folder then stays free.
+            MedflError: If a site refuses the run. The folder is then not claimed.
         """
 
     @abstractmethod
     def start(self) -> None:
-        """Announce the run, which now has its folder."""
+        """Announce the start of the run, after it has claimed its folder."""
 
     @property
     def missing(self) -> Mapping[str, str]:
@@ -242,10 +253,10 @@ class Participants(ABC):
 
     @abstractmethod
     def connect(self, note: EventListener) -> Backend:
-        """Connect the server to its sites, and return the carrier.
+        """Connect the server to its sites, and return the backend.
 
         Args:
-            note: Adds a progress event.
+            note: Callback that appends a progress event.
 
         Raises:
             MedflError: If the sites do not fit the run.
@@ -254,7 +265,7 @@ class Participants(ABC):
     @property
     @abstractmethod
     def server_data(self) -> ServerData:
-        """The server's own data, once it is connected."""
+        """Data of the server itself. It is available after `connect`."""
 
     @abstractmethod
     def end_round(self, round_: int, rows: list[Row]) -> None:
@@ -262,11 +273,11 @@ class Participants(ABC):
 
         Args:
             round_: Number of the round.
-            rows: Its metrics, and scores of the round before.
+            rows: Rows of metrics of the round, and scores of the previous round.
         """
 
     def disconnect(self) -> None:
-        """Free what `connect` took, also if the run failed."""
+        """Release the resources of `connect`. It is also called if the run fails."""
         return
 
     @abstractmethod
@@ -274,24 +285,24 @@ class Participants(ABC):
         """Export the models, and return the summary of the run.
 
         Args:
-            outcome: How the run ended.
+            outcome: Result of the run at the server.
         """
 
     @abstractmethod
     def end(self, outcome: Outcome) -> None:
-        """Announce the end of the run, whose summary is written.
+        """Announce the end of the run, after its summary was written.
 
         Args:
-            outcome: How the run ended.
+            outcome: Result of the run at the server.
         """
 
 
 def carry_out(writer: RunWriter, participants: Participants) -> Outcome:
-    """Run a federation to its end, from wherever its folder stands. Every run lives here, wherever its sites are.
+    """Run a federation to its end, or continue it from the state in its folder. All backends use this function.
 
     Args:
-        writer: The run and its folder.
-        participants: The server's data and the sites.
+        writer: Writer of the run folder.
+        participants: Data of the server and its connection to the sites.
 
     Raises:
         StoreError: If the folder belongs to another run, is being written, or can't be written.
@@ -322,14 +333,14 @@ def carry_out(writer: RunWriter, participants: Participants) -> Outcome:
 
 
 def _refuse_to_post(step: int, peer_message: PeerMessage) -> None:
-    raise RefusedError("read_only_run", "who only looks on posts nothing", step=step)
+    raise RefusedError("read_only_run", "a participant that only has test data can't send peer messages", step=step)
 
 
 class RunViewer:
-    """Looks into a run folder, also while it is written. What is read is checked, and nothing is changed.
+    """Reader of a run folder, also while the run is being written. It never changes the folder.
 
     Args:
-        folder: The run folder.
+        folder: Path of the run folder.
     """
 
     def __init__(self, folder: PathLike) -> None:
@@ -337,46 +348,51 @@ class RunViewer:
 
     @property
     def being_written(self) -> bool:
-        """Whether a process holds the folder."""
+        """True if a process holds the lock of the folder."""
         return being_written(self.folder)
 
     @property
     def has_state(self) -> bool:
-        """Whether the state is there that the run was computed with; `medfl clean` removes it."""
+        """True if the folder has the state of the server, which `medfl clean` deletes."""
         return bool(self._journal.store.steps())
 
     def latest(self) -> tuple[State, Commit] | None:
-        """The server's newest valid commit; None in a folder without any, as in a cleaned one.
+        """Read the server's state and its newest valid commit; return None in a folder without commits.
 
         Raises:
-            StoreError: If there are commits and none can be read.
+            StoreError: If the folder has commits but no commit can be read.
         """
         return self._journal.latest()
 
     def at(self, step: int) -> tuple[State, Commit]:
-        """The server's commit of a step that is kept."""
+        """Read the server's state and the commit of a step that is still stored.
+
+        Raises:
+            DamagedError: If the file is damaged.
+            FileNotFoundError: If the step is not stored.
+        """
         return self._journal.at(step)
 
     def kept_rounds(self) -> list[int]:
-        """Rounds whose model of the server is kept, ascending."""
+        """Return the rounds whose model of the server is kept, ascending."""
         return self._journal.kept_rounds()
 
     def kept_model(self, round_: int) -> Model:
-        """The server's model after a round that is kept.
+        """Read the server's model after a kept round.
 
         Raises:
-            StoreError: If there is none, or it is damaged.
+            StoreError: If the model was not kept, or its file is damaged.
         """
         return self._journal.kept_model(round_)
 
     def server(self, state: State, last: Commit, task: Task, settings: Settings) -> Server:
-        """A method's view of the server after a commit.
+        """Return the participant object of the server after a commit, as a method sees it.
 
         Args:
-            state: The server's state.
+            state: State of the server.
             last: The commit.
             task: The learning problem.
-            settings: The run's.
+            settings: Settings of the run.
         """
         return Server(
             SERVER,
@@ -384,27 +400,27 @@ class RunViewer:
             state,
             task,
             settings,
-            _Blobs(self._journal.store),
+            _ReadOnlyBlobs(self._journal.store),
             sites=sorted(last.site_info),
             site_info=last.site_info,
             rounds_done=last.rounds_done,
         )
 
     def site(self, name: str, last: Commit, task: Task, settings: Settings) -> Site:
-        """A method's view of a site after a commit of the server, without data and without its secret.
+        """Return the participant object of a site after a commit of the server, without its data and its secret.
 
         Args:
-            name: The site.
+            name: Name of the site.
             last: The commit.
             task: The learning problem as the site has it.
-            settings: The run's.
+            settings: Settings of the run.
         """
         store = Store(self.folder / "state" / name)
-        return Site(name, last.rounds_done, store.peek(before=last.step + 1), task, settings, _Blobs(store))
+        return Site(name, last.rounds_done, store.peek(before=last.step + 1), task, settings, _ReadOnlyBlobs(store))
 
 
-class _Blobs:
-    """The large constants of a participant, for reading."""
+class _ReadOnlyBlobs:
+    """Blobs of a participant that can be read and not written."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -413,4 +429,4 @@ class _Blobs:
         return self._store.get(digest)
 
     def put(self, tensors: Tensors) -> str:
-        raise StoreError("read_only_run", "who only looks into a run folder keeps nothing there")
+        raise StoreError("read_only_run", "a run folder that is open for reading can't be written")

@@ -1,4 +1,4 @@
-"""Network assignments: rules that decide before the first round which network each site trains.
+"""Network assignments: rules that choose the network of each site before the first round.
 
 A plugin lists its rules by the hook ``medfl_networks_by_site``. A bundle names a rule, with the rule's options, in the
 argument ``network_assignment`` of `medfl.bundle.federated_run.FederatedRun`. The setting ``networks_by_site`` of a run
@@ -21,15 +21,15 @@ SiteFacts = Mapping[str, float]
 
 
 class NetworkAssignment(Strict):
-    """Rule that decides which network each site trains. Its fields are the user's options.
+    """Rule that chooses the network of each site. Its fields are options for the user.
 
-    In a run between machines, a rule may ask the sites for facts (`asks_sites`). Then it also has the methods
-    `measure`, `check_facts`, `assign_reported` and `assign_late`. No other rule needs them.
+    In a run between machines, a rule may ask the sites for facts about their machines (`asks_sites`). Such a rule must
+    also implement `measure`, `check_facts`, `assign_reported` and `assign_late`.
     """
 
     @property
     def asks_sites(self) -> bool:
-        """Whether each site of a run between machines reports facts about its machine to the server."""
+        """True if each site of a run between machines reports facts about its machine to the server."""
         return False
 
     @abstractmethod
@@ -38,32 +38,32 @@ class NetworkAssignment(Strict):
 
         Args:
             sites: Names of all sites.
-            seed: Seed of the run, for rules that draw.
+            seed: Seed of the run, for rules that draw at random.
 
         Raises:
             SettingsError: If the options don't fit the sites.
         """
 
     def check_between_machines(self) -> None:
-        """Raise an error if a run between machines can't use these options. By default it can.
+        """Check that a run between machines can use these options. By default, accept them.
 
         Raises:
-            SettingsError: Naming the option.
+            SettingsError: If an option is not possible between machines. The message names the option.
         """
 
     def measure(self) -> dict[str, float]:
-        """Return the facts about the machine that this process runs on."""
+        """Measure and return the facts about the machine of this process."""
         raise NotImplementedError
 
     def check_facts(self, facts: SiteFacts, where: str) -> None:
-        """Raise an error if facts are missing, unknown or impossible.
+        """Check that all facts are present, known and possible.
 
         Args:
-            facts: Facts that a site reported, or that its administrator wrote down.
-            where: Source of the facts, for the message.
+            facts: Facts that a site reported, or that its administrator configured.
+            where: Source of the facts, for messages.
 
         Raises:
-            SettingsError: Without repeating a value.
+            SettingsError: If they are not. The message does not contain any value.
         """
         raise NotImplementedError
 
@@ -71,35 +71,35 @@ class NetworkAssignment(Strict):
         """Return the network of each site, given the facts that the sites reported.
 
         Args:
-            facts_by_site: Facts of each site that is there at the start; None if a site reports nothing.
+            facts_by_site: Maps each site that takes part from the start to its facts, or None if it reports nothing.
         """
         raise NotImplementedError
 
     def assign_late(self, facts: SiteFacts | None, assigned: Mapping[str, AssignedNetwork]) -> AssignedNetwork:
-        """Return the network of a site that joins after the start. The networks of the others don't change.
+        """Return the network of a site that joins after the start. The networks of all other sites don't change.
 
         Args:
             facts: Facts of the site, or None if it reports nothing.
-            assigned: Networks that were assigned before.
+            assigned: Maps each other site to its assigned network.
         """
         raise NotImplementedError
 
 
 def read_assignment(options: Mapping[str, Any] | None, registry: Registry) -> NetworkAssignment | None:
-    """Return the network assignment that a bundle or a user names, or None without one.
+    """Return the network assignment that a bundle or a user chose, or None without one.
 
     Args:
-        options: ``name``, and the options of the rule; None assigns nothing.
-        registry: The rules of all plugins.
+        options: Options of the rule, and its ``name``; None chooses no rule.
+        registry: Registry with the rules of all plugins.
 
     Raises:
-        PluginError: If the rule is unknown, or is no `NetworkAssignment`.
+        PluginError: If the rule is unknown, or its class is not a `NetworkAssignment`.
         SettingsError: If there is no name, or an option is unknown or invalid.
     """
     if options is None:
         return None
-    own = dict(options)
-    name = own.pop("name", None)
+    rule_options = dict(options)
+    name = rule_options.pop("name", None)
     if not isinstance(name, str):
         raise SettingsError(
             "missing_setting",
@@ -117,4 +117,4 @@ def read_assignment(options: Mapping[str, Any] | None, registry: Registry) -> Ne
             name=name,
             found=repr(kind),
         )
-    return read_settings(kind, own, f"the network assignment '{name}'", also=["name"])
+    return read_settings(kind, rule_options, f"the network assignment '{name}'", also=["name"])

@@ -1,7 +1,8 @@
-"""Progress of a run in ``progress.jsonl`` beside the journal, for monitors and for other machines.
+"""Write the progress events of a run to ``progress.jsonl``, for monitors and for other machines.
 
-One process writes the file. It only adds lines (`medfl.records.progress`), also when a run is continued. The run does
-not depend on the file: if a line can't be written, the run warns once and goes on. The journal holds the run's state.
+One process writes the file. It only appends lines (`medfl.records.progress`), also when a run is continued. The run
+does not depend on the file: if a line can't be written, the process logs one warning and continues. The state of the
+run is in the journal (`medfl.engine.journal`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from medfl.records.progress import (
 )
 from medfl.types import NO_SITES
 
-if TYPE_CHECKING:  # a terminal that watches needs none of torch
+if TYPE_CHECKING:  # `medfl monitor` starts faster without torch
     from collections.abc import Callable, Iterable, Iterator
 
     from medfl.engine.backend import EventListener
@@ -43,29 +44,31 @@ PROGRESS = "progress.jsonl"
 
 
 class ProgressFile:
-    """The file, for the process that writes the run.
+    """Writer of ``progress.jsonl``.
 
     Args:
-        folder: The run folder.
+        folder: Path of the run folder.
         clock: Function that returns the seconds since 1970.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self.path, self._clock, self._lock = folder / PROGRESS, clock, threading.Lock()
         self._file: int | None = None
-        self._torn = self._warned = False
+        self._is_line_torn = self._has_warned = False
 
     def note(self, event: Event) -> None:
-        """Add an event. Raises nothing: a line that can't be written is lost."""
+        """Append an event to the file. If it can't be written, log a warning once; never raise an error."""
         try:
             line = ProgressLine(time=round(self._clock(), 3), event=event).to_bytes()
             with self._lock:
                 self._append(line)
         except (OSError, ValueError) as error:
-            if not self._warned:
-                why = error.strerror if isinstance(error, OSError) else type(error).__name__
-                logger.warning("'%s' can't be written (%s): `medfl monitor` won't see all of the run.", self.path, why)
-                self._warned = True
+            if not self._has_warned:
+                reason = error.strerror if isinstance(error, OSError) else type(error).__name__
+                logger.warning(
+                    "'%s' can't be written (%s): `medfl monitor` won't show all events of the run.", self.path, reason
+                )
+                self._has_warned = True
 
     def close(self) -> None:
         """Close the file."""
@@ -77,25 +80,24 @@ class ProgressFile:
         if self._file is None:
             self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
             size = os.fstat(self._file).st_size
-            self._torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"  # a kill cut the last line
-        line = b"\n" + line if self._torn else line
-        self._torn = True
-        self._torn = os.write(self._file, line) != len(line)
+            self._is_line_torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"  # by a kill during the write
+        line = b"\n" + line if self._is_line_torn else line
+        self._is_line_torn = True
+        self._is_line_torn = os.write(self._file, line) != len(line)
 
 
 @contextlib.contextmanager
 def noted(folder: Path, start: RunStart) -> Iterator[EventListener]:
-    """Record the events of a run during a block, and its stop if an error ends the block.
+    """Record the events of a run during a block, and a `RunStop` if an exception ends the block.
 
-    The start is written before the first event. A finished run that is started again has nothing to do, so no event is
-    written.
+    The start event is written before the first event. If a finished run is started again, nothing is written.
 
     Args:
-        folder: The run folder; the caller holds its lock.
-        start: The start of the run.
+        folder: Path of the run folder. The caller must hold its lock.
+        start: Event of the run's start.
 
     Yields:
-        A function that adds an event.
+        A function that appends an event.
     """
     progress, has_begun = ProgressFile(folder), False
 
@@ -111,13 +113,13 @@ def noted(folder: Path, start: RunStart) -> Iterator[EventListener]:
     try:
         yield note
     except BaseException as error:
-        note(RunStop(error=type(error).__name__))  # its text may hold a path
+        note(RunStop(error=type(error).__name__))  # the text of the error may contain a path
         raise
     finally:
         progress.close()
 
 
-# ---- events from what the run knows
+# ---- events from commits
 
 
 def committed_step(commit: Commit, metric: str) -> CommittedStep:
@@ -125,7 +127,7 @@ def committed_step(commit: Commit, metric: str) -> CommittedStep:
 
     Args:
         commit: The commit.
-        metric: The task's first metric, whose scores are listed for each site.
+        metric: First metric of the task, whose scores the event lists for each site.
     """
     return CommittedStep(
         step=commit.step,
@@ -144,7 +146,7 @@ def step_metrics(rows: Iterable[Row], metric: str) -> StepMetrics:
 
     Args:
         rows: Rows of metrics.
-        metric: The task's first metric, whose scores are listed for each site.
+        metric: First metric of the task, whose scores the summary lists for each site.
     """
     scored: set[int] = set()
     scores: dict[str, list[float]] = {}
@@ -186,10 +188,10 @@ def _mean(values: list[float]) -> float:
 
 
 def _valid_scores(scores: dict[str, float]) -> dict[str, float]:
-    """Return rounded scores without those that an event can't hold."""
+    """Return the scores within the bounds of an event, rounded."""
     return {name: _rounded(value) for name, value in scores.items() if abs(value) <= MAX_SCORE}
 
 
 def _rounded(value: float) -> float:
-    """Return a number with five digits, which is enough for a plot."""
+    """Return a number rounded to five digits, which is enough for a plot."""
     return float(f"{value:.5g}")

@@ -1,4 +1,4 @@
-"""Where each setting of a run comes from: the bundle, a method's preset, a default, or the user."""
+"""Find the origin of each setting of a run: the bundle, a preset of the method, a default, or the user."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from medfl.task import Task
 from medfl.types import Meta
 
 BUNDLE, DEFAULT = "bundle", "default of medfl"
+"""Origins of settings."""
 
-IMPLEMENTATION = frozenset({"foreach", "fused", "maximize", "capturable", "differentiable"})
-"""Options of torch's optimisers that are of no interest to a reader."""
+HIDDEN_OPTIMIZER_OPTIONS = frozenset({"foreach", "fused", "maximize", "capturable", "differentiable"})
+"""Options of torch's optimisers that are left out, as they only select an implementation or are rarely used."""
 
 
 def run_files(bundle_root: Path) -> list[Path]:
-    """The configurations of a run over a bundle: its ``train``, in JSON or YAML, and its ``federate.json``.
+    """Return the paths of a bundle's configurations for a run: ``train``, in JSON or YAML, and ``federate.json``.
 
     Raises:
-        SettingsError: If one is not there.
+        SettingsError: If one of them does not exist.
     """
     files = _config_files(bundle_root)
     for file in files:
         if not file.is_file():
             raise SettingsError(
                 "missing_file",
-                f"'{bundle_root}' is no bundle that medfl can run: expected the file '{file}'.",
+                f"'{bundle_root}' is not a bundle that medfl can run: expected the file '{file}'.",
                 path=file,
                 bundle=bundle_root,
             )
@@ -50,10 +51,12 @@ def _config_files(bundle_root: Path) -> list[Path]:
 
 
 def bundle_values(bundle_root: Path) -> Meta:
-    """What the files of a bundle say: the ids of its ``train`` and its ``federate.json``, the second winning.
+    """Read a bundle's ``train`` and ``federate.json``, and return the value of each id.
+
+    If both files have an id, the value in ``federate.json`` is returned.
 
     Raises:
-        SettingsError: If one holds no object.
+        SettingsError: If a file does not contain an object.
     """
     values: Meta = {}
     for path in filter(Path.is_file, _config_files(bundle_root)):
@@ -81,7 +84,7 @@ def setting_origins(
 
     Args:
         task: Task of the run.
-        bundle: From `bundle_values`.
+        bundle: Values in the bundle's files, as `bundle_values` returns them.
         given_by: Origin of values that differ from the bundle's, for example ``command line``.
         settings: Settings of the run.
         execution: Execution of the run.
@@ -91,11 +94,11 @@ def setting_origins(
     run = settings.model_dump(mode="json") | execution.model_dump(mode="json")
     facts = {"network_name": task.network, "metrics": list(task.metrics), "loss": type(task.loss).__name__}
     facts |= {} if task.weights is None else {"weights": task.weights.path.name}
-    optimizer, described = _optimizer(task, bundle.get("optimizer", {}))
+    optimizer, described = _optimizer_options(task, bundle.get("optimizer", {}))
     settings_there = bundle.get(SETTINGS)
     ids = {name: value for name, value in bundle.items() if name not in clashes(bundle)}
     written = (dict(settings_there) if isinstance(settings_there, Mapping) else {}) | ids
-    own = {name: value for name, value in written.items() if not _computed(value)}
+    own = {name: value for name, value in written.items() if not _is_computed(value)}
     defaults = {name: value for name, value in default_values().items() if name not in written}
     own["loss"] = str(own.get("loss", {}).get("_target_", "")).rpartition(".")[2]
     table = origin_table(run | facts, own, given_by, DEFAULT, defaults)
@@ -105,12 +108,14 @@ def setting_origins(
     return table
 
 
-def _optimizer(task: Task, written: Meta) -> tuple[Meta, Meta]:
-    """The optimiser's options in use, and what the bundle says of them, both named ``optimizer.NAME``."""
+def _optimizer_options(task: Task, written: Meta) -> tuple[Meta, Meta]:
+    """Return the options of the optimiser that the run uses, and those in the bundle, both as ``optimizer.NAME``."""
     built = task.optimizer([nn.Parameter(torch.zeros(1))])
     in_use = {"optimizer.name": type(built).__name__}
-    in_use |= {f"optimizer.{name}": value for name, value in built.defaults.items() if name not in IMPLEMENTATION}
-    stated = {f"optimizer.{name}": value for name, value in written.items() if not _computed(value)}
+    in_use |= {
+        f"optimizer.{name}": value for name, value in built.defaults.items() if name not in HIDDEN_OPTIMIZER_OPTIONS
+    }
+    stated = {f"optimizer.{name}": value for name, value in written.items() if not _is_computed(value)}
     stated["optimizer.name"] = str(written.get("_target_", "")).rpartition(".")[2]
     return in_use, stated
 
@@ -128,19 +133,19 @@ def origin_table(
         bundle: Maps the same names to the values in the bundle's files.
         given_by: Origin of values that differ from the bundle's, for example ``command line``.
         default: Origin of values that the bundle does not name, for example ``default of medfl``.
-        defaults: Maps the same names to the defaults, as far as they are known.
+        defaults: Maps the same names to the known defaults.
     """
-    known = {name: _plain(value) for name, value in (defaults or {}).items()}
+    known = {name: _to_json(value) for name, value in (defaults or {}).items()}
     table = {}
     for name, value in effective.items():
-        plain = _plain(value)
+        json_value = _to_json(value)
         if name not in bundle:
-            origin = default if known.get(name, plain) == plain else given_by
-        elif _plain(bundle[name]) == plain:
+            origin = default if known.get(name, json_value) == json_value else given_by
+        elif _to_json(bundle[name]) == json_value:
             origin = BUNDLE
         else:
             origin = given_by
-        table[name] = SettingOrigin(value=plain, origin=origin)
+        table[name] = SettingOrigin(value=json_value, origin=origin)
     return table
 
 
@@ -165,14 +170,14 @@ def method_table(
             origin = f"preset {preset}"
         else:
             origin = "default of the method"
-        table[f"method_args.{name}"] = SettingOrigin(value=_plain(value), origin=origin)
+        table[f"method_args.{name}"] = SettingOrigin(value=_to_json(value), origin=origin)
     return table
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     return json.loads(json.dumps(value, default=str))
 
 
-def _computed(value: Any) -> bool:
-    """Whether a bundle computes the value, so that what its files say can't be compared with it."""
+def _is_computed(value: Any) -> bool:
+    """Return whether a value in a bundle's files is a MONAI expression or reference, which can't be compared."""
     return isinstance(value, str) and value[:1] in "$@%"

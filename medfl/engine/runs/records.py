@@ -1,4 +1,4 @@
-"""Reading run folders, for reports and comparisons."""
+"""Read the results of run folders, for reports and comparisons."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PREDICTIONS = "predictions.csv"
-"""In a site's bundle, a line for each case of its test split: its row; the target, or what is kept of it
-(`Objective.kept_columns`); what the model says (`Objective.columns`); sex, centre, number of the patient if known."""
+"""Name of the file with a site's predictions in its exported bundle. It has one line for each case of the test split.
+
+The columns are the row, the columns of the target (`Objective.kept_columns`), the columns of the prediction
+(`Objective.columns`), and sex, centre and number of the patient if they are known.
+"""
 
 TEST_CONFIG = Path("configs", "test_cases.json")
-"""Configuration in a bundle at home that lets a stock bundle's ``evaluate`` score the site's test cases."""
+"""Path in an exported bundle of the configuration with which a stock bundle's ``evaluate`` scores the test cases."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class RunRecord:
 
     @property
     def data_folder(self) -> Path | None:
-        """Path of the data, relative to the place of the run folder now; None if it is not known."""
+        """Path of the data, resolved from the current place of the run folder; None if it is not known."""
         folder = self.run.provenance.data.folder
         return None if folder is None else Path(os.path.normpath(self.folder.absolute() / folder))
 
@@ -178,7 +181,7 @@ class RunRecord:
         return None if scores is None else scores.mean
 
     def predictions(self, site: str) -> pd.DataFrame | None:
-        """What the model that a site takes home says of its test images, in their order; None without test images."""
+        """Read the predictions of a site's exported model for its test images; return None without test images."""
         path = self.folder / "sites" / site / PREDICTIONS
         return read_predictions(path) if path.is_file() else None
 
@@ -189,13 +192,16 @@ def objective_of(task: TaskIdentity) -> Objective:
 
 
 def names_of(runs: Iterable[RunRecord]) -> tuple[str, ...]:
-    """What each output is for, as all runs say that say anything of it (`RunRecord.names`); empty if they differ."""
+    """Return the names of the network's outputs (`RunRecord.names`) that the runs have in common.
+
+    Runs without names are ignored. The result is empty if the names of two runs differ, or if no run has names.
+    """
     known = {run.names for run in runs if run.names}
     return known.pop() if len(known) == 1 else ()
 
 
 def repetition(seed: int, fold: int | None) -> str:
-    """Which of several runs of the same settings it is: ``seed 0``, or ``seed 0, fold 2``."""
+    """Return a text that identifies one of several runs with equal settings, as ``seed 0`` or ``seed 0, fold 2``."""
     return f"seed {seed}" + ("" if fold is None else f", fold {fold}")
 
 
@@ -211,7 +217,7 @@ def read_run(folder: PathLike) -> RunRecord:
 
 
 def read_predictions(path: PathLike) -> pd.DataFrame:
-    """The rows of a file of predictions (`PREDICTIONS`)."""
+    """Read a file of predictions (`PREDICTIONS`) as a table."""
     import pandas as pd  # takes half a second to import
 
     return pd.read_csv(path, dtype=dict.fromkeys(FACTS, "object"))
@@ -263,5 +269,7 @@ def iterate_metrics(path: Path) -> Iterator[Row]:
 
 def _unreadable(path: Path, error: Exception) -> StoreError:
     return StoreError(
-        "unreadable_file", f"'{path}' can't be read: {error}. Run the same command again to restore it.", path=path
+        "unreadable_file",
+        f"'{path}' can't be read: {error}. Run the same command again to restore the file.",
+        path=path,
     )

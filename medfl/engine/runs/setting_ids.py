@@ -1,8 +1,9 @@
-"""Settings in a bundle's configuration: under their bare names as options, under its id ``settings`` in its files.
+"""Translate between the names of settings and the ids of a bundle's configuration.
 
-What a bundle's ``settings`` leave out has the default of `medfl.settings`. A setting that ``settings`` takes from an id
-of its own name, as in ``"rounds": "@rounds"``, is that id. An id that merely has the name of a setting is another thing
-(`clashes`).
+The files of a bundle have their settings under the id ``settings``. A user gives a setting by its bare name. A setting
+that the bundle does not contain has the default of `medfl.settings`. If ``settings`` refers to an id of the same name,
+as in ``"rounds": "@rounds"``, the setting is that id. Any other id with the name of a setting is unrelated to the
+setting; `clashes` finds such ids.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from medfl.settings import run_fields
 from medfl.types import Meta
 
 SETTINGS = "settings"
-"""Id of the settings that differ from their defaults, by name."""
+"""Id in a bundle's configuration of a mapping from the names of settings to values other than their defaults."""
 
 
 def clashes(config: Mapping[str, object]) -> set[str]:
-    """Return the settings of whose name a configuration has an id, though its `SETTINGS` do not take them from there.
+    """Return the names of settings that are also unrelated ids of a configuration.
 
     Args:
-        config: Maps each id to its value; without the id `SETTINGS` nothing clashes.
+        config: Maps each id to its value. Without the id ``settings`` the result is empty.
     """
     written = config.get(SETTINGS)
     if not isinstance(written, Mapping):
@@ -37,10 +38,10 @@ def _refers(value: object, name: str) -> bool:
 
 
 def values_in(config: Mapping[str, object]) -> Meta:
-    """Return the values of the settings that are no ids of the configuration: its `SETTINGS`, or else the defaults.
+    """Return the value of each setting that is not an id of the configuration: that under ``settings``, or the default.
 
     Args:
-        config: Maps each id to its value; without the id `SETTINGS` it has no further settings.
+        config: Maps each id to its value. Without the id ``settings`` the result is empty.
     """
     written = config.get(SETTINGS)
     if not isinstance(written, Mapping):
@@ -51,31 +52,31 @@ def values_in(config: Mapping[str, object]) -> Meta:
 
 
 def bare_name(option: str) -> str:
-    """An option with ``#`` between its parts, and a setting without ``settings#`` before its name."""
+    """Return an option with ``#`` between its parts, and without the prefix ``settings#`` if it is a setting."""
     name = option.replace("::", "#")
     setting = name.removeprefix(f"{SETTINGS}#")
     return setting if setting.partition("#")[0] in run_fields() else name
 
 
 def to_ids(options: Meta, config: Mapping[str, object]) -> Meta:
-    """Id of a configuration to value, for options that may name a setting by its bare name.
+    """Return options as a mapping from ids of a configuration to values. Bare names of settings become their ids.
 
     Args:
-        options: Option to value.
-        config: The configuration before the options.
+        options: Maps each option to its value.
+        config: The configuration without the options.
     """
     values = values_in(config)
     ids: Meta = {}
     for option, value in options.items():
         name = bare_name(option)
         top, _, part = name.partition("#")
-        if part and top in values:  # a part of it needs the whole in its place
+        if part and top in values:  # to override a part, the id of the whole setting must exist
             ids.setdefault(f"{SETTINGS}#{top}", copy.deepcopy(values[top]))
         ids[f"{SETTINGS}#{name}" if top in values else name] = value
     return ids
 
 
 def default_values() -> Meta:
-    """Name to default, as JSON, of the fields that have one."""
+    """Return the default of each setting that has one, as JSON, by name."""
     fields = {name: info for name, info in run_fields().items() if not info.is_required()}
     return {name: to_jsonable_python(info.get_default(call_default_factory=True)) for name, info in fields.items()}

@@ -1,4 +1,4 @@
-"""A whole federation on this machine: checks, the run folder, the local carrier, the loop, the summary."""
+"""Run a whole federation on this machine: check it, train and evaluate its models, and write the run folder."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunData:
-    """The data that a run learns from and is scored on.
+    """Data of the sites and of the server in a run.
 
     Attributes:
         sites: Maps each site to its splits.
-        global_test: Test data that the server holds, or None.
-        public: Public data for the server, or None; no site sees them.
-        public_test: Public test images, for a model of the server that is made for them, or None.
-        digest: Identifies the data, for the record.
-        classes: Names of the classes, for the record; empty means their numbers.
-        names: As `medfl.data.sites.SiteData.names`, for the record.
+        global_test: Test data of the server, or None.
+        public: Public data for the server, or None. No site sees them.
+        public_test: Public test images, or None. They are for a model that the server trains on public data.
+        digest: Digest of the data, for ``run.json``.
+        classes: Names of the classes, for the summary; if empty, their numbers are used.
+        names: Names of the network's outputs, for the summary, as in `medfl.data.sites.SiteData.names`.
         leaks: Sentences about violations of the splits that the user allowed; they are part of the summary.
     """
 
@@ -68,19 +68,19 @@ class RunData:
 
     @property
     def server_tests(self) -> dict[str, Dataset]:
-        """Test sets of the server by name."""
+        """Maps the name of each test set of the server to its data."""
         tests = {GLOBAL: self.global_test, PUBLIC: self.public_test}
         return {name: test for name, test in tests.items() if test}
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """Behaviour that a run on one machine simulates.
+    """Behaviour of the sites that a run on one machine simulates.
 
     Attributes:
-        absent: Tells whether a site is absent in a step.
-        attackers: The attackers that `settings.poison` names; None without attackers.
-        secrets: Maps sites to their secrets; the secrets of all others are derived from the seed.
+        absent: Returns whether a site is unavailable in a step, given its name and the step.
+        attackers: The attackers that the setting ``adversaries`` names; None without attackers.
+        secrets: Maps sites to their secrets. The secrets of all other sites are derived from the seed.
     """
 
     unavailable: Callable[[str, int], bool] = lambda site, step: False
@@ -90,13 +90,14 @@ class Simulation:
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Functions that a run calls, and the tidying at its end.
+    """Functions that a run calls, and whether it deletes unneeded files at its end.
 
     Attributes:
-        on_start: Called when the run has claimed its folder.
-        on_round: Called after each round.
-        export: Called with the run and its result before the summary is written, which marks the run as finished.
-        frees_space: Whether to delete, at the end, stored steps and replies that no continuation needs.
+        on_start: Function that is called after the run has claimed its folder.
+        on_round: Function that is called after each round with the round and its rows of metrics.
+        export: Function that is called with the run and its result before the summary is written, which marks the run
+            as finished.
+        frees_space: Whether the run deletes, at its end, the stored steps and replies that no continuation needs.
     """
 
     on_start: Callable[[], None] = lambda: None
@@ -107,18 +108,18 @@ class Callbacks:
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """A federation on one machine.
+    """Description of a federation on one machine.
 
     Attributes:
-        method: The method.
+        method: Method of the run.
         task: The learning problem.
-        settings: The settings that decide the numbers.
-        data: The data of the sites and of the server.
-        folder: The run folder.
-        execution: Where and how to compute.
+        settings: Settings that decide the results.
+        data: Data of the sites and of the server.
+        folder: Path of the run folder.
+        execution: Device, workers and threads.
         provenance: Origin of the settings, the data and the code, for ``run.json``.
-        simulation: Absent sites, attackers and secrets.
-        callbacks: Functions that are called as the run goes on.
+        simulation: Unavailable sites, attackers and secrets.
+        callbacks: Functions that the run calls.
     """
 
     method: MethodChoice
@@ -133,7 +134,7 @@ class SimulatedRun:
 
     @property
     def plan(self) -> RunPlan:
-        """The part of the run that the server and its sites share."""
+        """Description of the run that the server and its sites share."""
         return RunPlan(
             method=self.method,
             task=self.task,
@@ -145,11 +146,11 @@ class SimulatedRun:
 
 @dataclass
 class Result:
-    """How a run ended, with every participant's models.
+    """Result of a simulated run, with the models of all participants.
 
     Attributes:
-        outcome: Status and the server's models.
-        models: Site to its models by kind.
+        outcome: Status of the run and models of the server.
+        models: Maps each site to its models by kind.
         summary: Content of ``summary.json``.
     """
 
@@ -159,11 +160,13 @@ class Result:
 
 
 def simulate(run: SimulatedRun) -> Result:
-    """Run a federation to its end; given the same folder again it continues, and in the end has the same bits.
+    """Run a federation to its end, or continue the run in its folder.
+
+    A continued run has the same results as an uninterrupted one, bit by bit. Set the number of threads of torch.
 
     Raises:
         SettingsError: If the combination of method, task, settings and sites is not possible.
-        DataError: If no site has training data.
+        DataError: If no site can train, or a target is not valid.
         StoreError: If the folder belongs to another run, is being written, or can't be written.
     """
     keep_freed_memory()
@@ -177,11 +180,11 @@ def simulate(run: SimulatedRun) -> Result:
 
 
 class _LocalParticipants(Participants):
-    """The sites of a run on this machine, each in a folder of the run's.
+    """Sites of a run on this machine, each with a folder for its state in the run folder.
 
     Args:
         run: The run.
-        writer: The same run in its folder.
+        writer: Writer of the run folder.
     """
 
     def __init__(self, run: SimulatedRun, writer: RunWriter) -> None:
@@ -219,35 +222,44 @@ class _LocalParticipants(Participants):
         return self.result.summary
 
     def _models(self, outcome: Outcome) -> dict[str, dict[str, Model]]:
-        everyone, make_method = self._hosts | self._viewers, self.writer.plan.make_method
+        runners, make_method = self._hosts | self._viewers, self.writer.plan.make_method
         return {
-            name: everyone[name].models(make_method(), outcome.published, outcome.step, outcome.round)
+            name: runners[name].models(make_method(), outcome.published, outcome.step, outcome.round)
             for name in self.writer.plan.sites
         }
 
     def _summarise(self, outcome: Outcome) -> Summary:
         data, objective = self.run.data, self.run.task.objective
-        named_splits = {name: _by_name(splits) for name, splits in data.sites.items()}
+        named_splits = {name: _splits_by_name(splits) for name, splits in data.sites.items()}
         accounts = {name: host.account.report() for name, host in self._hosts.items() if host.account is not None}
-        further = {
+        updates = {
             "holdings": holdings(named_splits, data.classes or objective.titles, objective),
             "leaks": data.leaks,
             "names": data.names,
             "privacy": accounts,
         }
-        return self.writer.summarise(outcome).model_copy(update=further)
+        return self.writer.summarise(outcome).model_copy(update=updates)
 
     def end(self, outcome: Outcome) -> None:
         if self.run.callbacks.frees_space:
             self.writer.free_space(outcome)
 
 
-def _by_name(data: Splits) -> dict[str, Dataset]:
+def _splits_by_name(data: Splits) -> dict[str, Dataset]:
     return {"training": data.train, "validation": data.val, "test": data.test}
 
 
 def check(run: SimulatedRun, method: Method) -> None:
-    """Everything that can be checked before step 0."""
+    """Check a run before its first step.
+
+    Args:
+        run: The run.
+        method: Method object of the run.
+
+    Raises:
+        SettingsError: If the combination of method, task, settings and sites is not possible.
+        DataError: If no site can train, or a target is not valid.
+    """
     name, task, settings, data = run.method.name, run.task, run.settings, run.data
     networks = check_plan(name, method, task, settings, data.sites, bool(data.public), run.method.needs_by_method)
     warn_of_preset(name, method, run.method.args, settings)
@@ -261,7 +273,7 @@ def check(run: SimulatedRun, method: Method) -> None:
     if bool(run.settings.adversaries) != (run.simulation.attackers is not None):
         raise SettingsError(
             "attackers_mismatch",
-            "expected attackers if, and only if, the setting 'poison' names some.",
+            "expected attackers if, and only if, the setting 'adversaries' names them.",
             setting="adversaries",
         )
     if run.simulation.attackers is not None:
@@ -274,7 +286,7 @@ def check(run: SimulatedRun, method: Method) -> None:
 def _backend(
     run: SimulatedRun, hosts: dict[str, SiteRunner], viewers: dict[str, SiteRunner], note: EventListener
 ) -> LocalBackend:
-    """Return the carrier of honest sites, or the one with attackers among them."""
+    """Return the local backend of the run, with the simulated attackers if there are any."""
     make_backend: Callable[..., LocalBackend] = LocalBackend
     if run.simulation.attackers is not None:
         memory = Store(run.folder / "state" / SERVER / "attackers")
@@ -291,7 +303,10 @@ def _backend(
 
 
 def _hosts(run: SimulatedRun, writer: RunWriter) -> tuple[dict[str, SiteRunner], dict[str, SiteRunner]]:
-    """Sites that train, and holders of test data only."""
+    """Return the runners of the sites that train, and of the participants that only have test data.
+
+    If the method pools the data, one participant holds the training data of all sites, and the sites have test data.
+    """
 
     def site(name: str, data: Splits) -> SiteRunner:
         def post(step: int, peer_message: PeerMessage) -> None:

@@ -1,4 +1,4 @@
-"""What a site takes home: an ordinary MONAI bundle with its own model, and what that model says of its test images."""
+"""Export the models of a run: write a MONAI bundle for each site, with the predictions for its test images."""
 
 from __future__ import annotations
 
@@ -36,36 +36,36 @@ from medfl.utils.files import link_or_copy, write_atomic
 logger = logging.getLogger(__name__)
 
 README = Path("docs", "README.md")
-"""A bundle's docs."""
+"""Path of the documentation in a bundle."""
 
 WEIGHTS = Path("models", "model.pt")
-"""Where a bundle has its weights, by MONAI's convention."""
+"""Path of the weights in a bundle, by MONAI's convention."""
 
 TEST_CASES = Path("test_cases.json")
-"""The list of a site's test cases that `TEST_CONFIG` reads."""
+"""Path in an exported bundle of the list of the site's test cases, which `TEST_CONFIG` reads."""
 
-NOT_TAKEN = {"models", "runs", ".git", ".cache"}
-"""Folders of a stock bundle that a site does not take home: other weights, and runs."""
+EXCLUDED_FOLDERS = {"models", "runs", ".git", ".cache"}
+"""Folders of a stock bundle that are not exported: other weights, and runs."""
 
-OVERLAY = {Path("configs", "federate.json"), Path("docs", "federate.md")}
-"""What ``medfl adopt`` added to a stock bundle."""
+ADOPTED_FILES = {Path("configs", "federate.json"), Path("docs", "federate.md")}
+"""Files that ``medfl adopt`` added to a stock bundle, which are not exported."""
 
-LEFT_OUT = {"federate.json"}
-"""Configurations that make no sense for one site alone."""
+EXCLUDED_CONFIGS = {"federate.json"}
+"""Configurations of a medfl bundle that are not exported, because they are for a federation only."""
 
 
 def export(run: SimulatedRun, result: Result, site_export: SiteExport) -> list[Path]:
-    """Write a bundle for every site, and ``global/`` where the method has a global model.
+    """Write an exported bundle for every site, and one for the global model if the method has one.
 
-    Models that predict the same for every image are logged and added to the summary.
+    Models with a constant prediction are logged as warnings and added to the summary in place.
 
     Args:
-        run: The run; bundles go to ``sites/<name>`` and ``global`` in its folder.
-        result: Result of the run; its summary is changed in place.
-        home: What the bundles are made from.
+        run: The run. The bundles are written to ``sites/<name>`` and ``global`` in its folder.
+        result: Result of the run, whose summary is replaced.
+        home: Inputs of the exported bundles.
 
     Returns:
-        The bundles' folders.
+        Paths of the bundles.
 
     Raises:
         StoreError: If a bundle can't be written.
@@ -95,14 +95,24 @@ def export_global(
     method: Method,
     weights: WeightsWriter | None = None,
 ) -> list[Path]:
-    """Write the server's model to ``global`` in a folder, where there is one; returns the bundles' folders.
+    """Write the global model as a bundle to the folder ``global``, if the server has one.
+
+    Args:
+        folder: Path of the run folder.
+        home: Inputs of the exported bundle.
+        models: Maps each kind of model of the server to the model.
+        method: The method.
+        weights: Writer of the weights, which several bundles of a run share.
+
+    Returns:
+        Path of the bundle in a list; an empty list without a global model.
 
     Raises:
-        StoreError: If it can't be written.
+        StoreError: If the bundle can't be written.
     """
     if "global" not in models:
         return []
-    _write(folder / "global", site_export, models["global"], {}, method, weights)
+    _write_bundle(folder / "global", site_export, models["global"], {}, method, weights)
     return [folder / "global"]
 
 
@@ -114,13 +124,24 @@ def export_site(
     method: Method,
     weights: WeightsWriter | None = None,
 ) -> Model:
-    """Write what a site takes home: its personal model if it has one, otherwise the global one; returns the model.
+    """Write the exported bundle of a site with its personal model, or with the global model if it has no personal one.
+
+    Args:
+        target: Path of the bundle.
+        home: Inputs of the exported bundle.
+        site: Name of the site.
+        models: Maps each kind of model of the site to the model.
+        method: The method.
+        weights: Writer of the weights, which several bundles of a run share.
+
+    Returns:
+        The exported model.
 
     Raises:
-        StoreError: If it can't be written.
+        StoreError: If the bundle can't be written.
     """
     model = models.get("personal") or models["global"]
-    _write(target, site_export, model, {"site": site}, method, weights)
+    _write_bundle(target, site_export, model, {"site": site}, method, weights)
     return model
 
 
@@ -133,34 +154,35 @@ def write_predictions(
     facts: Facts,
     pictures: bool = False,
 ) -> Predictions:
-    """Write `PREDICTIONS` beside a site's bundle, and return the predictions for the site's test images.
+    """Write the files with a site's predictions into its bundle, and return the predictions for its test images.
 
-    A site without test images gets no file, and the predictions for its validation images are returned.
+    The files are `PREDICTIONS`, the list of test cases of a stock bundle, and images of the worst cases. For a site
+    without test images no file is written, and the predictions for its validation images are returned.
 
     Args:
-        target: The bundle's folder.
-        predictor: Of the model.
-        data: The site's; its test images are what is said something of. Where the objective has groups
-            (`Objective.groups`), they come from what the model says of the validation images, or where there are none
-            of the training images, unless these change at each visit.
+        target: Path of the bundle.
+        predictor: Network that predicts with the site's model.
+        data: Data of the site. If the objective divides cases into groups (`Objective.groups`), the threshold comes
+            from the predictions for the validation images. Without these, it comes from the training images, unless
+            they change at each visit.
         task: The learning problem.
-        settings: The run's.
-        facts: What is known of each of the images.
-        pictures: Whether pictures of the worst cases are to be beside it (`medfl.engine.runs.worst_cases`).
+        settings: Settings of the run.
+        facts: Metadata of the test images.
+        pictures: Whether to write images of the worst cases (`medfl.engine.runs.worst_cases`).
     """
     metrics = (*task.metrics, *task.objective.headline)
 
-    def says(part: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
+    def predict_split(part: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
         return predict(predictor, part, task.objective, metrics, settings, task.device, task.inferer)
 
     if not len(data.test):
-        return Predictions(*says(data.val), "val")
-    judged, targets = says(data.test)
+        return Predictions(*predict_split(data.val), "val")
+    judged, targets = predict_split(data.test)
     patients = patients_of(data.test)
     known = dict(facts) | ({} if patients is None else {PATIENT: tuple(map(str, patients.tolist()))})
     others = data.val if len(data.val) else data.train
     if task.objective.has_groups and len(others) and not (others is data.train and isinstance(others, Visited)):
-        known[GROUP] = task.objective.groups(judged, says(others)[0])
+        known[GROUP] = task.objective.groups(judged, predict_split(others)[0])
     write_atomic(target / PREDICTIONS, _csv(task, judged, targets, known).encode())
     write_test_cases(target, data.test)
     keep_worst(target, predictor, data.test, task, settings, judged, pictures)
@@ -168,21 +190,25 @@ def write_predictions(
 
 
 def write_test_cases(target: Path, test: Dataset) -> None:
-    """Write `TEST_CONFIG` and `TEST_CASES` beside a stock bundle's configurations, if its cases come from a list.
+    """Write `TEST_CONFIG` and `TEST_CASES` into an exported stock bundle, if its cases come from a list.
 
-    The bundle's own ``evaluate`` scores its own slice of that list, which may hold training cases of the run. With this
-    file behind it, it scores the site's test cases. The cases stand in a file of their own, so that MONAI evaluates no
-    text of them.
+    The bundle's own ``evaluate`` scores another slice of that list, which may contain training cases of the run. With
+    `TEST_CONFIG` as an additional configuration, it scores the site's test cases. The cases are in a separate file, so
+    that MONAI does not evaluate any text in them as an expression.
+
+    Args:
+        target: Path of the bundle.
+        test: Test data of the site.
     """
     if not isinstance(test, Listed) or not test.list_id:
         return
-    read = f"$monai.bundle.ConfigParser.load_config_file(@bundle_root + '/{TEST_CASES.as_posix()}')"
+    expression = f"$monai.bundle.ConfigParser.load_config_file(@bundle_root + '/{TEST_CASES.as_posix()}')"
     cases = json.dumps([dict(case) for case in test.listed_cases], indent=1, default=str)
     write_atomic(target / TEST_CASES, (cases + "\n").encode())
-    write_atomic(target / TEST_CONFIG, (json.dumps({test.list_id: read}, indent=4) + "\n").encode())
+    write_atomic(target / TEST_CONFIG, (json.dumps({test.list_id: expression}, indent=4) + "\n").encode())
 
 
-def _write(
+def _write_bundle(
     target: Path,
     site_export: SiteExport,
     model: Model,
@@ -190,18 +216,18 @@ def _write(
     method: Method,
     weights: WeightsWriter | None = None,
 ) -> None:
-    """Write a bundle, each of its files whole or not at all."""
+    """Write an exported bundle: configurations with the run's values, documentation, licence and weights."""
     weights = weights or WeightsWriter()
     if site_export.stock is not None:
         _write_stock(target, site_export.bundle_root, site_export.stock, model, method, weights)
         return
     names = list(map(str, site_export.output_names))
     values = site_export.values | values | {"network_name": model.network, "output_names": names}
-    for path in _files(site_export.bundle_root):
+    for path in _exported_files(site_export.bundle_root):
         inside = path.relative_to(site_export.bundle_root)
         content = path.read_bytes()
         if inside.parent == Path("configs") and path.suffix == ".json":
-            content = _settled(content, path.name, site_export, values, partial(method.network_config, model))
+            content = _insert_values(content, path.name, site_export, values, partial(method.network_config, model))
         if inside != README:
             write_atomic(target / inside, content)
     write_atomic(target / README, _introduction(site_export, model).encode())
@@ -211,38 +237,38 @@ def _write(
 def _write_stock(
     target: Path, root: Path, places: Sequence[Path], model: Model, method: Method, weights: WeightsWriter
 ) -> None:
-    """Write a stock bundle byte by byte, without the overlay, and with the model in place of the weights it came with.
+    """Copy a stock bundle without the files of ``medfl adopt``, and write the model in place of its weights.
 
-    Only where the method's models have another network, configurations that define it say so.
+    If the method replaced the network, the definition of the network in the configurations is replaced too.
     """
     for path in sorted(root.rglob("*")):
         inside = path.relative_to(root)
-        if path.is_file() and inside.parts[0] not in NOT_TAKEN and inside not in OVERLAY:
+        if path.is_file() and inside.parts[0] not in EXCLUDED_FOLDERS and inside not in ADOPTED_FILES:
             content = path.read_bytes()
             if inside.parent == Path("configs") and path.suffix in (".json", ".yaml", ".yml"):
-                content = _with_network(content, path.suffix == ".json", partial(method.network_config, model))
+                content = _replace_network(content, path.suffix == ".json", partial(method.network_config, model))
             write_atomic(target / inside, content)
     for place in places:
         weights.write(target / place, model)
 
 
-def _with_network(content: bytes, is_json: bool, network_of: Callable[[Any], Any]) -> bytes:
-    """A configuration with another definition of its network, where that is another one; else as it is."""
+def _replace_network(content: bytes, is_json: bool, network_of: Callable[[Any], Any]) -> bytes:
+    """Return a configuration with the network definition of the method, or unchanged if the definition is the same."""
     config = json.loads(content) if is_json else yaml.safe_load(content)
     definition = config.get("network_def") if isinstance(config, Mapping) else None
     if definition is None or network_of(definition) == definition:
         return content
-    return (json.dumps({**config, "network_def": network_of(definition)}, indent=4) + "\n").encode()  # also YAML
+    return (json.dumps({**config, "network_def": network_of(definition)}, indent=4) + "\n").encode()  # JSON is YAML too
 
 
 class WeightsWriter:
-    """Writes the weights of bundles of one run, identical ones once: the others are hard links to the first."""
+    """Writer of the weights of a run's bundles. It writes identical weights once and hard-links the other files."""
 
     def __init__(self) -> None:
         self._path_by_digest: dict[str, Path] = {}
 
     def write(self, path: Path, model: Model) -> None:
-        """Write a model's weights.
+        """Write the weights of a model, or link them to an identical file that was written before.
 
         Raises:
             StoreError: If the file can't be written.
@@ -258,30 +284,32 @@ class WeightsWriter:
         self._path_by_digest[digest] = path
 
 
-def _files(root: Path) -> list[Path]:
-    """What a bundle hands on: its configurations, docs and licence."""
+def _exported_files(root: Path) -> list[Path]:
+    """Return the files of a bundle that an exported bundle contains: configurations, documentation and licence."""
     paths = [path for part in ("configs", "docs") for path in sorted((root / part).rglob("*"))]
-    return [path for path in (*paths, root / "LICENSE") if path.is_file() and path.name not in LEFT_OUT]
+    return [path for path in (*paths, root / "LICENSE") if path.is_file() and path.name not in EXCLUDED_CONFIGS]
 
 
 def _introduction(site_export: SiteExport, model: Model) -> str:
-    """The bundle's docs, which begin with what this model is; the rest is about the bundle that it was made from."""
+    """Return the documentation of an exported bundle: a paragraph about the model, then the run bundle's page."""
     readme = site_export.bundle_root / README
     rest = readme.read_text(encoding="utf-8") if readme.is_file() else ""
     return (
         f"# A network '{model.network}' trained by a federation\n\n"
         f"Data: {site_export.data or 'not stated'}. {named(site_export)}. Network, classes and "
         "image size are written into `configs/`, so that no option is needed for them. The run's report has the scores."
-        " Research only: not a medical device.\n\nWhat follows is about the bundle from which it was made.\n\n" + rest
+        " Research only: not a medical device.\n\nThe rest of this page is about the bundle from which this one was "
+        "exported.\n\n" + rest
     )
 
 
-def _settled(
+def _insert_values(
     config: bytes, name: str, site_export: SiteExport, values: Meta, network_of: Callable[[Any], Any]
 ) -> bytes:
-    """A configuration with the run's values where it has such ids, so that nobody needs to give them again.
+    """Return a configuration with the run's values for its ids, so that no user has to give them again.
 
-    What builds the network is as the method says (`medfl.contract.Method.network_config`).
+    The network definition comes from `medfl.contract.Method.network_config`. In ``metadata.json`` the description of
+    the network is replaced instead.
     """
     content = json.loads(config)
     if name == "metadata.json":
@@ -294,7 +322,10 @@ def _settled(
 
 
 def _csv(task: Task, judged: torch.Tensor, targets: torch.Tensor, facts: Facts) -> str:
-    """Row, target and predictions of each case, and the facts that are known of any."""
+    """Return the content of `PREDICTIONS`: row, target, prediction and known metadata of each case.
+
+    A metadata field that is unknown for all cases has no column.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     known = {name: entries for name, entries in facts.items() if any(entries)}

@@ -1,4 +1,4 @@
-"""The summary of a run: its last round's scores, its costs, and who holds what."""
+"""Summarise a run: its final scores, costs, attendance and best round, and the images of each class at the sites."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COSTS = {
     "train_seconds": "work_seconds",
     "evaluate_seconds": "evaluate_seconds",
 }
-"""Name of a cost in the summary to its metric in ``metrics.csv``."""
+"""Maps the name of each cost in the summary to its metric in ``metrics.csv``."""
 
 
 def summarise(
@@ -40,13 +40,13 @@ def summarise(
     """Return the summary of a run: scores of its models, costs of each site, attendance, best round.
 
     Args:
-        csv: The run's ``metrics.csv``.
+        csv: Path of the run's ``metrics.csv``.
         method: Name of the method.
-        outcome: How the run ended.
+        outcome: Result of the run at the server.
         settings: Settings of the run.
         metric: Metric that rounds are compared by.
         sites: Names of the sites of the run.
-        missing: Sites that did not reply when they were asked last, beside those of the last round.
+        missing: Further unavailable sites, besides those in `outcome`.
     """
     costs: dict[str, dict[str, list[float]]] = {}
     round_ = 0 if outcome.round == outcome.rounds else outcome.round
@@ -62,7 +62,7 @@ def summarise(
             if row.round == round_ and "@" not in row.model:
                 scores.append(row)
     results: dict[str, dict[str, dict[str, MetricScores]]] = {}
-    for (model, split, name), values in sorted(_by_score(scores).items()):
+    for (model, split, name), values in sorted(_values_by_site(scores).items()):
         pooled, public = values.pop(GLOBAL, None), values.pop(PUBLIC, None)
         defined = [value for value in values.values() if not math.isnan(value)]
         results.setdefault(model, {}).setdefault(split, {})[name] = MetricScores(
@@ -97,12 +97,12 @@ def summarise(
 
 
 def ended_on(summary: Summary | None) -> str:
-    """Return on how many of its sites a run ended, as a part of a sentence: `` on 5 of 7 sites``; empty if on all.
+    """Return the number of sites that were available at the end of a run, as the text `` on 5 of 7 sites``.
 
-    For a run that diverged it is empty: its replies could not be used, whoever was there.
+    The text is empty if all sites were available, and for a run that diverged, whose replies were not usable.
 
     Args:
-        summary: Summary of the run; None while the run is not over, which gives an empty text.
+        summary: Summary of the run, or None while the run is not over; then the text is empty.
     """
     if summary is None or summary.status == DIVERGED or not summary.attendance.unavailable:
         return ""
@@ -114,7 +114,7 @@ def best_round_of(outcome: Outcome, settings: Settings, metric: str) -> BestRoun
     """Return the round with the best validation score; None if the run does not compare rounds.
 
     Args:
-        outcome: How the run ended.
+        outcome: Result of the run at the server.
         settings: Settings of the run.
         metric: Metric that rounds are compared by.
     """
@@ -137,7 +137,7 @@ def holdings(sites: Mapping[str, Mapping[str, Dataset]], classes: Sequence[str],
     Args:
         sites: Maps each site to its splits and their data.
         classes: Names of the classes.
-        objective: Counts the images of each class.
+        objective: Objective of the task, which counts the images of each class.
     """
     return Holdings(
         classes=tuple(classes),
@@ -148,8 +148,8 @@ def holdings(sites: Mapping[str, Mapping[str, Dataset]], classes: Sequence[str],
     )
 
 
-def _by_score(rows: Sequence[Row]) -> dict[tuple[str, str, str], dict[str, float]]:
-    """Map each (model, split, metric) to its values by site."""
+def _values_by_site(rows: Sequence[Row]) -> dict[tuple[str, str, str], dict[str, float]]:
+    """Map each (model, split, metric) to a mapping from sites to values."""
     values: dict[tuple[str, str, str], dict[str, float]] = {}
     for row in rows:
         values.setdefault((row.model, row.split, row.metric), {})[row.site] = row.value

@@ -1,7 +1,7 @@
-"""Pictures of the test cases whose masks a site's model gets worst, made at the site and kept beside its bundle.
+"""Images of the test cases with the lowest Dice scores, written at the site into its exported bundle.
 
-They show patients' images, so there are none unless the setting ``pictures`` asks for them, and none of a site on
-another machine. Of a case they hold its row in the test split, one slice, and nothing else.
+They show images of patients. They are written only with the setting ``pictures``, and never for a site on another
+machine. The file has the row of the case in the test split, its Dice score, and one slice of the image and the masks.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from medfl.utils import wire
 from medfl.utils.files import write_atomic
 
 FILE = "worst_cases.safetensors"
-"""In a site's bundle."""
+"""Name of the file in an exported bundle."""
 
-FIGURE = "masks"
-"""What an objective has in its `figures` if its cases have masks."""
+MASK_FIGURE = "masks"
+"""Entry in `Objective.figures` of an objective whose cases have masks."""
 
-CASES = 3
-"""Pictures of a site."""
+MAX_CASES = 3
+"""Maximum number of cases of a site in the file."""
 
 SIDE = 96
-"""Most cells of a picture along each side; larger images are averaged down."""
+"""Maximum number of pixels of a written image along each side; larger images are averaged down."""
 
 
 @dataclass(frozen=True)
 class WorstCase:
-    """A case in one slice.
+    """One slice of a test case with a low Dice score.
 
     Attributes:
-        row: Its place in the test split.
-        dice: Mean over the classes, in [0, 1].
-        slice: Number of the slice along the last axis, from 0; None for a plane image.
-        image: (H, W), float32, in [0, 1].
-        reference: (L, H, W), bool.
-        prediction: (L, H, W), bool.
+        row: Row of the case in the test split.
+        dice: Mean Dice score over the classes, in [0, 1].
+        slice: Number of the slice along the last axis, from 0; None for a two-dimensional image.
+        image: Image, shape (H, W), float32, in [0, 1].
+        reference: Masks of the reference, shape (L, H, W), bool.
+        prediction: Masks of the prediction, shape (L, H, W), bool.
     """
 
     row: int
@@ -64,23 +64,23 @@ def keep_worst(
     judged: torch.Tensor,
     wanted: bool,
 ) -> None:
-    """Write `FILE` beside a site's bundle, or remove what an earlier run left there if it is not wanted.
+    """Write the images of the worst cases into a bundle, or delete the file of an earlier run if they are not wanted.
 
     Args:
-        target: The bundle's folder.
-        predictor: Of the model.
-        test: The site's test images.
+        target: Path of the bundle.
+        predictor: Network that predicts with the site's model.
+        test: Test images of the site.
         task: The learning problem.
-        settings: The run's.
-        judged: What the model says of them, (n, K), as `Objective.judged` has it.
-        wanted: Whether there should be pictures.
+        settings: Settings of the run.
+        judged: Predictions for the test images, shape (N, K), as `Objective.judged` returns them.
+        wanted: Whether to write the images.
     """
-    if not wanted or FIGURE not in task.objective.figures or not task.objective.gave_numbers(judged):
+    if not wanted or MASK_FIGURE not in task.objective.figures or not task.objective.gave_numbers(judged):
         (target / FILE).unlink(missing_ok=True)
         return
     columns = [place for place, name in enumerate(task.objective.columns(())) if name.startswith("dice_")]
     dice = judged[:, columns].mean(1)
-    rows = dice.argsort(stable=True)[:CASES]
+    rows = dice.argsort(stable=True)[:MAX_CASES]
     tensors, facts = {}, []
     for place, (loaded, outputs) in enumerate(look_at(predictor, test, rows, settings, task.device, task.inferer)):
         prediction, reference = task.objective.masks(outputs)[0], task.objective.references(loaded.targets)[0]
@@ -94,13 +94,17 @@ def keep_worst(
 
 
 def widest_error(prediction: torch.Tensor, reference: torch.Tensor) -> int | None:
-    """The slice across the last axis with the most voxels that only one of both masks has; None for plane masks.
+    """Return the slice along the last axis with the most voxels that differ between two masks.
 
-    Of several such slices the middle one; where all is right, that with the most of the reference.
+    Of several such slices, the middle one is returned. If no voxel differs, the slice with the most voxels of the
+    reference is returned.
 
     Args:
-        prediction: (L, *spatial), bool.
-        reference: (L, *spatial), bool.
+        prediction: Masks of the prediction, shape (L, *spatial), bool.
+        reference: Masks of the reference, shape (L, *spatial), bool.
+
+    Returns:
+        None for two-dimensional masks.
     """
     if prediction.dim() == 3:
         return None
@@ -111,13 +115,14 @@ def widest_error(prediction: torch.Tensor, reference: torch.Tensor) -> int | Non
 
 
 def small(planes: torch.Tensor) -> torch.Tensor:
-    """Planes of at most `SIDE` cells along each side, as bytes: an image from its darkest to its brightest value.
+    """Average planes down to at most `MAX_SIDE` pixels along each side, and convert them to bytes.
 
     Args:
-        planes: (L, H, W): an image, floating, or masks, bool, of which a cell has what at least half of it has.
+        planes: Image (floating) or masks (bool), shape (L, H, W).
 
     Returns:
-        (L, h, w), uint8: 0 to 255 for an image, 0 or 1 for masks.
+        uint8, shape (L, h, w). An image is scaled from its minimum and maximum to 0 and 255. A pixel of a mask is 1 if
+        at least half of its area is in the mask, else 0.
     """
     height, width = (min(edge, SIDE) for edge in planes.shape[1:])
     values = adaptive_avg_pool2d(planes.float(), (height, width))
@@ -128,7 +133,13 @@ def small(planes: torch.Tensor) -> torch.Tensor:
 
 
 def read_worst(bundle: Path) -> list[WorstCase]:
-    """The pictures beside a site's bundle, the worst first; none where the site kept none.
+    """Read the images of the worst cases from a site's exported bundle, lowest Dice score first.
+
+    Args:
+        bundle: Path of the bundle.
+
+    Returns:
+        An empty list if the bundle has no such file.
 
     Raises:
         StoreError: If the file is damaged.
@@ -152,7 +163,7 @@ def read_worst(bundle: Path) -> list[WorstCase]:
     except (DamagedError, KeyError, OSError) as error:
         raise StoreError(
             "damaged_file",
-            f"expected pictures of the worst cases in '{path}'; it is damaged ({error}). Give the command of that run "
-            "again: it writes the file anew.",
+            f"expected images of the worst cases in '{path}', but the file is damaged ({error}). Run the command of "
+            "that run again: it writes the file again.",
             path=path,
         ) from None

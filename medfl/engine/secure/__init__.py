@@ -1,1 +1,1 @@
-"""Secure aggregation: its protocol as ordinary steps of a run, with keys, secret shares, masks and fixed point."""
+"""Secure aggregation: a protocol in ordinary steps of a run, with keys, shares, masks and fixed-point numbers."""

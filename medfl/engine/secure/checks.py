@@ -1,4 +1,4 @@
-"""Which runs secure aggregation is possible for; the others are refused by name, with what would do."""
+"""Check before a run that secure aggregation is possible with its method and settings."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ from medfl.settings import Settings, participants
 
 
 def check_secure(name: str, method: Method, settings: Settings, sites: Sequence[str], server: tuple[str, str]) -> None:
-    """Refuse secure aggregation with a method whose server makes more of replies than one mean, or such settings.
+    """Check that secure aggregation is possible, if the settings ask for it.
+
+    It is possible if the server computes one mean of all updates and uses nothing else from the replies.
 
     Args:
-        name: The method's.
-        method: It.
-        settings: The run's.
+        name: Name of the method.
+        method: The method.
+        settings: Settings of the run.
         sites: Names of the sites.
-        server: How the server differs from one that averages updates: a code and a sentence.
+        server: Difference between the method's aggregation and a mean of updates, as a code and a clause for messages.
 
     Raises:
-        SettingsError: If it is set and not possible.
+        SettingsError: If secure aggregation is not possible, or the package ``cryptography`` is not installed.
     """
     secure = settings.secure_aggregation
     if secure is None:
         return
     if Capability.ROBUST not in method.active_supports or {*method.sends.values()} != {"update"}:
-        cause, beside = server
+        cause, aggregation = server
         raise SettingsError(
             "method_not_supported",
-            f"Secure aggregation gives the server the sum of all updates and nothing else, and method '{name}', with "
-            f"these settings, has another server: {beside}. Choose a method that averages updates and nothing beside "
-            "them, such as fedavg, fedprox or fedavgm, or leave 'secure_aggregation' out.",
+            f"Secure aggregation gives the server the sum of all updates and nothing else, but method '{name}', with "
+            f"these settings, aggregates in another way: {aggregation}. Choose a method that averages updates and "
+            "nothing else, such as fedavg, fedprox or fedavgm, or leave 'secure_aggregation' out.",
             feature="secure_aggregation",
             method=name,
             cause=cause,
@@ -42,7 +44,7 @@ def check_secure(name: str, method: Method, settings: Settings, sites: Sequence[
     if method.filters():
         raise SettingsError(
             "method_not_supported",
-            f"Method '{name}' encodes its updates, and sums of encoded updates are none. Choose another method or "
+            f"Method '{name}' encodes its updates, and encoded updates can't be summed. Choose another method or "
             "setting of it, or leave 'secure_aggregation' out.",
             feature="secure_aggregation",
             method=name,
@@ -51,8 +53,8 @@ def check_secure(name: str, method: Method, settings: Settings, sites: Sequence[
     if needed := sorted(fact for fact, field in method.sends_meta.items() if field.visibility == "needed"):
         raise SettingsError(
             "method_not_supported",
-            f"Method '{name}' needs each site's {', '.join(needed)}, and under secure aggregation the server learns "
-            "sums alone. Choose another method, or leave 'secure_aggregation' out.",
+            f"Method '{name}' needs the metadata {', '.join(needed)} of each site, but under secure aggregation the "
+            "server learns only sums. Choose another method, or leave 'secure_aggregation' out.",
             feature="secure_aggregation",
             method=name,
             cause="metadata",
@@ -64,7 +66,7 @@ def check_secure(name: str, method: Method, settings: Settings, sites: Sequence[
         raise SettingsError(
             "setting_out_of_range",
             f"'secure_aggregation.threshold' is {threshold}, and {count} of the run's {len(sites)} sites take part in "
-            f"a round: expected {count // 2 + 1} to {count}, as with {count // 2} or fewer the server could have two "
+            f"a round: expected {count // 2 + 1} to {count}. With {count // 2} or fewer, the server could make two "
             "halves reveal different shares. Leave it out for the smallest number above two thirds.",
             setting="secure_aggregation.threshold",
             found=threshold,
@@ -75,26 +77,30 @@ def check_secure(name: str, method: Method, settings: Settings, sites: Sequence[
 
 
 def _check_others(settings: Settings) -> None:
-    """Refuse settings that look at single updates, or change them after they were masked."""
+    """Check the settings that would use single updates, or change masked ones.
+
+    Raises:
+        SettingsError: If such a setting is on.
+    """
     if settings.robust is not None:
         raise SettingsError(
             "incompatible_settings",
-            f"The robust rule '{settings.robust.rule}' compares the updates of single sites, and under secure "
-            "aggregation the server sees none of them. Choose one of the two.",
+            f"The robust rule '{settings.robust.rule}' compares the updates of single sites, but under secure "
+            "aggregation the server sees no single update. Choose one of the two.",
             settings=["robust", "secure_aggregation"],
         )
     if settings.compression is not None:
         raise SettingsError(
             "incompatible_settings",
-            "'compression' gives each update a scale of its own, and numbers of unlike scales have no sum. Secure "
-            "aggregation has 'secure_aggregation.bits' in its place: leave 'compression' out.",
+            "'compression' gives each update its own scale, and codes with different scales can't be summed. Leave "
+            "'compression' out and use 'secure_aggregation.bits' instead.",
             settings=["compression", "secure_aggregation"],
         )
     if settings.adversaries:
         raise SettingsError(
             "incompatible_settings",
-            "'poison' changes replies on their way, and masked ones can't be changed in any useful way: leave it or "
-            "'secure_aggregation' out.",
+            "'adversaries' changes the replies of attackers, but masked replies can't be changed usefully. Leave 'adversaries' "
+            "or 'secure_aggregation' out.",
             settings=["adversaries", "secure_aggregation"],
         )
     policy_of(settings).check_secure_aggregation()

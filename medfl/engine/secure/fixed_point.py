@@ -1,7 +1,8 @@
-"""Real numbers as whole ones modulo 2^bits, so that a sum is exact whatever its order, and masks cancel to the bit.
+"""Fixed-point format of updates: integers modulo 2^bits, whose sums are exact in any order, so that masks cancel.
 
-A site's numbers are clipped together to an L2 norm, scaled by a power of two and rounded up or down at random, so that
-nothing is lost on average (stochastic rounding). The scale leaves room for the sum of all sites and for noise.
+The numbers of a site are clipped together to an L2 norm, scaled by a power of two, and rounded up or down at random, so
+that the expected value does not change (stochastic rounding). The scale leaves room for the sum over all sites and for
+noise.
 """
 
 from __future__ import annotations
@@ -16,27 +17,32 @@ from medfl.engine.secure.masks import Words
 from medfl.errors import SettingsError
 
 TAIL = 12.0
-"""Standard deviations of noise for which there is room: beyond them a number would wrap, once in 10^32."""
+"""Number of standard deviations of noise that the format has room for. A larger value wraps around, once in 10^32."""
 
 FAINTEST_NOISE = 10.0
-"""Smallest standard deviation of a site's noise, in steps. From there on the sum of discrete Gaussians is one, up to
-tau = 10 exp(-pi^2 sigma^2) < 10^-400 (Kairouz et al., 2021, theorem 1), which no number of 64 bits can tell from 0."""
+"""Minimum standard deviation of a site's noise, in steps.
+
+From this value on, the sum of discrete Gaussians is a discrete Gaussian up to tau = 10 exp(-pi^2 sigma^2) < 10^-400
+(Kairouz et al., 2021, theorem 1). A 64-bit number can't distinguish that from 0.
+"""
 
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """How the numbers of one aggregation are written.
+    """Fixed-point format of the numbers of one aggregation.
+
+    A step is the smallest difference between two numbers, 1 / `scale`.
 
     Attributes:
-        bits: Of a number, 32 or 40.
-        sites: How many vectors are summed at most, >= 1.
-        clip: Largest L2 norm of one of them, > 0.
-        numbers: In a vector, >= 0.
-        noise: Noise multiplier of the sum: standard deviation over clip with `threshold` sites; 0 is no noise.
-        threshold: How many sites' shares of noise make that up.
+        bits: Number of bits of a number, 32 or 40.
+        sites: Maximum number of vectors in a sum, >= 1.
+        clip: Largest L2 norm of one vector, > 0.
+        numbers: Number of elements of a vector, >= 0.
+        noise: Noise multiplier of the sum: standard deviation over `clip`, with `threshold` sites; 0 is no noise.
+        threshold: Number of sites whose shares add up to the noise `noise`.
 
     Raises:
-        SettingsError: If so few bits have no room, or the noise would be lost in rounding.
+        SettingsError: If the noise would be lost in rounding, because the format has too few bits.
     """
 
     bits: int
@@ -58,7 +64,7 @@ class FixedPoint:
 
     @property
     def scale(self) -> float:
-        """Steps in a unit: the largest power of two for which sums of all sites, noise included, don't wrap."""
+        """Number of steps in 1: the largest power of two for which no sum over all sites, with noise, wraps around."""
         room = 2.0 ** (self.bits - 1) - 1 - self.sites
         spread = TAIL * self.noise * math.sqrt(self.sites / self.threshold)
         room -= spread * math.sqrt(self.numbers)
@@ -67,7 +73,7 @@ class FixedPoint:
 
     @property
     def reach(self) -> float:
-        """Largest L2 norm of a rounded vector, in steps: each number moves by less than one."""
+        """Largest L2 norm of a rounded vector, in steps. Rounding moves each number by less than one step."""
         return self.clip * self.scale + math.sqrt(self.numbers)
 
     @property
@@ -76,50 +82,54 @@ class FixedPoint:
         return self.noise * self.reach / math.sqrt(self.threshold)
 
     def rounded(self, values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Values in steps, rounded at random.
+        """Convert values to steps by stochastic rounding.
 
         Args:
-            values: (N,), float64, of an L2 norm of `clip` at most.
-            generator: For the rounding; it hides nothing, and only an even draw matters.
+            values: Shape (N,), float64, with an L2 norm of at most `clip`.
+            generator: Generator of the rounding. It need not be secret, only uniform.
 
         Returns:
-            (N,), int64.
+            Integers, shape (N,), int64.
         """
         shift = torch.rand(values.shape, dtype=torch.float64, generator=generator)
         return (values * self.scale + shift).floor_().to(torch.int64)
 
     def words(self, steps: torch.Tensor) -> Words:
-        """Whole numbers modulo 2^bits, ready to be masked.
+        """Convert integers to words, which can be masked.
 
         Args:
-            steps: (N,), int64.
+            steps: Shape (N,), int64.
         """
         return steps.numpy().astype(_word(self.bits))
 
     def values(self, words: Words) -> torch.Tensor:
-        """The real numbers of a sum whose masks are gone, (N,), float64."""
+        """Convert an unmasked sum to real numbers, shape (N,), float64."""
         return torch.from_numpy(signed(words, self.bits)).double() / self.scale
 
 
 def signed(words: Words, bits: int) -> np.ndarray:
-    """Numbers modulo 2^bits as those in [-2^(bits-1), 2^(bits-1)), int64."""
+    """Return the representatives of words modulo 2^bits in [-2^(bits-1), 2^(bits-1)), int64."""
     spare = 64 - bits
     return (words.astype(np.uint64) << np.uint64(spare)).view(np.int64) >> np.int64(spare)
 
 
 def packed(words: Words, bits: int) -> torch.Tensor:
-    """Words as bytes, without those that are beyond their bits, (N * bits / 8,), uint8."""
+    """Convert words to bytes without unused high bytes.
+
+    Returns:
+        uint8, shape (N * bits / 8,).
+    """
     size = bits // 8
     raw = np.ascontiguousarray(words).view(np.uint8).reshape(len(words), words.itemsize)
     return torch.from_numpy(np.ascontiguousarray(raw[:, :size]).reshape(-1))
 
 
 def unpacked(raw: torch.Tensor, bits: int) -> Words:
-    """The words of `packed`, modulo 2^bits.
+    """Return the words that `packed` converted, modulo 2^bits.
 
     Args:
-        raw: uint8, a multiple of bits / 8 long.
-        bits: Of a number.
+        raw: Bytes, uint8, whose number is a multiple of bits / 8.
+        bits: Number of bits of a number.
     """
     size, kind = bits // 8, _word(bits)
     rows = np.zeros((raw.numel() // size, np.dtype(kind).itemsize), dtype=np.uint8)
@@ -128,7 +138,12 @@ def unpacked(raw: torch.Tensor, bits: int) -> Words:
 
 
 def empty(count: int, bits: int) -> Words:
-    """Zeros."""
+    """Return a vector of zeros.
+
+    Args:
+        count: Number of elements.
+        bits: Number of bits of a number.
+    """
     return np.zeros(count, dtype=_word(bits))
 
 

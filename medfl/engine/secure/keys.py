@@ -1,6 +1,6 @@
-"""Keys of one aggregation: X25519 pairs, what two sites agree on (HKDF), and messages from one site to another.
+"""Keys of a secure aggregation: X25519 key pairs, key agreement of two sites (HKDF), and authenticated encryption.
 
-All primitives are those of the package ``cryptography``.
+All primitives come from the package ``cryptography``.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Any
 from medfl.errors import RefusedError, SettingsError, pip_install
 
 KEY = 32
-"""Bytes of a key, private, public or agreed."""
+"""Size in bytes of a private, public or agreed key."""
 
 NONCE = 12
-"""Bytes before each sealed message."""
+"""Size in bytes of the nonce before each encrypted message."""
 
 CHANNEL, MASK = b"medfl secure aggregation: channel", b"medfl secure aggregation: mask"
-"""What an agreed key is for."""
+"""Uses of an agreed key: encrypted messages between two sites, or the mask that they share."""
 
 
 def primitives(part: str) -> Any:
-    """A part of ``cryptography``, loaded when it is needed first.
+    """Import and return a module of ``cryptography``.
 
     Raises:
-        SettingsError: If it is not installed.
+        SettingsError: If the package is not installed.
     """
     try:
         return importlib.import_module(f"cryptography.{part}")
@@ -39,25 +39,25 @@ def primitives(part: str) -> Any:
 
 
 def public_key(private: bytes) -> bytes:
-    """The public key of a private one, 32 bytes each."""
+    """Return the X25519 public key of a private key, 32 bytes each."""
     pair = primitives("hazmat.primitives.asymmetric.x25519").X25519PrivateKey.from_private_bytes(private)
     return bytes(pair.public_key().public_bytes_raw())
 
 
 def agreed(private: bytes, public: bytes, use: bytes, *context: bytes) -> bytes:
-    """A key that two sites agree on, each from its own private and the other's public key.
+    """Derive the key that two sites share, from one's private and the other's public key (X25519 and HKDF-SHA256).
 
     Args:
-        private: The own one.
-        public: The other's.
-        use: `CHANNEL` or `MASK`.
-        context: What else both know and the key is bound to.
+        private: Private key of one site.
+        public: Public key of the other site.
+        use: Use of the key, `CHANNEL` or `MASK`.
+        context: Further values that both sites know and that enter the derivation.
 
     Returns:
-        32 bytes.
+        Key of 32 bytes.
 
     Raises:
-        RefusedError: If the public key is none.
+        RefusedError: If the public key is not valid.
     """
     x25519 = primitives("hazmat.primitives.asymmetric.x25519")
     hashes, hkdf = primitives("hazmat.primitives.hashes"), primitives("hazmat.primitives.kdf.hkdf")
@@ -67,38 +67,43 @@ def agreed(private: bytes, public: bytes, use: bytes, *context: bytes) -> bytes:
         )
     except ValueError:
         raise RefusedError(
-            "invalid_public_key", "expected a public key of a site, got bytes that are none: a site is not honest"
+            "invalid_public_key", "expected a public key of a site, got an invalid key: a site is not honest"
         ) from None
     info = b"\0".join([use, *sorted([public_key(private), public]), *context])
     return bytes(hkdf.HKDF(algorithm=hashes.SHA256(), length=KEY, salt=None, info=info).derive(shared))
 
 
 def seal(key: bytes, nonce: bytes, message: bytes, about: bytes) -> bytes:
-    """A message that only who has the key can read, and nobody can change (ChaCha20-Poly1305).
+    """Encrypt and authenticate a message with ChaCha20-Poly1305.
 
     Args:
-        key: Of `agreed`.
-        nonce: `NONCE` bytes, others for each message under a key.
-        message: Any bytes.
-        about: What the message is bound to; it is not sent.
+        key: Key from `agreed`.
+        nonce: `NONCE` bytes, which must be new for each message under a key.
+        message: Message to encrypt.
+        about: Associated data, which are authenticated and not sent.
 
     Returns:
-        The nonce, then the message and 16 bytes more.
+        The nonce, followed by the ciphertext with its authentication tag of 16 bytes.
     """
     aead = primitives("hazmat.primitives.ciphers.aead")
     return nonce + bytes(aead.ChaCha20Poly1305(key).encrypt(nonce, message, about))
 
 
 def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes:
-    """The message of `seal`.
+    """Verify and decrypt a message from `seal`.
+
+    Args:
+        key: Key from `agreed`.
+        sealed: Result of `seal`.
+        about: Associated data, as in `seal`.
 
     Raises:
-        RefusedError: If it was changed, is bound to something else, or was sealed with another key.
+        RefusedError: If the message was changed, or has another key or other associated data.
     """
     aead, errors = primitives("hazmat.primitives.ciphers.aead"), primitives("exceptions")
     try:
         return bytes(aead.ChaCha20Poly1305(key).decrypt(sealed[:NONCE], sealed[NONCE:], about))
     except (errors.InvalidTag, ValueError):
         raise RefusedError(
-            "undecryptable_share", "expected a share that was sealed for this site, got another one"
+            "undecryptable_share", "expected a share that was encrypted for this site, got another one"
         ) from None

@@ -1,4 +1,4 @@
-"""Masks: streams of ChaCha20 that are added to numbers modulo 2^bits, and cancel in the sum of all sites."""
+"""Masks: ChaCha20 keystreams that are added to numbers modulo 2^bits and cancel in the sum over all sites."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import numpy as np
 from medfl.engine.secure.keys import primitives
 
 Words = np.ndarray
-"""(N,), uint32 where numbers have 32 bits, otherwise uint64. Sums are modulo the word, and so modulo 2^bits, too."""
+"""Vector of shape (N,), uint32 for numbers of 32 bits, otherwise uint64. Sums wrap, so they are modulo 2^bits."""
 
 CHUNK = 1 << 17
-"""Numbers that are masked at once: they stay in the processor's cache."""
+"""Number of elements that are masked at once, so that they stay in the processor's cache."""
 
 
 def add_mask(words: Words, key: bytes, sign: int = 1) -> None:
-    """Add or subtract, in place, the stream of a key.
+    """Add the keystream of a key to a vector in place, or subtract it.
 
     Args:
-        words: Changed in place.
-        key: 32 bytes. It is used for one vector only, so the nonce is zero.
-        sign: 1 adds, -1 subtracts.
+        words: Vector, which is changed in place.
+        key: Key of 32 bytes. It is used for one vector only, so the nonce is zero.
+        sign: 1 to add, -1 to subtract.
     """
     ciphers = primitives("hazmat.primitives.ciphers")
     stream = ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
@@ -34,5 +34,5 @@ def add_mask(words: Words, key: bytes, sign: int = 1) -> None:
 
 
 def pair_sign(own: str, other: str) -> int:
-    """Whether a site adds (1) or subtracts (-1) the mask that it has in common with another one."""
+    """Return 1 if a site adds the mask that it shares with another site, or -1 if it subtracts the mask."""
     return 1 if own < other else -1

@@ -1,7 +1,7 @@
-"""A method under secure aggregation: the method itself, but for its exchanges with the sites.
+"""Wrapper of a method for secure aggregation, which replaces the method's messages between the server and the sites.
 
-The loop, the journal and both carriers see a method whose rounds have a few steps more, so a run goes on after a kill
-as any other does.
+For the server loop, the journal and the backends, the wrapper is a method whose rounds have a few more steps. So a run
+continues after a kill like any other run.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from medfl.engine.backend import MethodFactory
 from medfl.engine.reply_checks import check_sent
 from medfl.engine.secure.ops import MASKED, OPS, PREFIX, check_reply, layout_of, numbers_of
 from medfl.engine.secure.register import Register
-from medfl.engine.secure.server import ServerEnd
-from medfl.engine.secure.site import NoiseFactory, SiteEnd, SiteTools
+from medfl.engine.secure.server import ServerOperation
+from medfl.engine.secure.site import NoiseFactory, SiteOperation, SiteTools
 from medfl.errors import RefusedError
 from medfl.settings import Settings
 from medfl.task import Task
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Secured:
-    """A method whose updates leave as masked numbers, of which only the sum can be read.
+    """Wrapper of a method whose updates leave the sites as masked numbers. The server can read only their sum.
 
     Attributes:
-        inner: The method.
-        settings: The run's, with `secure_aggregation`.
-        tools: At a site, what it has beside what its method sees.
+        inner: The wrapped method.
+        settings: Settings of the run, with ``secure_aggregation``.
+        tools: Resources of a site that the wrapped method does not see; None at the server.
     """
 
     inner: Method
@@ -44,7 +44,7 @@ class Secured:
     tools: SiteTools | None = None
 
     def __getattr__(self, name: str) -> Any:
-        """All else is the method's own."""
+        """Return any other attribute from the wrapped method."""
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.inner, name)
@@ -52,24 +52,24 @@ class Secured:
     def at(
         self, folder: Path, noise: NoiseFactory, signer: Signer | None, sites: Collection[str] | None = None
     ) -> Method:
-        """Return the same method with what a site has beside it.
+        """Return a copy of the wrapper with the resources of a site (`SiteTools`).
 
         Args:
-            folder: The site's folder of the run.
-            noise: See `SiteTools`.
-            signer: See `SiteTools`.
-            sites: See `SiteTools`.
+            folder: Folder of the site in the run.
+            noise: Function that records a release in the site's privacy account and returns the stream of its noise.
+            signer: Signer of the site, or None on one machine.
+            sites: Names of the run's sites; None accepts every name.
         """
         return cast(Method, replace(self, tools=SiteTools(Register(folder), noise, signer, sites)))
 
     @property
     def sends(self) -> dict[str, PayloadKind]:
-        """Keys, sealed shares, masked numbers: what tells nothing on its own."""
+        """Kind of the tensors that a site sends: keys, encrypted shares and masked numbers, which reveal nothing."""
         return {PREFIX: "statistic"}
 
     @cached_property
     def sends_meta(self) -> dict[str, MetaField]:
-        """The method's public facts; none has to be there, as orders have other names here."""
+        """Schema of the wrapped method's public metadata. All fields are optional, as the requests have other ops."""
         return {
             key: replace(field, after=())
             for key, field in self.inner.sends_meta.items()
@@ -77,22 +77,26 @@ class Secured:
         }
 
     def filters(self) -> tuple[Filter, ...]:
-        """None: bytes that look like noise can't be made fewer."""
+        """Return no filters, because masked numbers can't be compressed."""
         return ()
 
     def plan(self, server: Server) -> Plan | None:
-        """The next operation."""
-        return ServerEnd(server, self.inner).plan()
+        """Return the plan of the next operation."""
+        return ServerOperation(server, self.inner).plan()
 
     def aggregate(self, server: Server, replies: Replies) -> None:
-        """Take in the replies of an operation."""
-        ServerEnd(server, self.inner).aggregate(replies)
+        """Take the replies of an operation into the server's state; after the last one, aggregate the mean."""
+        ServerOperation(server, self.inner).aggregate(replies)
 
     def execute(self, site: Site, request: Request) -> Reply:
-        """Carry an operation out; or an order after which nothing leaves."""
+        """Execute an operation, or a request of the wrapped method whose reply has no tensors.
+
+        Raises:
+            RefusedError: If the reply would contain tensors or peer messages without a mask.
+        """
         assert self.tools is not None, "a site has tools"
         if request.op in OPS:
-            return SiteEnd(site, request, self.inner, self.tools).execute()
+            return SiteOperation(site, request, self.inner, self.tools).execute()
         sent = replace(request, tensors=dict(request.tensors), meta=dict(request.meta))
         reply = self.inner.execute(site, request)
         check_sent(self.inner, site.task, self.settings, sent, reply, f"site '{site.name}'")
@@ -106,7 +110,11 @@ class Secured:
         return replace(reply, meta={key: value for key, value in reply.meta.items() if key in self.sends_meta})
 
     def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
-        """Refuse replies of another form than that of their operation."""
+        """Check that a reply has the tensors of its operation.
+
+        Raises:
+            RefusedError: If names, shapes or dtypes differ.
+        """
         if request.op not in OPS:
             if tensors:
                 raise RefusedError(
@@ -123,11 +131,11 @@ class Secured:
 
 
 def secured(make_method: MethodFactory, settings: Settings) -> MethodFactory:
-    """What makes the method of a run: under secure aggregation its wrapper, otherwise the method itself.
+    """Return a factory of the method that the backend runs: its wrapper for secure aggregation, or the method itself.
 
     Args:
-        make_method: Makes the method.
-        settings: The run's.
+        make_method: Factory of the method.
+        settings: Settings of the run.
     """
     if settings.secure_aggregation is None:
         return make_method

@@ -2,7 +2,7 @@
 
 * `KEYS`: each participant sends two public keys, signed where there are certificates.
 * `SHARES`: each participant gets all keys and sends every other one shares of its two secrets, encrypted for it.
-* `MASKED`: each participant whose shares the others hold executes the method's own order and sends its update masked.
+* `MASKED`: each participant whose shares the others hold executes the method's own request and sends its update masked.
 * `CONFIRM`: each participant that sent an update signs the list of the participants that did.
 * `UNMASK`: each participant checks that enough signatures are on the same list. It then reveals one share of each
   participant: of the key of its masks if the participant dropped out, of its own mask if not. It never reveals both:
@@ -21,7 +21,7 @@ import torch
 
 from medfl.contract import PayloadKind, Request
 from medfl.engine.secure.keys import KEY, NONCE
-from medfl.engine.secure.shamir import BYTES
+from medfl.engine.secure.shamir import SHARE_BYTES
 from medfl.errors import RefusedError
 from medfl.types import Meta, Tensors
 
@@ -32,34 +32,48 @@ KEYS, SHARES, MASKED, CONFIRM, UNMASK = (
     "secure_confirm",
     "secure_unmask",
 )
+"""Ops of the requests of the five operations."""
+
 OPS = (KEYS, SHARES, MASKED, CONFIRM, UNMASK)
+"""All operations, in order."""
 
 PREFIX = "secure/"
-"""What the names of all tensors of these operations begin with."""
+"""Prefix of the names of all tensors of these operations."""
 
 PUBLIC, SIGNATURE, CERTIFICATE = "secure/public", "secure/signature", "secure/certificate"
+"""Names of the tensors with a site's public keys, its signature of them, and its certificate."""
+
 SEALED, NUMBERS, REVEALED = "secure/sealed", "secure/numbers", "secure/revealed"
+"""Names of the tensors with encrypted shares, masked numbers, and revealed shares."""
+
 CONFIRMED, CONFIRMED_SIGNATURE = "secure/confirmed", "secure/confirmed_signature"
+"""Names of the tensors with a digest of a site's lists of participants, and the site's signature of it."""
 
 ABOUT = "secure_aggregation"
-"""Meta key of an order under which stands what is below, and of the server's state."""
+"""Metadata key of `AggregationMeta` in a request, and of the aggregation in the server's state."""
 
-SEALED_BYTES = NONCE + 2 * BYTES + 16
+SEALED_BYTES = NONCE + 2 * SHARE_BYTES + 16
+"""Size in bytes of an encrypted pair of shares: nonce, shares and authentication tag."""
+
 PUBLIC_BYTES = 2 * KEY
+"""Size in bytes of a site's two public keys."""
+
 DIGEST_BYTES = 32
-LONGEST = 8192
-"""Bytes of a signature or a certificate, at most."""
+"""Size of a digest in bytes."""
+
+MAX_SIGNATURE_BYTES = 8192
+"""Maximum size of a signature or a certificate in bytes."""
 
 
 @dataclass(frozen=True)
-class About:
-    """What an order says of its aggregation; a round has one aggregation.
+class AggregationMeta:
+    """Metadata of a secure aggregation in a request. A round has one aggregation.
 
     Attributes:
-        sites: All participants, sorted.
-        peers: Those whose shares the others hold; empty before `MASKED`.
-        masked: Those that sent their numbers; empty before `CONFIRM`.
-        op: Of the method's own order, in `MASKED`.
+        sites: Names of all participants, sorted.
+        peers: Participants whose shares the other participants hold; empty before `MASKED`.
+        masked: Participants that sent their masked numbers; empty before `CONFIRM`.
+        op: Op of the method's own request, in `MASKED`.
     """
 
     sites: tuple[str, ...]
@@ -68,36 +82,36 @@ class About:
     op: str = ""
 
     def meta(self) -> Meta:
-        """As an order has it."""
+        """Return the metadata of a request, with the key ``secure_aggregation``."""
         return {ABOUT: {name: list(v) if isinstance(v, tuple) else v for name, v in vars(self).items()}}
 
     @classmethod
-    def named(cls, entry: Mapping[str, Any]) -> About:
-        """From its attributes by name, lists for tuples."""
+    def from_fields(cls, entry: Mapping[str, Any]) -> AggregationMeta:
+        """Return an object with fields from a mapping, in which lists stand for tuples."""
         sites, peers, masked = (tuple(entry[name]) for name in ("sites", "peers", "masked"))
         return cls(sites, peers, masked, entry.get("op", ""))
 
     @classmethod
-    def of(cls, request: Request) -> About:
-        """What an order says.
+    def of(cls, request: Request) -> AggregationMeta:
+        """Read and check the metadata of a request.
 
         Raises:
-            RefusedError: If it is of another form.
+            RefusedError: If they are missing or not valid.
         """
         entry: Any = request.meta.get(ABOUT)
         lists = ("sites", "peers", "masked")
-        known = isinstance(entry, dict) and entry.keys() == {"op", *lists}
-        if not known or not isinstance(entry["op"], str) or any(not _names(entry[name]) for name in lists):
+        has_fields = isinstance(entry, dict) and entry.keys() == {"op", *lists}
+        if not has_fields or not isinstance(entry["op"], str) or any(not _is_name_list(entry[name]) for name in lists):
             raise RefusedError(
                 "invalid_request",
-                f"expected an order '{request.op}' with what it says of its aggregation, got another one",
+                f"expected a request '{request.op}' with valid metadata of its secure aggregation, got another one",
                 op=request.op,
             )
-        return cls.named(entry)
+        return cls.from_fields(entry)
 
 
-def _names(value: Any) -> bool:
-    """Whether a value is a sorted list of names without doubles."""
+def _is_name_list(value: Any) -> bool:
+    """Return whether a value is a sorted list of names without duplicates."""
     texts = isinstance(value, list) and all(isinstance(name, str) for name in value)
     return texts and value == sorted(set(value))
 
@@ -108,15 +122,15 @@ def digest(*parts: Any) -> str:
 
 
 def session_digest(round_: int, threshold: int, sites: Sequence[str], public: Mapping[str, bytes]) -> str:
-    """Return the digest that all secrets of an aggregation are bound to.
+    """Return the digest that enters the derivation of all secrets of an aggregation.
 
-    Two participants that got different lists derive different keys, so neither can read what the other one sealed and
+    Two participants that received different lists derive different keys. So neither can decrypt the other's shares, and
     their masks do not cancel.
 
     Args:
         round_: The round.
         threshold: Number of shares that reconstruct a secret.
-        sites: Names of the participants that were asked for keys.
+        sites: Names of the participants, which received a request for keys.
         public: Maps each participant that sent keys to its two public keys.
     """
     keys = {name: public[name].hex() for name in sorted(public)}
@@ -124,40 +138,45 @@ def session_digest(round_: int, threshold: int, sites: Sequence[str], public: Ma
 
 
 def mask_context(session: str, peers: Sequence[str], payload: str) -> bytes:
-    """Return the context from which pairwise masks are derived.
+    """Return the context that enters the derivation of pairwise masks.
 
-    Masks cancel only between participants that were given the same session, the same list of peers and the same model.
+    Masks cancel only between participants with the same session, the same list of peers and the same model.
 
     Args:
-        session: `session_digest`.
-        peers: Participants whose shares the others hold.
-        payload: Digest of the method's own order (`medfl.engine.journal.order_digest`).
+        session: Result of `session_digest`.
+        peers: Participants whose shares the other participants hold.
+        payload: Digest of the method's own request (`medfl.engine.journal.request_digest`).
     """
     return digest("masks", session, list(peers), payload).encode()
 
 
-def of_sites(tensors: Tensors, what: str) -> dict[str, torch.Tensor]:
-    """Site to tensor, of those named ``what/site``."""
-    start = f"{what}/"
+def by_site(tensors: Tensors, prefix: str) -> dict[str, torch.Tensor]:
+    """Return the tensors that are named ``prefix/site``, by site."""
+    start = f"{prefix}/"
     return {name[len(start) :]: tensor for name, tensor in tensors.items() if name.startswith(start)}
 
 
 def to_bytes(tensor: torch.Tensor) -> bytes:
-    """The bytes of an uint8 tensor."""
+    """Return the bytes of a uint8 tensor."""
     return tensor.numpy().tobytes()
 
 
 def to_tensor(raw: bytes) -> torch.Tensor:
-    """An uint8 tensor of bytes."""
+    """Return bytes as a uint8 tensor."""
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
 
 
 Layout = list[tuple[str, tuple[int, ...], int]]
-"""Name, shape and number of elements of each tensor whose numbers are summed, by name."""
+"""Name, shape and number of elements of each tensor whose numbers are summed, sorted by name."""
 
 
 def layout_of(tensors: Tensors, sends: Mapping[str, PayloadKind]) -> Layout:
-    """The numbers of an update, from the order that it answers: each floating tensor under a prefix that is sent."""
+    """Return the layout of an update: each floating tensor of the request whose name has a declared prefix.
+
+    Args:
+        tensors: Tensors of the method's own request.
+        sends: Kind of each tensor by the prefix of its name (`medfl.contract.Method.sends`).
+    """
     chosen = {
         name: tensor
         for name, tensor in sorted(tensors.items())
@@ -167,47 +186,48 @@ def layout_of(tensors: Tensors, sends: Mapping[str, PayloadKind]) -> Layout:
 
 
 def numbers_of(layout: Layout) -> int:
-    """How many numbers there are, without the weight that follows them."""
+    """Return the number of elements in a layout, without the weight that follows them."""
     return sum(count for _, _, count in layout)
 
 
 def check_reply(request: Request, tensors: Tensors, expected: int) -> None:
-    """Refuse a reply of another form.
+    """Check that a reply has the tensors of its operation.
 
     Args:
-        order: What it answers, with an op of `OPS`.
-        tensors: Of the reply.
-        expected: Bytes of the masked numbers.
+        order: Request that the reply answers, with an op in `OPS`.
+        tensors: Tensors of the reply.
+        expected: Size of the masked numbers in bytes.
 
     Raises:
         RefusedError: If a name is missing or not expected, or a tensor has another dtype or length.
     """
-    about = About.of(request)
+    about = AggregationMeta.of(request)
     if request.op in (KEYS, CONFIRM):
         sizes = {PUBLIC: PUBLIC_BYTES} if request.op == KEYS else {CONFIRMED: DIGEST_BYTES}
         signed = (SIGNATURE, CERTIFICATE) if request.op == KEYS else (CONFIRMED_SIGNATURE,)
-        sizes |= {name: min(tensors[name].numel(), LONGEST) for name in signed if name in tensors}
+        sizes |= {name: min(tensors[name].numel(), MAX_SIGNATURE_BYTES) for name in signed if name in tensors}
     elif request.op == SHARES:
-        others = of_sites(request.tensors, PUBLIC).keys() - {request.to}
+        others = by_site(request.tensors, PUBLIC).keys() - {request.to}
         sizes = {f"{SEALED}/{name}": SEALED_BYTES for name in others}
     elif request.op == MASKED:
         sizes = {NUMBERS: expected}
     else:
-        sizes = {f"{REVEALED}/{name}": BYTES for name in about.peers}
+        sizes = {f"{REVEALED}/{name}": SHARE_BYTES for name in about.peers}
     if tensors.keys() != sizes.keys():
-        odd = sorted(tensors.keys() ^ sizes.keys())[0]
+        unexpected = sorted(tensors.keys() ^ sizes.keys())[0]
         raise RefusedError(
             "unlike_tensor_names",
-            f"A reply to '{request.op}' was refused: expected {len(sizes)} tensors, and not {ascii(odd)}.",
+            f"A reply to '{request.op}' was refused: expected {len(sizes)} tensors, with other names than it has; the "
+            f"first difference is {ascii(unexpected)}.",
             op=request.op,
-            tensor=odd,
+            tensor=unexpected,
             expected=len(sizes),
         )
     for name, size in sizes.items():
         if (tensors[name].dtype, tuple(tensors[name].shape)) != (torch.uint8, (size,)):
             raise RefusedError(
                 "wrong_shape",
-                f"A reply to '{request.op}' was refused: expected '{name}' as {size} bytes, got another.",
+                f"A reply to '{request.op}' was refused: expected '{name}' as {size} bytes, got another dtype or size.",
                 op=request.op,
                 tensor=name,
                 expected=size,

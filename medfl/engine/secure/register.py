@@ -1,9 +1,9 @@
-"""Durable record of a site's uses of its secrets: one aggregation in a round, and one round for a model.
+"""Register on disk of the uses of a site's secrets: one aggregation in each round, and one round for each model.
 
-A mask that covers two different payloads uncovers their difference, shares that are revealed for two lists of drop-outs
-uncover an update, and so does the difference of two sums of the same round over different participants. A server can
-make a site forget its step files. So the register is written and flushed to the disk before anything leaves, and
-nothing is ever taken out of it.
+A repeated use of a secret would leak an update. A mask that covers two different payloads reveals their difference.
+Shares that are revealed for two lists of drop-outs reveal an update. So does the difference of two sums of the same
+round over different participants. A server can make a site delete its step files. Therefore the register is written and
+flushed to the disk before anything leaves the site, and no entry is ever removed.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from medfl.errors import RefusedError, StoreError
 from medfl.records.secret_uses import SecretUse, SecretUses
 
 MODEL = "model"
-"""Name of the use of a round for training a model."""
+"""Name of the use that records the model that a round trains."""
 
-DIGITS = 32
-"""Number of digits of a digest that are recorded."""
+RECORDED_DIGITS = 32
+"""Number of hexadecimal digits of a digest that are recorded."""
 
 
 class Register:
-    """Register of one site in a run.
+    """Register of the uses of one site's secrets in a run.
 
     Args:
-        folder: The site's folder of the run.
+        folder: Folder of the site in the run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -33,7 +33,7 @@ class Register:
 
     @property
     def nonce(self) -> str:
-        """Random digits from which all secrets of this run in this folder are derived, beside the site's own secret."""
+        """Random digits that enter the derivation of all secrets of this run. The first use draws and writes them."""
         known = self._read()
         if known.nonce is not None:
             return known.nonce
@@ -53,13 +53,13 @@ class Register:
             RefusedError: If the round was used for something else.
             StoreError: If the file can't be read or written.
         """
-        known, digest = self._read(), content[:DIGITS]
+        known, digest = self._read(), content[:RECORDED_DIGITS]
         before = next((entry for entry in known.uses if (entry.round, entry.use) == (round_, use)), None)
         if before is not None and before.digest != digest:
             raise RefusedError(
                 "repeated_aggregation",
                 f"Round {round_} was aggregated before with other {use}. A site takes part in one aggregation of a "
-                "round, as the difference of two could uncover its update. Either the step was computed before with "
+                "round, as the difference of two could reveal its update. Either the step was computed before with "
                 "other last bits (another device, number of threads or version): compute it as before, or start the "
                 "run in a new folder. Or the server is not honest.",
                 round=round_,
@@ -81,11 +81,11 @@ class Register:
             StoreError: If the file can't be read or written.
         """
         for entry in self._read().uses:
-            if entry.use == MODEL and entry.digest == content[:DIGITS] and entry.round != round_:
+            if entry.use == MODEL and entry.digest == content[:RECORDED_DIGITS] and entry.round != round_:
                 raise RefusedError(
                     "repeated_model",
                     f"Round {round_} has the same model as round {entry.round}, to the last bit. A site trains a model "
-                    "once under secure aggregation, as the difference of two sums could uncover its update. Either "
+                    "once under secure aggregation, as the difference of two sums could reveal its update. Either "
                     "training changes nothing (no epochs, or a learning rate of 0): end the run before this round. Or "
                     "the server is not honest.",
                     round=round_,

@@ -1,8 +1,8 @@
-"""The server's end of a secure aggregation: it relays keys and sealed shares, and learns the sum of the updates alone.
+"""Operations of a secure aggregation at the server, which relays keys and encrypted shares and learns only the sum.
 
-What it needs from one operation to the next is in its state: lists of names in the meta, bytes in blobs. A round has
-one aggregation. If too many participants drop out of an operation, the run stops; given the same command again, it
-repeats that operation with the same lists, keys and masks, and never begins the round again with others.
+The server keeps the data between two operations in its state: lists of names in the metadata, bytes in blobs. A round
+has one aggregation. If too many participants drop out of an operation, the run stops. The same command then repeats
+that operation with the same lists, keys and masks, and never begins the round again with others.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from medfl.engine.secure.ops import (
     SHARES,
     SIGNATURE,
     UNMASK,
-    About,
+    AggregationMeta,
+    by_site,
     layout_of,
     mask_context,
     numbers_of,
-    of_sites,
     session_digest,
     to_bytes,
 )
@@ -51,8 +51,16 @@ from medfl.utils import wire
 
 
 @dataclass
-class Aggregated:
-    """Replies of all sites whose updates are in the sum, each with the mean: any weighted mean of them is it."""
+class MeanReplies:
+    """Replies of all sites whose updates are in the sum. Each reply is the mean, so every weighted mean equals it.
+
+    Iteration yields (site, tensors).
+
+    Attributes:
+        mean: Tensors of the mean update.
+        meta: Maps each site to the metadata of its reply.
+        missing: Sites that received a request and are not in the sum.
+    """
 
     mean: Tensors
     meta: dict[str, Meta]
@@ -67,12 +75,12 @@ class Aggregated:
 
 
 @dataclass(frozen=True)
-class ServerEnd:
-    """The server in one step.
+class ServerOperation:
+    """One operation of a secure aggregation at the server.
 
     Attributes:
-        server: It.
-        inner: The method whose updates are summed.
+        server: The server, whose state has the aggregation.
+        inner: Method whose updates are summed.
     """
 
     server: Server
@@ -80,47 +88,52 @@ class ServerEnd:
 
     @property
     def secure(self) -> SecureAggregation:
-        """The run's setting."""
+        """The setting ``secure_aggregation`` of the run."""
         assert self.server.settings.secure_aggregation is not None
         return self.server.settings.secure_aggregation
 
     @property
-    def kept(self) -> dict[str, Any]:
-        """State of the round's aggregation. Without ``phase`` none is under way; ``done`` is the last one's round."""
-        kept: dict[str, Any] = self.server.state.meta.setdefault(ABOUT, {})
-        return kept
+    def progress(self) -> dict[str, Any]:
+        """State of the round's aggregation, which is a part of the server's state.
+
+        The keys are ``phase`` (the next operation; missing if no aggregation is in progress), ``sites``, ``keyed``,
+        ``peers``, ``masked`` and ``confirmed`` (participants of each operation), ``quorum``, ``ends`` (whether the
+        aggregation ends the round), ``metas`` (metadata of the replies), or only ``done`` (round of the last one).
+        """
+        progress: dict[str, Any] = self.server.state.meta.setdefault(ABOUT, {})
+        return progress
 
     # ---- plan
 
     def plan(self) -> Plan | None:
-        """The next operation, or what the method plans where nothing of its replies is summed."""
-        kept = self.kept
-        if "phase" not in kept:
-            return self._begun()
+        """Return the plan of the next operation, or the method's own plan if its replies are not summed."""
+        progress = self.progress
+        if "phase" not in progress:
+            return self._plan_first()
         public = self.server.blob(PUBLIC)
-        about = About.named(kept)
-        if kept["phase"] == SHARES:
-            return self._asking(kept["keyed"], SHARES, about, dict.fromkeys(kept["keyed"], public))
-        if kept["phase"] == MASKED:
+        about = AggregationMeta.from_fields(progress)
+        if progress["phase"] == SHARES:
+            return self._plan_operation(progress["keyed"], SHARES, about, dict.fromkeys(progress["keyed"], public))
+        if progress["phase"] == MASKED:
             requests = [
-                _with_inner(request, about, public)
-                for request in self._planned().requests
-                if request.to in kept["peers"]
+                _to_masked(request, about, public)
+                for request in self._plan_inner().requests
+                if request.to in progress["peers"]
             ]
-            return self._plan(requests, kept["quorum"])
-        if kept["phase"] == CONFIRM:
-            return self._asking(kept["masked"], CONFIRM, about, dict.fromkeys(kept["masked"], public))
+            return self._make_plan(requests, progress["quorum"])
+        if progress["phase"] == CONFIRM:
+            return self._plan_operation(progress["masked"], CONFIRM, about, dict.fromkeys(progress["masked"], public))
         sealed, confirmed = self.server.blob(SEALED), self.server.blob(CONFIRMED)
         tensors = {
             name: public
             | confirmed
-            | {f"{SEALED}/{other}": sealed[f"{SEALED}/{other}/{name}"] for other in kept["peers"] if other != name}
-            for name in kept["confirmed"]
+            | {f"{SEALED}/{other}": sealed[f"{SEALED}/{other}/{name}"] for other in progress["peers"] if other != name}
+            for name in progress["confirmed"]
         }
-        return replace(self._asking(kept["confirmed"], UNMASK, about, tensors), ends_round=kept["ends"])
+        return replace(self._plan_operation(progress["confirmed"], UNMASK, about, tensors), ends_round=progress["ends"])
 
-    def _begun(self) -> Plan | None:
-        """The first operation for what the method plans next. Its plan is made anew for the orders themselves."""
+    def _plan_first(self) -> Plan | None:
+        """Return the first operation for the method's next plan. `MASKED` and `UNMASK` compute that plan again."""
         state = self.server.state
         plan = self.inner.plan(replace(self.server, state=copied(state)))
         if plan is None or not plan.requests or not plan.aggregates:
@@ -129,72 +142,80 @@ class ServerEnd:
         if not least <= len(sites) < 2 * least:
             raise SettingsError(
                 "wrong_participant_count",
-                f"Secure aggregation with the threshold {least} is for {least} to {2 * least - 1} participants of a "
-                f"round, and {len(sites)} are asked: with more, two halves could be summed one by one. Set "
-                "'secure_aggregation.threshold' to more than half of them, two thirds for example, or 'fraction'.",
+                f"Secure aggregation with the threshold {least} is for {least} to {2 * least - 1} participants in a "
+                f"round, but the round has {len(sites)}: with more, two halves could be summed separately. Set "
+                "'secure_aggregation.threshold' to more than half of them, for example two thirds, or set 'fraction'.",
                 found=len(sites),
                 minimum=least,
                 maximum=2 * least - 1,
             )
-        if self.kept.get("done") == self.server.round:
+        if self.progress.get("done") == self.server.round:
             raise SettingsError(
                 "second_sum",
-                "Secure aggregation sums the updates of a round once, and this method sums twice in a round. Choose "
-                "another method, or leave 'secure_aggregation' out.",
+                "Secure aggregation sums the updates of a round once, but this method sums updates twice in a round. "
+                "Choose another method, or leave 'secure_aggregation' out.",
                 round=self.server.round,
             )
-        if any(not _same(request, plan.requests[0]) for request in plan.requests[1:]):
+        if any(not _are_equal(request, plan.requests[0]) for request in plan.requests[1:]):
             raise SettingsError(
                 "unlike_tensors",
-                "Secure aggregation sums updates of one model, and this run gives sites unlike tensors. Give all one "
-                "network and model, or leave 'secure_aggregation' out.",
+                "Secure aggregation sums updates of one model, but this run sends different tensors to the sites. Use "
+                "one network and model for all sites, or leave 'secure_aggregation' out.",
             )
         needed = len(sites) if plan.quorum is None else max(least, plan.quorum)
-        self.kept.clear()
-        self.kept.update(sites=sites, quorum=needed, ends=plan.ends_round, peers=[], masked=[], phase=KEYS)
-        return self._asking(sites, KEYS, About(tuple(sites)), {name: {} for name in sites})
+        self.progress.clear()
+        self.progress.update(sites=sites, quorum=needed, ends=plan.ends_round, peers=[], masked=[], phase=KEYS)
+        return self._plan_operation(sites, KEYS, AggregationMeta(tuple(sites)), {name: {} for name in sites})
 
-    def _planned(self) -> Plan:
+    def _plan_inner(self) -> Plan:
+        """Return the method's own plan, and update the server's state as the method does."""
         plan = self.inner.plan(self.server)
         assert plan is not None
         return plan
 
-    def _asking(self, sites: list[str], op: str, about: About, tensors: dict[str, Tensors]) -> Plan:
-        quorum = self.secure.resolved_threshold if op in (CONFIRM, UNMASK) else self.kept["quorum"]
-        return self._plan([Request(name, op, tensors[name], about.meta()) for name in sites], quorum)
+    def _plan_operation(self, sites: list[str], op: str, about: AggregationMeta, tensors: dict[str, Tensors]) -> Plan:
+        quorum = self.secure.resolved_threshold if op in (CONFIRM, UNMASK) else self.progress["quorum"]
+        return self._make_plan([Request(name, op, tensors[name], about.meta()) for name in sites], quorum)
 
-    def _plan(self, requests: list[Request], quorum: int) -> Plan:
+    def _make_plan(self, requests: list[Request], quorum: int) -> Plan:
         return Plan(self.server.round, requests, ends_round=False, quorum=quorum)
 
-    # ---- fold
+    # ---- aggregate
 
     def aggregate(self, replies: Replies) -> None:
-        """Take in the replies of an operation; after the last one the method folds the mean."""
-        parts = {
+        """Take the replies of an operation into the server's state. After the last one, the method aggregates the mean.
+
+        Args:
+            replies: Replies of the operation.
+
+        Raises:
+            RefusedError: If the revealed shares of a site are wrong.
+        """
+        operations = {
             KEYS: self._take_keys,
             SHARES: self._take_shares,
             MASKED: self._take_numbers,
-            CONFIRM: self._take_confirmed,
-            UNMASK: self._take_revealed,
+            CONFIRM: self._take_confirmations,
+            UNMASK: self._take_revealed_shares,
         }
-        phase = self.kept.get("phase")
-        parts[phase](replies) if phase else self.inner.aggregate(self.server, replies)
+        phase = self.progress.get("phase")
+        operations[phase](replies) if phase else self.inner.aggregate(self.server, replies)
 
     def _take_keys(self, replies: Replies) -> None:
-        held, keyed = Tensors(), []
+        blob, keyed = Tensors(), []
         for site, tensors in replies:
             keyed.append(site)
-            held |= {f"{what}/{site}": tensors[what] for what in (PUBLIC, SIGNATURE, CERTIFICATE) if what in tensors}
-        self.server.keep_blob(PUBLIC, held)
-        self.kept.update(phase=SHARES, keyed=keyed)
+            blob |= {f"{what}/{site}": tensors[what] for what in (PUBLIC, SIGNATURE, CERTIFICATE) if what in tensors}
+        self.server.keep_blob(PUBLIC, blob)
+        self.progress.update(phase=SHARES, keyed=keyed)
 
     def _take_shares(self, replies: Replies) -> None:
-        held, peers = Tensors(), []
+        blob, peers = Tensors(), []
         for site, tensors in replies:
             peers.append(site)
-            held |= {f"{SEALED}/{site}/{to}": sealed for to, sealed in of_sites(tensors, SEALED).items()}
-        self.server.keep_blob(SEALED, held)
-        self.kept.update(phase=MASKED, peers=peers)
+            blob |= {f"{SEALED}/{site}/{to}": sealed for to, sealed in by_site(tensors, SEALED).items()}
+        self.server.keep_blob(SEALED, blob)
+        self.progress.update(phase=MASKED, peers=peers)
 
     def _take_numbers(self, replies: Replies) -> None:
         total: Words | None = None
@@ -203,43 +224,57 @@ class ServerEnd:
             total = words if total is None else total + words
         assert total is not None
         self.server.keep_blob(NUMBERS, {NUMBERS: torch.from_numpy(total)})
-        self.kept.update(phase=CONFIRM, masked=sorted(replies.meta), metas=dict(replies.meta))
+        self.progress.update(phase=CONFIRM, masked=sorted(replies.meta), metas=dict(replies.meta))
 
-    def _take_confirmed(self, replies: Replies) -> None:
-        held, sites = Tensors(), []
+    def _take_confirmations(self, replies: Replies) -> None:
+        blob, sites = Tensors(), []
         for site, tensors in replies:
             sites.append(site)
-            held |= {f"{what}/{site}": tensors[what] for what in (CONFIRMED, CONFIRMED_SIGNATURE) if what in tensors}
-        self.server.keep_blob(CONFIRMED, held)
-        self.kept.update(phase=UNMASK, confirmed=sites)
+            blob |= {f"{what}/{site}": tensors[what] for what in (CONFIRMED, CONFIRMED_SIGNATURE) if what in tensors}
+        self.server.keep_blob(CONFIRMED, blob)
+        self.progress.update(phase=UNMASK, confirmed=sites)
 
-    def _take_revealed(self, replies: Replies) -> None:
-        kept, request = self.kept, self._replanned().requests[0]
+    def _take_revealed_shares(self, replies: Replies) -> None:
+        progress, request = self.progress, self._replanned().requests[0]
         total = self.server.blob(NUMBERS)[NUMBERS].numpy().copy()
-        self._remove_masks(total, {site: of_sites(tensors, REVEALED) for site, tensors in replies}, request)
-        metas, missing = kept["metas"], sorted({*kept["sites"]} - {*kept["masked"]})
+        self._remove_masks(total, {site: by_site(tensors, REVEALED) for site, tensors in replies}, request)
+        metas, missing = progress["metas"], sorted({*progress["sites"]} - {*progress["masked"]})
         self.server.state.meta[ABOUT] = {"done": self.server.round}
         for name in (PUBLIC, SEALED, NUMBERS, CONFIRMED):
             self.server.state.blobs.pop(name)
-        self.inner.aggregate(self.server, Aggregated(self._mean(total, request, len(kept["peers"])), metas, missing))
+        self.inner.aggregate(
+            self.server, MeanReplies(self._mean(total, request, len(progress["peers"])), metas, missing)
+        )
 
     def _replanned(self) -> Plan:
-        """What the method planned for this round, without a change to the server's state."""
+        """Return the method's own plan for this round again, without a change to the server's state."""
         plan = self.inner.plan(replace(self.server, state=copied(self.server.state)))
         assert plan is not None
         return plan
 
     def _remove_masks(self, total: Words, revealed: dict[str, dict[str, torch.Tensor]], request: Request) -> None:
-        """Subtract the masks that have not cancelled: each site's own, and those with sites that dropped out."""
-        kept, threshold = self.kept, self.secure.resolved_threshold
-        public = {name: to_bytes(key) for name, key in of_sites(self.server.blob(PUBLIC), PUBLIC).items()}
+        """Subtract, in place, the masks that have not cancelled.
+
+        These are the own mask of each site in the sum, and the masks that such a site shares with a site that dropped
+        out.
+
+        Args:
+            total: Sum of the masked numbers, which is changed in place.
+            revealed: Maps each site that revealed shares to these, by their owner.
+            order: The method's own request.
+
+        Raises:
+            RefusedError: If the shares of a site's key do not give this key.
+        """
+        progress, threshold = self.progress, self.secure.resolved_threshold
+        public = {name: to_bytes(key) for name, key in by_site(self.server.blob(PUBLIC), PUBLIC).items()}
         places = {name: place for place, name in enumerate(sorted(public), start=1)}
-        session = session_digest(self.server.round, threshold, kept["sites"], public)
-        context = mask_context(session, kept["peers"], request_digest(request, wire.digest(request.tensors)))
-        for name in kept["peers"]:
+        session = session_digest(self.server.round, threshold, progress["sites"], public)
+        context = mask_context(session, progress["peers"], request_digest(request, wire.digest(request.tensors)))
+        for name in progress["peers"]:
             shares = {places[site]: to_bytes(tensors[name]) for site, tensors in revealed.items()}
             secret = combine(shares, threshold)
-            if name in kept["masked"]:
+            if name in progress["masked"]:
                 add_mask(total, secret, -1)
                 continue
             if public_key(secret) != public[name][KEY:]:
@@ -248,12 +283,18 @@ class ServerEnd:
                     f"expected shares of the key of '{name}', got others: a site is not honest",
                     site=name,
                 )
-            for other in kept["masked"]:
+            for other in progress["masked"]:
                 key = agreed(secret, public[other][KEY:], MASK, context)
                 add_mask(total, key, -pair_sign(other, name))
 
     def _mean(self, total: Words, request: Request, sites: int) -> Tensors:
-        """The weighted mean of the updates, float64, from the sum of their numbers and of their weights."""
+        """Return the weighted mean of the updates, float64, from the sum of the numbers and of the weights.
+
+        Args:
+            total: Unmasked sum, with the sum of the weights as its last element.
+            order: The method's own request.
+            sites: Number of peers, which decides the fixed-point format.
+        """
         layout = layout_of(request.tensors, self.inner.sends)
         point, heaviest = fixed_point(self.inner, self.server.settings, sites, numbers_of(layout))
         weight = int(signed(total[-1:], point.bits)[0])
@@ -262,13 +303,13 @@ class ServerEnd:
         return {name: part.reshape(shape) for (name, shape, _), part in zip(layout, parts, strict=True)}
 
 
-def _with_inner(request: Request, about: About, public: Tensors) -> Request:
-    """The operation in which a site does the method's own order."""
+def _to_masked(request: Request, about: AggregationMeta, public: Tensors) -> Request:
+    """Return the request of the operation `MASKED`, in which a site executes the method's own request."""
     return Request(request.to, MASKED, request.tensors | public, request.meta | replace(about, op=request.op).meta())
 
 
-def _same(left: Request, right: Request) -> bool:
-    """Whether two orders ask for the same with the same tensors, to the last bit."""
+def _are_equal(left: Request, right: Request) -> bool:
+    """Return whether two requests have equal ops, metadata and tensors, bit by bit. The sites may differ."""
     if (left.op, left.meta) != (right.op, right.meta) or left.tensors.keys() != right.tensors.keys():
         return False
     pairs = [(left.tensors[name], right.tensors[name]) for name in left.tensors]

@@ -1,11 +1,12 @@
-"""A site's end of a secure aggregation.
+"""Operations of a secure aggregation at a site.
 
-Its secrets are made anew at each operation from the site's own secret, so none of them is on the disk, in a log or in
-the clear in a message. Order of what is done to an update: clip, weigh, round, noise, mask.
+An update is clipped, multiplied by its weight, rounded, noised and masked, in this order. The secrets of an aggregation
+are derived from the site's own secret at each operation. So no secret is on the disk, in a log, or in the clear in a
+message.
 
-The site does not trust the server. It takes part in one aggregation of a round and trains a model once (`Register`);
-its secrets are derived from the list of participants and keys that it was given; and it reveals a share only if enough
-participants have signed that they were given the same lists.
+Threat model: the site does not trust the server. It takes part in one aggregation of a round and trains a model once
+(`Register`). Its secrets are derived from the lists of participants and keys that it received. It reveals a share only
+if enough participants have signed that they received the same lists.
 """
 
 from __future__ import annotations
@@ -43,19 +44,19 @@ from medfl.engine.secure.ops import (
     SEALED,
     SHARES,
     SIGNATURE,
-    About,
+    AggregationMeta,
     Layout,
+    by_site,
     digest,
     layout_of,
     mask_context,
     numbers_of,
-    of_sites,
     session_digest,
     to_bytes,
     to_tensor,
 )
 from medfl.engine.secure.register import Register
-from medfl.engine.secure.shamir import BYTES, split
+from medfl.engine.secure.shamir import SHARE_BYTES, split
 from medfl.engine.secure.weights import fixed_point, weight_of
 from medfl.errors import RefusedError
 from medfl.privacy.gaussian import clip_by_norm
@@ -66,23 +67,26 @@ from medfl.utils.rng import SecretStream
 if TYPE_CHECKING:
     from medfl.privacy.signatures import Signer
 
-PURPOSE, CONFIRMING = "keys of secure aggregation", "survivors of secure aggregation"
-"""What a signature is for."""
+KEYS_PURPOSE, SURVIVORS_PURPOSE = "keys of secure aggregation", "survivors of secure aggregation"
+"""Purposes of the signatures on a site's public keys, and on the list of participants that sent an update."""
 
 NoiseFactory = Callable[[str, str], SecretStream]
-"""Records a release in the site's account, then returns the secret stream of its noise: ``make(payload, turn)``. The
-noise depends on the payload, and the account counts each pair of payload and turn."""
+"""Function ``make(payload, turn)`` that records a release in the site's privacy account and returns its noise stream.
+
+The noise depends on the payload, a hash. The account counts each pair of payload and turn as one release.
+"""
 
 
 @dataclass(frozen=True)
 class SiteTools:
-    """What a site has beside what its method sees.
+    """Resources of a site for secure aggregation that its method does not see.
 
     Attributes:
-        register: Of what its secrets were used for.
-        noise: Records a release in the site's account, then returns the secret stream of its noise.
-        signer: Signs its keys and checks those of others; None on one machine, where there are no certificates.
-        sites: Names of the run's sites; None accepts any.
+        register: Register of the uses of the site's secrets.
+        noise: Function that records a release in the site's privacy account and returns the stream of its noise.
+        signer: Signs the site's keys and verifies other sites' keys; None on one machine, where no site has a
+            certificate.
+        sites: Names of the run's sites; None accepts every name.
     """
 
     register: Register
@@ -92,14 +96,14 @@ class SiteTools:
 
 
 @dataclass(frozen=True)
-class SiteEnd:
-    """One operation at one site.
+class SiteOperation:
+    """One operation of a secure aggregation at one site.
 
     Attributes:
-        site: The site; its settings say what it takes part in.
-        order: What it is asked.
-        inner: The method whose updates are summed.
-        tools: The site's own.
+        site: The site, with the settings of the run.
+        order: Request of the operation.
+        inner: Method whose updates are summed.
+        tools: Resources of the site that the method does not see.
     """
 
     site: Site
@@ -108,31 +112,35 @@ class SiteEnd:
     tools: SiteTools
 
     def execute(self) -> Reply:
-        """Carry the operation out.
+        """Execute the operation.
 
         Raises:
-            RefusedError: If it would give away more than a sum of `threshold` updates.
+            RefusedError: If it would reveal more than the sum of at least `threshold` updates.
         """
         self._check_participants()
-        parts: dict[str, Callable[[], Reply]] = {
-            KEYS: self._keys,
-            SHARES: self._shares,
-            MASKED: self._masked,
-            CONFIRM: self._confirm,
+        operations: dict[str, Callable[[], Reply]] = {
+            KEYS: self._send_keys,
+            SHARES: self._send_shares,
+            MASKED: self._send_masked_update,
+            CONFIRM: self._send_confirmation,
         }
-        return parts.get(self.request.op, self._unmask)()
+        return operations.get(self.request.op, self._reveal_shares)()
 
-    # ---- what all operations have
+    # ---- common parts of the operations
 
     @cached_property
-    def about(self) -> About:
-        """What the order says of its aggregation."""
-        return About.of(self.request)
+    def about(self) -> AggregationMeta:
+        """Metadata of the aggregation in the request."""
+        return AggregationMeta.of(self.request)
 
     def _check_participants(self) -> None:
-        """Refuse participants that the run does not have, that are too few or too many, or that the round had not."""
+        """Check the number and names of the participants, and record that the round has exactly these.
+
+        Raises:
+            RefusedError: If there are too few or too many, one is not a site of the run, or the round had others.
+        """
         sites = self.about.sites
-        self._check_crowd(sites, "participants", self.site.name in sites)
+        self._check_group(sites, "participants", self.site.name in sites)
         if self.tools.sites is not None and not {*sites} <= {*self.tools.sites}:
             raise RefusedError(
                 "unknown_participants",
@@ -143,61 +151,68 @@ class SiteEnd:
 
     @cached_property
     def secrets(self) -> tuple[bytes, bytes]:
-        """The private keys of channel and masks, before the other participants are known."""
+        """Private keys of the channel and of the masks. They do not depend on the other participants."""
         stream = self.site.secret_rng("secure aggregation", self.tools.register.nonce)
         return stream.take(KEY), stream.take(KEY)
 
     @cached_property
     def own_mask(self) -> bytes:
-        """The key of the site's own mask; another list of participants and keys gives another one."""
+        """Key of the site's own mask, which depends on the lists of participants and keys."""
         payload = f"{self.tools.register.nonce} {self.session}"
         return self.site.secret_rng("own mask of secure aggregation", payload).take(KEY)
 
     @cached_property
     def public(self) -> dict[str, bytes]:
-        """Maps each participant to its two public keys, as the order has them; checked, and the same in each order."""
-        keys = {name: to_bytes(tensor) for name, tensor in sorted(of_sites(self.request.tensors, PUBLIC).items())}
-        self._check_crowd(tuple(keys), "keys", keys.get(self.site.name) == self._own_public)
+        """Maps each participant to its two public keys in the request.
+
+        Raises:
+            RefusedError: If a key is not valid or not signed, or differs from the key in an earlier request.
+        """
+        keys = {name: to_bytes(tensor) for name, tensor in sorted(by_site(self.request.tensors, PUBLIC).items())}
+        self._check_group(tuple(keys), "keys", keys.get(self.site.name) == self._own_public)
         if any(len(key) != 2 * KEY for key in keys.values()) or not keys.keys() <= {*self.about.sites}:
             raise RefusedError(
                 "wrong_public_keys",
                 "expected two public keys of each participant, got others: the server is not honest",
             )
         for name, key in keys.items():
-            self._verify(PURPOSE, self._statement(name, key), SIGNATURE, name)
+            self._verify(KEYS_PURPOSE, self._keys_statement(name, key), SIGNATURE, name)
         self.tools.register.once(self.site.round, "keys of others", digest({name: keys[name].hex() for name in keys}))
         return keys
 
     @cached_property
     def session(self) -> str:
-        """Digest of the participants and keys that this site was given."""
+        """Digest of the participants and keys that this site received."""
         return session_digest(self.site.round, self._threshold, self.about.sites, self.public)
 
     @property
     def _own_public(self) -> bytes:
         return public_key(self.secrets[0]) + public_key(self.secrets[1])
 
-    def _statement(self, name: str, keys: bytes) -> bytes:
-        """Return what a site signs in `KEYS`: whose keys they are, and for which round of which run."""
+    def _keys_statement(self, name: str, keys: bytes) -> bytes:
+        """Return the bytes that a site signs in `KEYS`: a digest of its name, run, round and public keys."""
         return digest("keys", name, self.site.run_id, self.site.round, keys.hex()).encode()
 
-    def _survivors(self, name: str) -> bytes:
-        """Return what a site signs in `CONFIRM`: the lists that it was given, in this round of this run."""
+    def _survivors_statement(self, name: str) -> bytes:
+        """Return the bytes that a site signs in `CONFIRM`: a digest of its name, the run, the round and its lists."""
         peers, masked = list(self.about.peers), list(self.about.masked)
         return digest("survivors", name, self.site.run_id, self.site.round, self.session, peers, masked).encode()
 
     def _verify(self, purpose: str, statement: bytes, signature: str, name: str) -> None:
-        """Refuse a statement that a participant has not signed. On one machine no participant has a certificate.
+        """Check that a participant has signed a statement. Skip the check on one machine, without certificates.
 
         Args:
-            purpose: What the signature must have been made for.
-            statement: What must be signed.
-            signature: Prefix of the names of the signatures in the order.
-            name: The participant.
+            purpose: Purpose that the signature must have.
+            statement: Bytes that must be signed.
+            signature: Prefix of the names of the signatures in the request.
+            name: Name of the participant.
+
+        Raises:
+            RefusedError: If the signature or the certificate is missing or not valid.
         """
         if self.tools.signer is None:
             return
-        signatures, certificates = (of_sites(self.request.tensors, what) for what in (signature, CERTIFICATE))
+        signatures, certificates = (by_site(self.request.tensors, prefix) for prefix in (signature, CERTIFICATE))
         if name not in signatures or name not in certificates:
             raise RefusedError(
                 "missing_signature",
@@ -208,28 +223,46 @@ class SiteEnd:
         proof = to_bytes(signatures[name]), to_bytes(certificates[name])
         self.tools.signer.verify_site(purpose, statement, *proof, name)
 
-    def _check_crowd(self, names: tuple[str, ...], what: str, mine: bool) -> None:
-        """Refuse a crowd in which this site is not, or that is not one by its own setting."""
+    def _check_group(self, names: tuple[str, ...], what: str, contains_self: bool) -> None:
+        """Check that a group of sites contains this site, and that its size fits the threshold.
+
+        With 2 * threshold sites or more, two disjoint halves could each be summed.
+
+        Args:
+            names: Names of the sites.
+            what: Noun for messages, such as ``participants``.
+            contains_self: Whether the group contains this site with its own keys.
+
+        Raises:
+            RefusedError: If it does not.
+        """
         threshold = self._threshold
-        if not mine or not threshold <= len(names) < 2 * threshold:
+        if not contains_self or not threshold <= len(names) < 2 * threshold:
             raise RefusedError(
                 "wrong_participant_count",
-                f"Expected {what} of {threshold} to {2 * threshold - 1} sites with '{self.site.name}' among them, as "
-                f"the threshold {threshold} asks for; got {len(names)}.",
+                f"Expected {what} of {threshold} to {2 * threshold - 1} sites with '{self.site.name}' among them, "
+                f"because the threshold is {threshold}; got {len(names)}.",
                 what=what,
                 found=len(names),
                 minimum=threshold,
                 maximum=2 * threshold - 1,
             )
 
-    def _channel(self, other: str) -> bytes:
+    def _channel_key(self, other: str) -> bytes:
+        """Return the key that this site and another one share for encrypted messages between them."""
         return agreed(self.secrets[0], self.public[other][:KEY], CHANNEL, self.session.encode())
 
-    def _bound_to(self, sender: str, receiver: str) -> bytes:
+    def _associated_data(self, sender: str, receiver: str) -> bytes:
+        """Return the associated data of an encrypted message, which bind it to its sender, receiver and session."""
         return digest(sender, receiver, self.session).encode()
 
-    def _split(self) -> tuple[dict[str, bytes], Callable[[int], bytes]]:
-        """Site to its shares of both secrets, that of the masks' key first; and the stream that goes on."""
+    def _split_secrets(self) -> tuple[dict[str, bytes], Callable[[int], bytes]]:
+        """Split both secrets into shares.
+
+        Returns:
+            A mapping from each site to its share of the masks' key, followed by its share of the own mask's key; and
+            the function that draws further bytes of the same stream.
+        """
         payload = f"{self.tools.register.nonce} {self.session}"
         draw = self.site.secret_rng("secure aggregation shares", payload).take
         secrets = self.secrets[1], self.own_mask
@@ -243,27 +276,27 @@ class SiteEnd:
 
     # ---- the operations
 
-    def _keys(self) -> Reply:
+    def _send_keys(self) -> Reply:
         assert self.site.name in self.about.sites, "checked"
         tensors = {PUBLIC: to_tensor(self._own_public)}
         if self.tools.signer is not None:
-            signature = self.tools.signer.sign(PURPOSE, self._statement(self.site.name, self._own_public))
+            signature = self.tools.signer.sign(KEYS_PURPOSE, self._keys_statement(self.site.name, self._own_public))
             tensors |= {SIGNATURE: to_tensor(signature), CERTIFICATE: to_tensor(self.tools.signer.certificate)}
         return Reply(tensors)
 
-    def _shares(self) -> Reply:
-        shares, draw = self._split()
+    def _send_shares(self) -> Reply:
+        shares, draw = self._split_secrets()
         return Reply(
             {
                 f"{SEALED}/{name}": to_tensor(
-                    seal(self._channel(name), draw(NONCE), share, self._bound_to(self.site.name, name))
+                    seal(self._channel_key(name), draw(NONCE), share, self._associated_data(self.site.name, name))
                 )
                 for name, share in shares.items()
                 if name != self.site.name
             }
         )
 
-    def _masked(self) -> Reply:
+    def _send_masked_update(self) -> Reply:
         public, about, round_ = self.public, self.about, self.site.round
         self._check_peers()
         tensors = {name: tensor for name, tensor in self.request.tensors.items() if not name.startswith(PREFIX)}
@@ -274,8 +307,8 @@ class SiteEnd:
         self.tools.register.model_once(round_, model)
         self.tools.register.once(round_, "orders", payload)
         layout = layout_of(tensors, self.inner.sends)
-        reply, update, public_facts = self._updated(request)
-        words, point = self._encoded(layout, update, weight_of(self.inner, reply.meta, self.site.settings))
+        reply, update, public_meta = self._execute_inner(request)
+        words, point = self._encode(layout, update, weight_of(self.inner, reply.meta, self.site.settings))
         self.tools.register.once(round_, "numbers", hashlib.sha256(words.tobytes()).hexdigest())
         add_mask(words, self.own_mask)
         context = mask_context(self.session, about.peers, payload)
@@ -283,47 +316,57 @@ class SiteEnd:
             if other != self.site.name:
                 key = agreed(self.secrets[1], public[other][KEY:], MASK, context)
                 add_mask(words, key, pair_sign(self.site.name, other))
-        return Reply({NUMBERS: packed(words, point.bits)}, public_facts, log=reply.log, trained=reply.trained)
+        return Reply({NUMBERS: packed(words, point.bits)}, public_meta, log=reply.log, trained=reply.trained)
 
-    def _confirm(self) -> Reply:
-        self._check_masked()
-        statement = self._survivors(self.site.name)
+    def _send_confirmation(self) -> Reply:
+        self._check_survivors()
+        statement = self._survivors_statement(self.site.name)
         tensors = {CONFIRMED: to_tensor(bytes.fromhex(statement.decode()))}
         if self.tools.signer is not None:
-            tensors[CONFIRMED_SIGNATURE] = to_tensor(self.tools.signer.sign(CONFIRMING, statement))
+            tensors[CONFIRMED_SIGNATURE] = to_tensor(self.tools.signer.sign(SURVIVORS_PURPOSE, statement))
         return Reply(tensors)
 
-    def _unmask(self) -> Reply:
+    def _reveal_shares(self) -> Reply:
         about = self.about
-        self._check_masked()
-        self._check_confirmed()
-        sealed = of_sites(self.request.tensors, SEALED)
+        self._check_survivors()
+        self._check_confirmations()
+        sealed = by_site(self.request.tensors, SEALED)
         if sealed.keys() != {*about.peers} - {self.site.name}:
             raise RefusedError("wrong_sealed_shares", "expected a sealed share of each other site, got others")
-        shares = {self.site.name: self._split()[0][self.site.name]}
+        shares = {self.site.name: self._split_secrets()[0][self.site.name]}
         for name, tensor in sealed.items():
-            shares[name] = unseal(self._channel(name), to_bytes(tensor), self._bound_to(name, self.site.name))
+            associated_data = self._associated_data(name, self.site.name)
+            shares[name] = unseal(self._channel_key(name), to_bytes(tensor), associated_data)
         revealed = {
-            name: share[BYTES:] if name in about.masked else share[:BYTES] for name, share in sorted(shares.items())
+            name: share[SHARE_BYTES:] if name in about.masked else share[:SHARE_BYTES]
+            for name, share in sorted(shares.items())
         }
         return Reply({f"{REVEALED}/{name}": to_tensor(share) for name, share in revealed.items()})
 
-    # ---- pieces
+    # ---- checks and encoding
 
     def _check_peers(self) -> None:
-        """The list of sites with which masks are in common is the same in both operations that have one."""
-        self._check_crowd(self.about.peers, "shares", self.site.name in self.about.peers)
+        """Check the list of sites with which this site shares masks, and record that the round has exactly this list.
+
+        Raises:
+            RefusedError: If the list is not valid, or differs from the list in an earlier operation of the round.
+        """
+        self._check_group(self.about.peers, "shares", self.site.name in self.about.peers)
         if not {*self.about.peers} <= self.public.keys():
             raise RefusedError(
                 "unknown_peers", "expected peers whose keys are known, got others: the server is not honest"
             )
         self.tools.register.once(self.site.round, "peers", digest(self.about.peers))
 
-    def _check_masked(self) -> None:
-        """Refuse a list of participants that sent numbers if it is not one, or not the round's first."""
+    def _check_survivors(self) -> None:
+        """Check the list of participants that sent an update, and record that the round has exactly this list.
+
+        Raises:
+            RefusedError: If the list is not valid, or differs from an earlier list of the round.
+        """
         about = self.about
         self._check_peers()
-        self._check_crowd(about.masked, "numbers", self.site.name in about.masked)
+        self._check_group(about.masked, "numbers", self.site.name in about.masked)
         if not {*about.masked} <= {*about.peers}:
             raise RefusedError(
                 "unknown_senders",
@@ -331,12 +374,15 @@ class SiteEnd:
             )
         self.tools.register.once(self.site.round, "drop-outs", digest(about.masked))
 
-    def _check_confirmed(self) -> None:
-        """Refuse to reveal shares unless at least `threshold` participants signed the lists that this site was given.
+    def _check_confirmations(self) -> None:
+        """Check that at least `threshold` participants signed the same lists that this site received.
 
-        It is the consistency check of Bonawitz et al. (CCS 2017) against servers that do not follow the protocol.
+        This is the consistency check of Bonawitz et al. (CCS 2017) against servers that do not follow the protocol.
+
+        Raises:
+            RefusedError: If they did not; then no share is revealed.
         """
-        confirmed = of_sites(self.request.tensors, CONFIRMED)
+        confirmed = by_site(self.request.tensors, CONFIRMED)
         if len(confirmed) < self._threshold or not confirmed.keys() <= {*self.about.masked}:
             raise RefusedError(
                 "too_few_confirmations",
@@ -347,26 +393,30 @@ class SiteEnd:
                 minimum=self._threshold,
             )
         for name, lists in confirmed.items():
-            statement = self._survivors(name)
+            statement = self._survivors_statement(name)
             if to_bytes(lists).hex().encode() != statement:
                 raise RefusedError(
                     "inconsistent_participants",
-                    f"'{name}' was given other lists of participants than '{self.site.name}' in round "
+                    f"'{name}' received other lists of participants than '{self.site.name}' in round "
                     f"{self.site.round}: the server is not honest. Nothing is revealed.",
                     site=name,
                     round=self.site.round,
                 )
-            self._verify(CONFIRMING, statement, CONFIRMED_SIGNATURE, name)
+            self._verify(SURVIVORS_PURPOSE, statement, CONFIRMED_SIGNATURE, name)
 
-    def _updated(self, request: Request) -> tuple[Reply, Tensors, Meta]:
-        """What the method makes of its own order: its reply, the update that may leave in a sum, and public facts."""
+    def _execute_inner(self, request: Request) -> tuple[Reply, Tensors, Meta]:
+        """Execute the method's own request, and check its reply.
+
+        Returns:
+            The reply, the tensors of the update that may leave the site in a sum, and the public metadata.
+        """
         site, inner, who = self.site, self.inner, f"site '{self.site.name}'"
         sent = replace(request, tensors=dict(request.tensors), meta=dict(request.meta))
         reply = inner.execute(site, request)
         check_sent(inner, site.task, site.settings, sent, reply, who)
         if reply.peer_messages:
             raise RefusedError(
-                "unexpected_parcels", "secure aggregation covers updates only, and the method posts parcels"
+                "unexpected_parcels", "secure aggregation covers updates only, and the method sends peer messages"
             )
         schema = inner.sends_meta
         update, meta = Filters(inner.sends, schema, site.settings, site.settings.rounds).checked(
@@ -375,8 +425,17 @@ class SiteEnd:
         public = {name: value for name, value in meta.items() if schema[name].visibility == "public"}
         return reply, {name: tensor for name, tensor in update.items() if tensor.is_floating_point()}, public
 
-    def _encoded(self, layout: Layout, update: Tensors, weight: int) -> tuple[Words, FixedPoint]:
-        """The numbers to mask: clipped, weighed, rounded, with this site's share of noise; the weight comes last."""
+    def _encode(self, layout: Layout, update: Tensors, weight: int) -> tuple[Words, FixedPoint]:
+        """Clip, weight and round an update, and add this site's share of noise.
+
+        Args:
+            layout: Names and shapes of the tensors.
+            update: Tensors of the update; a missing one counts as zeros.
+            weight: Weight of the update.
+
+        Returns:
+            The numbers to mask, with the weight as the last one; and their fixed-point format.
+        """
         settings, numbers = self.site.settings, numbers_of(layout)
         point, heaviest = fixed_point(self.inner, settings, len(self.about.peers), numbers)
         if weight > heaviest:
@@ -395,9 +454,9 @@ class SiteEnd:
         values = clip_by_norm({"update": torch.cat(flat)}, point.clip)["update"]
         steps = point.rounded(values * (weight / heaviest), self.site.rng("rounding of secure aggregation"))
         if point.noise:
-            facts = {name: value for name, value in vars(point).items() if math.isfinite(value)}
-            facts |= {"sites": list(self.about.sites), "peers": list(self.about.peers)}
-            stream = self.tools.noise(wire.digest({"update": values}, facts), self.session)
+            noise_meta = {name: value for name, value in vars(point).items() if math.isfinite(value)}
+            noise_meta |= {"sites": list(self.about.sites), "peers": list(self.about.peers)}
+            stream = self.tools.noise(wire.digest({"update": values}, noise_meta), self.session)
             steps += discrete_gaussian(point.site_noise, numbers, stream)
         words = point.words(steps)
         return np.append(words, words.dtype.type(weight)), point

@@ -1,4 +1,4 @@
-"""How much a site's update counts in a secure aggregation, and how the numbers of all are written."""
+"""Weight of a site's update in a secure aggregation, and the fixed-point format of the updates."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from medfl.settings import SecureAggregation, Settings
 from medfl.types import Meta
 
 CLIP = 100.0
-"""Largest L2 norm of an update where neither `privacy` nor `secure_aggregation` says one."""
+"""Largest L2 norm of an update if neither the setting ``privacy`` nor ``secure_aggregation`` has a clip."""
 
 
 def weight_of(inner: Method, meta: Meta, settings: Settings) -> int:
-    """The weight of a site's update: a whole number, for it is summed as well.
+    """Return the weight of a site's update, which is an integer because the weights are summed too.
 
     Args:
-        inner: The method. `Capability.ROBUST` promises that it weighs by sizes or uniformly.
-        meta: Of its reply, as it is at the site.
-        settings: Of the run; under privacy all weigh alike.
+        inner: The method. With `Capability.ROBUST` it promises to weight updates by the sizes of the sites or equally.
+        meta: Metadata of the reply, at the site.
+        settings: Settings of the run. With a privacy setting, all updates have the same weight.
 
     Raises:
-        ContractError: If the method breaks its promise.
+        ContractError: If the method returns another weight.
     """
     weigh: Any = getattr(inner, "weight", lambda meta: meta.get("size", 1.0))
     weight = float(weigh(meta if policy_of(settings).discloses_metadata("private") else {}))
     if weight < 0 or weight != int(weight):
         raise ContractError(
             "wrong_weight",
-            f"expected a weight by size, or 1, of a method that supports `Capability.ROBUST`; got {weight:g}",
+            f"expected a weight by size, or 1, from a method that supports `Capability.ROBUST`; got {weight:g}",
             found=weight,
         )
     return int(weight)
 
 
 def heaviest(inner: Method, settings: Settings) -> int:
-    """The largest weight that a site may have; 1 where all weigh alike."""
+    """Return the largest weight that a site may have; 1 if all updates have the same weight."""
     assert settings.secure_aggregation is not None
     by_size = weight_of(inner, {"size": 2}, settings) != weight_of(inner, {"size": 1}, settings)
     return settings.secure_aggregation.largest_size if by_size else 1
 
 
 def clip_of(settings: Settings) -> float:
-    """Largest L2 norm of a site's update."""
+    """Return the largest L2 norm of a site's update, to which it is clipped."""
     secure = settings.secure_aggregation
     assert secure is not None
     if (clip := policy_of(settings).sum_clip()) is not None:
@@ -54,13 +54,13 @@ def clip_of(settings: Settings) -> float:
 
 
 def fixed_point(inner: Method, settings: Settings, sites: int, numbers: int) -> tuple[FixedPoint, int]:
-    """How numbers are written, the same at the server and at all sites; and the largest weight.
+    """Return the fixed-point format and the largest weight, which are the same at the server and at all sites.
 
     Args:
         inner: The method.
-        settings: Of the run.
-        sites: How many may be summed.
-        numbers: In an update.
+        settings: Settings of the run.
+        sites: Maximum number of updates in the sum.
+        numbers: Number of elements of an update.
     """
     secure = settings.secure_aggregation
     assert isinstance(secure, SecureAggregation)

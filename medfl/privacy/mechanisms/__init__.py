@@ -1,1 +1,1 @@
-"""Privacy mechanisms: one file with one subclass of `medfl.privacy.policy.PrivacyPolicy` each."""
+"""Privacy mechanisms: subclasses of `medfl.privacy.policy.PrivacyPolicy`, one file for each privacy unit."""

@@ -1,4 +1,4 @@
-"""The common part of all mechanisms with a promise: what may leave a site, delta, and accounts in words."""
+"""Common base of the privacy mechanisms with a guarantee: disclosure, checks of delta, and text about accounts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from medfl.utils.metadata import Visibility
 
 
 class DifferentialPrivacy(PrivacyPolicy):
-    """A policy with a promise: only updates and public metadata may leave a site.
+    """Privacy policy with a differential privacy guarantee: only updates and public metadata may leave a site.
 
     Args:
         settings: Settings of the run, with a privacy setting.
@@ -30,10 +30,10 @@ class DifferentialPrivacy(PrivacyPolicy):
         SettingsError: If the settings name an accountant of another unit.
 
     Attributes:
-        unit: Whose data are hidden.
+        unit: Name of the privacy unit: the part of the data that the guarantee hides.
         accountant: Name of the accountant that composes releases.
-        units: The unit in the plural, for messages.
-        releases: Releases of a site in the plural, for sentences.
+        units: Plural noun of the unit, for messages.
+        releases: Plural noun of a site's releases, for sentences.
     """
 
     unit: ClassVar[str]
@@ -70,11 +70,11 @@ class DifferentialPrivacy(PrivacyPolicy):
         return next(name for name in SENSITIVITY if name != self.privacy.adjacency)
 
     def epsilon_of(self, parts: Sequence[Part], adjacency: str | None = None) -> float:
-        """Return epsilon of releases together, with the run's delta.
+        """Return epsilon of several releases together, with the delta of the run.
 
         Args:
-            parts: The releases.
-            adjacency: Adjacency, or None for the run's own.
+            parts: Groups of equal releases.
+            adjacency: Adjacency; None is the adjacency of the run.
         """
         return epsilon(tuple(parts), self.privacy.delta, adjacency or self.privacy.adjacency)
 
@@ -85,21 +85,21 @@ class DifferentialPrivacy(PrivacyPolicy):
     # ---- disclosure
 
     def discloses(self, kind: PayloadKind) -> bool:
-        """Whether tensors of a kind may leave a site: updates alone."""
+        """Return whether tensors of a kind may leave a site. Only updates may."""
         return kind == "update"
 
     def discloses_metadata(self, visibility: Visibility) -> bool:
-        """Whether metadata may leave a site: only those that are computed from no data."""
+        """Return whether metadata may leave a site. Only public metadata may, which are not computed from data."""
         return visibility == "public"
 
     def discloses_peer_messages(self) -> bool:
-        """Whether a site may send messages to other sites: never."""
+        """Return False: no site may send messages to other sites."""
         return False
 
     # ---- compatibility
 
     def check_method(self, method: Method, name: str) -> None:
-        """Check that a method sends updates alone.
+        """Check that a method sends only updates.
 
         Raises:
             SettingsError: If it sends something else.
@@ -114,18 +114,18 @@ class DifferentialPrivacy(PrivacyPolicy):
             )
 
     def check_secure_aggregation(self) -> None:
-        """Check that the two settings don't name unlike bounds of an update.
+        """Check that the settings ``privacy`` and ``secure_aggregation`` have the same clip.
 
         Raises:
-            SettingsError: If they do.
+            SettingsError: If they have different ones.
         """
         secure = self.settings.secure_aggregation
         clip = None if secure is None else secure.clip
         if clip is not None and clip != self.privacy.clip:
             raise SettingsError(
                 "incompatible_settings",
-                f"'secure_aggregation.clip' is {clip:g} and 'privacy.clip' {self.privacy.clip:g}: the noise is made "
-                "for one bound. Leave the first out.",
+                f"'secure_aggregation.clip' is {clip:g} and 'privacy.clip' is {self.privacy.clip:g}, but the noise is "
+                "calibrated for one bound. Leave the first out.",
                 settings=["privacy.clip", "secure_aggregation.clip"],
             )
 
@@ -138,14 +138,14 @@ class DifferentialPrivacy(PrivacyPolicy):
         self.check_delta(sites, "a federation")
 
     def check_delta(self, count: int, where: str) -> None:
-        """Check that delta does not permit what privacy forbids.
+        """Check that delta is small enough for a number of units.
 
-        A mechanism that publishes one unit in n, drawn at random, is (0, 1/n)-private: from there on delta means
-        nothing.
+        A mechanism that publishes one of n units, drawn at random, is (0, 1/n)-private. So a delta of 1/n or more gives
+        no meaningful guarantee.
 
         Args:
-            count: Number of units, >= 1.
-            where: Owner of the units, for the message.
+            count: Number of units n, >= 1.
+            where: Owner of the units, for messages.
 
         Raises:
             SettingsError: If delta is 1 / count or more.
@@ -155,8 +155,7 @@ class DifferentialPrivacy(PrivacyPolicy):
             raise SettingsError(
                 "delta_too_large",
                 f"A privacy delta of {delta:g} is too large for {where} with {count} {self.units}: expected less than "
-                f"1/{count} = {1 / count:.3g}, for a delta that large permits to publish one of them outright. Choose "
-                "1e-5, or less.",
+                f"1/{count} = {1 / count:.3g}, as such a delta allows publishing one of them. Choose 1e-5 or less.",
                 delta=delta,
                 where=where,
                 count=count,
@@ -167,22 +166,36 @@ class DifferentialPrivacy(PrivacyPolicy):
 
     @classmethod
     def part_of(cls, entry: LedgerEntry, adjacency: Adjacency) -> Part | None:
-        """Return the releases of a ledger's entry, as they count for this unit, or None if no bound is known."""
+        """Return the releases of a ledger's entry, converted to this unit, or None if no bound is known."""
         part = Part.from_entry(entry)
         return part if entry.unit == cls.unit or not part.count else cls.foreign_part(entry.unit, part, adjacency)
 
     @classmethod
     @abstractmethod
     def foreign_part(cls, unit: str, part: Part, adjacency: Adjacency) -> Part | None:
-        """Return releases that were made for another unit, as they count for this one; None without a known bound."""
+        """Convert releases of another privacy unit to this unit.
+
+        Args:
+            unit: Unit of the releases.
+            part: The releases.
+            adjacency: Adjacency of the guarantee.
+
+        Returns:
+            None if no bound is known.
+        """
 
     @classmethod
     def covers(cls, adjacency: Adjacency, unit: str, wanted: Adjacency) -> bool:
-        """Whether a promise of this mechanism implies another one with the same numbers.
+        """Return whether a guarantee of this mechanism implies another guarantee with the same epsilon and delta.
 
-        ``replace`` is the stronger adjacency, as its noise is made for twice the bound. A mechanism that hides a whole
-        site hides each of its images, but only under ``replace``: two data sets of a site that differ in an image are
-        neighbours then. Under ``add_remove`` they are two steps apart, as a site is compared with no site.
+        ``replace`` is the stronger adjacency, as its sensitivity is twice as large. A mechanism that hides a whole site
+        hides each of its images, but only under ``replace``: then two data sets of a site that differ in one image are
+        neighbours. Under ``add_remove`` they are two steps apart, as a site is compared with no site.
+
+        Args:
+            adjacency: Adjacency of this mechanism's guarantee.
+            unit: Unit of the implied guarantee.
+            wanted: Adjacency of the implied guarantee.
         """
         if unit == cls.unit:
             return adjacency in ("replace", wanted)
@@ -191,19 +204,19 @@ class DifferentialPrivacy(PrivacyPolicy):
     # ---- statements
 
     def describe_accounts(self, accounts: Mapping[str, PrivacyAccount]) -> str:
-        """Return sentences about what was released, and what it costs with the runs before."""
+        """Return sentences about the releases of the run, and about the privacy that all runs on the data spent."""
         most = max(accounts.values(), key=lambda account: (account.releases, account.planned))
-        text = f"Released were at most {most.releases} of {most.planned} planned {self.releases} of a site"
+        text = f"Each site released at most {most.releases} of {most.planned} planned {self.releases}"
         withheld = any(account.withholds_noise for account in accounts.values())
         bound = "epsilon at most" if withheld else "epsilon"
         spent = _largest({site: account.epsilon for site, account in accounts.items()})
-        text += f", {bound} {spent} ('{most.adjacency}')."
+        text += f", with {bound} {spent} ('{most.adjacency}')."
         runs = max(account.runs for account in accounts.values())
         if any(account.ledger for account in accounts.values()):
             total, composed = most.total_epsilon, {site: account.composed for site, account in accounts.items()}
             text += f" The ledgers of the sites hold up to {runs} {'run' if runs == 1 else 'runs'} on the same data: "
             if withheld and None in composed.values():
-                return text + "what these come to stays at the sites, for the number of images follows from it."
+                return text + "their composed epsilon stays at the sites, as it would reveal the number of images."
             text += f"composed {bound} {_largest(composed)} with delta {most.delta:g}" + (
                 f" of a total of {total:g}." if total is not None else "; no total is set."
             )
@@ -211,7 +224,7 @@ class DifferentialPrivacy(PrivacyPolicy):
 
 
 def _largest(epsilons: Mapping[str, float | None]) -> str:
-    """Return the largest epsilon with the name of its site. None counts as infinite."""
+    """Return a text with the largest epsilon and the name of its site. None counts as infinite."""
 
     def bound(site: str) -> float:
         value = epsilons[site]

@@ -1,4 +1,7 @@
-"""Privacy of single images: sites train by DP-SGD, so whatever is computed from a trained model is private."""
+"""Privacy mechanism for single images: sites train by DP-SGD, so everything computed from a trained model is private.
+
+Release: the noised steps of one training, which leave the site as a trained model.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from medfl.records.privacy_account import PrivacyAccount
 
 
 class DPSGD(DifferentialPrivacy):
-    """Each training of a round is one release of its site: as many noised steps as the training has batches."""
+    """Privacy policy for the unit ``sample``. Each training is one release, with one noised step for each batch."""
 
     unit: ClassVar[str] = "sample"
     accountant: ClassVar[str] = "prv"
@@ -41,53 +44,52 @@ class DPSGD(DifferentialPrivacy):
         start: Callable[[], str],
         gradient_clip: float | None = None,
     ) -> PrivateSteps:
-        """Return steps of DP-SGD: batches drawn at random, clipped gradients of single images, and noise."""
+        """Return the steps of DP-SGD, with subsampled batches, clipped gradients of single images, and noise."""
         return PrivateSteps(model, optimizer, site, start(), gradient_clip)
 
     # ---- compatibility
 
     def check_method(self, method: Method, name: str) -> None:
-        """Check that a method sends updates alone, and that these hold nothing but the training by single images.
+        """Check that a method sends only updates, which depend on the data only through the loss of single images.
 
         Raises:
-            SettingsError: If it is not so.
+            SettingsError: If it sends something else, or does not support `Capability.DP_SGD`.
         """
         super().check_method(method, name)
         if Capability.DP_SGD not in method.active_supports:
             raise SettingsError(
                 "method_not_supported",
-                f"Privacy with the unit 'sample' covers what a site learns by the loss of each image alone, and method "
-                f"'{name}' does not promise, by `Capability.DP_SGD` in `supports`, that its updates contain nothing "
-                "else of the site's data. Choose another method or setting of it, or the unit 'site', which covers "
-                "any update.",
+                f"Privacy with the unit 'sample' covers training by the loss of each single image, but method '{name}' "
+                "does not promise, by `Capability.DP_SGD` in `supports`, that its updates depend on the site's data in "
+                "no other way. Choose another method or setting of it, or the unit 'site', which covers any update.",
                 feature="dp_sgd",
                 method=name,
             )
 
     def check_objective(self, objective: Objective) -> None:
-        """Check that the objective has a loss of each single case.
+        """Check that the objective has a loss for each single case.
 
         Raises:
-            SettingsError: If it compares cases with each other.
+            SettingsError: If its loss compares cases with each other.
         """
         if not objective.per_case_loss:
             raise SettingsError(
                 "incompatible_settings",
-                f"The privacy unit 'sample' needs a loss of each single case, and that of the objective "
+                f"The privacy unit 'sample' needs a loss of each single case, but the loss of the objective "
                 f"'{objective.name}' compares cases with each other. Choose the unit 'site'.",
                 settings=["objective", "privacy.unit"],
                 objective=objective.name,
             )
 
     def check_secure_aggregation(self) -> None:
-        """Refuse secure aggregation, whose sites share the noise.
+        """Raise an error, because secure aggregation is only possible with the unit ``site``.
 
         Raises:
             SettingsError: Always.
         """
         raise SettingsError(
             "incompatible_settings",
-            "Privacy with the unit 'sample' adds each site's own noise in its training and keeps account of each step; "
+            "Privacy with the unit 'sample' adds each site's own noise in its training and accounts for each step, but "
             "secure aggregation shares the noise of the unit 'site' among the sites. Choose that unit.",
             settings=["privacy.unit", "secure_aggregation"],
         )
@@ -96,15 +98,15 @@ class DPSGD(DifferentialPrivacy):
         """Check that no network mixes images, and that delta is small enough for the images of every site.
 
         Raises:
-            SettingsError: If it is not so.
+            SettingsError: If a check fails.
         """
         check_samples(self.settings, networks)
         if images:
-            largest = max(images, key=lambda name: images[name])  # its 1/n is the strictest bound
+            largest = max(images, key=lambda name: images[name])  # the largest n gives the strictest bound 1/n
             self.check_delta(images[largest], f"site '{largest}'")
 
     def check_trainings(self, site: str, count: int) -> None:
-        """Check that a step has one training, for the account reckons with one.
+        """Check that a step has one training, as the account covers one.
 
         Raises:
             ContractError: If it has another number.
@@ -113,7 +115,7 @@ class DPSGD(DifferentialPrivacy):
             raise ContractError(
                 "several_trainings",
                 f"Expected one training in a step of site '{site}', got {count}: with the privacy unit 'sample' the "
-                "account reckons with one, so the method may not support `Capability.DP_SGD`.",
+                "account covers one, so the method must not support `Capability.DP_SGD`.",
                 site=site,
                 expected=1,
                 found=count,
@@ -122,7 +124,7 @@ class DPSGD(DifferentialPrivacy):
     # ---- accounting
 
     def release(self, images: int | None = None) -> Part | None:
-        """Return the steps of one training; their noise depends on the number of images."""
+        """Return the steps of one training, whose noise depends on the number of images; None if that is unknown."""
         if images is None:
             return None
         rate, count = schedule(self.settings, images)
@@ -130,22 +132,21 @@ class DPSGD(DifferentialPrivacy):
 
     @classmethod
     def foreign_part(cls, unit: str, part: Part, adjacency: Adjacency) -> Part | None:
-        """Return releases of whole sites as they count for an image, or None for any other unit.
+        """Convert releases of whole sites to the unit image; return None for any other unit.
 
-        A noised update of a whole site hides an image, too: another image changes the update by twice the bound at
-        most. ``replace`` reckons with twice the bound already.
+        A noised update of a whole site also hides an image: a different image changes the update by at most twice the
+        bound. For ``replace``, the sensitivity is twice the bound already.
         """
         if not mechanism_of(unit).hides_sites:
             return None
         return replace(part, sigma=part.sigma / 2) if adjacency == "add_remove" else part
 
     def redact(self, account: PrivacyAccount) -> PrivacyAccount:
-        """Return a site's account without the numbers from which its images could be counted.
+        """Return a copy of a site's account without the numbers that reveal its number of images.
 
-        The sampling rate, the number of steps and the noise follow from the number of images, and so do the last
-        digits of the composed epsilon. The rate, the steps and the noise become None. Bounds that are public replace
-        the epsilons: the budget of the run, and the site's total budget for several runs. The site's own files keep
-        the numbers.
+        The sampling rate, the number of steps, the noise and the last digits of the composed epsilon follow from the
+        number of images. The rate, the steps and the noise become None. Public bounds replace the epsilons: the budget
+        of the run, and the site's total budget for several runs. The site's own files keep the numbers.
 
         Args:
             account: The account as `medfl.privacy.ledger.Account.report` returns it.
@@ -158,10 +159,11 @@ class DPSGD(DifferentialPrivacy):
     # ---- statements
 
     def other_guarantee(self) -> Guarantee:
-        """Return what the promise implies for the adjacency that the settings don't name.
+        """Return the guarantee that the run's guarantee implies for the adjacency that the settings don't name.
 
-        A replacement is a removal and an addition, so (epsilon, delta) becomes (2 epsilon, (1 + e^epsilon) delta). The
-        other way the same numbers hold: an image that is removed moves a training by no more than one that is replaced.
+        A replacement is a removal and an addition, so (epsilon, delta) becomes (2 epsilon, (1 + e^epsilon) delta). In
+        the other direction epsilon and delta stay the same, as a removal changes a training at most as much as a
+        replacement.
         """
         privacy = self.privacy
         if privacy.adjacency == "replace":
@@ -170,13 +172,13 @@ class DPSGD(DifferentialPrivacy):
         return Guarantee(self.other_adjacency, 2 * privacy.epsilon, delta, is_upper_bound=True)
 
     def statement(self) -> str:
-        """Return what the trainings promise, by numerical composition."""
+        """Return the guarantee of the trainings, by numerical composition."""
         privacy, other = self.privacy, self.other_guarantee()
         chosen = privacy.adjacency
         return (
             f"Unit sample: sites train by DP-SGD, which draws the images of each step at random, clips the gradient of "
-            f"each to L2 norm {privacy.clip:g} and adds Gaussian noise to their sum, so much at each site that its "
-            f"trainings in {self.settings.rounds} rounds together are (epsilon, delta)-private with delta "
+            f"each to L2 norm {privacy.clip:g} and adds Gaussian noise to their sum. The noise at each site is such "
+            f"that its trainings in {self.settings.rounds} rounds together are (epsilon, delta)-private with delta "
             f"{privacy.delta:g} and epsilon at most {privacy.epsilon:.4g} for an image that is {WHAT[chosen]} "
             f"('{chosen}', the adjacency of this run), or at most epsilon {other.epsilon:.4g} with delta "
             f"{other.delta:.3g} for one that is {WHAT[other.adjacency]} ('{other.adjacency}'), by numerical "

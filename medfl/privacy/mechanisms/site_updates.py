@@ -1,6 +1,6 @@
-"""Privacy of whole sites: each site clips its update and adds Gaussian noise before the update leaves it.
+"""Privacy mechanism for whole sites: each site clips its update and adds Gaussian noise before the update leaves.
 
-Under secure aggregation the shares of noise of all sites add up in the sum of the updates.
+Release: one noised update, or under secure aggregation one noised sum, to which each site adds a share of the noise.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from medfl.records.ledger import Adjacency
 
 
 class SiteUpdates(DifferentialPrivacy):
-    """Each update is one Gaussian release of its site; all releases of the run compose exactly."""
+    """Privacy policy for the unit ``site``. Each update is one Gaussian release; all releases compose exactly."""
 
     unit: ClassVar[str] = "site"
     accountant: ClassVar[str] = "gaussian"
@@ -35,11 +35,11 @@ class SiteUpdates(DifferentialPrivacy):
         return DistributedNoise
 
     def update_noise(self, releases: int) -> float:
-        """Return the noise multiplier that keeps the budget over all updates of the site."""
+        """Return the noise multiplier that keeps the budget for all updates of the site together."""
         return noise_multiplier(self.privacy, releases)
 
     def release(self, images: int | None = None) -> Part:
-        """Return one release; its noise spreads the budget over all rounds and depends on no number of images."""
+        """Return one release. Its noise covers all rounds and does not depend on the number of images."""
         return Part(noise_multiplier(self.privacy, self.settings.rounds), 1)
 
     def releases_of_replies(self, replies: int) -> Part | None:
@@ -48,7 +48,7 @@ class SiteUpdates(DifferentialPrivacy):
 
     @classmethod
     def foreign_part(cls, unit: str, part: Part, adjacency: Adjacency) -> Part | None:
-        """Return None: noise for a part of a site's data gives no known bound for a whole site."""
+        """Return None, because noise for a part of a site's data gives no known bound for a whole site."""
         return None
 
     def other_guarantee(self) -> Guarantee:
@@ -58,9 +58,11 @@ class SiteUpdates(DifferentialPrivacy):
         return Guarantee(other, self.epsilon_of([together], other), self.privacy.delta)
 
     def statement(self) -> str:
-        """Return what the updates promise, by exact Gaussian composition."""
+        """Return the guarantee of the updates, by exact Gaussian composition."""
         privacy, releases, sigma = self.privacy, self.settings.rounds, self.release().sigma
-        budgets = {name: epsilon(sigma, releases, privacy.delta, far) for name, far in SENSITIVITY.items()}
+        budgets = {
+            name: epsilon(sigma, releases, privacy.delta, sensitivity) for name, sensitivity in SENSITIVITY.items()
+        }
         chosen, other = privacy.adjacency, self.other_adjacency
         return (
             f"Unit {self.unit}: each update is clipped to L2 norm {privacy.clip:g} and carries Gaussian noise of "
@@ -74,17 +76,18 @@ class SiteUpdates(DifferentialPrivacy):
 
 
 class DistributedNoise(SiteUpdates):
-    """Each sum of updates is one release of all its sites, accounted by concentrated differential privacy.
+    """Privacy policy for the unit ``site`` under secure aggregation. Each sum of updates is one release of its sites.
 
-    An update that left a site by itself would carry the whole noise of `SiteUpdates`.
+    The accounting uses concentrated differential privacy. An update that leaves a site outside of a sum carries the
+    full noise of `SiteUpdates`.
     """
 
     def sum_noise(self) -> float:
-        """Return the noise multiplier of the sum that keeps the budget over all rounds."""
+        """Return the noise multiplier of the sum that keeps the budget for all rounds together."""
         return calibrated(self.privacy, self.settings.rounds)
 
     def sum_clip(self) -> float:
-        """Return the L2 bound that the noise is made for."""
+        """Return the L2 bound of an update, for which the noise is calibrated."""
         return self.privacy.clip
 
     def release(self, images: int | None = None) -> Part:
@@ -92,11 +95,11 @@ class DistributedNoise(SiteUpdates):
         return Part(self.sum_noise(), 1, concentrated=True)
 
     def releases_of_replies(self, replies: int) -> Part | None:
-        """Return None: a round has several replies for one sum."""
+        """Return None, because a round has several replies for one sum."""
         return None
 
     def statement(self) -> str:
-        """Return what the sums promise, by concentrated differential privacy, and who has to follow the protocol."""
+        """Return the guarantee of the sums, by concentrated differential privacy, and its trust assumptions."""
         privacy, releases, release = self.privacy, self.settings.rounds, self.release()
         together, threshold = replace(release, count=releases), self.threshold
         budgets = {name: self.epsilon_of([together], name) for name in SENSITIVITY}
@@ -109,7 +112,7 @@ class DistributedNoise(SiteUpdates):
             f"{budgets[chosen]:.4g} for a {self.unit} that is {WHAT[chosen]} ('{chosen}', the adjacency of this run), "
             f"or epsilon {budgets[other]:.4g} for one that is {WHAT[other]} ('{other}'), by concentrated differential "
             f"privacy. This holds while at least {threshold} of a round's participants follow the protocol: they add "
-            "their share of noise and keep it to themselves, and the server sees the sum only. A site that is alone "
-            "among others that do not has no noise of its own to rely on; this covers the updates, not the scores, "
-            "training losses and numbers of images in this report, nor whether a site replies."
+            "their share of noise and keep it secret, and the server sees the sum only. If fewer follow it, the sum "
+            "has only their shares of noise; this covers the updates, not the scores, training losses and numbers of "
+            "images in this report, nor whether a site replies."
         )

@@ -1,4 +1,4 @@
-"""The local carrier: results in order, nothing shared between sites, and an order that is sent again is not redone."""
+"""Test the local backend: order of the results, isolation of the sites, and repeated requests."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from refusals import refused
 from toys import SIZES, Toy, builtin, snapshot
 
 from medfl.contract import Plan, Reply, Request, Server, Site
-from medfl.engine.backends.jobs import EvaluateJob, Job, StepJob
+from medfl.engine.backends.jobs import BackendJob, EvaluateJob, StepJob
 from medfl.engine.backends.local import LocalBackend
-from medfl.engine.backends.pool import Pool, Result, _receive
+from medfl.engine.backends.pool import JobResult, WorkerPool, _receive
 from medfl.engine.site import SiteRunner
 from medfl.engine.store import Store
 from medfl.errors import ContractError, MedflError, StoreError
@@ -36,11 +36,11 @@ from medfl.utils.wire import tensors_equal
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToyJob(Job):
+class ToyJob(BackendJob):
     tensors: Tensors = field(default_factory=dict)
 
     @property
-    def who(self) -> str:
+    def participants_text(self) -> str:
         return "site-9"
 
 
@@ -77,7 +77,7 @@ class DieJob(ToyJob):
 TOYS = (SumJob, TouchJob, ThreadsJob, ContractJob, BugJob, DieJob)
 
 
-def work(job: Job) -> Result:
+def run_job(job: BackendJob) -> JobResult:
     match job:
         case SumJob():
             time.sleep(job.wait)
@@ -97,14 +97,14 @@ def work(job: Job) -> Result:
 
 
 @pytest.fixture
-def pool() -> Iterator[Pool]:
-    pool = Pool(work, 3, 2, TOYS)
+def pool() -> Iterator[WorkerPool]:
+    pool = WorkerPool(run_job, 3, 2, TOYS)
     yield pool
     pool.close()
 
 
-def test_results_come_in_the_order_of_the_jobs(pool: Pool) -> None:
-    """The first jobs take longest, so they end last."""
+def test_results_come_in_the_order_of_the_jobs(pool: WorkerPool) -> None:
+    """Check that the first jobs, which take longest, still come first."""
     shared = {"x": torch.ones(1000, 300)}  # larger than a pipe holds
     jobs = [SumJob(index=i, wait=0.06 if i < 2 else 0.0, tensors=shared) for i in range(12)]
     jobs += [SumJob(index=12 + i, tensors={"x": torch.tensor([float(i)])}) for i in range(3)]
@@ -117,7 +117,7 @@ def test_results_come_in_the_order_of_the_jobs(pool: Pool) -> None:
     assert pool.run([]) == []
 
 
-def test_workers_have_the_threads_of_the_run(pool: Pool) -> None:
+def test_workers_have_the_threads_of_the_run(pool: WorkerPool) -> None:
     assert pool.run([ThreadsJob()] * 3) == [({"threads": 2}, {})] * 3
 
 
@@ -130,9 +130,9 @@ def test_workers_have_the_threads_of_the_run(pool: Pool) -> None:
     ],
 )
 def test_an_error_is_raised_when_the_running_jobs_have_ended(
-    job: Job, check: Callable[[], Any], pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: BackendJob, check: Callable[[], Any], pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of three workers fails; the two others are at work until the error has been received."""
+    """Let one of three workers fail; the two others run until the error was received."""
     received = tmp_path / "received"
 
     def receive(*arguments: Any) -> Meta:
@@ -164,7 +164,7 @@ def test_a_worker_that_dies_while_it_answers() -> None:
     os.write(there.fileno(), b"\0\0\0\x10half")  # a length of 16, then less
     there.close()
     with refused(MedflError, "dead_worker", job="evaluate", who="a, b"):
-        _receive(here, EvaluateJob(sites=["a", "b"], step=1, round=1, known={}, tensors={}))
+        _receive(here, EvaluateJob(sites=["a", "b"], step=1, round=1, score_caches={}, tensors={}))
     here.close()
 
 
@@ -175,14 +175,14 @@ def test_a_copy_of_a_job_is_what_a_worker_gets() -> None:
     copy = job.copy()
     unpacked = copy.unpacked()
     assert unpacked == Request("site-1", "train", copy.tensors, {"rate": 0.1, "of": [1, 2]})
-    assert (copy.who, copy.digest, copy.step, copy.round, copy.keep) == ("site-1", "d", 3, 2, [1])
+    assert (copy.participants_text, copy.digest, copy.step, copy.round, copy.keep) == ("site-1", "d", 3, 2, [1])
     unpacked.tensors["x"].zero_()
     unpacked.meta["rate"] = 1.0
     assert (meta["rate"], job.tensors["x"].tolist()) == (0.1, [1.0, 1.0])
 
 
 def test_closing_ends_the_workers() -> None:
-    pool = Pool(work, 2, 1, TOYS)
+    pool = WorkerPool(run_job, 2, 1, TOYS)
     pids = {result["pid"] for result, _ in pool.run([SumJob(tensors={"x": torch.ones(1)})] * 2)}
     assert len(pids) == 2
     pool.close()
@@ -195,7 +195,7 @@ def test_closing_ends_the_workers() -> None:
 
 
 class Counting(Averaging):
-    """Appends a line to a file for each training; spoils what it was given."""
+    """Method that appends a line to a file for each training, and overwrites the tensors of its request."""
 
     log: str
 
@@ -216,7 +216,7 @@ def lines(path: Path) -> list[str]:
 
 @pytest.fixture
 def backends(tmp_path: Path) -> Iterator[Any]:
-    """Makes carriers over the same folder."""
+    """Return a function that builds local backends in the same folder."""
     made = []
 
     def make(workers: int = 1) -> LocalBackend:
@@ -281,7 +281,7 @@ def test_what_a_site_does_to_its_order_reaches_nobody(workers: int, backends: An
 
 
 class Blobs(Averaging):
-    """Keeps a constant at each holder in round 1 and gives it back in later rounds."""
+    """Method that keeps a blob at each participant in round 1 and reads it in later rounds."""
 
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
         "size": MetaField("private", Count),
@@ -327,7 +327,7 @@ def test_blobs_last_over_steps_and_starts(workers: int, tmp_path: Path) -> None:
 
 
 class Watching(Averaging):
-    """Notes how much memory the process has at the start of each round."""
+    """Method that appends the resident memory of the process to a file at the start of each round."""
 
     log: str
 
@@ -340,7 +340,7 @@ class Watching(Averaging):
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the process's memory from /proc")
 def test_a_hundred_sites(tmp_path: Path) -> None:
-    """Many sites work, and memory does not grow with the rounds: not by what the replies of one round take."""
+    """Run 100 sites, and check that memory grows by less than the size of one round's replies."""
     sites = make_sites({f"site-{index:03}": 2 for index in range(100)})
     result = Toy(Watching, log=str(tmp_path / "log")).run(tmp_path / "run", sites=sites, rounds=3, evaluate_every=3)
     assert result.outcome.status == "finished"
@@ -356,7 +356,7 @@ def test_a_hundred_sites(tmp_path: Path) -> None:
 def test_steps_of_all_sites_are_on_the_disk_before_the_server_counts_on_them(
     workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each site's file and the folder that names it; sites' steps are renamed by workers, the server's here."""
+    """Check that each site's file and its folder are flushed before the server's commit."""
     flushed: set[str] = set()
     commits, replace = [], os.replace
 

@@ -1,4 +1,4 @@
-"""How the local carrier divides an evaluation, and what it does not score again: no score depends on either."""
+"""Test that dividing an evaluation into jobs and caching scores change no score of the local backend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 from toys import builtin, snapshot
 
-from medfl.engine.backends.jobs import EvaluateJob, Job, PredictJob
+from medfl.engine.backends.jobs import BackendJob, EvaluateJob, PredictJob
 from medfl.engine.backends.local import LocalBackend
 from medfl.engine.evaluation import Scorer
 from medfl.testing.cohort import make_data, scores
@@ -20,7 +20,7 @@ from medfl.types import Dataset
 def test_a_model_that_did_not_change_is_not_scored_again(
     workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two of three sites train their own model in a round: rounds after the first score only those two."""
+    """Check that rounds after the first score only the personal models of the two sites that trained."""
     log = tmp_path / "log"
 
     def noted(scorer: Scorer, predictor: nn.Module, splits: Mapping[str, Dataset]) -> dict[str, dict[str, float]]:
@@ -28,8 +28,8 @@ def test_a_model_that_did_not_change_is_not_scored_again(
             file.write("scored\n")
         return score_splits(scorer, predictor, splits)
 
-    score_splits = Scorer._scores
-    monkeypatch.setattr(Scorer, "_scores", noted)
+    score_splits = Scorer._score_splits
+    monkeypatch.setattr(Scorer, "_score_splits", noted)
     case = builtin("ditto", rounds=4, fraction=0.7)
     case.run(tmp_path / "run", workers=workers)
     trained = [line for line in scores(tmp_path / "run") if "bytes_up" in line]
@@ -48,7 +48,7 @@ def test_a_model_that_did_not_change_is_not_scored_again(
 
 
 def test_scores_that_are_known_are_those_of_a_run_that_goes_on(tmp_path: Path) -> None:
-    """What is known stays in memory: a run that goes on scores all sites once more, to the same bits."""
+    """Check that a continued run, whose score cache is empty, computes the same scores again."""
     case = builtin("ditto", rounds=4, fraction=0.7)
     case.run(tmp_path / "whole")
     for rounds in (2, 4):
@@ -61,13 +61,13 @@ def test_scores_that_are_known_are_those_of_a_run_that_goes_on(tmp_path: Path) -
 def test_a_test_set_of_the_server_that_is_divided_scores_as_the_whole(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """59 cases beside four sites' few, in batches of 4; a method without a global model has no scores on them."""
+    """Divide 59 cases into batches of 4. A method without a global model has no scores on them."""
     monkeypatch.setattr("medfl.training.predict.EVALUATION_BATCH", 4)
     case, test = builtin(method), make_data(59, "global")
     case.run(tmp_path / "one", server_test=test)
-    jobs: list[Job] = []
-    run_jobs = LocalBackend._do
-    monkeypatch.setattr(LocalBackend, "_do", lambda self, todo: jobs.extend(todo) or run_jobs(self, todo))
+    jobs: list[BackendJob] = []
+    run_jobs = LocalBackend._run_all
+    monkeypatch.setattr(LocalBackend, "_run_all", lambda self, todo: jobs.extend(todo) or run_jobs(self, todo))
     case.run(tmp_path / "two", server_test=test, workers=2)
     parts = [job.cases for job in jobs if isinstance(job, PredictJob) and job.round == 1]
     assert len(parts) >= 3

@@ -1,4 +1,4 @@
-"""The best round on validation images, and ending early: chosen by those scores alone, and safe against kills."""
+"""Test the best round and early stopping: only validation scores decide, also after a kill."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ ROUNDS = 7
 
 
 def by_hand(folder: Path) -> list[float]:
-    """Mean validation accuracy of each round, from the metrics file."""
+    """Return the mean validation accuracy of each round from the metrics file."""
     table = pd.read_csv(folder / "metrics.csv")
     table = table[(table["split"] == "val") & (table["moment"] == "aggregated")]
     return table.groupby("round")["value"].mean().tolist()
 
 
 def cases() -> dict[str, Any]:
-    """Personal states, parcels and several steps in a round; a server's state alone; heads that the server judges."""
+    """Return cases with personal states, with peer messages, with a server's state alone, and with heads."""
     return {
         "ring": Toy(Ring, alone=True),
         "fedavg": builtin("fedavg", norm_sync="params"),
@@ -130,7 +130,7 @@ def test_sites_take_home_the_models_of_the_best_round(tmp_path: Path, name: str)
 
 
 def test_only_evaluated_rounds_can_be_chosen_and_more_rounds_continue_the_choice(tmp_path: Path) -> None:
-    """A round that is scored only because it was the last one may be chosen as well."""
+    """Check that a round that is scored only because it was the last one can be chosen too."""
     case = cases()["ring"]
     first = case.run(tmp_path / "run", rounds=4, best_round=True, evaluate_every=3)
     assert first.summary.best_round.round in (3, 4)

@@ -1,4 +1,4 @@
-"""A trained model that predicts one class is named in the log, the summary, the report, `compare` and `status`."""
+"""Test that a model with a constant prediction is named in the log, summary, report, `compare` and `status`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLASSES = ("benign", "malignant", "normal")
 
 
 class BiasOnly(torch.nn.Module):
-    """Learns how frequent the classes are, and sees nothing of the images."""
+    """Network that learns the class frequencies and ignores its input."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A finished run keeps what more rounds need and no more, and identical models are stored once."""
+"""Test that a finished run keeps only the state that more rounds need, and stores identical models once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def same_bits(ours: dict, theirs: dict) -> bool:
 
 
 def same_end(case: Case, folder: Path, whole: Path, **settings: object) -> bool:
-    """Whether the folder, given the same command or more rounds, ends as a run that was never freed."""
+    """Return whether a continued run ends like a run whose state was never deleted."""
     expected = case.run(whole, sites=make_sites(PAIR), **settings)
     result = case.run(folder, sites=make_sites(PAIR), frees_space=True, **settings)
     alike = same_bits(bits(expected), bits(result)) and same_bits(states(whole), states(folder))
@@ -61,11 +61,11 @@ def test_a_run_that_ended_early_keeps_what_its_last_round_needs(tmp_path: Path) 
 
 
 class _StopError(Exception):
-    """Stands for a kill."""
+    """Error that simulates a kill."""
 
 
 def test_a_reply_that_was_deleted_is_not_made_again(tmp_path: Path) -> None:
-    """Training again could release fresh noise. The server's state is older, as after a backup was put back."""
+    """Restore an older state of the server. Training again could release new noise, so the step is refused."""
     case = Case(load_plugins(), "fedavg")
 
     class Stopped(case.kind):  # type: ignore[name-defined]

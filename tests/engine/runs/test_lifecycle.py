@@ -1,4 +1,4 @@
-"""A run's life in its folder, and a viewer that can only look."""
+"""Test the life cycle of a run in its folder, and the reader that can't write."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A federation in memory imports only what it trains with, and its processes keep freed memory."""
+"""Test that a federation in memory imports only needed packages, and that its processes keep freed memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 HEAVY = {"monai", "ignite", "sklearn", "matplotlib", "scipy", "pandas"}
-"""Packages that training on data sets of torch does not need; together they take longer to import than torch."""
+"""Packages that training on PyTorch data sets does not need. Importing them takes longer than importing torch."""
 
 PROGRAM = '''
 import json, os, sys
@@ -82,7 +82,7 @@ facts["modules"] = sorted({name.partition(".")[0] for name in sys.modules})
 
 
 def run_federations(folder: Path, **variables: str) -> tuple[dict, list[dict]]:
-    """Run two federations in a process of its own; returns its facts, and those of each process that took a batch."""
+    """Run two federations in a separate process; return measurements of it and of each process with a batch."""
     folder.mkdir()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")} | variables
     helpers = Path(__file__).parents[2] / "helpers"

@@ -1,4 +1,4 @@
-"""Network assignments: a plugin's rule decides which site trains which network, and ``run.json`` records it."""
+"""Test network assignments: a plugin's rule chooses the network of each site, and ``run.json`` records it."""
 
 from __future__ import annotations
 

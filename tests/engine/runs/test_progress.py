@@ -1,4 +1,4 @@
-"""What a run notes down for whoever watches it, and that nothing of the run hangs on it."""
+"""Test the progress events of a run, and that the run does not depend on them."""
 
 from __future__ import annotations
 
@@ -136,12 +136,12 @@ def test_a_run_has_the_same_bits_where_nothing_can_be_noted_down(
     monkeypatch.setattr(module, "PROGRESS", "no/such/folder/progress.jsonl")
     case.run(tmp_path / "alone", sites=make_sites(SIZES))
     assert snapshot(tmp_path / "alone") == snapshot(tmp_path / "watched")
-    assert caplog.text.count("`medfl monitor` won't see all of the run") == 1
+    assert caplog.text.count("`medfl monitor` won't show all events of the run") == 1
 
 
 def test_under_privacy_no_share_of_the_batches_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Chatty(module_of_local.Pulse):  # type: ignore[name-defined, misc]
-        """Sends a heartbeat at the end, too."""
+        """Pulse that also sends a heartbeat at its end."""
 
         def __exit__(self, *error: object) -> None:
             self._send(self.beat())

@@ -1,4 +1,4 @@
-"""Settings under their bare names, and where they lie in a configuration."""
+"""Test the translation between bare names of settings and ids of a configuration."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_configuration_says_what_differs_and_the_rest_is_default() -> None:
 
 
 def test_an_id_that_no_setting_is_taken_from_is_not_the_setting() -> None:
-    """As `epochs` of a stock bundle, which only its trainer uses."""
+    """Use an id such as `epochs` of a stock bundle, which only its trainer reads."""
     config = CONFIG | {"steps": 8, "epochs": 1}
     assert clashes(config) == {"epochs", "steps"}
     assert (values_in(config)["epochs"], values_in(config)["steps"]) == (5, None)

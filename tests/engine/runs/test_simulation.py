@@ -1,4 +1,4 @@
-"""A whole federation: what is refused before it starts, and what its files say when it ends."""
+"""Test a whole federation: the checks before its start, and its files at the end."""
 
 import json
 import logging
@@ -35,7 +35,7 @@ def case(name="fedavg", **args):
 
 
 def without_costs(summary):
-    """A summary without measured seconds."""
+    """Return a summary without measured seconds."""
     return summary.model_copy(update={"costs": {}})
 
 
@@ -113,7 +113,7 @@ def test_privacy_keeps_sizes_at_home(tmp_path):
 
 def test_a_site_without_training_data_is_named_and_never_asked(tmp_path, caplog):
     result = case().run(tmp_path, sites=make_sites({"a": 9, "b": 0, "c": 7}))
-    assert "Without training data, never asked to train: b." in caplog.text
+    assert "no training data and won't train: b." in caplog.text
     assert set(metric_rows(tmp_path, metric="loss")["site"]) == {"a", "c"}
     assert set(metric_rows(tmp_path, metric="accuracy", split="test")["site"]) == {"a", "b", "c", "global"}
     assert bits(result)["b/global"]
@@ -329,7 +329,7 @@ def test_a_run_without_usable_updates_ends_as_diverged(tmp_path, caplog):
 
 
 def test_models_of_named_rounds_are_kept_also_over_a_kill(tmp_path, monkeypatch):
-    """After a kill between a model and the commit of its round the same model is there; other numbers don't change."""
+    """Kill a run between writing a model and its commit; the continued run writes the same model."""
     early, plain = case().run(tmp_path / "early", rounds=1), case().run(tmp_path / "plain")
     commit = Journal.commit
 
@@ -362,7 +362,7 @@ def test_a_run_that_goes_on_may_keep_others_and_says_which_are_gone(tmp_path, ca
     case().run(tmp_path, rounds=3, keep_rounds=(1, 3))
     assert Journal(tmp_path).kept_rounds() == [3]
     assert "their models were not kept: rounds 1." in caplog.text
-    assert "The models of 2 rounds are kept, 0.0 MB each." in caplog.text
+    assert "Keeping the models of 2 rounds, 0.0 MB each." in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a site takes home is an ordinary MONAI bundle: plain MONAI runs on it without further options."""
+"""Test that an exported bundle is an ordinary MONAI bundle, which MONAI runs without further options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from medfl.testing.synthetic import make_cohort
 from medfl.workflow import FederatedWorkflow
 
 SEXES = ("female", None, "male")
-"""Of the first test images of the second site; of all others it is not known."""
+"""Metadata of the first test images of the second site; unknown for all other images."""
 
 BUNDLE = Path(__file__).parents[3] / "bundles" / "medmnist_classification"
 

@@ -1,4 +1,4 @@
-"""A server that asks for more than a sum: every such order is refused, whatever it had the site forget."""
+"""Test that a site refuses requests that would reveal more than a sum, even if the server made it lose its state."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from medfl.engine.secure.ops import (
     SEALED,
     SHARES,
     UNMASK,
-    About,
-    of_sites,
+    AggregationMeta,
+    by_site,
 )
-from medfl.engine.secure.shamir import BYTES
+from medfl.engine.secure.shamir import SHARE_BYTES
 from medfl.engine.site import SiteRunner
 from medfl.errors import RefusedError, StoreError
 from medfl.plugins import load_plugins
@@ -41,7 +41,7 @@ SETTINGS = Settings.model_validate(
     {"rounds": 2, "batch_size": 5, "norm_sync": "params", "secure_aggregation": {"threshold": 3}}
 )
 REGISTRY = load_plugins()
-ABOUT = About(NAMES)
+ABOUT = AggregationMeta(NAMES)
 
 
 def method() -> Any:
@@ -50,7 +50,7 @@ def method() -> Any:
 
 @dataclass
 class Sites:
-    """Sites without a server; a test plays it."""
+    """Sites of a run, to which a test sends requests as the server."""
 
     runners: dict[str, SiteRunner]
 
@@ -59,7 +59,7 @@ class Sites:
         name: str,
         step: int,
         op: str,
-        about: About,
+        about: AggregationMeta,
         tensors: Tensors,
         keep: tuple[int, ...] = (),
         round_: int = 1,
@@ -68,7 +68,7 @@ class Sites:
         return self.runners[name].step(method, request, step, round_, wire.digest(tensors), keep)
 
     def demand(self, *arguments: Any, **options: Any) -> None:
-        """Ask a site as `ask` does, and raise the error with which it refuses."""
+        """Send a request as `ask` does, and raise the error of a refusal."""
         with recorded_refusals() as errors:
             answer = self.ask(*arguments, **options)
         raise_refusal(answer, errors)
@@ -88,7 +88,7 @@ def sites(tmp_path: Path) -> Sites:
 
 @pytest.fixture
 def keys(sites: Sites) -> Tensors:
-    """All sites' keys, as an honest server relays them."""
+    """Return the keys of all sites, as an honest server relays them."""
     for name in NAMES:
         assert sites.ask(name, 1, KEYS, ABOUT, {}).refused is None
     return {f"{PUBLIC}/{name}": sites.sent(name, 1)[PUBLIC] for name in NAMES}
@@ -101,18 +101,18 @@ def model(seed: int = 7) -> Tensors:
 
 @pytest.fixture
 def shared(sites: Sites, keys: Tensors) -> Tensors:
-    """What the others sealed for site-1, after an honest second operation."""
+    """Return the shares that the other sites encrypted for site-1, after an honest second operation."""
     for name in NAMES:
         assert sites.ask(name, 2, SHARES, ABOUT, keys).refused is None
-    return {f"{SEALED}/{name}": of_sites(sites.sent(name, 2), SEALED)["site-1"] for name in NAMES[1:]}
+    return {f"{SEALED}/{name}": by_site(sites.sent(name, 2), SEALED)["site-1"] for name in NAMES[1:]}
 
 
 MASKING = replace(ABOUT, peers=NAMES, op="fit")
 SENT = replace(MASKING, masked=NAMES, op="")
 
 
-def confirmed(sites: Sites, keys: Tensors, about: About = SENT, step: int = 4) -> Tensors:
-    """What the participants that sent numbers confirm."""
+def confirmed(sites: Sites, keys: Tensors, about: AggregationMeta = SENT, step: int = 4) -> Tensors:
+    """Return the confirmations of the participants that sent numbers."""
     held = {}
     for name in about.masked:
         assert sites.ask(name, step, CONFIRM, about, keys).refused is None
@@ -121,7 +121,7 @@ def confirmed(sites: Sites, keys: Tensors, about: About = SENT, step: int = 4) -
 
 
 def test_no_mask_covers_two_payloads(sites: Sites, keys: Tensors, shared: Tensors) -> None:
-    """The same aggregation for another model: with the first one's numbers the difference would be in the clear."""
+    """Repeat an aggregation with another model: the difference of the two masked vectors would have no mask."""
     assert sites.ask("site-1", 3, MASKED, MASKING, model() | keys).refused is None
     first = sites.sent("site-1", 3)
     for step in (4, 5, 3):  # then step 3 is forgotten, and asked for anew from the state before
@@ -138,7 +138,7 @@ def test_another_order_of_the_same_step_is_no_answer(sites: Sites, keys: Tensors
 
 
 def test_one_list_of_drop_outs_is_answered(sites: Sites, keys: Tensors, shared: Tensors) -> None:
-    """A site that is in one list and not in the other would lose both its secrets."""
+    """Send two lists of drop-outs: both secrets of a site in only one of them would be revealed."""
     held = confirmed(sites, keys)
     assert sites.ask("site-1", 5, UNMASK, SENT, keys | shared | held).refused is None
     second = replace(SENT, masked=("site-1", "site-2", "site-3"))
@@ -151,9 +151,9 @@ def test_never_both_secrets_of_a_site(sites: Sites, keys: Tensors, shared: Tenso
     about = replace(SENT, masked=("site-1", "site-2", "site-3"))
     held = confirmed(sites, keys, about)
     assert sites.ask("site-1", 5, UNMASK, about, keys | shared | held).refused is None
-    revealed = of_sites(sites.sent("site-1", 5), REVEALED)
+    revealed = by_site(sites.sent("site-1", 5), REVEALED)
     assert revealed.keys() == {*NAMES}
-    assert all(share.numel() == BYTES for share in revealed.values()), "of each site one share, not two"
+    assert all(share.numel() == SHARE_BYTES for share in revealed.values()), "of each site one share, not two"
 
 
 def test_nothing_is_revealed_unless_enough_confirm_the_same_list(sites: Sites, keys: Tensors, shared: Tensors) -> None:
@@ -172,7 +172,7 @@ def test_nothing_is_revealed_unless_enough_confirm_the_same_list(sites: Sites, k
 
 
 def test_a_model_is_trained_in_one_round(sites: Sites, keys: Tensors, shared: Tensors) -> None:
-    """The same model as another round would be summed twice, over other participants perhaps."""
+    """Send the model of another round: its updates would be summed twice, perhaps over other participants."""
     assert sites.ask("site-1", 3, MASKED, MASKING, model() | keys).refused is None
     again = {}
     for name in NAMES:
@@ -191,13 +191,13 @@ def test_keys_of_others_can_not_be_exchanged_later(sites: Sites, keys: Tensors, 
 
 def test_participants_are_sites_of_the_run(sites: Sites) -> None:
     with refused(RefusedError, "unknown_participants", sites=[*NAMES[:4], "site-9"]):
-        sites.demand("site-1", 1, KEYS, About((*NAMES[:4], "site-9")), {})
+        sites.demand("site-1", 1, KEYS, AggregationMeta((*NAMES[:4], "site-9")), {})
 
 
-CROWDS: dict[str, tuple[str, About, str | None]] = {
-    "two sites alone": (KEYS, About(NAMES[:2]), "participants"),
-    "six, of whom two threes could be summed": (KEYS, About((*NAMES, "site-6")), "participants"),
-    "without the site": (KEYS, About(NAMES[1:]), "participants"),
+CROWDS: dict[str, tuple[str, AggregationMeta, str | None]] = {
+    "two sites alone": (KEYS, AggregationMeta(NAMES[:2]), "participants"),
+    "six, of whom two threes could be summed": (KEYS, AggregationMeta((*NAMES, "site-6")), "participants"),
+    "without the site": (KEYS, AggregationMeta(NAMES[1:]), "participants"),
     "few peers": (MASKED, replace(MASKING, peers=NAMES[:2]), "shares"),
     "few that sent numbers": (CONFIRM, replace(MASKING, masked=NAMES[:2]), "numbers"),
     "numbers of nobody's peer": (
@@ -206,7 +206,7 @@ CROWDS: dict[str, tuple[str, About, str | None]] = {
         None,
     ),
 }
-"""Maps cases to an operation, a request, and what of too few or too many sites it has; None for unknown senders."""
+"""Maps each case to an operation, its metadata, and the group with a wrong size; None for unknown senders."""
 
 
 @pytest.mark.parametrize("case", CROWDS)
@@ -226,7 +226,7 @@ def test_fewer_keys_than_the_threshold_are_refused(sites: Sites, keys: Tensors) 
 
 
 def test_a_share_that_was_sealed_for_another_site_is_refused(sites: Sites, keys: Tensors, shared: Tensors) -> None:
-    other = shared | {f"{SEALED}/site-2": of_sites(sites.sent("site-2", 2), SEALED)["site-3"]}
+    other = shared | {f"{SEALED}/site-2": by_site(sites.sent("site-2", 2), SEALED)["site-3"]}
     held = confirmed(sites, keys)
     with refused(RefusedError, "undecryptable_share"):
         sites.demand("site-1", 5, UNMASK, SENT, keys | other | held)

@@ -1,4 +1,4 @@
-"""Fixed point: nothing wraps, rounding is even, sums are exact; and the noise has room."""
+"""Test the fixed-point format: no sum wraps, rounding is unbiased, sums are exact, and noise has room."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_noise_is_shared_by_the_threshold_and_has_room() -> None:
 
 @pytest.mark.parametrize("threshold", [1, 6])
 def test_noise_covers_what_rounding_adds_to_the_norm(threshold: int) -> None:
-    """Where noise leaves few bits to an update, rounding up everywhere makes it a sixth longer than the clip."""
+    """Use a format in which rounding up everywhere exceeds the clip by a sixth, as noise leaves few bits to updates."""
     numbers, noise = 10_000, 5e5
     point = FixedPoint(32, sites=threshold, clip=1.0, numbers=numbers, noise=noise, threshold=threshold)
     value = torch.full((numbers,), numbers**-0.5).double()  # of norm 1

@@ -1,4 +1,4 @@
-"""Masks cancel to the bit in the sum of all sites; one masked vector is as even as noise."""
+"""Test that masks cancel bit by bit in the sum of all sites, and that one masked vector looks like noise."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def private(site: str) -> bytes:
 
 
 def masked(values: dict[str, np.ndarray], bits: int) -> dict[str, np.ndarray]:
-    """What each site sends: its numbers, its own mask, and those that it has in common with the others."""
+    """Return the masked vector of each site: its numbers, its own mask, and the masks that it shares with others."""
     sent = {}
     for site, numbers in values.items():
         words = numbers.astype(np.uint32 if bits == 32 else np.uint64)
@@ -42,7 +42,7 @@ def unmasked_sum(sent: dict[str, np.ndarray], bits: int) -> np.ndarray:
 
 
 def check_sums(cases: int) -> None:
-    """Sums of random whole numbers for any number of sites and of numbers; both sizes of numbers take turns."""
+    """Check the sums of random integers for several numbers of sites and elements, and both sizes of words."""
     draw = np.random.default_rng(7)
     for case in range(cases):
         bits, sites, size = (32, 40)[case % 2], int(draw.integers(1, 6)), int(draw.integers(1, 9))
@@ -72,7 +72,7 @@ def test_a_stream_does_not_hang_on_its_pieces(bits: int, size: int) -> None:
 
 
 def test_known_answer_of_chacha20() -> None:
-    """RFC 8439, appendix A.1, test vector 1: key, nonce and counter zero."""
+    """Compare with RFC 8439, appendix A.1, test vector 1: key, nonce and counter are zero."""
     words = empty(4, 32)
     add_mask(words, bytes(32))
     assert words.tobytes().hex() == "76b8e0ada0f13d90405d6ae55386bd28"
@@ -80,7 +80,7 @@ def test_known_answer_of_chacha20() -> None:
 
 @pytest.mark.parametrize("bits", [32, 40])
 def test_one_masked_vector_is_even(bits: int) -> None:
-    """Each byte by chi-square, and the numbers by Kolmogorov-Smirnov, where all sites' numbers are zero."""
+    """Test the bytes by chi-square and the numbers by Kolmogorov-Smirnov, for sites whose numbers are zero."""
     sent = masked({site: np.zeros(50_000, dtype=np.int64) for site in ("a", "b", "c")}, bits)
     for words in sent.values():
         counts = np.bincount(packed(words, bits).numpy(), minlength=256)

@@ -1,4 +1,4 @@
-"""Which methods and settings go with secure aggregation; the others are refused by name, with what would do."""
+"""Test the methods and settings that are possible with secure aggregation, and the errors of the others."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ REFUSED = {
     "feddisco": ("own_weights", None),
     "local": ("no_updates", {}),
 }
-"""Maps methods to why they are refused, and to the tensors that they send if these are compared."""
+"""Maps each refused method to the reason, and to the tensors that it sends if the test compares these."""
 
 
 def test_every_method_is_accepted_or_refused_by_name() -> None:
@@ -127,7 +127,7 @@ def test_half_of_the_participants_is_no_threshold(count: int, threshold: int, fr
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(ACCEPTED))
 def test_an_accepted_method_ends_where_the_plain_run_does(name: str, tmp_path: Path) -> None:
-    """Within the rounding, which optimisers of a server that divide by small numbers make larger."""
+    """Compare up to rounding errors, which server optimisers that divide by small numbers amplify."""
     case = Case(REGISTRY, name, {}, {"rounds": 2, "norm_sync": "params", "steps": 2, "moments": ["aggregated"]})
     task = {"task": make_task("plain")}
     left, right = (

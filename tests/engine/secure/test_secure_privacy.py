@@ -1,4 +1,4 @@
-"""Distributed noise in a run: what is in the sum, what the accounts say, and whom one has to trust for it."""
+"""Test distributed noise in a run: the noise in the sum, the accounts, and the trust assumptions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
 
 
 def test_the_sum_carries_the_noise_of_the_threshold_and_no_less(tmp_path: Path) -> None:
-    """Without training what is summed is the noise alone: of all five sites, where four are enough."""
+    """Run without training, so that the sum is only noise: of five sites, with a threshold of four."""
     run(tmp_path, epochs=0, rounds=1, task=make_task("wide"))
     start, last = make_task("wide").initial(7), Store(tmp_path / "state" / "server").latest()
     assert last is not None
@@ -54,7 +54,7 @@ def test_the_same_run_again_draws_the_same_noise(whole: tuple[Result, Path], tmp
 
 @pytest.mark.slow
 def test_sites_draw_unlike_noise(tmp_path: Path) -> None:
-    """Were it the same, the sum would have five times the deviation of one, not its root."""
+    """Check that the noise differs. Equal noise of five sites would have five times the deviation of one site."""
     run(tmp_path, epochs=0, rounds=1, secure_aggregation={"threshold": 5}, task=make_task("wide"))
     start, last = make_task("wide").initial(7), Store(tmp_path / "state" / "server").latest()
     assert last is not None
@@ -72,7 +72,7 @@ def test_accounts_hold_what_was_released_and_the_trust_model(whole: tuple[Result
 
 
 def test_a_ledger_adds_local_and_distributed_noise(tmp_path: Path) -> None:
-    """Both by concentrated differential privacy: a little more than their sum would be exactly, and no less."""
+    """Compose both kinds by concentrated differential privacy, which is an upper bound of the exact epsilon."""
     privacy = PRIVACY | {"ledger": tmp_path / "ledger"}
     alone = run(tmp_path / "a", privacy=privacy, secure_aggregation=None)
     both = run(tmp_path / "b", privacy=privacy)
@@ -103,7 +103,7 @@ def test_log_and_report_say_whom_one_has_to_trust(
 
 
 def test_a_refused_release_is_no_noise_twice(whole: tuple[Result, Path], tmp_path: Path) -> None:
-    """A budget is spread over the rounds that were planned; with drop-outs a site may have spent less."""
+    """Check a budget that covers all planned rounds; with drop-outs, a site may have spent less."""
     result = run(tmp_path, unavailable=lambda site, at: site == "site-2" and at == 3)
     releases = {site: facts.releases for site, facts in result.summary.privacy.items()}
     assert releases == {"site-1": 2, "site-2": 1, "site-3": 2, "site-4": 2, "site-5": 2}

@@ -1,4 +1,4 @@
-"""Runs under secure aggregation: the mean of the plain run, drop-outs in every operation, and what the server gets."""
+"""Test runs with secure aggregation: their mean, drop-outs in every operation, and the server's knowledge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toys import digests
 
 from medfl.engine.runs.simulation import Result
 from medfl.engine.secure.keys import CHANNEL, agreed, public_key, unseal
-from medfl.engine.secure.ops import MASKED, OPS, PUBLIC, SEALED, digest, of_sites, session_digest, to_bytes
+from medfl.engine.secure.ops import MASKED, OPS, PUBLIC, SEALED, by_site, digest, session_digest, to_bytes
 from medfl.engine.store import Record, Store
 from medfl.errors import RefusedError
 from medfl.plugins import load_plugins
@@ -47,7 +47,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
 
 
 class Stopped:
-    """A run that stopped when the masked numbers of its first round had been sent: they are still on the disk."""
+    """Run that stopped after the masked numbers of its first round were sent, which are still on the disk."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -55,7 +55,7 @@ class Stopped:
         assert result.outcome.status == "incomplete"
 
     def of(self, site: str) -> Record:
-        """A site's record of its masked numbers."""
+        """Return a site's stored step with its masked numbers."""
         return Store(self.folder / "state" / site).load(MASKING)
 
 
@@ -81,7 +81,7 @@ METHODS: dict[str, dict[str, Any]] = {
     [name if name in ("fedavg", "scaffold") else pytest.param(name, marks=pytest.mark.slow) for name in METHODS],
 )
 def test_the_mean_is_that_of_the_plain_run(method: str, tmp_path: Path) -> None:
-    """Weighed by sizes that the server never learns; what is left is the rounding of fixed point."""
+    """Weight updates by sizes that the server never learns. The difference to the plain run is only rounding."""
     more = METHODS[method] | ({"steps": 2} if method == "scaffold" else {})
     plain = run(tmp_path / "plain", method, **more)
     result = run(tmp_path / "secure", method, secure_aggregation=THREE, **more)
@@ -114,7 +114,7 @@ def test_a_clip_bounds_every_update(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("operation", range(5))
 def test_drop_outs_in_any_operation_recover(operation: int, tmp_path: Path) -> None:
-    """Two of five are away in one operation of round 2; those that have sent their numbers are in the sum."""
+    """Let two of five sites drop out of one operation in round 2. Sites that have sent their numbers are in the sum."""
     sites, step = {"site-2", "site-5"}, 5 + operation + 1
 
     def unavailable(site: str, at: int) -> bool:
@@ -127,7 +127,7 @@ def test_drop_outs_in_any_operation_recover(operation: int, tmp_path: Path) -> N
 
 
 def test_drop_outs_one_after_the_other(tmp_path: Path) -> None:
-    """One leaves before it shares, another one before it sends its numbers; both stay away."""
+    """Let one site drop out before it shares, and another before it sends its numbers; both stay unavailable."""
 
     def unavailable(site: str, at: int) -> bool:
         return at < 6 and ((site == "site-1" and at >= 2) or (site == "site-4" and at >= 3))
@@ -153,12 +153,12 @@ def test_beyond_the_threshold_the_run_stops_and_goes_on_later(
 
 
 def secrets(folder: Path, site: str, run_id: str, round_: int) -> list[bytes]:
-    """What a site of a simulation hides; its own secret is derived from the run's seed."""
+    """Return the secrets of a site in a simulation, where they are derived from the seed of the run."""
     key = hashlib.sha256(f"7/{site}/simulated secret".encode()).digest()
     nonce = json.loads((folder / "state" / site / "secure_aggregation.json").read_text())["nonce"]
     public = Store(folder / "state" / "server").latest()
     assert public is not None
-    keys = {name: to_bytes(tensor) for name, tensor in of_sites(blob(folder, public, PUBLIC), PUBLIC).items()}
+    keys = {name: to_bytes(tensor) for name, tensor in by_site(blob(folder, public, PUBLIC), PUBLIC).items()}
     session = session_digest(round_, THREE["threshold"], sorted(SIZES), keys)
     pairs = SecretStream(key, run_id, round_, "secure aggregation", nonce)
     own = SecretStream(key, run_id, round_, "own mask of secure aggregation", f"{nonce} {session}")
@@ -170,7 +170,7 @@ def blob(folder: Path, record: Record, name: str) -> Tensors:
 
 
 def test_no_secret_is_on_any_disk_or_in_any_message(tmp_path: Path) -> None:
-    """In a run that stopped before its sum was unmasked; an unmasked site's own mask is known to the server."""
+    """Search a run that stopped before the sum was unmasked; after that, the server knows the own masks."""
     run(
         tmp_path,
         secure_aggregation=THREE,
@@ -185,13 +185,13 @@ def test_no_secret_is_on_any_disk_or_in_any_message(tmp_path: Path) -> None:
 
 
 def test_what_is_sealed_is_bound_to_the_list_of_participants(tmp_path: Path) -> None:
-    """By the key and by the additional data, each on its own."""
+    """Check that the key and the associated data each bind an encrypted share to the list."""
     run(tmp_path, secure_aggregation=THREE, unavailable=lambda site, at: at == MASKING)
     run_id = RunFile.read(tmp_path / "run.json").identity.run_id
     server = Store(tmp_path / "state" / "server").latest()
     assert server is not None
     sealed = to_bytes(blob(tmp_path, server, SEALED)[f"{SEALED}/site-1/site-2"])
-    public = {name: to_bytes(key) for name, key in of_sites(blob(tmp_path, server, PUBLIC), PUBLIC).items()}
+    public = {name: to_bytes(key) for name, key in by_site(blob(tmp_path, server, PUBLIC), PUBLIC).items()}
     session = session_digest(1, 3, sorted(SIZES), public)
     private = secrets(tmp_path, "site-2", run_id, 1)[0]
     bound, free = (agreed(private, public["site-1"][:32], CHANNEL, *more) for more in ([session.encode()], []))
@@ -240,7 +240,7 @@ def test_each_round_has_one_aggregation_of_five_operations(whole: tuple[Result, 
 def test_the_same_run_in_another_folder_has_other_masks_and_the_same_end(
     whole: tuple[Result, Path], stopped: Stopped, tmp_path: Path
 ) -> None:
-    """Else a server that submits a run a second time, with another first model, would have a mask over two payloads."""
+    """Run twice: with equal masks, a server could start the run again with another model and get two payloads."""
     other = Stopped(tmp_path)
     first, second = (made.of("site-1").tensors["reply/secure/numbers"] for made in (stopped, other))
     assert float((first != second).double().mean()) > 0.98

@@ -1,4 +1,4 @@
-"""Secret shares: any threshold of them give the secret back, and fewer fit every secret alike."""
+"""Test secret sharing: `threshold` shares determine the secret, and fewer shares fit every secret."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 from refusals import refused
 
-from medfl.engine.secure.shamir import BYTES, PRIME, combine, split
+from medfl.engine.secure.shamir import PRIME, SHARE_BYTES, combine, split
 from medfl.errors import RefusedError
 from medfl.utils.rng import SecretStream
 
@@ -22,20 +22,20 @@ def shares(count: int, threshold: int, secret: bytes = SECRET) -> dict[int, byte
 @pytest.mark.parametrize(("count", "threshold"), [(1, 1), (3, 2), (5, 3), (6, 6)])
 def test_any_threshold_of_shares_give_the_secret_back(count: int, threshold: int) -> None:
     all_ = shares(count, threshold)
-    assert all(len(share) == BYTES for share in all_.values())
+    assert all(len(share) == SHARE_BYTES for share in all_.values())
     for chosen in combinations(all_, threshold):
         assert combine({place: all_[place] for place in chosen}, threshold) == SECRET
 
 
 def test_a_polynomial_by_hand() -> None:
-    """Secret 7, polynomial 7 + 2 x: the shares are 9, 11, 13."""
-    draw = lambda size: (2 << (8 * BYTES - 521)).to_bytes(size, "big")  # noqa: E731
+    """Use the secret 7 and the polynomial 7 + 2 x, whose shares are 9, 11, 13."""
+    draw = lambda size: (2 << (8 * SHARE_BYTES - 521)).to_bytes(size, "big")  # noqa: E731
     values = [int.from_bytes(share, "big") for share in split((7).to_bytes(32, "big"), 3, 2, draw)]
     assert values == [9, 11, 13]
 
 
 def test_too_few_shares_fit_any_secret() -> None:
-    """With one share less than the threshold there is, for every secret, a share that makes it the secret."""
+    """Check that for each secret a last share exists that makes the known shares fit it."""
     all_ = shares(5, 3)
     known = {1: all_[1], 2: all_[2]}
     with refused(RefusedError, "too_few_shares", expected=3, found=2):
@@ -43,13 +43,13 @@ def test_too_few_shares_fit_any_secret() -> None:
     for other in (bytes(32), bytes([255] * 32)):
         secret, (first, second) = int.from_bytes(other, "big"), (int.from_bytes(known[i], "big") for i in (1, 2))
         third = (secret - 3 * first + 3 * second) % PRIME  # the parabola through (0, secret) and both, at 3
-        assert combine(known | {3: third.to_bytes(BYTES, "big")}, 3) == other
+        assert combine(known | {3: third.to_bytes(SHARE_BYTES, "big")}, 3) == other
 
 
 def test_shares_that_do_not_fit_together_are_refused() -> None:
     all_ = shares(3, 2)
     with refused(RefusedError, "inconsistent_shares"):
-        combine({1: all_[1], 2: bytes(BYTES - 1) + b"\1"}, 2)
+        combine({1: all_[1], 2: bytes(SHARE_BYTES - 1) + b"\1"}, 2)
 
 
 def test_arguments_out_of_range() -> None:

@@ -140,4 +140,4 @@ def test_the_chance_of_too_many_attackers_in_a_round_is_said(tmp_path, caplog):
     robust = {"rule": "norm_clip"}
     with caplog.at_level(logging.WARNING):
         Case(REGISTRY, "fedavg").run(tmp_path / "two", poison=poison, robust=robust, rounds=1, fraction=0.7)
-    assert "more than f = 1 of the 2 sites that are drawn attack with probability 0.3333" in caplog.text
+    assert "more than f = 1 of the 2 drawn sites are attackers with probability 0.3333" in caplog.text

@@ -238,7 +238,7 @@ AS_PRINTED = {
     [
         ({}, []),
         ({"privacy": None}, ["privacy.epsilon = 5.0, got None", "privacy.clip = 2.5, got None"]),
-        ({"privacy": AS_PRINTED["privacy"] | {"epsilon": 8.0}}, ["expected privacy.epsilon = 5.0, got 8.0. Give"]),
+        ({"privacy": AS_PRINTED["privacy"] | {"epsilon": 8.0}}, ["expected privacy.epsilon = 5.0, got 8.0. Set"]),
         ({"privacy": AS_PRINTED["privacy"] | {"adjacency": "replace"}}, ["adjacency = add_remove, got replace"]),
         ({"compression": {"bits": 4}}, ["expected compression.bits = 8, got 4"]),
         ({"compression": None, "rounds": 5}, ["expected rounds = 20, got 5; expected compression.bits = 8, got None"]),
@@ -277,10 +277,7 @@ def test_shap_is_needed_where_pixels_are_explained(tmp_path, monkeypatch, refine
 
 def test_a_run_says_at_its_start_what_the_papers_preset_misses(tmp_path, caplog):
     run(tmp_path, {"preset": "paper", "refine": None}, rounds=1)
-    assert (
-        "The preset 'paper' of 'pfedcdp' belongs to runs with other settings than this one: expected rounds = 20"
-        in (caplog.text)
-    )
+    assert "The preset 'paper' of 'pfedcdp' is for runs with other settings: expected rounds = 20" in (caplog.text)
 
 
 def test_limits_are_told(tmp_path, caplog):
