@@ -1,4 +1,4 @@
-"""A participant's own file: what it says is read exactly, what is wrong is named, and its secret stays its own."""
+"""A participant's own file: values are read exactly, errors are named, and the secret stays private."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from medfl.errors import RefusedError, SettingsError, StoreError
 from medfl.records.run_file import AssignedNetwork
 from medfl.settings import Execution
 from medfl_flare.sites.file import SiteFile, read_site_file
-from medfl_flare.sites.policy import told_profile
+from medfl_flare.sites.policy import disclosed_profile
 
 WHOLE = """
 site = "site-01"
@@ -266,7 +266,7 @@ def test_a_state_folder_that_can_not_be_made_is_told(site: SiteFile) -> None:
 
 
 class AsksForMemory(NetworkAssignment):
-    """A rule that asks for the memory of each site's machine."""
+    """A network assignment that asks for the memory of each site's machine."""
 
     def assign(self, sites: Sequence[str], seed: int) -> dict[str, AssignedNetwork]:
         return {}
@@ -285,11 +285,11 @@ def test_what_may_be_told_of_the_machine(tmp_path: Path) -> None:
         return read_site_file(tmp_path / "medfl-site.toml")
 
     rule = AsksForMemory()
-    assert told_profile(read(""), rule) is None
-    assert told_profile(read("[profile]\nmemory_gb = 4.0\n"), rule) == {"memory_gb": 4.0}
-    assert told_profile(read('profile = "live"'), rule) == {"memory_gb": 16.0}
+    assert disclosed_profile(read(""), rule) is None
+    assert disclosed_profile(read("[profile]\nmemory_gb = 4.0\n"), rule) == {"memory_gb": 4.0}
+    assert disclosed_profile(read('profile = "live"'), rule) == {"memory_gb": 16.0}
     with refused(SettingsError, "wrong_names", place="the table [profile]"):
-        told_profile(read("[profile]\ncpu_mhz = 1500.0\n"), rule)
+        disclosed_profile(read("[profile]\ncpu_mhz = 1500.0\n"), rule)
     for value in ("-1.0", "nan", '"much"'):
         with refused(SettingsError, "invalid_settings"):
             read(f"[profile]\nmemory_gb = {value}\n")
