@@ -8,12 +8,12 @@ from medfl.errors import SettingsError
 from medfl.hooks import BackendRecord, CommandRecord, RunLocation, hookimpl
 
 ANSWER_TIMEOUT = 3600
-"""Seconds without progress after which a site counts as missing, unless the user says otherwise."""
+"""Default number of seconds without progress after which the server treats a site as unavailable."""
 
 
 @hookimpl
 def medfl_commands() -> list[CommandRecord]:
-    """Return the commands of this package."""
+    """Return the commands `medfl federate` and `medfl site`."""
     return [
         CommandRecord(
             "federate",
@@ -24,7 +24,7 @@ def medfl_commands() -> list[CommandRecord]:
         CommandRecord(
             "site",
             "medfl_flare.commands.site:app",
-            "Check a site's own file, and see what left the site.",
+            "Check a site's own file, and show which data left the site.",
             "Between hospitals",
         ),
     ]
@@ -32,7 +32,7 @@ def medfl_commands() -> list[CommandRecord]:
 
 @hookimpl
 def medfl_backends() -> list[BackendRecord]:
-    """Return the backend that submits a run to a federation's server."""
+    """Return the record of the NVFlare backend, which submits a run to the server of a federation."""
     return [
         BackendRecord(
             "flare",
@@ -40,7 +40,7 @@ def medfl_backends() -> list[BackendRecord]:
             "submits the run to the sites' machines",
             {
                 "kit": ("Folder of the researcher's startup kit (`medfl federate provision`).", None),
-                "answer_timeout": ("Seconds without progress after which a site counts as missing.", ANSWER_TIMEOUT),
+                "answer_timeout": ("Seconds without progress after which a site is unavailable.", ANSWER_TIMEOUT),
             },
         )
     ]
@@ -48,21 +48,24 @@ def medfl_backends() -> list[BackendRecord]:
 
 @hookimpl
 def medfl_run_location(path: str) -> RunLocation | None:
-    """Return the folder of a site's or server's runs for its startup kit; None for anything but a kit.
+    """Return the folder that contains the runs of a startup kit, or None if the path is not a startup kit.
+
+    Args:
+        path: Path of a folder: the startup kit of a site or of the server, or something else.
 
     Raises:
-        SettingsError: If it is a researcher's kit, or the site's own file can't be read.
+        SettingsError: If the kit belongs to a researcher, or if the site's own file can't be read.
     """
     if not (Path(path) / "startup").is_dir():
         return None
-    from medfl_flare.kit import kind_of
-    from medfl_flare.sites.file import FILE, read_site_file
+    from medfl_flare.kit import read_kit_kind
+    from medfl_flare.sites.file import SITE_FILE_NAME, read_site_file
 
-    if kind_of(Path(path)) == "admin":
+    if read_kit_kind(Path(path)) == "admin":
         raise SettingsError(
             "wrong_kit",
-            f"'{path}' is a researcher's kit. Give the folder of a run that you submitted with it: what happens at the "
-            "server comes there while the run is followed.",
+            f"'{path}' is a researcher's kit. Give the folder of a run that you submitted with it: medfl copies the "
+            "server's progress to that folder while it follows the run.",
             path=path,
         )
-    return RunLocation(read_site_file(Path(path) / "local" / FILE).state / "runs", gets_more_runs=True)
+    return RunLocation(read_site_file(Path(path) / "local" / SITE_FILE_NAME).state / "runs", gets_more_runs=True)

@@ -1,4 +1,4 @@
-"""The connection of a researcher to the server. What NVFlare prints is kept away, and its errors say what to do."""
+"""The researcher's connection to the server. It suppresses NVFlare's output and adds advice to NVFlare's errors."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from typing import Any
 
 from medfl.errors import MedflError
 from medfl.types import Meta
-from medfl_flare.backend.remote_messages import AFTER, PROGRESS
-from medfl_flare.kit import LOG
+from medfl_flare.backend.protocol_messages import KNOWN_BYTES_KEY, PROGRESS_COMMAND
+from medfl_flare.kit import LOG_FILE_NAME
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 300.0
-"""Seconds for which a server that can't be reached is tried again."""
+RECONNECT_SECONDS = 300.0
+"""Seconds for which an unreachable server is tried again."""
 
 RETRY_SECONDS = 2.0
 COMPLETED = "FINISHED:COMPLETED"
-"""NVFlare's word for a job that came to its own end."""
+"""NVFlare's status of a job that ended by itself."""
 
 UNREACHABLE = ("NoConnection", "SessionClosed", "SessionExpired")
-"""NVFlare's errors after which a new session is worth a try."""
+"""NVFlare's errors after which a new session may succeed."""
 
 ADVICE = {
-    "NoConnection": "Is it started (`medfl federate start KIT`), and is its port open from here?",
-    "AuthenticationError": "The kit's certificate is of another federation, or at its end; ask whoever made the kit.",
+    "NoConnection": "Check that it is started (`medfl federate start KIT`), and that its port is open from here.",
+    "AuthenticationError": "The kit's certificate is of another federation, or expired; ask the maker of the kit.",
     "AuthorizationError": "The server's local/authorization.json does not allow it; ask its administrator.",
-    "InvalidJobDefinition": "The versions of NVFlare here and there may differ; install the same.",
+    "InvalidJobDefinition": "The versions of NVFlare here and at the server may differ; install the same version.",
     "JobNotFound": "The server does not know that job (it may have lost its storage); submit the run again.",
     "NoClientsAvailable": "No site is connected; start them with `medfl federate start KIT`.",
 }
-"""Name of an error of NVFlare's to what to do."""
+"""Maps the name of an error of NVFlare to advice."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a job says about itself.
+class ProgressResponse:
+    """Response of a job to a request for its progress.
 
     Attributes:
-        alive: Whether it is at work, or may be: a job that starts or ends does not answer for a while.
-        progress: How far it is; empty if it did not say.
+        alive: Whether the job is running, or may be: a starting or ending job does not respond for a while.
+        progress: Status of the run as JSON values; empty if the job did not respond.
     """
 
     alive: bool
@@ -55,36 +55,42 @@ class Answer:
 
 
 class Connection:
-    """A session with the server that survives its absence for a while.
+    """A session with the server, which is opened again if the server is temporarily unreachable.
 
     Args:
-        open_session: Opens a session of NVFlare's API (or what has its methods); called again after a loss.
+        open_session: Function that opens a session of NVFlare's API, or an object with the same methods. Called again
+            after a loss of connection.
         server: Host and port, for messages.
-        patience: Seconds for which a server that can't be reached is tried again, once it was.
+        patience: Seconds for which an unreachable server is tried again after the first success.
 
     Raises:
-        MedflError: If the first try fails.
+        MedflError: If the first attempt fails.
     """
 
-    def __init__(self, open_session: Callable[[], Any], server: str, patience: float = PATIENCE) -> None:
+    def __init__(self, open_session: Callable[[], Any], server: str, patience: float = RECONNECT_SECONDS) -> None:
         self._open, self._server, self._patience = open_session, server, patience
-        self._session = self._quietly(open_session)
+        self._session = self._call_quietly(open_session)
 
     def close(self) -> None:
-        """Log out; what goes wrong in that is of no interest."""
+        """Log out and close the session. Errors are ignored."""
         if self._session is not None:
-            with contextlib.suppress(Exception), quiet():
+            with contextlib.suppress(Exception), suppress_nvflare_output():
                 self._session.close()
             self._session = None
 
     def sites(self) -> dict[str, str]:
-        """The connected sites, each with when it was last heard of."""
+        """Return a mapping from the name of each connected site to the text of its last contact."""
         now = time.time()
-        clients = self._ask("get_system_info").client_info
+        clients = self._call_session("get_system_info").client_info
         return {site.name: f"{max(0.0, now - float(site.last_connect_time)):.0f} s ago" for site in clients}
 
     def sites_within(self, wanted: Collection[str], seconds: float) -> list[str]:
-        """The connected sites, as soon as all the wanted ones are among them or the time is over."""
+        """Return the connected sites, sorted, as soon as they include all wanted ones or the time is over.
+
+        Args:
+            wanted: Names of the sites to wait for.
+            seconds: Longest wait in seconds.
+        """
         end = time.monotonic() + seconds
         while True:
             connected = self.sites()
@@ -93,78 +99,83 @@ class Connection:
             time.sleep(RETRY_SECONDS)
 
     def jobs(self) -> list[Meta]:
-        """What the server knows of its jobs, newest first."""
-        jobs: list[Meta] = self._ask("list_jobs")
+        """Return NVFlare's metadata of all jobs at the server, newest first."""
+        jobs: list[Meta] = self._call_session("list_jobs")
         return sorted(jobs, key=lambda job: str(job.get("submit_time", "")), reverse=True)
 
     def submit(self, folder: Path) -> str:
-        """Submit a job; returns its id."""
-        return str(self._ask("submit_job", str(folder), retry=False))
+        """Submit a job and return its id."""
+        return str(self._call_session("submit_job", str(folder), retry=False))
 
     def status(self, job: str) -> str:
-        """NVFlare's word for how a job stands, such as ``RUNNING`` or ``FINISHED:COMPLETED``."""
-        return str(self._ask("get_job_meta", job).get("status", ""))
+        """Return NVFlare's status of a job, such as ``RUNNING`` or ``FINISHED:COMPLETED``."""
+        return str(self._call_session("get_job_meta", job).get("status", ""))
 
-    def is_over(self, job: str) -> bool:
-        """Whether a job has ended, or the server does not know it."""
+    def has_ended(self, job: str) -> bool:
+        """Return whether a job has ended, or is unknown to the server."""
         try:
-            return is_end(self.status(job))
+            return is_end_status(self.status(job))
         except UnknownJobError:
             return True
 
-    def why(self, job: str) -> str:
-        """What NVFlare says about a job's end, or why it waits; a sentence."""
-        meta = self._ask("get_job_meta", job)
+    def end_reason(self, job: str) -> str:
+        """Return a sentence with NVFlare's reason for a job's end or delay."""
+        meta = self._call_session("get_job_meta", job)
         if meta.get("status") == "FINISHED:ABORTED":
-            return "its job was aborted."
+            return "the job was aborted."
         waits = meta.get("status") in ("SUBMITTED", "FINISHED:CAN_NOT_SCHEDULE")
         reasons = [*(meta.get("schedule_history") or [])[-1:]] if waits else meta.get("job_deploy_detail") or []
         refused = [str(text) for text in reasons if not str(text).endswith(": OK")]
-        return f"NVFlare says {meta.get('status')}" + (f": {'; '.join(refused)}." if refused else ".")
+        return f"NVFlare reports {meta.get('status')}" + (f": {'; '.join(refused)}." if refused else ".")
 
-    def progress(self, job: str, after: int = 0) -> Answer:
-        """How far a job is.
+    def progress(self, job: str, after: int = 0) -> ProgressResponse:
+        """Return the response of a job to a request for its progress.
 
         Args:
-            job: Its id.
-            after: Bytes of the run's progress that are here already; the answer has those that follow.
+            job: Id of the job.
+            after: Number of bytes of the run's progress file that are already known. The response contains the
+                following lines.
         """
         try:
-            progress = self._ask("do_app_command", job, PROGRESS, {AFTER: after})
-        except SilentError:
-            return Answer(True, {})
-        except GoneError:
-            return Answer(False, {})
-        return Answer(True, progress if isinstance(progress, dict) else {})
+            progress = self._call_session("do_app_command", job, PROGRESS_COMMAND, {KNOWN_BYTES_KEY: after})
+        except JobNotRespondingError:
+            return ProgressResponse(True, {})
+        except JobNotRunningError:
+            return ProgressResponse(False, {})
+        return ProgressResponse(True, progress if isinstance(progress, dict) else {})
 
     def died_with_server(self, job: str) -> bool:
-        """Whether the server was started after the job: NVFlare calls such a job running for ever."""
-        began = self._ask("get_job_meta", job).get("start_time") or ""
-        server = self._ask("get_system_info").server_info.start_time
+        """Return whether the server was started after the job. NVFlare reports such a job as running for ever."""
+        began = self._call_session("get_job_meta", job).get("start_time") or ""
+        server = self._call_session("get_system_info").server_info.start_time
         try:
             return datetime.datetime.fromisoformat(began).timestamp() < float(server)
         except (TypeError, ValueError):
             return False
 
     def abort(self, job: str, patience: float) -> bool:
-        """End a job and wait for its end.
+        """Abort a job and wait for its end.
+
+        Args:
+            job: Id of the job.
+            patience: Longest wait in seconds.
 
         Returns:
-            Whether it was at work.
+            Whether the job was running.
 
         Raises:
-            MedflError: If it is not over in that many seconds.
+            MedflError: If the job does not end in time.
         """
         try:
-            self._ask("abort_job", job)
-        except (GoneError, UnknownJobError):
+            self._call_session("abort_job", job)
+        except (JobNotRunningError, UnknownJobError):
             return False
         end = time.monotonic() + patience
-        while not self.is_over(job):
+        while not self.has_ended(job):
             if time.monotonic() > end:
                 raise MedflError(
                     "job_still_running",
-                    f"job {job} does not end within {patience:g} s; look at the server's {LOG}",
+                    f"job {job} did not end within {patience:g} s; see the server's {LOG_FILE_NAME}",
                     job=job,
                     seconds=patience,
                 )
@@ -172,45 +183,46 @@ class Connection:
         return True
 
     def fetch(self, job: str, folder: Path) -> Path | None:
-        """Fetch a job's result into a folder.
+        """Download the result of a job into a folder.
 
         Returns:
-            What the run left for whoever submitted it, or None if it left nothing.
+            Folder of the run's results, or None if the run left none.
         """
-        result = Path(self._ask("download_job_result", job, str(folder)) or folder) / "workspace" / "medfl"
+        result = Path(self._call_session("download_job_result", job, str(folder)) or folder) / "workspace" / "medfl"
         return result if result.is_dir() else None
 
-    def _ask(self, name: str, *arguments: Any, retry: bool = True) -> Any:
-        """Call a method of the session; if the server can't be reached, again and again for a while."""
+    def _call_session(self, name: str, *arguments: Any, retry: bool = True) -> Any:
+        """Call a method of the session; repeat the call for a while if the server can't be reached."""
         end, warned = time.monotonic() + self._patience, False
         while True:
             try:
                 if self._session is None:
-                    self._session = self._quietly(self._open)
-                return self._quietly(lambda: getattr(self._session, name)(*arguments))
+                    self._session = self._call_quietly(self._open)
+                return self._call_quietly(lambda: getattr(self._session, name)(*arguments))
             except UnreachableError:
                 if not retry or time.monotonic() > end:
                     raise
                 if not warned:
-                    logger.warning("The server at %s can't be reached; trying again.", self._server)
+                    logger.warning("The server at %s can't be reached; medfl tries again.", self._server)
                     warned = True
                 self.close()
                 time.sleep(RETRY_SECONDS)
 
-    def _quietly(self, call: Callable[[], Any]) -> Any:
-        """Make a call of NVFlare's; its errors become medfl's."""
+    def _call_quietly(self, call: Callable[[], Any]) -> Any:
+        """Call a function of NVFlare without its output, and translate its errors."""
         try:
-            with quiet():
+            with suppress_nvflare_output():
                 return call()
         except MedflError:
             raise
         except Exception as error:
-            raise self._known(error) from error
+            raise self._translate_error(error) from error
 
-    def _known(self, error: Exception) -> MedflError:
+    def _translate_error(self, error: Exception) -> MedflError:
+        """Return the medfl error for an error of NVFlare."""
         names = [kind.__name__ for kind in type(error).__mro__]
         advice = next((ADVICE[name] for name in names if name in ADVICE), "")
-        message = f"the server at {self._server} says {names[0]}: {error}. {advice}".rstrip()
+        message = f"the server at {self._server} reports {names[0]}: {error}. {advice}".rstrip()
         if set(names) & set(UNREACHABLE):
             return UnreachableError(
                 "server_unreachable",
@@ -218,38 +230,38 @@ class Connection:
                 server=self._server,
             )
         if "JobNotRunning" in names or (names[0] == "InternalError" and "is not running" in str(error)):
-            return GoneError("job_not_running", message, server=self._server, cause=names[0])
+            return JobNotRunningError("job_not_running", message, server=self._server, cause=names[0])
         if "JobNotFound" in names:
             return UnknownJobError("unknown_job", message, server=self._server, cause=names[0])
         if "NoReply" in names or (names[0] == "InternalError" and "no app command func" in str(error)):
-            return SilentError("job_not_responding", message, server=self._server, cause=names[0])
+            return JobNotRespondingError("job_not_responding", message, server=self._server, cause=names[0])
         return MedflError("nvflare_error", message, server=self._server, cause=names[0])
 
 
 class UnreachableError(MedflError):
-    """The server can't be reached now."""
+    """The server can't be reached at the moment."""
 
 
-class GoneError(MedflError):
-    """The job is not at work."""
+class JobNotRunningError(MedflError):
+    """The job is not running."""
 
 
-class SilentError(MedflError):
-    """The job does not answer now, as at its start and its end."""
+class JobNotRespondingError(MedflError):
+    """The job does not respond at the moment, as at its start and its end."""
 
 
 class UnknownJobError(MedflError):
     """The server does not know the job."""
 
 
-def is_end(status: str) -> bool:
-    """Whether NVFlare's word for a job's state means that it is over."""
+def is_end_status(status: str) -> bool:
+    """Return whether a status of NVFlare means that the job has ended."""
     return status.startswith("FINISHED")
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keep away what NVFlare prints and logs; ``medfl --debug`` shows its log."""
+def suppress_nvflare_output() -> Iterator[None]:
+    """Suppress the output and the log of NVFlare; ``medfl --debug`` shows the log."""
     if os.environ.get("MEDFL_DEBUG") != "1":
         logging.getLogger("nvflare").setLevel(logging.CRITICAL + 1)
     with contextlib.redirect_stdout(io.StringIO()):

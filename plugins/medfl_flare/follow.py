@@ -1,4 +1,4 @@
-"""Following a job: a bar on a terminal, a plain line for each round elsewhere; refusals and missing sites once."""
+"""Following of a job: a progress bar on a terminal, otherwise one line per round, and one line per unavailable site."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from pathlib import Path
 from medfl.types import Meta
 from medfl.utils.progress import progress_bar
 from medfl.utils.text import one_line
-from medfl_flare.backend.answers import REASON
-from medfl_flare.backend.remote_messages import EVENTS, MAX_STEP, START
-from medfl_flare.backend.remote_progress import Mirror
-from medfl_flare.connection import Connection, is_end
+from medfl_flare.backend.protocol_messages import LINES_KEY, MAX_STEP, POSITION_KEY
+from medfl_flare.backend.run_progress import ProgressCopy
+from medfl_flare.backend.site_replies import MAX_REASON_CHARACTERS
+from medfl_flare.connection import Connection, is_end_status
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
-"""How often the server is asked."""
+"""Seconds between two requests to the server."""
 
 GONE_SECONDS = 45.0
-"""How long a job may be said to run while it does not answer as one: after its end, the server waits for the sites."""
+"""Seconds after which a job is lost that NVFlare reports as running but that does not respond. After a job's end, the
+server still waits for the sites."""
 
 WAIT_SECONDS = 30.0
-"""How long a job may wait for its start before that is told."""
+"""Seconds that a job may wait for its start before the delay is reported."""
 
 
 @dataclass
-class Followed:
-    """How a job ended.
+class FollowedJob:
+    """End of a followed job.
 
     Attributes:
-        job: Its id.
-        status: NVFlare's word for it.
-        lost: Whether the server calls it running although it is not, as after a restart.
-        progress: What the run told last.
+        job: Id of the job.
+        status: NVFlare's status.
+        lost: Whether the server reports the job as running although it is not, as after a restart.
+        progress: Last status that the run reported.
     """
 
     job: str
@@ -46,37 +47,37 @@ class Followed:
     progress: Meta = field(default_factory=dict)
 
     @property
-    def last_words(self) -> str:
-        """What the run said about its end, as a part of a sentence."""
+    def end_message(self) -> str:
+        """The run's own message about its end, as a part of a sentence, or empty."""
         message = str(self.progress.get("message", ""))
         return f" {message}" if message else ""
 
 
-def follow(connection: Connection, job: str, out: Path) -> Followed:
-    """Follow a job to its end. What happens in the run can be watched here meanwhile (`medfl monitor`).
+def follow(connection: Connection, job: str, out: Path) -> FollowedJob:
+    """Follow a job to its end. Copies the run's progress file, so that `medfl monitor` can show the run.
 
     Args:
-        connection: To the server.
-        job: Its id.
-        out: The run folder here.
+        connection: Connection to the server.
+        job: Id of the job.
+        out: The local run folder.
 
     Raises:
         MedflError: If the server can't be reached for a long time.
     """
-    followed, teller, mirror = Followed(job), _Teller(), Mirror(out)
+    followed, news, progress_copy = FollowedJob(job), _NewsLog(), ProgressCopy(out)
     silent_since: float | None = None
-    with _display() as show:
+    with _progress_display() as show:
         while True:
             followed.status = connection.status(job)
-            if is_end(followed.status):
+            if is_end_status(followed.status):
                 return followed
             now = time.monotonic()
             if followed.status == "RUNNING":
-                answer = connection.progress(job, mirror.known)
+                answer = connection.progress(job, progress_copy.known)
                 if answer.progress:
-                    followed.progress = readable(answer.progress)
-                    mirror.add(answer.progress.get(START), answer.progress.get(EVENTS))
-                    teller.tell(followed.progress)
+                    followed.progress = sanitize_status(answer.progress)
+                    progress_copy.add(answer.progress.get(POSITION_KEY), answer.progress.get(LINES_KEY))
+                    news.report_unavailable_sites(followed.progress)
                     show(followed.progress["round"], followed.progress)
                 silent_since = None if answer.alive else silent_since or now
                 if silent_since is not None:
@@ -84,16 +85,15 @@ def follow(connection: Connection, job: str, out: Path) -> Followed:
                 if followed.lost:
                     return followed
             else:
-                teller.waiting(connection, job, now)
+                news.report_delay(connection, job, now)
             time.sleep(POLL_SECONDS)
 
 
-def readable(progress: Meta) -> Meta:
-    """What a server says of a run (`medfl.engine.runs.progress.Progress`), as it can be shown; what is something else
-    is not.
+def sanitize_status(progress: Meta) -> Meta:
+    """Return a server's status report with only valid values, as short printable lines; other values are removed.
 
     Args:
-        progress: As it came.
+        progress: The untrusted report (`medfl_flare.backend.run_progress.RunStatus`).
     """
     scores, missing = (value if isinstance(value := progress.get(name), dict) else {} for name in ("scores", "missing"))
     counts = {name: progress.get(name) for name in ("round", "rounds")}
@@ -104,42 +104,43 @@ def readable(progress: Meta) -> Meta:
             for name, value in scores.items()
             if isinstance(value, int | float) and abs(value) < 2**63
         },
-        "missing": {one_line(site, 80): one_line(why, REASON) for site, why in missing.items()},
+        "missing": {one_line(site, 80): one_line(why, MAX_REASON_CHARACTERS) for site, why in missing.items()},
         "state": one_line(progress.get("state", ""), 80),
-        "message": one_line(progress.get("message", ""), REASON),
+        "message": one_line(progress.get("message", ""), MAX_REASON_CHARACTERS),
     }
 
 
-class _Teller:
-    """Says what is new, once."""
+class _NewsLog:
+    """Logger of news that reports each item once."""
 
     def __init__(self) -> None:
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         self._since = time.monotonic()
 
-    def tell(self, progress: Meta) -> None:
-        """Sites from which nothing came, and why."""
+    def report_unavailable_sites(self, progress: Meta) -> None:
+        """Log each site that became unavailable, with the reason."""
         missing: Mapping[str, str] = progress.get("missing", {})
         for site, why in sorted(missing.items()):
-            if self._told.get(site) != why:
-                logger.warning("Site '%s' is missing: %s", site, why)
-        self._told = dict(missing)
+            if self._reported.get(site) != why:
+                logger.warning("Site '%s' is unavailable: %s", site, why)
+        self._reported = dict(missing)
 
-    def waiting(self, connection: Connection, job: str, now: float) -> None:
-        """That a job has not begun for a while."""
-        if now - self._since > WAIT_SECONDS and "waiting" not in self._told:
-            self._told["waiting"] = ""
-            logger.info("The job waits for its start. %s", connection.why(job))
+    def report_delay(self, connection: Connection, job: str, now: float) -> None:
+        """Log once that the job has not begun for a while."""
+        if now - self._since > WAIT_SECONDS and "waiting" not in self._reported:
+            self._reported["waiting"] = ""
+            logger.info("The job has not started yet. %s", connection.end_reason(job))
 
 
 def scores_text(progress: Meta) -> str:
-    """Return what was scored and the scores of the last scored round; empty before the first one."""
+    """Return the scores of the last scored round as text; empty before the first one."""
     scores = ", ".join(f"{metric} {value:.3f}" for metric, value in progress.get("scores", {}).items())
-    return f"validation images, mean over the sites, each with the model that it keeps: {scores}" if scores else ""
+    return f"validation images, mean over the sites, personal models if there are any: {scores}" if scores else ""
 
 
 @contextmanager
-def _display() -> Iterator[Callable[[int, Meta], None]]:
+def _progress_display() -> Iterator[Callable[[int, Meta], None]]:
+    """Context manager that yields a function (round, status) which updates the progress display."""
     start, last, latest = time.monotonic(), 0, Meta()
 
     def plain(done: int, total: int | None = None, text: str | None = None) -> None:

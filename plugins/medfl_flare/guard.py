@@ -1,8 +1,8 @@
 """Run a startup kit for as long as the process that started it lives: ``python -m medfl_flare.guard PARENT KIT``.
 
-NVFlare starts its job processes in sessions of their own, so no process group contains all processes of a kit. The
-guard therefore adopts orphans (on Linux) and ends all its descendants when its parent has ended, in whatever way. Until
-then it imports the standard library alone, as it waits for as long as the kit runs.
+NVFlare starts its job processes in separate sessions, so no process group contains all processes of a kit. The guard
+therefore adopts orphaned processes (on Linux) and ends all its descendants when its parent has ended for any reason. It
+imports only the standard library, as it stays in memory for as long as the kit runs.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from pathlib import Path
 from types import FrameType
 
 MODULE = "medfl_flare.guard"
-"""Name of this module, in the command line of a guard."""
+"""Name of this module in the command line of a guard."""
 
-ONCE = "--once"
-"""Option of NVFlare's script: it does not restart the kit's process."""
+ONCE_OPTION = "--once"
+"""Option of NVFlare's script: do not restart the kit's process."""
 
 POLL_SECONDS = 0.25
-"""Seconds between two looks at the parent."""
+"""Seconds between two checks of the parent process."""
 
 PATIENCE_SECONDS = 5.0
-"""Seconds that processes have to end by themselves before they are killed."""
+"""Seconds for processes to end by themselves before they are killed."""
 
 _NVFLARE_MODULE = "nvflare.private.fed.app."
-"""Prefix of the modules that are the processes of a server, a site and their jobs."""
+"""Prefix of the modules that run as a server, a site or one of their jobs."""
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 """Options of Linux's prctl."""
 
 
-def arguments(kit: Path, parent: int, *, restart: bool) -> list[str]:
+def guard_command(kit: Path, parent: int, *, restart: bool) -> list[str]:
     """Return the command line of a guard.
 
     Args:
@@ -47,11 +47,11 @@ def arguments(kit: Path, parent: int, *, restart: bool) -> list[str]:
         watch: Whether NVFlare's script restarts the kit's process if it dies.
     """
     words = [sys.executable, "-m", MODULE, str(parent), str(kit.resolve())]
-    return [*words, *([] if restart else [ONCE])]
+    return [*words, *([] if restart else [ONCE_OPTION])]
 
 
 def run(parent: int, kit: Path, options: list[str]) -> int:
-    """Start a kit, and end all its processes when the parent has ended or the guard is told to end.
+    """Start a kit, and end all its processes when the parent has ended or the guard receives a signal.
 
     Args:
         parent: Process id of the guard's parent at its start.
@@ -59,7 +59,7 @@ def run(parent: int, kit: Path, options: list[str]) -> int:
         options: Options of NVFlare's script ``sub_start.sh``.
 
     Returns:
-        The exit status of the script; the negative number of the signal that ended it or the guard.
+        The exit status of the script, or the negative number of the signal that ended the script or the guard.
     """
     signals: list[int] = []
 
@@ -73,7 +73,7 @@ def run(parent: int, kit: Path, options: list[str]) -> int:
         prctl(_PR_SET_CHILD_SUBREAPER, 1)
     before = None if prctl is None else partial(prctl, _PR_SET_PDEATHSIG, int(signal.SIGKILL))
     command = [str(kit / "startup" / "sub_start.sh"), *options]
-    # A process group of its own: Ctrl-C reaches the guard alone.
+    # A separate process group, so that Ctrl-C reaches only the guard.
     script = subprocess.Popen(command, preexec_fn=before, process_group=0)
     while True:
         if (status := _ended_children().get(script.pid)) is not None:
@@ -85,7 +85,7 @@ def run(parent: int, kit: Path, options: list[str]) -> int:
 
 
 def end_processes(kit: Path) -> None:
-    """End all descendants of this process, and all other processes of a kit; kill those that do not end in time."""
+    """End all descendants of this process, and all other processes of a kit; kill processes that do not end in time."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         until = time.monotonic() + PATIENCE_SECONDS
         while living := descendants() | {*processes(kit)} - {os.getpid()}:
@@ -99,7 +99,7 @@ def end_processes(kit: Path) -> None:
 
 
 def descendants() -> set[int]:
-    """Return the process ids of the children of this process, of their children, and so on; without zombies."""
+    """Return the process ids of all descendants of this process, without zombies."""
     with subprocess.Popen(["ps", "-ax", "-o", "pid=,ppid=,state="], stdout=subprocess.PIPE, text=True) as listing:
         output, _ = listing.communicate()
     children: dict[int, list[int]] = {}
@@ -118,29 +118,29 @@ def descendants() -> set[int]:
 
 
 def processes(kit: Path) -> list[int]:
-    """Return the ids of the processes that run from a kit: its guard, NVFlare's own, and those of its jobs."""
+    """Return the ids of the processes that run from a kit: its guard, NVFlare's processes, and job processes."""
     listed = subprocess.run(["ps", "-axww", "-o", "pid=,args="], capture_output=True, text=True, check=True).stdout
     root = str(kit.resolve())
     numbers = []
     for line in listed.splitlines():
         number, _, words = line.strip().partition(" ")
-        is_guard = MODULE in words and words.removesuffix(f" {ONCE}").endswith(f" {root}")
+        is_guard = MODULE in words and words.removesuffix(f" {ONCE_OPTION}").endswith(f" {root}")
         if is_guard or (_NVFLARE_MODULE in words and f"-m {root} " in words) or f"{root}/startup/sub_start.sh" in words:
             numbers.append(int(number))
     return numbers
 
 
 def _ended_children() -> dict[int, int]:
-    """Reap all children that have ended, adopted ones as well. Returns the exit status of each by its process id."""
+    """Reap all children that have ended, including adopted ones. Returns a mapping from process id to exit status."""
     statuses: dict[int, int] = {}
-    with contextlib.suppress(ChildProcessError):  # none is left
+    with contextlib.suppress(ChildProcessError):  # there are no children
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             statuses[ended[0]] = os.waitstatus_to_exitcode(ended[1])
     return statuses
 
 
 def _prctl() -> Callable[[int, int], int] | None:
-    """Return Linux's prctl with one argument; None on other systems."""
+    """Return Linux's prctl as a function of (option, value), or None on other systems."""
     if not sys.platform.startswith("linux"):
         return None
     function = ctypes.CDLL(None).prctl
@@ -149,6 +149,6 @@ def _prctl() -> Callable[[int, int], int] | None:
 
 if __name__ == "__main__":
     if (status := run(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])) < 0:
-        signal.signal(-status, signal.SIG_DFL)  # service managers tell an ordinary end by SIGTERM from a failure
+        signal.signal(-status, signal.SIG_DFL)  # service managers distinguish an end by SIGTERM from a failure
         os.kill(os.getpid(), -status)
     sys.exit(status)

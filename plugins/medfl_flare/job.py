@@ -1,4 +1,4 @@
-"""What a job names: the two classes on the participants' allow-lists. No code comes with a job."""
+"""The two classes that a job names. Both are on the participants' allow-lists; no code is sent with a job."""
 
 from __future__ import annotations
 
@@ -8,42 +8,41 @@ from medfl.errors import MedflError, SettingsError
 from medfl.privacy.signatures import read_signer
 from medfl.types import Meta
 from medfl.utils.wire import Blob
-from medfl_flare.backend.flare import FlareController, FlareTransport
+from medfl_flare.backend.flare_server import FlareController, FlareTransport
 from medfl_flare.backend.flare_site import FlareExecutor
-from medfl_flare.backend.remote_progress import Progress
-from medfl_flare.describing.request import Request, is_request
-from medfl_flare.describing.server import ask_sites
+from medfl_flare.backend.run_progress import RunStatus
+from medfl_flare.federated_statistics.server_requests import request_statistics
+from medfl_flare.federated_statistics.statistics_request import StatisticsRequest, is_statistics_request
 from medfl_flare.job_folder import copy_result
 from medfl_flare.records.offer import Offer
 from medfl_flare.server import serve
-from medfl_flare.sites.file import FILE, read_site_file
+from medfl_flare.sites.file import SITE_FILE_NAME, read_site_file
 from medfl_flare.sites.service import SiteService
 
 
 class MedflController(FlareController):
-    """The server's side of a run.
+    """The server's side of a run or of federated statistics.
 
     Args:
-        offer: The run, as JSON (`medfl_flare.offer.Offer`), or a request for descriptions
-            (`medfl_flare.describing.request.Request`); it is checked before anything else.
+        offer: JSON values of an `Offer` of a run or of a `StatisticsRequest`. They are checked before anything else.
     """
 
     def __init__(self, offer: Meta) -> None:
         super().__init__()
-        self._offer, self._progress = offer, Progress()
+        self._offer, self._progress = offer, RunStatus()
 
     def progress(self, after: int) -> Meta:
-        """How far the run is (`medfl.engine.runs.progress.Progress`)."""
-        return self._progress.facts(after)
+        """Return the status of the run as JSON values (`medfl_flare.backend.run_progress.RunStatus`)."""
+        return self._progress.to_meta(after)
 
     def federate(self, transport: FlareTransport, local: Path, result: Path) -> None:
-        """Run the federation; what comes of it, or why nothing does, lies in `result`."""
+        """Run the federation. Writes its results, or the reason for its failure, to `result`."""
         result.mkdir(parents=True, exist_ok=True)
         try:
-            if is_request(self._offer):
-                ask_sites(Request.from_meta(self._offer), transport, result, self._progress)
+            if is_statistics_request(self._offer):
+                request_statistics(StatisticsRequest.from_meta(self._offer), transport, result, self._progress)
                 return
-            site_file, offer = read_site_file(local / FILE), Offer.from_meta(self._offer)
+            site_file, offer = read_site_file(local / SITE_FILE_NAME), Offer.from_meta(self._offer)
             copy_result(serve(offer, site_file, transport, self._progress), result)
         except MedflError as error:
             self._progress.message, self._progress.state = str(error), "failed"
@@ -52,30 +51,30 @@ class MedflController(FlareController):
 
 
 class MedflExecutor(FlareExecutor):
-    """A site's side of any run: everything it needs comes in the run's messages, or stands in the site's own file."""
+    """A site's side of any run. Everything it needs is in the run's messages or in the site's own file."""
 
     def open(self, local: Path) -> None:
-        """Read the site's own file, and the key of the kit that it lies in."""
-        site_file, signer = read_site_file(local / FILE), read_signer(local.parent)
+        """Read the site's own file, and the key of the kit that contains it."""
+        site_file, signer = read_site_file(local / SITE_FILE_NAME), read_signer(local.parent)
         if signer.name != site_file.site:
             raise SettingsError(
                 "wrong_certificate_name",
-                f"the kit '{local.parent}' is of '{signer.name}', its {FILE} of '{site_file.site}'; correct 'site', or "
-                "take the site's own kit",
+                f"the kit '{local.parent}' is for '{signer.name}', its {SITE_FILE_NAME} for '{site_file.site}'; "
+                "correct 'site', or use the site's own kit",
                 path=local.parent,
                 expected=site_file.site,
                 found=signer.name,
             )
         self._service = SiteService(site_file, self.post, self.beat, signer)
 
-    def refusal(self, size: int) -> bytes | None:
-        """The answer to a message of so many bytes, if it need not come for that."""
-        return self._service.refusal(size)
+    def refuse_by_size(self, size: int) -> bytes | None:
+        """Return the reply to a message that is refused for its size, or None if the site must fetch the message."""
+        return self._service.refuse_by_size(size)
 
     def answer(self, blob: Blob) -> bytes:
-        """The answer to a message of the server."""
+        """Process a message of the server and return the packed reply."""
         return self._service.answer(blob)
 
     def receive(self, sender: str, blob: bytes) -> str | None:
-        """Take a parcel of another site; returns why it is refused, or None."""
+        """Process a peer message; return the reason for its refusal, or None."""
         return self._service.receive(sender, blob)

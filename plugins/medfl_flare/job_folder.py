@@ -1,6 +1,6 @@
-"""The folder of an NVFlare job: configuration only. It names one class at the server and one at the sites, and the run.
+"""The folder of an NVFlare job, which contains only configuration: two class names and the offer of the run.
 
-Nothing in it is code, and no participant builds anything from it but those two classes, which its own list allows.
+Nothing in it is code. A participant builds nothing from it except those two classes, which its own allow-list contains.
 """
 
 from __future__ import annotations
@@ -15,45 +15,45 @@ from medfl.engine.runs.progress import PROGRESS
 from medfl.errors import MedflError, SettingsError, StoreError
 from medfl.records.summary import Summary
 from medfl.types import SERVER
-from medfl_flare.backend.remote_messages import TASK
-from medfl_flare.describing.request import Request
-from medfl_flare.observers import OBSERVED
-from medfl_flare.provision import ALLOWED
+from medfl_flare.backend.protocol_messages import TASK_NAME
+from medfl_flare.federated_statistics.statistics_request import StatisticsRequest
+from medfl_flare.observers import OBSERVED_FILE_NAME
+from medfl_flare.provision import ALLOWED_CLASSES
 from medfl_flare.records.offer import Offer
 
 POLL_SECONDS = 0.2
-"""How often a site asks the server for an order, in seconds; NVFlare's is 2."""
+"""Seconds between two requests of a site for a task; NVFlare's default is 2."""
 
-FETCHED = ("run.json", "metrics.csv", "summary.json", "findings*", "global", PROGRESS, OBSERVED)
-"""What whoever submitted a run gets of its folder at the server, and takes of what the server sends."""
+RESULT_PATTERNS = ("run.json", "metrics.csv", "summary.json", "findings*", "global", PROGRESS, OBSERVED_FILE_NAME)
+"""Patterns of the files in a run folder that the server sends to the researcher, and that the researcher accepts."""
 
 
-def write_job(offer: Offer | Request, folder: Path) -> Path:
-    """Write the job of a run.
+def write_job(offer: Offer | StatisticsRequest, folder: Path) -> Path:
+    """Write the folder of a job.
 
     Args:
-        offer: The run, or the request for descriptions, with its sites.
-        folder: Where the job's folder is made; it must exist.
+        offer: The run, or the request for federated statistics, with its sites.
+        folder: Parent of the job's folder; it must exist.
 
     Returns:
         The job's folder, named like the run.
 
     Raises:
-        SettingsError: If no site is named, or a text holds a curly bracket: NVFlare puts variables in their place.
+        SettingsError: If no site is named, or if a text contains a curly bracket, which NVFlare replaces by variables.
     """
     if not offer.sites:
-        raise SettingsError("no_sites", "a job needs the names of its sites; none is given")
+        raise SettingsError("no_sites", "expected the names of the job's sites, got none")
     meta = offer.to_json()
-    for text in _texts(meta):
+    for text in _strings_in(meta):
         if "{" in text or "}" in text:
             raise SettingsError(
                 "unsupported_character",
-                f"expected settings without curly brackets in a run between machines, got '{text}'",
+                f"expected settings without curly brackets in a distributed run, got '{text}'",
                 value=text,
             )
     job = folder / offer.run
-    workflow = {"id": TASK, "path": ALLOWED["server"], "args": {"offer": meta}}
-    executor = {"tasks": [TASK], "executor": {"path": ALLOWED["client"], "args": {}}}
+    workflow = {"id": TASK_NAME, "path": ALLOWED_CLASSES["server"], "args": {"offer": meta}}
+    executor = {"tasks": [TASK_NAME], "executor": {"path": ALLOWED_CLASSES["client"], "args": {}}}
     _write(
         job / "meta.json",
         {
@@ -76,13 +76,13 @@ def write_job(offer: Offer | Request, folder: Path) -> Path:
 
 
 def copy_result(folder: Path, out: Path) -> None:
-    """Copy what a run's result is (`FETCHED`), and nothing else: no other name, and no link.
+    """Copy the files of a run's result (`RESULT_PATTERNS`), and nothing else: no other name, and no link.
 
     Args:
-        folder: The run's folder at the server, or what came from there.
-        out: Where to; files of the same names are replaced.
+        folder: The run's folder at the server, or the downloaded copy.
+        out: Destination; files of the same names are replaced.
     """
-    for path in sorted({path for pattern in FETCHED for path in folder.glob(pattern) if not path.is_symlink()}):
+    for path in sorted({path for pattern in RESULT_PATTERNS for path in folder.glob(pattern) if not path.is_symlink()}):
         if path.is_dir():
             shutil.copytree(path, out / path.name, dirs_exist_ok=True, ignore=_links)
         else:
@@ -93,7 +93,7 @@ def read_summary(out: Path) -> Summary | None:
     """Read the summary of a run that was copied from the server; None if there is none.
 
     Raises:
-        MedflError: If the server sent something else in its place.
+        MedflError: If the file is not a valid summary.
     """
     path = out / Summary.NAME
     if not path.is_file():
@@ -102,27 +102,29 @@ def read_summary(out: Path) -> Summary | None:
         return Summary.read(path)
     except StoreError as error:
         raise MedflError(
-            "invalid_summary", f"expected the summary of a run from the server, got something else: {error}", path=path
+            "invalid_summary", f"expected a valid summary of a run from the server: {error}", path=path
         ) from None
 
 
 def _links(folder: str, names: list[str]) -> list[str]:
+    """Return the names of the links among the entries of a folder."""
     return [name for name in names if (Path(folder) / name).is_symlink()]
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """All texts in a JSON value, names included."""
+def _strings_in(value: Any) -> Iterator[str]:
+    """Yield all strings in a JSON value, including keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
         for name, inner in value.items():
             yield name
-            yield from _texts(inner)
+            yield from _strings_in(inner)
     elif isinstance(value, list):
         for inner in value:
-            yield from _texts(inner)
+            yield from _strings_in(inner)
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:
+    """Write a JSON file and create its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

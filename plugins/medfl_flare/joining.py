@@ -1,9 +1,10 @@
-"""Who trains which network in a run between machines, and from which round on a site takes part that came later.
+"""Assignment of networks to the sites of a distributed run, also for sites that join after the run has begun.
 
-It is settled before the first round and stays. A site's network is, in this order: what the run names for it, what its
-own file names, what the run's network assignment gives it (`medfl.engine.runs.network_assignment`), the bundle's
-choice. A site that was away then may bring a network by the same ways when it comes. It takes part from the next round
-that begins, and ``run.json`` says so. What makes the run this run, and so its noise, does not hang on who came later.
+The networks are fixed before the first round. A site's network comes from the first of these sources that names one:
+the run, the site's own file, the run's network assignment (`medfl.engine.runs.network_assignment`), the bundle's
+default. A site that was unavailable at the start may bring a network from the same sources when it joins. It takes part
+from the next round that begins, which ``run.json`` records. The run's identity, and with it its noise, does not depend
+on sites that join later.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from medfl.errors import MedflError, SettingsError
 from medfl.records.run_file import AssignedNetwork, JoinedSite, RunFile, networks_brought
 from medfl.types import SERVER, Dataset
 from medfl.utils.rng import pinned
-from medfl_flare.backend.remote import FlareBackend
-from medfl_flare.backend.remote_messages import Joining
+from medfl_flare.backend.protocol_messages import HelloReply
+from medfl_flare.backend.remote_backend import FlareBackend
 from medfl_flare.offered_bundle import OfferedRun
 
 
 @dataclass(frozen=True)
-class Agreed:
-    """Who trains what.
+class AgreedNetworks:
+    """The run with the networks of all its sites.
 
     Attributes:
         opened: The run with the networks of all sites.
@@ -44,21 +45,21 @@ class Agreed:
     assigned: dict[str, AssignedNetwork] = field(default_factory=dict)
 
 
-def agree(
+def agree_networks(
     opened: OfferedRun,
-    answers: Mapping[str, Joining],
+    answers: Mapping[str, HelloReply],
     backend: FlareBackend,
     folder: Path,
     public: Callable[[], Dataset | None],
-) -> Agreed:
-    """Settle the networks, or go on with those of a run that has begun. A site that does not fit is left out.
+) -> AgreedNetworks:
+    """Determine the networks of all sites, or read them if the run has begun. Drop each site that does not fit.
 
     Args:
         opened: The run.
-        answers: What each site that took the offer says of itself.
-        carrier: Leaves sites out.
-        folder: The run's folder at the server; the caller holds it.
-        public: Loads the server's public training data, if it has any.
+        answers: Maps each site that accepted the offer to its reply.
+        backend: Backend that drops sites.
+        folder: The run's folder at the server; the caller must hold its lock.
+        public: Function that loads the server's public training data, or returns None.
 
     Raises:
         SettingsError: If the run's network assignment can't be applied.
@@ -72,37 +73,41 @@ def agree(
     answers = {site: answer for site, answer in answers.items() if site not in unknown}
     begun = begun_run(folder)
     if begun is None:
-        return _first(opened, answers, backend)
-    return _later(opened, answers, backend, begun, _last(folder), public)
+        return _assign_at_start(opened, answers, backend)
+    return _assign_later(opened, answers, backend, begun, _commit_to_continue(folder), public)
 
 
-def _first(opened: OfferedRun, answers: Mapping[str, Joining], backend: FlareBackend) -> Agreed:
-    """The networks of a run that begins."""
+def _assign_at_start(opened: OfferedRun, answers: Mapping[str, HelloReply], backend: FlareBackend) -> AgreedNetworks:
+    """Determine the networks of a run that has not begun."""
     named = opened.settings.networks_by_site
-    assigned = _assigned(opened, answers, backend)
+    assigned = _assign_networks(opened, answers, backend)
     networks = {site: entry.network for site, entry in assigned.items()}
     for site, answer in answers.items():
-        if answer.network is not None and _fits(site, answer.network, named.get(site, answer.network), backend):
+        if answer.network is not None and _check_network(
+            site, answer.network, named.get(site, answer.network), backend
+        ):
             networks[site] = answer.network
-    return Agreed(opened.with_networks(networks | named), {}, assigned)
+    return AgreedNetworks(opened.with_networks(networks | named), {}, assigned)
 
 
-def _assigned(opened: OfferedRun, answers: Mapping[str, Joining], backend: FlareBackend) -> dict[str, AssignedNetwork]:
-    """Return the network of each site by the run's network assignment; empty without one."""
+def _assign_networks(
+    opened: OfferedRun, answers: Mapping[str, HelloReply], backend: FlareBackend
+) -> dict[str, AssignedNetwork]:
+    """Return the network of each site by the run's network assignment; empty without an assignment."""
     assignment = opened.assignment
     if assignment is None:
         return {}
     if not assignment.asks_sites:
         return assignment.assign(opened.offer.sites, opened.settings.seed)
     return assignment.assign_reported(
-        {site: _profile(site, answer, assignment, backend) for site, answer in answers.items()}
+        {site: _checked_profile(site, answer, assignment, backend) for site, answer in answers.items()}
     )
 
 
-def _profile(
-    site: str, answer: Joining, assignment: NetworkAssignment, backend: FlareBackend
+def _checked_profile(
+    site: str, answer: HelloReply, assignment: NetworkAssignment, backend: FlareBackend
 ) -> dict[str, float] | None:
-    """Return the facts that a site reports about its machine, if any. A site with impossible facts is left out."""
+    """Return the profile of a site's machine, or None if the site reports none. Drop a site with an invalid one."""
     if answer.profile is None:
         return None
     try:
@@ -113,67 +118,70 @@ def _profile(
     return answer.profile
 
 
-def _later(
+def _assign_later(
     opened: OfferedRun,
-    answers: Mapping[str, Joining],
+    answers: Mapping[str, HelloReply],
     backend: FlareBackend,
     begun: RunFile,
     last: Commit,
     public: Callable[[], Dataset | None],
-) -> Agreed:
-    """The networks of a run that goes on, with those of sites that come for the first time."""
+) -> AgreedNetworks:
+    """Determine the networks of a run that has begun, including the networks of sites that join it now."""
     at_start, assigned = begun.settings.networks_by_site, begun.provenance.assigned_networks
     been = {site for site, site_info in last.site_info.items() if site_info} | set(last.answered_steps)
     joined = {site: entry for site, entry in begun.provenance.joined.items() if site in been}
     known = at_start | networks_brought(joined)
-    agreed = Agreed(opened.with_networks(known | opened.settings.networks_by_site, joined), joined, assigned)
+    agreed = AgreedNetworks(opened.with_networks(known | opened.settings.networks_by_site, joined), joined, assigned)
     for site, answer in sorted(answers.items()):
         settled = site in known or site in been
         expected, own = known.get(site, opened.task.network), answer.network
-        if settled and own is not None and not _fits(site, own, expected, backend):
+        if settled and own is not None and not _check_network(site, own, expected, backend):
             continue
         if site not in been:
-            agreed = _with(agreed, site, None if settled else answer, backend, last, public)
+            agreed = _add_site(agreed, site, None if settled else answer, backend, last, public)
     backend.joins = {site: entry.round for site, entry in agreed.joined.items()}
     return agreed
 
 
-def _with(
-    agreed: Agreed,
+def _add_site(
+    agreed: AgreedNetworks,
     site: str,
-    answer: Joining | None,
+    answer: HelloReply | None,
     backend: FlareBackend,
     last: Commit,
     public: Callable[[], Dataset | None],
-) -> Agreed:
-    """The same with a site that comes for the first time; without it where the method can't take its network."""
+) -> AgreedNetworks:
+    """Add a site that joins a run that has begun. Drops the site if the method can't use its network."""
     opened, assigned, network = agreed.opened, agreed.assigned, None
     if answer is not None:
-        network, assigned = _brought(agreed, site, answer, backend)
+        network, assigned = _network_of_late_site(agreed, site, answer, backend)
     joined = agreed.joined | {site: JoinedSite(round=_next_round(last), network=network)}
     wider = opened if network is None else opened.with_networks({site: network}, joined)
     try:
         if network is not None:
             _try_set_up(wider, last, public())
     except MedflError as error:
-        backend.drop(site, f"the run can't take the network '{network}' that it brings: {error}")
+        backend.drop(site, f"the run can't use the network '{network}' of this site: {error}")
         return agreed
-    return Agreed(replace(wider, joined=joined), joined, assigned)
+    return AgreedNetworks(replace(wider, joined=joined), joined, assigned)
 
 
-def _brought(
-    agreed: Agreed, site: str, answer: Joining, backend: FlareBackend
+def _network_of_late_site(
+    agreed: AgreedNetworks, site: str, answer: HelloReply, backend: FlareBackend
 ) -> tuple[str | None, dict[str, AssignedNetwork]]:
-    """Return the network of a site that comes later, and the assigned networks with that of the site."""
+    """Return the network of a site that joins later, and the assigned networks including the site's."""
     assignment, assigned = agreed.opened.assignment, agreed.assigned
     if assignment is None or not assignment.asks_sites:
         return answer.network, assigned
-    entry = assignment.assign_late(_profile(site, answer, assignment, backend), assigned)
+    entry = assignment.assign_late(_checked_profile(site, answer, assignment, backend), assigned)
     return answer.network or entry.network, assigned | {site: entry}
 
 
 def _try_set_up(opened: OfferedRun, last: Commit, public: Dataset | None) -> None:
-    """Set the method up with all networks, for nobody: what it refuses at the start it refuses now, too."""
+    """Set up the method with all networks on a temporary store, and discard the result.
+
+    Raises every error that the real setup would raise.
+    """
     method, settings = opened.make_method(), opened.settings
     check_plan(opened.offer.method, method, opened.task, settings, opened.offer.sites, public is not None)
     with tempfile.TemporaryDirectory() as nowhere, pinned(settings.seed, SERVER, 0, "global"):
@@ -182,14 +190,15 @@ def _try_set_up(opened: OfferedRun, last: Commit, public: Dataset | None) -> Non
         method.setup(server)
 
 
-def _fits(site: str, network: str, expected: str, backend: FlareBackend) -> bool:
+def _check_network(site: str, network: str, expected: str, backend: FlareBackend) -> bool:
+    """Return whether a site's own network is the expected one; drop the site if not."""
     if network != expected:
-        backend.drop(site, f"its own file says that it trains network '{network}'; the run expects '{expected}'")
+        backend.drop(site, f"its own file names the network '{network}'; the run expects '{expected}'")
     return network == expected
 
 
-def _last(folder: Path) -> Commit:
-    """The commit from which the run goes on: one that ended it early is tried again."""
+def _commit_to_continue(folder: Path) -> Commit:
+    """Return the commit from which the run continues. A commit that ended the run early is tried again."""
     journal = Journal(folder)
     newest = journal.latest()
     if newest is None:
@@ -201,5 +210,5 @@ def _last(folder: Path) -> Commit:
 
 
 def _next_round(last: Commit) -> int:
-    """The first round that is whole yet."""
+    """Return the first round that has not begun."""
     return max(last.round, last.rounds_done) + 1

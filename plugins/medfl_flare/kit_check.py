@@ -1,4 +1,4 @@
-"""What of NVFlare's startup kit a participant can check on its own disk, without NVFlare."""
+"""Checks of a startup kit on the participant's own disk. They don't need NVFlare."""
 
 from __future__ import annotations
 
@@ -8,70 +8,73 @@ from collections.abc import Callable
 from pathlib import Path
 
 from medfl.errors import SettingsError
-from medfl_flare.provision import ALLOWED
+from medfl_flare.provision import ALLOWED_CLASSES
 
 Check = tuple[str, Callable[[], str]]
-"""What is checked, and a function that says what was found or raises what is wrong."""
+"""Name of a check, and a function that returns the finding or raises an error."""
 
 
-def check_kit(kit: Path, site: str | None) -> list[Check]:
-    """The checks of a startup kit.
+def kit_checks(kit: Path, site: str | None) -> list[Check]:
+    """Return the checks of a startup kit.
 
     Args:
-        kit: Its folder, with ``startup`` and ``local``.
-        site: Name of the site; None is the server.
+        kit: Folder of the kit, with ``startup`` and ``local``.
+        site: Name of the site; None for the server.
     """
     who = "server" if site is None else "client"
     return [
-        ("files", lambda: _files(kit, who)),
-        ("private key", lambda: _key(kit, who)),
-        ("allow list", lambda: _allowed(kit, who)),
-        ("certificate", lambda: _certificate(kit, who, site)),
+        ("files", lambda: _check_files(kit, who)),
+        ("private key", lambda: _check_key(kit, who)),
+        ("allow list", lambda: _check_allow_list(kit, who)),
+        ("certificate", lambda: _check_certificate(kit, who, site)),
     ]
 
 
-def _files(kit: Path, who: str) -> str:
+def _check_files(kit: Path, who: str) -> str:
+    """Check that the kit is complete."""
     wanted = [f"fed_{who}.json", f"{who}.crt", f"{who}.key", "rootCA.pem", "start.sh"]
     missing = [f"startup/{name}" for name in wanted if not (kit / "startup" / name).is_file()]
-    if _resources(kit) is None:
+    if _resources_path(kit) is None:
         missing.append("local/resources.json")
     if missing:
         raise SettingsError(
             "incomplete_kit",
-            f"'{kit}' lacks {', '.join(missing)}; ask whoever made it for the whole kit",
+            f"'{kit}' lacks {', '.join(missing)}; ask the maker of the kit for a complete one",
             path=kit,
             missing=missing,
         )
-    return f"'{kit}' is whole"
+    return f"'{kit}' is complete"
 
 
-def _key(kit: Path, who: str) -> str:
+def _check_key(kit: Path, who: str) -> str:
+    """Check that only the owner can read the private key."""
     path = kit / "startup" / f"{who}.key"
     mode = path.stat().st_mode & 0o777
     if mode & 0o077:
         raise SettingsError(
             "insecure_permissions",
-            f"others can use '{path}' (mode {mode:04o}); give the command `chmod 600 {path}`",
+            f"other users can read '{path}' (mode {mode:04o}); run `chmod 600 {path}`",
             path=path,
             mode=mode,
         )
     return f"only its owner can read it (mode {mode:04o})"
 
 
-def _resources(kit: Path) -> Path | None:
-    """NVFlare's settings: its own file wins over the one it was made with."""
+def _resources_path(kit: Path) -> Path | None:
+    """Return the path of NVFlare's settings: the edited file if it exists, otherwise the default."""
     for name in ("resources.json", "resources.json.default"):
         if (kit / "local" / name).is_file():
             return kit / "local" / name
     return None
 
 
-def _allowed(kit: Path, who: str) -> str:
-    path, line = _resources(kit), ALLOWED[who]
+def _check_allow_list(kit: Path, who: str) -> str:
+    """Check that medfl's class is in NVFlare's allow-list."""
+    path, line = _resources_path(kit), ALLOWED_CLASSES[who]
     if path is None:
         raise SettingsError(
             "missing_file",
-            f"expected '{kit / 'local' / 'resources.json'}'; there is none",
+            f"expected the file '{kit / 'local' / 'resources.json'}', which does not exist",
             path=kit / "local" / "resources.json",
         )
     try:
@@ -90,24 +93,25 @@ def _allowed(kit: Path, who: str) -> str:
     return f"'{line}' is in '{path}'"
 
 
-def _certificate(kit: Path, who: str, site: str | None) -> str:
+def _check_certificate(kit: Path, who: str, site: str | None) -> str:
+    """Check the certificate's name, validity, root and key."""
     try:
         from cryptography import x509
         from cryptography.x509.oid import NameOID
     except ImportError:
-        return "not looked into (the package 'cryptography' is not installed)"
+        return "not checked (the package 'cryptography' is not installed)"
     path = kit / "startup" / f"{who}.crt"
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
     except ValueError as error:
         raise SettingsError(
-            "invalid_certificate", f"'{path}' is no certificate ({error}); ask whoever made the kit", path=path
+            "invalid_certificate", f"'{path}' is not a certificate ({error}); ask the maker of the kit", path=path
         ) from None
     names = [str(name.value) for name in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
     if site is not None and site not in names:
         raise SettingsError(
             "wrong_certificate_name",
-            f"it is of '{', '.join(names)}', the file is of '{site}'; correct 'site', or take its kit",
+            f"the certificate is for '{', '.join(names)}', the file is for '{site}'; correct 'site', or use its kit",
             expected=site,
             found=names,
         )
@@ -116,12 +120,12 @@ def _certificate(kit: Path, who: str, site: str | None) -> str:
     if left < 0:
         raise SettingsError(
             "expired_certificate",
-            f"it ended on {end:%Y-%m-%d}; ask whoever made the kit for a new one",
+            f"the certificate expired on {end:%Y-%m-%d}; ask the maker of the kit for a new one",
             path=path,
             end=f"{end:%Y-%m-%d}",
         )
     from medfl.privacy.signatures import read_signer
 
     read_signer(kit)
-    about = f"of '{', '.join(names)}', of its root, with the key beside it"
-    return f"{about}; it ends on {end:%Y-%m-%d}, in {left} days"
+    about = f"for '{', '.join(names)}'; it matches the kit's root and key"
+    return f"{about}; it expires on {end:%Y-%m-%d}, in {left} days"

@@ -1,9 +1,9 @@
-"""Observing hooks of a run between machines: at the server while it runs, and where it is followed once results come.
+"""Observing hooks of a distributed run: called at the server during the run, and at the researcher once results arrive.
 
-The server calls those of its own plugins with its own run folder, at the same places and with the same contents as a
-run on one machine. Each call is a line in ``observed.jsonl`` of the run folder; who submitted the run gets the file
-with the results, and then the same calls are made there, with that run folder and with what MONAI's ``--tracking`` was
-told there. No address that one party names is ever opened by another.
+The server calls the hooks of its own plugins with its own run folder, at the same places and with the same contents as
+a run on one machine. It records each call as a line of ``observed.jsonl`` in the run folder. The researcher who
+submitted the run receives this file with the results. The same calls are then made there, with the local run folder and
+the local value of MONAI's ``--tracking``. No participant ever opens a tracking address that another participant names.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from medfl_flare.records.submission import (
 
 logger = logging.getLogger(__name__)
 
-OBSERVED = "observed.jsonl"
-"""The calls, in the run folder."""
+OBSERVED_FILE_NAME = "observed.jsonl"
+"""Name of the file of recorded calls in the run folder."""
 
 
 class Observers:
-    """Calls the hooks of one participant's plugins, and writes the calls down.
+    """Caller of the hooks of one participant's plugins, which also records the calls.
 
     Args:
         registry: The plugins.
@@ -51,62 +51,65 @@ class Observers:
         """Report that the run begins or continues.
 
         Args:
-            provenance: Where its settings come from.
+            provenance: Origin of the run's settings.
         """
         values = {name: setting.value for name, setting in provenance.settings.items()}
         self._call(RunStarted(settings=values))
 
     def round_ended(self, round_: int, rows: list[Row]) -> None:
-        """A round is over.
+        """Report that a round has ended.
 
         Args:
-            round_: Its number, from 1.
-            rows: Of metrics.
+            round_: Number of the round, from 1.
+            rows: Rows of metrics.
         """
         self._call(RoundEnded(round=round_, rows=tuple(MetricRow(**row._asdict()) for row in rows)))
 
     def run_ended(self, status: str) -> None:
-        """The run is over."""
+        """Report that the run has ended."""
         self._call(RunEnded(status=status))
 
     def _call(self, call: HookCall) -> None:
+        """Record a call and make it."""
         try:
-            _add(self._folder / OBSERVED, call)
+            _append_call(self._folder / OBSERVED_FILE_NAME, call)
         except OSError as error:
-            logger.warning("'%s' can't be written (%s): who follows the run misses a call.", OBSERVED, error.strerror)
+            logger.warning(
+                "'%s' can't be written (%s): observers elsewhere miss a call.", OBSERVED_FILE_NAME, error.strerror
+            )
         _notify(self._registry, call, self._folder, {})
 
 
 def keep_tracking(out: Path, tracking: Meta) -> None:
-    """Keep what tracking was told for the calls to come.
+    """Store the value of MONAI's ``--tracking`` for later calls.
 
     Args:
-        out: The run folder of who submits.
-        tracking: From `medfl.bundle.handlers.read_tracking`.
+        out: Run folder of the researcher who submits the run.
+        tracking: Value from `medfl.bundle.handlers.read_tracking`.
     """
-    _state(out).model_copy(update={"tracking": tracking}).write(out / ObserverState.NAME)
+    _read_state(out).model_copy(update={"tracking": tracking}).write(out / ObserverState.NAME)
 
 
 def call_observers(out: Path, registry: Registry) -> None:
-    """Make the calls that came with a run's results and were not made here yet.
+    """Make the calls that arrived with a run's results and have not been made here.
 
     Args:
-        out: The run folder of who submitted the run.
-        registry: The plugins here.
+        out: Run folder of the researcher who submitted the run.
+        registry: The plugins on this machine.
     """
-    state = _state(out)
-    calls = list(_calls(out / OBSERVED))
+    state = _read_state(out)
+    calls = list(_read_calls(out / OBSERVED_FILE_NAME))
     for call in calls[state.calls if state.calls <= len(calls) else 0 :]:
         _notify(registry, call, out, state.tracking)
     state.model_copy(update={"calls": len(calls)}).write(out / ObserverState.NAME)
 
 
 def show_results(summary: Summary, out: Path) -> None:
-    """Write the report of a run whose results have come, call observers, and print the scores.
+    """Write the report of a run whose results have arrived, call observers, and print the scores.
 
     Args:
         summary: Summary of the run.
-        out: Run folder of the user who submitted the run.
+        out: Run folder of the researcher who submitted the run.
     """
     from medfl.engine.runs.console import show_scores
     from medfl_report.page import write_report
@@ -118,25 +121,27 @@ def show_results(summary: Summary, out: Path) -> None:
 
 
 def _notify(registry: Registry, call: HookCall, folder: Path, tracking: Meta) -> None:
+    """Call one hook of all plugins."""
     more = {"tracking": tracking} if isinstance(call, RunStarted) else {}
     registry.notify(call.hook, run_folder=str(folder), **hook_arguments(call), **more)
 
 
-def _state(out: Path) -> ObserverState:
+def _read_state(out: Path) -> ObserverState:
+    """Return the stored state of the observers, or the initial one."""
     path = out / ObserverState.NAME
     return ObserverState.read(path) if path.is_file() else ObserverState()
 
 
-def _add(path: Path, call: HookCall) -> None:
-    """Add a line; one that a kill cut off stays alone."""
+def _append_call(path: Path, call: HookCall) -> None:
+    """Append a line; an incomplete line of a killed process stays separate."""
     with path.open("a+b") as file:
         size = file.seek(0, os.SEEK_END)
         torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
         file.write(b"\n" * torn + json.dumps(call.to_json()).encode() + b"\n")
 
 
-def _calls(path: Path) -> Iterator[HookCall]:
-    """Yield the calls of a file that another participant wrote; lines that are not valid are skipped."""
+def _read_calls(path: Path) -> Iterator[HookCall]:
+    """Yield the calls in a file that another participant wrote; invalid lines are skipped."""
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         if (call := read_hook_call(line)) is not None:
             yield call

@@ -1,7 +1,7 @@
-"""What server and sites must agree on before a run begins: the server offers it, each site compares it with its own.
+"""Offer of a run: the server proposes it, and each site compares it with its own bundle, method and version of medfl.
 
-No code travels. A site runs its own, reviewed copy of the bundle and the medfl that it installed; it takes part only if
-they are those of the server.
+No code is sent. A site runs its own, reviewed copy of the bundle and its own installation of medfl. It takes part only
+if both are equal to the server's.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from medfl_flare.records.offer import Offer
 
 
 @dataclass(frozen=True)
-class Here:
-    """The medfl, bundle and method of one participant; the attributes are those of `Offer` with the same names."""
+class LocalVersions:
+    """Versions of medfl, bundle and method at one participant, in fields with the same names as in `Offer`."""
 
     bundle: str
     bundle_version: str
@@ -36,54 +36,54 @@ class Here:
     method_version: str
 
 
-WORDS = {
+FIELD_TITLES = {
     "bundle_version": "version of the bundle",
     "bundle_hash": "hash of the bundle's configurations",
     "medfl": "version of medfl",
     "method": "method",
     "method_version": "version of the method",
 }
-"""What is compared, in words."""
+"""Maps each compared field to its name in messages."""
 
 
-def differences(offer: Offer, here: Here | Offer) -> dict[str, str]:
-    """Map each fact in which an offer and a participant differ to a sentence with both values.
+def find_differences(offer: Offer, here: LocalVersions | Offer) -> dict[str, str]:
+    """Return a mapping from each field that differs between an offer and a participant to a sentence with both values.
 
     Args:
-        offer: What the server has.
-        here: What this participant has, from `describe_bundle`.
+        offer: The offer, with the server's values.
+        here: The participant's values, from `local_versions`.
     """
-    about = {name: f"bundle '{offer.bundle}': " if name.startswith("bundle") else "" for name in WORDS}
+    about = {name: f"bundle '{offer.bundle}': " if name.startswith("bundle") else "" for name in FIELD_TITLES}
     about["method_version"] = f"method '{offer.method}': "
     return {
         name: f"{about[name]}{words}: the run has {getattr(offer, name)}, this participant has {getattr(here, name)}"
-        for name, words in WORDS.items()
+        for name, words in FIELD_TITLES.items()
         if getattr(offer, name) != getattr(here, name)
     }
 
 
-def describe_bundle(root: Path, registry: Registry, overrides: Meta, name: str | None = None) -> Here:
-    """What this participant has for a run, read from its own disk; nothing is evaluated.
+def local_versions(root: Path, registry: Registry, overrides: Meta, name: str | None = None) -> LocalVersions:
+    """Return the participant's versions for a run, read from its own disk; nothing is evaluated.
 
     Args:
         root: Folder of the bundle.
-        registry: This participant's plugins.
-        overrides: Of the run; they may name the method.
-        name: What the bundle is called; None takes the folder's name.
+        registry: The participant's plugins.
+        overrides: Overrides of the run; they may name the method.
+        name: Name of the bundle; None takes the folder's name.
 
     Raises:
-        SettingsError: If the folder is no bundle, or names no method.
-        PluginError: If the method is unknown here.
+        SettingsError: If the folder is not a bundle, or names no method.
+        PluginError: If the method is not installed.
     """
     method = overrides.get("method", bundle_values(root).get("method"))
     if not isinstance(method, str):
         raise SettingsError(
             "missing_setting",
-            f"Expected the bundle '{root.name}' to name a method in configs/federate.json; it does not. Give one.",
+            f"Expected the name of a method in configs/federate.json of the bundle '{root.name}', found none. Add one.",
             setting="method",
             bundle=root.name,
         )
-    return Here(
+    return LocalVersions(
         bundle=name or root.resolve().name,
         bundle_version=bundle_version(root),
         bundle_hash=bundle_hash(root),
@@ -103,33 +103,33 @@ def make_offer(
     registry: Registry | None = None,
     given_by: str = "command line",
 ) -> Offer:
-    """An offer of a run over a bundle, checked as the sites will check it.
+    """Return the offer of a run of a bundle, checked as the sites will check it.
 
     Args:
-        bundle_root: Folder of the bundle; its name is the bundle's name in the files of the participants.
-        overrides: Id or setting to value; ``optimizer::lr`` is taken as ``optimizer#lr``, and ``settings#epochs`` as
-            ``epochs``.
+        bundle_root: Folder of the bundle; its name is the bundle's name in the participants' own files.
+        overrides: Maps ids or settings to values; ``optimizer::lr`` means ``optimizer#lr``, and ``settings#epochs``
+            means ``epochs``.
         run: Name of the run.
-        sites: Names, in any order; none leaves it to whoever submits.
-        answer_timeout: Seconds for which a site's work may stand still until it counts as missing, >= 1.
-        registry: Plugins; None loads those that are installed.
-        given_by: Who gave the overrides, for the record.
+        sites: Names of the sites in any order; empty leaves them open until submission.
+        answer_timeout: Seconds without progress of a site's work after which the site is unavailable, >= 1.
+        registry: Plugins; None loads the installed ones.
+        given_by: Origin of the overrides, for the record.
 
     Raises:
-        RefusedError: If an override is not allowed, or a name not valid.
-        SettingsError: If the folder is no bundle.
-        PluginError: If the method is unknown.
+        RefusedError: If an override is not allowed, or if a name is invalid.
+        SettingsError: If the folder is not a bundle.
+        PluginError: If the method is not installed.
     """
     plain = {bare_name(name): value for name, value in overrides.items()}
     check_overrides(plain, bundle_values(bundle_root))
-    here = describe_bundle(bundle_root, registry or load_plugins(), plain)
-    facts = {name: getattr(here, name) for name in ("bundle", *WORDS)}
+    here = local_versions(bundle_root, registry or load_plugins(), plain)
+    facts = {name: getattr(here, name) for name in ("bundle", *FIELD_TITLES)}
     rest = {"overrides": plain, "sites": sorted(sites), "answer_timeout": answer_timeout, "given_by": given_by}
     return Offer.from_meta({"run": run} | facts | rest)
 
 
 def bundle_version(root: Path) -> str:
-    """``version`` of a bundle's metadata.
+    """Return the ``version`` in a bundle's metadata.
 
     Raises:
         SettingsError: If there is none.
@@ -142,28 +142,28 @@ def bundle_version(root: Path) -> str:
     if not isinstance(version, str) or not version:
         raise SettingsError(
             "missing_version",
-            f"Expected a bundle with a 'version' in '{path}'; there is none. Check the folder.",
+            f"Expected a bundle with a 'version' in '{path}', found none. Check the folder.",
             path=path,
         )
     return version
 
 
 def method_version(registry: Registry, name: str) -> str:
-    """The version of what gives a method.
+    """Return the version of the distribution or file that provides a method.
 
     Args:
-        registry: From `load_plugins`.
-        name: Of the method.
+        registry: Plugins from `load_plugins`.
+        name: Name of the method.
 
     Returns:
-        medfl's version for its own methods, ``<distribution> <version>`` for those of another installed package, and
-        for a plugin file the SHA-256 of the file.
+        medfl's version for its own methods, ``<distribution> <version>`` for methods of another installed package, and
+        the SHA-256 of the file for a plugin file.
 
     Raises:
-        PluginError: If the name is unknown or ambiguous, or the plugin can't be imported.
+        PluginError: If the name is unknown or ambiguous, or if the plugin can't be imported.
     """
     if name not in registry.methods:
-        registry.method_class(name)  # says what is wrong
+        registry.method_class(name)  # raises with the reason
     (plugin,) = registry.givers("method", name)
     origin = registry.plugins[plugin]
     if origin.endswith(".py"):

@@ -1,7 +1,7 @@
 """A participant's own copy of a bundle, opened with the values of an offered run.
 
-The configuration is read from this participant's disk after its hash was compared, and may hold ``$`` expressions, as
-any bundle does. What comes from elsewhere is JSON for listed ids (`medfl_flare.overrides`), which is never evaluated.
+The configuration is read from the participant's disk after its hash was compared. It may contain ``$`` expressions, as
+in any bundle. Values from other machines are JSON for listed ids (`medfl_flare.overrides`) and are never evaluated.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from medfl.settings import Execution, Settings, read_settings
 from medfl.task import Scale, Task
 from medfl.training.loop import pick_device
 from medfl.types import Meta
-from medfl_flare.offer import Here, bundle_version, describe_bundle, differences
-from medfl_flare.overrides import FACTS, check_overrides
+from medfl_flare.offer import LocalVersions, bundle_version, find_differences, local_versions
+from medfl_flare.overrides import DATA_DEPENDENT_IDS, check_overrides
 from medfl_flare.records.offer import Offer
 from medfl_flare.sites.file import SiteBundle, SiteFile
-from medfl_flare.sites.policy import check_run, tightened, too_large
+from medfl_flare.sites.policy import check_run, network_too_large_error, with_own_ledger
 
 logger = logging.getLogger(__name__)
 
 
-def facts_of(bundle: Meta) -> tuple[str, ...]:
-    """Those of `FACTS` that an offer of a bundle says; of a stock bundle that was adopted none.
+def offered_ids(bundle: Meta) -> tuple[str, ...]:
+    """Return the ids for which an offer of this bundle must contain values; none for an adopted stock bundle.
 
     Args:
-        bundle: What its files say (`medfl.engine.runs.provenance.bundle_values`).
+        bundle: Values of the bundle's files (`medfl.engine.runs.provenance.bundle_values`).
     """
-    return () if ADOPTED in bundle else tuple(name for name in FACTS if name in bundle)
+    return () if ADOPTED in bundle else tuple(name for name in DATA_DEPENDENT_IDS if name in bundle)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,14 +59,14 @@ class OfferedRun:
     """An offered run at one participant.
 
     Attributes:
-        offer: The run.
+        offer: Offer of the run.
         folder: The participant's copy of the bundle.
-        registry: Its plugins.
+        registry: The participant's plugins.
         built: The run as the bundle describes it.
-        task: The learning problem on this participant's device.
-        settings: Of the run, with this participant's own account of privacy.
-        execution: How this participant computes.
-        joined: Maps each site that joined after the run began to the facts about that (`medfl_flare.joining`).
+        task: Task on this participant's device.
+        settings: Settings of the run, with this participant's own privacy ledger.
+        execution: Settings of the computation on this machine.
+        joined: Maps each site that joined after the run began to its first round and network (`medfl_flare.joining`).
     """
 
     offer: Offer
@@ -80,7 +80,7 @@ class OfferedRun:
 
     @property
     def assignment(self) -> NetworkAssignment | None:
-        """Rule that decides which network each site trains, or None without one.
+        """Rule that assigns a network to each site, or None without one.
 
         Raises:
             SettingsError: If its options are invalid, or not possible between machines.
@@ -92,11 +92,11 @@ class OfferedRun:
 
     @property
     def make_method(self) -> MethodFactory:
-        """Makes the method anew."""
+        """Function that makes a new instance of the method."""
         return lambda: self.registry.make_method(self.built.method, self.built.method_args)
 
     def plan(self, data_digest: str = "") -> RunPlan:
-        """Return the run for its server loop or site.
+        """Return the run plan for the server loop or a site.
 
         Args:
             data_digest: Identifies the data that this participant compares when the run continues.
@@ -112,32 +112,37 @@ class OfferedRun:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of an image as the run's networks take it: channels, then the edges."""
+        """Shape of an image as the run's networks take it: channels, then the edges."""
         assert self.task.scale is not None
         return tuple(self.task.scale.shape)
 
     def with_networks(self, networks: dict[str, str], joined: dict[str, JoinedSite] | None = None) -> OfferedRun:
-        """The same run, knowing the network of each site that has not the task's own, and who came later."""
+        """Return a copy with the networks of sites that differ from the task's default, and with the joined sites.
+
+        Args:
+            networks: Maps each of these sites to its network.
+            joined: Sites that joined after the run began; None keeps the present ones.
+        """
         settings = self.settings.model_copy(update={"networks_by_site": self.settings.networks_by_site | networks})
         return dataclasses.replace(self, settings=settings, joined=joined or self.joined)
 
 
 def open_offer(offer: Offer, site_file: SiteFile) -> OfferedRun:
-    """Compare an offer with what this participant has, check that it is allowed, and open the bundle.
+    """Compare an offer with this participant's versions, check that the run is allowed, and open the bundle.
 
-    Where neither the bundle nor the offer says `min_replies`, all sites that a step asks must answer it.
+    If neither the bundle nor the offer contains `min_replies`, all sites with a request must reply in every step.
 
     Raises:
-        RefusedError: If this participant has something else, or does not allow the run.
-        SettingsError: If the run's settings are not valid for the bundle.
-        PluginError: If the method, the privacy mechanism or the robust rule is not installed here.
+        RefusedError: If this participant has another bundle, method or version, or does not allow the run.
+        SettingsError: If the run's settings are invalid for the bundle.
+        PluginError: If the method, the privacy mechanism or the robust rule is not installed.
     """
     entry, registry = site_file.bundle(offer.bundle), load_plugins()
     for problem in registry.problems:
         logger.warning("%s", problem)
     folder = entry.folder
-    here: Here = describe_bundle(folder, registry, offer.overrides, offer.bundle)
-    if unlike := differences(offer, here):
+    here: LocalVersions = local_versions(folder, registry, offer.overrides, offer.bundle)
+    if unlike := find_differences(offer, here):
         raise RefusedError(
             "different_setup",
             f"'{site_file.site}' refuses the run '{offer.run}': {'. '.join(unlike.values())}.",
@@ -154,38 +159,41 @@ def open_offer(offer: Offer, site_file: SiteFile) -> OfferedRun:
     check_run(site_file, offer, settings, built.method, method)
     scale = Scale(_shape(built.site_values), built.mean, built.std)
     task = dataclasses.replace(built.task, device=pick_device(site_file.device), scale=scale)
-    return OfferedRun(offer, folder, registry, built, task, tightened(site_file, settings), site_file.execution)
+    return OfferedRun(offer, folder, registry, built, task, with_own_ledger(site_file, settings), site_file.execution)
 
 
 def _build(folder: Path, overrides: Meta, site_file: SiteFile, data: Path | None) -> FederatedRun:
-    """The run as this participant's own bundle describes it. `FACTS` are the offer's: nobody's data decide them."""
+    """Build the run from the participant's own bundle.
+
+    The offer supplies the values that depend on data, so no site's data decide them.
+    """
     bundle = bundle_values(folder)
-    needed = facts_of(bundle)
+    needed = offered_ids(bundle)
     lacking = sorted(set(needed) - set(overrides))
     if lacking:
         raise RefusedError(
             "incomplete_offer",
-            f"Expected the offer to say {', '.join(needed)}; it lacks {', '.join(lacking)}.",
+            f"Expected the offer to contain {', '.join(needed)}; it lacks {', '.join(lacking)}.",
             missing=lacking,
         )
     own: Meta = {"bundle_root": str(folder), "dataset_dir": str(data or folder / "no-data"), "device": site_file.device}
     if data is None and "regions" in bundle:
-        own["regions"] = None  # they lie beside the data; only sites reckon with them
+        own["regions"] = None  # the file lies beside the data; only sites compute with regions
     try:
-        with Ceiling(site_file.max_network_mb * 10**6):  # its optimiser is made of a network
+        with Ceiling(site_file.max_network_mb * 10**6):  # the optimizer needs the network's parameters
             return read_federation(folder, overrides | own)
     except TooLargeError:
-        raise too_large(site_file, overrides.get("network_name", "")) from None
-    except RuntimeError as error:  # MONAI's, when a part can't be built
+        raise network_too_large_error(site_file, overrides.get("network_name", "")) from None
+    except RuntimeError as error:  # MONAI raises it if a component can't be built
         if TooLargeError.behind(error):
-            raise too_large(site_file, overrides.get("network_name", "")) from None
+            raise network_too_large_error(site_file, overrides.get("network_name", "")) from None
         raise SettingsError(
             "bundle_not_buildable", f"The bundle can't be built with the run's values: {error}", path=folder
         ) from error
 
 
 def _shape(values: Meta) -> tuple[int, ...]:
-    """Channels and edges of an image, from the values that the bundles of all sites get; empty where nobody says."""
+    """Return channels and edges of an image from the values that all sites' bundles get; empty if they are unknown."""
     if "size" not in values:
         return ()
     size: Any = values["size"]
@@ -196,8 +204,8 @@ def _shape(values: Meta) -> tuple[int, ...]:
 # ---- checks before anything connects
 
 
-def configuration(bundle: SiteBundle) -> str:
-    """Read the configurations; nothing is evaluated."""
+def check_configuration(bundle: SiteBundle) -> str:
+    """Read the configurations of a bundle, without evaluating them, and return their version and hash."""
     from monai.bundle.properties import TrainProperties
 
     properties: Any = TrainProperties
@@ -206,6 +214,7 @@ def configuration(bundle: SiteBundle) -> str:
 
 
 def _parser(bundle: SiteBundle, dataset_dir: Path) -> Any:
+    """Return a parser with the bundle's configurations."""
     from monai.bundle import ConfigParser
 
     drop_missing_codec()
@@ -215,41 +224,49 @@ def _parser(bundle: SiteBundle, dataset_dir: Path) -> Any:
     return parser
 
 
-def facts_in(bundle: SiteBundle, dataset_dir: Path) -> Meta:
-    """What the bundle says of its images, as it follows from the data in a folder."""
+def data_dependent_values(bundle: SiteBundle, dataset_dir: Path) -> Meta:
+    """Return the values of `DATA_DEPENDENT_IDS` that the bundle computes from the data in a folder."""
     parser = _parser(bundle, dataset_dir)
-    return {name: parser.get_parsed_content(name) for name in facts_of(bundle_values(bundle.folder)) if name in parser}
+    return {
+        name: parser.get_parsed_content(name) for name in offered_ids(bundle_values(bundle.folder)) if name in parser
+    }
 
 
-def source_of(bundle: SiteBundle, dataset_dir: Path) -> tuple[Source, Objective]:
-    """What reads the folders of sites, and what is learned."""
+def read_source(bundle: SiteBundle, dataset_dir: Path) -> tuple[Source, Objective]:
+    """Return the reader of the sites' folders, and the objective."""
     parser = _parser(bundle, dataset_dir)
     objective: Objective = parser.get_parsed_content("objective")
     return parser.get_parsed_content("source") if "source" in parser else Arrays(objective), objective
 
 
-def to_give(bundle: SiteBundle, facts: Meta) -> str:
-    """What a run must name, since the bundle's own numbers are for other data."""
-    own = facts_in(bundle, bundle.folder / "no-data")
+def required_options(bundle: SiteBundle, facts: Meta) -> str:
+    """Return the options that a run on these data must set, as the bundle's own values are for other data."""
+    own = data_dependent_values(bundle, bundle.folder / "no-data")
     words = [f"{name} {value}" for name, value in facts.items() if name != "size" and value != own[name]]
     words += [f"size {facts['size']}"] if facts and _edges(facts) != _edges(own) else []
-    return f"; a run on these data must give {', '.join(words)}" if words else ""
+    return f"; a run on these data needs the options {', '.join(words)}" if words else ""
 
 
 def _edges(facts: Meta) -> list[int]:
-    """Spatial edges of an image."""
+    """Return the spatial edges of an image."""
     size, dimensions = facts["size"], int(facts["spatial_dims"])
     return [size] * dimensions if isinstance(size, int) else [int(edge) for edge in size]
 
 
-def forward(bundle: SiteBundle, data: SiteData | None, dataset_dir: Path) -> str:
-    """Build what a run builds, and pass one black image through the network."""
+def check_network(bundle: SiteBundle, data: SiteData | None, dataset_dir: Path) -> str:
+    """Build the run's network, pass one image of zeros through it, and return the network's description.
+
+    An adopted bundle's network is only built, as its own transforms decide the input shape.
+
+    Raises:
+        SettingsError: If the network is unknown, or if its output has another shape or is not finite.
+    """
     parser = _parser(bundle, dataset_dir)
-    if ADOPTED in parser:  # what its network takes, its own transforms say
+    if ADOPTED in parser:  # the bundle's own transforms decide the input shape of its network
         task = parser.get_parsed_content("task")
         return f"'{task.network}' has {sum(parameter.numel() for parameter in task.build().parameters()):,} parameters"
     networks, name = parser.get_parsed_content("networks"), bundle.network or parser.get_parsed_content("network_name")
-    if data is not None:  # without any a task may lack what it takes from them, such as an atlas
+    if data is not None:  # without data a task may lack an input that it reads from them, such as an atlas
         networks = parser.get_parsed_content("task").networks
     if name not in networks:
         raise SettingsError(
@@ -258,7 +275,7 @@ def forward(bundle: SiteBundle, data: SiteData | None, dataset_dir: Path) -> str
             name=str(name),
             known=sorted(networks),
         )
-    facts = facts_in(bundle, dataset_dir)
+    facts = data_dependent_values(bundle, dataset_dir)
     shape = data.shape if data is not None else (int(facts["in_channels"]), *_edges(facts))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         model = networks[name]().eval()

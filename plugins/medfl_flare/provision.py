@@ -1,7 +1,7 @@
-"""Startup kits for the participants of a federation, made by NVFlare's own builders.
+"""Startup kits for the participants of a federation, made with NVFlare's builders.
 
-The folder ``ca/`` beside the kits holds the project's root certificate with its private key: whoever has it can make
-participants. It stays with the one who provisions. A later call with more sites uses the same root.
+The folder ``ca/`` beside the kits contains the project's root certificate with its private key: anyone who has it can
+make participants. Only the person who provisions keeps it. A later call with more sites uses the same root.
 """
 
 from __future__ import annotations
@@ -21,47 +21,48 @@ from medfl.utils.files import private_files, write_json
 from medfl.utils.text import name_problem
 from medfl_flare.records.federation import FederationFile
 
-ALLOWED = {"server": "medfl_flare.job.MedflController", "client": "medfl_flare.job.MedflExecutor"}
-"""The one class of medfl that a job may name, at the server and at a site."""
+ALLOWED_CLASSES = {"server": "medfl_flare.job.MedflController", "client": "medfl_flare.job.MedflExecutor"}
+"""Maps each kind of participant to the only class of medfl that a job may name there."""
 PROJECT = "medfl"
 COMM_CONFIG = "comm_config.json"
-"""NVFlare's name for its settings of connections in the folder ``local`` of a kit."""
+"""NVFlare's name of the file with connection settings, in the folder ``local`` of a kit."""
 
-LARGE_MESSAGES: Meta = {
+STREAMING_SETTINGS: Meta = {
     "streaming_window_size": 4 * 2**20,
     "streaming_ack_interval": 2**20,
     "streaming_retry_wait": 30.0,
     "streaming_retry_timeout": 300.0,
 }
-"""Bytes that may be on their way, and seconds without an acknowledgement until something is sent again or given up.
-By itself NVFlare has 16 MB on their way and sends all of that again after 5 s without an acknowledgement, which a line
-below 25 Mbit/s can't give: a model took five times as long as the line needs. That nothing at all is acknowledged for
-60 s stays NVFlare's sign of a line that was cut: the message is sent anew.
-"""
+"""NVFlare's settings for large messages: bytes in transit, and seconds without an acknowledgement until a retry or an
+error.
 
-CA = "ca"
-SITE_FILE = """# What this participant has, and what a run may ask of it; docs/deploy.md explains every key.
-# Take away the signs '#' of what you fill in; then prove it: medfl site check local/medfl-site.toml --kit .
+By default NVFlare has 16 MB in transit and sends all of it again after 5 s without an acknowledgement. A connection
+below 25 Mbit/s can't acknowledge in that time: a model took five times as long as the connection needs. NVFlare still
+treats 60 s without any acknowledgement as an interrupted connection and sends the message again."""
+
+CA_FOLDER_NAME = "ca"
+SITE_FILE_TEMPLATE = """# Folders of this participant, and its permissions for runs; docs/deploy.md explains every key.
+# Remove the '#' of each line that you fill in; then check it: medfl site check local/medfl-site.toml --kit .
 site = "{name}"
-# state = "/var/lib/medfl"        # where runs keep their state, and this participant's secret
+# state = "/var/lib/medfl"        # folder for the state of runs, and for this participant's noise secret
 # methods = ["fedavg"]            # methods that may run here; [] means none
 # max_rounds = 200
 # max_message_mb = 512
 # max_network_mb = 1024
-# min_count = 10                  # fewest images of which numbers may leave
-# describe = ["size"]             # facts that may be told of the training data: size, label_counts; and to `medfl
-#                                 # federate describe`: geometry, intensities, targets
-# profile = "live"                # measures this machine for runs that ask, and tells it; default: it tells nothing
-# exchange = false                # whether models of other sites may be scored here, and this site's elsewhere
+# min_count = 10                  # minimum number of images behind a number that leaves
+# disclose = ["size"]             # information about the training data that may leave: size, label_counts; and for
+#                                 # `medfl federate statistics`: geometry, intensities, targets
+# profile = "live"                # measures this machine and discloses it to runs that ask; default: nothing
+# cross_site_evaluation = false   # whether cross-site evaluation is allowed: models are scored at other sites
 # shared_test = false             # whether this site's model may be scored on a test set 'global' beside its data
-# least_threshold = 3             # fewest certified sites in whose sum an update may leave (secure aggregation)
+# least_threshold = 3             # minimum number of certified sites in the sum in which an update leaves
 # threads = 1
 # device = "cpu"                  # auto, cpu, cuda:0
-# cache = "memory"                # where cases of an adopted bundle are kept: memory, disk, none
-# cache_dir = "/var/lib/medfl/cache"  # of the cache on disk; default: a folder in the bundle's data
-# loaders = 0                     # processes that load such cases ahead of training
+# cache = "memory"                # storage of an adopted bundle's cases: memory, disk, none
+# cache_dir = "/var/lib/medfl/cache"  # folder of the cache on disk; default: a folder in the bundle's data
+# loaders = 0                     # number of processes that load such cases ahead of training
 
-# [privacy]                       # the least that a run must promise; leave the table out for no such floor
+# [privacy]                       # minimum privacy that a run must guarantee; without this table there is no minimum
 # unit = "site"
 # adjacency = "replace"
 # epsilon = 8.0
@@ -74,7 +75,7 @@ site = "{name}"
 # data = "{data}"
 # network = "cnn4"                # default: the bundle's own choice
 """
-"""What a new kit has as ``local/medfl-site.toml``: it allows nothing until its administrator fills it in."""
+"""Template of ``local/medfl-site.toml`` in a new kit: it allows nothing until the administrator edits it."""
 
 _PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
@@ -90,21 +91,22 @@ RIGHTS = (
     "submit_job",
     "view",
 )
-"""The rights that NVFlare knows. ``byoc`` is code within a job; ``app_command`` asks a run how far it is."""
+"""NVFlare's rights. ``byoc`` permits code within a job; ``app_command`` permits a request for a run's progress."""
 
 
 @dataclass(frozen=True)
 class Project:
-    """Who takes part.
+    """Participants of a federation and settings of its connections.
 
     Attributes:
-        name: Name of the project; NVFlare's participants must agree on it.
+        name: Name of the project, the same for all participants.
         server: Host name of the server, as the sites resolve it.
         sites: Names of the sites.
-        admin: The e-mail address that names the researcher who submits runs.
-        port: The one port at which the server listens, for sites and for the researcher.
+        admin: E-mail address that names the researcher who submits runs.
+        port: The only port at which the server listens, for sites and for the researcher.
         scheme: ``http`` (websockets), ``grpc`` or ``tcp``; each under mutual TLS.
-        valid_days: How long a new root certificate holds; a participant's own certificate holds 360 days at most.
+        valid_days: Days for which a new root certificate is valid; a participant's certificate is valid for at most 360
+            days.
     """
 
     server: str
@@ -120,10 +122,10 @@ class Project:
         return FederationFile(**asdict(self))
 
     def check(self) -> None:
-        """Refuse names that certificates, folders or medfl's runs could not carry.
+        """Raise if a name is not possible in certificates, folders or medfl's runs.
 
         Raises:
-            SettingsError: Naming the first that is wrong.
+            SettingsError: If a name is invalid; names the first one.
         """
         if not _HOST.fullmatch(self.server):
             raise SettingsError(
@@ -154,17 +156,17 @@ class Project:
             )
         if problem := name_problem(self.sites):
             raise SettingsError("invalid_site_name", problem, sites=self.sites)
-        reserved = {CA, self.server, self.admin} & set(self.sites)
+        reserved = {CA_FOLDER_NAME, self.server, self.admin} & set(self.sites)
         if reserved or len(set(self.sites)) != len(self.sites):
             raise SettingsError(
                 "duplicate_name",
-                f"every site needs a name of its own, other than {sorted(reserved) or 'another site'}",
+                f"every site needs a unique name, other than {sorted(reserved) or 'the name of another site'}",
                 names=self.sites,
                 reserved=reserved,
             )
 
     def definition(self) -> dict[str, Any]:
-        """NVFlare's project file, as a dictionary."""
+        """Return NVFlare's project file as a dict."""
         org = self.name.replace("-", "_")
         participants: list[dict[str, Any]] = [
             {"name": self.server, "type": "server", "org": org, "fed_learn_port": self.port,
@@ -186,25 +188,25 @@ class Project:
 
 
 def provision(project: Project, out: Path) -> dict[str, Path]:
-    """Make the kits of a federation, or those of participants that joined since the last call.
+    """Make the kits of a federation, or only the kits of participants that are new since the last call.
 
     Args:
-        project: Who takes part. In a later call, the new sites are enough: the earlier ones stay.
-        out: The folder of the kits, ``out/<participant>``, and of ``out/ca``. A kit that is there is left as it is.
+        project: Participants of the federation. A later call needs only the new sites: the earlier ones are kept.
+        out: Folder of the kits, ``out/<participant>``, and of ``out/ca``. An existing kit is not changed.
 
     Returns:
-        The folders of the new kits, by participant. Empty if nobody is new.
+        Maps each new participant to the folder of its kit. Empty if no participant is new.
 
     Raises:
-        SettingsError: If a name is not possible, or server, researcher or port differ from those of the earlier call.
-        StoreError: If the folder can't be written or NVFlare's builders failed.
+        SettingsError: If a name is invalid, or if server, researcher or port differ from the earlier call.
+        StoreError: If the folder can't be written, or if NVFlare's builders failed.
     """
-    project = joined(project, out / CA / FederationFile.NAME)
+    project = with_earlier_sites(project, out / CA_FOLDER_NAME / FederationFile.NAME)
     project.check()
     with private_files():
         try:
             out.mkdir(parents=True, exist_ok=True)
-            built = _build(project, out / CA)
+            built = _build(project, out / CA_FOLDER_NAME)
             made = {}
             for participant in (project.server, *project.sites, project.admin):
                 if not (out / participant).exists():
@@ -212,21 +214,21 @@ def provision(project: Project, out: Path) -> dict[str, Path]:
                     shutil.move(built / participant, out / participant)
                     made[participant] = out / participant
             shutil.rmtree(built)
-            project.record().write(out / CA / FederationFile.NAME)
+            project.record().write(out / CA_FOLDER_NAME / FederationFile.NAME)
         except OSError as error:
             raise StoreError("unwritable_folder", f"the kits in '{out}' can't be written: {error}", path=out) from error
     return made
 
 
-def joined(project: Project, record: Path) -> Project:
-    """The federation of an earlier call with the new sites; its other entries must agree.
+def with_earlier_sites(project: Project, record: Path) -> Project:
+    """Return the federation of an earlier call with the new sites added; its other fields must be equal.
 
     Args:
-        project: Who takes part, in this call.
-        record: The file in which the earlier call noted who does; there may be none.
+        project: Participants in this call.
+        record: File in which the earlier call recorded the participants; it may not exist.
 
     Raises:
-        SettingsError: If they don't agree.
+        SettingsError: If a field differs.
     """
     if not record.is_file():
         return project
@@ -237,7 +239,7 @@ def joined(project: Project, record: Path) -> Project:
             raise SettingsError(
                 "other_federation",
                 f"'{record.parent}' belongs to a federation whose {key} is '{expected}', not '{value}'. Give the "
-                "same, or another folder for another federation",
+                "same value, or another folder for another federation",
                 path=record.parent,
                 setting=key,
                 expected=expected,
@@ -247,8 +249,8 @@ def joined(project: Project, record: Path) -> Project:
     return replace(project, sites=sites, valid_days=before.valid_days)
 
 
-class _Said:
-    """What NVFlare's builders say, kept for the case that they fail."""
+class _LogCollector:
+    """Collector of the log messages of NVFlare's builders, for the error if they fail."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -260,7 +262,7 @@ class _Said:
 
 
 def _build(project: Project, ca: Path) -> Path:
-    """Run NVFlare's builders; the folder that holds the kits of all participants."""
+    """Run NVFlare's builders and return the folder with the kits of all participants."""
     try:
         from nvflare.lighter.constants import CtxKey
         from nvflare.lighter.prov_utils import prepare_builders
@@ -273,7 +275,7 @@ def _build(project: Project, ca: Path) -> Path:
             package="nvflare",
             extra="flare",
         ) from error
-    definition, log = project.definition(), _Said()
+    definition, log = project.definition(), _LogCollector()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         try:
             provisioner = Provisioner(str(ca.resolve()), prepare_builders(definition))
@@ -291,36 +293,36 @@ def _build(project: Project, ca: Path) -> Path:
 
 
 def prepare_kit(kit: Path, project: Project, participant: str, researcher: str = "project_admin") -> None:
-    """Write medfl's files into the `local` folder of a kit: what jobs may build, who may do what, the site's file.
+    """Write medfl's files into the `local` folder of a kit: the class allow-list, the rights, and the site's own file.
 
     Args:
         kit: A kit as NVFlare made it.
-        project: Who takes part.
-        participant: Whose kit it is.
-        researcher: NVFlare's word for the role in the researcher's certificate.
+        project: Participants of the federation.
+        participant: Owner of the kit.
+        researcher: NVFlare's role in the researcher's certificate.
     """
     if participant == project.admin:
         return
     is_server = participant == project.server
     local = kit / "local"
     resources = json.loads((local / "resources.json.default").read_text())
-    write_json(local / "resources.json", allowing(resources, is_server=is_server))
-    write_json(local / "authorization.json", rights(is_server=is_server, researcher=researcher))
-    write_json(local / COMM_CONFIG, LARGE_MESSAGES)
+    write_json(local / "resources.json", with_allowed_class(resources, is_server=is_server))
+    write_json(local / "authorization.json", role_rights(is_server=is_server, researcher=researcher))
+    write_json(local / COMM_CONFIG, STREAMING_SETTINGS)
     name, data = ("server", "/data/public") if is_server else (participant, f"/data/{participant}")
-    (local / "medfl-site.toml").write_text(SITE_FILE.format(name=name, data=data))
+    (local / "medfl-site.toml").write_text(SITE_FILE_TEMPLATE.format(name=name, data=data))
 
 
-def allowing(resources: Meta, *, is_server: bool) -> Meta:
-    """NVFlare's settings of a participant with medfl's line in the list of classes that a job may name.
+def with_allowed_class(resources: Meta, *, is_server: bool) -> Meta:
+    """Return NVFlare's settings of a participant with medfl's class in the list of classes that a job may name.
 
     Args:
-        resources: The content of ``resources.json.default``. What else it says is kept, but for three things: waiting
-            jobs are looked at every second, a site that is silent for a minute counts as away, and no site sends its
-            error log to the server.
-        is_server: Whether it is the server's.
+        resources: Content of ``resources.json.default``. All other settings are kept except three: waiting jobs are
+            checked every second, a site without a heartbeat for a minute is unavailable, and no site sends its error
+            log to the server.
+        is_server: Whether the settings are the server's.
     """
-    line = ALLOWED["server" if is_server else "client"]
+    line = ALLOWED_CLASSES["server" if is_server else "client"]
     listed = [*(name for name in resources.get("class_allow_list", []) if name != line), line]
     changed = resources | {"class_allow_list": listed}
     if not is_server:
@@ -334,12 +336,12 @@ def allowing(resources: Meta, *, is_server: bool) -> Meta:
     return changed
 
 
-def rights(*, is_server: bool, researcher: str = "project_admin") -> Meta:
-    """Who may do what at a participant: no code in jobs (byoc) and no shell commands anywhere.
+def role_rights(*, is_server: bool, researcher: str = "project_admin") -> Meta:
+    """Return the rights of each role at a participant: no role may send code in jobs (byoc) or give shell commands.
 
     Args:
-        is_server: Whether it is the server's; only there may the researcher operate NVFlare itself.
-        researcher: The one of NVFlare's roles that may do anything.
+        is_server: Whether the participant is the server; only there may the researcher operate NVFlare itself.
+        researcher: NVFlare's role that has all other rights.
     """
     none = dict.fromkeys(RIGHTS, "none")
     granted = dict.fromkeys(("app_command", "download_job", "manage_job", "submit_job", "view"), "any")

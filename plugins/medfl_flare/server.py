@@ -1,4 +1,4 @@
-"""One run at the server of a federation across machines: the same loop as on one machine, over a remote carrier."""
+"""One federated run at the server, with sites on other machines. The server loop is the same as on one machine."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ from medfl.records.summary import Summary
 from medfl.types import GLOBAL, PUBLIC, Dataset, Meta
 from medfl.utils.memory import keep_freed_memory
 from medfl_flare.backend.messages import Limits
-from medfl_flare.backend.remote import Expected, FlareBackend
-from medfl_flare.backend.remote_progress import Progress
+from medfl_flare.backend.remote_backend import FlareBackend
+from medfl_flare.backend.run_progress import RunStatus
+from medfl_flare.backend.site_replies import ReplyRules
 from medfl_flare.backend.transport import Transport
-from medfl_flare.joining import Agreed, agree
+from medfl_flare.joining import AgreedNetworks, agree_networks
 from medfl_flare.observers import Observers
 from medfl_flare.offered_bundle import OfferedRun, open_offer
 from medfl_flare.records.offer import Offer
@@ -44,31 +45,31 @@ from medfl_flare.sites.policy import check_networks
 
 logger = logging.getLogger(__name__)
 
-HELLO = 180.0
-"""Seconds to wait for the sites to take the offer: their processes start first, and import torch."""
+HELLO_SECONDS = 180.0
+"""Seconds to wait for the sites to accept the offer: their processes must first start and import torch."""
 
 
 def serve(
     offer: Offer,
     site_file: SiteFile,
     transport: Transport,
-    progress: Progress,
+    progress: RunStatus,
     on_round: Callable[[int, list[Row]], None] = lambda round_, rows: None,
 ) -> Path:
-    """Run a federation to its end, from wherever its folder stands.
+    """Run a federation to its end, or resume it from the state of its folder.
 
     Args:
-        offer: The run.
+        offer: Offer of the run.
         site_file: The server's own file.
-        transport: Brings messages to the sites.
-        progress: Kept up to date.
-        on_round: Called after each round.
+        transport: Transport of the messages to the sites.
+        progress: Status of the run, updated in place.
+        on_round: Function that is called after each round.
 
     Returns:
         The run's folder at the server.
 
     Raises:
-        MedflError: If the run can't begin, or the method fails.
+        MedflError: If the run can't begin, or if the method fails.
     """
     keep_freed_memory()
     torch.set_num_threads(site_file.threads)
@@ -78,10 +79,10 @@ def serve(
     limits = Limits(max_bytes=site_file.max_message_mb * 10**6)
     backend = FlareBackend(transport, offer.sites, folder / "replies", limits, offer.answer_timeout)
     progress.missing = backend.missing
-    data = _ServerFolder(opened, site_file)
-    answers = backend.hello(offer.to_json(), HELLO)
-    with only_writer(folder, JOB_PATIENCE):  # an attempt before may not be over yet
-        agreed = agree(opened, answers, backend, folder, data.public_now)
+    data = _ServerTestData(opened, site_file)
+    answers = backend.hello(offer.to_json(), HELLO_SECONDS)
+    with only_writer(folder, JOB_PATIENCE):  # an earlier job of this run may not have ended yet
+        agreed = agree_networks(opened, answers, backend, folder, data.public_without_classes)
     participants = _RemoteParticipants(agreed, folder, backend, data, progress, on_round)
     participants.check(site_file)
     outcome = carry_out(participants.writer, participants)
@@ -90,15 +91,15 @@ def serve(
 
 
 class _RemoteParticipants(Participants):
-    """The sites of a run between machines, as its server reaches them.
+    """The sites of a run on other machines, as the run's lifecycle uses them at the server.
 
     Args:
-        agreed: The run as the sites took it.
+        agreed: The run with the networks of all sites.
         folder: The run's folder at the server.
-        carrier: Moves the messages.
+        backend: Backend that exchanges the messages.
         data: The server's own data.
-        progress: Kept up to date.
-        on_round: Called after each round.
+        progress: Status of the run, updated in place.
+        on_round: Function that is called after each round.
     """
 
     backend = "flare"
@@ -106,22 +107,22 @@ class _RemoteParticipants(Participants):
 
     def __init__(
         self,
-        agreed: Agreed,
+        agreed: AgreedNetworks,
         folder: Path,
         backend: FlareBackend,
-        data: _ServerFolder,
-        progress: Progress,
+        data: _ServerTestData,
+        progress: RunStatus,
         on_round: Callable[[int, list[Row]], None],
     ) -> None:
         self._agreed, self._opened, self._backend, self._data = agreed, agreed.opened, backend, data
         self._progress, self._on_round = progress, on_round
-        self.writer = _writer_of(self._opened, folder)
+        self.writer = _make_writer(self._opened, folder)
         self._observers = Observers(self._opened.registry, folder)
         self._about: Meta = {}
         self._networks: list[nn.Module] = []
 
     def check(self, site_file: SiteFile) -> None:
-        """Check everything that needs no data of the sites.
+        """Raise if the run is not possible. This check needs no data of the sites.
 
         Args:
             site_file: The server's own file.
@@ -139,7 +140,7 @@ class _RemoteParticipants(Participants):
         if "pooled_data" in method.needs:
             raise SettingsError(
                 "method_not_supported",
-                f"Method '{offer.method}' pools the sites' data, which no site gives away.",
+                f"Method '{offer.method}' pools the sites' data, which no site sends to another machine.",
                 method=offer.method,
             )
 
@@ -158,16 +159,16 @@ class _RemoteParticipants(Participants):
         backend, opened, data = self._backend, self._opened, self._data
         self._progress.folder = self.writer.folder
         backend.note = note
-        backend.begin(opened.settings.networks_by_site, _expected(opened), self._agreed.joined)
-        self._about = _same_data(backend)
-        _same_shared_test(backend, data.tests.get(GLOBAL))
-        data.meet(tuple(self._about.get("classes", ())))
-        backend.set_viewers(data.viewers(self.writer))
-        info_by_site = {site: greeting["facts"] for site, greeting in backend.greetings.items()}
-        check_validation(opened.settings, [site for site, info in info_by_site.items() if info["validates"]])
-        training = sum(bool(info.get("trainable", True)) for info in info_by_site.values())
+        backend.begin(opened.settings.networks_by_site, _reply_rules(opened), self._agreed.joined)
+        self._about = _drop_other_data(backend)
+        _drop_other_shared_tests(backend, data.tests.get(GLOBAL))
+        data.load_public_data(tuple(self._about.get("classes", ())))
+        backend.set_viewers(data.make_scorer(self.writer))
+        facts_by_site = {site: facts["facts"] for site, facts in backend.greetings.items()}
+        check_validation(opened.settings, [site for site, facts in facts_by_site.items() if facts["validates"]])
+        training = sum(bool(facts.get("trainable", True)) for facts in facts_by_site.values())
         check_privacy(opened.settings, opened.make_method(), self._networks, {}, training)
-        self._networks = []  # they are whole networks, and no longer needed
+        self._networks = []  # whole networks; free their memory
         self._progress.state = "running"
         return backend
 
@@ -176,14 +177,14 @@ class _RemoteParticipants(Participants):
         return self._data.server_data
 
     def end_round(self, round_: int, rows: list[Row]) -> None:
-        self._progress.round, self._progress.scores = round_, _means(rows) or self._progress.scores
+        self._progress.round, self._progress.scores = round_, _mean_scores(rows) or self._progress.scores
         self._observers.round_ended(round_, rows)
         self._on_round(round_, rows)
 
     def export(self, outcome: Outcome) -> Summary:
-        """Have the sites write their bundles, write the server's, and return the summary."""
+        """Request that the sites export their bundles, export the server's bundle, and return the summary."""
         backend, opened = self._backend, self._opened
-        blamed = dict(backend.missing) if outcome.status == "incomplete" else {}  # they may be back for the end
+        blamed = dict(backend.missing) if outcome.status == "incomplete" else {}  # a site may reply again to `install`
         accounts = backend.install(outcome.published, outcome.step, outcome.round)
         names = tuple(str(name) for name in self._about.get("names", []))
         site_export = SiteExport(
@@ -206,17 +207,17 @@ class _RemoteParticipants(Participants):
 
     def end(self, outcome: Outcome) -> None:
         self._observers.run_ended(outcome.status)
-        self._backend.note = ignore_event  # the end is noted, and what follows is no part of the run
+        self._backend.note = ignore_event  # the end of the run is recorded; the last messages are not part of it
         self._backend.end()
 
 
-def _writer_of(opened: OfferedRun, folder: Path) -> RunWriter:
-    """The run in its folder at the server. What the sites' data are, each of them checks."""
+def _make_writer(opened: OfferedRun, folder: Path) -> RunWriter:
+    """Return the writer of the run's folder at the server. The sites check their data themselves."""
     data = hashlib.sha256(repr(("held by", opened.offer.sites)).encode()).hexdigest()
     return RunWriter(opened.plan(data), folder, opened.execution)
 
 
-def _provenance(agreed: Agreed) -> Provenance:
+def _provenance(agreed: AgreedNetworks) -> Provenance:
     """Return the origin of the settings, the code and the networks of the run."""
     opened = agreed.opened
     settings = setting_origins(
@@ -240,8 +241,8 @@ def _provenance(agreed: Agreed) -> Provenance:
     )
 
 
-def _same_data(backend: FlareBackend) -> Meta:
-    """What the sites say of their data set; one whose classes or names are others than most sites' is left out."""
+def _drop_other_data(backend: FlareBackend) -> Meta:
+    """Return the data set's description, and drop each site with other classes or names than most sites."""
     if not backend.greetings:
         return {}
     data_by_site = {site: greetings["data"] for site, greetings in sorted(backend.greetings.items())}
@@ -249,29 +250,29 @@ def _same_data(backend: FlareBackend) -> Meta:
     common = Counter(names_by_site.values()).most_common(1)[0][0]
     for site, names in names_by_site.items():
         if names != common:
-            backend.drop(site, f"its classes are {list(names)}, those of most sites {list(common)}")
+            backend.drop(site, f"its classes are {list(names)}, most sites have the classes {list(common)}")
     return next(data_by_site[site] for site, names in names_by_site.items() if names == common)
 
 
-def _same_shared_test(backend: FlareBackend, test: Dataset | None) -> None:
-    """Leave out sites whose shared test set is another one than the server's."""
+def _drop_other_shared_tests(backend: FlareBackend, test: Dataset | None) -> None:
+    """Drop each site whose shared test set differs from the server's."""
     for site, greetings in sorted(backend.greetings.items()):
         site_test = greetings["data"]["shared_test"]
         if site_test is not None and (test is None or site_test != fingerprint(test)):
-            backend.drop(site, "its shared test set has other images or labels than the server's")
+            backend.drop(site, "its shared test set has other images or labels than the server's shared test set")
 
 
-def _expected(opened: OfferedRun) -> Expected:
-    """What replies may hold."""
+def _reply_rules(opened: OfferedRun) -> ReplyRules:
+    """Return the rules for the sites' replies."""
     policy = policy_of(opened.settings)
-    bound = None if policy.noises_updates else opened.settings.norm_bound  # clipping bounds it, and noise is added
-    return Expected(opened.plan().make_method(), opened.task, bound, policy.is_private)
+    bound = None if policy.noises_updates else opened.settings.norm_bound  # noise may exceed the bound after clipping
+    return ReplyRules(opened.plan().make_method(), opened.task, bound, policy.is_private)
 
 
-def _means(rows: list[Row]) -> dict[str, float]:
-    """Return the mean over the sites of each validation score, of the model that each site keeps.
+def _mean_scores(rows: list[Row]) -> dict[str, float]:
+    """Return the mean over the sites of each validation score, computed with the model that each site keeps.
 
-    A site with a personal model keeps that one; its score of the global model is left out.
+    A site with a personal model keeps that one; its score of the global model is ignored.
     """
     scores: dict[str, dict[str, float]] = {}
     for row in sorted(rows, key=lambda row: row.model == "personal"):  # the personal model's score comes last and stays
@@ -281,8 +282,8 @@ def _means(rows: list[Row]) -> dict[str, float]:
     return {metric: sum(values.values()) / len(values) for metric, values in sorted(scores.items())}
 
 
-class _ServerFolder:
-    """What the server itself has: a test set and public data, each if its own file names a folder with them."""
+class _ServerTestData:
+    """The server's own data: a test set and public data, each only if the server's own file names a folder with it."""
 
     def __init__(self, opened: OfferedRun, site_file: SiteFile) -> None:
         self._opened, self._entry = opened, site_file.bundle(opened.offer.bundle)
@@ -292,17 +293,20 @@ class _ServerFolder:
         self.public: SiteData | None = None
         self._check(self.test)
 
-    def meet(self, classes: tuple[str, ...]) -> None:
-        """Compare the test set with the names of the sites' classes, and load the public data with them.
+    def load_public_data(self, classes: tuple[str, ...]) -> None:
+        """Compare the test set with the names of the sites' classes, and load the public data with these names.
 
         Args:
-            classes: The names, from 0; empty where no site is there to tell them.
+            classes: Names of the classes, from label 0; empty if no site has reported them.
+
+        Raises:
+            DataError: If the test set has other classes.
         """
         if self.test is not None and classes and self.test.classes != classes:
             raise DataError(
                 "different_classes",
-                f"The server's test set has the classes {list(self.test.classes)}, the sites {list(classes)}. Write "
-                "the same 'labels' into its list.",
+                f"The server's test set has the classes {list(self.test.classes)}, the sites have {list(classes)}. "
+                "Write the same 'labels' into the data list of the test set.",
                 expected=classes,
                 found=self.test.classes,
             )
@@ -314,20 +318,20 @@ class _ServerFolder:
             )
             self._check(self.public)
 
-    def public_now(self) -> Dataset | None:
-        """The public training data before any site has told the names of the classes."""
-        self.meet(())
+    def public_without_classes(self) -> Dataset | None:
+        """Load and return the public training data before any site has reported class names; None if there are none."""
+        self.load_public_data(())
         return None if self.public is None else self.public.train
 
     def _check(self, data: SiteData | None) -> None:
-        """Refuse data that are not as partitioned, or of another shape."""
+        """Raise if the data changed since they were partitioned, or if they have another shape than the run."""
         if data is None or self._entry.data is None:
             return
         check_unchanged(self._entry.data, [data], self._entry.allow_changes)
         if data.shape != self._opened.shape:
             raise DataError(
                 "wrong_shape",
-                f"The server's data '{data.name}' have images of shape {list(data.shape)}, and the run is for "
+                f"The server's data '{data.name}' have images of shape {list(data.shape)}, but the run expects "
                 f"{list(self._opened.shape)} (channels, edges).",
                 dataset=data.name,
                 expected=self._opened.shape,
@@ -336,17 +340,17 @@ class _ServerFolder:
 
     @property
     def tests(self) -> dict[str, Dataset]:
-        """Its test sets by their names."""
+        """Maps the name of each of the server's test sets to the test set."""
         held = {GLOBAL: self.test, PUBLIC: self.public}
         return {name: data.test for name, data in held.items() if data and len(data.test)}
 
     @property
     def server_data(self) -> ServerData:
-        """Its data for the server loop."""
+        """The server's data for the server loop."""
         return ServerData(public=None if self.public is None else self.public.train, tests=self.tests)
 
-    def viewers(self, writer: RunWriter) -> Callable[[Evaluation], list[Row]]:
-        """Scores the server's model on what the server has."""
+    def make_scorer(self, writer: RunWriter) -> Callable[[Evaluation], list[Row]]:
+        """Return a function that scores the server's models on the server's test sets."""
         opened = self._opened
         hosts = [writer.viewer(name, test) for name, test in self.tests.items()]
 

@@ -1,4 +1,4 @@
-"""The researcher's side of a run between machines: submit it, follow it, fetch its results, continue it, stop it."""
+"""The researcher's side of a distributed run: submit it, follow it, fetch its results, resume it, stop it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 from medfl.errors import MedflError, SettingsError, StoreError, did_you_mean, pip_install
 from medfl.types import Meta
 from medfl_flare.connection import COMPLETED, Connection, UnknownJobError
-from medfl_flare.follow import Followed, follow
+from medfl_flare.follow import FollowedJob, follow
 from medfl_flare.job_folder import copy_result, read_summary, write_job
-from medfl_flare.kit import admin_of
+from medfl_flare.kit import read_admin_kit
 from medfl_flare.observers import keep_tracking, show_results
 from medfl_flare.records.offer import Offer
 from medfl_flare.records.submission import SubmissionFile
@@ -23,14 +23,14 @@ from medfl_flare.records.submission import SubmissionFile
 logger = logging.getLogger(__name__)
 
 LOGIN_SECONDS = 10.0
-"""How long to wait for the server when a session begins."""
+"""Seconds to wait for the server when a session begins."""
 
-ENDING = 60.0
-"""Seconds to wait for the end of a job that was aborted."""
+ABORT_SECONDS = 60.0
+"""Seconds to wait for the end of an aborted job."""
 
-RETURNING = 75.0
-"""Seconds to wait for the sites of a run that is continued. After a restart of the server they come back one by one: a
-heartbeat that NVFlare sent in that moment is lost, and the next one follows after 30 s."""
+RECONNECT_SECONDS = 75.0
+"""Seconds to wait for the sites of a resumed run. After a restart of the server the sites reconnect one by one: a
+heartbeat that NVFlare sent during the restart is lost, and the next one follows after 30 s."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Submission:
     """A run to submit.
 
     Attributes:
-        offer: What server and sites must agree on. Without sites, those that are connected take part.
+        offer: Offer of the run. Without sites in it, the connected sites take part.
         kit: The researcher's startup kit.
-        output_dir: The run folder here, for the results.
-        tracking: What MONAI's ``--tracking`` was told, for observers here.
+        output_dir: The local run folder, for the results.
+        tracking: Value of MONAI's ``--tracking``, for observers on this machine.
     """
 
     offer: Offer
@@ -54,12 +54,13 @@ def connect(kit: Path) -> Connection:
     """Connect a researcher's kit to its server.
 
     Raises:
-        SettingsError: If it is not a researcher's kit, or NVFlare is not installed.
-        MedflError: If the server can't be reached, or refuses the kit.
+        SettingsError: If the kit is not a researcher's kit, or if NVFlare is not installed.
+        MedflError: If the server can't be reached, or if it refuses the kit.
     """
-    admin = admin_of(kit)
+    admin = read_admin_kit(kit)
 
     def open_session() -> Any:
+        """Log in to the server with NVFlare's API."""
         try:
             from nvflare.fuel.flare_api.flare_api import new_secure_session
         except ImportError as error:
@@ -75,64 +76,65 @@ def connect(kit: Path) -> Connection:
 
 
 def submit(submission: Submission, opener: Callable[[Path], Connection] = connect) -> None:
-    """Submit a run, follow it to its end, fetch its results and write the report. An interruption stops no run.
+    """Submit a run, follow it to its end, fetch its results and write the report.
 
-    A run of that name goes on where it stopped. If a job of it is still at work, that one is followed.
+    A run of the same name continues from its last step. If a job of the run is still running, that job is followed
+    instead. An interruption of this function does not stop the run.
 
     Args:
-        submission: What to run.
-        opener: Makes the connection to the server.
+        submission: Run to submit.
+        opener: Function that opens the connection to the server.
 
     Raises:
-        SettingsError: If the kit, the folder or the sites are not possible.
-        MedflError: If the server can't be reached, or the run ended early: the message says why and what to do.
+        SettingsError: If the kit, the folder or the sites are invalid.
+        MedflError: If the server can't be reached, or if the run ended early; with the reason and what to do.
     """
     _run(submission, opener, waiting=False)
 
 
 def resume(output_dir: Path, opener: Callable[[Path], Connection] = connect) -> None:
-    """Continue a run that was submitted from here, or follow it again if it is still at work.
+    """Continue a run that was submitted from a folder, or follow it again if it is still running.
 
     Args:
-        output_dir: The run folder here.
-        opener: Makes the connection to the server.
+        output_dir: The local run folder.
+        opener: Function that opens the connection to the server.
 
     Raises:
-        StoreError: If nothing was submitted from that folder.
-        MedflError: As of `submit`.
+        StoreError: If no run was submitted from that folder.
+        MedflError: As for `submit`.
     """
     before = read_submission(output_dir)
     _run(Submission(before.offer, Path(before.kit), output_dir), opener, waiting=True)
 
 
 def stop(output_dir: Path, opener: Callable[[Path], Connection] = connect) -> bool:
-    """Abort the job of a run that was submitted from here. What is saved stays; the run can be resumed.
+    """Abort the job of a run that was submitted from a folder. Saved steps are kept; the run can be resumed.
 
     Returns:
-        Whether a job was at work.
+        Whether a job was running.
 
     Raises:
-        StoreError: If nothing was submitted from that folder.
+        StoreError: If no run was submitted from that folder.
         MedflError: If the server can't be reached.
     """
     before = read_submission(output_dir)
     with contextlib.closing(opener(Path(before.kit))) as connection:
-        job = _unfinished(connection, before.jobs)
-        return job is not None and connection.abort(job, ENDING)
+        job = _running_job(connection, before.jobs)
+        return job is not None and connection.abort(job, ABORT_SECONDS)
 
 
 def status(kit: Path, opener: Callable[[Path], Connection] = connect) -> list[tuple[str, str]]:
-    """What the server knows, as rows of a name and a text: itself, the connected sites, the jobs, newest first.
+    """Return rows of (name, text) about the server, the connected sites, and the jobs, newest first.
 
     Args:
         kit: The researcher's startup kit.
-        opener: Makes the connection to the server.
+        opener: Function that opens the connection to the server.
 
     Raises:
-        SettingsError: If it is not a researcher's kit.
+        SettingsError: If the kit is not a researcher's kit.
         MedflError: If the server can't be reached.
     """
-    admin = admin_of(kit)
+    admin = read_admin_kit(kit)
     with contextlib.closing(opener(kit)) as connection:
         sites = connection.sites()
         rows = [("server", f"{admin['host']}:{admin['port']} is up")]
@@ -145,10 +147,10 @@ def status(kit: Path, opener: Callable[[Path], Connection] = connect) -> list[tu
 
 
 def read_submission(output_dir: Path) -> SubmissionFile:
-    """Return the run that was submitted from a run folder.
+    """Return the record of the run that was submitted from a run folder.
 
     Raises:
-        StoreError: If none was, or its file can't be read.
+        StoreError: If no run was submitted from it, or if its file can't be read.
     """
     path = output_dir / SubmissionFile.NAME
     if not path.exists():
@@ -161,86 +163,88 @@ def read_submission(output_dir: Path) -> SubmissionFile:
 
 
 def _run(submission: Submission, opener: Callable[[Path], Connection], *, waiting: bool) -> None:
+    """Submit or follow a run, and fetch its results."""
     kit, out, offer = submission.kit, submission.output_dir, submission.offer
-    admin_of(kit)
+    read_admin_kit(kit)
     before = _submitted_before(out)
     if before and not offer.sites:
-        offer = offer.with_sites(before.offer.sites)  # a run's sites stay
+        offer = offer.with_sites(before.offer.sites)  # a run keeps its sites
     if submission.tracking:
         keep_tracking(out, submission.tracking)
     jobs = before.jobs if before else ()
     with contextlib.closing(opener(kit)) as connection:
-        job = _unfinished(connection, jobs) or _unfetched(connection, jobs, out)
+        job = _running_job(connection, jobs) or _unfetched_job(connection, jobs, out)
         if job is not None and before and before.offer.to_json() == offer.to_json():
             logger.info("Following the run's job %s.", job)
             followed = _follow(connection, job, out)
             if not followed.lost:
-                _conclude(connection, followed, out)
+                _finish(connection, followed, out)
                 return
-            logger.info("That job died with the server; the run goes on with a new one.")
+            logger.info("That job ended with the server; the run continues in a new job.")
         if job is not None:
-            _give_up(connection, job, out)
+            _abort_lost_job(connection, job, out)
         offer = with_sites(offer, connection, waiting=waiting)
-        job = _send(connection, offer)
+        job = _submit_job(connection, offer)
         SubmissionFile(offer=offer, kit=str(kit.resolve()), jobs=(*jobs, job)).write(out / SubmissionFile.NAME)
         logger.info("Submitted run '%s' as job %s to %s.", offer.run, job, ", ".join(offer.sites))
-        _conclude(connection, _follow(connection, job, out), out)
+        _finish(connection, _follow(connection, job, out), out)
 
 
 def _submitted_before(out: Path) -> SubmissionFile | None:
-    """Return the run that was submitted from a folder before, or None; create the folder if it is not there."""
+    """Return the run that was submitted from a folder before, or None. Creates the folder."""
     if (out / SubmissionFile.NAME).exists():
         return read_submission(out)
     if (out / "run.json").exists():
         raise SettingsError(
             "other_run",
-            f"'{out}' holds a run that was not made between machines; choose another output_dir",
+            f"'{out}' contains a run that was not distributed; choose another output_dir",
             path=out,
         )
     out.mkdir(parents=True, exist_ok=True)
     return None
 
 
-def _unfinished(connection: Connection, jobs: Sequence[str]) -> str | None:
-    """The last job if it is not over."""
-    return jobs[-1] if jobs and not connection.is_over(jobs[-1]) else None
+def _running_job(connection: Connection, jobs: Sequence[str]) -> str | None:
+    """Return the last job if it has not ended."""
+    return jobs[-1] if jobs and not connection.has_ended(jobs[-1]) else None
 
 
-def _unfetched(connection: Connection, jobs: Sequence[str], out: Path) -> str | None:
-    """The last job if it came to its end while nobody followed it."""
+def _unfetched_job(connection: Connection, jobs: Sequence[str], out: Path) -> str | None:
+    """Return the last job if it completed but its results were not fetched."""
     with contextlib.suppress(UnknownJobError):
         if jobs and not (out / "summary.json").exists() and connection.status(jobs[-1]) == COMPLETED:
             return jobs[-1]
     return None
 
 
-def _give_up(connection: Connection, job: str, out: Path) -> None:
-    """Abort a job that died with the server; refuse where it is alive, for it runs with other settings."""
+def _abort_lost_job(connection: Connection, job: str, out: Path) -> None:
+    """Abort a job that died with the server; raise if it is running, as it has other settings."""
     if connection.progress(job).alive:
         raise SettingsError(
             "run_at_work",
-            f"the run of '{out}' is at work with other settings (job {job}); `medfl federate stop {out}` ends it",
+            f"the run of '{out}' is running with other settings (job {job}); `medfl federate stop {out}` ends it",
             path=out,
             job=job,
         )
-    connection.abort(job, ENDING)
+    connection.abort(job, ABORT_SECONDS)
 
 
 def with_sites(offer: Offer, connection: Connection, *, waiting: bool) -> Offer:
-    """The offer with the connected sites if it names none.
+    """Return the offer with the connected sites if it names none.
 
     Args:
-        offer: The run.
-        connection: To the server.
-        waiting: Whether sites are waited for, and may be missing in the end: the run's quorum decides then.
+        offer: Offer of the run.
+        connection: Connection to the server.
+        waiting: Whether to wait for unavailable sites. Some may still be unavailable afterwards; the run's quorum then
+            decides.
 
     Raises:
-        SettingsError: If no site is connected, or too few of those that are named and not waited for.
+        SettingsError: If no site is connected, or if too few of the named sites are connected and `waiting` is False.
     """
     connected = connection.sites_within(offer.sites, 0.0)
     if waiting and not (connected and set(offer.sites) <= set(connected)):
-        logger.warning("Not all sites of the run are connected. Waiting for them, %.0f s at most.", RETURNING)
-        connected = connection.sites_within(offer.sites, RETURNING)
+        logger.warning("Not all sites of the run are connected. Waiting for them, at most %.0f s.", RECONNECT_SECONDS)
+        connected = connection.sites_within(offer.sites, RECONNECT_SECONDS)
     unavailable = sorted(set(offer.sites) - set(connected))
     if not connected or len(unavailable) == len(offer.sites) > 0:
         raise SettingsError(
@@ -251,29 +255,31 @@ def with_sites(offer: Offer, connection: Connection, *, waiting: bool) -> Offer:
     if unavailable and not waiting and not (isinstance(least, int) and len(connected) >= least):
         raise SettingsError(
             "unavailable_site",
-            f"no site '{unavailable[0]}' is connected to the server. {did_you_mean(unavailable[0], connected)} With "
-            "--min_replies a run starts without unavailable sites, and they join when it is resumed.",
+            f"no site '{unavailable[0]}' is connected to the server. {did_you_mean(unavailable[0], connected)} "
+            "With --min_replies a run begins without unavailable sites, and they join when it is resumed.",
             site=unavailable[0],
             known=connected,
         )
     if unavailable:
         logger.warning(
-            "Not connected: %s. The run goes on without them as far as its quorum allows.", ", ".join(unavailable)
+            "Not connected: %s. The run continues without them if its quorum allows.", ", ".join(unavailable)
         )
     return offer if offer.sites else offer.with_sites(sorted(connected))
 
 
-def _send(connection: Connection, offer: Offer) -> str:
+def _submit_job(connection: Connection, offer: Offer) -> str:
+    """Write the job of an offer, submit it and return its id."""
     with tempfile.TemporaryDirectory(prefix="medfl-job-") as folder:
         return connection.submit(write_job(offer, Path(folder)))
 
 
-def _follow(connection: Connection, job: str, out: Path) -> Followed:
+def _follow(connection: Connection, job: str, out: Path) -> FollowedJob:
+    """Follow a job to its end; on an interruption, log how to continue."""
     try:
         return follow(connection, job, out)
     except KeyboardInterrupt:
         logger.warning(
-            "No longer following; the run goes on. `medfl federate resume %s` follows it again and fetches its "
+            "No longer following; the run continues. `medfl federate resume %s` follows it again and fetches its "
             "results, `medfl federate stop %s` ends it.",
             out,
             out,
@@ -281,25 +287,25 @@ def _follow(connection: Connection, job: str, out: Path) -> Followed:
         raise
 
 
-def _conclude(connection: Connection, followed: Followed, out: Path) -> None:
-    """Fetch what there is, write the report, and end with an error if the run did not end well."""
+def _finish(connection: Connection, followed: FollowedJob, out: Path) -> None:
+    """Fetch the results, write the report, and raise if the run failed or is incomplete."""
     again = f"`medfl federate resume {out}` continues it"
     if followed.lost:
         raise MedflError(
             "job_lost",
-            f"the server lost the job, as when it is started anew; what was saved is there: {again}",
+            f"the server lost the job, as after a restart; the saved steps are valid: {again}",
             job=followed.job,
         )
-    why = _fetch(connection, followed, out)
+    why = _fetch_results(connection, followed, out)
     summary = read_summary(out)
     if why:
         raise MedflError(
-            "run_failed", f"the run ended before its time: {why.strip()} Mend that, then {again}.", reason=why.strip()
+            "run_failed", f"the run ended early: {why.strip()} Correct that, then {again}.", reason=why.strip()
         )
     if summary is None:
         raise MedflError(
             "missing_result",
-            f"the server gave no result of the run ({followed.status}); {again}",
+            f"the server returned no result of the run ({followed.status}); {again}",
             status=followed.status,
         )
     show_results(summary, out)
@@ -312,10 +318,10 @@ def _conclude(connection: Connection, followed: Followed, out: Path) -> None:
         )
 
 
-def _fetch(connection: Connection, followed: Followed, out: Path) -> str:
-    """Copy the result of a job into the run folder; returns why the run failed, or an empty text."""
+def _fetch_results(connection: Connection, followed: FollowedJob, out: Path) -> str:
+    """Copy the result of a job into the run folder. Returns the reason why the run failed, or an empty text."""
     for name in ("summary.json", "report.html"):
-        (out / name).unlink(missing_ok=True)  # of an earlier job; this one's come now
+        (out / name).unlink(missing_ok=True)  # results of an earlier job
     with tempfile.TemporaryDirectory(prefix=".fetched-", dir=out) as folder:
         fetched = connection.fetch(followed.job, Path(folder))
         error = (fetched or Path(folder)) / "error.txt"
@@ -323,4 +329,6 @@ def _fetch(connection: Connection, followed: Followed, out: Path) -> str:
         if fetched is not None:
             copy_result(fetched, out)
     done = followed.status == COMPLETED
-    return failed or ("" if done and fetched is not None else connection.why(followed.job) + followed.last_words)
+    if failed or (done and fetched is not None):
+        return failed
+    return connection.end_reason(followed.job) + followed.end_message

@@ -1,4 +1,4 @@
-"""From the options of a run to what is submitted to a federation across machines."""
+"""Conversion of the options of a run to a submission for a distributed federation."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from medfl.errors import SettingsError
 from medfl.types import Meta
 from medfl_flare import ANSWER_TIMEOUT
 from medfl_flare.offer import make_offer
-from medfl_flare.offered_bundle import facts_of
+from medfl_flare.offered_bundle import offered_ids
 from medfl_flare.session import Submission, submit
 
-HERE = frozenset(
+LOCAL_OPTIONS = frozenset(
     {"backend", "bundle_root", "dataset_dir", "output_dir", "sites", "given_by", "kit", "answer_timeout", *TRACKED}
 )
-"""Options that are for this machine, or have a place of their own in the offer."""
+"""Options that concern only this machine, or that have a separate field in the offer."""
 
 
 class FlareLauncher:
-    """Backend that submits a run to the sites' machines and follows it to its end."""
+    """Launcher that submits a run to the sites' machines and follows it to its end."""
 
     def prepare(self, parser: ConfigParser, files: str | Sequence[str], options: Meta) -> Callable[[], None]:
-        """Return the function that submits the run. Arguments and errors are those of `read_submission`."""
+        """Return the function that submits the run. Arguments and errors are the same as for `read_submission`."""
         return partial(submit, read_submission(parser, files, options))
 
 
 def read_submission(parser: ConfigParser, files: str | Sequence[str], options: Meta) -> Submission:
-    """What to submit.
+    """Return the submission for the options of a run.
 
     Args:
-        parser: With the bundle's files read and the options put into it.
-        files: The files that were read.
-        options: Id to value, as given by the user.
+        parser: Parser with the bundle's files and the options.
+        files: Configuration files of the run.
+        options: Maps ids to values, as the user gave them.
 
     Raises:
-        SettingsError: If the kit is not named, or further configuration files are given.
-        RefusedError: If an option is one that the sites would refuse.
+        SettingsError: If no kit is given, or if further configuration files are given.
+        RefusedError: If the sites would refuse an option.
     """
     names = [Path(file).name for file in ([files] if isinstance(files, str) else files)]
     root = Path(str(parser["bundle_root"]))
@@ -50,8 +50,8 @@ def read_submission(parser: ConfigParser, files: str | Sequence[str], options: M
     if names != own:
         raise SettingsError(
             "unsupported_file",
-            f"carrier 'flare' takes the bundle's own files {own}, got {names}: the sites have their own copies of the "
-            "bundle. Give what differs as options.",
+            f"the backend 'flare' accepts only the bundle's own files {own}, got {names}: the sites have their own "
+            "copies of the bundle. Give other values as options.",
             expected=own,
             found=names,
         )
@@ -59,12 +59,12 @@ def read_submission(parser: ConfigParser, files: str | Sequence[str], options: M
     if not values.get("kit"):
         raise SettingsError(
             "missing_setting",
-            "carrier 'flare' needs --kit, the folder of your startup kit (`medfl federate provision`).",
+            "the backend 'flare' needs --kit, the folder of your startup kit (`medfl federate provision`).",
             setting="kit",
         )
-    # of the data at hand, if any, or the bundle's own
-    facts = {name: parser.get_parsed_content(name) for name in facts_of(bundle_values(root))}
-    sent = facts | {name: value for name, value in values.items() if name not in HERE}
+    # values from local data, if there are any, or from the bundle
+    facts = {name: parser.get_parsed_content(name) for name in offered_ids(bundle_values(root))}
+    sent = facts | {name: value for name, value in values.items() if name not in LOCAL_OPTIONS}
     out = Path(str(parser.get_parsed_content("output_dir"))).absolute()
     sites, timeout = values.get("sites") or (), int(values.get("answer_timeout") or ANSWER_TIMEOUT)
     offer = make_offer(root, sent, out.name, sites, timeout)

@@ -1,4 +1,4 @@
-"""The image, the compose file and the chart: what they promise, and their own tools' word where these are at hand."""
+"""Tests of the container image, the compose file and the Helm chart, with their own tools if these are installed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHART = HERE / "helm" / "medfl"
 FILE = HERE / "Containerfile"
 BASE = "docker.io/library/python:3.11-slim-bookworm"
 PUBLIC = {"docker.io", "download.pytorch.org", "pypi.org", "json-schema.org"}
-"""Host names that may stand in these files."""
+"""Host names that these files may contain."""
 
 
 def tool(name: str) -> str:
@@ -40,7 +40,7 @@ def run(*command: str, **options: Any) -> str:
 
 
 def stages() -> list[list[str]]:
-    """The instructions of each stage of the Containerfile."""
+    """Return the instructions of each stage of the Containerfile."""
     text = re.sub(r"\\\n\s*", " ", re.sub(r"^#.*\n", "", FILE.read_text(), flags=re.M))
     lines = [line for line in text.splitlines() if line]
     starts = [number for number, line in enumerate(lines) if line.startswith("FROM ")]
@@ -91,9 +91,9 @@ def test_hadolint_has_nothing_against_it() -> None:
 
 @pytest.mark.slow
 def test_the_image_is_built_and_its_medfl_works_without_rights(tmp_path: Path) -> None:
-    """MEDFL_BUILD_OPTIONS has what this machine's network needs, such as ``--network host``.
+    """Build the image with the options in MEDFL_BUILD_OPTIONS, such as ``--network host``.
 
-    What runs in the image is a step of a second build, which also goes where no container can be started.
+    The command in the image runs as a step of a second build, so the test also works where no container can be started.
     """
     pytest.importorskip("medfl_flare")
     podman = tool("podman")

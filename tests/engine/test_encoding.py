@@ -349,18 +349,18 @@ def test_filters_of_another_method_are_refused():
 
 def test_a_server_far_away_checks_what_is_decoded():
     pytest.importorskip("medfl_flare")
-    from medfl_flare.backend.answers import Expected, Step, read_answer
     from medfl_flare.backend.messages import Limits, Message
+    from medfl_flare.backend.site_replies import ReplyRules, RequestedStep, read_step_reply
 
     method, task = method_of(Scaled(), base=type(REGISTRY.make_method("fedavg", {}))), make_task("plain")
     change = {f"model/{name}": torch.ones_like(tensor) for name, tensor in task.initial(1).items()}
-    request, expected = Request("a", "fit", change), Expected(method, task)
+    request, expected = Request("a", "fit", change), ReplyRules(method, task)
     sent, meta = leave(method, change)
 
     def read(meta):
         answer = {"step": 1, "refused": None, "meta": meta, "rows": [], "undelivered": []}
-        return read_answer(
-            "a", Message("step", sent, {"answer": answer}), Step(1, 1, None), request, expected, Limits()
+        return read_step_reply(
+            "a", Message("step", sent, {"answer": answer}), RequestedStep(1, 1, None), request, expected, Limits()
         )[0]
 
     assert isinstance(read(meta), SiteResult)

@@ -164,7 +164,7 @@ class Federation:
     def state(self, out: Path) -> str:
         """How far a run is, in a word; ``over`` where its job has ended."""
         connection, job = self._shared(), read_submission(out).jobs[-1]
-        if connection.is_over(job):
+        if connection.has_ended(job):
             return "over"
         return str(connection.progress(job).progress.get("state", "starting"))
 
@@ -253,7 +253,7 @@ def federation(root: Path, provide: Provide = provision, *, warm: bool = True) -
     folder = root / "w"
     (folder / "holds").mkdir(parents=True)
     command = [sys.executable, str(HERE / "warm_jobs.py"), str(folder), "-" * 4000]
-    threads = dict.fromkeys(kit.THREADS, "1")
+    threads = dict.fromkeys(kit.THREAD_VARIABLES, "1")
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     with (
         pytest.MonkeyPatch.context() as patch,

@@ -18,10 +18,11 @@ from medfl.engine.site import Splits
 from medfl.testing.synthetic import make_cohort
 from medfl.types import PUBLIC
 from medfl_flare.backend.messages import Limits
+from medfl_flare.backend.run_progress import RunStatus
 from medfl_flare.offer import make_offer
 from medfl_flare.offered_bundle import open_offer
 from medfl_flare.records.offer import Offer
-from medfl_flare.server import Progress, serve
+from medfl_flare.server import serve
 from medfl_flare.sites.file import SiteFile, read_site_file
 from medfl_flare.sites.service import SiteService
 
@@ -73,7 +74,7 @@ METHODS = [
 
 @dataclass
 class Loopback:
-    """Server and sites; also a `medfl_flare.backend.remote.Transport`.
+    """Server and sites; also a `medfl_flare.backend.remote_backend.Transport`.
 
     Attributes:
         files: Participant to its own file.
@@ -123,13 +124,13 @@ class Loopback:
             self.sent.append((site, len(requests[site])))
             answer = None if blob is None else self.tamper_answer(site, self.services[site].answer(blob))
             if answer is None:
-                silent[site] = "did not answer in time"
+                silent[site] = "did not reply in time"
             else:
                 take(site, answer)
         return silent
 
-    def serve(self, offer: Offer) -> tuple[Path, Progress]:
-        progress = Progress()
+    def serve(self, offer: Offer) -> tuple[Path, RunStatus]:
+        progress = RunStatus()
         return serve(offer, self.files["server"], self, progress), progress
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from medfl_flare.keys.approve import approve, make_root
-from medfl_flare.keys.package import package
-from medfl_flare.keys.request import Participant, make_request
+from medfl_flare.keys.approval import approve, make_root
+from medfl_flare.keys.certificate_request import KeyOwner, make_request
+from medfl_flare.keys.kit_assembly import package
 from medfl_flare.provision import Project
 
 PEM = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----", re.DOTALL)
@@ -44,7 +44,7 @@ class Home:
 
     def request(self, name: str) -> str:
         """Make a request and post it; returns the key's fingerprint."""
-        made = make_request(Participant(name, self.roles[name], self.project.name), self.folder / name / "request")
+        made = make_request(KeyOwner(name, self.roles[name], self.project.name), self.folder / name / "request")
         made.file.rename(self.post / made.file.name)
         return made.fingerprint
 

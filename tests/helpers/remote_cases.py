@@ -20,9 +20,9 @@ from medfl.testing.cohort import scores
 from medfl.utils import wire
 from medfl_flare import server as server_run
 from medfl_flare.backend.messages import Limits, Message, pack, unpack
+from medfl_flare.backend.run_progress import RunStatus
 from medfl_flare.offered_bundle import OfferedRun, open_offer
 from medfl_flare.records.offer import Offer
-from medfl_flare.server import Progress
 from medfl_flare.sites import service as site_service
 from medfl_flare.sites.file import SiteFile
 
@@ -151,7 +151,7 @@ def silent(site: str, since: str = "hello") -> Callable[[str, bytes], bytes | No
     return lose
 
 
-def serve(files: Files, offer: Offer, **disturbed: Any) -> tuple[Path, Progress, Loopback]:
+def serve(files: Files, offer: Offer, **disturbed: Any) -> tuple[Path, RunStatus, Loopback]:
     """Run it; what else a `Loopback` may have goes to `disturbed`."""
     loopback = Loopback(files, **disturbed)
     folder, progress = loopback.serve(offer)

@@ -1,6 +1,6 @@
-"""What goes wrong in real consortia: each failure is survived, or named with its cause and what to do.
+"""Failures of real consortia: a run survives each of them, or an error names the cause and the remedy.
 
-docs/deploy.md has the table of all ten; those that need NVFlare's own processes are in tests/medfl_flare/processes.
+docs/deploy.md lists all ten failures; tests/medfl_flare/processes tests the ones that need NVFlare's processes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from medfl.engine.store import only_writer
 from medfl.errors import MedflError, RefusedError, StoreError
 from medfl_flare import kit as kits
 from medfl_flare.backend.messages import Limits, Message, pack, unpack
-from medfl_flare.sites.data_watch import DataWatch
+from medfl_flare.sites.data_changes import DataChangeDetector
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def unbroken(place: Place) -> dict[str, Any]:
 
 
 def give_secrets(files: Any) -> None:
-    """The same secrets in every trial."""
+    """Write the same secrets in every trial."""
     for site in SITES:
         files[site].state.mkdir(parents=True, exist_ok=True)
         (files[site].state / "secret").write_bytes(site.encode().ljust(32))
@@ -50,7 +50,7 @@ def give_secrets(files: Any) -> None:
 
 
 def at_step(number: int, act: Callable[[], None]) -> Callable[[str, bytes], bytes]:
-    """Do something when the last site gets its so-manieth message with an order."""
+    """Run an action when the last site gets its n-th message with a request."""
     seen = 0
 
     def tamper(site: str, blob: bytes) -> bytes:
@@ -115,7 +115,7 @@ def test_a_full_disk_at_the_server_ends_the_run_without_blame_and_the_next_job_g
 
 
 def changed_images(place: Place, name: str) -> Path:
-    """The last site gets data of its own that may be changed."""
+    """Give the last site its own copy of the data, so that it can be changed."""
     return Path(shutil.copytree(place.data, place.root / f"data-{name}"))
 
 
@@ -134,10 +134,10 @@ def test_data_that_change_between_rounds_are_noticed_and_a_run_goes_on_when_they
     assert progress.state == "incomplete"
     why = progress.missing[SITES[-1]]
     assert "the data of 'site-03' changed since it joined the run (images.npy)" in why
-    assert "put the files back as they were and resume it, or begin a new run" in why
+    assert "restore the files and resume it, or begin a new run" in why
     assert str(place.root) not in why
     _, progress, _ = serve(files, offered(place, rounds=2))
-    assert "are not those with which it began this run" in progress.missing[SITES[-1]]
+    assert "differ from the data with which it began this run" in progress.missing[SITES[-1]]
     array.write_bytes(before)
     _, progress, _ = serve(files, offered(place, rounds=2))
     assert (progress.state, progress.missing) == ("finished", {})
@@ -148,7 +148,7 @@ def test_a_file_that_was_only_touched_is_the_same(tmp_path: Path) -> None:
 
     path = tmp_path / "images.npy"
     path.write_bytes(b"pixels")
-    watch = DataWatch("site-01", {path: hashlib.sha256(b"pixels").hexdigest()})
+    watch = DataChangeDetector("site-01", {path: hashlib.sha256(b"pixels").hexdigest()})
     os.utime(path, (1, 1))
     watch.check()
     shutil.copy(path, tmp_path / "other")
@@ -171,7 +171,7 @@ def test_a_model_above_the_limit_is_refused_with_both_sizes(place: Place) -> Non
 
 @pytest.mark.parametrize("megabytes", [8, pytest.param(750, marks=pytest.mark.slow)])
 def test_a_large_model_goes_through_with_a_few_times_its_memory(megabytes: int) -> None:
-    """Packing, checks and unpacking, as at server and sites."""
+    """Pack, check and unpack, as server and sites do."""
     size = megabytes * 10**6 // 4
     tensors = {f"model/{part}": torch.full((size // 10,), float(part)) for part in range(10)}
     blob = pack(Message("step", tensors, {"request": None}))
@@ -189,7 +189,7 @@ def test_a_large_model_goes_through_with_a_few_times_its_memory(megabytes: int) 
 def test_a_second_machine_with_a_sites_name_is_named_when_it_joins_a_run(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It has the name and none of the state; what the two did goes into one run, and the server says so."""
+    """The second machine has the name but not the state. Both have contributed, and the server reports it."""
     data = changed_images(place, "twin")
     files = place.files("twins")
     other = place.files("twins-other", {SITES[0]: {"entry": {"data": str(data / SITES[1])}}})
@@ -206,12 +206,12 @@ def test_a_second_machine_with_a_sites_name_is_named_when_it_joins_a_run(
 
 
 def test_who_starts_a_second_process_of_a_name_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVFlare's own ends with "Login failed": each of the two takes the other's connection away."""
+    """NVFlare only reports "Login failed": each process interrupts the other's connection."""
     kit = make_kit(tmp_path / "site", "client", "echo Login failed\nexit 101\n")
-    monkeypatch.setattr(kits, "check_server", lambda kit: [("port", lambda: "it answers")])
+    monkeypatch.setattr(kits, "server_checks", lambda kit: [("port", lambda: "it answers")])
     with refused(MedflError, "process_ended", path=str(kit), status=101, output="Login failed") as caught:
         kits.start(kit, patience=30)
-    assert "does another process have this site's name" in str(caught.value)
+    assert "Another process may use this site's name" in str(caught.value)
 
 
 # ---- a stale lock
@@ -243,17 +243,17 @@ def test_who_starts_a_kit_that_comes_nowhere_is_told_why(tmp_path: Path, monkeyp
         raise MedflError("other_generation", "the server is of another generation")
 
     kit = make_kit(tmp_path / "site", "client", "echo trying\nwhile :; do sleep 0.05; done\n")
-    monkeypatch.setattr(kits, "check_server", lambda kit: [("kit's generation", wrong)])
+    monkeypatch.setattr(kits, "server_checks", lambda kit: [("kit's generation", wrong)])
     try:
         with refused(MedflError, "start_timeout", path=str(kit), seconds=0.3) as caught:
             kits.start(kit, patience=0.3)
     finally:
         kits.stop(kit)
-    assert "Likely why: the server is of another generation" in str(caught.value)
+    assert "Likely reason: the server is of another generation" in str(caught.value)
 
 
 def test_the_record_of_a_kit_that_is_not_json_names_the_file(tmp_path: Path) -> None:
     kit = make_kit(tmp_path / "site", "client", "exit 0\n")
     (kit / "startup" / "fed_client.json").write_text(json.dumps({}))
     with refused(MedflError, "invalid_kit", path=str(kit / "startup" / "fed_client.json")):
-        kits.check_server(kit)[0][1]()
+        kits.server_checks(kit)[0][1]()

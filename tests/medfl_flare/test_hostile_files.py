@@ -1,4 +1,4 @@
-"""Files that a site or a coordinator reads: an edited line hides no other, and a request does not explode."""
+"""Files that a site or a coordinator reads: an edited line hides no other, and a request can't exhaust memory."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from refusals import refused
 from yaml_bombs import BOMB, LOOP
 
 from medfl.errors import SettingsError
-from medfl_flare.keys import approve
+from medfl_flare.keys import approval
 from medfl_flare.records.audit import AuditEntry, add_entry, read_entries
-from medfl_flare.sites.audit import in_words
+from medfl_flare.sites.audit import entry_text
 
 
 @pytest.mark.parametrize("line", [b"{}", b'{"time": 1}', b'{"sender": "x"}', b"[" * 100_000, b"\xff"])
@@ -23,7 +23,7 @@ def test_an_edited_line_of_a_record_does_not_hide_the_others(line: bytes, tmp_pa
     path.write_bytes(path.read_bytes() + line + b"\n")
     add_entry(path, entry)
     assert read_entries(path) == [entry, None, entry]
-    assert in_words(None).startswith("(a line ")
+    assert entry_text(None).startswith("(an unreadable line")
 
 
 @pytest.mark.parametrize("text", [BOMB, LOOP])
@@ -33,4 +33,4 @@ def test_a_request_for_a_certificate_does_not_explode(tmp_path: Path, text: str)
         archive.writestr("request.json", "{}")
         archive.writestr("site.yaml", text)
     with refused(SettingsError, "invalid_certificate_request", path=str(request)):
-        approve._read(request, request)
+        approval._read_request(request, request)

@@ -1,4 +1,4 @@
-"""A job is configuration only: two class names and the run."""
+"""A job contains only configuration: two class names and the run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from refusals import refused
 
 from medfl.errors import SettingsError
 from medfl_flare.job_folder import write_job
-from medfl_flare.provision import ALLOWED
+from medfl_flare.provision import ALLOWED_CLASSES
 from medfl_flare.records.offer import Offer
 
 
@@ -31,10 +31,10 @@ def test_a_job_names_the_allowed_classes_the_sites_and_the_offer_unchanged(tmp_p
     meta = json.loads((job / "meta.json").read_text())
     assert meta["deploy_map"] == {"app_server": ["server"], "app_site": ["site-01", "site-02"]}
     (workflow,) = json.loads((job / "app_server/config/config_fed_server.json").read_text())["workflows"]
-    assert workflow["path"] == ALLOWED["server"]
+    assert workflow["path"] == ALLOWED_CLASSES["server"]
     assert Offer.from_meta(workflow["args"]["offer"]) == offer()
     (executor,) = json.loads((job / "app_site/config/config_fed_client.json").read_text())["executors"]
-    assert executor == {"tasks": ["medfl"], "executor": {"path": ALLOWED["client"], "args": {}}}
+    assert executor == {"tasks": ["medfl"], "executor": {"path": ALLOWED_CLASSES["client"], "args": {}}}
 
 
 @pytest.mark.parametrize(

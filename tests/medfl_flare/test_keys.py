@@ -1,4 +1,4 @@
-"""Kits whose keys are made at home: equal in use to provisioned ones, no key travels, and what is refused."""
+"""Kits whose owners made their own keys: equal to provisioned ones, no key is sent, invalid files are refused."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from medfl.errors import SettingsError
 from medfl.privacy.signatures import read_signer
 from medfl_flare import kit as kits
 from medfl_flare.commands import federate
-from medfl_flare.keys.approve import approve, make_root
-from medfl_flare.keys.package import package
-from medfl_flare.keys.request import Participant, fingerprint, make_request
-from medfl_flare.kit_check import check_kit
+from medfl_flare.keys.approval import approve, make_root
+from medfl_flare.keys.certificate_request import KeyOwner, make_request, normalize_fingerprint
+from medfl_flare.keys.kit_assembly import package
+from medfl_flare.kit_check import kit_checks
 from medfl_flare.provision import Project, provision
 
 ADMIN = "me@hospital.org"
@@ -38,7 +38,7 @@ ALL = ("localhost", *PROJECT.sites, ADMIN)
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """A federation whose kits are made."""
+    """Return a federation whose kits are made."""
     made = Home(tmp_path_factory.mktemp("home"), PROJECT)
     for name in ALL:
         made.kit(name)
@@ -47,7 +47,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 @pytest.fixture
 def begun(tmp_path: Path) -> tuple[Home, str]:
-    """One in which site-01 has asked, and the fingerprint of its key."""
+    """Return a federation in which site-01 has made its request, and the fingerprint of its key."""
     made = Home(tmp_path / "begun", PROJECT)
     return made, made.request("site-01")
 
@@ -120,7 +120,7 @@ def test_nvflare_writes_nothing_into_the_home_folder(tmp_path: Path, monkeypatch
 def test_a_kit_has_the_files_of_a_provisioned_one_and_passes_the_same_checks(home: Home, tmp_path: Path) -> None:
     provisioned = provision(PROJECT, tmp_path / "kits")
     for name, kit in kits_of(home).items():
-        assert kits.kind_of(kit) == kits.kind_of(provisioned[name])
+        assert kits.read_kit_kind(kit) == kits.read_kit_kind(provisioned[name])
         assert names_in(kit) == names_in(provisioned[name])
         for path in sorted(path for path in names_in(kit) if path.suffix in (".json", ".toml", ".default", ".sh")):
             own, other = ((place / path).read_text() for place in (kit, provisioned[name]))
@@ -131,7 +131,7 @@ def test_a_kit_has_the_files_of_a_provisioned_one_and_passes_the_same_checks(hom
             else:
                 assert own == other, path
         if name != ADMIN:
-            for _, check in check_kit(kit, None if name == "localhost" else name):
+            for _, check in kit_checks(kit, None if name == "localhost" else name):
                 check()
         assert read_signer(kit).name == name
 
@@ -169,7 +169,7 @@ def test_the_commands_lead_from_one_to_the_next(tmp_path: Path, monkeypatch: pyt
     approved = call("approve", file, "--root", "federation", "--fingerprint", key.lower().removeprefix("sha256:"))
     assert approved == ["'north' as site", "north/north.signed.zip", root]
     call("package", approved[1], "--request", "north", "--fingerprint", root, "--out", "kit")
-    assert kits.kind_of(tmp_path / "kit") == "client"
+    assert kits.read_kit_kind(tmp_path / "kit") == "client"
     assert call("root", "--server", "fl.org", "--sites", "east", "--admin", ADMIN)[1] == root
     expected = json.loads((tmp_path / "federation" / "federation.json").read_text())["sites"]
     assert expected == ["north", "south", "east"]
@@ -179,7 +179,7 @@ def test_the_commands_lead_from_one_to_the_next(tmp_path: Path, monkeypatch: pyt
 
 
 def edit(archive: Path, name: str, change: Callable[[Any], Any]) -> None:
-    """Rewrite one JSON or YAML file of an archive; what `change` returns takes its place."""
+    """Replace one JSON or YAML file of an archive by the result of `change`."""
     with zipfile.ZipFile(archive) as before:
         contents = {member: before.read(member) for member in before.namelist()}
     contents[name] = change(contents[name])
@@ -194,7 +194,7 @@ def test_a_second_key_under_a_taken_name_is_refused_and_the_same_one_is_answered
     home, key = begun
     first = home.approve("site-01", key).read_bytes()
     assert home.approve("site-01", key).read_bytes() != first, "a new certificate for the same key"
-    other = make_request(Participant("site-01"), tmp_path / "other")
+    other = make_request(KeyOwner("site-01"), tmp_path / "other")
     record = home.root / "approved" / "site-01.json"
     with refused(SettingsError, "key_already_approved", name="site-01", key=key, record=str(record)):
         approve(other.file, home.root, other.fingerprint)
@@ -209,18 +209,18 @@ def test_a_second_key_under_a_taken_name_is_refused_and_the_same_one_is_answered
     ("participant", "code", "fields"),
     [
         (
-            Participant("site-03"),
+            KeyOwner("site-03"),
             "unexpected_participant",
             {"name": "site-03", "expected": ["localhost", ADMIN, "site-01", "site-02"]},
         ),
-        (Participant("site-01", project="other"), "other_project", {"expected": "medfl", "found": "other"}),
-        (Participant("localhost", "site"), "wrong_role", {"name": "localhost", "expected": "server", "found": "site"}),
-        (Participant("site-01", "server"), "wrong_role", {"name": "site-01", "expected": "site", "found": "server"}),
-        (Participant(ADMIN, "researcher", "other"), "other_project", {"expected": "medfl", "found": "other"}),
+        (KeyOwner("site-01", project="other"), "other_project", {"expected": "medfl", "found": "other"}),
+        (KeyOwner("localhost", "site"), "wrong_role", {"name": "localhost", "expected": "server", "found": "site"}),
+        (KeyOwner("site-01", "server"), "wrong_role", {"name": "site-01", "expected": "site", "found": "server"}),
+        (KeyOwner(ADMIN, "researcher", "other"), "other_project", {"expected": "medfl", "found": "other"}),
     ],
 )
 def test_a_request_that_nobody_expects_is_refused(
-    home: Home, tmp_path: Path, participant: Participant, code: str, fields: dict[str, Any]
+    home: Home, tmp_path: Path, participant: KeyOwner, code: str, fields: dict[str, Any]
 ) -> None:
     made = make_request(participant, tmp_path / "request")
     with refused(SettingsError, code, **fields):
@@ -232,7 +232,7 @@ def test_a_request_of_another_key_than_the_one_that_was_told_is_refused(
     begun: tuple[Home, str], tmp_path: Path
 ) -> None:
     home, key = begun
-    mallory = make_request(Participant("site-01"), tmp_path / "mallory")
+    mallory = make_request(KeyOwner("site-01"), tmp_path / "mallory")
     shutil.copy(mallory.file, home.post)
     with refused(SettingsError, "wrong_key", expected=key, found=mallory.fingerprint):
         home.approve("site-01", key)
@@ -281,7 +281,7 @@ def test_an_edited_request_is_refused(begun: tuple[Home, str], file: str, change
 
 def test_a_csr_of_another_key_in_a_request_that_looks_right_is_refused(begun: tuple[Home, str], tmp_path: Path) -> None:
     home, key = begun
-    other = make_request(Participant("site-01"), tmp_path / "other")
+    other = make_request(KeyOwner("site-01"), tmp_path / "other")
     foreign = (tmp_path / "other" / "site-01.csr").read_bytes()
     edit(home.post / "site-01.request.zip", "site-01.csr", lambda text: foreign)
     with refused(SettingsError, "refused_by_nvflare", command="approve", nvflare_code="INVALID_ARGS") as caught:
@@ -311,16 +311,16 @@ def test_another_server_in_the_same_root_is_refused(home: Home) -> None:
 @pytest.mark.parametrize(
     ("participant", "code", "fields"),
     [
-        (Participant("../x"), "invalid_site_name", {"sites": ["../x"]}),
-        (Participant("site 1"), "invalid_site_name", {"sites": ["site 1"]}),
-        (Participant("x", "admin"), "unknown_choice", {"what": "role", "choice": "admin"}),
-        (Participant("me", "researcher"), "refused_by_nvflare", {"nvflare_code": "INVALID_ARGS"}),
-        (Participant("a..b", "server"), "refused_by_nvflare", {"nvflare_code": "INVALID_ARGS"}),
-        (Participant("h" * 65, "server"), "invalid_name", {"name": "h" * 65}),
+        (KeyOwner("../x"), "invalid_site_name", {"sites": ["../x"]}),
+        (KeyOwner("site 1"), "invalid_site_name", {"sites": ["site 1"]}),
+        (KeyOwner("x", "admin"), "unknown_choice", {"what": "role", "choice": "admin"}),
+        (KeyOwner("me", "researcher"), "refused_by_nvflare", {"nvflare_code": "INVALID_ARGS"}),
+        (KeyOwner("a..b", "server"), "refused_by_nvflare", {"nvflare_code": "INVALID_ARGS"}),
+        (KeyOwner("h" * 65, "server"), "invalid_name", {"name": "h" * 65}),
     ],
 )
 def test_a_request_for_a_name_that_cannot_be_is_not_made(
-    tmp_path: Path, participant: Participant, code: str, fields: dict[str, Any]
+    tmp_path: Path, participant: KeyOwner, code: str, fields: dict[str, Any]
 ) -> None:
     with refused(SettingsError, code, **fields):
         make_request(participant, tmp_path / "request")
@@ -357,21 +357,21 @@ def check_refused(home: Home, nvflare_code: str, hint: str) -> None:
 def test_an_answer_of_another_root_is_refused(answered: Home, tmp_path: Path) -> None:
     foreign = Home(tmp_path / "foreign", PROJECT)
     request = answered.folder / "site-01" / "request"
-    key = fingerprint(json.loads((request / "request.json").read_text())["public_key_sha256"])
+    key = normalize_fingerprint(json.loads((request / "request.json").read_text())["public_key_sha256"])
     approve(answered.post / "site-01.request.zip", foreign.root, key)  # a coordinator of another federation
-    check_refused(answered, "ROOTCA_FINGERPRINT_MISMATCH", "ask for it once more")
+    check_refused(answered, "ROOTCA_FINGERPRINT_MISMATCH", "ask the coordinator to send it again")
 
 
 def test_an_answer_with_a_foreign_certificate_is_refused(answered: Home, home: Home) -> None:
     foreign = (home.folder / "site-02" / "kit" / "startup" / "client.crt").read_bytes()
     edit(answered.post / "site-01.signed.zip", "site-01.crt", lambda text: foreign)
-    check_refused(answered, "INVALID_SIGNED_ZIP", "ask whoever approved it to send it once more")
+    check_refused(answered, "INVALID_SIGNED_ZIP", "ask the coordinator to send it again")
 
 
 def test_an_edited_answer_is_refused(answered: Home) -> None:
     port = b'"fed_learn_port": 8112'
     edit(answered.post / "site-01.signed.zip", "signed.json", lambda text: text.replace(port, port[:-1] + b"3"))
-    check_refused(answered, "INVALID_SIGNED_ZIP", "ask whoever approved it to send it once more")
+    check_refused(answered, "INVALID_SIGNED_ZIP", "ask the coordinator to send it again")
 
 
 def test_an_answer_whose_certificate_is_at_its_end_is_refused(
@@ -391,9 +391,9 @@ def test_an_answer_whose_certificate_is_at_its_end_is_refused(
 
 
 def test_a_key_that_was_exchanged_is_refused(answered: Home, tmp_path: Path) -> None:
-    make_request(Participant("site-01"), tmp_path / "other")
+    make_request(KeyOwner("site-01"), tmp_path / "other")
     shutil.copy(tmp_path / "other" / "site-01.key", answered.folder / "site-01" / "request")
-    check_refused(answered, "KEY_CERT_MISMATCH", "name the folder in which the key of this very request was made")
+    check_refused(answered, "KEY_CERT_MISMATCH", "name the folder in which the key of this request was made")
 
 
 def test_a_kit_is_made_once_and_never_over_another(home: Home) -> None:
@@ -404,6 +404,6 @@ def test_a_kit_is_made_once_and_never_over_another(home: Home) -> None:
         SettingsError, "refused_by_nvflare", command="package", nvflare_code="REQUEST_DIR_INCOMPLETE"
     ) as caught:
         package(home.post / f"{name}.signed.zip", request, home.fingerprint, home.folder / "second")
-    assert "A kit takes the key out" in str(caught.value)
+    assert "Making a kit moves the key out" in str(caught.value)
     with refused(SettingsError, "invalid_request_folder", path=str(home.post)):
         package(home.post / f"{name}.signed.zip", home.post, home.fingerprint, home.folder / "second")

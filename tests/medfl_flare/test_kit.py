@@ -1,4 +1,4 @@
-"""Starting and stopping a kit, with scripts that stand for NVFlare's."""
+"""Start and stop of a kit, with scripts in place of NVFlare's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_kit_is_started_once_and_its_processes_are_gone_after_stop(tmp_path: P
     kits.start(kit, patience=600)
     try:
         assert len(kits.processes(kit)) >= 1
-        log = (kit / kits.LOG).read_text()
+        log = (kit / kits.LOG_FILE_NAME).read_text()
         assert "with 3 threads" in log
         assert f"in {Path(sys.executable).parent}{os.pathsep}" in log
         with refused(SettingsError, "kit_already_running", path=str(kit), process=kits.processes(kit)[0]):
@@ -52,7 +52,7 @@ def test_a_server_waits_for_its_port_and_is_not_started_where_that_stays_taken(
         patched.setattr(kits, "PORT_SECONDS", 0.3)
         with refused(SettingsError, "port_unavailable", port=port, reason="Address already in use"):
             kits.start(kit, patience=600)
-    assert not (kit / kits.LOG).exists()
+    assert not (kit / kits.LOG_FILE_NAME).exists()
     errors = iter(["Address already in use"] * 3)
     monkeypatch.setattr(kits, "_port_error", lambda port: next(errors, None))
     with refused(MedflError, "process_ended", path=str(kit), status=3, output="started all the same"):
@@ -62,7 +62,7 @@ def test_a_server_waits_for_its_port_and_is_not_started_where_that_stays_taken(
 
 def test_a_process_that_ends_at_once_is_an_error_with_its_last_words(tmp_path: Path) -> None:
     kit = make_kit(tmp_path / "server", "server", "echo no certificate\nexit 3\n")
-    (kit / kits.LOG).write_text("Server started\n")  # of an earlier start: it must not count
+    (kit / kits.LOG_FILE_NAME).write_text("Server started\n")  # of an earlier start: it must not count
     with refused(MedflError, "process_ended", path=str(kit), status=3, output="no certificate"):
         kits.start(kit, patience=600)
 
@@ -74,7 +74,7 @@ def test_a_site_that_does_not_reach_its_server_is_told_where_that_should_be(tmp_
             kits.start(kit, patience=0.3)
     finally:
         assert kits.stop(kit)
-    why = str(caught.value).partition("Likely why: ")[2]
+    why = str(caught.value).partition("Likely reason: ")[2]
     assert "fl.hospital.org" in why
 
 
@@ -96,13 +96,13 @@ def test_a_servers_jobs_are_kept_in_its_kit_wherever_that_lies(tmp_path: Path) -
 
 def test_kinds_are_told_apart(tmp_path: Path) -> None:
     admin = make_kit(tmp_path / "admin", "admin", "")
-    assert kits.admin_of(admin)["username"] == "me@hospital.org"
+    assert kits.read_admin_kit(admin)["username"] == "me@hospital.org"
     with refused(SettingsError, "wrong_kit", path=str(admin), expected=["client", "server"], found="admin"):
         kits.start(admin)
     with refused(SettingsError, "wrong_kit", expected="admin", found="client"):
-        kits.admin_of(make_kit(tmp_path / "site", "client", ""))
+        kits.read_admin_kit(make_kit(tmp_path / "site", "client", ""))
     with refused(SettingsError, "not_a_kit", path=str(tmp_path)):
-        kits.kind_of(tmp_path)
+        kits.read_kit_kind(tmp_path)
 
 
 # ---- the end of whoever started a kit
@@ -115,20 +115,20 @@ while [ $(wc -l < pids) -lt 4 ]; do sleep 0.05; done
 echo "Successfully registered client"
 while :; do sleep 0.05; done
 """
-"""A party with processes in other sessions, as NVFlare's jobs are: one ignores SIGTERM, one has lost its parent."""
+"""A script with processes in other sessions, as NVFlare's jobs: one ignores SIGTERM, one has lost its parent."""
 
 needs_setsid = pytest.mark.skipif(shutil.which("setsid") is None, reason="this system has no setsid")
 
 
 def living(numbers: list[int]) -> list[int]:
-    """Those processes that have not ended; zombies have."""
+    """Return the processes that have not ended; zombies have ended."""
     words = ["ps", "-o", "pid=,state=", "-p", ",".join(map(str, numbers))]
     listed = subprocess.run(words, capture_output=True, text=True, check=False).stdout
     return [int(line.split()[0]) for line in listed.splitlines() if not line.split()[1].startswith("Z")]
 
 
 def ended(numbers: list[int], seconds: float = 60.0) -> bool:
-    """Whether all processes end in time; those that do not are killed, so that a failed test leaves none."""
+    """Return whether all processes end in time; kill the others, so that a failed test leaves none."""
     until = time.monotonic() + seconds
     while (left := living(numbers)) and time.monotonic() < until:
         time.sleep(0.05)
@@ -138,7 +138,7 @@ def ended(numbers: list[int], seconds: float = 60.0) -> bool:
 
 
 def starts_a_tree(kit: Path, words: str) -> tuple[subprocess.Popen[str], list[int]]:
-    """A process that starts the kit, and all processes of the kit; the first is a guard's child."""
+    """Return a process that starts the kit, and all processes of the kit; the first is a guard's child."""
     code = f"import sys, time\nfrom pathlib import Path\nfrom medfl_flare import kit\nkit.{words}\n"
     code += "print('up', flush=True)\ntime.sleep(600)"
     starter = subprocess.Popen([sys.executable, "-c", code, str(kit)], stdout=subprocess.PIPE, text=True)
@@ -166,7 +166,7 @@ def test_a_kit_in_the_foreground_ends_with_all_its_processes_when_it_is_told_to(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     kit = make_kit(tmp_path / "kit", "client", f"cd {tmp_path}/kit\n{TREE}")
-    starter, tree = starts_a_tree(kit, "run_here(Path(sys.argv[1]))")
+    starter, tree = starts_a_tree(kit, "become_kit_process(Path(sys.argv[1]))")
     with starter:
         before = living(tree)
         starter.send_signal(number)
@@ -177,7 +177,9 @@ def test_a_kit_in_the_foreground_ends_with_all_its_processes_when_it_is_told_to(
 
 def test_a_kit_that_ends_by_itself_in_the_foreground_hands_its_status_on(tmp_path: Path) -> None:
     kit = make_kit(tmp_path / "kit", "client", "exit 7\n")
-    code = "import sys\nfrom pathlib import Path\nfrom medfl_flare import kit\nkit.run_here(Path(sys.argv[1]))"
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom medfl_flare import kit\nkit.become_kit_process(Path(sys.argv[1]))"
+    )
     assert subprocess.run([sys.executable, "-c", code, str(kit)], check=False).returncode == 7
 
 

@@ -1,4 +1,4 @@
-"""A site that lies about its scores is missing, and neither ends the run nor speaks of other rounds."""
+"""A site with false scores is unavailable; it neither ends the run nor sends scores of other rounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from medfl.engine.runs.records import read_run
 from medfl.errors import RefusedError
 from medfl_flare import server as server_run
 from medfl_flare.backend.messages import Message
-from medfl_flare.backend.remote_messages import read_facts, rows_from_json
+from medfl_flare.backend.protocol_messages import read_begin_reply, rows_from_json
+from medfl_flare.backend.run_progress import RunStatus
 from medfl_report.commands.status import describe
 from medfl_report.monitor.folders import MonitoredFolder
 from medfl_report.monitor.page import content
@@ -31,7 +32,7 @@ def row(kind: list[Any], **changes: Any) -> list[Any]:
 
 
 def answer(*rows: list[Any]) -> Change:
-    """Rows beside the reply to an order."""
+    """Return rows beside the reply to a request."""
     return lambda message: message.meta["answer"].update(rows=list(rows)) if message.meta["answer"] else None
 
 
@@ -59,7 +60,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 def test_a_site_that_lies_about_its_scores_is_missing_and_the_run_goes_on(place: Place, lie: str) -> None:
     files = place.files(lie.replace(" ", "-"))
     loopback = Loopback(files, tamper_answer=on(LIAR, "step", LIES[lie]))
-    progress = server_run.Progress()
+    progress = RunStatus()
     folder = server_run.serve(offered(place, min_replies=2, rounds=2), files["server"], loopback, progress)
     for service in loopback.services.values():
         service.close()
@@ -90,6 +91,6 @@ def test_the_fingerprint_of_a_test_set_is_text(shared: object) -> None:
     data = {"classes": ["a", "b"], "names": [], "name": "x", "modality": "y", "shared_test": shared}
     meta = {"facts": {"trainable": True, "validates": True}, "newest": 0, "data": data}
     with refused(RefusedError, "invalid_fingerprint", site=LIAR):
-        read_facts(LIAR, Message("begin", {}, meta), 2, 2)
+        read_begin_reply(LIAR, Message("begin", {}, meta), 2, 2)
     data["shared_test"] = "a" * 64
-    assert read_facts(LIAR, Message("begin", {}, meta), 2, 2)["data"] == data
+    assert read_begin_reply(LIAR, Message("begin", {}, meta), 2, 2)["data"] == data

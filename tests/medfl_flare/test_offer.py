@@ -1,4 +1,4 @@
-"""An offer: what comes from elsewhere is validated strictly, and each difference is told with both values."""
+"""Offers: untrusted values are validated strictly, and each difference is reported with both values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import medfl
 from medfl.bundle.files import bundle_hash, shipped
 from medfl.errors import PluginError, RefusedError, SettingsError
 from medfl.plugins import Registry, load_plugins
-from medfl_flare.offer import describe_bundle, differences, make_offer, method_version
+from medfl_flare.offer import find_differences, local_versions, make_offer, method_version
 from medfl_flare.records.offer import Offer
 
 ROOT = shipped()["medmnist_classification"]
@@ -154,11 +154,11 @@ def test_sites_may_be_filled_in_later(offer: Offer) -> None:
 
 
 def test_equal_participants_differ_in_nothing(offer: Offer, registry: Registry, copied: Path) -> None:
-    assert differences(offer, describe_bundle(copied, registry, offer.overrides)) == {}
+    assert find_differences(offer, local_versions(copied, registry, offer.overrides)) == {}
 
 
 def test_every_difference_is_told_with_both_values(offer: Offer, registry: Registry) -> None:
-    same = describe_bundle(ROOT, registry, offer.overrides)
+    same = local_versions(ROOT, registry, offer.overrides)
     for name, value in (
         ("bundle_version", "0.0.9"),
         ("bundle_hash", "f" * 64),
@@ -166,7 +166,7 @@ def test_every_difference_is_told_with_both_values(offer: Offer, registry: Regis
         ("method", "fedavg"),
         ("method_version", "acme 1.0"),
     ):
-        ((fact, line),) = differences(offer, dataclasses.replace(same, **{name: value})).items()
+        ((fact, line),) = find_differences(offer, dataclasses.replace(same, **{name: value})).items()
         assert fact == name
         assert value in line
         assert getattr(offer, name) in line

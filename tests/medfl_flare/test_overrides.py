@@ -1,4 +1,4 @@
-"""What a message may change of a bundle: JSON scalars for listed ids, and nothing that MONAI would evaluate."""
+"""Overrides in a message: JSON scalars for listed ids, and nothing that MONAI would evaluate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from medfl.engine.runs.provenance import bundle_values
 from medfl.errors import RefusedError
 from medfl.settings import Compression, Execution, Privacy, Settings, local_fields
 from medfl.utils.dotted import texts
-from medfl_flare.overrides import OWN, PARTS, RUN, TASK, check_overrides
+from medfl_flare.overrides import COMPONENT_IDS, LOCAL_IDS, RUN_IDS, TASK_IDS, check_overrides
 
 BUNDLE: dict[str, Any] = bundle_values(shipped()["medmnist_classification"]) | {
     "networks": {"wide": {"_target_": "a.B", "width": 64, "half": "$@width // 2", "deep": [1, 2], "bias": None}},
@@ -78,7 +78,7 @@ def test_parts_of_a_setting_without_parts_are_refused(name: str) -> None:
         check_overrides({name: 1}, BUNDLE)
 
 
-@pytest.mark.parametrize("name", sorted(OWN))
+@pytest.mark.parametrize("name", sorted(LOCAL_IDS))
 def test_what_is_a_participants_own_affair_is_refused_with_that_reason(name: str) -> None:
     with refused(RefusedError, "local_override", name=name, setting=name):
         check_overrides({name: "x"}, BUNDLE | {name: "y"})
@@ -147,7 +147,7 @@ def test_an_id_that_the_bundle_does_not_have_is_refused_rather_than_ignored() ->
 
 
 def test_what_a_server_may_set_is_what_was_reviewed() -> None:
-    """A setting that is marked or not by mistake shows here; whoever adds one decides it once more."""
+    """Fail if a setting is marked by mistake, or not marked, so that each new setting is reviewed again."""
     reviewed = {
         "rounds", "epochs", "steps", "batch_size", "lr_decay", "fraction", "seed", "evaluate_every", "best_round",
         "patience", "keep_rounds", "min_replies", "moments", "cross_site_evaluation", "shared_test", "balance",
@@ -156,13 +156,13 @@ def test_what_a_server_may_set_is_what_was_reviewed() -> None:
     }  # fmt: skip
     assert (
         set(Settings.model_fields) - {"adversaries"}
-        == RUN - {"method", "method_args", "network_assignment"}
+        == RUN_IDS - {"method", "method_args", "network_assignment"}
         == reviewed
     )
-    assert set(Execution.model_fields) <= OWN
+    assert set(Execution.model_fields) <= LOCAL_IDS
     assert local_fields(Privacy.model_fields) == {"ledger", "total_epsilon"}
     assert not local_fields(Compression.model_fields)
-    assert not (RUN | TASK | set(PARTS)) & OWN
+    assert not (RUN_IDS | TASK_IDS | set(COMPONENT_IDS)) & LOCAL_IDS
 
 
 @pytest.mark.parametrize("name", ["settings", "settings#rounds", "settings#workers", "settings#privacy#ledger"])
@@ -184,7 +184,7 @@ KEYS = some.sampled_from(["a", "mu", "_target_", "b_target_", "_mode_", "x#y", "
 VALUES = some.recursive(LEAVES, lambda part: some.lists(part, max_size=3) | some.dictionaries(KEYS, part, max_size=3))
 
 
-@given(some.dictionaries(some.sampled_from(sorted(RUN | TASK)) | KEYS, VALUES, max_size=3))
+@given(some.dictionaries(some.sampled_from(sorted(RUN_IDS | TASK_IDS)) | KEYS, VALUES, max_size=3))
 def test_what_passes_is_read_by_monai_as_it_stands(overrides: dict[str, Any]) -> None:
     try:
         check_overrides(overrides, BUNDLE)

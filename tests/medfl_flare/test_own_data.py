@@ -1,4 +1,4 @@
-"""Each participant's own data across machines: what changed after a partition, and classes of the server's data."""
+"""Each participant's own data in a distributed run: changes after a partition, and classes of the server's data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from medfl.plugins import Registry, load_plugins
 from medfl.records.run_file import DataOrigin, RunFile
 from medfl.types import GLOBAL, PUBLIC
 from medfl_flare.offered_bundle import open_offer
-from medfl_flare.server import _ServerFolder
+from medfl_flare.server import _ServerTestData
 from medfl_flare.sites.check import check_site
 
 CHANGED = f"site-02/{FILE}"
@@ -25,7 +25,7 @@ CHANGED = f"site-02/{FILE}"
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """Site 2's list is not the partition's; the server has public data whose classes come in another order."""
+    """Return data with another list at site 2, and with another class order in the server's public data."""
     place = make_place(tmp_path_factory.mktemp("place"), images=20)
     path = place.data / CHANGED
     content = json.loads(path.read_text())
@@ -55,15 +55,15 @@ def test_a_site_refuses_its_data_if_they_changed_unless_its_file_says_so(place: 
 
 def test_the_servers_public_data_get_the_sites_classes_by_name(place: Place) -> None:
     file = place.files("server")["server"]
-    data = _ServerFolder(open_offer(place.offer(), file), file)
+    data = _ServerTestData(open_offer(place.offer(), file), file)
     assert data.has_public
     classes = tuple(read_datalist(place.data / GLOBAL).labels.values())
-    data.meet(classes)
+    data.load_public_data(classes)
     assert data.public is not None
     own = [record["label"] for record in read_datalist(place.data / PUBLIC).splits["training"]]
     np.testing.assert_array_equal(data.public.train.class_labels, 2 - np.array(own))
     with refused(DataError, "different_classes", expected=["a", "b", "c"], found=list(classes)):
-        data.meet(("a", "b", "c"))
+        data.load_public_data(("a", "b", "c"))
 
 
 def test_plugins_with_problems_are_named_in_the_participants_log(
@@ -103,6 +103,6 @@ def test_public_classes_of_other_names_are_refused_at_the_server(place: Place, t
     public.image_array = str(place.data / "images.npy")
     write_datalist(tmp_path / PUBLIC, public)
     file = place.files("other", {"server": {"entry": {"data": str(tmp_path)}}})["server"]
-    data = _ServerFolder(open_offer(place.offer(), file), file)
+    data = _ServerTestData(open_offer(place.offer(), file), file)
     with refused(DataError, "missing_label_map", expected=["x", "y", "z"], found=["a", "b", "c"]):
-        data.meet(("x", "y", "z"))
+        data.load_public_data(("x", "y", "z"))

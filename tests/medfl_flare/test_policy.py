@@ -1,4 +1,4 @@
-"""A run can only be stricter than a participant's own file; each refusal prints what it wants and what is allowed."""
+"""A run can only be stricter than a participant's own file; each refusal contains the wish and the permission."""
 
 from __future__ import annotations
 
@@ -18,8 +18,16 @@ from medfl.networks.ceiling import MAX_TOTAL_FACTOR, TooLargeError, bytes_of
 from medfl.plugins import load_plugins
 from medfl.settings import Privacy, Settings
 from medfl_flare.records.offer import Offer
-from medfl_flare.sites.file import Floor, SiteFile
-from medfl_flare.sites.policy import at_least, check_counts, check_networks, check_run, tellable, tightened, told
+from medfl_flare.sites.file import MinimumPrivacy, SiteFile
+from medfl_flare.sites.policy import (
+    check_counts,
+    check_networks,
+    check_run,
+    disclosed_site_info,
+    disclosed_splits,
+    is_at_least,
+    with_own_ledger,
+)
 
 FEDAVG = load_plugins().make_method("fedavg", {})
 OFFER = Offer(
@@ -74,14 +82,17 @@ def test_a_run_within_the_file_is_accepted() -> None:
         ({"methods": []}, {}, {}, "fedavg", "method_not_allowed", "'fedavg'", "allowed: none"),
         ({}, {}, {"method": "fedkper"}, "fedavg", "different_method", "'fedkper'", "'fedavg'"),
         ({}, {"rounds": 21}, {}, "fedavg", "too_many_rounds", "21 rounds", "at most 20"),
-        ({}, {"cross_site_evaluation": True}, {}, "fedavg", "global_test_not_allowed", "global test", "allowed: no"),
         (
-            {"exchange": True}, {"shared_test": True},
+            {}, {"cross_site_evaluation": True}, {},
+            "fedavg", "cross_site_evaluation_not_allowed", "cross-site evaluation", "allowed: no",
+        ),
+        (
+            {"cross_site_evaluation": True}, {"shared_test": True},
             {}, "fedavg", "shared_test_not_allowed", "shared_test", "allowed: no",
         ),
         ({}, {}, {"sites": ["site-02"]}, "fedavg", "wrong_recipient", "site-02", "site-01"),
         ({}, {}, {"bundle": "other"}, "fedavg", "bundle_not_allowed", "'other'", "medmnist_classification"),
-        ({"privacy": PROMISE}, {}, {}, "fedavg", WEAK, "promises privacy: none", "epsilon 8.0"),
+        ({"privacy": PROMISE}, {}, {}, "fedavg", WEAK, "guarantees privacy: none", "epsilon 8.0"),
         (
             {"privacy": PROMISE}, {"privacy": {"epsilon": 8.1, "clip": 1}},
             {}, "fedavg", WEAK, "epsilon 8.1", "epsilon 8.0",
@@ -120,10 +131,10 @@ def test_a_looser_run_is_refused_with_both_values(
 
 
 def test_all_that_is_not_allowed_comes_in_one_message() -> None:
-    problems = ["method_not_allowed", "too_many_rounds", "global_test_not_allowed", WEAK]
+    problems = ["method_not_allowed", "too_many_rounds", "cross_site_evaluation_not_allowed", WEAK]
     with refused(RefusedError, "run_not_allowed", site="site-01", run="first", problems=problems) as caught:
         check(site_file(methods=[], privacy=PROMISE), settings(rounds=99, cross_site_evaluation=True))
-    for word in ("'fedavg'", "99 rounds", "global test", "epsilon 8.0"):
+    for word in ("'fedavg'", "99 rounds", "cross-site evaluation", "epsilon 8.0"):
         assert word in str(caught.value)
 
 
@@ -147,7 +158,7 @@ NUMBERS = some.floats(0.01, 100)
 DELTAS = some.floats(1e-9, 0.5)
 UNITS = some.sampled_from(["site", "sample"])
 ADJACENCIES = some.sampled_from(["add_remove", "replace"])
-FLOORS = some.builds(Floor, unit=UNITS, adjacency=ADJACENCIES, epsilon=NUMBERS, delta=DELTAS)
+FLOORS = some.builds(MinimumPrivacy, unit=UNITS, adjacency=ADJACENCIES, epsilon=NUMBERS, delta=DELTAS)
 
 COVERS = {
     ("site", "replace"): {"site replace", "site add_remove", "sample replace", "sample add_remove"},
@@ -155,17 +166,17 @@ COVERS = {
     ("sample", "replace"): {"sample replace", "sample add_remove"},
     ("sample", "add_remove"): {"sample add_remove"},
 }
-"""Which floors a promise with the same numbers keeps: what differs by one image is two steps of a site's presence."""
+"""Minimum settings that a guarantee with the same numbers meets: a replaced site is removed and added again."""
 
 
 @given(FLOORS, UNITS, ADJACENCIES, some.data())
-def test_a_run_can_only_tighten_the_floor(floor: Floor, unit: str, adjacency: str, data: Any) -> None:
+def test_a_run_can_only_tighten_the_floor(floor: MinimumPrivacy, unit: str, adjacency: str, data: Any) -> None:
     epsilon = data.draw(NUMBERS | some.just(floor.epsilon))
     delta = data.draw(DELTAS | some.just(floor.delta))
     run = settings(privacy={"unit": unit, "adjacency": adjacency, "epsilon": epsilon, "delta": delta, "clip": 1.0})
     covered = f"{floor.unit} {floor.adjacency}" in COVERS[unit, adjacency]
     strict = covered and epsilon <= floor.epsilon and delta <= floor.delta
-    assert at_least(floor, run.privacy) == strict
+    assert is_at_least(floor, run.privacy) == strict
     file = site_file(privacy=floor.model_dump())
     if strict:
         check(file, run)
@@ -175,14 +186,16 @@ def test_a_run_can_only_tighten_the_floor(floor: Floor, unit: str, adjacency: st
 
 
 @given(FLOORS, FLOORS, some.data())
-def test_what_a_stricter_floor_accepts_a_looser_one_does_too(stricter: Floor, other: Floor, data: Any) -> None:
-    def as_run(floor: Floor) -> Privacy:
+def test_what_a_stricter_floor_accepts_a_looser_one_does_too(
+    stricter: MinimumPrivacy, other: MinimumPrivacy, data: Any
+) -> None:
+    def as_run(floor: MinimumPrivacy) -> Privacy:
         return Privacy.model_validate(floor.model_dump(exclude={"ledger", "total_epsilon"}) | {"clip": 1.0})
 
     run = as_run(data.draw(FLOORS))
-    if at_least(other, as_run(stricter)) and at_least(stricter, run):
-        assert at_least(other, run)
-    assert at_least(stricter, as_run(stricter)), "a floor keeps itself"
+    if is_at_least(other, as_run(stricter)) and is_at_least(stricter, run):
+        assert is_at_least(other, run)
+    assert is_at_least(stricter, as_run(stricter)), "a floor keeps itself"
 
 
 def test_no_floor_accepts_any_privacy_and_none() -> None:
@@ -192,24 +205,24 @@ def test_no_floor_accepts_any_privacy_and_none() -> None:
 
 def test_the_account_is_the_sites_own(tmp_path: Path) -> None:
     run = settings(privacy={"epsilon": 5, "clip": 1.0, "ledger": tmp_path / "foreign", "total_epsilon": 1000})
-    own = tightened(site_file(privacy=PROMISE | {"ledger": tmp_path, "total_epsilon": 20}), run)
+    own = with_own_ledger(site_file(privacy=PROMISE | {"ledger": tmp_path, "total_epsilon": 20}), run)
     assert own.privacy is not None
     assert (own.privacy.ledger, own.privacy.total_epsilon) == (tmp_path, 20)
     assert own.model_dump() == run.model_dump(), "an account is no part of what a run is"
     for file in (site_file(), site_file(privacy=PROMISE)):
-        without = tightened(file, run).privacy
+        without = with_own_ledger(file, run).privacy
         assert without is not None
         assert (without.ledger, without.total_epsilon) == (None, None)
 
 
 def test_without_privacy_nothing_is_tightened() -> None:
-    assert tightened(site_file(), settings()) == settings()
+    assert with_own_ledger(site_file(), settings()) == settings()
 
 
 def test_a_total_that_one_run_exceeds_is_refused(tmp_path: Path) -> None:
     file = site_file(privacy=PROMISE | {"ledger": tmp_path, "total_epsilon": 9})
     with refused(RefusedError, "epsilon_above_total", site="site-01", found=10, maximum=9):
-        tightened(file, settings(privacy={"epsilon": 10, "clip": 1.0}))
+        with_own_ledger(file, settings(privacy={"epsilon": 10, "clip": 1.0}))
 
 
 FACTS = {"trainable": True, "validates": False, "size": 40, "label_counts": [20, 20]}
@@ -229,13 +242,13 @@ FACTS = {"trainable": True, "validates": False, "size": 40, "label_counts": [20,
 def test_a_site_tells_what_its_file_lists_and_no_small_counts(
     describe: list[str], counts: list[int], told_of: set[str]
 ) -> None:
-    facts = told(site_file(disclose=describe), FACTS, counts)
+    facts = disclosed_site_info(site_file(disclose=describe), FACTS, counts)
     assert set(facts) == told_of
     assert all(facts[name] == FACTS[name] for name in facts)
 
 
 def test_facts_that_nobody_listed_are_never_told() -> None:
-    assert told(site_file(), {"trainable": True, "names": ["x"]}, []) == {"trainable": True}
+    assert disclosed_site_info(site_file(), {"trainable": True, "names": ["x"]}, []) == {"trainable": True}
 
 
 @pytest.mark.parametrize("training", [0, 10, 11, 1000])
@@ -253,13 +266,13 @@ def test_few_training_images_are_refused_without_their_number(training: int) -> 
 
 def test_small_splits_are_not_scored() -> None:
     sizes = {"training": 30, "val": 9, "test": 10, "empty": 0}
-    assert tellable(site_file(), sizes) == ["training", "test"]
-    assert tellable(site_file(min_count=1), sizes) == ["training", "val", "test"]
+    assert disclosed_splits(site_file(), sizes) == ["training", "test"]
+    assert disclosed_splits(site_file(min_count=1), sizes) == ["training", "val", "test"]
 
 
 def test_raising_the_bar_never_tells_more() -> None:
     sizes = {"val": 5, "test": 20}
-    told_facts = [set(tellable(site_file(min_count=bar), sizes)) for bar in (1, 5, 6, 20, 21)]
+    told_facts = [set(disclosed_splits(site_file(min_count=bar), sizes)) for bar in (1, 5, 6, 20, 21)]
     assert all(more >= less for more, less in itertools.pairwise(told_facts))
 
 

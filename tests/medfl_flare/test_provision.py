@@ -1,4 +1,4 @@
-"""Kits of a federation: NVFlare's, with medfl's allow-list line, closed rights, a site's file, private modes."""
+"""Kits of a federation: NVFlare's files, medfl's allow-list entry, restricted rights, private file modes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import pytest
 from refusals import refused
 
 from medfl.errors import RefusedError, SettingsError
-from medfl_flare.provision import ALLOWED, RIGHTS, Project, allowing, provision, rights
-from medfl_flare.sites.file import BundleEntry, Floor, SiteFile
+from medfl_flare.provision import ALLOWED_CLASSES, RIGHTS, Project, provision, role_rights, with_allowed_class
+from medfl_flare.sites.file import BundleEntry, MinimumPrivacy, SiteFile
 
 ONE = Project("localhost", ("site-01",), "me@hospital.org", port=8112)
 
 
 @pytest.fixture(scope="module")
 def kits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The kits of one site, and then of one more."""
+    """Return the kits of one site, and then of one more."""
     pytest.importorskip("nvflare")
     out = tmp_path_factory.mktemp("kits") / "kits"
     first = provision(ONE, out)
@@ -55,7 +55,7 @@ def test_all_certificates_are_of_the_root_and_carry_the_participant(kits: dict[s
 
 
 def test_only_sites_certificates_stand_for_participants_of_a_secure_aggregation(kits: dict[str, Path]) -> None:
-    """The root certifies the server and the researcher, too; neither can add itself to the sites of a sum."""
+    """The root also certifies the server and the researcher; neither can add itself to the sites of a sum."""
     from medfl.privacy.signatures import read_signer
 
     site, other = read_signer(kits["site-01"]), read_signer(kits["site-02"])
@@ -83,10 +83,10 @@ def test_a_kit_allows_medfls_class_beside_nvflares_and_nothing_more(kits: dict[s
         local = kits[name] / "local"
         default = json.loads((local / "resources.json.default").read_text())
         resources = json.loads((local / "resources.json").read_text())
-        assert resources["class_allow_list"] == [*default["class_allow_list"], ALLOWED[who]]
+        assert resources["class_allow_list"] == [*default["class_allow_list"], ALLOWED_CLASSES[who]]
         assert resources["class_list_enforcement_mode"] == "enforce"
         assert [part["id"] for part in resources["components"]] == [part["id"] for part in default["components"]]
-        assert json.loads((local / "authorization.json").read_text()) == rights(is_server=who == "server")
+        assert json.loads((local / "authorization.json").read_text()) == role_rights(is_server=who == "server")
     assert json.loads((kits["site-02"] / "local" / "resources.json").read_text())["allow_log_streaming"] is False
 
 
@@ -100,9 +100,9 @@ def test_the_sites_file_names_the_site_and_allows_nothing_yet(kits: dict[str, Pa
 
 def test_the_page_for_administrators_explains_every_key_and_both_allow_list_lines() -> None:
     page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
-    keys = {*SiteFile.model_fields, *Floor.model_fields, *BundleEntry.model_fields} - {"privacy", "bundles"}
+    keys = {*SiteFile.model_fields, *MinimumPrivacy.model_fields, *BundleEntry.model_fields} - {"privacy", "bundles"}
     assert [key for key in sorted(keys) if f"`{key}`" not in page] == []
-    assert all(line in page for line in ALLOWED.values())
+    assert all(line in page for line in ALLOWED_CLASSES.values())
 
 
 def test_another_server_in_the_same_folder_is_refused(kits: dict[str, Path]) -> None:
@@ -134,15 +134,15 @@ def test_names_that_cannot_be_are_refused_before_anything_is_made(
 
 def test_no_role_may_send_code_or_give_shell_commands() -> None:
     for is_server in (True, False):
-        roles = rights(is_server=is_server)["permissions"]
+        roles = role_rights(is_server=is_server)["permissions"]
         assert set(roles) == {"project_admin", "org_admin", "lead", "member"}  # "any" for a whole role would open all
         for granted in roles.values():
             assert set(granted) == set(RIGHTS)
             assert granted["byoc"] == granted["shell_commands"] == granted["server-predeployed-flwr"] == "none"
-    assert rights(is_server=False)["permissions"]["project_admin"]["operate"] == "none"
+    assert role_rights(is_server=False)["permissions"]["project_admin"]["operate"] == "none"
 
 
 def test_the_allow_list_line_is_there_once_however_often_it_is_added() -> None:
-    once = allowing({"class_allow_list": ["a.B"], "components": []}, is_server=False)
-    assert once["class_allow_list"] == ["a.B", ALLOWED["client"]]
-    assert allowing(once, is_server=False) == once
+    once = with_allowed_class({"class_allow_list": ["a.B"], "components": []}, is_server=False)
+    assert once["class_allow_list"] == ["a.B", ALLOWED_CLASSES["client"]]
+    assert with_allowed_class(once, is_server=False) == once

@@ -1,4 +1,4 @@
-"""Where the runs of a startup kit are, for ``medfl monitor``."""
+"""Location of a startup kit's runs, for ``medfl monitor``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Submitting, following, fetching, resuming and stopping, against a small stand-in for NVFlare's session."""
+"""Submitting, following, fetching, resuming and stopping, with a stand-in for NVFlare's session."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ DONE = "FINISHED:COMPLETED"
 
 
 class NoConnection(ConnectionError):  # noqa: N818 - NVFlare's name
-    """NVFlare's error, by its name."""
+    """NVFlare's error of this name."""
 
 
 class JobNotRunning(Exception):  # noqa: N818 - NVFlare's name
-    """NVFlare's error, by its name."""
+    """NVFlare's error of this name."""
 
 
 class InternalError(Exception):
-    """NVFlare's error, by its name."""
+    """NVFlare's error of this name."""
 
 
 class JobNotFound(Exception):  # noqa: N818 - NVFlare's name
-    """NVFlare's error, by its name."""
+    """NVFlare's error of this name."""
 
 
 class AuthorizationError(Exception):
-    """NVFlare's error, by its name."""
+    """NVFlare's error of this name."""
 
 
 class Flare:
-    """A server. Each job is a list of answers to the question how it stands: a status, or a progress while it runs."""
+    """Stand-in for a server. Each job is a list of responses: a status, or a progress report while the job runs."""
 
     def __init__(self, *jobs: list[Any], sites: tuple[str, ...] = ("site-01", "site-02")) -> None:
         self.planned, self.sites = list(jobs), sites
@@ -111,7 +111,7 @@ class Flare:
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(connection, "RETRY_SECONDS", 0.0)
-    monkeypatch.setattr(session, "RETURNING", 0.0)
+    monkeypatch.setattr(session, "RECONNECT_SECONDS", 0.0)
     monkeypatch.setattr(session, "show_results", lambda summary, out: (out / "report.html").write_text(summary.status))
 
 
@@ -154,9 +154,9 @@ def test_a_run_is_submitted_followed_and_fetched(place: SimpleNamespace, caplog:
     submission = SubmissionFile.read(place.out / "submission.json")
     assert submission.to_json() == {"offer": flare.submitted[0], "kit": str(place.kit), "jobs": ["job-1"]}
     assert "round 2 of 2" in caplog.text
-    text = "validation images, mean over the sites, each with the model that it keeps: accuracy 0.500"
+    text = "validation images, mean over the sites, personal models if there are any: accuracy 0.500"
     assert text in caplog.text
-    assert caplog.text.count("Site 'site-02' is missing: no answer in 60 s") == 1
+    assert caplog.text.count("Site 'site-02' is unavailable: no answer in 60 s") == 1
     assert {path.name for path in place.out.iterdir()} == {
         "metrics.csv",
         "report.html",
@@ -203,7 +203,7 @@ def test_a_refused_run_says_what_the_sites_said_and_leaves_no_old_summary(place:
     assert not (place.out / "summary.json").exists()
     assert not (place.out / "error.txt").exists()
     flare.result = {}
-    with refused(MedflError, "run_failed", reason="NVFlare says FINISHED:FAILED_TO_RUN: site-01: refused."):
+    with refused(MedflError, "run_failed", reason="NVFlare reports FINISHED:FAILED_TO_RUN: site-01: refused."):
         session.resume(place.out, opens(flare))
 
 
@@ -212,7 +212,7 @@ def test_the_server_may_be_away_for_a_while(place: SimpleNamespace, caplog: pyte
     flare.result, flare.down = summary(), 3
     with caplog.at_level(logging.INFO, "medfl_flare"):
         submit(flare, place)
-    assert caplog.text.count("can't be reached; trying again") == 1
+    assert caplog.text.count("can't be reached; medfl tries again") == 1
     flare.down = 10**9
     broken = Connection(lambda: flare, "localhost:8002", patience=0.0)
     with refused(MedflError, "server_unreachable", server="localhost:8002"):
@@ -269,7 +269,7 @@ def test_sites_that_are_not_connected(place: SimpleNamespace, caplog: pytest.Log
     with refused(SettingsError, "unavailable_site", site="site-2", known=["site-01", "site-02"]) as caught:
         submit(Flare(), place, sites=["site-01", "site-2"])
     assert "Did you mean 'site-02'" in str(caught.value)
-    assert "With --min_replies a run begins without sites that are away" in str(caught.value)
+    assert "With --min_replies a run begins without unavailable sites" in str(caught.value)
     with refused(SettingsError, "no_connected_sites"):
         submit(Flare(sites=()), place, sites=[])
     fewer = {"overrides": {"min_replies": 1}}
@@ -299,13 +299,13 @@ def test_sites_that_come_back_one_by_one_are_waited_for(
             self.sites = ("site-01", "site-02")[: len(self.sites) + 1]
             return info
 
-    monkeypatch.setattr(session, "RETURNING", 60.0)
+    monkeypatch.setattr(session, "RECONNECT_SECONDS", 60.0)
     flare = Restarted([DONE], [DONE])
     flare.result = summary()
     submit(flare, place)
     flare.sites = ()
     session.resume(place.out, opens(flare))
-    assert "Waiting for them, 60 s at most" in caplog.text
+    assert "Waiting for them, at most 60 s" in caplog.text
     assert "Not connected" not in caplog.text
 
 
@@ -323,7 +323,7 @@ def test_other_errors_of_the_server_become_errors_with_advice(place: SimpleNames
 
 
 def test_what_nvflare_prints_is_kept_away(place: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
-    with connection.quiet():
+    with connection.suppress_nvflare_output():
         print("Connecting to FLARE ...")
     assert capsys.readouterr().out == ""
 

@@ -1,4 +1,4 @@
-"""``medfl site check``: it passes on a site that is ready, and names each thing that is not."""
+"""``medfl site check`` passes for a correct site and names each fault."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typer.testing import CliRunner
 from medfl.bundle.files import bundle_hash, shipped
 from medfl.data.datalists import Datalist, make_records, write_datalist
 from medfl_flare.commands.site import app
-from medfl_flare.provision import ALLOWED
-from medfl_flare.sites.check import Line, check_site
+from medfl_flare.provision import ALLOWED_CLASSES
+from medfl_flare.sites.check import CheckResult, check_site
 
 NAME = "medmnist_classification"
 SIZES = {"training": 24, "validation": 12, "test": 4}
 
 
 def write_site(folder: Path, shared: int = 0, sizes: dict[str, int] | None = None, classes: int = 2) -> None:
-    """Random images of 8 x 8 pixels; `shared` of the training images are in the test split as well."""
+    """Write random images of 8 x 8 pixels; `shared` of the training images are also in the test split."""
     sizes = sizes or SIZES
     folder.mkdir(parents=True)
     total = sum(sizes.values())
@@ -54,7 +54,7 @@ def ready(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def failed(lines: list[Line]) -> list[str]:
+def failed(lines: list[CheckResult]) -> list[str]:
     return [line.text for line in lines if not line.ok]
 
 
@@ -66,11 +66,11 @@ def test_a_site_that_is_ready_passes_every_check(ready: Path) -> None:
     assert f"version 0.1.0, hash {bundle_hash(shipped()[NAME])}" in text
     assert "24 training, 12 validation, fewer than 10 test images of 1 x 8 x 8" in text
     assert "benign: 12, malignant: 12" in text
-    assert "must give num_classes 2, in_channels 1, size [8, 8]" in text
+    assert "needs the options num_classes 2, in_channels 1, size [8, 8]" in text
     assert "'cnn4' has" in text
     assert "2 finite outputs" in text
     assert "fedavg (0.1.0)" in text
-    assert "no floor" in text
+    assert "no minimum" in text
     assert sorted(path.name for path in (ready / "state").iterdir()) == ["secret"], "no probe is left behind"
 
 
@@ -93,7 +93,7 @@ def test_the_folder_of_the_cache_is_tried(ready: Path) -> None:
 
 
 def edit(ready: Path, what: str) -> Path:
-    """A site with one thing wrong."""
+    """Change one thing of a site."""
     if what == "state folder":
         (ready / "blocked").write_text("")
         return write_file(ready, state="blocked/state")
@@ -134,7 +134,7 @@ def edit(ready: Path, what: str) -> Path:
         ("network", "network", "unknown network 'cnn5'. Did you mean 'cnn4'"),
         ("data", "data", "datalist.json"),
         ("leaks", "leaks", "site-01/training"),
-        ("few", "data", "from 10 training images on and has fewer"),
+        ("few", "data", "at least 10 training images for that and has fewer"),
         ("folder", f"bundle '{NAME}'", "has no configs/metadata.json"),
         ("federate", f"bundle '{NAME}'", "federate.json"),
     ],
@@ -222,7 +222,9 @@ def kit(ready: Path, root: Any) -> Path:
     for name, content in {"fed_client.json": json.dumps({"servers": [{"identity": "server"}]}), "start.sh": ""}.items():
         (folder / "startup" / name).write_text(content)
     (folder / "startup" / "client.key").chmod(0o600)
-    (folder / "local" / "resources.json.default").write_text(json.dumps({"class_allow_list": [ALLOWED["client"]]}))
+    (folder / "local" / "resources.json.default").write_text(
+        json.dumps({"class_allow_list": [ALLOWED_CLASSES["client"]]})
+    )
     return folder
 
 
@@ -239,7 +241,7 @@ def test_a_whole_kit_passes(ready: Path, kit: Path) -> None:
 def test_the_own_resources_of_a_kit_win_over_the_ones_it_came_with(ready: Path, kit: Path) -> None:
     (kit / "local" / "resources.json").write_text(json.dumps({"class_allow_list": ["other.Class"]}))
     (failure,) = kit_failures(ready, kit)
-    assert ALLOWED["client"] in failure
+    assert ALLOWED_CLASSES["client"] in failure
     assert "resources.json'" in failure
 
 
@@ -250,7 +252,7 @@ def test_a_key_that_others_can_read_fails(ready: Path, kit: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "days", "message"), [("site-01", -2, "it ended on"), ("site-02", 9, "it is of 'site-02'")]
+    ("name", "days", "message"), [("site-01", -2, "expired on"), ("site-02", 9, "the certificate is for 'site-02'")]
 )
 def test_a_certificate_that_ended_or_is_anothers_fails(
     ready: Path, kit: Path, root: Any, name: str, days: int, message: str
@@ -286,7 +288,7 @@ def test_the_command_prints_a_line_for_each_check_and_its_status_tells(ready: Pa
     assert last == f"{len(lines)} checks, 0 failed"
     result = CliRunner().invoke(app, ["check", str(write_file(ready, methods=[])), "--bundle", NAME])
     assert result.exit_code == 2
-    assert "FAIL: methods: none may run here" in result.output
+    assert "FAIL: methods: no method is allowed" in result.output
 
 
 def test_the_file_is_looked_for_in_the_kit(ready: Path, kit: Path) -> None:

@@ -1,4 +1,4 @@
-"""A participant's own file: what it says is read exactly, what is wrong is named, and its secret stays its own."""
+"""A participant's own file: values are read exactly, errors are named, and the secret stays private."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from medfl.errors import RefusedError, SettingsError, StoreError
 from medfl.records.run_file import AssignedNetwork
 from medfl.settings import Execution
 from medfl_flare.sites.file import SiteFile, read_site_file
-from medfl_flare.sites.policy import told_profile
+from medfl_flare.sites.policy import disclosed_profile
 
 WHOLE = """
 site = "site-01"
@@ -25,8 +25,8 @@ methods = ["fedavg", "fedkper"]
 max_rounds = 20
 max_message_mb = 64
 min_count = 5
-describe = ["size", "label_counts"]
-exchange = true
+disclose = ["size", "label_counts"]
+cross_site_evaluation = true
 shared_test = true
 threads = 2
 device = "cuda:1"
@@ -64,7 +64,7 @@ def test_all_keys_are_read_and_relative_paths_begin_at_the_file(tmp_path: Path, 
     site_file = read_site_file("local/medfl-site.toml")
     assert (site_file.site, site_file.is_server, site_file.methods) == ("site-01", False, ("fedavg", "fedkper"))
     assert (site_file.max_rounds, site_file.max_message_mb, site_file.min_count, site_file.threads) == (20, 64, 5, 2)
-    assert (site_file.describe, site_file.cross_site_evaluation, site_file.device) == (
+    assert (site_file.disclose, site_file.cross_site_evaluation, site_file.device) == (
         ("size", "label_counts"),
         True,
         "cuda:1",
@@ -88,7 +88,7 @@ def test_what_is_left_out_allows_little(tmp_path: Path) -> None:
     site_file = read_site_file(write(tmp_path, LEAST))
     assert (site_file.methods, site_file.bundles, site_file.cross_site_evaluation) == ((), {}, False)
     assert site_file.execution == Execution(device="cpu")
-    assert (site_file.min_count, site_file.describe, site_file.device, site_file.privacy) == (
+    assert (site_file.min_count, site_file.disclose, site_file.device, site_file.privacy) == (
         10,
         ("size",),
         "cpu",
@@ -266,7 +266,7 @@ def test_a_state_folder_that_can_not_be_made_is_told(site: SiteFile) -> None:
 
 
 class AsksForMemory(NetworkAssignment):
-    """A rule that asks for the memory of each site's machine."""
+    """A network assignment that asks for the memory of each site's machine."""
 
     def assign(self, sites: Sequence[str], seed: int) -> dict[str, AssignedNetwork]:
         return {}
@@ -285,11 +285,11 @@ def test_what_may_be_told_of_the_machine(tmp_path: Path) -> None:
         return read_site_file(tmp_path / "medfl-site.toml")
 
     rule = AsksForMemory()
-    assert told_profile(read(""), rule) is None
-    assert told_profile(read("[profile]\nmemory_gb = 4.0\n"), rule) == {"memory_gb": 4.0}
-    assert told_profile(read('profile = "live"'), rule) == {"memory_gb": 16.0}
+    assert disclosed_profile(read(""), rule) is None
+    assert disclosed_profile(read("[profile]\nmemory_gb = 4.0\n"), rule) == {"memory_gb": 4.0}
+    assert disclosed_profile(read('profile = "live"'), rule) == {"memory_gb": 16.0}
     with refused(SettingsError, "wrong_names", place="the table [profile]"):
-        told_profile(read("[profile]\ncpu_mhz = 1500.0\n"), rule)
+        disclosed_profile(read("[profile]\ncpu_mhz = 1500.0\n"), rule)
     for value in ("-1.0", "nan", '"much"'):
         with refused(SettingsError, "invalid_settings"):
             read(f"[profile]\nmemory_gb = {value}\n")

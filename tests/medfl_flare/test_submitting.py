@@ -1,4 +1,4 @@
-"""From the command line to what is submitted: only what the sites may be told, and nothing runs here."""
+"""Conversion of a command line to a submission: it contains only values for the sites, and nothing runs locally."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def test_what_tracking_is_told_stays_here(tmp_path: Path, submitted: list[Submis
         ((), "needs --kit"),
         (("--kit", "k", "--roundz", "3"), "Did you mean '--rounds'"),
         (("--kit", "k", "--weights", "w.safetensors"), "weights"),
-        (("--kit", "k", "--device", "cuda"), "each participant's own affair"),
-        (("--kit", "k", "--plugins", "['p.py']"), "each participant's own affair"),
+        (("--kit", "k", "--device", "cuda"), "each participant decides"),
+        (("--kit", "k", "--plugins", "['p.py']"), "each participant decides"),
         (("--kit", "k", "--network-name", "$1"), "Unknown network"),
-        (("--kit", "k", "--method-args.mu", "$import os"), "a message never holds code"),
+        (("--kit", "k", "--method-args.mu", "$import os"), "a message can't contain code"),
     ],
 )
 def test_what_sites_would_refuse_is_refused_here(

@@ -163,7 +163,7 @@ def test_a_run_goes_on_with_its_frozen_parameters_only(tmp_path):
 def test_a_site_with_other_frozen_parameters_is_refused():
     pytest.importorskip("medfl_flare")
     from medfl_flare.backend.messages import Message
-    from medfl_flare.backend.remote_messages import read_facts
+    from medfl_flare.backend.protocol_messages import read_begin_reply
 
     data = {"name": "", "modality": "", "classes": [], "names": [], "shared_test": None}
     ours, theirs = make_partly_frozen_task().frozen_digest(), "0" * 64
@@ -171,5 +171,5 @@ def test_a_site_with_other_frozen_parameters_is_refused():
         facts = {"trainable": True, "validates": True} | ({} if digest is None else {"frozen": digest})
         message = Message("begin", {}, {"facts": facts, "newest": 0, "data": data})
         with refused(RefusedError, "unlike_frozen_parameters", site="north"):
-            read_facts("north", message, 0, 0, expected)
-        assert read_facts("north", message, 0, 0, digest)["facts"]["validates"]
+            read_begin_reply("north", message, 0, 0, expected)
+        assert read_begin_reply("north", message, 0, 0, digest)["facts"]["validates"]

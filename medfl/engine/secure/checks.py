@@ -99,8 +99,8 @@ def _check_others(settings: Settings) -> None:
     if settings.adversaries:
         raise SettingsError(
             "incompatible_settings",
-            "'adversaries' changes the replies of attackers, but masked replies can't be changed usefully. Leave 'adversaries' "
-            "or 'secure_aggregation' out.",
+            "'adversaries' changes the replies of attackers, but masked replies can't be changed usefully. Leave "
+            "'adversaries' or 'secure_aggregation' out.",
             settings=["adversaries", "secure_aggregation"],
         )
     policy_of(settings).check_secure_aggregation()

@@ -1,1 +1,1 @@
-"""NVFlare backend: messages between machines, and the two ends that exchange them."""
+"""NVFlare backend: the messages between machines, and the code of the server and of the sites that exchanges them."""

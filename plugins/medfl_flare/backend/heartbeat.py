@@ -1,4 +1,7 @@
-"""Heartbeats between machines, and deadlines that count silence: a site whose work moves is waited for."""
+"""Heartbeats of working sites, and deadlines that measure silence instead of duration.
+
+The server waits for a site as long as the site's heartbeats report progress.
+"""
 
 from __future__ import annotations
 
@@ -11,63 +14,64 @@ from medfl.training.batches import SCORING, TRAINING
 from medfl.utils.pulse import BEAT_SECONDS, Beat
 from medfl_flare.backend.messages import Limits, Message, pack, unpack
 
-BEAT = "beat"
-"""Kind of the message; it asks for no answer."""
+HEARTBEAT_KIND = "beat"
+"""Kind of a heartbeat message. The server does not reply to it."""
 
-LIMITS = Limits(max_bytes=4096, max_tensors=0)
-"""What a heartbeat may be."""
+HEARTBEAT_LIMITS = Limits(max_bytes=4096, max_tensors=0)
+"""Limits of a heartbeat message."""
 
-FASTEST = BEAT_SECONDS / 3
-"""Seconds within which a second heartbeat of a site is not noted down: nobody fills a disk with them."""
-
-
-def pack_beat(beat: Beat) -> bytes:
-    """A heartbeat as bytes, for `read_beat`."""
-    return pack(Message(BEAT, {}, vars(beat)))
+MIN_HEARTBEAT_SECONDS = BEAT_SECONDS / 3
+"""Minimum number of seconds between two heartbeats of a site that the server records, so that no site can fill its
+disk."""
 
 
-def read_beat(blob: bytes) -> Beat:
-    """A site's heartbeat, from bytes that nobody has looked at yet.
+def pack_heartbeat(beat: Beat) -> bytes:
+    """Return a heartbeat as bytes, for `read_heartbeat`."""
+    return pack(Message(HEARTBEAT_KIND, {}, vars(beat)))
+
+
+def read_heartbeat(blob: bytes) -> Beat:
+    """Return the heartbeat in a packed message. The bytes are untrusted.
 
     Raises:
-        RefusedError: If it is none.
+        RefusedError: If the bytes are not a valid heartbeat.
     """
-    message = unpack(blob, LIMITS)
+    message = unpack(blob, HEARTBEAT_LIMITS)
     doing, share, moved = (message.meta.get(name) for name in ("doing", "share", "moved"))
     fits = share is None or (type(share) in (int, float) and 0 <= share <= 1)
-    if message.kind != BEAT or doing not in ("", TRAINING, SCORING) or not fits or type(moved) is not bool:
+    if message.kind != HEARTBEAT_KIND or doing not in ("", TRAINING, SCORING) or not fits or type(moved) is not bool:
         raise RefusedError(
-            "invalid_heartbeat", "expected a heartbeat: what is done, the share of it that is done, whether it moves"
+            "invalid_heartbeat", "expected a heartbeat with the activity, its completed share and whether it progressed"
         )
     return Beat(doing, share, moved)
 
 
-class Silence:
-    """How long sites have been silent, since they were asked or since their work last moved.
+class SilenceTimer:
+    """Timer of the sites' silence. A site is silent since the server's request or since its last progress.
 
     Args:
-        sites: Those that were asked just now.
-        patience: Seconds after which a silent one is waited for no more, > 0.
-        clock: Tells the seconds.
+        sites: Names of the sites that got a request just now.
+        patience: Seconds of silence after which the server stops waiting for a site, > 0.
+        clock: Function that returns the current time in seconds.
     """
 
     def __init__(self, sites: Iterable[str], patience: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._patience, self._clock, self._lock = patience, clock, threading.Lock()
         self._moved = dict.fromkeys(sites, clock())
 
-    def moved(self, site: str) -> None:
-        """A site's work moves; of one that was not asked nothing is expected."""
+    def record_progress(self, site: str) -> None:
+        """Restart the timer of a site. A site without a request is ignored."""
         with self._lock:
             if site in self._moved:
                 self._moved[site] = self._clock()
 
-    def overdue(self) -> list[str]:
-        """Those that were silent for longer than that, sorted."""
+    def silent_sites(self) -> list[str]:
+        """Return the names of the sites that have been silent for too long, sorted."""
         with self._lock:
             now = self._clock()
             return sorted(site for site, since in self._moved.items() if now - since > self._patience)
 
     @property
-    def why(self) -> str:
-        """Why one of them is missing."""
-        return f"did not answer in time: its work has not moved for {self._patience:g} s"
+    def reason(self) -> str:
+        """Reason text for a site that has been silent for too long."""
+        return f"did not reply in time: its work has made no progress for {self._patience:g} s"

@@ -1,4 +1,4 @@
-"""What a carrier between machines needs of a network."""
+"""The interface between the server's backend and the network that carries its messages."""
 
 from __future__ import annotations
 
@@ -11,32 +11,34 @@ from medfl_flare.backend.message_checks import Limits
 
 
 class Transport(Protocol):
-    """Brings messages to sites and their answers back."""
+    """Transport of the server's messages to sites and of their replies."""
 
-    def listen(self, hear: Callable[[str, bytes], bool], folder: Path, limits: Limits) -> None:
-        """Name what reads heartbeats, and what becomes of answers before they are handed over.
+    def listen(self, on_heartbeat: Callable[[str, bytes], bool], folder: Path, limits: Limits) -> None:
+        """Set the handler of heartbeats, and the folder and limits of incoming replies.
 
         Args:
-            hear: (site, heartbeat) to whether the site's work moves. It may be called from any thread and raises
-                nothing.
-            folder: Where answers may lie while they come. It is made when it is needed.
-            limits: Of an answer; a larger one need not be brought.
+            on_heartbeat: Function that receives (site, heartbeat) and returns whether the site's work made progress.
+                The transport may call it from any thread. It raises nothing.
+            folder: Folder for replies while they arrive. The transport creates it when it needs it.
+            limits: Limits of a reply. The transport need not fetch a larger one.
         """
         ...
 
-    def ask(self, requests: Mapping[str, Blob], patience: float, take: Callable[[str, Blob], None]) -> dict[str, str]:
-        """Send each site its message and hand over what each answers, as it comes.
+    def ask(
+        self, requests: Mapping[str, Blob], patience: float, on_reply: Callable[[str, Blob], None]
+    ) -> dict[str, str]:
+        """Send each site its message, wait for the replies, and pass each complete reply to `on_reply`.
 
         Args:
-            requests: Site to message.
-            patience: Seconds of silence after which a site is waited for no more, since its message or since its work
-                last moved.
-            take: Called with (site, answer); it raises nothing.
+            requests: Maps each site to its message.
+            patience: Seconds of silence after which the transport stops waiting for a site. Silence starts with the
+                message and starts again whenever the site's work makes progress.
+            on_reply: Function that receives (site, reply). It raises nothing.
 
         Returns:
-            Site to the reason why it did not answer.
+            Maps each site that did not reply to the reason.
 
         Raises:
-            StoreError: If an answer can't be kept here while it comes.
+            StoreError: If a reply can't be stored at the server while it arrives.
         """
         ...

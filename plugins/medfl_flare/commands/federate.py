@@ -1,4 +1,4 @@
-"""``medfl federate``: a federation between machines, around NVIDIA FLARE's own tools. See docs/deploy.md."""
+"""Commands ``medfl federate``: a distributed federation with NVIDIA FLARE. See docs/deploy.md."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from medfl_flare.commands.federate_keys import COMMANDS
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 Kit = Annotated[Path, typer.Argument(metavar="KIT", help="A startup kit.", show_default=False)]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The run folder here.", show_default=False)]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The local run folder.", show_default=False)]
 
 
 @app.callback()
 def group() -> None:
-    """Run a federation between machines on NVIDIA FLARE.
+    """Run a federation between machines with NVIDIA FLARE.
 
     Example: medfl federate provision --server localhost --sites site-01,site-02 --admin me@hospital.org
     """
@@ -33,12 +33,12 @@ def provision(
     port: Annotated[int, typer.Option(help="The one port at which the server listens.")] = 8002,
     scheme: Annotated[str, typer.Option(help="http (websockets), grpc or tcp; each under mutual TLS.")] = "http",
     name: Annotated[str, typer.Option(help="Name of the project in the certificates.")] = "medfl",
-    days: Annotated[int, typer.Option(help="Days until a new root certificate ends.")] = 360,
+    days: Annotated[int, typer.Option(help="Days until a new root certificate expires.")] = 360,
 ) -> None:
     """Make a startup kit for the server, each site and the researcher, with certificates of one root.
 
-    Give the command again with more sites to add them: the root and the kits that are there stay. Keep OUT/ca to
-    yourself: whoever has it can make participants.
+    Run the command again with more sites to add them: the root and existing kits are not changed. Keep OUT/ca secret:
+    anyone who has it can make participants.
 
     Example: medfl federate provision --server fl.hospital.org --sites north,south --admin me@hospital.org --out kits
     """
@@ -48,31 +48,33 @@ def provision(
     made = provision(Project(server, named, admin, name, port, scheme, days), out)
     for participant, folder in made.items():
         typer.echo(f"{participant}: {folder}")
-    typer.echo(f"{len(made)} kits made" if made else "nobody is new; no kit was made")
+    typer.echo(f"{len(made)} kits made" if made else "no participant is new; no kit was made")
 
 
-for command in COMMANDS:  # the same with keys made at home
+for command in COMMANDS:  # kits whose private keys never leave their owner's machine
     app.command()(command)
 
 
 @app.command()
 def start(
     kit: Kit,
-    foreground: Annotated[bool, typer.Option("--foreground", help="Stay, for a service manager; end with it.")] = False,
-    once: Annotated[bool, typer.Option("--once", help="Do not start the process again should it die.")] = False,
-    patience: Annotated[float, typer.Option(help="Seconds to wait until it is up.")] = 60.0,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay in the foreground, for a service manager.")
+    ] = False,
+    once: Annotated[bool, typer.Option("--once", help="Do not restart the process if it dies.")] = False,
+    patience: Annotated[float, typer.Option(help="Seconds to wait until the process is ready.")] = 60.0,
 ) -> None:
-    """Start a server or a site as a service in the background and wait until it is up.
+    """Start a server or a site as a service in the background and wait until it is ready.
 
-    It goes on when this command and its terminal have ended, until `medfl federate stop KIT`. It writes to console.log
-    in its kit. With --foreground, all its processes end with the process that gave this command.
+    The service continues after this command and its terminal have ended, until `medfl federate stop KIT`. Its output
+    goes to console.log in its kit. With --foreground, all its processes end with the process that started this command.
 
     Example: medfl federate start kits/north
     """
     from medfl_flare import kit as kits
 
     if foreground:
-        kits.run_here(kit)
+        kits.become_kit_process(kit)
     kits.start(kit, restart=not once, patience=patience, as_service=True)
     typer.echo(f"'{kit}' is up")
 
@@ -83,7 +85,8 @@ def submit(
     bundle: Annotated[str, typer.Argument(help="The bundle's folder, or a name of `medfl list bundles`.")],
     kit: Annotated[Path, typer.Option(help="The researcher's startup kit.")],
     dataset_dir: Annotated[
-        Path | None, typer.Option(help="Data of the same task here: number of classes, channels and size come from it.")
+        Path | None,
+        typer.Option(help="Local data of the same task, to read number of classes, channels and size from."),
     ] = None,
 ) -> None:
     """Submit a run, follow it, and fetch its results: `medfl run` with `--backend flare`.
@@ -102,66 +105,79 @@ def submit(
 
 
 @app.command()
-def describe(
+def statistics(
     data: Annotated[
         Path | None, typer.Argument(metavar="[DATA]", help="A folder of sites on this machine.", show_default=False)
     ] = None,
-    kit: Annotated[Path | None, typer.Option(help="The researcher's startup kit: asks the sites.")] = None,
-    bundle: Annotated[str | None, typer.Option(help="With --kit: whose data, as in the sites' own files.")] = None,
-    sites: Annotated[str, typer.Option(help="With --kit: names with commas; by default all that are connected.")] = "",
-    out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("description"),
-    min_count: Annotated[
-        int | None, typer.Option(min=1, help="With DATA: fewest images of which a number is told.", show_default="10")
+    kit: Annotated[
+        Path | None, typer.Option(help="The researcher's startup kit: request statistics from the sites.")
     ] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Noise that hides a training image, with this budget.")] = None,
-    delta: Annotated[float, typer.Option(help="With --epsilon: probability that the promise fails.")] = 1e-5,
+    bundle: Annotated[
+        str | None, typer.Option(help="With --kit: bundle in the sites' own files; identifies the data.")
+    ] = None,
+    sites: Annotated[
+        str, typer.Option(help="With --kit: names of sites, with commas; by default all connected sites.")
+    ] = "",
+    out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("statistics"),
+    min_count: Annotated[
+        int | None,
+        typer.Option(min=1, help="With DATA: minimum number of images behind a shown number.", show_default="10"),
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Add noise that hides a training image, with this budget.")
+    ] = None,
+    delta: Annotated[float, typer.Option(help="With --epsilon: probability that the guarantee fails.")] = 1e-5,
     timeout: Annotated[int, typer.Option(min=1, help="With --kit: seconds to wait for a silent site.")] = 3600,
 ) -> None:
-    """Show what each site holds before anything is trained, and which site is odd.
+    """Show statistics of each site's training images before training, and which sites are outliers.
 
-    Counts, labels, sizes, spacing and quantiles of the training images, as far as each site's own file allows: counts
-    of few images are withheld. Across machines each site computes at home and sends only that.
+    Counts, labels, sizes, spacing and quantiles of the training images, as each site's own file allows; counts of few
+    images are suppressed. Across machines each site computes its statistics itself and sends nothing else.
 
-    Example: medfl federate describe --kit kits/me@hospital.org --bundle medmnist_classification --out runs/before
+    Example: medfl federate statistics --kit kits/me@hospital.org --bundle medmnist_classification --out runs/before
     """
     from medfl.settings import read_settings
-    from medfl_flare.describing.request import Request, Wanted, settings_of
-    from medfl_flare.describing.session import describe_sites
-    from medfl_flare.statistics.folder import describe_folder
-    from medfl_flare.statistics.page import PAGE, write_description
-    from medfl_flare.statistics.telling import Policy
-    from medfl_flare.statistics.view import view_of
+    from medfl_flare.federated_statistics.researcher_session import fetch_statistics
+    from medfl_flare.federated_statistics.statistics_request import NoiseRequest, StatisticsRequest, privacy_settings
+    from medfl_flare.statistics.disclosure import DisclosurePolicy
+    from medfl_flare.statistics.local_folder import compute_folder_statistics
+    from medfl_flare.statistics.report_content import make_report
+    from medfl_flare.statistics.statistics_page import HTML_FILE_NAME, write_statistics_report
 
     values = {"epsilon": epsilon, "delta": delta}
-    wanted = None if epsilon is None else read_settings(Wanted, values, "the noise of a description")
+    noise = None if epsilon is None else read_settings(NoiseRequest, values, "the noise of the statistics")
     if data is not None and (kit, bundle, sites) == (None, None, ""):
-        privacy = None if wanted is None else settings_of(wanted)
-        known = describe_folder(data, Policy(min_count=10 if min_count is None else min_count), privacy)
-        view = view_of(known, {}, f"the data lists and arrays in {data.name}")
-        write_description(view, out)
+        privacy = None if noise is None else privacy_settings(noise)
+        policy = DisclosurePolicy(min_count=10 if min_count is None else min_count)
+        by_site = compute_folder_statistics(data, policy, privacy)
+        report = make_report(by_site, {}, f"the data lists and arrays in {data.name}")
+        write_statistics_report(report, out)
     elif kit is not None and bundle is not None and (data, min_count) == (None, None):
         names = sorted(filter(None, (name.strip() for name in sites.split(","))))
-        about = {"describe": out.absolute().name, "bundle": bundle, "sites": names, "answer_timeout": timeout}
-        request = Request.from_meta(about | {"privacy": None if wanted is None else wanted.model_dump()})
-        view = describe_sites(request, kit.absolute(), out)
+        meta = {"statistics": out.absolute().name, "bundle": bundle, "sites": names, "answer_timeout": timeout}
+        request = StatisticsRequest.from_meta(meta | {"privacy": None if noise is None else noise.model_dump()})
+        report = fetch_statistics(request, kit.absolute(), out)
     else:
         raise SettingsError(
             "incompatible_settings",
-            "expected either DATA, a folder of sites on this machine, with --min-count if need be; or --kit and "
-            "--bundle, to ask the sites across machines, each of which has a min_count of its own",
+            "expected either DATA, a folder of sites on this machine, optionally with --min-count; or --kit and "
+            "--bundle, to request statistics from sites on other machines, whose own files set min_count",
             settings=["data", "min_count", "kit", "bundle"],
         )
-    typer.echo(view.title)
-    for mark in view.marks:
-        typer.echo(f"  {mark.site}: {mark.quantity} is {mark.here}, the median of the sites {mark.others}")
-    for site, why in view.missing.items():
-        typer.echo(f"  nothing is known of {site}: {why}")
-    typer.echo(f"page: {out / PAGE}")
+    typer.echo(report.title)
+    for outlier in report.outliers:
+        typer.echo(
+            f"  {outlier.site}: {outlier.quantity} is {outlier.value_text}, the median over the sites is "
+            f"{outlier.median_text}"
+        )
+    for site, why in report.missing.items():
+        typer.echo(f"  no statistics of {site}: {why}")
+    typer.echo(f"page: {out / HTML_FILE_NAME}")
 
 
 @app.command()
 def resume(run: RunFolder) -> None:
-    """Continue a run where it stopped, or follow it again, and fetch its results.
+    """Continue a run from its last saved step, or follow it again, and fetch its results.
 
     Example: medfl federate resume runs/one
     """
@@ -174,7 +190,7 @@ def resume(run: RunFolder) -> None:
 
 @app.command()
 def status(kit: Kit) -> None:
-    """Say who is connected and how the jobs stand (a researcher's kit), or whether a server or site runs here.
+    """Show the sites and jobs (researcher's kit), or whether the server or site is running on this machine.
 
     Example: medfl federate status kits/me@hospital.org
     """
@@ -182,10 +198,10 @@ def status(kit: Kit) -> None:
     from medfl_flare import kit as kits
     from medfl_flare import session
 
-    kind = kits.kind_of(kit)
+    kind = kits.read_kit_kind(kit)
     if kind != "admin":
         running = kits.processes(kit)
-        typer.echo(f"{kind}: " + (f"runs, process {running[0]}" if running else "does not run here"))
+        typer.echo(f"{kind}: " + (f"running, process {running[0]}" if running else "not running on this machine"))
         return
     for name, text in session.status(kit):
         typer.echo(visible(f"{name}: {text}"))
@@ -195,7 +211,7 @@ def status(kit: Kit) -> None:
 def stop(
     what: Annotated[Path, typer.Argument(metavar="KIT_OR_RUN", help="A kit, or a run folder.", show_default=False)],
 ) -> None:
-    """Stop a server or a site, or end the job of a run. A run that was stopped can be resumed.
+    """Stop a server or a site, or abort the job of a run. A stopped run can be resumed.
 
     Example: medfl federate stop runs/one
     """
@@ -204,9 +220,9 @@ def stop(
     from medfl_flare.records.submission import SubmissionFile
 
     if (what / SubmissionFile.NAME).is_file():
-        typer.echo("the job was aborted" if session.stop(what) else "no job of that run is at work")
+        typer.echo("the job was aborted" if session.stop(what) else "no job of that run is running")
     elif (what / "startup").is_dir():
-        typer.echo("stopped" if kits.stop(what) else "nothing runs from that kit")
+        typer.echo("stopped" if kits.stop(what) else "no process of that kit is running")
     else:
         raise SettingsError(
             "unknown_folder_kind",

@@ -1,4 +1,4 @@
-"""``medfl federate root | request | approve | package``: kits whose private keys are made where they stay."""
+"""Commands ``medfl federate root | request | approve | package``: kits whose owners make their own private keys."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ def root(
     port: Annotated[int, typer.Option(help="The one port at which the server listens.")] = 8002,
     scheme: Annotated[str, typer.Option(help="http (websockets), grpc or tcp; each under mutual TLS.")] = "http",
     name: Annotated[str, typer.Option(help="Name of the project in the certificates.")] = "medfl",
-    days: Annotated[int, typer.Option(help="Days until a new root certificate ends.")] = 360,
+    days: Annotated[int, typer.Option(help="Days until a new root certificate expires.")] = 360,
 ) -> None:
-    """Make the root of a federation whose participants make their own keys, and say who is expected.
+    """Make the root of a federation whose participants make their own keys, and record the expected participants.
 
-    Give the command again with more sites to add them. Keep OUT to yourself and off the server: whoever has the root's
-    key can pose as any participant.
+    Run the command again with more sites to add them. Keep OUT secret and off the server: anyone with the root's key
+    can impersonate any participant.
 
     Example: medfl federate root --server fl.hospital.org --sites north,south --admin me@hospital.org --out federation
     """
-    from medfl_flare.keys.approve import make_root
+    from medfl_flare.keys.approval import make_root
     from medfl_flare.provision import Project
 
     named = tuple(site.strip() for site in sites.split(",") if site.strip())
     fingerprint = make_root(Project(server, named, admin, name, port, scheme, days), out)
-    typer.echo(f"root: {out}; nothing in it leaves")
-    typer.echo(f"fingerprint of the root, to be told to everybody by telephone: {fingerprint}")
+    typer.echo(f"root: {out}; keep all its files secret")
+    typer.echo(f"fingerprint of the root, tell it to every participant by telephone: {fingerprint}")
 
 
 def request(
@@ -44,52 +44,52 @@ def request(
     project: Annotated[str, typer.Option(help="Name of the project in the certificates.")] = "medfl",
     out: Annotated[Path | None, typer.Option(help="Folder for key and request; by default NAME.")] = None,
 ) -> None:
-    """Make a private key here, and a request for a certificate. Only the file NAME.request.zip is sent.
+    """Make a private key on this machine, and a request for a certificate. Send only the file NAME.request.zip.
 
     Example: medfl federate request north --out north
     """
-    from medfl_flare.keys.request import Participant, make_request
+    from medfl_flare.keys.certificate_request import KeyOwner, make_request
 
-    made = make_request(Participant(name, role, project), out or Path(name))
-    typer.echo(f"private key: {made.key}; it stays here")
-    typer.echo(f"to be sent to whoever approves: {made.file}")
-    typer.echo(f"fingerprint of the key, to be told to them by telephone: {made.fingerprint}")
+    made = make_request(KeyOwner(name, role, project), out or Path(name))
+    typer.echo(f"private key: {made.key}; keep it on this machine")
+    typer.echo(f"file to send to the coordinator: {made.file}")
+    typer.echo(f"fingerprint of the key, tell it to the coordinator by telephone: {made.fingerprint}")
 
 
 def approve(
-    request: Annotated[Path, typer.Argument(metavar="REQUEST", help="The file NAME.request.zip that came.")],
+    request: Annotated[Path, typer.Argument(metavar="REQUEST", help="The received file NAME.request.zip.")],
     root: Annotated[Path, typer.Option(help="Folder of the root.")],
-    fingerprint: Annotated[str, typer.Option(help=f"Of the key, as whoever asks told it: {Fingerprint}")],
+    fingerprint: Annotated[str, typer.Option(help=f"Fingerprint of the key, from the participant: {Fingerprint}")],
     out: Annotated[
-        Path | None, typer.Option(help="File of the answer; by default NAME.signed.zip beside the request.")
+        Path | None, typer.Option(help="File of the signed answer; by default NAME.signed.zip beside the request.")
     ] = None,
 ) -> None:
-    """Sign a request, if its name, role and key are those that are expected. A name gets one key only.
+    """Sign a request if its name, role and key are the expected ones. A name gets only one key.
 
     Example: medfl federate approve north.request.zip --root federation --fingerprint SHA256:3F:09:...
     """
-    from medfl_flare.keys.approve import approve
+    from medfl_flare.keys.approval import approve
 
     done = approve(request, root, fingerprint, out)
     typer.echo(f"approved: '{done.participant.name}' as {done.participant.role}")
-    typer.echo(f"to be sent back: {done.file}")
-    typer.echo(f"fingerprint of the root, to be told to them by telephone: {done.root}")
+    typer.echo(f"file to send back: {done.file}")
+    typer.echo(f"fingerprint of the root, tell it to the participant by telephone: {done.root}")
 
 
 def package(
-    answer: Annotated[Path, typer.Argument(metavar="ANSWER", help="The file NAME.signed.zip that came.")],
+    answer: Annotated[Path, typer.Argument(metavar="ANSWER", help="The received file NAME.signed.zip.")],
     request: Annotated[Path, typer.Option(help="Folder of the request, with the private key.")],
-    fingerprint: Annotated[str, typer.Option(help=f"Of the root, as whoever approved told it: {Fingerprint}")],
+    fingerprint: Annotated[str, typer.Option(help=f"Fingerprint of the root, from the coordinator: {Fingerprint}")],
     out: Annotated[Path, typer.Option(help="Folder for the kit.")],
 ) -> None:
-    """Make a startup kit of the signed answer. The private key moves out of the request's folder into it.
+    """Make a startup kit from the signed answer. The private key moves from the request's folder into the kit.
 
     Example: medfl federate package north.signed.zip --request north --fingerprint SHA256:9B:41:... --out kit
     """
-    from medfl_flare.keys.package import package
+    from medfl_flare.keys.kit_assembly import package
 
-    typer.echo(f"{package(answer, request, fingerprint, out)}: ready; the private key is in it and nowhere else")
+    typer.echo(f"{package(answer, request, fingerprint, out)}: ready; only this folder contains the private key")
 
 
 COMMANDS = (root, request, approve, package)
-"""In the order in which they are given."""
+"""Commands in the order in which the participants use them."""

@@ -1,1 +1,1 @@
-"""Kits whose private keys are made where they stay: NVFlare's signing requests, wrapped."""
+"""Startup kits whose private keys never leave their owner's machine, made with NVFlare's signing requests."""

@@ -28,7 +28,7 @@ class SentTensors(Record):
     bytes: int
 
 
-class Budget(Record):
+class SpentBudget(Record):
     """A site's privacy account after a message, as in `medfl.records.privacy_account.PrivacyAccount`."""
 
     unit: str
@@ -46,10 +46,10 @@ class AuditEntry(Record):
         time: UTC time in ISO format.
         site: Name of the site.
         sender: Name of the participant that sent the message, or None for a message that the site sends.
-        receiver: Name of the site that a message is sent to, or None for a message that the site received.
+        receiver: Name of the site that receives the message, or None for a message that the site received.
         kind: Kind of the message.
-        outcome: What the site did.
-        run: Name of the run or of the description, or None before the site knows it.
+        outcome: Action of the site.
+        run: Name of the run or of the federated statistics, or None before the site knows it.
         method: Name of the method.
         given_by: Name of the person who submitted the run.
         bundle: Name of the bundle.
@@ -57,9 +57,9 @@ class AuditEntry(Record):
         round: Number of the round.
         work: Operation of a request.
         leaves: Maps the first part of tensor names to the sizes of these tensors.
-        names: Names of the tensors, if they differ from those of the last message with tensors.
-        tells: Names of the facts in the message.
-        bytes: Size of the message.
+        names: Names of the tensors, if they differ from the last message with tensors.
+        tells: Names of the metadata fields in the message.
+        bytes: Size of the message in bytes.
         budget: The site's privacy account after the message.
         why: Reason for a refusal.
     """
@@ -81,7 +81,7 @@ class AuditEntry(Record):
     names: tuple[str, ...] = ()
     tells: tuple[str, ...] = ()
     bytes: int | None = None
-    budget: Budget | None = None
+    budget: SpentBudget | None = None
     why: str | None = None
 
 
@@ -89,11 +89,11 @@ def add_entry(path: Path, entry: AuditEntry) -> None:
     """Append an entry and flush it to the disk. Several processes may append to one file.
 
     Args:
-        path: Path of the file; a new file is readable for its owner alone.
+        path: Path of the file; only its owner can read a new file.
         entry: The entry.
 
     Raises:
-        StoreError: If it can't be written. A part of it may be in the file as an unreadable line.
+        StoreError: If the entry can't be written. The file may then end with an unreadable line.
     """
     line = json.dumps(entry.model_dump(mode="json", exclude_defaults=True)).encode() + b"\n"
     try:
@@ -115,7 +115,7 @@ def add_entry(path: Path, entry: AuditEntry) -> None:
 
 
 def read_entries(path: Path) -> list[AuditEntry | None]:
-    """Return all entries of a file. A line that is no entry is None: a kill cut it off, or somebody edited it.
+    """Return all entries of a file. A line that is not a valid entry is None, as after a killed process or an edit.
 
     Raises:
         StoreError: If the file can't be read.
@@ -130,6 +130,7 @@ def read_entries(path: Path) -> list[AuditEntry | None]:
 
 
 def _parse(line: bytes) -> AuditEntry | None:
+    """Return the entry in a line, or None if the line is invalid."""
     try:
         return AuditEntry.model_validate_json(line)
     except (ValidationError, RecursionError):

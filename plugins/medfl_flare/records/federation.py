@@ -1,4 +1,4 @@
-"""Files of a coordinator: the participants of a federation, and the keys that were approved for them."""
+"""Files of the coordinator: the participants of a federation, and the approved keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Offer of a run, which goes to the server in a job and from there to the sites, and is validated where it arrives."""
+"""Record of an offered run. It goes to the server in a job and from there to the sites; each receiver validates it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from medfl.settings import read_settings
 from medfl.utils.text import name_problem
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-"""Names of runs and bundles."""
+"""Pattern of the names of runs and bundles."""
 
 MAX_PROBLEM = 2000
-"""Maximum number of characters of a refusal: an offer comes from elsewhere and may hold anything."""
+"""Maximum number of characters of an error message: an untrusted offer may contain long texts."""
 
 
 def _unique_and_sorted(sites: list[str]) -> list[str]:
+    """Raise if site names are invalid, unsorted or duplicate."""
     if problem := name_problem(sites):
         raise ValueError(problem)
     if sites != sorted(set(sites)):
-        raise ValueError("expected names of sites in order, each once")
+        raise ValueError("expected sorted names of sites without duplicates")
     return sites
 
 
@@ -38,17 +39,18 @@ class Offer(Record):
     """An offered run: everything in which server and sites must agree.
 
     Attributes:
-        run: Name of the run; the same name again continues it.
+        run: Name of the run; an offer with the name of an earlier run continues it.
         bundle: Name of the bundle, as in each participant's own file.
-        bundle_version: ``version`` of its metadata.
-        bundle_hash: Hash of its configurations and code (`medfl.bundle.files.bundle_hash`), 64 hexadecimal digits.
+        bundle_version: ``version`` in the bundle's metadata.
+        bundle_hash: Hash of the bundle's configurations and code (`medfl.bundle.files.bundle_hash`), 64 hexadecimal
+            digits.
         medfl: Version of medfl.
         method: Name of the method.
         method_version: Version of the method (`medfl_flare.offer.method_version`).
-        overrides: Maps each id to its value where it differs from the bundle's files.
-        sites: Names, sorted; empty means that whoever submits the run fills in the connected ones.
-        answer_timeout: Seconds for which a site's work may stand still until it counts as missing, >= 1.
-        given_by: Who gave the overrides, for the record.
+        overrides: Maps each id to its value if it differs from the bundle's files.
+        sites: Names of the sites, sorted; empty means that the connected sites are added on submission.
+        answer_timeout: Seconds without progress of a site's work after which the site is unavailable, >= 1.
+        given_by: Origin of the overrides, for the record.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -67,19 +69,19 @@ class Offer(Record):
 
     @classmethod
     def from_meta(cls, meta: Any) -> Offer:
-        """Return the offer in JSON values from anybody, validated strictly.
+        """Validate an untrusted JSON value strictly and return the offer.
 
         Args:
-            meta: Values of `to_json`; nothing is taken for granted. The values of the overrides are checked against the
-                bundle afterwards, by `medfl_flare.overrides.check_overrides`.
+            meta: Values of `to_json`. The values of the overrides are compared with the bundle later, by
+                `medfl_flare.overrides.check_overrides`.
 
         Raises:
-            RefusedError: With all that is wrong.
+            RefusedError: If the value is invalid. The message lists all problems.
         """
         if not isinstance(meta, dict) or not all(isinstance(key, str) for key in meta):
             raise RefusedError(
                 "invalid_offer",
-                f"Expected an offer as an object with names, got a {type(meta).__name__}.",
+                f"Expected an offer as a JSON object, got a {type(meta).__name__}.",
                 found=type(meta).__name__,
             )
         try:
@@ -93,13 +95,14 @@ class Offer(Record):
             ) from None
 
     def with_sites(self, sites: Sequence[str]) -> Offer:
-        """Return the same offer for the given sites, in any order.
+        """Return a copy of the offer for the given sites, in any order.
 
         Raises:
-            RefusedError: If a name is not valid or there twice.
+            RefusedError: If a name is invalid or a duplicate.
         """
         return Offer.from_meta(self.to_json() | {"sites": sorted(sites)})
 
 
 def _short(text: str) -> str:
+    """Return a text, truncated to `MAX_PROBLEM` characters."""
     return text if len(text) <= MAX_PROBLEM else text[:MAX_PROBLEM] + " ..."

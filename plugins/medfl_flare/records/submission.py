@@ -1,4 +1,4 @@
-"""Files in the run folder of the researcher who submitted a run: the submission, and the calls of observers."""
+"""Files in the run folder of the researcher who submitted a run: the submission, and the state of the observers."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class SubmissionFile(FileRecord):
 
 
 class ObserverState(FileRecord):
-    """State of the observers where a run was submitted.
+    """State of the observers on the machine that submitted a run.
 
     Attributes:
-        tracking: Value of MONAI's ``--tracking`` for the observers there.
-        calls: Number of calls in ``observed.jsonl`` that were made there.
+        tracking: Value of MONAI's ``--tracking`` for the observers on that machine.
+        calls: Number of calls in ``observed.jsonl`` that were made on that machine.
     """
 
     NAME: ClassVar[str] = "observers.json"
@@ -90,13 +90,13 @@ class RunEnded(Record):
 
 
 HookCall = RunStarted | RoundEnded | RunEnded
-"""A call of any observing hook, which is a line of ``observed.jsonl``."""
+"""A call of any observing hook; one line of ``observed.jsonl``."""
 
 _HOOK_CALL: TypeAdapter[HookCall] = TypeAdapter(Annotated[HookCall, Field(discriminator="hook")])
 
 
 def hook_arguments(call: HookCall) -> dict[str, Any]:
-    """Return the arguments of a call by name."""
+    """Return a mapping from each argument of a call to its value."""
     return {name: value for name, value in call.to_json().items() if name != "hook"}
 
 

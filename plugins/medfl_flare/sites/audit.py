@@ -1,8 +1,11 @@
-"""A site's record of what was asked of it and what left it: ``audit.jsonl`` in the folder ``state`` of its file.
+"""A site's audit record: every message that the site received, and everything that left it.
 
-A line is written, flushed to the disk, before anything leaves; where it can't be written, nothing leaves. So a kill at
-any moment can note one answer too many, never one too few. The lines (`medfl_flare.records.audit.AuditEntry`) hold
-names of tensors, sizes and budgets; no value of any tensor, no score and nothing of a patient. Heartbeats are no lines.
+The file is ``audit.jsonl`` in the folder ``state`` of the site's own file.
+
+An entry is written and flushed to the disk before anything leaves. If it can't be written, nothing leaves. So a killed
+process may have recorded one reply that did not leave, but never omits one that did. Entries
+(`medfl_flare.records.audit.AuditEntry`) contain names of tensors, sizes and budgets. They contain no value of a tensor,
+no score and nothing about a patient. Heartbeats are not recorded.
 """
 
 from __future__ import annotations
@@ -21,23 +24,23 @@ from medfl.records.privacy_account import PrivacyAccount
 from medfl.types import SERVER, Meta, Tensors
 from medfl.utils.formats import size
 from medfl_flare.backend.messages import Message
-from medfl_flare.records.audit import AuditEntry, Budget, SentTensors, add_entry
+from medfl_flare.records.audit import AuditEntry, SentTensors, SpentBudget, add_entry
 from medfl_flare.records.offer import Offer
 from medfl_flare.sites.file import SiteFile
 
 logger = logging.getLogger(__name__)
 
-AUDIT = "audit.jsonl"
-"""Its file in the state folder."""
+AUDIT_FILE_NAME = "audit.jsonl"
+"""Name of the audit file in the state folder."""
 
 
-def audit_file(site_file: SiteFile) -> Path:
-    """Where a site's record is."""
-    return site_file.state / AUDIT
+def audit_path(site_file: SiteFile) -> Path:
+    """Return the path of a site's audit file."""
+    return site_file.state / AUDIT_FILE_NAME
 
 
-class Audit:
-    """Notes down what one process of a site is asked, and what leaves.
+class AuditLog:
+    """Writer of the audit record of one process of a site.
 
     Args:
         site_file: The site's own file.
@@ -48,55 +51,59 @@ class Audit:
         self._run: Meta = {"run": None}
         self._names: tuple[str, ...] = ()
 
-    def offered(self, offer: Offer) -> None:
-        """From now on lines are about this run."""
+    def set_run(self, offer: Offer) -> None:
+        """Set the run of the following entries."""
         of_bundle = {"bundle": offer.bundle, "bundle_sha256": offer.bundle_hash}
         self._run = {"run": offer.run, "method": offer.method, "given_by": offer.given_by} | of_bundle
 
-    def described(self, name: str, bundle: str) -> None:
-        """From now on lines are about a description of this name."""
+    def set_statistics(self, name: str, bundle: str) -> None:
+        """Set the federated statistics, by name and bundle, as the subject of the following entries."""
         self._run = {"run": name, "bundle": bundle}
 
-    def answered(self, question: Message, answer: Message, length: int, budget: PrivacyAccount | None) -> None:
-        """An answer leaves next.
+    def record_reply(self, question: Message, answer: Message, length: int, budget: PrivacyAccount | None) -> None:
+        """Record a reply that leaves next.
 
         Args:
-            question: What the server asked.
-            answer: The answer.
-            length: Its bytes.
+            question: Message of the server.
+            answer: Reply of the site.
+            length: Size of the reply in bytes.
             budget: The site's privacy account, or None if the run has no privacy setting.
 
         Raises:
-            StoreError: If it can't be noted; then it must not leave.
+            StoreError: If the entry can't be written. Then the reply must not leave.
         """
         request = question.meta.get("request") or question.meta.get("evaluate") or question.meta
         facts: Meta = {"round": request.get("round"), "work": request.get("op"), "bytes": length}
         facts["tells"] = tuple(sorted(name for name, value in answer.meta.items() if value not in (None, [], {})))
         if budget is not None:
-            facts["budget"] = Budget(**budget.model_dump(include=set(Budget.model_fields)))
+            facts["budget"] = SpentBudget(**budget.model_dump(include=set(SpentBudget.model_fields)))
         facts |= self._sent_tensors(answer.tensors)
-        self._note(sender=SERVER, kind=question.kind, outcome="answered", **facts)
+        self._write(sender=SERVER, kind=question.kind, outcome="answered", **facts)
 
-    def refused(self, kind: str, why: str) -> None:
-        """A message of the server is refused, `why` is what it is told. Nothing leaves: a full disk is just logged."""
-        self._try_to_note(sender=SERVER, kind=kind, outcome="refused", why=why)
+    def record_refusal(self, kind: str, why: str) -> None:
+        """Record a refused message of the server, and the reason that is sent to the server.
 
-    def sends(self, peer_message: PeerMessage) -> None:
-        """A parcel for another site leaves next.
+        If the disk is full, log the error instead, as no data leave.
+        """
+        self._try_to_write(sender=SERVER, kind=kind, outcome="refused", why=why)
+
+    def record_sent(self, peer_message: PeerMessage) -> None:
+        """Record a peer message that leaves next.
 
         Raises:
-            StoreError: If it can't be noted; then it must not leave.
+            StoreError: If the entry can't be written. Then the message must not leave.
         """
-        self._note(
+        self._write(
             receiver=peer_message.to, kind="peer_message", outcome="sent", **self._sent_tensors(peer_message.tensors)
         )
 
-    def received(self, sender: str, why: str | None) -> None:
-        """A parcel of another site came; `why` it is refused, or None. A full disk is just logged."""
-        self._try_to_note(sender=sender, kind="peer_message", outcome="refused" if why else "accepted", why=why)
+    def record_received(self, sender: str, why: str | None) -> None:
+        """Record a received peer message, and the reason if it is refused. If the disk is full, log the error."""
+        outcome = "refused" if why else "accepted"
+        self._try_to_write(sender=sender, kind="peer_message", outcome=outcome, why=why)
 
     def _sent_tensors(self, tensors: Tensors) -> Meta:
-        """Return the fields of an entry about tensors that leave."""
+        """Return the fields of an entry about tensors that leave: ``leaves`` and ``names``."""
         if not tensors:
             return {}
         kinds: dict[str, list[Tensor]] = {}
@@ -108,18 +115,21 @@ class Audit:
             "names": () if names == self._names else self._names,
         }
 
-    def _try_to_note(self, **facts: Any) -> None:
+    def _try_to_write(self, **facts: Any) -> None:
+        """Write an entry; log the error if that fails."""
         try:
-            self._note(**facts)
+            self._write(**facts)
         except StoreError as error:
             logger.error("%s", error)
 
-    def _note(self, **facts: Any) -> None:
+    def _write(self, **facts: Any) -> None:
+        """Write an entry about the current run."""
         time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        add_entry(audit_file(self._file), AuditEntry(time=time, site=self._file.site, **self._run, **facts))
+        add_entry(audit_path(self._file), AuditEntry(time=time, site=self._file.site, **self._run, **facts))
 
 
 def _sizes(tensors: Sequence[Tensor]) -> SentTensors:
+    """Return the number of tensors, of their values and of their bytes."""
     return SentTensors(
         tensors=len(tensors),
         values=sum(tensor.numel() for tensor in tensors),
@@ -127,10 +137,13 @@ def _sizes(tensors: Sequence[Tensor]) -> SentTensors:
     )
 
 
-def in_words(entry: AuditEntry | None) -> str:
-    """Return an entry for people: when, who asked what of which run, what left, what is spent; None is no entry."""
+def entry_text(entry: AuditEntry | None) -> str:
+    """Return an entry as text: time, run, message, data that left, and spent budget.
+
+    None stands for an unreadable line.
+    """
     if entry is None:
-        return "(a line that is no entry: a kill or a full disk cut it off, or somebody edited it)"
+        return "(an unreadable line: the process was killed, the disk was full, or someone edited the file)"
     other = f"to {entry.receiver}" if entry.sender is None else f"from {entry.sender}"
     work = entry.kind if entry.work is None else f"{entry.kind} {entry.work}"
     place = "" if entry.round is None else f" of round {entry.round}"

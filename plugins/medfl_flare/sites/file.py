@@ -1,7 +1,7 @@
-"""A participant's own file, ``medfl-site.toml``: what it has, and what a run may ask of it.
+"""A participant's own file, ``medfl-site.toml``: the participant's folders and its permissions for runs.
 
-It is written by the participant's administrator and never travels. A run can only be stricter than it
-(`medfl_flare.sites.policy`); ``medfl site check`` proves it before anyone connects.
+The participant's administrator writes it, and it never leaves the machine. A run can only be stricter than the file
+(`medfl_flare.sites.policy`). ``medfl site check`` checks it before the participant connects.
 """
 
 from __future__ import annotations
@@ -26,34 +26,36 @@ from medfl.utils.files import flush_folder
 from medfl.utils.locks import held
 from medfl.utils.text import name_problem
 from medfl_flare.records.offer import NAME
-from medfl_flare.statistics.description import Fact
+from medfl_flare.statistics.site_statistics import DisclosureKind
 
-FILE = "medfl-site.toml"
-"""Its name in the folder ``local`` of a startup kit."""
+SITE_FILE_NAME = "medfl-site.toml"
+"""Name of the file in the folder ``local`` of a startup kit."""
 
-SECRET = "secret"
-"""The secret's file in the state folder."""
+SECRET_FILE_NAME = "secret"
+"""Name of the file with the noise secret, in the state folder."""
 
 SECRET_BYTES = 32
-"""Its length."""
+"""Length of the noise secret in bytes."""
 
-PATIENCE = 30.0
-"""Seconds to wait for another process that makes the secret at this moment."""
+SECRET_LOCK_SECONDS = 30.0
+"""Seconds to wait for another process that is creating the secret."""
 
 Name = Annotated[str, Field(pattern=NAME)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Floor(Strict):
-    """The privacy that a run must promise at least, over all its releases (`medfl.settings.Privacy`).
+class MinimumPrivacy(Strict):
+    """Minimum privacy that a run must guarantee, over all its releases (`medfl.settings.Privacy`).
+
+    A release is one noised value that leaves the site.
 
     Attributes:
-        unit: A privacy mechanism's, for example ``site``, which is stronger than ``sample``.
+        unit: Unit of a privacy mechanism, for example ``site``, which is stronger than ``sample``.
         adjacency: ``replace`` is stronger than ``add_remove``.
-        epsilon: A run's may not be above it, > 0.
-        delta: A run's may not be above it, in (0, 1).
-        ledger: Folder of the site's account over all runs; None keeps account in each run alone.
-        total_epsilon: Budget over all runs in the ledger, >= `epsilon`; None only keeps account.
+        epsilon: Largest epsilon of a run, > 0.
+        delta: Largest delta of a run, in (0, 1).
+        ledger: Folder of the site's privacy budget ledger over all runs; None keeps a separate account in each run.
+        total_epsilon: Budget over all runs in the ledger, >= `epsilon`; None records the account without a limit.
     """
 
     unit: PluginName
@@ -65,22 +67,23 @@ class Floor(Strict):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        """Raise if the total budget has no ledger or is below the budget of one run."""
         if self.total_epsilon is not None and self.ledger is None:
-            raise ValueError("total_epsilon is a budget over several runs and needs 'ledger', a folder for the account")
+            raise ValueError("total_epsilon is a budget over several runs and needs 'ledger', a folder for the ledger")
         if self.total_epsilon is not None and self.total_epsilon < self.epsilon:
             raise ValueError(f"total_epsilon {self.total_epsilon:g} is less than epsilon {self.epsilon:g} of one run")
         return self
 
 
 class BundleEntry(Strict):
-    """A bundle as it is written in the file.
+    """A bundle as listed in the file.
 
     Attributes:
-        folder: The participant's reviewed copy; None is the bundle of that name that comes with medfl.
+        folder: The participant's reviewed copy of the bundle; None means the bundle of that name that comes with medfl.
         data: Folder with this site's ``datalist.json``; at the server a folder with ``global`` and ``public``, or None.
-        network: Which of the bundle's networks this site trains; None is the bundle's own choice.
-        allow_changes: Files of the data that may have changed since ``medfl partition``, by their names in its
-            ``partition.json``.
+        network: Network of the bundle that this site trains; None means the bundle's own choice.
+        allow_changes: Names, as in the data's ``partition.json``, of the files that may have changed since ``medfl
+            partition``.
     """
 
     folder: Path | None = None
@@ -91,13 +94,13 @@ class BundleEntry(Strict):
 
 @dataclass(frozen=True)
 class SiteBundle:
-    """A bundle that may run here.
+    """A bundle that may run at this participant, with resolved folders.
 
     Attributes:
-        folder: The participant's reviewed copy.
-        data: Its data for it; None at a server without any.
-        network: The network that the site trains; None is the bundle's own choice.
-        allow_changes: As in `BundleEntry`.
+        folder: The participant's reviewed copy of the bundle.
+        data: Folder with the participant's data for it; None at a server without data.
+        network: Network that the site trains; None means the bundle's own choice.
+        allow_changes: Files that may have changed, as in `BundleEntry`.
     """
 
     folder: Path
@@ -107,31 +110,32 @@ class SiteBundle:
 
 
 class SiteFile(Strict):
-    """What a participant has, and what a run may ask of it. Made by `read_site_file`.
+    """Contents of a participant's own file: its folders, and its permissions for runs. `read_site_file` makes it.
 
     Attributes:
-        site: Its name in the federation; ``server`` makes it the server's file.
-        state: Folder where runs keep their state, and the secret.
-        methods: Names of methods that may run here.
-        max_rounds: Rounds of a run, at most.
-        max_message_mb: Size of a message in MB (10^6 bytes), at most.
-        max_network_mb: Size of a network in MB, at most; none beyond it is built.
-        min_count: Fewest images of which numbers may leave, >= 1.
-        disclose: Facts that may be told about the training data.
-        profile: Facts that may be reported about this machine, for runs that assign networks by them: ``live`` measures
-            them, a table has numbers by name, None reports nothing.
-        exchange: Whether models of other sites may be scored here, and this site's elsewhere.
+        site: Name of the participant in the federation; ``server`` makes it the server's file.
+        state: Folder for the state of runs and for the noise secret.
+        methods: Names of the methods that may run here.
+        max_rounds: Maximum number of rounds of a run.
+        max_message_mb: Maximum size of a message in MB (10^6 bytes).
+        max_network_mb: Maximum size of a network in MB; a larger one is not built.
+        min_count: Minimum number of images behind a disclosed number, >= 1.
+        disclose: Kinds of information about the training data that may be disclosed.
+        profile: Properties of this machine that may be disclosed to runs that assign networks by them: ``live``
+            measures them, a table maps each name to its value, None discloses nothing.
+        cross_site_evaluation: Whether the cross-site evaluation is allowed: models of other sites are scored here, and this site's
+            model is scored elsewhere.
         shared_test: Whether this site's own model may be scored on a test set that all sites share, the folder
-            ``global`` beside its data; the scores leave.
-        threads: Threads of a job, >= 1.
+            ``global`` beside its data. The scores leave the site.
+        threads: Number of threads of a job, >= 1.
         device: ``auto``, ``cpu`` or ``cuda:N``.
-        cache: Where cases of an adopted bundle are kept as they are before its first random transform.
-        cache_dir: Folder of the cache on disk; None takes one in the site's data.
-        loaders: Processes that load cases of an adopted bundle ahead of training, >= 0.
+        cache: Storage of an adopted bundle's cases as they are before the first random transform.
+        cache_dir: Folder of the cache on disk; None means a folder within the site's data.
+        loaders: Number of processes that load cases of an adopted bundle ahead of training, >= 0.
         least_threshold: Smallest number of sites, each with a certificate of the kit's root, in whose sum an update may
-            leave (`secure_aggregation`); None lets it leave alone.
-        privacy: The least privacy that a run must promise, or None.
-        bundles: Name to bundle; no other may run.
+            leave (`secure_aggregation`); None lets a single update leave.
+        privacy: Minimum privacy that a run must guarantee, or None.
+        bundles: Maps the name of each bundle that may run here to its entry.
     """
 
     site: str
@@ -141,7 +145,7 @@ class SiteFile(Strict):
     max_message_mb: int = Field(512, ge=1, le=100_000)
     max_network_mb: int = Field(1024, ge=1, le=100_000)
     min_count: int = Field(10, ge=1)
-    disclose: tuple[Fact, ...] = ("size",)
+    disclose: tuple[DisclosureKind, ...] = ("size",)
     profile: Literal["live"] | dict[str, Amount] | None = None
     cross_site_evaluation: bool = False
     shared_test: bool = False
@@ -151,19 +155,21 @@ class SiteFile(Strict):
     cache_dir: Path | None = None
     loaders: int = Field(0, ge=0)
     least_threshold: int | None = Field(None, ge=2)
-    privacy: Floor | None = None
+    privacy: MinimumPrivacy | None = None
     bundles: dict[Name, BundleEntry] = {}
-    _path: Path = PrivateAttr(Path(FILE))
+    _path: Path = PrivateAttr(Path(SITE_FILE_NAME))
 
     @field_validator("site")
     @classmethod
     def _can_be_called(cls, site: str) -> str:
+        """Raise if the name is not a valid site name."""
         if site != SERVER and (problem := name_problem([site])):
             raise ValueError(problem)
         return site
 
     @model_validator(mode="after")
     def _sites_have_data(self) -> Self:
+        """Raise if a bundle of a site has no data."""
         without = [name for name, entry in self.bundles.items() if entry.data is None]
         if without and not self.is_server:
             raise ValueError(f"bundle '{without[0]}' needs 'data', the folder with this site's datalist.json")
@@ -171,25 +177,26 @@ class SiteFile(Strict):
 
     @property
     def is_server(self) -> bool:
-        """Whether it is the server's file."""
+        """True if the file belongs to the server."""
         return self.site == SERVER
 
     @property
     def execution(self) -> Execution:
-        """How a run computes here; an offer has no say in it."""
+        """Settings of the computation on this machine. An offer can't change them."""
         own = {name for name in Execution.model_fields if name in SiteFile.model_fields}
         return Execution(**{name: getattr(self, name) for name in own})
 
     @property
     def path(self) -> Path:
-        """Where it was read from."""
+        """Path from which the file was read."""
         return self._path
 
     def bundle(self, name: str) -> SiteBundle:
-        """A bundle that may run here.
+        """Return a bundle that may run here.
 
         Raises:
-            RefusedError: If it is not listed, or its folder is no bundle. The message names no path: it may travel.
+            RefusedError: If the bundle is not listed, or if its folder is not a bundle. The message contains no path,
+                as it may be sent to the server.
         """
         if name not in self.bundles:
             raise RefusedError(
@@ -221,16 +228,16 @@ class SiteFile(Strict):
         return SiteBundle(folder, entry.data, entry.network, entry.allow_changes)
 
     def secret(self) -> bytes:
-        """The secret that privacy noise comes from: read, or made the first time.
+        """Return the secret from which privacy noise is derived. The first call creates it.
 
         Returns:
-            32 random bytes, kept in a file of the state folder that only its owner can read.
+            32 random bytes, stored in a file of the state folder that only its owner can read.
 
         Raises:
-            SettingsError: If others can read it, or its length is wrong.
-            StoreError: If it can't be read or made.
+            SettingsError: If others can read the file, or if its length is wrong.
+            StoreError: If the file can't be read or created.
         """
-        path = self.state / SECRET
+        path = self.state / SECRET_FILE_NAME
         try:
             if not path.exists():
                 _make_secret(path)
@@ -245,10 +252,11 @@ class SiteFile(Strict):
 
 
 def read_site_file(path: str | Path) -> SiteFile:
-    """Read a participant's own file. Relative paths in it begin at its folder.
+    """Read a participant's own file. Relative paths in it are relative to its folder.
 
     Raises:
-        SettingsError: If it can't be read, or is not valid: file, key, what was expected and what came.
+        SettingsError: If the file can't be read or is invalid. The message contains the file, the key, the expected and
+            the found value.
     """
     file = Path(path).absolute()
     try:
@@ -257,12 +265,12 @@ def read_site_file(path: str | Path) -> SiteFile:
         raise SettingsError(
             "unreadable_file",
             f"Could not read the site's file '{file}': {error.strerror}. Give its path, or write it: docs/deploy.md "
-            "shows one.",
+            "contains an example.",
             path=file,
         ) from None
     except ValueError as error:
         raise SettingsError(
-            "invalid_toml", f"The site's file '{file}' is no valid TOML: {error}. Correct it there.", path=file
+            "invalid_toml", f"The site's file '{file}' is not valid TOML: {error}. Correct that line.", path=file
         ) from None
     site_file = read_settings(SiteFile, values, f"the site's file '{file}'")
     if site_file.privacy is not None:
@@ -281,7 +289,7 @@ def read_site_file(path: str | Path) -> SiteFile:
 
 
 def _anchored(site_file: SiteFile, start: Path) -> SiteFile:
-    """The same with absolute paths."""
+    """Return a copy with absolute paths."""
 
     def absolute(values: Strict, *names: str) -> Any:
         paths = {name: getattr(values, name) for name in names}
@@ -296,6 +304,7 @@ def _anchored(site_file: SiteFile, start: Path) -> SiteFile:
 
 
 def _read_secret(path: Path) -> bytes:
+    """Read the secret; raise if its permissions or its length are wrong."""
     descriptor = os.open(path, os.O_RDONLY)
     with open(descriptor, "rb") as file:
         mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
@@ -303,17 +312,17 @@ def _read_secret(path: Path) -> bytes:
     if mode & 0o077:
         raise SettingsError(
             "insecure_permissions",
-            f"Others than its owner may use the secret '{path}' (mode {mode:04o}, expected 0600): who knows it can "
-            f"take privacy noise away again. Give the command `chmod 600 {path}`. If someone may have read it, remove "
-            "it instead, and a new one is made for new runs.",
+            f"Other users than its owner can use the secret '{path}' (mode {mode:04o}, expected 0600). Anyone who "
+            f"knows it can remove the privacy noise. Run `chmod 600 {path}`. If someone may have read the secret, "
+            "delete it instead: medfl then makes a new one for new runs.",
             path=path,
             mode=mode,
         )
     if len(content) != SECRET_BYTES:
         raise SettingsError(
             "wrong_secret_length",
-            f"Expected {SECRET_BYTES} bytes in the secret '{path}', got another number. Put it back from a copy, or "
-            "remove it to have a new one made for new runs.",
+            f"Expected {SECRET_BYTES} bytes in the secret '{path}', got another number. Restore it from a copy, or "
+            "delete it: medfl then makes a new one for new runs.",
             path=path,
             expected=SECRET_BYTES,
         )
@@ -321,13 +330,13 @@ def _read_secret(path: Path) -> bytes:
 
 
 def _make_secret(path: Path) -> None:
-    """Make the secret whole or not at all; of several processes at once, one makes it."""
+    """Create the secret atomically. If several processes call this at once, one of them creates it."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with held(path.with_name(f".{SECRET}.lock"), PATIENCE, remove=True) as alone:
+    with held(path.with_name(f".{SECRET_FILE_NAME}.lock"), SECRET_LOCK_SECONDS, remove=True) as alone:
         if not alone or path.exists():
             return
-        temporary = path.with_name(f".{SECRET}.tmp")
-        temporary.unlink(missing_ok=True)  # left by a kill; nobody else is here
+        temporary = path.with_name(f".{SECRET_FILE_NAME}.tmp")
+        temporary.unlink(missing_ok=True)  # left by a killed process; the lock excludes other processes
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "wb") as file:
             file.write(secrets.token_bytes(SECRET_BYTES))

@@ -1,6 +1,7 @@
-"""What a participant's own file lets a run do. A run can only be stricter than the file, never looser.
+"""Comparison of a run with the participant's own file. A run can be stricter than the file, never looser.
 
-Each refusal prints what the run wants and what the participant allows, and no number of its data: it travels.
+Each refusal contains the wish of the run and the permission of the participant, but no number of the participant's
+data, as the text is sent to the server.
 """
 
 from __future__ import annotations
@@ -20,32 +21,32 @@ from medfl.settings import Privacy, Settings, read_settings
 from medfl.task import Task
 from medfl.types import Meta
 from medfl_flare.records.offer import Offer
-from medfl_flare.sites.file import Floor, SiteFile
+from medfl_flare.sites.file import MinimumPrivacy, SiteFile
 
 
 def check_run(site_file: SiteFile, offer: Offer, settings: Settings, method_name: str, method: Any) -> None:
-    """Refuse a run that wants more than this participant allows.
+    """Raise if a run wants more than the participant allows.
 
     Args:
         site_file: The participant's own file.
-        offer: The run.
-        settings: The run's settings, of this participant's bundle and the offer's overrides.
+        offer: Offer of the run.
+        settings: Settings of the run, from the participant's bundle and the offer's overrides.
         method_name: Name of the method that would run.
         method: The method.
 
     Raises:
-        RefusedError: With every wish that is not allowed, beside what is.
+        RefusedError: If something is not allowed. The message lists every problem with the wish and the permission.
     """
     site_file.bundle(offer.bundle)
     problems = (
-        _method(site_file, offer, method_name)
-        | _sites(site_file, offer)
-        | _rounds(site_file, settings)
-        | _cross_site_evaluation(site_file, settings)
-        | _shared_test(site_file, settings)
-        | _privacy(site_file.privacy, settings.privacy)
-        | _sums(site_file, settings)
-        | _needed(site_file, method)
+        _method_problems(site_file, offer, method_name)
+        | _site_problems(site_file, offer)
+        | _round_problems(site_file, settings)
+        | _cross_site_evaluation_problems(site_file, settings)
+        | _shared_test_problems(site_file, settings)
+        | _privacy_problems(site_file.privacy, settings.privacy)
+        | _secure_sum_problems(site_file, settings)
+        | _metadata_problems(site_file, method)
     )
     if not problems:
         try:
@@ -62,8 +63,8 @@ def check_run(site_file: SiteFile, offer: Offer, settings: Settings, method_name
         )
 
 
-def tightened(site_file: SiteFile, settings: Settings) -> Settings:
-    """A run's settings with the participant's own account of privacy in place of any other.
+def with_own_ledger(site_file: SiteFile, settings: Settings) -> Settings:
+    """Return a run's settings with the participant's own privacy ledger and total budget in place of any other.
 
     Raises:
         RefusedError: If the run's epsilon is above the participant's total.
@@ -88,30 +89,32 @@ def tightened(site_file: SiteFile, settings: Settings) -> Settings:
     return settings.model_copy(update={"privacy": privacy})
 
 
-def told(site_file: SiteFile, facts: Meta, counts: Sequence[int]) -> Meta:
-    """What of its facts a participant tells: a run that asks for more gets less, and no refusal.
+def disclosed_site_info(site_file: SiteFile, facts: Meta, counts: Sequence[int]) -> Meta:
+    """Return the part of the site information that the participant's own file discloses.
+
+    A run that asks for more gets less; it is not refused.
 
     Args:
         site_file: The participant's own file.
-        facts: What the run asks for (`medfl.engine.site.SiteRunner.describe`): ``trainable`` and ``validates``, which
-            are always told, ``size`` and ``label_counts``.
-        counts: Training images of each class. Counts of classes are told only if every class has none or at least
-            ``min_count`` of them.
+        facts: Site information that the run asks for (`medfl.engine.site.SiteRunner.site_info`): ``trainable`` and
+            ``validates``, which are always disclosed, ``size`` and ``label_counts``.
+        counts: Number of training images of each class. ``label_counts`` are disclosed only if every class has no image
+            or at least ``min_count`` images.
     """
     few = any(0 < count < site_file.min_count for count in counts)
     kept = {"trainable", "validates", *site_file.disclose} - ({"label_counts"} if few else set())
     return {name: value for name, value in facts.items() if name in kept}
 
 
-def told_profile(site_file: SiteFile, assignment: NetworkAssignment) -> dict[str, float] | None:
-    """Return the facts that a participant reports about its machine, or None if its file allows none.
+def disclosed_profile(site_file: SiteFile, assignment: NetworkAssignment) -> dict[str, float] | None:
+    """Return the profile of the participant's machine, or None if its own file allows none.
 
     Args:
         site_file: The participant's own file.
-        assignment: Rule that asks for the facts.
+        assignment: Network assignment that asks for the profile.
 
     Raises:
-        SettingsError: If a fact can't be measured, or the file lacks one or has one that is not possible.
+        SettingsError: If a property can't be measured, or if the file lacks one or has an invalid one.
     """
     profile = site_file.profile
     if profile == "live":
@@ -122,8 +125,11 @@ def told_profile(site_file: SiteFile, assignment: NetworkAssignment) -> dict[str
     return profile
 
 
-def leaving_rows(settings: Settings, rows: list[Row]) -> list[Row]:
-    """Rows that may leave: under a promise of privacy no number that was made of training images, only costs."""
+def disclosed_rows(settings: Settings, rows: list[Row]) -> list[Row]:
+    """Return the scores that may leave the site.
+
+    If the run has a privacy setting, scores computed from training images are removed; costs remain.
+    """
     if policy_of(settings).discloses_training_scores:
         return rows
     costs = {*COSTS.values(), "bytes_up_plain"}
@@ -131,85 +137,85 @@ def leaving_rows(settings: Settings, rows: list[Row]) -> list[Row]:
 
 
 def check_counts(site_file: SiteFile, training: int) -> None:
-    """Refuse to train on so few images that a model could tell of them one by one.
+    """Raise if the site has so few training images that a model could reveal single images.
 
     Args:
         site_file: The participant's own file.
-        training: Number of training images; none is allowed, for then nothing is trained.
+        training: Number of training images. Zero is allowed, as then nothing is trained.
 
     Raises:
-        RefusedError: Without the number itself.
+        RefusedError: If there are too few images. The message does not contain their number.
     """
     if 0 < training < site_file.min_count:
         raise RefusedError(
             "too_few_images",
-            f"The run wants what is trained on the images of '{site_file.site}'; it allows that from "
-            f"{site_file.min_count} training images on and has fewer.",
+            f"The run wants a model trained on the images of '{site_file.site}'; the site requires at least "
+            f"{site_file.min_count} training images for that and has fewer.",
             site=site_file.site,
             minimum=site_file.min_count,
         )
 
 
 def check_networks(site_file: SiteFile, task: Task, names: Iterable[str]) -> None:
-    """Refuse networks that are larger than the participant allows, before anything that large is made.
+    """Raise if a network is larger than the participant allows. The size is measured before the network is built.
 
     Args:
         site_file: The participant's own file.
-        task: The run's.
-        names: Of the networks that the run's sites train; those of other sites are built here, too.
+        task: Task of the run.
+        names: Names of the networks that the run's sites train. A site also builds the networks of other sites.
 
     Raises:
-        RefusedError: Naming the network.
+        RefusedError: If a network is too large; names the network.
     """
     for name in sorted(set(names) & set(task.networks)):
         try:
             bytes_of(partial(task.build, name), site_file.max_network_mb * 10**6)
         except TooLargeError:
-            raise too_large(site_file, name) from None
+            raise network_too_large_error(site_file, name) from None
 
 
-def too_large(site_file: SiteFile, name: object) -> RefusedError:
-    """The refusal of a network beyond the cap."""
+def network_too_large_error(site_file: SiteFile, name: object) -> RefusedError:
+    """Return the error for a network that is larger than the participant allows."""
     return RefusedError(
         "network_too_large",
-        f"The run wants the network '{name}' for its number of channels and classes; '{site_file.site}' allows "
-        f"networks of at most {site_file.max_network_mb} MB (max_network_mb), and it is larger.",
+        f"The run wants the network '{name}' with its number of channels and classes; '{site_file.site}' allows "
+        f"networks of at most {site_file.max_network_mb} MB (max_network_mb), and this network is larger.",
         site=site_file.site,
         network=str(name),
         maximum=site_file.max_network_mb,
     )
 
 
-def tellable(site_file: SiteFile, sizes: Mapping[str, int]) -> list[str]:
-    """The splits that may be scored: those with at least ``min_count`` images.
+def disclosed_splits(site_file: SiteFile, sizes: Mapping[str, int]) -> list[str]:
+    """Return the names of the splits whose scores may be disclosed: those with at least ``min_count`` images.
 
     Args:
         site_file: The participant's own file.
-        sizes: Name of a split to its number of images.
+        sizes: Maps the name of each split to its number of images.
     """
     return [split for split, size in sizes.items() if size >= site_file.min_count]
 
 
-def at_least(floor: Floor, privacy: Privacy | None) -> bool:
-    """Whether a run promises at least what a floor asks for, over all its releases."""
+def is_at_least(floor: MinimumPrivacy, privacy: Privacy | None) -> bool:
+    """Return whether the privacy setting of a run is at least as strong as the minimum, over all its releases."""
     if privacy is None or privacy.epsilon > floor.epsilon or privacy.delta > floor.delta:
         return False
     return mechanism_of(privacy.unit).covers(privacy.adjacency, floor.unit, floor.adjacency)
 
 
-def promise(privacy: Floor | Privacy | None) -> str:
-    """A promise in words, for example ``unit site, adjacency replace, epsilon 8, delta 1e-05``."""
+def guarantee_text(privacy: MinimumPrivacy | Privacy | None) -> str:
+    """Return a privacy guarantee as text, for example ``unit site, adjacency replace, epsilon 8, delta 1e-05``."""
     if privacy is None:
         return "none"
     return f"unit {privacy.unit}, adjacency {privacy.adjacency}, epsilon {privacy.epsilon!r}, delta {privacy.delta!r}"
 
 
-def _method(site_file: SiteFile, offer: Offer, name: str) -> dict[str, str]:
+def _method_problems(site_file: SiteFile, offer: Offer, name: str) -> dict[str, str]:
     """Return the problems with a run's method. Like the functions below, it maps a problem's code to a sentence."""
     problems = {}
     if offer.method != name:
         problems["different_method"] = (
-            f"The run says that its method is '{offer.method}'; its settings make it '{name}' here."
+            f"The run declares the method '{offer.method}'; with its settings, this participant's method is '{name}'."
         )
     if name not in site_file.methods:
         allowed = ", ".join(sorted(site_file.methods)) or "none"
@@ -217,56 +223,63 @@ def _method(site_file: SiteFile, offer: Offer, name: str) -> dict[str, str]:
     return problems
 
 
-def _sites(site_file: SiteFile, offer: Offer) -> dict[str, str]:
+def _site_problems(site_file: SiteFile, offer: Offer) -> dict[str, str]:
+    """Check that the run is for this site."""
     if site_file.is_server or not offer.sites or site_file.site in offer.sites:
         return {}
     text = f"The run is for the sites {', '.join(offer.sites)}; this one is '{site_file.site}'."
     return {"wrong_recipient": text}
 
 
-def _rounds(site_file: SiteFile, settings: Settings) -> dict[str, str]:
+def _round_problems(site_file: SiteFile, settings: Settings) -> dict[str, str]:
+    """Check the number of rounds."""
     if settings.rounds <= site_file.max_rounds:
         return {}
     return {"too_many_rounds": f"The run wants {settings.rounds} rounds; allowed: at most {site_file.max_rounds}."}
 
 
-def _cross_site_evaluation(site_file: SiteFile, settings: Settings) -> dict[str, str]:
+def _cross_site_evaluation_problems(site_file: SiteFile, settings: Settings) -> dict[str, str]:
+    """Check that the cross-site evaluation is allowed."""
     if settings.cross_site_evaluation and not policy_of(settings).discloses("weights"):
-        text = "The run promises privacy and wants a global test, in which whole models leave a site without noise."
+        text = "The run guarantees privacy and wants a cross-site evaluation, which sends whole models without noise."
         return {"privacy_with_global_test": text}
     if site_file.cross_site_evaluation or site_file.is_server or not settings.cross_site_evaluation:
         return {}
-    text = "The run wants a global test (global_test), which scores each site's model at every site; allowed: no."
-    return {"global_test_not_allowed": text}
+    text = (
+        "The run wants a cross-site evaluation (global_test): each site's model is scored at every site; allowed: no."
+    )
+    return {"cross_site_evaluation_not_allowed": text}
 
 
-def _shared_test(site_file: SiteFile, settings: Settings) -> dict[str, str]:
+def _shared_test_problems(site_file: SiteFile, settings: Settings) -> dict[str, str]:
+    """Check that scores on the shared test set are allowed."""
     if site_file.shared_test or site_file.is_server or not settings.shared_test:
         return {}
     text = "The run wants each site's own model scored on a test set that all share (shared_test); allowed: no."
     return {"shared_test_not_allowed": text}
 
 
-def _needed(site_file: SiteFile, method: Any) -> dict[str, str]:
-    """Facts that the method can't do without and this site does not tell."""
+def _metadata_problems(site_file: SiteFile, method: Any) -> dict[str, str]:
+    """Check that this site discloses the metadata that the method requires."""
     needed = [fact for fact, field in method.sends_meta.items() if field.visibility == "needed"]
     facts = [fact for fact in needed if fact not in site_file.disclose]
     if site_file.is_server or not facts:
         return {}
     allowed = ", ".join(site_file.disclose) or "none"
-    text = f"The run's method can't do without the fact {', '.join(sorted(facts))}; told here: {allowed}."
+    text = f"The run's method requires {', '.join(sorted(facts))}; disclosed by this site: {allowed}."
     return {"undisclosed_facts": text}
 
 
-def _privacy(floor: Floor | None, privacy: Privacy | None) -> dict[str, str]:
-    if floor is None or at_least(floor, privacy):
+def _privacy_problems(floor: MinimumPrivacy | None, privacy: Privacy | None) -> dict[str, str]:
+    """Check that the run's privacy setting is at least the required minimum."""
+    if floor is None or is_at_least(floor, privacy):
         return {}
-    text = f"The run promises privacy: {promise(privacy)}; required at least: {promise(floor)}."
+    text = f"The run guarantees privacy: {guarantee_text(privacy)}; required at least: {guarantee_text(floor)}."
     return {"insufficient_privacy": text}
 
 
-def _sums(site_file: SiteFile, settings: Settings) -> dict[str, str]:
-    """In whose sum updates leave, and whose noise hides this site there."""
+def _secure_sum_problems(site_file: SiteFile, settings: Settings) -> dict[str, str]:
+    """Check the sum of updates in which this site's update leaves, and the noise that protects it there."""
     secure, least = settings.secure_aggregation, site_file.least_threshold
     if site_file.is_server:
         return {}
@@ -277,8 +290,8 @@ def _sums(site_file: SiteFile, settings: Settings) -> dict[str, str]:
         return {"sum_too_small": text}
     if least is None and secure is not None and site_file.privacy is not None:
         text = (
-            "The run's noise is that of all sites together, which holds while enough of them follow the protocol; "
-            "required: this site's own, as its file names no 'least_threshold'."
+            "All sites add the run's noise together, which protects only while enough of them follow the protocol; "
+            "required: noise of this site alone, as its own file has no 'least_threshold'."
         )
         return {"distributed_noise_only": text}
     return {}

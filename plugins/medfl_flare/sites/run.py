@@ -1,4 +1,4 @@
-"""One run at one site on a machine of its own."""
+"""One run at one site, on the site's own machine."""
 
 from __future__ import annotations
 
@@ -29,38 +29,47 @@ from medfl.records.progress import SiteExit
 from medfl.records.run_file import DataOrigin, Provenance
 from medfl.types import GLOBAL, MODEL, Dataset, Meta, Tensors
 from medfl.utils import wire
-from medfl_flare.backend.messages import Message, check_tensors, shapes_of
-from medfl_flare.backend.remote_messages import PUBLISHED, REQUEST, UNDELIVERED, integer, names, rows_to_json, steps
+from medfl_flare.backend.messages import Message, check_tensors, tensor_forms
+from medfl_flare.backend.protocol_messages import (
+    PUBLISHED_PREFIX,
+    REQUEST_PREFIX,
+    UNDELIVERED,
+    read_integer,
+    read_names,
+    read_steps,
+    rows_to_json,
+)
 from medfl_flare.offered_bundle import OfferedRun
-from medfl_flare.sites.data_watch import DataWatch, check_same_data
+from medfl_flare.sites.data_changes import DataChangeDetector, check_same_data
 from medfl_flare.sites.file import SiteFile
-from medfl_flare.sites.policy import check_counts, check_networks, leaving_rows, tellable, told
+from medfl_flare.sites.policy import check_counts, check_networks, disclosed_rows, disclosed_site_info, disclosed_splits
 
 logger = logging.getLogger(__name__)
 
-Send = Callable[[PeerMessage, int, str], bool]
-"""Posts a parcel: (parcel, step, use) to whether its receiver has stored it."""
+SendFunction = Callable[[PeerMessage, int, str], bool]
+"""Sends a peer message: (message, step, use). Returns whether the receiver has stored it."""
 
-METHOD, CROSS_SITE = "method", "exchange"
-"""What a parcel is for: the method's own, or a model in the global test."""
+METHOD_USE, EVALUATION_USE = "method", "exchange"
+"""Uses of a peer message: a message of the method, or a model for the cross-site evaluation."""
 
-WAITING = 4
-"""How many of the largest messages the parcels of one sender may fill that wait here: nobody fills a disk with them."""
+MAX_WAITING_MESSAGES = 4
+"""Maximum size of one sender's waiting peer messages, as a multiple of the largest message, so that no sender can fill
+the disk."""
 
 
 class SiteRun:
-    """A run that this site takes part in. Made when the run begins; it loads the site's data.
+    """A run at this site. Construction loads and checks the site's data.
 
     Args:
-        opened: The run, with all sites' networks.
+        opened: The run, with the networks of all sites.
         site_file: The site's own file.
-        send: Posts parcels to other sites.
+        send: Function that sends peer messages to other sites.
 
     Raises:
         MedflError: If data, settings or networks don't fit.
     """
 
-    def __init__(self, opened: OfferedRun, site_file: SiteFile, send: Send) -> None:
+    def __init__(self, opened: OfferedRun, site_file: SiteFile, send: SendFunction) -> None:
         self._opened, self._file, self._send = opened, site_file, send
         self.name, self.settings, self.task = site_file.site, opened.settings, opened.task
         self.folder = site_file.state / "runs" / opened.offer.run
@@ -80,24 +89,25 @@ class SiteRun:
         networks = check_plan(opened.offer.method, method, self.task, self.settings, opened.offer.sites, True)
         self._data = self._load(entry.data)
         self._changes = check_unchanged(entry.data.parent, [self._data], entry.allow_changes)
-        self._watch = DataWatch(self.name, self._data.files)
+        self._change_detector = DataChangeDetector(self.name, self._data.files)
         shared = self._shared_test(entry.data, entry.allow_changes) if self.settings.shared_test else None
         self._splits = Splits(self._data.train, self._data.val, self._data.test, self._data.digest, shared)
         images = {self.name: len(self._data.train)} if len(self._data.train) else {}
         check_privacy(self.settings, method, networks, images, len(opened.offer.sites))
         check_counts(site_file, len(self._data.train))
         task = method.task_of(self.task)
-        self._forms = {network: shapes_of(task, [network]) for network in sorted(used)}
-        self._shapes = {} if Capability.DIFFERENT_HEADS in method.supports else shapes_of(task, used)
+        self._forms = {network: tensor_forms(task, [network]) for network in sorted(used)}
+        self._shapes = {} if Capability.DIFFERENT_HEADS in method.supports else tensor_forms(task, used)
         self._undelivered: list[str] = []
         self._sends, self._sends_meta = method.sends, method.sends_meta
 
     def _check_network(self, own: str | None) -> None:
+        """Raise if the run wants another network for this site than its own file, or if the bundle lacks a network."""
         network = self.settings.networks_by_site.get(self.name, self.task.network)
         if own is not None and network != own:
             raise RefusedError(
                 "wrong_network",
-                f"The run wants '{self.name}' to train network '{network}'; its own file says '{own}'.",
+                f"The run assigns network '{network}' to '{self.name}'; the site's own file names '{own}'.",
                 site=self.name,
                 expected=own,
                 found=network,
@@ -112,6 +122,7 @@ class SiteRun:
             )
 
     def _load(self, folder: Path) -> SiteData:
+        """Load and check the site's data."""
         self._source.check_leaks(folder.parent, [folder.name])
         data = self._source.site(folder, self._opened.execution)
         check_targets(self.task.objective, {self.name: Splits(data.train, data.val, data.test)}, {})
@@ -119,36 +130,40 @@ class SiteRun:
         return data
 
     def _shared_test(self, folder: Path, allow_changes: Sequence[str]) -> Dataset | None:
-        """The test set that all sites share, beside this site's data; None where its scores may not leave."""
+        """Return the shared test set beside the site's data, or None if its scores may not leave the site."""
         data = self._source.shared_test(folder.parent, self._opened.execution)
         if data is None or not len(data.test):
             raise RefusedError(
                 "missing_test_set",
                 f"The run wants '{self.name}' to score its model on a test set that all sites share: expected a folder "
-                f"'{GLOBAL}' with it beside the site's data, there is none.",
+                f"'{GLOBAL}' with the test set beside the site's data, found none.",
                 site=self.name,
                 name=GLOBAL,
             )
         check_targets(self.task.objective, {}, {"The shared test set": data.test})
         self._check_shape(data)
         self._changes += check_unchanged(folder.parent, [data], allow_changes)
-        return data.test if tellable(self._file, {"shared": len(data.test)}) else None
+        return data.test if disclosed_splits(self._file, {"shared": len(data.test)}) else None
 
     def _check_shape(self, data: SiteData) -> None:
+        """Raise if the data have another shape than the run expects."""
         if data.shape != self._opened.shape:
             raise RefusedError(
                 "wrong_shape",
-                f"'{self.name}' has images of shape {list(data.shape)} (channels, edges), and the run is for "
-                f"{list(self._opened.shape)}. Prepare them for it, or submit the run with other --in_channels, --size "
-                "and --spatial_dims.",
+                f"'{self.name}' has images of shape {list(data.shape)} (channels, edges), but the run expects "
+                f"{list(self._opened.shape)}. Prepare the images again, or submit the run with other --in_channels, "
+                "--size and --spatial_dims.",
                 site=self.name,
                 expected=self._opened.shape,
                 found=data.shape,
             )
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the run's folder for writing, and check that it is this run's."""
+    def locked(self) -> Iterator[None]:
+        """Context manager that locks the run's folder for writing.
+
+        Raises if the folder belongs to another run or to other data.
+        """
         opened = self._opened
         data = DataOrigin(allowed_changes=tuple(self._changes))
         provenance = Provenance(offer=opened.offer.to_json(), data=data, joined=opened.joined)
@@ -156,14 +171,15 @@ class SiteRun:
         with writer.held(JOB_PATIENCE):
             check_same_data(self.folder, self.name, self._data.digest)
             writer.claim(provenance, backend="flare")
-            self.host = self._host(writer)
+            self.host = self._make_runner(writer)
             self.host.check_account()
             with noted(self.folder, writer.start_event([self.name], {})) as self.note:
                 yield
                 self.note(SiteExit())
 
-    def _host(self, writer: RunWriter) -> SiteRunner:
-        scored = tellable(self._file, {split: len(getattr(self._splits, split)) for split in SCORED})
+    def _make_runner(self, writer: RunWriter) -> SiteRunner:
+        """Build the runner of the site's steps, with the disclosures that the site's own file allows."""
+        scored = disclosed_splits(self._file, {split: len(getattr(self._splits, split)) for split in SCORED})
         withheld = {"size", "label_counts"} - set(self._file.disclose)
         signer = None
         if self.settings.secure_aggregation is not None:
@@ -171,12 +187,15 @@ class SiteRun:
 
             signer = read_signer(self._file.path.parents[1])
         options = SiteOptions(secret=self._file.secret(), scored=scored, withheld=withheld, signer=signer)
-        return writer.runner(self.name, self._splits, self._deliver, options)
+        return writer.runner(self.name, self._splits, self._send_peer_message, options)
 
-    def facts(self) -> Meta:
-        """What this site tells when a run begins: its data as far as it may, and how far it is."""
+    def begin_reply(self) -> Meta:
+        """Return the metadata of the reply to ``begin``.
+
+        The keys are ``facts`` and ``data``, as disclosed by the site's own file, and ``newest``, the newest valid step.
+        """
         counts = self.task.objective.counts(countable(self._data.train, self.task.objective))
-        facts = told(self._file, self.host.site_info(), counts)
+        facts = disclosed_site_info(self._file, self.host.site_info(), counts)
         about: Meta = {"classes": list(self._data.classes), "name": self._data.source, "modality": self._data.modality}
         about["names"] = list(self._data.names)
         about["shared_test"] = None if self._splits.shared is None else fingerprint(self._splits.shared)
@@ -185,35 +204,47 @@ class SiteRun:
     # ---- a step
 
     def step(self, message: Message) -> tuple[Tensors, Meta]:
-        """Score the models of the round before, then carry out the order, as far as each is in the message."""
+        """Score the models of the previous round and execute the request, each if the message contains it.
+
+        Returns:
+            Tensors of the reply; metadata with the keys ``evaluation`` and ``answer``.
+        """
         request, evaluate = message.meta.get("request"), message.meta.get("evaluate")
-        sent = wire.select(message.tensors, REQUEST)
+        sent = wire.select(message.tensors, REQUEST_PREFIX)
         self._check_tensors(sent)
-        self._watch.check()
+        self._change_detector.check()
         scores = [] if evaluate is None else self._evaluate(evaluate, message.tensors, sent)
         meta: Meta = {"evaluation": rows_to_json(scores), "answer": None}
         if request is None:
             return {}, meta
-        tensors, meta["answer"] = self._carry_out(request, sent, steps(message.meta, "keep"))
+        tensors, meta["answer"] = self._execute_request(request, sent, read_steps(message.meta, "keep"))
         return tensors, meta
 
     def _evaluate(self, evaluate: Meta, tensors: Tensors, sent: Tensors) -> list[Row]:
-        same = names(evaluate, "same")
+        """Score the published models on this site's data and return the rows that may leave."""
+        same = read_names(evaluate, "same")
         if not sent.keys() >= set(same):
-            raise RefusedError("unknown_tensor", "expected names of the order's tensors as 'same'")
-        published = wire.select(tensors, PUBLISHED) | {name: sent[name].clone() for name in same}
+            raise RefusedError("unknown_tensor", "expected names of the request's tensors as 'same'")
+        published = wire.select(tensors, PUBLISHED_PREFIX) | {name: sent[name].clone() for name in same}
         self._check_tensors(published)
-        step, round_ = integer(evaluate, "step"), integer(evaluate, "round")
-        return leaving_rows(self.settings, self.host.evaluate(self._opened.make_method(), published, step, round_, {}))
+        step, round_ = read_integer(evaluate, "step"), read_integer(evaluate, "round")
+        return disclosed_rows(
+            self.settings, self.host.evaluate(self._opened.make_method(), published, step, round_, {})
+        )
 
-    def _carry_out(self, request: Meta, sent: Tensors, keep: list[int]) -> tuple[Tensors, Meta]:
-        step, round_, digest = integer(request, "step", 1), integer(request, "round", 1), request.get("digest")
+    def _execute_request(self, request: Meta, sent: Tensors, keep: list[int]) -> tuple[Tensors, Meta]:
+        """Execute a request and return the tensors and metadata of the result."""
+        step, round_, digest = (
+            read_integer(request, "step", 1),
+            read_integer(request, "round", 1),
+            request.get("digest"),
+        )
         if wire.digest(sent) != digest:
-            raise RefusedError("wrong_checksum", "expected the tensors of the order's digest, got others")
+            raise RefusedError("wrong_checksum", "expected tensors with the request's digest, got other tensors")
         if round_ > self.settings.rounds or not isinstance(request.get("meta"), dict):
             raise RefusedError(
                 "invalid_request",
-                f"expected an order of one of {self.settings.rounds} rounds, with its facts by name",
+                f"expected a request of one of {self.settings.rounds} rounds, with a dict as its metadata",
                 rounds=self.settings.rounds,
             )
         self._undelivered = []
@@ -221,21 +252,23 @@ class SiteRun:
         answer = self.host.step(self._opened.plan().make_method, received, step, round_, str(digest), keep)
         tensors = {} if answer.refused is not None else self.host.store.read(step, "reply/")
         facts = {"step": step, "refused": answer.refused, "meta": answer.meta, UNDELIVERED: self._undelivered}
-        return tensors, facts | {"rows": rows_to_json(leaving_rows(self.settings, answer.rows))}
+        return tensors, facts | {"rows": rows_to_json(disclosed_rows(self.settings, answer.rows))}
 
-    def _deliver(self, step: int, peer_message: PeerMessage) -> None:
-        if not self._send(peer_message, step, METHOD):
-            logger.warning("The parcel for '%s' was not acknowledged.", peer_message.to)
+    def _send_peer_message(self, step: int, peer_message: PeerMessage) -> None:
+        """Send a peer message, and remember its receiver if it was not acknowledged."""
+        if not self._send(peer_message, step, METHOD_USE):
+            logger.warning("The peer message to '%s' was not acknowledged.", peer_message.to)
             self._undelivered.append(peer_message.to)
 
     def _check_tensors(self, tensors: Tensors, prefixes: Collection[str] | None = None) -> None:
+        """Raise if the tensors of a message have unexpected names, shapes, dtypes or values."""
         check_tensors(tensors, prefixes=prefixes, shapes=self._shapes, norm_bound=None, who="the run")
 
     def receive(self, sender: str, message: Message) -> None:
-        """Store a parcel of another site.
+        """Check a peer message and store it in the inbox.
 
         Raises:
-            RefusedError: If it can't be what that site may send.
+            RefusedError: If that site may not send such a message.
         """
         meta = message.meta
         if (
@@ -243,36 +276,36 @@ class SiteRun:
             or meta.keys() != {"step", "use", "meta"}
             or not isinstance(meta["meta"], dict)
         ):
-            raise RefusedError("invalid_message", "expected a parcel")
-        step = integer(meta, "step", 1)
+            raise RefusedError("invalid_message", "expected a peer message")
+        step = read_integer(meta, "step", 1)
         if sender not in self._opened.offer.sites or sender == self.name:
             raise RefusedError(
-                "unknown_sender", f"expected a parcel of another site of the run, got one of '{sender}'", sender=sender
+                "unknown_sender", f"expected a peer message of another site of the run, got '{sender}'", sender=sender
             )
-        guest = meta["use"] == CROSS_SITE
-        if not guest and Capability.PEER_MESSAGES not in self._opened.make_method().supports:
+        is_evaluation = meta["use"] == EVALUATION_USE
+        if not is_evaluation and Capability.PEER_MESSAGES not in self._opened.make_method().supports:
             raise RefusedError(
                 "unexpected_peer_message",
-                f"the method '{self._opened.offer.method}' posts no parcels",
+                f"the method '{self._opened.offer.method}' sends no peer messages",
                 method=self._opened.offer.method,
             )
-        if guest:
-            self._check_exchange()
-        self._check_peer_message(message.tensors, (MODEL,) if guest else tuple(self._sends))
+        if is_evaluation:
+            self._check_evaluation_allowed()
+        self._check_model_tensors(message.tensors, (MODEL,) if is_evaluation else tuple(self._sends))
         check_peer_message(
-            GUEST if guest else self._sends_meta, self.task, self.settings, meta["meta"], f"site '{sender}'"
+            GUEST if is_evaluation else self._sends_meta, self.task, self.settings, meta["meta"], f"site '{sender}'"
         )
-        inbox = Inbox(self.folder / CROSS_SITE if guest else self.host.store.folder)
-        if inbox.waiting_bytes(sender, step) > WAITING * self._file.max_message_mb * 10**6:
+        inbox = Inbox(self.folder / EVALUATION_USE if is_evaluation else self.host.store.folder)
+        if inbox.waiting_bytes(sender, step) > MAX_WAITING_MESSAGES * self._file.max_message_mb * 10**6:
             raise RefusedError(
                 "too_many_messages",
-                f"expected no more parcels of '{sender}': too many wait here that no order has read",
+                f"expected no more peer messages of '{sender}': too many wait here that no request has read",
                 sender=sender,
             )
         inbox.post(step, sender, PeerMessage(self.name, message.tensors, meta["meta"], sender))
 
-    def _check_peer_message(self, tensors: Tensors, prefixes: Collection[str]) -> None:
-        """Refuse a model that is a part of one of the run's networks only."""
+    def _check_model_tensors(self, tensors: Tensors, prefixes: Collection[str]) -> None:
+        """Raise if the tensors are only a part of one of the run's networks, or have unexpected shapes."""
         known = tensors.keys() & self._shapes.keys()
         if known and not any(known == forms.keys() for forms in self._forms.values()):
             raise RefusedError(
@@ -282,39 +315,42 @@ class SiteRun:
             )
         self._check_tensors(tensors, prefixes)
 
-    def _check_exchange(self) -> None:
-        """Refuse to take part in a global test that the run or this site's file does not have."""
+    def _check_evaluation_allowed(self) -> None:
+        """Raise if the run or this site's own file does not allow a cross-site evaluation."""
         is_allowed = self._file.cross_site_evaluation and policy_of(self.settings).discloses("weights")
         if not is_allowed or not self.settings.cross_site_evaluation:
             raise RefusedError(
-                "no_cross_site_evaluation", f"'{self.name}' takes part in no global test in this run", site=self.name
+                "no_cross_site_evaluation", f"'{self.name}' allows no cross-site evaluation here", site=self.name
             )
 
     # ---- the end of a run
 
-    def post_model(self, message: Message) -> tuple[Tensors, Meta]:
-        """The global test: send this site's model to the others, and score it here."""
-        self._check_exchange()
-        to = names(message.meta, "to")
+    def send_model(self, message: Message) -> tuple[Tensors, Meta]:
+        """Send this site's model to other sites for the cross-site evaluation, score it here and return the scores."""
+        self._check_evaluation_allowed()
+        to = read_names(message.meta, "to")
         if not set(self._opened.offer.sites) - {self.name} >= set(to):
             raise RefusedError("unknown_recipient", "expected to send a model to other sites of the run only")
-        step, round_ = integer(message.meta, "step"), integer(message.meta, "round")
+        step, round_ = read_integer(message.meta, "step"), read_integer(message.meta, "round")
         method = self._opened.make_method()
         models = self.host.models(method, message.tensors, step, round_)
         kind = "personal" if "personal" in models else "global"
         model = models[kind]
         meta = {"network": model.network, "meta": model.meta, "owner": kind}
         for receiver in to:
-            self._send(PeerMessage(receiver, wire.prefixed(model.tensors, MODEL), meta), step, CROSS_SITE)
+            self._send(PeerMessage(receiver, wire.prefixed(model.tensors, MODEL), meta), step, EVALUATION_USE)
         return {}, {"rows": rows_to_json(self._score(model, f"{kind}@{self.name}", round_))}
 
-    def score_guest(self, message: Message) -> tuple[Tensors, Meta]:
-        """The global test: score the model of another site, which came as a parcel."""
-        step, owner = integer(message.meta, "step"), message.meta.get("owner")
-        inbox = Inbox(self.folder / CROSS_SITE)
+    def score_peer_model(self, message: Message) -> tuple[Tensors, Meta]:
+        """Score the model of another site in the cross-site evaluation, and return the scores.
+
+        The model has arrived as a peer message before.
+        """
+        step, owner = read_integer(message.meta, "step"), message.meta.get("owner")
+        inbox = Inbox(self.folder / EVALUATION_USE)
         messages = [peer_message for peer_message in inbox.read(step, step + 1) if peer_message.sender == owner]
         if not messages:
-            raise RefusedError("missing_model", f"the model of '{owner}' has not come", owner=str(owner))
+            raise RefusedError("missing_model", f"the model of '{owner}' has not arrived", owner=str(owner))
         meta = messages[0].meta
         if meta.get("network") not in self.task.networks or meta.get("owner") not in ("personal", "global"):
             raise RefusedError(
@@ -324,20 +360,27 @@ class SiteRun:
                 networks=sorted(self.task.networks),
             )
         model = Model(meta["network"], wire.select(messages[0].tensors, MODEL), meta["meta"])
-        rows = self._score(model, f"{meta['owner']}@{owner}", integer(message.meta, "round"))
+        rows = self._score(model, f"{meta['owner']}@{owner}", read_integer(message.meta, "round"))
         inbox.drop(messages[0].sender)
         return {}, {"rows": rows_to_json(rows)}
 
     def _score(self, model: Model, name: str, round_: int) -> list[Row]:
-        if "test" not in tellable(self._file, {"test": len(self._splits.test)}):
+        """Return the scores of a model on this site's test data, or nothing if they may not leave."""
+        if "test" not in disclosed_splits(self._file, {"test": len(self._splits.test)}):
             return []
         predictor = predictor_of(self._opened.make_method(), self.host.task, model)
         scores = score(predictor, self._splits.test, self.host.task, self.settings)
         return rows_of(scores, round_, self.name, name, "test", "aggregated")
 
     def install(self, message: Message) -> tuple[Tensors, Meta]:
-        """Write this site's own bundle, with what its model says of its test images; nothing of them leaves."""
-        step, round_ = integer(message.meta, "step"), integer(message.meta, "round")
+        """Export this site's own bundle with the model's predictions for the site's test images.
+
+        The predictions stay at the site.
+
+        Returns:
+            No tensors; metadata with the key ``privacy``, the site's privacy account or None.
+        """
+        step, round_ = read_integer(message.meta, "step"), read_integer(message.meta, "round")
         method, data = self._opened.make_method(), self._data
         models = self.host.models(method, message.tensors, step, round_)
         if models:

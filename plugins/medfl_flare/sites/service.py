@@ -1,9 +1,9 @@
-"""A site's end of the conversation: bytes in, bytes out, whatever brings them.
+"""A site's side of the protocol: receives packed messages and returns packed replies, over any transport.
 
-Everything that comes is checked (`medfl_flare.backend.messages`), compared with the site's own file
-(`medfl_flare.sites.policy`) and only then given to the same idempotent step that a run on one machine uses
-(`medfl.engine.site.SiteRunner`). What can't be done is refused in a sentence, and the site waits for the next message.
-What was asked and what leaves is noted down (`medfl_flare.sites.audit`).
+Every message is checked (`medfl_flare.backend.messages`) and compared with the site's own file
+(`medfl_flare.sites.policy`). Only then does the same idempotent step as on one machine process it
+(`medfl.engine.site.SiteRunner`). A message that can't be processed is refused with a reason, and the site waits for the
+next message. The site records every message and everything that leaves it (`medfl_flare.sites.audit`).
 """
 
 from __future__ import annotations
@@ -29,157 +29,168 @@ from medfl.utils.memory import keep_freed_memory
 from medfl.utils.pulse import Beat, Pulse
 from medfl.utils.text import one_line
 from medfl.utils.wire import Blob
-from medfl_flare.backend.heartbeat import pack_beat
+from medfl_flare.backend.heartbeat import pack_heartbeat
 from medfl_flare.backend.message_checks import check_size
 from medfl_flare.backend.messages import Limits, Message, pack, unpack
-from medfl_flare.backend.remote import DOING
-from medfl_flare.backend.remote_messages import rows_from_json
-from medfl_flare.describing.request import KIND, Request
-from medfl_flare.describing.site import answer_request
+from medfl_flare.backend.protocol_messages import rows_from_json
+from medfl_flare.backend.remote_backend import ACTIVITIES
+from medfl_flare.federated_statistics.site_reply import compute_reply
+from medfl_flare.federated_statistics.statistics_request import KIND, StatisticsRequest
 from medfl_flare.offered_bundle import OfferedRun, open_offer
 from medfl_flare.records.offer import Offer
-from medfl_flare.sites.audit import Audit
+from medfl_flare.sites.audit import AuditLog
 from medfl_flare.sites.file import SiteFile
-from medfl_flare.sites.policy import told_profile
+from medfl_flare.sites.policy import disclosed_profile
 from medfl_flare.sites.run import SiteRun
 
 if TYPE_CHECKING:
     from medfl.privacy.signatures import Signer
-    from medfl_flare.backend.sealed import Seal
+    from medfl_flare.backend.signed_messages import PeerMessageSigner
 
 logger = logging.getLogger(__name__)
 
-Post = Callable[[str, bytes, float], bool]
-"""Brings a parcel to another site: (receiver, blob, seconds to try) to whether it was acknowledged."""
+PostFunction = Callable[[str, bytes, float], bool]
+"""Sends a packed peer message: (receiver, bytes, seconds to try). Returns whether the receiver acknowledged it."""
 
-PEER_MESSAGES = 0.5
-"""Share of a step's time-out that sending its parcels may take."""
+PEER_MESSAGE_TIME_SHARE = 0.5
+"""Share of a step's timeout that sending the site's peer messages may take."""
 
 BEFORE_BEGIN = Limits(max_bytes=2**20, max_tensors=0)
-"""What a message may be before the run has begun."""
+"""Limits of a message before the run has begun."""
 
 
 class SiteService:
-    """Answers the server's messages and takes other sites' parcels.
+    """Processes the messages of the server and of other sites.
 
     Args:
         site_file: The site's own file.
-        post: Brings a parcel to another site.
-        beat: Brings a heartbeat to the server, or loses it; called from a thread of its own.
-        signer: Signs this site's parcels, and those of others must be signed; None where nobody passes them on.
+        post: Function that sends a peer message to another site.
+        beat: Function that sends a heartbeat to the server; the heartbeat may be lost. Called from a separate thread.
+        signer: Signer of this site's peer messages; other sites must sign theirs, too. None if no one relays the
+            messages.
     """
 
     def __init__(
         self,
         site_file: SiteFile,
-        post: Post,
+        post: PostFunction,
         beat: Callable[[bytes], None] = lambda blob: None,
         signer: Signer | None = None,
     ) -> None:
         self._file, self._post, self._send_beat = site_file, post, beat
         self._limits = Limits(max_bytes=site_file.max_message_mb * 10**6)
         self._signer = signer
-        self._seal: Seal | None = None
+        self._seal: PeerMessageSigner | None = None
         self._opened: OfferedRun | None = None
         self._run: SiteRun | None = None
-        self._held = contextlib.ExitStack()
-        self._audit = Audit(site_file)
-        self._spent: PrivacyAccount | None = None
+        self._locks = contextlib.ExitStack()
+        self._audit = AuditLog(site_file)
+        self._statistics_account: PrivacyAccount | None = None
         keep_freed_memory()
         torch.set_num_threads(site_file.threads)
 
-    def refusal(self, size: int) -> bytes | None:
-        """The answer to a message of so many bytes, if it is refused for that; it need not be brought."""
+    def refuse_by_size(self, size: int) -> bytes | None:
+        """Return the reply to a message that is refused for its size, or None if the site must fetch the message.
+
+        Args:
+            size: Size of the message in bytes.
+        """
         try:
-            check_size(size, self._now)
+            check_size(size, self._current_limits)
         except RefusedError as error:
             return self._refuse("refused", str(error))
         return None
 
     @property
-    def _now(self) -> Limits:
+    def _current_limits(self) -> Limits:
+        """Limits of a message in the current state of the run."""
         return BEFORE_BEGIN if self._run is None else self._limits
 
     def answer(self, blob: Blob) -> bytes:
-        """The answer to a message of the server; a refusal if it can't be carried out. Raises nothing."""
+        """Process a message of the server and return the packed reply, or a packed refusal. Raises nothing."""
         kind = "refused"
         try:
-            message = unpack(blob, self._now)
+            message = unpack(blob, self._current_limits)
             kind = message.kind[:64]
-            with Pulse(self._beat):
-                answer = self._answers(message)
+            with Pulse(self._record_heartbeat):
+                answer = self._dispatch(message)
                 reply = pack(answer)
-            self._audit.answered(message, answer, len(reply), self._spent if self._run is None else self._run.budget())
+            self._audit.record_reply(
+                message, answer, len(reply), self._statistics_account if self._run is None else self._run.budget()
+            )
             return reply
         except RefusedError as error:
             return self._refuse(kind, str(error))
-        except MedflError as error:  # its text is for this site's administrator: it may name folders
+        except MedflError as error:  # the text may name folders, so it is only for this site's administrator
             logger.error("%s", error)
             problem = type(error).__name__.removesuffix("Error").lower()
             return self._refuse(
-                kind, f"'{self._file.site}' can't take part: a problem with its {problem}. Its log says more."
+                kind, f"'{self._file.site}' can't take part: a problem with its {problem}. See the log of the site."
             )
         except Exception as error:
-            logger.exception("A message of kind '%s' brought about an error.", kind)
-            return self._refuse(kind, f"an unexpected {type(error).__name__}; its own log says more")
+            logger.exception("A message of kind '%s' caused an error.", kind)
+            return self._refuse(kind, f"an unexpected {type(error).__name__}; see the log of the site")
 
     def receive(self, sender: str, blob: bytes) -> str | None:
-        """Take a parcel of another site: stored, flushed to the disk and noted when this returns.
+        """Check and store a peer message. When this returns, the message is on the disk and recorded in the audit file.
 
         Args:
-            sender: Who sends, as the network says.
-            blob: The parcel.
+            sender: Name of the sender, as the transport reports it.
+            blob: The packed peer message.
 
         Returns:
-            Why it is refused, or None.
+            The reason for the refusal, or None if the message was accepted.
         """
-        why = self._take(sender, blob)
-        self._audit.received(sender, why)
+        why = self._store_peer_message(sender, blob)
+        self._audit.record_received(sender, why)
         return why
 
-    def _take(self, sender: str, blob: bytes) -> str | None:
+    def _store_peer_message(self, sender: str, blob: bytes) -> str | None:
+        """Check and store a peer message; return the reason for a refusal, or None."""
         try:
             if self._run is None:
-                raise RefusedError("run_not_started", "no run has begun here")
+                raise RefusedError("run_not_started", "no run has begun at this site")
             opened = blob if self._seal is None else self._seal.open(blob, sender)
             self._run.receive(sender, unpack(opened, self._limits))
         except MedflError as error:
-            logger.warning("A parcel of '%s' is refused: %s", sender, error)
+            logger.warning("A peer message of '%s' was refused: %s", sender, error)
             return str(error) if isinstance(error, RefusedError) else "it could not be stored"
         except Exception as error:
-            logger.exception("A parcel of '%s' brought about an error.", sender)
+            logger.exception("A peer message of '%s' caused an error.", sender)
             return f"an unexpected {type(error).__name__}"
         return None
 
     def close(self) -> None:
-        """Leave the run; what is finished is saved."""
+        """Leave the run; the finished steps are saved."""
         self._opened = self._run = None
-        self._held.close()
+        self._locks.close()
 
     def _refuse(self, kind: str, why: str) -> bytes:
-        why = one_line(why, 2000)  # it may repeat what came
+        """Log and record a refusal, and return the packed reply."""
+        why = one_line(why, 2000)  # it may contain text from the message
         logger.warning("Refused ('%s'): %s", kind, why)
-        self._audit.refused(kind, why)
+        self._audit.record_refusal(kind, why)
         return pack(Message(kind, {}, {"refused": why}))
 
-    def _answers(self, message: Message) -> Message:
+    def _dispatch(self, message: Message) -> Message:
+        """Process a message by its kind and return the reply."""
         if message.kind == "hello":
-            return self._hello(Offer.from_meta(message.meta))
+            return self._hello_reply(Offer.from_meta(message.meta))
         if message.kind == "begin":
-            return self._begin(message.meta)
+            return self._begin_reply(message.meta)
         if message.kind == "end":
             self.close()
             return Message("end", {}, {"refused": None})
         if message.kind == KIND and self._opened is None:
-            return self._describe(Request.from_meta(message.meta))
+            return self._statistics_reply(StatisticsRequest.from_meta(message.meta))
         if self._run is None:
             raise RefusedError(
                 "wrong_message_order", f"expected 'begin' before '{message.kind}'", expected="begin", found=message.kind
             )
         parts = {
             "step": self._run.step,
-            "post": self._run.post_model,
-            "guest": self._run.score_guest,
+            "post": self._run.send_model,
+            "guest": self._run.score_peer_model,
             "install": self._run.install,
         }
         if message.kind not in parts:
@@ -190,15 +201,18 @@ class SiteService:
                 found=message.kind,
             )
         sites, job = (self._file.site,), message.kind
-        self._run.note(JobStart(sites=sites, job=job, activity=DOING[job]))
+        self._run.note(JobStart(sites=sites, job=job, activity=ACTIVITIES[job]))
         tensors, meta = parts[job](message)
         self._run.note(JobEnd(sites=sites, job=job))
         if message.kind == "step":
-            self._note_step(self._run, message.meta, meta)
+            self._record_step(self._run, message.meta, meta)
         return Message(message.kind, tensors, {"refused": None} | meta)
 
-    def _note_step(self, run: SiteRun, step: Meta, answer: Meta) -> None:
-        """Record for this site's administrator what the site did, as far as the server learns it, too."""
+    def _record_step(self, run: SiteRun, step: Meta, answer: Meta) -> None:
+        """Record a processed step in the site's own progress file.
+
+        The record contains nothing that the server does not learn, too.
+        """
         site, request, evaluate = self._file.site, step.get("request"), step.get("evaluate")
         if (request := request or evaluate) is None:
             return
@@ -214,37 +228,52 @@ class SiteService:
             )
         )
 
-    def _hello(self, offer: Offer) -> Message:
+    def _hello_reply(self, offer: Offer) -> Message:
+        """Open an offered run and return the reply to ``hello``."""
         self.close()
-        self._audit.offered(offer)
+        self._audit.set_run(offer)
         self._opened = open_offer(offer, self._file)
         if self._signer is not None:
-            from medfl_flare.backend.sealed import Seal  # it needs what comes with NVFlare
+            from medfl_flare.backend.signed_messages import (
+                PeerMessageSigner,  # needs packages that are installed with NVFlare
+            )
 
-            self._seal = Seal(self._signer, offer.to_json())
+            self._seal = PeerMessageSigner(self._signer, offer.to_json())
         assignment = self._opened.assignment
-        profile = told_profile(self._file, assignment) if assignment is not None and assignment.asks_sites else None
+        profile = (
+            disclosed_profile(self._file, assignment) if assignment is not None and assignment.asks_sites else None
+        )
         network = self._file.bundle(offer.bundle).network
         return Message("hello", {}, {"refused": None, "network": network, "profile": profile})
 
-    def _describe(self, request: Request) -> Message:
-        self._audit.described(request.describe, request.bundle)
-        description, self._spent = answer_request(request, self._file)
-        return Message(KIND, {}, {"refused": None} | description.model_dump(mode="json"))
+    def _statistics_reply(self, request: StatisticsRequest) -> Message:
+        """Compute the federated statistics of this site's data and return them as the reply."""
+        self._audit.set_statistics(request.statistics, request.bundle)
+        statistics, self._statistics_account = compute_reply(request, self._file)
+        return Message(KIND, {}, {"refused": None} | statistics.model_dump(mode="json"))
 
-    def _begin(self, meta: Meta) -> Message:
+    def _begin_reply(self, meta: Meta) -> Message:
+        """Load the data of the run and return the reply to ``begin``."""
         if self._opened is None:
             raise RefusedError(
                 "wrong_message_order", "expected 'hello' before 'begin'", expected="hello", found="begin"
             )
         if self._run is None:
-            run = SiteRun(self._opened.with_networks(_networks(meta), _joined(meta)), self._file, self._send)
-            self._held.enter_context(run.held())
+            run = SiteRun(
+                self._opened.with_networks(_read_networks(meta), _read_joined(meta)),
+                self._file,
+                self._send_peer_message,
+            )
+            self._locks.enter_context(run.locked())
             self._run = run
-        return Message("begin", {}, {"refused": None} | self._run.facts())
+        return Message("begin", {}, {"refused": None} | self._run.begin_reply())
 
-    def _beat(self, beat: Beat) -> None:
-        """Say that the work goes on. The share that is done tells how many images there are, so it may stay here."""
+    def _record_heartbeat(self, beat: Beat) -> None:
+        """Record a heartbeat at the site and send it to the server.
+
+        The completed share reveals the number of images, so it is removed unless the run and the site's own file let
+        that number leave.
+        """
         if self._run is not None:
             self._run.note(
                 Heartbeat(sites=(self._file.site,), activity=beat.doing, share=beat.share, has_progressed=beat.moved)
@@ -252,28 +281,29 @@ class SiteService:
         opened = self._opened
         discloses = opened is not None and policy_of(opened.settings).discloses_metadata("private")
         tells = discloses and "size" in self._file.disclose
-        self._send_beat(pack_beat(beat if tells else replace(beat, share=None)))
+        self._send_beat(pack_heartbeat(beat if tells else replace(beat, share=None)))
 
-    def _send(self, peer_message: PeerMessage, step: int, use: str) -> bool:
+    def _send_peer_message(self, peer_message: PeerMessage, step: int, use: str) -> bool:
+        """Record, sign and send a peer message; return whether the receiver acknowledged it."""
         meta = {"step": step, "use": use, "meta": peer_message.meta}
         assert self._opened is not None
-        self._audit.sends(peer_message)
-        patience = PEER_MESSAGES * self._opened.offer.answer_timeout
+        self._audit.record_sent(peer_message)
+        patience = PEER_MESSAGE_TIME_SHARE * self._opened.offer.answer_timeout
         blob = pack(Message("peer_message", peer_message.tensors, meta))
         return self._post(
             peer_message.to, blob if self._seal is None else self._seal.close(blob, peer_message.to), patience
         )
 
 
-def _networks(meta: Meta) -> dict[str, str]:
-    """Site to network, from a message."""
+def _read_networks(meta: Meta) -> dict[str, str]:
+    """Return the mapping from site to network in a message."""
     networks: Any = meta.get("networks")
     if not isinstance(networks, dict) or not all(isinstance(name, str) for name in networks.values()):
-        raise RefusedError("invalid_message", "expected the name of a network for each site", name="networks")
+        raise RefusedError("invalid_message", "expected a dict from site to network name", name="networks")
     return dict(networks)
 
 
-def _joined(meta: Meta) -> dict[str, JoinedSite]:
+def _read_joined(meta: Meta) -> dict[str, JoinedSite]:
     """Return the sites that joined after the run began, from a message."""
     joined: Any = meta.get("joined", {})
     try:

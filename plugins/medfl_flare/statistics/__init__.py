@@ -1,1 +1,1 @@
-"""Federated statistics before training: what each site holds, as far as it may be told, and which site is odd."""
+"""Federated statistics of the sites' training images: measurement, disclosure control, outlier sites, and report."""

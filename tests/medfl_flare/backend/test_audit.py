@@ -1,4 +1,4 @@
-"""A site's record of what left it: every message, its size, its tensors, the budget; and nothing leaves without."""
+"""A site's audit record lists every message with size, tensors and budget; nothing leaves without an entry."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typer.testing import CliRunner
 from medfl.errors import StoreError
 from medfl_flare.backend.messages import Limits, unpack
 from medfl_flare.commands.site import app
-from medfl_flare.records.audit import AuditEntry, Budget, SentTensors, add_entry, read_entries
+from medfl_flare.records.audit import AuditEntry, SentTensors, SpentBudget, add_entry, read_entries
 from medfl_flare.sites import audit
-from medfl_flare.sites.audit import audit_file
+from medfl_flare.sites.audit import audit_path
 from medfl_flare.sites.file import SiteFile
 
 SITE = SITES[0]
 
 
 def entries_of(site_file: SiteFile) -> list[AuditEntry]:
-    """Return the entries of a site's audit file, all of which are whole."""
-    entries = read_entries(audit_file(site_file))
+    """Return the entries of a site's audit file; all lines must be valid."""
+    entries = read_entries(audit_path(site_file))
     assert None not in entries
     return [entry for entry in entries if entry is not None]
 
@@ -126,7 +126,7 @@ WHOLE = AuditEntry(
     round=3,
     leaves={"model": SentTensors(tensors=1, values=2, bytes=8)},
     names=("model/weight",),
-    budget=Budget(
+    budget=SpentBudget(
         unit="site", adjacency="replace", delta=1e-5, epsilon=float("inf"), composed=None, total_epsilon=None
     ),
 )
@@ -150,7 +150,7 @@ def test_after_a_line_that_was_cut_off_the_next_one_is_whole(tmp_path: Path, kep
     path.write_bytes(path.read_bytes() + path.read_bytes()[:kept])
     add_entry(path, WHOLE)
     assert read_entries(path) == [SHORT, None, WHOLE]
-    assert "is no entry" in audit.in_words(None)
+    assert "unreadable line" in audit.entry_text(None)
 
 
 def _add_some(path: Path) -> None:

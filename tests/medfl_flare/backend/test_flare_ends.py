@@ -1,4 +1,4 @@
-"""Both ends of the carrier over NVFlare, without its processes: what gets lost, strangers, messages too large."""
+"""Both ends of the NVFlare transport without its processes: lost parts, unknown senders, too large messages."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from medfl_flare.backend import parts
+from medfl_flare.backend import message_transfer
 from medfl_flare.backend.messages import Limits
 
-flare = pytest.importorskip("medfl_flare.backend.flare")
+flare = pytest.importorskip("medfl_flare.backend.flare_server")
 flare_site = pytest.importorskip("medfl_flare.backend.flare_site")
 
 SITE, PART = "site-01", 1000
@@ -22,11 +22,11 @@ NO_ABORT = SimpleNamespace(triggered=False)
 
 
 class Line:
-    """NVFlare between a server and one site, as far as both ends use it: the engine of both, and the controller.
+    """Stand-in for NVFlare's engine and controller between a server and one site.
 
     Attributes:
-        loses: Whether what is sent (topic, number of what was sent before) is lost.
-        sent: All that the site sent to the server.
+        loses: Function of (topic, number of earlier messages) that returns whether a message is lost.
+        sent: All messages that the site sent to the server.
     """
 
     def __init__(self, executor: Any) -> None:
@@ -60,7 +60,7 @@ class Line:
 
     def send(self, task: Any, fl_ctx: Any, targets: list[str], send_order: Any) -> None:
         def work() -> None:
-            result = self.executor.execute(flare.TASK, task.data, self, NO_ABORT)
+            result = self.executor.execute(flare.TASK_NAME, task.data, self, NO_ABORT)
             client = SimpleNamespace(name=SITE)
             task.result_received_cb(SimpleNamespace(result=result, client=client), None)
             task.completion_status = flare.TaskCompletionStatus.OK
@@ -69,7 +69,7 @@ class Line:
 
 
 class Reversed(flare_site.FlareExecutor):
-    """Answers with the message from its end to its beginning, twice."""
+    """Executor that replies with the reversed message, twice."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Reversed(flare_site.FlareExecutor):
 
     def receive(self, sender: str, blob: bytes) -> None: ...
 
-    def refusal(self, size: int) -> bytes | None:
+    def refuse_by_size(self, size: int) -> bytes | None:
         return b"too large" if size > self.largest else None
 
     def answer(self, blob: Any) -> bytes:
@@ -88,9 +88,9 @@ class Reversed(flare_site.FlareExecutor):
 
 @pytest.fixture
 def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Line:
-    monkeypatch.setattr(parts, "PART", PART)
-    monkeypatch.setattr(flare_site, "LOST", 0.05)
-    monkeypatch.setattr(flare, "POLL", 0.01)
+    monkeypatch.setattr(message_transfer, "PART_BYTES", PART)
+    monkeypatch.setattr(flare_site, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(flare, "POLL_SECONDS", 0.01)
     (tmp_path / "site").mkdir()
     executor = Reversed(tmp_path / "site")
     line = executor._engine = Line(executor)
@@ -100,7 +100,7 @@ def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Line:
 def exchanged(
     line: Line, message: bytes, folder: Path, limits: Limits | None = None
 ) -> tuple[list[bytes], dict[str, str]]:
-    """What the site answers, and why it does not."""
+    """Return the site's reply, and the reason if there is none."""
     transport, answers = flare.FlareTransport(line, line, NO_ABORT), list[bytes]()
     transport.listen(lambda site, blob: True, folder / "server", limits or Limits())
     failed = transport.ask({SITE: message}, 60.0, lambda site, blob: answers.append(bytes(blob)))
@@ -113,10 +113,10 @@ MESSAGE = bytes(range(256)) * 14  # four parts
 
 def test_a_message_of_many_parts_and_its_answer(line: Line, tmp_path: Path) -> None:
     assert exchanged(line, MESSAGE, tmp_path) == ([MESSAGE[::-1] * 2], {})
-    assert max(len(about[flare.BLOB]) for about in line.sent) == PART
+    assert max(len(about[flare.BYTES_KEY]) for about in line.sent) == PART
 
 
-@pytest.mark.parametrize("what", [flare.PARTS, "answer"])
+@pytest.mark.parametrize("what", [flare.PART_TOPIC, "answer"])
 def test_what_is_lost_on_the_way_is_said_again(line: Line, tmp_path: Path, what: str) -> None:
     lost: list[int] = []
 
@@ -144,19 +144,21 @@ def test_an_answer_above_the_servers_limit_makes_the_site_missing(line: Line, tm
 
 
 def test_parts_of_strangers_are_not_taken(line: Line, tmp_path: Path) -> None:
-    """Another site can send to this one and to the server, but knows no token."""
+    """Another site can send to both ends, but it knows no token."""
 
     def interfere(topic: str, number: int) -> bool:
         for token in ("", "0" * 32):
-            forged = flare.Shareable({flare.TOKEN: token, flare.OFFSET: 0, flare.HAVE: 10**6, flare.BLOB: b"forged"})
+            forged = flare.Shareable(
+                {flare.TOKEN_KEY: token, flare.OFFSET_KEY: 0, flare.RECEIVED_KEY: 10**6, flare.BYTES_KEY: b"forged"}
+            )
             line.executor._on_part(topic, forged, None)
         with line.new_context() as fl_ctx:
             line.executor, real = SimpleNamespace(_on_part=lambda *about: refused.append(about[1])), line.executor
-            line.handlers[flare.PARTS](flare.PARTS, forged, fl_ctx)
+            line.handlers[flare.PART_TOPIC](flare.PART_TOPIC, forged, fl_ctx)
             line.executor = real
         return False
 
     refused: list[Any] = []
-    line.loses = lambda topic, number: topic == flare.PARTS and interfere(topic, number)
+    line.loses = lambda topic, number: topic == flare.PART_TOPIC and interfere(topic, number)
     assert exchanged(line, MESSAGE, tmp_path) == ([MESSAGE[::-1] * 2], {})
-    assert {(about[flare.HAVE], about[flare.BLOB]) for about in refused} == {(-1, b"")}
+    assert {(about[flare.RECEIVED_KEY], about[flare.BYTES_KEY]) for about in refused} == {(-1, b"")}

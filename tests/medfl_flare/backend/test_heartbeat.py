@@ -1,4 +1,4 @@
-"""Deadlines count silence: a slow site whose work moves is waited for, a silent one is not."""
+"""Deadlines measure silence: the server waits for a slow site that makes progress, but not for a silent one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from refusals import refused
 from medfl.errors import RefusedError
 from medfl.settings import Settings
 from medfl.utils.pulse import Beat
-from medfl_flare.backend.heartbeat import LIMITS, Silence, pack_beat, read_beat
+from medfl_flare.backend.heartbeat import HEARTBEAT_LIMITS, SilenceTimer, pack_heartbeat, read_heartbeat
 from medfl_flare.backend.messages import Limits, Message, pack
 from medfl_flare.sites.service import SiteService
 
@@ -31,7 +31,7 @@ class Clock:
 
 @pytest.mark.parametrize("beat", [Beat(), Beat("training", 0.25, True), Beat("scoring", 1.0, False)])
 def test_a_heartbeat_arrives_as_it_was_sent(beat: Beat) -> None:
-    assert read_beat(pack_beat(beat)) == beat
+    assert read_heartbeat(pack_heartbeat(beat)) == beat
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_heartbeat_arrives_as_it_was_sent(beat: Beat) -> None:
 )
 def test_anything_else_is_refused(meta: dict[str, Any]) -> None:
     with refused(RefusedError, "invalid_heartbeat"):
-        read_beat(pack(Message("beat", {}, meta)))
+        read_heartbeat(pack(Message("beat", {}, meta)))
 
 
 def test_bytes_that_are_no_heartbeat_are_refused() -> None:
@@ -60,27 +60,27 @@ def test_bytes_that_are_no_heartbeat_are_refused() -> None:
         ("message_too_large", pack(Message("beat", {}, fine | {"x": "y" * 5000}))),
     ):
         with refused(RefusedError, code):
-            read_beat(blob)
+            read_heartbeat(blob)
 
 
 def test_silence_begins_with_the_question_and_anew_whenever_the_work_moves() -> None:
     clock = Clock()
-    silence = Silence(["a", "b"], 5, clock)
+    silence = SilenceTimer(["a", "b"], 5, clock)
     clock.now += 5
-    assert silence.overdue() == []
-    silence.moved("a")
-    silence.moved("somebody else")
+    assert silence.silent_sites() == []
+    silence.record_progress("a")
+    silence.record_progress("somebody else")
     clock.now += 1
-    assert silence.overdue() == ["b"]
+    assert silence.silent_sites() == ["b"]
     clock.now += 100
-    assert silence.overdue() == ["a", "b"]
+    assert silence.silent_sites() == ["a", "b"]
 
 
 class Flare:
-    """What `FlareTransport` needs of NVFlare, on a clock of its own.
+    """Stand-in for the part of NVFlare that `FlareTransport` uses, with its own clock.
 
-    A site's script tells what it does and when, in seconds after it was asked: ``beat`` (its work moved), ``alive`` (it
-    did not), ``answer``, or nothing at all.
+    A site's script lists its actions with their times in seconds after the request: ``beat`` (a heartbeat with
+    progress), ``alive`` (a heartbeat without progress), ``answer``, or nothing at all.
     """
 
     def __init__(self, scripts: dict[str, list[tuple[float, str]]]) -> None:
@@ -128,28 +128,37 @@ class Flare:
         from nvflare.apis.fl_constant import ReturnCode
         from nvflare.apis.shareable import Shareable, make_reply
 
-        from medfl_flare.backend.flare import BLOB, HAVE, HEARTBEAT, OFFSET, PARTS, SIZE, TOKEN, TaskCompletionStatus
+        from medfl_flare.backend.flare_server import (
+            BYTES_KEY,
+            HEARTBEAT_TOPIC,
+            OFFSET_KEY,
+            PART_TOPIC,
+            RECEIVED_KEY,
+            SIZE_KEY,
+            TOKEN_KEY,
+            TaskCompletionStatus,
+        )
 
         peer = SimpleNamespace(get_identity_name=lambda: site)
         about = SimpleNamespace(get_peer_context=lambda: peer)
         if what == "answer":
             task, result = self.tasks[site], make_reply(ReturnCode.OK)
-            result[SIZE] = len(b"an answer")
-            part = Shareable({TOKEN: task.data[TOKEN], OFFSET: 0, BLOB: b"an answer"})
-            self.handlers[PARTS](PARTS, part, about)
+            result[SIZE_KEY] = len(b"an answer")
+            part = Shareable({TOKEN_KEY: task.data[TOKEN_KEY], OFFSET_KEY: 0, BYTES_KEY: b"an answer"})
+            self.handlers[PART_TOPIC](PART_TOPIC, part, about)
             if task.completion_status is None:
-                assert self.request[HAVE] == len(b"an answer")
+                assert self.request[RECEIVED_KEY] == len(b"an answer")
                 task.result_received_cb(SimpleNamespace(result=result, client=SimpleNamespace(name=site)), None)
                 task.completion_status = TaskCompletionStatus.OK
             return
-        beat = Shareable({BLOB: pack_beat(Beat("training", 0.5, what == "beat"))})
-        self.handlers[HEARTBEAT](HEARTBEAT, beat, about)
+        beat = Shareable({BYTES_KEY: pack_heartbeat(Beat("training", 0.5, what == "beat"))})
+        self.handlers[HEARTBEAT_TOPIC](HEARTBEAT_TOPIC, beat, about)
 
 
 def test_a_slow_site_is_waited_for_as_long_as_its_work_moves_and_a_silent_one_is_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    flare = pytest.importorskip("medfl_flare.backend.flare")
+    flare = pytest.importorskip("medfl_flare.backend.flare_server")
     nvflare = Flare(
         {
             "quick": [(1.0, "answer")],
@@ -159,11 +168,11 @@ def test_a_slow_site_is_waited_for_as_long_as_its_work_moves_and_a_silent_one_is
             "dies": [(4.0, "beat"), (8.0, "beat")],
         }
     )
-    monkeypatch.setattr(flare, "Silence", partial(Silence, clock=nvflare.clock))
+    monkeypatch.setattr(flare, "SilenceTimer", partial(SilenceTimer, clock=nvflare.clock))
     monkeypatch.setattr(flare, "time", nvflare)
     transport = flare.FlareTransport(nvflare, nvflare, SimpleNamespace(triggered=False))
     beats: list[str] = []
-    transport.listen(lambda site, blob: beats.append(site) is None and read_beat(blob).moved, tmp_path, Limits())
+    transport.listen(lambda site, blob: beats.append(site) is None and read_heartbeat(blob).moved, tmp_path, Limits())
     answers: dict[str, float] = {}
 
     def take(site: str, blob: bytes) -> None:
@@ -177,13 +186,13 @@ def test_a_slow_site_is_waited_for_as_long_as_its_work_moves_and_a_silent_one_is
     assert answers["slow"] >= 100 > 20 * 5 - 1, "twenty times as long as it may be silent"
     assert failed.pop("nobody") == "is not connected"
     assert failed == dict.fromkeys(
-        ["silent", "stuck", "dies"], "did not answer in time: its work has not moved for 5 s"
+        ["silent", "stuck", "dies"], "did not reply in time: its work has made no progress for 5 s"
     )
     assert beats.count("stuck") > 2
 
 
 def test_a_heartbeat_is_small() -> None:
-    assert len(pack_beat(Beat("training", 0.33, True))) < LIMITS.max_bytes
+    assert len(pack_heartbeat(Beat("training", 0.33, True))) < HEARTBEAT_LIMITS.max_bytes
 
 
 @pytest.mark.parametrize(
@@ -200,8 +209,8 @@ def test_what_share_of_its_images_a_site_has_been_through_leaves_it_only_where_t
     sent: list[bytes] = []
     file: Any = SimpleNamespace(max_message_mb=1, threads=torch.get_num_threads(), disclose=described)
     service = SiteService(file, lambda to, blob, patience: False, sent.append)
-    service._beat(Beat("training", 0.5, True))
+    service._record_heartbeat(Beat("training", 0.5, True))
     run: Any = SimpleNamespace(settings=Settings.model_validate({"rounds": 1, "privacy": privacy}))
     service._opened = run
-    service._beat(Beat("training", 0.5, True))
-    assert [read_beat(blob) for blob in sent] == [Beat("training", None, True), Beat("training", share, True)]
+    service._record_heartbeat(Beat("training", 0.5, True))
+    assert [read_heartbeat(blob) for blob in sent] == [Beat("training", None, True), Beat("training", share, True)]

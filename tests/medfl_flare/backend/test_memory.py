@@ -1,4 +1,4 @@
-"""What a server needs beyond its model does not grow with the number of sites."""
+"""The server's memory beyond its model does not grow with the number of sites."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from medfl.utils import wire
 
 NUMBERS = 6_000_000
-"""Of the model, in two tensors: 24 MB."""
+"""Number of values of the model, in two tensors of 24 MB together."""
 
 MEGABYTES = 4 * NUMBERS / 1e6
 
@@ -23,9 +23,9 @@ import json, sys
 from pathlib import Path
 from types import SimpleNamespace
 import torch
-from medfl_flare.backend import remote
+from medfl_flare.backend import remote_backend
 from medfl_flare.backend.messages import Limits, check_tensors, unpack
-from medfl_flare.backend.remote import FlareBackend
+from medfl_flare.backend.remote_backend import FlareBackend
 from medfl.engine.backend import Answer
 from medfl.engine.replies import DecodedReplies
 from medfl.toolkit.aggregation import add_update, mean_update
@@ -46,7 +46,7 @@ def counted(path):
     beside.append(sum(str(folder) in line for line in open("/proc/self/maps")))
     return blob
 
-remote.mapped = counted
+remote_backend.mapped = counted
 
 def fold(names):
     for name in names:  # each answer as it comes

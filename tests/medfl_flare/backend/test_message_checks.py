@@ -1,4 +1,4 @@
-"""What a method may rely on: declared names, known shapes, finite numbers, codecs that fit."""
+"""Guarantees for a method: declared names, known shapes, finite numbers, matching codecs."""
 
 import math
 
@@ -13,7 +13,7 @@ from medfl.engine.quantization import pack as pack_codes
 from medfl.engine.quantization import quantise
 from medfl.errors import RefusedError, SettingsError
 from medfl.testing.cohort import make_task
-from medfl_flare.backend.messages import Limits, Message, check_codec, check_tensors, pack, shapes_of, unpack
+from medfl_flare.backend.messages import Limits, Message, check_codec, check_tensors, pack, tensor_forms, unpack
 
 WHO = "site 'site-01'"
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -47,24 +47,24 @@ def test_names_begin_with_a_declared_prefix_or_are_refused():
 def test_every_network_of_the_run_passes_by_its_own_tensors_and_no_other_does(network):
     task = make_task()
     state = {f"model/{name}": tensor for name, tensor in task.build(network).state_dict().items()}
-    check(state, shapes=shapes_of(task, ["norm", "plain", "wide"]))
+    check(state, shapes=tensor_forms(task, ["norm", "plain", "wide"]))
     if network == "wide":
         fields = {"expected": "'model/body.0.bias' as float32 [6]", "found": "float32 [9]"}
-        tensors_refused("wrong_shape", {"tensors": state, "shapes": shapes_of(task, ["norm", "plain"])}, **fields)
+        tensors_refused("wrong_shape", {"tensors": state, "shapes": tensor_forms(task, ["norm", "plain"])}, **fields)
 
 
 def test_shapes_are_those_of_all_networks_together():
     task, before = make_task(), torch.get_rng_state()
-    both = shapes_of(task, ["norm", "wide", "wide"], prefix="m/")
+    both = tensor_forms(task, ["norm", "wide", "wide"], prefix="m/")
     assert torch.equal(torch.get_rng_state(), before)
     assert both["m/head.weight"] == {((3, 24), torch.float32), ((3, 36), torch.float32)}
     assert both["m/body.1.num_batches_tracked"] == {((), torch.int64)}
     assert both.keys() == {f"m/{name}" for name in task.names("norm")}
-    assert shapes_of(task, []) == {}
-    left = shapes_of(task, ["plain"], leave_out=["head.weight", "head.bias"])
+    assert tensor_forms(task, []) == {}
+    left = tensor_forms(task, ["plain"], leave_out=["head.weight", "head.bias"])
     assert set(left) == {"model/body.0.weight", "model/body.0.bias"}
     with refused(SettingsError, "unknown_choice", what="network", choice="none"):
-        shapes_of(task, ["none"])
+        tensor_forms(task, ["none"])
 
 
 def test_shape_and_dtype_are_one_pair():
@@ -107,7 +107,7 @@ def test_a_sentence_shows_a_name_cut_short_and_printable():
 
 
 def quantised(bits=4, dtype=torch.float32, shape=(3, 5)):
-    """A reply as the filters write it, and what it stands for."""
+    """Return a reply in the format of the filters, and the decoded reply."""
     values = torch.linspace(-1, 2, math.prod(shape)).reshape(shape).to(dtype)
     codes, lo, hi = quantise(values, bits)
     facts = [lo, hi, str(dtype).removeprefix("torch."), list(shape)]

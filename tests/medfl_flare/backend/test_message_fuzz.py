@@ -1,4 +1,4 @@
-"""Thousands of damaged or forged blobs: each ends in the message that was packed, or in a refusal, and nothing else."""
+"""Thousands of damaged or forged messages: each yields the packed message or a refusal, and nothing else."""
 
 import json
 import math
@@ -15,7 +15,7 @@ HOSTILE = [None, True, -1, 0, 1, 2**31, 2**63, 10**40, 0.5, math.nan, math.inf, 
 
 
 def edited(value, chance):
-    """The same JSON with one place changed: replaced, left out, doubled or renamed."""
+    """Return the JSON with one place changed: replaced, removed, duplicated or renamed."""
     places, waiting = [], [value]
     while waiting:
         inner = waiting.pop()
@@ -38,7 +38,7 @@ def edited(value, chance):
 
 
 def outcome(blob):
-    """The message, or the sentence that refuses it; any other error escapes and fails the test."""
+    """Return the message or the text of the refusal; any other error fails the test."""
     try:
         return unpack(blob, LIMITS)
     except RefusedError as error:

@@ -1,4 +1,4 @@
-"""Bytes from a network: a message arrives whole, and nothing else does, however the bytes came about."""
+"""Bytes from a network: a valid message arrives complete, and all other bytes are refused."""
 
 import math
 import tracemalloc
@@ -21,7 +21,7 @@ def same(a, b):
 
 
 def check_refused(blob, code, limits=LIMITS, **fields):
-    """Check that bytes are refused with this code and these fields and within little memory; return the sentence."""
+    """Check that bytes are refused with this code, these fields and little memory; return the text of the refusal."""
     tracemalloc.start()
     try:
         with refused(RefusedError, code, **fields) as caught:
@@ -115,7 +115,7 @@ def test_a_claim_of_endless_elements_is_refused_at_once(shape):
 
 def test_many_claims_that_fit_one_by_one_are_refused():
     entries = {f"t{i}": entry("F64", [2_000], [16_000 * i, 16_000 * (i + 1)]) for i in range(9)}
-    expected = "tensors of 144000 bytes, as the header says"
+    expected = "tensors of 144000 bytes, as the header states"
     check_refused(crafted(claim(**entries), b"\0" * 16), "wrong_tensor_bytes", expected=expected, found="16")
 
 

@@ -1,4 +1,4 @@
-"""A run whose network would be larger than a participant allows: refused by who builds it, before it is built."""
+"""A run with a larger network than a participant allows is refused before the network is built."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def test_server_and_site_refuse_a_network_beyond_their_cap(tmp_path: Path) -> No
     offer = place.offer(in_channels=10**5)  # 7.2 MB: within the server's cap
     service = loopback.services["site-01"]
     reason = unpack(service.answer(pack(Message("hello", {}, offer.to_json()))), Limits()).meta["refused"]
-    assert "'site-01' allows networks of at most 2 MB (max_network_mb), and it is larger" in reason
+    assert "'site-01' allows networks of at most 2 MB (max_network_mb), and this network is larger" in reason
 
 
 def test_the_network_of_another_site_counts_too(tmp_path: Path) -> None:
-    """It is built here, to compare what is sent with it."""
+    """A site builds the networks of other sites, to check their peer messages."""
     place = make_place(tmp_path)
     path = place.bundle / "configs" / "train.json"
     content = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""A federation across machines has the bits of one on one machine, whatever the method."""
+"""For every method, a distributed federation computes the same bits as a federation on one machine."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def compare(place: Place, tmp_path: Path, name: str, **overrides: Any) -> None:
 
 
 METHODS = ["local", "fedavg", "feddisco", "fedper", "fedcross", "fedskd", "fedtpf", "pfedcdp"]
-"""One of each way to use a carrier; fedkper and fedsdc run in `flare`."""
+"""One method for each way to use a backend; fedkper and fedsdc run in `flare`."""
 SLOW = ("local", "fedcross", "feddisco", "fedper", "fedtpf")
-"""Those that use it in hardly a way that the others don't."""
+"""Further methods that use a backend in almost the same ways."""
 MORE = {
     "fedavg": {"cross_site_evaluation": True, "fraction": 0.7, "evaluate_every": 2},
     "fedper": {"rounds": 3, "best_round": True, "seed": 5, "shared_test": True},

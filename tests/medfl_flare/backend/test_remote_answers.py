@@ -1,4 +1,4 @@
-"""What a site says is checked by the server: who says what can't be is missing, and nobody else is harmed."""
+"""The server checks the sites' replies: a site with an invalid reply is unavailable, and no other site is affected."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from medfl.records.summary import Summary
 from medfl.testing.cohort import scores
 from medfl_flare import server as server_run
 from medfl_flare.backend.messages import Message, unpack
+from medfl_flare.backend.run_progress import RunStatus
 
 
 @pytest.fixture(scope="module")
@@ -105,12 +106,12 @@ HARMFUL: dict[str, Change] = {
 
 @pytest.fixture(scope="module")
 def alone(place: Place, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """One round on one machine in which site-03 is absent."""
+    """Return the result of one round on one machine without site-03."""
     return without_last_site(place, tmp_path_factory.mktemp("alone"))
 
 
 def once(change: Change) -> Change:
-    """Changes the answer to an order only; what follows is honest."""
+    """Change only the reply to a request; all other replies stay honest."""
 
     def first(message: Message) -> Message | None:
         return change(message) if message.meta["answer"] else None
@@ -119,12 +120,12 @@ def once(change: Change) -> Change:
 
 
 def test_changed_answers_make_their_site_missing_and_harm_nobody(place: Place, tmp_path: Path) -> None:
-    """In every other round another change."""
+    """Apply another change in every other round."""
     rounds = 2 * len(FROM_SITE)  # a site that fails twice in a row is left out
     files = place.files("changed", {name: {"max_rounds": 99} for name in ("server", *SITES)})
     offer = offered(place, min_replies=2, rounds=rounds, evaluate_every=rounds)
     waiting = [change for tamper in FROM_SITE.values() for change in (tamper, lambda message: None)]
-    reasons, progress = [], server_run.Progress()
+    reasons, progress = [], RunStatus()
 
     def change(message: Message) -> Message | None:
         return waiting.pop(0)(message) if message.meta["answer"] else None
@@ -160,7 +161,7 @@ def check_harmless(place: Place, alone: dict[str, Any], what: str, change: Chang
     files = place.files(what.replace(" ", "-"))
     reasons: list[dict[str, str]] = []
     loopback = Loopback(files, tamper_answer=on("site-03", "step", change))
-    progress = server_run.Progress()
+    progress = RunStatus()
 
     def look(site: str, blob: bytes) -> bytes:
         reasons.append(dict(progress.missing))
@@ -220,7 +221,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "newest as text": {"newest": "3"},
     "data as list": {"data": []},
 }
-"""What site-03 may say of itself at the start that nobody can use."""
+"""Invalid information of site-03 at the start of a run."""
 
 
 @pytest.mark.parametrize("counts", [[3], 7])
@@ -239,7 +240,7 @@ def test_facts_that_can_not_be_make_their_site_missing(place: Place, what: str) 
     offer = offered(
         place, min_replies=2, rounds=1, method="isfl", method_args={"probe": 3}, disclose=["size", "label_counts"]
     )
-    progress = server_run.Progress()
+    progress = RunStatus()
 
     def stop(message: Message) -> None:
         raise StopIteration
@@ -281,7 +282,7 @@ def test_names_of_classes_are_no_code_in_the_bundle_that_the_server_writes(place
 
 
 def texts(value: Any) -> list[str]:
-    """All texts of a JSON value that are not empty."""
+    """Return all nonempty strings in a JSON value."""
     if isinstance(value, dict | list):
         return [text for inner in (value.values() if isinstance(value, dict) else value) for text in texts(inner)]
     return [value] if isinstance(value, str) and value else []

@@ -1,4 +1,4 @@
-"""Stops, losses and doubles between machines change no bit, and who was missing is said."""
+"""Stops, losses and duplicates between machines change no bit, and unavailable sites are reported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from remote_cases import (
 from medfl.records.summary import Summary
 from medfl_flare import server as server_run
 from medfl_flare.backend.messages import Limits, unpack
-from medfl_flare.server import Progress
+from medfl_flare.backend.run_progress import RunStatus
 
 pytestmark = pytest.mark.usefixtures("once")
 
@@ -42,7 +42,7 @@ def once() -> Any:
 
 @pytest.fixture(scope="module")
 def unbroken(place: Place) -> dict[str, Any]:
-    """Two rounds of federated averaging that nothing disturbs."""
+    """Return the result of two undisturbed rounds of federated averaging."""
     files = place.files("unbroken")
     folder, _, _ = serve(files, offered(place))
     return outcome(folder, files)
@@ -53,7 +53,7 @@ RESUMED: dict[str, tuple[int, dict[str, Any]]] = {
     "fedcross": (9, {"rounds": 1}),
     "fedsdc": (15, {"rounds": 2}),
 }
-"""Method to every how many points it is stopped at, and its settings."""
+"""Maps each method to the stride of its stopping points and to its settings."""
 
 
 @pytest.mark.parametrize(
@@ -169,11 +169,11 @@ def test_a_lost_parcel_makes_its_sender_missing(place: Place, tmp_path: Path) ->
         with_reason.append(progress_of.missing.get("site-02", ""))
         return blob
 
-    progress_of = Progress()
+    progress_of = RunStatus()
     loopback.tamper = look
     server_run.serve(offer, files["server"], loopback, progress_of)
     assert lost
-    assert f"could not deliver its parcel to {lost[0]}" in with_reason
+    assert f"could not deliver its peer message to {lost[0]}" in with_reason
     assert progress_of.state == "finished"
 
 
@@ -187,7 +187,7 @@ def test_a_sender_is_not_blamed_for_a_receiver_that_is_away(place: Place) -> Non
         return None if to == "site-03" else blob
 
     loopback.tamper_peer_message = to_nobody
-    progress = Progress()
+    progress = RunStatus()
 
     def look(site: str, blob: bytes) -> bytes:
         seen.append(dict(progress.missing))
@@ -237,7 +237,7 @@ def test_a_run_goes_on_without_a_silent_site_as_its_quorum_says(place: Place, tm
     files, offer = place.files("quorum"), offered(place, min_replies=2)
     folder, progress, loopback = serve(files, offer, tamper=silent("site-01", "step"))
     assert progress.state == "finished"
-    assert "did not answer" in progress.missing["site-01"]
+    assert "did not reply" in progress.missing["site-01"]
     place.local(offer, files, tmp_path / "local", absent=lambda site, step: site == "site-01")
     states = outcome_without("site-01", folder, files)
     expected = local_outcome(tmp_path / "local")

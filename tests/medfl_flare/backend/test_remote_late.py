@@ -1,4 +1,4 @@
-"""A site that was away at the start joins with its own network, from the next round on, whatever dies meanwhile."""
+"""A site that was unavailable at the start joins with its own network in the next round, also after crashes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def once() -> Any:
 
 
 def begin(place: Place, files: Files, **settings: Any) -> Path:
-    """One round without the last site, which is away from the start."""
+    """Run one round without the last site."""
     folder, progress, _ = serve(files, offer(place, rounds=1, **settings), tamper=silent(LATE))
     assert (progress.state, list(progress.missing)) == ("finished", [LATE])
     return folder
@@ -66,7 +66,7 @@ def joined_sites(folder: Path) -> dict[str, JoinedSite]:
 
 
 def equals_one_machine_without_it_in_round_1(place: Place, files: Files, folder: Path, out: Path) -> None:
-    """A round of two steps."""
+    """Compare with a run on one machine whose round has two steps."""
     known = offer(place, networks_by_site=MINIS)
     place.local(known, files, out, absent=lambda site, step: site == LATE and step < 3)
     here, there = local_outcome(out), outcome(folder, files)
@@ -145,7 +145,7 @@ def test_a_network_that_the_method_cannot_take_is_refused_and_the_others_go_on(p
     begin(place, files, method="fedavg")
     folder, progress, _ = serve(files, offer(place, method="fedavg"))
     assert (progress.state, list(progress.missing)) == ("finished", [LATE])
-    assert "the run can't take the network 'mini8' that it brings: Method 'fedavg' needs one" in progress.missing[LATE]
+    assert "the run can't use the network 'mini8' of this site: Method 'fedavg' needs one" in progress.missing[LATE]
     assert joined_sites(folder) == {}
 
 
@@ -154,7 +154,7 @@ def test_who_has_taken_part_keeps_its_network(place: Place) -> None:
     begin(place, files)
     files = place.files("keeps", {SITES[0]: {"entry": {"network": "mini8"}}})
     _, progress, _ = serve(files, offer(place))
-    assert progress.missing == {SITES[0]: "its own file says that it trains network 'mini8'; the run expects 'mini4'"}
+    assert progress.missing == {SITES[0]: "its own file names the network 'mini8'; the run expects 'mini4'"}
 
 
 def test_by_its_machine_it_joins_a_cluster_that_is_settled(place: Place) -> None:

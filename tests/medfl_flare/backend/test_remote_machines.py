@@ -1,4 +1,4 @@
-"""Between machines a network assignment gets the facts that sites report about their machines, as far as they do."""
+"""A network assignment of a distributed run uses the machine profiles that the sites disclose."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PFEDCDP = {"method": "pfedcdp", "method_args": {"fisher_samples": 4, "server_epo
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """A place whose bundle puts sites into clusters where a run names profiles."""
+    """Return a place whose bundle assigns sites to clusters if a run names profiles."""
     place = mini_place(tmp_path_factory.mktemp("machines"))
     make_cohort(place.root / "more", sites=1, images_per_site=12, classes=3, size=12, seed=2)
     (place.root / "more" / "site-01").rename(place.data / "public")
@@ -51,7 +51,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 def telling(*sites: str) -> dict[str, Any]:
-    """Own files in which these sites tell of their machines."""
+    """Return site files in which these sites disclose a machine profile."""
     return {site: {"profile": profile_of(site)} for site in sites}
 
 

@@ -1,4 +1,4 @@
-"""Volumes with masks across machines: the bits of one machine, and what the offer must say of the data."""
+"""Distributed runs on volumes with masks: the bits of one machine, and the values that the offer must contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server says is checked by the site: what was changed on its way is refused, and nothing is harmed."""
+"""A site checks the server's messages: a changed message is refused and has no effect."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from remote_cases import (
 
 from medfl.utils import wire
 from medfl_flare.backend.messages import Message, pack, unpack
-from medfl_flare.sites.audit import AUDIT
+from medfl_flare.sites.audit import AUDIT_FILE_NAME
 from medfl_flare.sites.service import SiteService
 
 
@@ -95,7 +95,7 @@ def test_a_site_refuses_changed_messages_and_then_answers_the_honest_ones_as_eve
     for cut in (b"", first[:7], first[:100], first[:-1], first + b"\0", b"\xff" * 8 + first[8:]):
         assert refused(service.answer(cut))
     own = other["site-01"].state / "runs" / "one"
-    beside = [other["site-01"].state / name for name in ("secret", AUDIT)]
+    beside = [other["site-01"].state / name for name in ("secret", AUDIT_FILE_NAME)]
     assert all(own in path.parents or path in (own, *own.parents, *beside) for path in
                set(place.root.rglob("*")) - before)  # fmt: skip
     assert not list(own.rglob("step-*"))
@@ -148,7 +148,7 @@ def test_an_offer_holds_no_code_and_no_path(place: Place, what: str) -> None:
     assert isinstance(answer.meta["refused"], str)
     assert "unexpected" not in answer.meta["refused"]
     assert refused(service.answer(pack(Message("begin", {}, {"networks": {}}))))
-    assert [path.name for path in files["site-01"].state.iterdir()] == [AUDIT]
+    assert [path.name for path in files["site-01"].state.iterdir()] == [AUDIT_FILE_NAME]
 
 
 def test_a_model_is_posted_only_to_sites_of_the_run_and_only_in_a_global_test(place: Place) -> None:
@@ -186,5 +186,5 @@ def test_nothing_is_written_outside_the_state_folders(place: Place) -> None:
     assert written
     assert all(any(state in (path, *path.parents) for state in states) for path in written)
     for state in states:
-        assert {path.name for path in state.iterdir()} <= {"runs", "secret", AUDIT}
+        assert {path.name for path in state.iterdir()} <= {"runs", "secret", AUDIT_FILE_NAME}
         assert {path.name for path in (state / "runs").iterdir()} == {"one"}

@@ -1,4 +1,4 @@
-"""Hooks that observe a run are called between machines as on one: the same events with the same contents."""
+"""Observing hooks are called in a distributed run as on one machine: the same events with the same contents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from remote_cases import mini_place, offered, serve
 from medfl.bundle.federation import read_federation
 from medfl.engine.evaluation import Row
 from medfl.plugins import Registry, load_plugins
-from medfl_flare.observers import OBSERVED, Observers, call_observers, keep_tracking
+from medfl_flare.observers import OBSERVED_FILE_NAME, Observers, call_observers, keep_tracking
 from medfl_flare.records.submission import ObserverState
 
 EYES = """
@@ -34,11 +34,11 @@ def medfl_round_ended(run_folder, round, rows): see("round", [run_folder, round,
 def medfl_run_ended(run_folder, status): see("ended", [run_folder, status])
 """
 OF_A_MACHINE = {"backend", "device", "min_replies", "workers"}
-"""Settings that are other ones between machines."""
+"""Settings that differ in a distributed run."""
 
 
 def eyes(folder: Path) -> tuple[Registry, Path]:
-    """A plugin that writes down what it is told, and where it does."""
+    """Return a plugin that records the calls of its hooks."""
     seen = folder / "seen.jsonl"
     (folder / "eyes.py").write_text(EYES.format(seen=str(seen)))
     trackers = [name for name in ("medfl_mlflow",) if find_spec(name)]
@@ -46,7 +46,7 @@ def eyes(folder: Path) -> tuple[Registry, Path]:
 
 
 def events(seen: Path) -> list[Any]:
-    """What was seen, without the run folder, times and what differs by the machine."""
+    """Return the recorded calls without the run folder, times and other values that depend on the machine."""
     lines = [json.loads(line) for line in seen.read_text().splitlines()] if seen.is_file() else []
     kept: list[Any] = []
     for hook, (_, *facts) in lines:
@@ -79,7 +79,7 @@ def test_the_server_and_who_submitted_see_what_is_seen_on_one_machine(
     out = tmp_path / "out"
     out.mkdir()
     keep_tracking(out, {"tracking_uri": "sqlite:///here"})
-    shutil.copy(folder / OBSERVED, out)
+    shutil.copy(folder / OBSERVED_FILE_NAME, out)
     call_observers(out, registry)
     local[0][2] = {"tracking_uri": "sqlite:///here"}
     assert events(seen) == local
@@ -91,7 +91,7 @@ def test_what_is_no_call_is_passed_over_and_the_next_one_is_made_once(tmp_path: 
     registry, seen = eyes(tmp_path)
     observers = Observers(load_plugins(), tmp_path)
     observers.round_ended(1, [Row(1, "a", "global", "val", "aggregated", "accuracy", float("nan"))])
-    with (tmp_path / OBSERVED).open("a") as file:
+    with (tmp_path / OBSERVED_FILE_NAME).open("a") as file:
         file.write('{"hook": "medfl_methods"}\n[]\n{"hook": "medfl_run_ended", "status": 5}\n{"hook": "medfl_run')
     observers.run_ended("finished")
     call_observers(tmp_path, registry)

@@ -1,4 +1,4 @@
-"""What a site posts to another one is checked by its receiver."""
+"""The receiver of a peer message checks it."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ PEER_MESSAGES: dict[str, Change] = {
 
 
 STORED = {"a negative step", "an absurd step", "meta as list", "one tensor less"}
-"""Parcels that are taken: they make trouble when their receiver's method reads them."""
+"""Peer messages that are accepted, but fail when the receiver's method reads them."""
 
 
 @pytest.fixture(scope="module")
 def peer_message(place: Place) -> tuple[str, str, bytes]:
-    """A parcel of a circulation: sender, receiver, blob."""
+    """Return a peer message of a run as (sender, receiver, bytes)."""
     peer_messages: list[tuple[str, str, bytes]] = []
     loopback = Loopback(place.files("circulating"))
     loopback.tamper_peer_message = lambda sender, to, blob: peer_messages.append((sender, to, blob)) or blob
@@ -63,7 +63,7 @@ def peer_message(place: Place) -> tuple[str, str, bytes]:
 
 
 def begun(place: Place, name: str, site: str, **overrides: Any) -> SiteService:
-    """A site that has begun a run."""
+    """Return a site that has begun a run."""
     service = SiteService(place.files(name)[site], lambda to, blob, patience: True)
     service.answer(pack(Message("hello", {}, offered(place, **overrides).to_json())))
     assert not refused(service.answer(pack(Message("begin", {}, {"networks": {}}))))
@@ -105,12 +105,12 @@ def test_a_parcel_that_its_receiver_can_not_use_is_refused(
 
 def test_a_method_without_parcels_takes_none(place: Place, peer_message: tuple[str, str, bytes]) -> None:
     sender, to, blob = peer_message
-    files = place.files("plain", {to: {"exchange": False}})
+    files = place.files("plain", {to: {"cross_site_evaluation": False}})
     service = SiteService(files[to], lambda to, blob, patience: True)
     service.answer(pack(Message("hello", {}, offered(place).to_json())))
     service.answer(pack(Message("begin", {}, {"networks": {}})))
-    assert "posts no parcels" in str(service.receive(sender, blob))
-    assert "no global test" in str(service.receive(sender, changed(blob, set_meta(use="exchange"))))
+    assert "sends no peer messages" in str(service.receive(sender, blob))
+    assert "no cross-site evaluation" in str(service.receive(sender, changed(blob, set_meta(use="exchange"))))
     service.close()
     assert not list((place.root / "plain").rglob("*inbox*"))
 
@@ -118,7 +118,7 @@ def test_a_method_without_parcels_takes_none(place: Place, peer_message: tuple[s
 def test_a_site_does_not_fill_anothers_disk_with_parcels(
     place: Place, peer_message: tuple[str, str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("medfl_flare.sites.run.WAITING", 0)
+    monkeypatch.setattr("medfl_flare.sites.run.MAX_WAITING_MESSAGES", 0)
     sender, to, blob = peer_message
     service = begun(place, "flood", to, method="fedskd", rounds=1)
     assert service.receive(sender, blob) is None

@@ -1,4 +1,4 @@
-"""Progress of a run as another machine gets it: whole lines, the same bytes, and hostile parts are ignored."""
+"""Progress of a run on another machine: complete lines, the same bytes, and invalid parts are ignored."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import pytest
 
 from medfl.engine.runs.progress import PROGRESS, ProgressFile
 from medfl.records.progress import JobEnd, ProgressLine, RunStop
-from medfl_flare.backend import remote_progress as module
-from medfl_flare.backend.remote_messages import EVENTS, START
-from medfl_flare.backend.remote_progress import Mirror, Progress, read_part
+from medfl_flare.backend import run_progress
+from medfl_flare.backend.protocol_messages import LINES_KEY, POSITION_KEY
+from medfl_flare.backend.run_progress import ProgressCopy, RunStatus, read_part
 
 DONE = JobEnd(sites=("a",), job="step")
 
 
 def test_a_mirror_has_the_same_bytes_however_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PART", 128)
+    monkeypatch.setattr(run_progress, "MAX_PART_BYTES", 128)
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir(), there.mkdir()
-    file, mirror = ProgressFile(here), Mirror(there)
+    file, mirror = ProgressFile(here), ProgressCopy(there)
     for number in range(7):
         file.note(RunStop(error=f"{number}"))
         if number % 2:
@@ -46,13 +46,14 @@ def test_half_a_line_is_not_sent(tmp_path: Path) -> None:
 
 
 def test_how_far_a_run_is_comes_with_what_is_new(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    progress = Progress()
-    assert progress.facts(3) == {
-        "state": "starting", "round": 0, "rounds": 0, "scores": {}, "missing": {}, "message": "", START: 3, EVENTS: "",
+    progress = RunStatus()
+    assert progress.to_meta(3) == {
+        "state": "starting", "round": 0, "rounds": 0, "scores": {}, "missing": {}, "message": "",
+        POSITION_KEY: 3, LINES_KEY: "",
     }  # fmt: skip
     ProgressFile(tmp_path).note(DONE)
     progress.folder = tmp_path
-    facts = progress.facts()
-    assert ProgressLine.from_bytes(facts[EVENTS].encode()).event == DONE
+    facts = progress.to_meta()
+    assert ProgressLine.from_bytes(facts[LINES_KEY].encode()).event == DONE
     assert str(tmp_path) not in json.dumps(facts)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

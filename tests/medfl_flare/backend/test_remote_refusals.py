@@ -1,4 +1,4 @@
-"""A site that has or wants something else is missing, with both values, and the others go on without it."""
+"""A site with another setup or permission is unavailable, with both values in the reason; the other sites continue."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from medfl.records.summary import Summary
 from medfl.testing.cohort import scores
 from medfl_flare import server as server_run
 from medfl_flare.backend.messages import Message, pack, unpack
-from medfl_flare.server import Progress
+from medfl_flare.backend.run_progress import RunStatus
 from medfl_flare.sites import run as site_run
 
 
@@ -41,7 +41,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @pytest.fixture(scope="module")
 def alone(place: Place, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """One round of federated averaging on one machine in which site-03 is absent."""
+    """Return the result of one round of federated averaging on one machine without site-03."""
     return without_last_site(place, tmp_path_factory.mktemp("alone"))
 
 
@@ -174,7 +174,7 @@ def test_a_second_job_waits_for_the_first_one_and_is_refused(place: Place, monke
                 Loopback(files).serve(offer)
             (files["server"].state / "elsewhere").mkdir()
             moved = files["server"].model_copy(update={"state": files["server"].state / "elsewhere"})
-            other, progress = Loopback({**files, "server": moved}), Progress()
+            other, progress = Loopback({**files, "server": moved}), RunStatus()
             server_run.serve(offer, moved, other, progress)
             second.append(progress)
         return blob

@@ -1,4 +1,4 @@
-"""A bundle whose methods reckon with the regions of an atlas, which lies beside the data and so only at the sites."""
+"""A bundle whose methods use the regions of an atlas, which lies beside the data and so only at the sites."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FACTS = {"num_classes": 2, "in_channels": 4, "width": 8, "size": 16, "spatial_di
 
 @pytest.fixture(scope="module")
 def brains(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made-up maps of two scanning centres in one folder."""
+    """Write synthetic maps of two scanning centres into one folder."""
     root = tmp_path_factory.mktemp("brains")
     release = write_release(root / "release", per_centre=6, centres=("NYU", "USM"), size=12)
     prepare(Abide(source=release, size=16, atlas=release / ATLAS_FILE), root / "pool", workers=1)

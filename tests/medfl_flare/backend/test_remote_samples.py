@@ -1,4 +1,4 @@
-"""Runs that hide single images, across machines: bits and accounts of one machine, and no count leaves a site."""
+"""Distributed runs with sample-level privacy: the bits and accounts of one machine, and no count leaves a site."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from medfl_report.page import write_report
 PRIVACY = {"unit": "sample", "epsilon": 8.0, "clip": 0.5, "adjacency": "add_remove"}
 RUN = {"privacy": PRIVACY, "network_name": "resnet4", "batch_size": 6, "steps": 2}
 TRAINED = {"site-01": 8, "site-02": 5, "site-03": 8}
-"""Training images; of one site fewer than a batch."""
+"""Numbers of training images; one site has fewer than a batch."""
 TIMES = {"work_seconds", "evaluate_seconds"}
 
 
@@ -37,7 +37,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 def with_ledgers(place: Place, name: str) -> dict[str, SiteFile]:
-    """Everybody keeps a ledger at home; that of the server's file is the one of the run on one machine."""
+    """Give every participant a ledger; the ledger in the server's file is also used by the run on one machine."""
     floor = {"unit": "sample", "adjacency": "add_remove", "epsilon": 8.0}
     homes = {
         site: {"privacy": floor | {"ledger": str(place.root / name / site / "ledger")}} for site in ("server", *SITES)

@@ -1,4 +1,4 @@
-"""Secure aggregation between machines: the bits of one machine, signed keys, and a server that changes them."""
+"""Distributed secure aggregation: the bits of one machine, signed keys, and a server that changes them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def root() -> Root:
 
 
 def with_kits(place: Place, root: Root, name: str, **changes: Any) -> dict[str, SiteFile]:
-    """Each site's file as it lies in its kit."""
+    """Write each site's own file into a kit."""
     files = place.files(name, dict.fromkeys(SITES, changes))
     for site in SITES:
         kit = root.kit(place.root / name / "kits" / site, site)

@@ -1,4 +1,4 @@
-"""What a site tells about itself and its data: the declared form is read, any other is refused."""
+"""Site information and data descriptions are accepted in the declared schema and refused otherwise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from refusals import refused
 from medfl.errors import RefusedError
 from medfl.records.privacy_account import PrivacyAccount
 from medfl_flare.backend.messages import Message
-from medfl_flare.backend.remote_messages import Joining, read_account, read_facts, read_joining
+from medfl_flare.backend.protocol_messages import HelloReply, read_begin_reply, read_hello_reply, read_privacy_account
 
 ACCOUNT = PrivacyAccount(
     unit="site",
@@ -33,14 +33,14 @@ ACCOUNT = PrivacyAccount(
 
 
 def test_an_account_of_privacy_arrives_as_it_was_sent() -> None:
-    assert read_account("a", Message("install", {}, {"privacy": None})) is None
-    assert read_account("a", Message("install", {}, {"privacy": ACCOUNT.to_json()})) == ACCOUNT
+    assert read_privacy_account("a", Message("install", {}, {"privacy": None})) is None
+    assert read_privacy_account("a", Message("install", {}, {"privacy": ACCOUNT.to_json()})) == ACCOUNT
 
 
 @pytest.mark.parametrize("account", [[], "x", 5, True, {}, {"unit": "site"}, {"releases": {}, "ledger": None}], ids=str)
 def test_an_account_of_privacy_of_another_form_is_refused(account: Any) -> None:
     with refused(RefusedError, "wrong_metadata", sender="site 'a'", key="privacy"):
-        read_account("a", Message("install", {}, {"privacy": account}))
+        read_privacy_account("a", Message("install", {}, {"privacy": account}))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_an_account_of_privacy_of_another_form_is_refused(account: Any) -> None:
 )
 def test_the_refusal_of_an_account_names_the_field_and_no_value(changes: dict[str, Any], place: str) -> None:
     with refused(RefusedError, "wrong_metadata", sender="site 'a'", key="privacy") as caught:
-        read_account("a", Message("install", {}, {"privacy": ACCOUNT.to_json() | changes}))
+        read_privacy_account("a", Message("install", {}, {"privacy": ACCOUNT.to_json() | changes}))
     assert f"of site 'a' was refused{place}: " in str(caught.value)
     assert "Doe" not in str(caught.value)
 
@@ -82,14 +82,16 @@ def test_the_refusal_of_an_account_names_the_field_and_no_value(changes: dict[st
 def test_facts_of_data_of_another_form_are_refused(facts: dict[str, Any], key: str | None) -> None:
     data = {"classes": ["x", "y", "z"], "names": [], "name": "cells", "modality": "", "shared_test": None}
     right = {"trainable": True, "validates": False, "size": 6, "label_counts": [1, 2, 3]}
-    assert read_facts("a", Message("begin", {}, {"facts": right, "newest": 0, "data": data}), 3, 2)["facts"] == right
+    assert (
+        read_begin_reply("a", Message("begin", {}, {"facts": right, "newest": 0, "data": data}), 3, 2)["facts"] == right
+    )
     other = {name: value for name, value in right.items() if name not in facts} | {"age": 71}
     for wrong, field in ((right | facts, key), (other, None)):
         code, fields = (
             ("undeclared_metadata", {"found": "'age'"}) if field is None else ("wrong_metadata", {"key": field})
         )
         with refused(RefusedError, code, sender="site 'a'", **fields):
-            read_facts("a", Message("begin", {}, {"facts": wrong, "newest": 0, "data": data}), 3, 2)
+            read_begin_reply("a", Message("begin", {}, {"facts": wrong, "newest": 0, "data": data}), 3, 2)
 
 
 @pytest.mark.parametrize(
@@ -113,15 +115,15 @@ def test_names_of_outputs_are_as_many_plain_texts(names: Any, code: str) -> None
         "shared_test": None,
     }
     meta = {"facts": {"trainable": True, "validates": False}, "newest": 0, "data": data}
-    assert read_facts("a", Message("begin", {}, meta), 1, 2)["data"] == data
+    assert read_begin_reply("a", Message("begin", {}, meta), 1, 2)["data"] == data
     with refused(RefusedError, code, site="a"):
-        read_facts("a", Message("begin", {}, meta | {"data": data | {"names": names}}), 1, 2)
+        read_begin_reply("a", Message("begin", {}, meta | {"data": data | {"names": names}}), 1, 2)
 
 
 def test_what_a_site_says_when_it_takes_an_offer() -> None:
     right = {"refused": None, "network": "wide", "profile": {"cpu_mhz": 1.0, "memory_gb": 2}}
-    assert read_joining("a", Message("hello", {}, right)) == Joining("wide", {"cpu_mhz": 1.0, "memory_gb": 2})
-    assert read_joining("a", Message("hello", {}, right | {"network": None, "profile": None})) == Joining()
+    assert read_hello_reply("a", Message("hello", {}, right)) == HelloReply("wide", {"cpu_mhz": 1.0, "memory_gb": 2})
+    assert read_hello_reply("a", Message("hello", {}, right | {"network": None, "profile": None})) == HelloReply()
 
 
 @pytest.mark.parametrize(
@@ -138,4 +140,4 @@ def test_what_a_site_says_when_it_takes_an_offer() -> None:
 )
 def test_what_a_site_says_then_in_another_form_is_refused(wrong: dict[str, Any], code: str, key: str | None) -> None:
     with refused(RefusedError, code, sender="site 'a'", key=key):
-        read_joining("a", Message("hello", {}, {"refused": None, "network": None, "profile": None} | wrong))
+        read_hello_reply("a", Message("hello", {}, {"refused": None, "network": None, "profile": None} | wrong))

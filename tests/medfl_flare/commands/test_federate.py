@@ -1,4 +1,4 @@
-"""The command line of a federation between machines: what it hands on."""
+"""Arguments that the command line ``medfl federate`` passes on."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_provision_takes_the_sites_apart(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(provisioning, "provision", provision)
     words = ("--server", "fl.org", "--sites", "a, b,", "--admin", "me@x.org", "--out", str(tmp_path), "--port", "9")
     assert "1 kits made" in call("provision", *words).output
-    assert "nobody is new" in call("provision", *words).output
+    assert "no participant is new" in call("provision", *words).output
     assert provisioned[0] == provisioning.Project("fl.org", ("a", "b"), "me@x.org", port=9)
 
 
@@ -52,6 +52,6 @@ def test_stop_tells_a_kit_from_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     submitted.mkdir()
     (submitted / SubmissionFile.NAME).write_text("{}")
     assert "the job was aborted" in call("stop", str(submitted)).output
-    assert "nothing runs from that kit" in call("stop", str(kit)).output
+    assert "no process of that kit is running" in call("stop", str(kit)).output
     with refused(SettingsError, "unknown_folder_kind", path=str(tmp_path)):
         call("stop", str(tmp_path), catch_exceptions=False)

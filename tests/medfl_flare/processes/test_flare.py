@@ -1,4 +1,4 @@
-"""Methods between real processes of NVIDIA FLARE, under mutual TLS: the bits of one machine, faults and refusals."""
+"""Methods between real NVFlare processes under mutual TLS: the bits of one machine, faults and refusals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from medfl.errors import MedflError
 from medfl.records.ledger import Ledger
 from medfl.testing.cohort import scores
 from medfl_flare import kit
-from medfl_flare.observers import OBSERVED
+from medfl_flare.observers import OBSERVED_FILE_NAME
 from medfl_flare.offer import make_offer
 from medfl_flare.records.offer import Offer
 from medfl_flare.records.submission import ObserverState
@@ -51,17 +51,17 @@ METHODS: dict[str, dict[str, Any]] = {
 """Beside fedavg; slow, for each run has four processes that import torch and MONAI. Faults, silence and refusals are
 tested without them, too (tests/carriers)."""
 SILENCE = 60
-"""Seconds to wait for a site that never answers; the others answer sooner, also where the cores are busy."""
+"""Seconds to wait for a site that never replies; the others reply sooner, also on busy cores."""
 
 
 @dataclass
 class Begun:
-    """Runs that were begun together.
+    """Runs that were started together.
 
     Attributes:
-        offers: Name to run.
-        out: Name to the researcher's folder.
-        stopped: Name to the process that never answers.
+        offers: Maps each name to the offer of its run.
+        out: Maps each name to the researcher's run folder.
+        stopped: Maps each name to the process that never replies.
     """
 
     offers: dict[str, Offer] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Begun:
         self.out[name] = running.begin(self.offers[name])
 
     def begin_silent(self, running: Federation, name: str, **about: Any) -> None:
-        """Begin a run in which site-03 stands still at its first order, for good."""
+        """Start a run in which site-03 stops for good at its first request."""
         running.hold(name, "site-03", name, 1)
         self.begin(running, name, timeout=SILENCE, rounds=1, **about)
         self.stopped[name] = running.held(name)
@@ -96,7 +96,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
 
 @pytest.fixture(scope="module")
 def begun(running: Federation) -> Iterator[Begun]:
-    """The run that `make test` has, too."""
+    """Start the run that `make test` also runs."""
     runs = Begun()
     runs.begin(running, "fedavg", method="fedavg")
     yield runs
@@ -105,7 +105,7 @@ def begun(running: Federation) -> Iterator[Begun]:
 
 @pytest.fixture(scope="module")
 def further(running: Federation) -> Iterator[Begun]:
-    """Further ones, in which no participant dies, at the same time."""
+    """Start further runs at the same time in which no participant dies."""
     runs = Begun()
     runs.begin_silent(running, "goes-on", min_replies=2)
     runs.begin_silent(running, "ends", min_replies=3)
@@ -138,7 +138,7 @@ def test_every_participant_ends_with_the_bits_of_one_machine(running: Federation
 
 @pytest.mark.slow
 def test_secure_aggregation_ends_with_the_bits_of_one_machine(running: Federation) -> None:
-    """With distributed noise, from the sites' own secrets, and keys signed with the kits' certificates."""
+    """The noise is distributed and derived from the sites' own secrets; the kits' certificates sign the keys."""
     runs = Begun()
     runs.begin(running, "secure", method="fedavg", privacy=PRIVACY | {"clip": 0.5}, secure_aggregation={"threshold": 2})
     end_as_on_one_machine(running, runs, "secure")
@@ -173,12 +173,12 @@ def refuse_with_a_reason(running: Federation, runs: Begun, run: str) -> None:
 
 
 def end_without_the_silent_site(running: Federation, runs: Begun, run: str) -> tuple[dict[str, Any], str]:
-    """A run's summary, and what its command said."""
+    """Return a run's summary and the output of its command."""
     wait_for(lambda: running.state(runs.out[run]) == "over")  # NVFlare counts a death before that as a failed job
     kill(runs.stopped[run])
     summary, wrong = running.end(runs.out[run])
     assert list(summary["unavailable_reasons"]) == ["site-03"]
-    assert summary["unavailable_reasons"]["site-03"].startswith("did not answer in time")
+    assert summary["unavailable_reasons"]["site-03"].startswith("did not reply in time")
     return summary, wrong
 
 
@@ -229,7 +229,7 @@ def test_single_images_are_hidden_as_on_one_machine_and_ledgers_stay_at_home(run
 
 
 MACHINES = {"site-01": (1000, 50), "site-02": (3000, 100), "site-03": (2000, 80)}
-"""Clock in MHz, and charge in percent, of what a site tells of its machine."""
+"""Clock in MHz and battery charge in percent in a machine profile."""
 CLUSTERED = {"site-01": "resnet4", "site-02": "resnet8", "site-03": "resnet6"}
 
 
@@ -255,7 +255,7 @@ def test_sites_are_clustered_by_what_they_tell_of_their_machines(running: Federa
     record = json.loads((out / "run.json").read_text())
     assert {site: card["network"] for site, card in record["provenance"]["assigned_networks"].items()} == CLUSTERED
     running.equals_local(running.offer("machines", method="fedskd", networks_by_site=CLUSTERED), out)
-    observed = [json.loads(line) for line in (out / OBSERVED).read_text().splitlines()]
+    observed = [json.loads(line) for line in (out / OBSERVED_FILE_NAME).read_text().splitlines()]
     assert [call["hook"].removeprefix("medfl_") for call in observed] == [
         "run_started",
         *["round_ended"] * 3,
@@ -268,7 +268,7 @@ def test_sites_are_clustered_by_what_they_tell_of_their_machines(running: Federa
 
 @pytest.mark.slow
 def test_a_site_that_was_away_joins_with_its_own_network_also_after_a_kill(running: Federation) -> None:
-    """Its network is wider than any other. The server dies in its first round, amid a step."""
+    """Its network is wider than any other. The server is killed during a step of the first round."""
     own = {site.replace("-", "_"): {"entry": {"network": network}} for site, network in UNLIKE.items()}
     running.write_files(**own)
     kit.stop(running.kits["site-03"])
@@ -304,12 +304,12 @@ HOW: dict[str, dict[str, Any]] = {
     "site-02": {"loaders": 2},
     "site-03": {"cache": "none", "loaders": 1},
 }
-"""How each site keeps and loads the cases of an adopted bundle."""
+"""Cache and loaders of each site for the cases of an adopted bundle."""
 
 
 @pytest.mark.slow
 def test_a_segmentation_has_the_same_bits_however_it_is_carried_and_loaded(running: Federation) -> None:
-    """A stock bundle with masks: NVFlare's processes, and one machine with workers, loaders and caches of all kinds."""
+    """Compare NVFlare with one machine on a stock bundle with masks, with all kinds of workers, loaders and caches."""
     pytest.importorskip("medfl_adopt")
     from medfl_adopt.adopting import adopt
 

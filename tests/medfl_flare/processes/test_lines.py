@@ -1,4 +1,4 @@
-"""A real server and a site behind a line that is slow, or cut."""
+"""A real server and a site with a slow or interrupted connection."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ pytestmark = [pytest.mark.flare, pytest.mark.slow]
 
 SITE, ME, BUNDLE = "site-01", "me@hospital.org", "medmnist_classification"
 MESSAGE = 6_650_000
-"""Bytes of a message with the bundle's network."""
+"""Size in bytes of a message with the bundle's network."""
 
 LARGE = 4
-"""Such messages in a run of one round: the order, the answer, the model to be scored and the one to be installed."""
+"""Number of such messages in a run of one round: request, reply, model to score and model to install."""
 
 
 @dataclass
 class Running:
-    """A federation of one site, of which the server runs."""
+    """A federation with one site and a running server."""
 
     root: Path
     port: int
     kits: dict[str, Path]
 
     def behind(self, port: int) -> None:
-        """Have the site reach the server by another port."""
+        """Let the site reach the server at another port."""
         path = self.kits[SITE] / "startup" / "fed_client.json"
         client = json.loads(path.read_text())
         client["servers"][0]["service"]["target"] = f"localhost:{port}"
         path.write_text(json.dumps(client))
 
     def run(self, name: str, proxy: lines.Proxy) -> dict:
-        """One round over a line; returns the summary."""
+        """Run one round over a connection and return the summary."""
         with lines.listening(lambda connection: proxy.pipe(connection, ("127.0.0.1", self.port))) as port:
             self.behind(port)
             kits.start(self.kits[SITE], restart=False, patience=300)
@@ -84,14 +84,17 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def test_a_slow_line_carries_each_message_once(running: Running) -> None:
-    """NVFlare's own numbers send again what a line of this speed has not acknowledged after five seconds."""
+    """NVFlare's defaults repeat data that such a connection has not acknowledged after five seconds."""
     proxy = lines.Proxy(rate=800e3)
     assert running.run("slow", proxy)["status"] == "finished"
     assert LARGE * MESSAGE <= proxy.passed < 1.15 * LARGE * MESSAGE
 
 
 def test_a_run_survives_a_proxy_that_cuts_connections(running: Running) -> None:
-    """While orders come in; a cut at the end of an answer may cost `answer_timeout`, as docs/deploy.md says."""
+    """The proxy cuts connections while requests arrive.
+
+    A cut at the end of a reply may cost `answer_timeout`, see docs/deploy.md.
+    """
     proxy = lines.Proxy(cut=5 * 10**6, cuts=3)
     summary = running.run("cut", proxy)
     assert (summary["status"], summary["unavailable_reasons"]) == ("finished", {})

@@ -1,4 +1,4 @@
-"""Real processes of NVFlare: what the server's job needs beside what it needs with no model."""
+"""Memory of the server's job in real NVFlare processes, compared with a job without a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEGABYTES = 50
 
 
 def test_the_server_holds_a_few_models_and_not_one_for_each_answer(tmp_path: Path) -> None:
-    """It was nineteen times the model, and was measured as five and a half since; four of them are medfl's own."""
+    """The job once needed nineteen times the model. Now it needs five and a half times; medfl uses four of these."""
     parts = runpy.run_path(str(BENCHMARK))
     make_cohort(tmp_path / "data", sites=3, images_per_site=12, classes=2, size=8)
     bundles = {f"mb{size}": parts["write_bundle"](tmp_path / f"mb{size}", size) for size in (1, MEGABYTES)}

@@ -1,4 +1,4 @@
-"""NVFlare's own processes, those of a running job among them, end with the process that started the kits."""
+"""All NVFlare processes, including job processes, end with the process that started the kits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ with federation(Path(sys.argv[1]), warm=False) as running:
 
 
 def test_a_killed_process_leaves_no_server_site_or_job_behind(tmp_path: Path) -> None:
-    """SIGKILL, while a job runs: the kits' guards, NVFlare's processes and those of the job end."""
+    """After SIGKILL during a job, the guards, NVFlare's processes and the job processes end."""
     environment = os.environ | {"PYTHONPATH": str(Path(flare_federation.__file__).parent)}
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as starter:
@@ -49,13 +49,13 @@ def test_a_killed_process_leaves_no_server_site_or_job_behind(tmp_path: Path) ->
 
 
 def jobs_of(kits: list[Path]) -> list[int]:
-    """The processes of jobs, of all kits together."""
+    """Return the job processes of all kits."""
     words = {number: words_of(number) for folder in kits for number in kit.processes(folder)}
     return [number for number, text in words.items() if "runner_process" in text or "worker_process" in text]
 
 
 def words_of(number: int) -> str:
-    """The command line of a process; empty if it has ended."""
+    """Return the command line of a process; empty if it has ended."""
     try:
         return Path(f"/proc/{number}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     except OSError:

@@ -1,4 +1,4 @@
-"""A federation whose keys were made at home, in real processes of NVIDIA FLARE: the same bits, and no key has moved."""
+"""A federation whose participants made their own keys, in real NVFlare processes: the same bits, no key has moved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from medfl_flare.commands import federate, site
 from medfl_flare.provision import Project
 from medfl_flare.records.audit import read_entries
-from medfl_flare.sites.audit import audit_file
+from medfl_flare.sites.audit import audit_path
 
 pytestmark = [pytest.mark.flare, pytest.mark.slow]
 
@@ -28,7 +28,7 @@ def test_runs_end_with_the_bits_of_one_machine_their_parcels_are_signed_and_no_k
     with federation(tmp_path, provide) as running:
         for name in ("server", *SITES):
             done = CliRunner().invoke(site.app, ["check", "--kit", str(running.kits[name]), "--bundle", "small"])
-            assert "of its root, with the key beside it" in done.output
+            assert "it matches the kit's root and key" in done.output
             assert done.exit_code == 0, done.output
         for method in ("fedavg", "fedskd"):
             offer = running.offer(f"home-{method}", method=method)
@@ -41,7 +41,7 @@ def test_runs_end_with_the_bits_of_one_machine_their_parcels_are_signed_and_no_k
                 {},
             )
             running.equals_local(offer, out)
-        lines = [line for line in read_entries(audit_file(running.files["site-01"])) if line.sender is not None]
+        lines = [line for line in read_entries(audit_path(running.files["site-01"])) if line.sender is not None]
         audit = [line.outcome for line in lines if line.kind == "peer_message"]
         assert audit
         assert set(audit) == {"accepted"}

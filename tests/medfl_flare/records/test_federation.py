@@ -1,4 +1,4 @@
-"""Records of a coordinator: round trip, and damaged files are refused."""
+"""Records of a coordinator: round trip, and refusal of damaged files."""
 
 from __future__ import annotations
 

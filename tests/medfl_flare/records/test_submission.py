@@ -1,4 +1,4 @@
-"""Files where a run was submitted: the submission with its offer, the state of observers, and their calls."""
+"""Files of the researcher's run folder: the submission with its offer, the state of observers, and their calls."""
 
 from __future__ import annotations
 

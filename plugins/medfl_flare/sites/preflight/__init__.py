@@ -1,11 +1,11 @@
-"""What can be looked at before a site connects: its machine, its folders and locks, its images, the way to the server.
+"""Checks before a site connects: its machine, its folders and locks, its images, and the connection to the server.
 
-Each look returns a sentence; a `Caution` where a run may go wrong, and an error where it will. Sentences name cause and
-remedy, and nothing of a patient.
+Each check returns a sentence. It returns a `Caution` if a run may fail, and raises an error if a run will fail.
+Sentences contain cause and remedy, and nothing about a patient.
 """
 
 from __future__ import annotations
 
 
 class Caution(str):
-    """What was found, where a run can begin but may go wrong."""
+    """Finding of a check after which a run can begin but may fail later."""

@@ -1,4 +1,4 @@
-"""Locks: whether they work where a site keeps its state, who holds one, and what a process that died has left."""
+"""Checks of locks: whether file locks work in a site's state folder, and which locks a process holds or left."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from medfl_flare.kit import PID_FILES, processes
 from medfl_flare.sites.preflight import Caution
 
 
-def run_locks(state: Path) -> str:
-    """Whether locks exclude anybody in the folder of runs, and whether a process holds a run there.
+def check_run_locks(state: Path) -> str:
+    """Check that file locks work in the state folder, and whether a process holds a run there. Creates the folder.
 
-    A lock of medfl ends with its process, so a file that is left over means nothing.
+    A lock of medfl ends with its process, so a remaining lock file has no effect.
 
     Raises:
-        StoreError: If two processes could write the same run.
+        StoreError: If locks have no effect, so that two processes could write the same run.
     """
     probe = state / f".medfl-lock-{os.getpid()}"
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -25,26 +25,29 @@ def run_locks(state: Path) -> str:
         if not first or second:
             raise StoreError(
                 "no_file_locks",
-                f"locks have no effect in '{state}', as on some network drives: two processes could write one run. Put "
-                "'state' on a local disk",
+                f"file locks have no effect in '{state}', as on some network drives: two processes could write one "
+                "run. Put 'state' on a local disk",
                 path=state,
             )
     runs = sorted((state / "runs").iterdir()) if (state / "runs").is_dir() else []
     busy = [run.name for run in runs if being_written(run)]
     if busy:
         return Caution(
-            f"a process holds the run {', '.join(busy)}: a job that goes on, or one that did not end. A new job waits "
-            "for it 90 s; `medfl federate stop KIT` ends it"
+            f"a process holds the run {', '.join(busy)}: a running job, or one that did not end. A new job waits "
+            "90 s for it; `medfl federate stop KIT` ends it"
         )
-    return "they work, and no run is held"
+    return "they work, and no process holds a run"
 
 
-def kit_locks(kit: Path) -> str:
-    """Whether NVFlare's notes of running processes are true; after a power cut another process may have the number."""
+def check_kit_locks(kit: Path) -> str:
+    """Check whether NVFlare's records of running processes are true.
+
+    After a power cut another process may have the recorded id.
+    """
     running = processes(kit)
     left = [name for name in PID_FILES if (kit / name).is_file()]
     if running:
-        return f"the kit's process {running[0]} runs here"
+        return f"the kit's process {running[0]} is running"
     if left:
-        return f"nothing runs; {', '.join(left)} of a process that died are removed at the next start"
-    return "nothing runs, nothing is left over"
+        return f"no process is running; {', '.join(left)} of a dead process will be removed at the next start"
+    return "no process is running, and a dead process left no file"

@@ -1,4 +1,4 @@
-"""The machine of a site: graphics processor, shared memory, space on its disks."""
+"""Checks of a site's machine: GPU, shared memory, and free space on its disks."""
 
 from __future__ import annotations
 
@@ -14,71 +14,70 @@ from medfl_flare.sites.preflight import Caution
 
 GB, MB = 1e9, 1e6
 
-SHARED = Path("/dev/shm")  # noqa: S108 - nothing is written there
-"""Where processes that load images hand them over."""
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - nothing is written there
+"""Folder of the shared memory through which loader processes pass their images."""
 
 LOADER_MB = 256
-"""Shared memory that a process that loads images should find."""
+"""Shared memory in MB that should be free for each loader process."""
 
-KEPT = 4
-"""Largest messages for which a folder of runs should have space: three steps and a bundle."""
+MESSAGES_ON_DISK = 4
+"""Number of largest messages for which a folder of runs should have space: three steps and a bundle."""
 
-LEAST_MB = 100
-"""Space without which nothing can be begun."""
+MIN_FREE_MB = 100
+"""Free space in MB below which the check fails."""
 
-GPU_MB = 1000
-"""Memory of a graphics processor that should be free: CUDA itself takes half of that."""
+MIN_GPU_MB = 1000
+"""Free GPU memory in MB below which the check warns: CUDA itself takes half of that."""
 
 
-def gpu(device: str) -> str:
-    """Whether the graphics processor that the site's file wants is there, and free.
+def check_gpu(device: str) -> str:
+    """Check that the GPU in the site's file exists, and that its memory is free.
 
     Args:
-        device: ``auto`` or ``cuda:N``, of the site's file.
+        device: ``auto`` or ``cuda:N``, as in the site's file.
     """
     if not torch.cuda.is_available():
         return Caution(
-            "none can be seen, so runs compute on the CPU. If the machine has one: does `nvidia-smi` show it, is it "
-            "passed into the container, and was torch installed with CUDA?"
+            "torch sees no GPU, so runs compute on the CPU. If the machine has one, check that `nvidia-smi` shows it, "
+            "that it is passed into the container, and that torch was installed with CUDA"
         )
     number = torch.device("cuda:0" if device == "auto" else device).index or 0
     free, total = torch.cuda.mem_get_info(number)
     text = f"{torch.cuda.get_device_name(number)}, {free / GB:.1f} of {total / GB:.1f} GB are free"
-    if free < GPU_MB * MB:
-        return Caution(
-            f"{text}: other processes hold it. `nvidia-smi` lists them; end them, or choose another 'device'"
-        )
+    if free < MIN_GPU_MB * MB:
+        return Caution(f"{text}: other processes use it. `nvidia-smi` lists them; end them, or choose another 'device'")
     return text
 
 
-def shared_memory(loaders: int, folder: Path = SHARED) -> str:
-    """Whether processes that load images have the shared memory that they need.
+def check_shared_memory(loaders: int, folder: Path = SHARED_MEMORY) -> str:
+    """Check that there is enough shared memory for the loader processes.
 
     Args:
-        loaders: Number of such processes.
-        folder: Where it is mounted.
+        loaders: Number of loader processes.
+        folder: Mount point of the shared memory.
     """
     if not folder.is_dir():
-        return f"'{folder}' is not known to this system"
+        return f"'{folder}' does not exist on this system"
     free, wanted = shutil.disk_usage(folder).free / MB, loaders * LOADER_MB
     text = f"{free:.0f} MB are free in '{folder}'"
     if free < wanted:
         return Caution(
-            f"{text}, {loaders} loaders should find {wanted} MB or they may be killed in mid-run (bus error). Start "
+            f"{text}, but {loaders} loaders need {wanted} MB, or they may be killed during a run (bus error). Start "
             f"the container with --shm-size {wanted}m, or give fewer 'loaders'"
         )
     return text if loaders else f"{text}; without 'loaders' none is needed"
 
 
-def space(folder: Path, message_mb: int = 0) -> str:
-    """Whether a folder can be written, and has space.
+def check_space(folder: Path, message_mb: int = 0) -> str:
+    """Check that a folder can be written and has enough space. Creates the folder.
 
     Args:
-        folder: It is made if it is not there.
-        message_mb: The largest message that it must hold a few of; 0 where it holds none.
+        folder: Path of the folder.
+        message_mb: Size in MB of the largest message. The folder must have space for several; 0 if it contains no
+            messages.
 
     Raises:
-        StoreError: If it can't be written, or is full.
+        StoreError: If the folder can't be written, or if its disk is full.
     """
     probe = folder / f".medfl-check-{os.getpid()}"
     try:
@@ -89,23 +88,23 @@ def space(folder: Path, message_mb: int = 0) -> str:
     except OSError as error:
         raise StoreError(
             "unwritable_folder",
-            f"'{folder}' can't be written ({error.strerror}); let the owner of the site's process write there, or name "
-            "another folder",
+            f"'{folder}' can't be written ({error.strerror}); give the owner of the site's process write permission, "
+            "or name another folder",
             path=folder,
         ) from None
-    if free < LEAST_MB:
+    if free < MIN_FREE_MB:
         raise StoreError(
             "disk_full",
-            f"'{folder}' has {free:.0f} MB left, at least {LEAST_MB} are needed; `medfl clean` frees what finished "
-            "runs hold",
+            f"'{folder}' has {free:.0f} MB of free space, at least {MIN_FREE_MB} are needed; `medfl clean` deletes the "
+            "state of finished runs",
             path=folder,
-            minimum=LEAST_MB,
+            minimum=MIN_FREE_MB,
             found=free,
         )
     text = f"'{folder}' can be written, {free / 1000:.1f} GB are free"
-    if free < KEPT * message_mb:
+    if free < MESSAGES_ON_DISK * message_mb:
         return Caution(
-            f"{text}; runs with messages of {message_mb} MB (max_message_mb) need {KEPT * message_mb / 1000:.1f} GB. "
-            "Free some, or allow smaller messages"
+            f"{text}; runs with messages of {message_mb} MB (max_message_mb) need "
+            f"{MESSAGES_ON_DISK * message_mb / 1000:.1f} GB. Free some space, or allow smaller messages only"
         )
     return text

@@ -1,7 +1,7 @@
-"""The way to the server: straight, or through a proxy; which of them NVFlare takes depends on the federation's scheme.
+"""Connections to the server, direct or through a proxy. The federation's scheme decides which of them NVFlare uses.
 
-``http`` (websockets, by aiohttp without its environment) and ``tcp`` take no notice of proxies. gRPC takes the first of
-`GRPC_VARIABLES`, whose names are in small letters only, by the method CONNECT.
+``http`` (websockets, by aiohttp without its environment) and ``tcp`` ignore proxy variables. gRPC uses the first of
+`GRPC_VARIABLES`, which must be written in lower case, with the method CONNECT.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from pathlib import Path
 
 from medfl.errors import MedflError, SettingsError
 
-SECONDS = 10.0
-"""How long each step may take."""
+TIMEOUT_SECONDS = 10.0
+"""Timeout in seconds of each network operation."""
 
 GRPC_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
-"""Variables that gRPC reads, first one first."""
+"""Environment variables from which gRPC takes its proxy, in order of precedence."""
 
-VARIABLES = (*GRPC_VARIABLES, "HTTPS_PROXY")
-"""Variables in which a proxy may be named."""
+PROXY_VARIABLES = (*GRPC_VARIABLES, "HTTPS_PROXY")
+"""Environment variables that may name a proxy."""
 
-MAX_HEAD = 65536
-"""Bytes of an answer's head, at most."""
+MAX_HEAD_BYTES = 65536
+"""Maximum number of bytes of an HTTP response's head."""
 
 
 class NoRouteError(MedflError):
-    """The server can't be reached; the message says why and what to do."""
+    """The server can't be reached; the message contains the cause and what to do."""
 
 
 @dataclass(frozen=True)
-class Address:
-    """The server, as a site's kit names it.
+class ServerAddress:
+    """Address of the server in a site's kit.
 
     Attributes:
-        host: Its name.
-        port: Its port.
+        host: Host name.
+        port: Port.
         scheme: ``http``, ``grpc`` or ``tcp``.
-        identity: The name in its certificate.
+        identity: Name in the server's certificate.
     """
 
     host: str
@@ -54,75 +54,78 @@ class Address:
         return f"{self.host}:{self.port}"
 
 
-def address_of(kit: Path) -> Address:
-    """The server of a site's kit.
+def address_of(kit: Path) -> ServerAddress:
+    """Return the server's address in a site's kit.
 
     Raises:
-        SettingsError: If the kit names none.
+        SettingsError: If the kit contains no address.
     """
     path = kit / "startup" / "fed_client.json"
     try:
         server = json.loads(path.read_text(encoding="utf-8"))["servers"][0]
         host, _, port = server["service"]["target"].rpartition(":")
-        return Address(host, int(port), server["service"].get("scheme", "http"), server.get("identity", host))
+        return ServerAddress(host, int(port), server["service"].get("scheme", "http"), server.get("identity", host))
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         raise SettingsError(
-            "invalid_kit", f"expected '{path}' to name a server; it does not. Ask whoever made the kit", path=path
+            "invalid_kit", f"expected the server's address in '{path}', found none. Ask the maker of the kit", path=path
         ) from None
 
 
-def proxy_for(address: Address) -> tuple[str, str] | None:
-    """The variable that names a proxy for a server, and the proxy; None where none is, or `no_proxy` excepts it."""
+def proxy_for(address: ServerAddress) -> tuple[str, str] | None:
+    """Return the environment variable that names a proxy for the server, and the proxy.
+
+    None without a proxy, or if `no_proxy` contains the server.
+    """
     if urllib.request.proxy_bypass(address.host):
         return None
-    return next(((name, value) for name in VARIABLES if (value := os.environ.get(name))), None)
+    return next(((name, value) for name in PROXY_VARIABLES if (value := os.environ.get(name))), None)
 
 
-def takes_proxy(address: Address, variable: str) -> bool:
-    """Whether NVFlare would take the proxy that a variable names."""
+def uses_proxy(address: ServerAddress, variable: str) -> bool:
+    """Return whether NVFlare uses the proxy that a variable names."""
     return address.scheme in ("grpc", "agrpc", "nagrpc") and variable in GRPC_VARIABLES
 
 
-def straight(address: Address) -> socket.socket:
-    """A connection to the server.
+def connect_directly(address: ServerAddress) -> socket.socket:
+    """Open a direct connection to the server.
 
     Raises:
-        NoRouteError: If there is none.
+        NoRouteError: If the connection fails.
     """
     try:
-        return socket.create_connection((address.host, address.port), SECONDS)
+        return socket.create_connection((address.host, address.port), TIMEOUT_SECONDS)
     except socket.gaierror:
         raise NoRouteError(
             "unknown_host",
-            f"the name '{address.host}' is not known here; ask for the server's name as sites resolve it, or write it "
-            "into /etc/hosts",
+            f"the name '{address.host}' can't be resolved on this machine; ask for the server's name as sites resolve "
+            "it, or add it to /etc/hosts",
             host=address.host,
         ) from None
     except ConnectionRefusedError:
         raise NoRouteError(
             "connection_refused",
-            f"the machine at {address} is there and nothing listens at the port: is the server started (`medfl "
-            "federate start KIT`), and is the port right?",
+            f"the machine at {address} exists, but no process listens at the port: check that the server is started "
+            "(`medfl federate start KIT`), and that the port is right",
             address=str(address),
         ) from None
     except OSError as error:
         raise NoRouteError(
             "server_unreachable",
-            f"{address} does not answer ({error.strerror or error}): a firewall here or there stops it; have outgoing "
-            f"TCP to port {address.port} of that machine allowed",
+            f"{address} does not answer ({error.strerror or error}): a firewall may block the connection; have "
+            f"outgoing TCP connections to port {address.port} of that machine allowed",
             address=str(address),
         ) from None
 
 
-def through(proxy: str, address: Address) -> socket.socket:
-    """A connection to the server through a proxy, by the method CONNECT.
+def connect_through_proxy(proxy: str, address: ServerAddress) -> socket.socket:
+    """Open a connection to the server through a proxy, with the method CONNECT.
 
     Args:
-        proxy: Its URL, or host and port.
-        address: The server.
+        proxy: URL of the proxy, or host and port.
+        address: Address of the server.
 
     Raises:
-        NoRouteError: If the proxy is not there, or refuses.
+        NoRouteError: If the proxy can't be reached, or if it refuses.
     """
     url = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
     where = f"{url.hostname}:{url.port or 80}"
@@ -131,7 +134,7 @@ def through(proxy: str, address: Address) -> socket.socket:
         secret = f"{urllib.parse.unquote(url.username)}:{urllib.parse.unquote(url.password or '')}"
         words.append("Proxy-Authorization: Basic " + base64.b64encode(secret.encode()).decode())
     try:
-        connection = socket.create_connection((url.hostname or "", url.port or 80), SECONDS)
+        connection = socket.create_connection((url.hostname or "", url.port or 80), TIMEOUT_SECONDS)
         connection.sendall("\r\n".join([*words, "", ""]).encode())
         head = read_head(connection)
     except OSError as error:
@@ -140,24 +143,24 @@ def through(proxy: str, address: Address) -> socket.socket:
             f"the proxy {where} does not answer ({error.strerror or error}); correct the variable that names it",
             proxy=where,
         ) from None
-    status = head.split(" ", 2)[1] if head.startswith("HTTP/") and " " in head else "nothing that is HTTP"
+    status = head.split(" ", 2)[1] if head.startswith("HTTP/") and " " in head else "unknown, as it sent no HTTP"
     if status != "200":
         connection.close()
-        mend = "give user and password in its URL" if status == "407" else f"have CONNECT to {address} allowed there"
+        advice = "give user and password in its URL" if status == "407" else f"have CONNECT to {address} allowed there"
         raise NoRouteError(
-            "proxy_refused", f"the proxy {where} refuses (it says {status}); {mend}", proxy=where, status=status
+            "proxy_refused", f"the proxy {where} refuses (status {status}); {advice}", proxy=where, status=status
         )
     return connection
 
 
 def read_head(connection: socket.socket) -> str:
-    """The head of an HTTP answer, byte by byte, so that nothing that follows is taken.
+    """Read the head of an HTTP response, byte by byte, so that the bytes behind it stay in the connection.
 
     Raises:
-        OSError: If the connection ends or stalls.
+        OSError: If the connection ends or times out.
     """
     head = b""
-    while not head.endswith(b"\r\n\r\n") and len(head) < MAX_HEAD:
+    while not head.endswith(b"\r\n\r\n") and len(head) < MAX_HEAD_BYTES:
         part = connection.recv(1)
         if not part:
             break

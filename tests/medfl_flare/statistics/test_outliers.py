@@ -1,0 +1,221 @@
+"""The outlier site is found in data with a known shift, and none is found among equal sites."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from described import write_classes, write_site
+from prepare_specs import prepare_spec
+
+from medfl.cli.main import main
+from medfl.data.partition.by_column import by_site
+from medfl.data.partition.partition import partition
+from medfl.data.partition.plan import PartitionPlan
+from medfl.settings import Privacy
+from medfl_datasets.breast_ultrasound.spec import BreastUltrasound
+from medfl_flare.statistics.disclosure import DisclosurePolicy
+from medfl_flare.statistics.local_folder import compute_folder_statistics
+from medfl_flare.statistics.outliers import MAX_ROBUST_DEVIATIONS, Outlier, SiteQuantity, find_far_sites, find_outliers
+from medfl_flare.statistics.report_content import StatisticsReport, make_report
+from medfl_flare.statistics.site_statistics import DisclosedCounts, SiteStatistics
+from medfl_flare.statistics.statistics_page import render_html, render_markdown, write_statistics_report
+
+REAL = Path(os.environ.get("MEDFL_DATA", "nowhere"), "segmentation", "breast_ultrasound")
+
+
+def sites(root: Path, counts: list[list[int]], shifts: dict[int, int], seed: int = 0) -> Path:
+    for number, each in enumerate(counts):
+        write_classes(root / f"site-{number}", each, seed=seed * 100 + number, shift=shifts.get(number, 0))
+    return root
+
+
+def status(*words: str) -> int:
+    """Return the exit status of the command."""
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    return int(end.value.code or 0)
+
+
+def test_robust_deviations_in_closed_form() -> None:
+    """The median of 1, 2, 3, 4, 100 is 3, and the median absolute deviation is 1."""
+    quantities = {f"{value}": SiteQuantity(float(value), 0.0, 0.0) for value in (1, 2, 3, 4, 100)}
+    assert find_far_sites(quantities) == {"100": (pytest.approx(97 / 1.4826), 3.0)}
+    assert find_far_sites(quantities | {"100": SiteQuantity(100.0, 0.0, 98.0)}) == {}, (
+        "a difference that does not matter"
+    )
+    assert find_far_sites(quantities | {"100": SiteQuantity(100.0, 97.0 / MAX_ROBUST_DEVIATIONS, 0.0)}) == {}, (
+        "one that is chance"
+    )
+    alike = {name: SiteQuantity(5.0, 0.0, 0.0) for name in "abc"}
+    assert find_far_sites(alike) == {}
+    assert find_far_sites(alike | {"c": SiteQuantity(6.0, 0.0, 0.5)}) == {"c": (math.inf, 5.0)}
+    assert find_far_sites({"a": SiteQuantity(0.0, 0.0, 0.0), "b": SiteQuantity(9.0, 0.0, 0.0)}) == {}, (
+        "which of two is odd?"
+    )
+
+
+def test_a_small_site_without_a_class_may_be_chance() -> None:
+    """A share of 0 in 10 images differs from a fifth by 2.3 standard errors (rule of succession, 1/12)."""
+
+    def described(images: int, first: int) -> SiteStatistics:
+        table = DisclosedCounts(title="labels", names=["a", "b"], counts=[first, images - first])
+        return SiteStatistics(objective="multiclass", min_count=1, images=images, tables=[table])
+
+    large = {name: described(100_000, 20_000) for name in "abcd"}
+    assert not [
+        outlier for outlier in find_outliers(large | {"e": described(10, 0)}) if outlier.quantity.startswith("labels")
+    ]
+    made = find_outliers(large | {"e": described(1000, 0)})
+    assert ("e", "labels: a") in {(outlier.site, outlier.quantity) for outlier in made}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_brighter_site_stands_out_and_no_other(tmp_path: Path, seed: int) -> None:
+    root = sites(tmp_path, [[60, 50]] * 5, {3: 40}, seed)
+    made = find_outliers(compute_folder_statistics(root, DisclosurePolicy()))
+    assert {outlier.site for outlier in made} == {"site-3"}
+    assert "brightness at 50%" in {outlier.quantity for outlier in made}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_none_stands_out_where_all_are_drawn_alike(tmp_path: Path, seed: int) -> None:
+    assert (
+        find_outliers(
+            compute_folder_statistics(sites(tmp_path, [[60, 50]] * 4 + [[120, 95]], {}, seed), DisclosurePolicy())
+        )
+        == []
+    )
+
+
+def test_copies_are_never_odd(tmp_path: Path) -> None:
+    for name in "abcd":
+        write_classes(tmp_path / name, [40, 30, 20])
+    assert find_outliers(compute_folder_statistics(tmp_path, DisclosurePolicy())) == []
+
+
+def test_other_labels_sizes_shapes_and_names_stand_out(tmp_path: Path) -> None:
+    root = sites(tmp_path, [[60, 50]] * 4 + [[15, 110], [900, 800]], {})
+    grid = np.full((100, 9, 8), 100, dtype=np.uint8)
+    write_site(
+        root / "z", grid, [{"label": int(row > 55)} for row in range(100)], labels={"0": "kind 0", "1": "kind 1"}
+    )
+    by_site_ = {}
+    for outlier in find_outliers(compute_folder_statistics(root, DisclosurePolicy())):
+        by_site_.setdefault(outlier.site, set()).add(outlier.quantity)
+    assert by_site_["site-4"] in ({"class: kind 0"}, {"class: kind 1"})
+    assert by_site_["site-5"] == {"training images"}
+    assert "shape" in by_site_["z"]
+    assert by_site_.keys() == {"site-4", "site-5", "z"}
+
+
+def test_noise_marks_no_site_and_hides_no_large_shift(tmp_path: Path) -> None:
+    privacy = Privacy(unit="sample", epsilon=2.0, clip=1.0)
+    alike = sites(tmp_path / "a", [[400, 300]] * 4, {})
+    for _ in range(5):
+        assert find_outliers(compute_folder_statistics(alike, DisclosurePolicy(), privacy)) == []
+    odd = sites(tmp_path / "b", [[400, 300]] * 4, {2: 80})
+    made = find_outliers(compute_folder_statistics(odd, DisclosurePolicy(), privacy))
+    assert {outlier.site for outlier in made} == {"site-2"}
+
+
+def test_the_page_loads_nothing_and_holds_no_withheld_count(tmp_path: Path) -> None:
+    root = sites(tmp_path / "data", [[60, 50], [55, 3], [70, 44]], {})
+    for path in root.glob("*/datalist.json"):
+        path.write_text(path.read_text().replace("kind 1", "<b>kind</b>"))
+    report = make_report(
+        compute_folder_statistics(root, DisclosurePolicy()), {"site-9": "is <i>not</i> connected"}, "a folder"
+    )
+    page, text = render_html(report), render_markdown(report)
+    assert not re.search(r"(src|href)\s*=\s*[\"'](?!#)", page)
+    assert "<script" not in page
+    assert "<b>kind</b>" not in page
+    assert "<i>not</i>" not in page
+    assert page.count("<svg") == 2
+    row = re.search(r"<tr[^>]*><th scope=\"row\">site-1</th><td class=\"n gone\">suppressed</td>.*?</tr>", page, re.S)
+    assert row is not None
+    assert "| site\\-1 | suppressed | suppressed |" in text
+    known = json.loads((write_statistics_report(report, tmp_path / "out").with_suffix(".json")).read_text())
+    assert known["sites"]["site-1"]["tables"][0]["counts"] == [None, None]
+    assert "55" not in json.dumps(known["sites"]["site-1"]["tables"])
+
+
+def test_the_command_describes_a_folder_and_says_who_is_odd(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = sites(tmp_path / "data", [[60, 50]] * 3, {1: 60})
+    out, words = tmp_path / "out", ["federate", "statistics"]
+    assert status(*words, str(root), "--out", str(out), "--min-count", "5", "--epsilon", "8") == 0
+    printed = capsys.readouterr().out
+    assert "1 of 3 sites stands out: site-1" in printed
+    assert {path.name for path in out.iterdir()} == {f"statistics.{kind}" for kind in ("html", "md", "json")}
+    assert "epsilon 8, delta 1e-05, unit one training image" in (out / "statistics.html").read_text()
+    for mistake in ([], [str(root), "--kit", "kits/me"], ["--kit", "kits/me"], [str(root), "--epsilon", "-1"]):
+        assert status(*words, *mistake) != 0
+
+
+@pytest.mark.slow
+def test_of_five_sources_of_breast_ultrasound_the_brighter_machine_stands_out(tmp_path: Path) -> None:
+    if not REAL.is_dir():
+        pytest.skip("needs segmentation/breast_ultrasound in the folder that MEDFL_DATA names")
+    prepare_spec(BreastUltrasound, REAL, tmp_path / "pool", workers=1, size=32)
+    plan = PartitionPlan("by_site", column="site", test="official", global_test="none")
+    partition(tmp_path / "pool", tmp_path / "data", plan, by_site)
+    known = compute_folder_statistics(tmp_path / "data", DisclosurePolicy())
+    assert {site: each.images for site, each in known.items()} == {
+        "breast_pl": 186, "busbra_logiq5": 583, "busbra_logiq7": 627, "busbra_toshiba": 98, "busbra_usystems": None,
+    }  # fmt: skip
+    assert {outlier.site for outlier in find_outliers(known)} == {"busbra_logiq5"}
+    assert known["breast_pl"].tables[0].counts == [None, None], "few of its images hold no lesion"
+
+
+def test_where_most_sites_are_marked_none_is_called_the_odd_one(tmp_path: Path) -> None:
+    known = compute_folder_statistics(sites(tmp_path, [[60, 50]] * 3, {}), DisclosurePolicy())
+    made = [Outlier(site, "shape", "1", "2", math.inf) for site in ("site-0", "site-1")]
+    assert StatisticsReport(known, {}, made[:1], "").title == "1 of 3 sites stands out: site-0"
+    assert StatisticsReport(known, {}, made, "").title == "The 3 sites differ from each other"
+
+
+# ---- at the limits
+
+
+def test_a_difference_at_the_limit_that_matters_counts_and_one_at_the_limit_of_chance_does_not() -> None:
+    """The median absolute deviation of 0, 0, 0, 0 and 7 is 0. A standard error of 7 / 3.5 makes the limit exactly 7."""
+    quantities = {name: SiteQuantity(0.0, 0.0, 0.0) for name in "abcd"}
+    assert find_far_sites(quantities | {"e": SiteQuantity(7.0, 0.0, 7.0)}).keys() == {"e"}
+    assert find_far_sites(quantities | {"e": SiteQuantity(7.0, 0.0, 7.001)}) == {}
+    assert find_far_sites(quantities | {"e": SiteQuantity(7.0, 7.0 / MAX_ROBUST_DEVIATIONS, 0.0)}) == {}
+    assert find_far_sites(quantities | {"e": SiteQuantity(7.0, 6.99 / MAX_ROBUST_DEVIATIONS, 0.0)}).keys() == {"e"}
+
+
+def about(**changes: Any) -> SiteStatistics:
+    return SiteStatistics(**({"objective": "multiclass", "min_count": 1, "images": 100} | changes))
+
+
+def test_where_no_more_than_half_of_the_sites_agree_none_is_unlike_the_others() -> None:
+    """Two against two sites have no outlier. Among three against one the single site is the outlier."""
+    halves = {name: about(shape=[1, 8, 8] if name in "ab" else [1, 9, 9]) for name in "abcd"}
+    assert find_outliers(halves) == []
+    made = find_outliers(halves | {"c": about(shape=[1, 8, 8])})
+    assert [(outlier.site, outlier.quantity, outlier.value_text, outlier.median_text) for outlier in made] == [
+        ("d", "shape", "1 x 9 x 9", "1 x 8 x 8")
+    ]
+
+
+def test_of_two_shares_that_are_equally_far_the_first_is_told() -> None:
+    """The shares of all four classes at one site differ from the median by the same 30 percent."""
+    equal = DisclosedCounts(title="class", names=["w", "x", "y", "z"], counts=[10, 40, 40, 10])
+    other = DisclosedCounts(title="class", names=["w", "x", "y", "z"], counts=[40, 10, 10, 40])
+    made = find_outliers({name: about(tables=[other if name == "d" else equal]) for name in "abcd"})
+    assert [(outlier.site, outlier.quantity, outlier.value_text) for outlier in made] == [("d", "class: w", "40.0%")]
+
+
+def test_a_site_stands_out_by_its_size_from_four_times_the_median_on() -> None:
+    """Three sites have 100 images; the fourth has a few times as many, or as few."""
+    for images, marked in ((399, False), (401, True), (26, False), (24, True)):
+        made = find_outliers({name: about(images=images if name == "d" else 100) for name in "abcd"})
+        assert [(outlier.site, outlier.quantity) for outlier in made] == [("d", "training images")] * marked, images
