@@ -123,8 +123,8 @@ class SiteFile(Strict):
         disclose: Kinds of information about the training data that may be disclosed.
         profile: Properties of this machine that may be disclosed to runs that assign networks by them: ``live``
             measures them, a table maps each name to its value, None discloses nothing.
-        cross_site_evaluation: Whether the cross-site evaluation is allowed: models of other sites are scored here, and this site's
-            model is scored elsewhere.
+        cross_site_evaluation: Whether the cross-site evaluation is allowed: models of other sites are scored here, and
+            this site's model is scored elsewhere.
         shared_test: Whether this site's own model may be scored on a test set that all sites share, the folder
             ``global`` beside its data. The scores leave the site.
         threads: Number of threads of a job, >= 1.
