@@ -178,9 +178,9 @@ class DatasetRecord(Record):
         modality: Kind of the images; empty if it depends on the user's images.
         licence: Terms of use; empty if they depend on the user's images.
         summary: Description in one line.
-        phantom: ``module:function`` that writes a synthetic release, ``write_release(folder, ..., seed)``; may be
+        synthetic: ``module:function`` that writes a synthetic release, ``write_release(folder, ..., seed)``; may be
             empty.
-        phantom_options: Options of the data set for the synthetic release, if they differ from the defaults. Paths are
+        synthetic_options: Options of the data set for the synthetic release, if they differ from the defaults. Paths are
             relative to the release's folder.
         order: Sort key in lists, before the name.
     """

@@ -31,7 +31,7 @@ def test_an_unknown_option_names_the_nearest(typo, meant):
     error = refusal(rounds=1, **{typo: 1})
     assert (error.code, error.fields["settings"]) == ("unknown_setting", [typo])
     message = str(error)
-    assert f"unknown option '{typo}'. Did you mean '{meant}'? Known: balance, batch_size," in message
+    assert f"unknown option '{typo}'. Did you mean '{meant}'? " in message
 
 
 def test_an_unknown_option_inside_another_names_the_nearest_there():

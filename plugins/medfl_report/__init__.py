@@ -23,7 +23,7 @@ def medfl_commands() -> list[CommandRecord]:
             "Run",
         ),
         CommandRecord(
-            "watch",
+            "monitor",
             "medfl_report.commands.monitor:command",
             "Watch runs as they happen, in the terminal or on a page.",
             "Run",

@@ -15,7 +15,7 @@ from medfl.engine.needs import OF_OBJECTIVE, objective_lacks
 from medfl.errors import PluginError, SettingsError
 from medfl.hooks import CommandRecord
 from medfl.objectives import Binary
-from medfl.objectives.known import objective_class
+from medfl.objectives.lookup import objective_class
 from medfl.plugins import load_plugins
 
 PLUGIN = """

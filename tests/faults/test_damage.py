@@ -97,7 +97,10 @@ def test_file_of_an_older_site_damaged(before: int, how: str, tmp_path: Path, ca
     path.write_bytes(DAMAGE[how](path.read_bytes()))
     result = Toy(Turns).run(folder, rounds=7, norm_sync="none")
     last = 0 if before == 3 else 1
-    assert f"site-2 goes on from its step {last}, though it had answered more: a file of its state" in caplog.text
+    assert (
+        f"site-2 continues after its step {last}, though it had answered later steps: a file of its state"
+        in caplog.text
+    )
     assert result.outcome.status == "finished"
     assert path.with_suffix(".damaged").exists(), "it is set aside, so that nothing reads it again"
 

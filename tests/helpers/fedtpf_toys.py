@@ -255,7 +255,7 @@ def federate(make_method, folder, sites, rounds, **settings):
         replies = {}
         for request in plan.requests:
             there[request.to].round = server.round
-            replies[request.to] = make_method().work(there[request.to], request)
+            replies[request.to] = make_method().execute(there[request.to], request)
         make_method().aggregate(server, told(replies))
         server.rounds_done += plan.ends_round
         yield server

@@ -90,7 +90,7 @@ def run_method(folder, name, args=None, momentum=0.0, norm=True, unavailable=Non
         "rounds": ROUNDS,
         "epochs": EPOCHS,
         "batch_size": BATCH,
-        "absent": lambda site, step: (site, step) == unavailable,
+        "unavailable": lambda site, step: (site, step) == unavailable,
     } | options
     return Case(REGISTRY, name, args or {}).run(folder, **options)
 

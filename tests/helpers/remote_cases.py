@@ -192,7 +192,7 @@ def set_tensor(make: Callable[[torch.Tensor], torch.Tensor], start: str = "reque
         name = next(name for name, tensor in message.tensors.items() if name.startswith(start) and tensor.ndim)
         message.tensors[name] = make(message.tensors[name])
         if start == "request/":
-            message.meta["order"]["digest"] = wire.digest(wire.select(message.tensors, "request/"))
+            message.meta["request"]["digest"] = wire.digest(wire.select(message.tensors, "request/"))
 
     return change
 

@@ -199,7 +199,7 @@ def test_a_second_machine_with_a_sites_name_is_named_when_it_joins_a_run(
     twins = Loopback(files | {SITES[0]: other[SITES[0]]})
     _, progress = twins.serve(offered(place, rounds=2, min_replies=2))
     assert (progress.state, progress.missing) == ("finished", {})
-    assert "site-01 goes on from its step 0, though it had answered more:" in caplog.text
+    assert "site-01 continues after its step 0, though it had answered later steps:" in caplog.text
     assert "or another machine has its name" in caplog.text
     for service in (*whole.services.values(), *twins.services.values()):
         service.close()

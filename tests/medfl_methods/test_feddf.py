@@ -147,7 +147,7 @@ def test_single_site_is_hardly_changed_by_the_distillation(tmp_path):
 
 
 def test_group_without_a_reply_is_taught_by_the_other_groups(tmp_path):
-    options = {"networks_by_site": {"site-1": "wide"}, "absent": lambda site, step: site == "site-1"}
+    options = {"networks_by_site": {"site-1": "wide"}, "unavailable": lambda site, step: site == "site-1"}
     result = run(tmp_path, **options)
     still = run(tmp_path / "still", {"distil_steps": 0}, **options)
     wide, begun = result.models["site-1"]["personal"].tensors, make_task().initial(7, "wide")

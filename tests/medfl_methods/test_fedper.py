@@ -41,7 +41,7 @@ def sent(folder, site, step):
 @pytest.mark.parametrize("kind", ["fedper", "fedrep"])
 def test_global_head_is_the_mean_of_the_last_participants_heads(tmp_path, kind):
     away = {1: "site-1", 2: "site-2", 3: "site-3"}
-    options = {"name": kind, "rounds": 3, "epochs": 2, "absent": lambda site, step: away.get(step) == site}
+    options = {"name": kind, "rounds": 3, "epochs": 2, "unavailable": lambda site, step: away.get(step) == site}
     result = run(tmp_path / "average", AVERAGE, **options)
     model = result.outcome.models["global"].tensors
     heads = {name: part(personal(result, name), "head") for name in NAMES}

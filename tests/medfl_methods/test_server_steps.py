@@ -152,10 +152,10 @@ def test_feddyn_by_size_converges_to_the_size_weighted_optimum():
     method = FedDyn(alpha=0.5, by_size=True)
 
     class Held:
-        facts = {"a": {"size": 1}, "b": {"size": 1}, "c": {"size": 4}}
+        site_info = {"a": {"size": 1}, "b": {"size": 1}, "c": {"size": 4}}
 
         def trainable(self):
-            return sorted(self.facts)
+            return sorted(self.site_info)
 
     assert [method.alpha_of(Held(), name) for name in "abc"] == pytest.approx([1.0, 1.0, 0.25])
 

@@ -217,7 +217,7 @@ def test_the_words_below_say_what_a_pair_is_and_what_the_tests_can_do(runs):
 def test_a_fold_pairs_with_the_same_fold_of_the_same_seed_only(run):
     groups = group_runs([run("local", fold=0), run("local", fold=1), run(fold=1), run(fold=2), run(seed=1, fold=1)])
     matched = pairs(groups[1], groups[0])
-    assert [(ours.seed, ours.aggregate, theirs.aggregate) for ours, theirs in matched] == [(0, 1, 1)]
+    assert [(ours.seed, ours.fold, theirs.fold) for ours, theirs in matched] == [(0, 1, 1)]
 
 
 def test_seeds_on_one_named_fold_are_no_cross_validation(run):

@@ -33,7 +33,7 @@ def scaled(mean, factor):
 
 def moved(reply, by):
     tensors = {k: t + by if t.is_floating_point() else t for k, t in reply.tensors.items()}
-    return Reply(tensors, reply.meta, reply.parcels, reply.log, reply.trained)
+    return Reply(tensors, reply.meta, reply.peer_messages, reply.log, reply.trained)
 
 class Toy(Averaging):
     '''A method for tests.'''
@@ -143,7 +143,7 @@ BROKEN = {
         "odd sites: ended as diverged",
         """
         def server_update(self, server, old, mean):
-            smallest = min(facts["size"] for facts in server.facts.values())
+            smallest = min(info["size"] for info in server.site_info.values())
             return super().server_update(server, old, scaled(mean, torch.tensor(float(smallest)) / smallest))
         """,
     ),

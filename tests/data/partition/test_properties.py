@@ -60,7 +60,7 @@ def plans(draw) -> PartitionPlan:
         test=draw(st.sampled_from(["fraction", "k_fold", "none"])),
         test_fraction=draw(st.sampled_from([0.0, 0.2, 0.6])),
         folds=(folds := draw(st.integers(2, 4))),
-        aggregate=draw(st.integers(0, folds - 1)),
+        fold=draw(st.integers(0, folds - 1)),
         val_fraction=draw(st.sampled_from([0.0, 0.1, 0.3])),
         global_test=draw(st.sampled_from(["official", "per_class", "remainder", "none"])),
         per_class=draw(st.integers(1, 4)),

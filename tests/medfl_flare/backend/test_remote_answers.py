@@ -143,7 +143,7 @@ def test_changed_answers_make_their_site_missing_and_harm_nobody(place: Place, t
     assert not waiting
     assert len(reasons) == rounds
     assert [bool(reason) for reason in reasons] == [False, *[True, False] * (len(FROM_SITE) - 1), True]
-    place.local(offer, files, tmp_path / "local", absent=lambda site, step: site == "site-03" and step % 2 == 1)
+    place.local(offer, files, tmp_path / "local", unavailable=lambda site, step: site == "site-03" and step % 2 == 1)
     expected = local_outcome(tmp_path / "local")
     states = outcome_without("site-03", folder, files)
     assert states == {name: expected[name] for name in states}

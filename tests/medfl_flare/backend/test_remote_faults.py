@@ -135,7 +135,7 @@ def test_an_answer_of_an_earlier_step_is_not_taken_for_one_of_this_step(
 
     folder, progress, _ = serve(files, offer, tamper_answer=late)
     states = outcome(folder, files)
-    place.local(offer, files, tmp_path / "local", absent=lambda site, step: site == "site-03" and step > 1)
+    place.local(offer, files, tmp_path / "local", unavailable=lambda site, step: site == "site-03" and step > 1)
     assert states["server"] == local_outcome(tmp_path / "local")["server"]
 
 
@@ -238,7 +238,7 @@ def test_a_run_goes_on_without_a_silent_site_as_its_quorum_says(place: Place, tm
     folder, progress, loopback = serve(files, offer, tamper=silent("site-01", "step"))
     assert progress.state == "finished"
     assert "did not reply" in progress.missing["site-01"]
-    place.local(offer, files, tmp_path / "local", absent=lambda site, step: site == "site-01")
+    place.local(offer, files, tmp_path / "local", unavailable=lambda site, step: site == "site-01")
     states = outcome_without("site-01", folder, files)
     expected = local_outcome(tmp_path / "local")
     assert states == {name: expected[name] for name in states}

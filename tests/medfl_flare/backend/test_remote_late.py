@@ -68,7 +68,7 @@ def joined_sites(folder: Path) -> dict[str, JoinedSite]:
 def equals_one_machine_without_it_in_round_1(place: Place, files: Files, folder: Path, out: Path) -> None:
     """Compare with a run on one machine whose round has two steps."""
     known = offer(place, networks_by_site=MINIS)
-    place.local(known, files, out, absent=lambda site, step: site == LATE and step < 3)
+    place.local(known, files, out, unavailable=lambda site, step: site == LATE and step < 3)
     here, there = local_outcome(out), outcome(folder, files)
     assert {name: there[name] for name in ("server", *SITES)} == {name: here[name] for name in ("server", *SITES)}
 

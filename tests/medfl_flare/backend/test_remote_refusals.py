@@ -94,7 +94,7 @@ def check_missing(
     assert all(word in progress.missing["site-03"] for word in words), progress.missing
     states = outcome_without("site-03", folder, files)
     if wanted:
-        place.local(offer, files, tmp_path / "local", absent=lambda site, step: site == "site-03")
+        place.local(offer, files, tmp_path / "local", unavailable=lambda site, step: site == "site-03")
         alone = {name: value for name, value in local_outcome(tmp_path / "local").items() if name in states}
     assert states == alone
     assert not any("site-03" in line for line in scores(folder))

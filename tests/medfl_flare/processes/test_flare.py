@@ -293,7 +293,7 @@ def test_a_site_that_was_away_joins_with_its_own_network_also_after_a_kill(runni
     assert summary["attendance"] == {"sites": 3, "unavailable": [], "missed_rounds": {"site-03": [[1, 1]]}}
     folder = running.place.root / "local" / "late"
     known = running.offer("late", networks_by_site=UNLIKE, **values)
-    running.place.local(known, running.files, folder, absent=lambda site, step: site == "site-03" and step < 3)
+    running.place.local(known, running.files, folder, unavailable=lambda site, step: site == "site-03" and step < 3)
     actual, expected = digests(running.files["server"].state / "runs" / "late", running.files, "late"), snapshot(folder)
     assert actual == {name: expected[name] for name in actual}
     running.write_files()

@@ -43,7 +43,7 @@ def test_moving_neither_loses_nor_mixes_models(tmp_path, route):
     """Without training each model keeps its initial values, wherever it is and whichever site was unavailable."""
     task = dataclasses.replace(make_task(), optimizer=lambda p: torch.optim.SGD(p, lr=0.0))
     gone = {("site-2", 1), ("site-1", 2), ("site-3", 3), ("site-2", 6), ("site-1", 7), ("site-3", 8)}
-    options = {"task": task, "rounds": 4, "evaluate_every": 1, "absent": lambda site, step: (site, step) in gone}
+    options = {"task": task, "rounds": 4, "evaluate_every": 1, "unavailable": lambda site, step: (site, step) in gone}
     args = {"route": route, "init": "own"}
     result = run(tmp_path, "fedcross", args, **options)
     assert result.outcome.status == "finished"

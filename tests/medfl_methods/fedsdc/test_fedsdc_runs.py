@@ -79,7 +79,7 @@ def test_sd_6_with_one_participant_a_round_it_is_fedavg(tmp_path, network):
 @pytest.mark.parametrize("norm_sync", ["none", "params"])
 def test_with_personal_norms_models_are_personal(tmp_path, norm_sync):
     """A site's model has the shared body, all heads and the site's norms. Untrained sites have the initial norms."""
-    unavailable = {"absent": lambda site, step: site == "site-3"}
+    unavailable = {"unavailable": lambda site, step: site == "site-3"}
     result = run(tmp_path, {"gamma": 0.5}, norm_sync=norm_sync, **unavailable)
     assert result.outcome.models == {}
     assert [set(result.models[name]) for name in NAMES] == [{"personal"}] * 3

@@ -126,7 +126,7 @@ def test_a_guest_of_an_earlier_round_is_not_taken_for_this_ones(tmp_path):
     """site-2 was unavailable when its visiting model came. When it returns, the model's owner is unavailable."""
     gone = {("site-2", 2), ("site-2", 3), ("site-1", 3)}
     sites = make_sites({"site-1": 9, "site-2": 8})
-    options = {"sites": sites, "rounds": 2, "absent": lambda site, step: (site, step) in gone}
+    options = {"sites": sites, "rounds": 2, "unavailable": lambda site, step: (site, step) in gone}
     run(tmp_path, "fedskd", {"route": "derangement"}, **options)
     assert record_of(tmp_path, "site-2", 4).meta["reply"] == {"guest": ""}
     assert record_of(tmp_path, "site-1", 2).meta["reply"] == {"guest": "site-2"}

@@ -106,7 +106,7 @@ def freezing(tmp_path_factory):
     """
     log, folder = Log(), tmp_path_factory.mktemp("freezing")
     options = {"sites": unlike_sites() | {"site-9": make_site(0, "judge")}, "rounds": 5}
-    options["absent"] = lambda site, step: site == "site-9" or (site, step) == ("site-2", 1)
+    options["unavailable"] = lambda site, step: site == "site-9" or (site, step) == ("site-2", 1)
     return log, run(folder, args=EASY, make_method=recorded(log, FedTPF, **EASY), **options), folder
 
 

@@ -178,7 +178,7 @@ def test_a_late_site_gets_the_shared_set_then_and_nobody_twice(tmp_path):
 def test_a_site_that_is_away_when_all_share(tmp_path):
     """The images of the unavailable site are not in the set, and it trains on the others' images."""
     log = Log()
-    away = {"absent": lambda site, step: (site, step) == ("site-1", 3)}
+    away = {"unavailable": lambda site, step: (site, step) == ("site-1", 3)}
     result = run(tmp_path, make_method=recorded(log, Scripted), rounds=3, **away)
     facts = result.outcome.findings.meta["sharing"]
     assert (result.outcome.status, facts["items"]) == ("finished", {"site-2": 6})
