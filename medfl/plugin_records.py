@@ -180,8 +180,8 @@ class DatasetRecord(Record):
         summary: Description in one line.
         synthetic: ``module:function`` that writes a synthetic release, ``write_release(folder, ..., seed)``; may be
             empty.
-        synthetic_options: Options of the data set for the synthetic release, if they differ from the defaults. Paths are
-            relative to the release's folder.
+        synthetic_options: Options of the data set for the synthetic release, if they differ from the defaults. Paths
+            are relative to the release's folder.
         order: Sort key in lists, before the name.
     """
 
