@@ -139,39 +139,57 @@ def commands(text: str) -> Markup:
 
 
 WORDS = {
-    "accuracy": ("accuracy", "share of the images that are recognised"),
-    "balanced_accuracy": ("balanced accuracy", "accuracy in which every class counts the same, however rare"),
-    "auc": ("AUC", "chance that an image of a class is ranked above one of another class; 0.5 is guessing, 1 is best"),
-    "ece": ("calibration error", "how far the model's confidence is from its accuracy (ECE); lower is better"),
-    "precision": ("precision", "of the images that are taken for a class, the share that are of it"),
-    "recall": ("recall", "of the images of a class, the share that are recognised (sensitivity)"),
-    "specificity": ("specificity", "of the images of other classes, the share that are not taken for the class"),
+    "accuracy": ("accuracy", "share of the images that are classified correctly"),
+    "balanced_accuracy": (
+        "balanced accuracy",
+        "mean of the sensitivities (recalls) of all classes, so that each class has the same weight",
+    ),
+    "auc": (
+        "AUC",
+        "probability that an image of a class scores higher than an image of another class; 0.5 is chance, 1 is best",
+    ),
+    "ece": (
+        "calibration error",
+        "expected calibration error (ECE): mean difference between confidence and accuracy; lower is better",
+    ),
+    "precision": (
+        "precision",
+        "share of the images predicted as a class that are of this class (positive predictive value)",
+    ),
+    "recall": ("recall", "share of the images of a class that are predicted as this class (sensitivity)"),
+    "specificity": ("specificity", "share of the images of other classes that are not predicted as the class"),
     "f1": ("F1", "harmonic mean of precision and recall"),
-    "sensitivity": ("sensitivity", "of the images with the finding, the share that are recognised (recall)"),
+    "sensitivity": ("sensitivity", "share of the images with the finding that are predicted to have it (recall)"),
     "brier": (
         "Brier score",
-        "mean squared error of the probability of the finding; lower is better, 0.25 is saying 0.5",
+        "mean squared error of the predicted probability; lower is better, 0.25 for a constant probability of 0.5",
     ),
-    "macro_auc": ("mean AUC", "AUC of each finding over the images where it is labelled, as a mean over the findings"),
-    "map": ("mean average precision", "average precision of each finding, as a mean over the findings"),
-    "mae": ("mean absolute error", "how far a prediction is from the truth, in its unit; lower is better"),
-    "rmse": ("root mean squared error", "the same, in which large errors count more; lower is better"),
-    "r2": ("R²", "share of the truth's variance that is explained; 0 is guessing its mean, 1 is best"),
-    "pearson": ("Pearson's correlation", "how well predictions and truth lie on a line, from -1 to 1"),
+    "macro_auc": ("mean AUC", "mean over the findings of the AUC over the images in which the finding is labelled"),
+    "map": ("mean average precision", "mean over the findings of the average precision"),
+    "mae": (
+        "mean absolute error",
+        "mean absolute difference between prediction and reference, in the unit of the reference; lower is better",
+    ),
+    "rmse": (
+        "root mean squared error",
+        "root of the mean squared difference, in which large errors have more weight; lower is better",
+    ),
+    "r2": ("R²", "share of the reference's variance that is explained; 0 for predicting its mean, 1 is best"),
+    "pearson": ("Pearson's correlation", "linear correlation of prediction and reference, from -1 to 1"),
     "c_index": (
         "C-index",
-        "how often, of two people, the one with the higher risk has the event first; 0.5 is guessing",
+        "share of comparable pairs in which the patient with the higher risk has the event first; 0.5 is chance",
     ),
     "dice": (
         "Dice",
-        "overlap of prediction and reference in a case, as a mean over its classes and then over the cases",
+        "overlap of predicted and reference mask of a case, mean over its classes and then over the cases",
     ),
     "hd95": (
         "HD95",
-        "95th percentile of the distance between both surfaces, as a mean over the cases; lower is better",
+        "95th percentile of the distance between the two surfaces, mean over the cases; lower is better",
     ),
-    "surface_dice": ("surface Dice", "share of both surfaces that is no farther from the other than a tolerance"),
-    "lesion_f1": ("lesion-wise F1", "F1 of single lesions, each of which is hit or missed"),
+    "surface_dice": ("surface Dice", "share of both surfaces within a tolerance of the other surface"),
+    "lesion_f1": ("lesion-wise F1", "F1 of the detection of single lesions"),
 }
 """Name of a metric to how it is called, and what it says."""
 
@@ -203,5 +221,5 @@ def metric_meaning(metric: str) -> str:
     """What a metric says, as the rest of a sentence; empty for one that is not known here."""
     whole, _, number = metric.rpartition("_")
     if whole in PARTS and number.isdigit():
-        return f"the same of the {PARTS[whole]} alone"
+        return f"{WORDS[whole][1]}, for this {PARTS[whole]} only"
     return WORDS[metric][1] if metric in WORDS else ""
