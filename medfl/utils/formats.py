@@ -141,41 +141,56 @@ def commands(text: str) -> Markup:
 
 METRIC_WORDS = {
     "accuracy": ("accuracy", "share of the images that are classified correctly"),
-    "balanced_accuracy": ("balanced accuracy", "mean share of correctly classified images per class"),
+    "balanced_accuracy": (
+        "balanced accuracy",
+        "mean of the sensitivities (recalls) of all classes, so that each class has the same weight",
+    ),
     "auc": (
         "AUC",
-        "probability that an image of a class is ranked above an image of another class; 0.5 is guessing, 1 is best",
+        "probability that an image of a class scores higher than an image of another class; 0.5 is chance, 1 is best",
     ),
-    "ece": ("calibration error", "mean gap between the model's confidence and its accuracy (ECE); lower is better"),
-    "precision": ("precision", "share of the images predicted as a class that belong to it"),
-    "recall": ("recall", "share of a class's images that are predicted as the class (sensitivity)"),
-    "specificity": ("specificity", "share of the other classes' images that are not predicted as the class"),
+    "ece": (
+        "calibration error",
+        "expected calibration error (ECE): mean difference between confidence and accuracy; lower is better",
+    ),
+    "precision": (
+        "precision",
+        "share of the images predicted as a class that are of this class (positive predictive value)",
+    ),
+    "recall": ("recall", "share of the images of a class that are predicted as this class (sensitivity)"),
+    "specificity": ("specificity", "share of the images of other classes that are not predicted as the class"),
     "f1": ("F1", "harmonic mean of precision and recall"),
-    "sensitivity": ("sensitivity", "share of the images with the finding that are predicted positive (recall)"),
+    "sensitivity": ("sensitivity", "share of the images with the finding that are predicted to have it (recall)"),
     "brier": (
         "Brier score",
-        "mean squared error of the finding's probability; lower is better, always predicting 0.5 gives 0.25",
+        "mean squared error of the predicted probability; lower is better, 0.25 for a constant probability of 0.5",
     ),
-    "macro_auc": ("mean AUC", "mean over the findings of the AUC over the images in which a finding is labelled"),
+    "macro_auc": ("mean AUC", "mean over the findings of the AUC over the images in which the finding is labelled"),
     "map": ("mean average precision", "mean over the findings of the average precision"),
-    "mae": ("mean absolute error", "mean distance between prediction and target, in its unit; lower is better"),
-    "rmse": ("root mean squared error", "as the mean absolute error, but large errors count more; lower is better"),
-    "r2": ("R²", "share of the target's variance that is explained; 0 is predicting its mean, 1 is best"),
-    "pearson": ("Pearson's correlation", "linear correlation of predictions and targets, from -1 to 1"),
+    "mae": (
+        "mean absolute error",
+        "mean absolute difference between prediction and reference, in the unit of the reference; lower is better",
+    ),
+    "rmse": (
+        "root mean squared error",
+        "root of the mean squared difference, in which large errors have more weight; lower is better",
+    ),
+    "r2": ("R²", "share of the reference's variance that is explained; 0 for predicting its mean, 1 is best"),
+    "pearson": ("Pearson's correlation", "linear correlation of prediction and reference, from -1 to 1"),
     "c_index": (
         "C-index",
-        "probability that of two people the one with the higher risk has the event first; 0.5 is guessing",
+        "share of comparable pairs in which the patient with the higher risk has the event first; 0.5 is chance",
     ),
     "dice": (
         "Dice",
-        "overlap of prediction and reference in a case, averaged over its classes and then over the cases",
+        "overlap of predicted and reference mask of a case, mean over its classes and then over the cases",
     ),
     "hd95": (
         "HD95",
-        "95th percentile of the distance between both surfaces, averaged over the cases; lower is better",
+        "95th percentile of the distance between the two surfaces, mean over the cases; lower is better",
     ),
-    "surface_dice": ("surface Dice", "share of both surfaces that is within a tolerance of the other surface"),
-    "lesion_f1": ("lesion-wise F1", "F1 of detected lesions"),
+    "surface_dice": ("surface Dice", "share of both surfaces within a tolerance of the other surface"),
+    "lesion_f1": ("lesion-wise F1", "F1 of the detection of single lesions"),
 }
 """Maps each metric to its display name and its meaning."""
 
@@ -206,5 +221,5 @@ def metric_meaning(metric: str) -> str:
     """Return the meaning of a metric as the rest of a sentence; empty for an unknown metric."""
     whole, _, number = metric.rpartition("_")
     if whole in PARTS and number.isdigit():
-        return f"the same for this {PARTS[whole]} only"
+        return f"{METRIC_WORDS[whole][1]}, for this {PARTS[whole]} only"
     return METRIC_WORDS[metric][1] if metric in METRIC_WORDS else ""

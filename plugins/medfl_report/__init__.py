@@ -1,4 +1,4 @@
-"""HTML report, comparison tables, model cards and the live monitor. Nothing here computes or changes a run."""
+"""HTML report, comparison tables, model cards and live monitor of runs. This package never changes a run."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ if TYPE_CHECKING:
 
 @hookimpl
 def medfl_commands() -> list[CommandRecord]:
-    """Return the commands of this package."""
+    """Return the commands ``status``, ``watch``, ``report``, ``card``, ``verify`` and ``compare``."""
     return [
         CommandRecord(
             "status",
             "medfl_report.commands.status:command",
-            "Say how far runs are.",
+            "Show the progress of runs.",
             "Run",
         ),
         CommandRecord(
             "monitor",
             "medfl_report.commands.monitor:command",
-            "Watch runs as they happen, in the terminal or on a page.",
+            "Monitor running jobs in the terminal or on a page.",
             "Run",
         ),
         CommandRecord(
             "report",
             "medfl_report.commands.report:command",
-            "Write a page about runs: who gains, curves, costs, settings.",
+            "Write an HTML report about runs: effects, performance, cost, settings.",
             "Look at results",
         ),
         CommandRecord(
             "card",
             "medfl_report.commands.card:command",
-            "Write a model card into every bundle of a run.",
+            "Write a model card into each bundle of a run.",
             "Look at results",
         ),
         CommandRecord(
             "verify",
             "medfl_report.commands.verify:command",
-            "Check bundles against their cards: files and numbers.",
+            "Check files and numbers of bundles against their model cards.",
             "Look at results",
         ),
         CommandRecord(
@@ -57,26 +57,38 @@ def medfl_commands() -> list[CommandRecord]:
 
 @hookimpl
 def medfl_report_sections() -> list[SectionRecord]:
-    """Return the general sections of the report. Methods and data sets bring sections of their own."""
+    """Return the general sections of the report. Plugins of methods and data sets add further sections."""
     return [
-        SectionRecord("gains", "Who gains", "medfl_report.sections.gains:GainsSection", 0),
-        SectionRecord("masks", "Masks", "medfl_report.objectives.masks:MasksSection", 10),
-        SectionRecord("survival", "Survival", "medfl_report.objectives.survival:SurvivalSection", 20),
-        SectionRecord("agreement", "Agreement", "medfl_report.objectives.agreement:AgreementSection", 30),
-        SectionRecord("label_aucs", "Each finding", "medfl_report.objectives.label_aucs:LabelAucsSection", 40),
+        SectionRecord("glance", "At a glance", "medfl_report.sections.at_a_glance:GlanceSection", -20),
+        SectionRecord("methods", "Comparison of the methods", "medfl_report.sections.methods:MethodsSection", -10),
+        SectionRecord("gains", "Results by site", "medfl_report.sections.site_results:SiteResultsSection", 0),
+        SectionRecord("masks", "Segmentation", "medfl_report.objectives.masks:MasksSection", 10),
+        SectionRecord("survival", "Survival analysis", "medfl_report.objectives.survival:SurvivalSection", 20),
+        SectionRecord(
+            "agreement", "Agreement with reference values", "medfl_report.objectives.agreement:AgreementSection", 30
+        ),
+        SectionRecord(
+            "label_aucs", "Discrimination by finding", "medfl_report.objectives.label_aucs:LabelAucsSection", 40
+        ),
         SectionRecord("calibration", "Calibration", "medfl_report.objectives.calibration:CalibrationSection", 50),
-        SectionRecord("sweep", "One setting, several values", "medfl_report.sections.sweep:SweepSection", 100),
-        SectionRecord("centres", "Which centres gain", "medfl_report.sections.centres:CentresSection", 110),
-        SectionRecord("classes", "Which classes gain", "medfl_report.sections.classes:ClassesSection", 120),
-        SectionRecord("matrix", "Every model at every site", "medfl_report.sections.matrix:MatrixSection", 130),
-        SectionRecord("fairness", "By sex", "medfl_report.sections.fairness:FairnessSection", 140),
-        SectionRecord("privacy", "Privacy", "medfl_report.sections.privacy:PrivacySection", 300),
-        SectionRecord("scores", "All scores", "medfl_report.sections.standard:ScoresSection", 500),
-        SectionRecord("curves", "Round by round", "medfl_report.sections.standard:CurvesSection", 510),
-        SectionRecord("forgetting", "What is forgotten", "medfl_report.sections.forgetting:ForgettingSection", 520),
-        SectionRecord("holdings", "Who holds what", "medfl_report.sections.standard:HoldingsSection", 530),
-        SectionRecord("attendance", "Who took part", "medfl_report.sections.attendance:AttendanceSection", 535),
-        SectionRecord("costs", "Costs", "medfl_report.sections.standard:CostsSection", 540),
+        SectionRecord("sweep", "Sensitivity to one setting", "medfl_report.sections.sweep:SweepSection", 100),
+        SectionRecord(
+            "centres", "Discrimination by scanning centre", "medfl_report.sections.centres:CentresSection", 110
+        ),
+        SectionRecord("classes", "Discrimination by class", "medfl_report.sections.classes:ClassesSection", 120),
+        SectionRecord("matrix", "Cross-site evaluation", "medfl_report.sections.matrix:MatrixSection", 130),
+        SectionRecord("fairness", "Discrimination by sex", "medfl_report.sections.fairness:FairnessSection", 140),
+        SectionRecord("privacy", "Differential privacy", "medfl_report.sections.privacy:PrivacySection", 300),
+        SectionRecord("scores", "Test performance", "medfl_report.sections.standard:ScoresSection", 500),
+        SectionRecord("curves", "Performance by round", "medfl_report.sections.standard:CurvesSection", 510),
+        SectionRecord(
+            "forgetting", "Forgetting between rounds", "medfl_report.sections.forgetting:ForgettingSection", 520
+        ),
+        SectionRecord("images", "Image counts by site", "medfl_report.sections.standard:ImageCountsSection", 530),
+        SectionRecord(
+            "attendance", "Site participation by round", "medfl_report.sections.attendance:AttendanceSection", 535
+        ),
+        SectionRecord("costs", "Cost", "medfl_report.sections.standard:CostsSection", 540),
         SectionRecord("settings", "Settings", "medfl_report.sections.standard:SettingsSection", 550),
     ]
 
@@ -91,7 +103,7 @@ def medfl_run_ended(run_folder: str, registry: Registry) -> None:
 
 @hookimpl
 def medfl_write_report(folders: list[str], out: str | None) -> str:
-    """Write the report on runs and return its path."""
+    """Write the report about runs and return its path."""
     from medfl_report.page import write_report
 
     return str(write_report(folders, out))
@@ -108,7 +120,7 @@ def medfl_compare(folders: list[str], metrics: list[str] | None, baseline: str |
 
 @hookimpl
 def medfl_partition_written(folder: str, counts: dict[str, list[int]], classes: list[str]) -> None:
-    """Draw how many images of each class each site holds, into the partition's folder."""
+    """Write a figure of the number of images of each class at each site into the partition's folder."""
     from medfl_report.sections.holdings import draw_counts
 
     draw_counts(Path(folder), counts, classes)

@@ -1,4 +1,4 @@
-"""Whether an ordering that a paper reports holds in our own runs."""
+"""Check of a study's claims: whether an ordering of two methods holds in the study's runs."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from medfl.metrics import LOWER_IS_BETTER
 from medfl.utils.formats import p_value, plus_minus, table_lines
 from medfl_report import forgetting
 from medfl_report.groups import Group, folds_among, pairs
-from medfl_report.patient_tests import NO_PREDICTIONS, PatientTest, Sets, method_test, sets_reader, verdict_over_runs
+from medfl_report.patient_tests import NO_PREDICTIONS, PatientTest, Sets, effect_over_runs, method_test, sets_reader
 from medfl_report.scores import key_metrics
 from medfl_report.sections.matrix import cross_site_score, mean_defined, spread
 from medfl_report.statistics import HEADER, Interval, PairedTests, explain, mean_std, paired_t, paired_tests
 
 
 @dataclass(frozen=True)
-class Measure:
-    """A number of a run of which larger is better.
+class ClaimMeasure:
+    """Measure of a run by which methods are compared; larger is better.
 
     Attributes:
-        value: Gives it for a run and a metric; NaN where the run does not tell it.
-        metric: Chooses the metric for some groups of runs; None where they share none that fits.
-        meaning: What it says, where the study's other tables don't; else empty.
-        spread: Of a mean over the sites' models: its standard deviation (ddof = 1) over these; NaN of anything else.
-        of_predictions: Whether it is the mean over the sites of a metric of the predictions that run folders keep.
+        value: Returns the measure of a run in a metric; NaN if it is not known.
+        metric: Returns the metric for groups of runs; None if they share no suitable metric.
+        meaning: Definition, for measures that the study's other tables do not define; else empty.
+        spread: Returns the standard deviation (ddof = 1) over the sites' models, if the measure is a mean over these;
+            else NaN.
+        of_predictions: True if it is a mean over the sites of a metric of the predictions in the run folders.
     """
 
     value: Callable[[RunRecord, str], float]
@@ -41,13 +42,13 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class Side:
-    """One side of a claim, over the runs that both sides have; NaN for what is not known.
+class ClaimSide:
+    """One of the two methods of a claim, over the runs that both methods have. Unknown values are NaN.
 
     Attributes:
-        mean: Of the measure.
-        std: Its standard deviation (ddof = 1) over the runs.
-        spread: Mean over the runs of its standard deviation over the sites' models.
+        mean: Mean of the measure.
+        std: Standard deviation (ddof = 1) over the runs.
+        spread: Standard deviation over the sites' models, as mean over the runs.
     """
 
     mean: float = math.nan
@@ -56,21 +57,21 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Checked:
-    """A claim and what the runs say of it.
+class ClaimCheck:
+    """A claim and its check.
 
     Attributes:
         measure: One of `CLAIMABLE`.
-        better: Label of the group that is said to be better.
-        than: Label of the group that it is compared with.
-        pairs: How many runs both have of the same seed, and fold, on the same data.
-        difference: Mean over these of better minus than; NaN without any.
-        interval: With its 95 % interval by Student's t; None where none can be computed.
-        tests: P-values over folds; all NaN where there are no folds.
-        over_patients: Test over the test patients of these runs, for measures of which predictions are kept.
-        ours: The side that is said to be better.
-        theirs: The other one.
-        metric: What is measured, for example accuracy; empty where the groups share no metric that fits.
+        better: Label of the method that is claimed to be better.
+        than: Label of the other method.
+        pairs: Number of pairs of runs with the same seed and fold on the same data.
+        difference: Difference better - than, mean over the pairs; NaN without a pair.
+        interval: 95 % confidence interval of the difference by Student's t; None if it can't be computed.
+        tests: P-values over folds; all NaN if there are no folds.
+        over_patients: Test over the test patients, for measures of predictions.
+        ours: Values of the method that is claimed to be better.
+        theirs: Values of the other method.
+        metric: Metric of the measure, for example accuracy; empty if the groups share no suitable metric.
     """
 
     measure: str
@@ -80,19 +81,19 @@ class Checked:
     difference: float
     interval: Interval | None
     tests: PairedTests
-    ours: Side
-    theirs: Side
+    ours: ClaimSide
+    theirs: ClaimSide
     metric: str = ""
     over_patients: PatientTest = PatientTest(reason=NO_PREDICTIONS)
 
     @property
-    def verdict(self) -> str:
-        """``holds`` or ``reversed``, or what `medfl_report.patient_tests.verdict_over_runs` says else."""
-        return verdict_over_runs(self.interval, self.over_patients, ("holds", "reversed"))
+    def effect(self) -> str:
+        """``holds``, ``reversed``, or another text of `medfl_report.patient_tests.effect_over_runs`."""
+        return effect_over_runs(self.interval, self.over_patients, ("holds", "reversed"))
 
 
 def own_scores(run: RunRecord, metric: str) -> list[float]:
-    """The final score of the model that each site takes home, on the site's own test set, where it is defined."""
+    """Return the final scores of the exported models on their own site's test set, where they are defined."""
     scores = [run.score(site, metric) for site in run.sites]
     return [score for score in scores if score is not None]
 
@@ -103,16 +104,16 @@ def check_claim(
     better: str,
     than: str,
     sets_of: Callable[[RunRecord], Sets] | None = None,
-) -> Checked:
-    """Compare two groups, seed by seed and fold by fold.
+) -> ClaimCheck:
+    """Compare two groups of a claim, paired by seed and fold.
 
     Args:
-        groups: Those that there are; a label that none of them has leaves the claim open.
+        groups: Groups of runs. If no group has a label of the claim, the check has no pairs.
         measure: One of `CLAIMABLE`.
-        better: A label.
-        than: A label.
-        sets_of: Returns the test sets of a run; by default they are read from its folder. Give one
-            `medfl_report.patient_tests.sets_reader` to check several claims.
+        better: Label of the method that is claimed to be better.
+        than: Label of the other method.
+        sets_of: Returns the test sets of a run; by default a new `medfl_report.patient_tests.sets_reader`. Share one
+            reader between several claims to read each run once.
     """
     named, kind = {group.label: group for group in groups}, CLAIMABLE[measure]
     metric = kind.metric(groups)
@@ -123,30 +124,30 @@ def check_claim(
     mean, folds = mean_std(gaps)[0] if gaps else math.nan, folds_among([run for run, _ in both])
     interval, tests = paired_t(gaps, folds=folds), paired_tests(gaps, folds)
     ours, theirs = (_side(kind, metric or "", [pair[side] for pair in compress(both, defined)]) for side in (0, 1))
-    checked = Checked(measure, better, than, len(gaps), mean, interval, tests, ours, theirs, metric or "")
+    checked = ClaimCheck(measure, better, than, len(gaps), mean, interval, tests, ours, theirs, metric or "")
     if not kind.of_predictions or interval is None:
         return checked
     scored = list(compress(both, defined))
     return replace(checked, over_patients=method_test(scored, checked.metric, sets_of or sets_reader()))
 
 
-def _side(kind: Measure, metric: str, runs: Sequence[RunRecord]) -> Side:
+def _side(kind: ClaimMeasure, metric: str, runs: Sequence[RunRecord]) -> ClaimSide:
     if not runs:
-        return Side()
+        return ClaimSide()
     mean, std = mean_std([kind.value(run, metric) for run in runs])
-    return Side(mean, math.nan if std is None else std, mean_defined(kind.spread(run, metric) for run in runs))
+    return ClaimSide(mean, math.nan if std is None else std, mean_defined(kind.spread(run, metric) for run in runs))
 
 
-def claims_table(claims: Sequence[Checked]) -> pd.DataFrame:
-    """A row for each claim.
+def claims_table(claims: Sequence[ClaimCheck]) -> pd.DataFrame:
+    """Return a table with a row for each claim.
 
     Args:
-        claims: The claims.
+        claims: The checked claims.
 
     Returns:
-        Columns: measure, metric, better, than, pairs; of both sides (``better_`` and ``than_``) mean, std over the runs
-        and spread over the models of a run; difference, low, high, verdict, p_patients, p_t, p_corrected, p_wilcoxon.
-        What is not there is NaN.
+        Columns: measure, metric, better, than, pairs; mean, std over the runs and spread over the models of a run of
+        both methods, with the prefixes ``better_`` and ``than_``; difference, low, high, effect, p_patients,
+        p_t, p_corrected, p_wilcoxon. Missing values are NaN.
     """
     rows = []
     for claim in claims:
@@ -154,15 +155,15 @@ def claims_table(claims: Sequence[Checked]) -> pd.DataFrame:
         for name, side in (("better", claim.ours), ("than", claim.theirs)):
             row |= {f"{name}_{part}": value for part, value in asdict(side).items()}
         interval = claim.interval or Interval(math.nan, math.nan, math.nan)
-        row |= {"difference": claim.difference, "low": interval.low, "high": interval.high, "verdict": claim.verdict}
+        row |= {"difference": claim.difference, "low": interval.low, "high": interval.high, "effect": claim.effect}
         tests = {"p_t": claim.tests.t, "p_corrected": claim.tests.corrected, "p_wilcoxon": claim.tests.wilcoxon}
         row["p_patients"] = math.nan if claim.over_patients.p is None else claim.over_patients.p
         rows.append(row | tests)
     return pd.DataFrame(rows)
 
 
-def claims_markdown(claims: Sequence[Checked]) -> str:
-    """A table of checked claims; empty without any."""
+def claims_markdown(claims: Sequence[ClaimCheck]) -> str:
+    """Return a Markdown table of checked claims with explanations; empty without claims."""
     if not claims:
         return ""
     tested = any(not math.isnan(claim.tests.wilcoxon) for claim in claims)
@@ -176,7 +177,7 @@ def claims_markdown(claims: Sequence[Checked]) -> str:
             "than",
             "difference",
             "p (patients)",
-            "verdict",
+            "effect",
             *(HEADER if tested else ()),
         ]
     ]
@@ -185,16 +186,16 @@ def claims_markdown(claims: Sequence[Checked]) -> str:
         gap += f" [{claim.interval.low:+.3f}, {claim.interval.high:+.3f}]" if claim.interval else ""
         sides = [plus_minus(side.mean, side.std) for side in (claim.ours, claim.theirs)]
         cells = [f"{claim.better} > {claim.than}", claim.measure, str(claim.pairs), *sides, gap]
-        cells += [p_value(math.nan if claim.over_patients.p is None else claim.over_patients.p), claim.verdict]
+        cells += [p_value(math.nan if claim.over_patients.p is None else claim.over_patients.p), claim.effect]
         tests = (claim.tests.t, claim.tests.corrected, claim.tests.wilcoxon) if tested else ()
         lines.append([*cells, *map(p_value, tests)])
     notes = [
         f"Better, than: mean ± standard deviation (ddof = 1) over the {over} that both have on the same data. "
-        "Difference: paired over these, with its 95 % interval by Student's t. "
-        "A claim holds or is reversed if the interval is on one side of 0 and p (patients), an exchange test over the "
-        "test patients, is at most 0.05; otherwise 'n.s.'. '(seeds only)': of this measure no predictions are kept, so "
-        f"that another choice of test patients may give another result. '-': fewer than two {few}, or the same "
-        "difference in all. The 5 % refer to each claim alone."
+        "Difference: paired over these, with its 95 % confidence interval by Student's t. "
+        "A claim holds or is reversed if the interval excludes 0 and p (patients), an exchange test over the test "
+        "patients, is at most 0.05; otherwise 'n.s.'. '(seeds only)': there are no predictions for this measure, so "
+        f"that other test patients may give another result. '-': fewer than two {few}, or the same difference in "
+        "all. The 5 % refer to each claim by itself."
     ]
     notes += [explain(max(claim.pairs for claim in claims))] if tested else []
     meanings = {
@@ -204,44 +205,44 @@ def claims_markdown(claims: Sequence[Checked]) -> str:
     return "\n".join(["### Claims\n", table_lines(lines), "", *(f"- {note}" for note in notes)]) + "\n"
 
 
-def _known(value: float | None) -> float:
+def _nan_if_none(value: float | None) -> float:
     return math.nan if value is None else value
 
 
 def _first_metric(groups: Sequence[Group]) -> str | None:
-    """The first of the `key_metrics` of which larger is better."""
+    """Return the first of the `key_metrics` in which larger is better; None without one."""
     return next((name for name in key_metrics(groups) if name not in LOWER_IS_BETTER), None)
 
 
-def _forgetting(name: str) -> Measure:
-    return Measure(
+def _forgetting(name: str) -> ClaimMeasure:
+    return ClaimMeasure(
         lambda run, metric: forgetting.measures(run, metric).get(name, math.nan), forgetting.forgetting_metric
     )
 
 
-CLAIMABLE: dict[str, Measure] = {name: _forgetting(name) for name in forgetting.CLAIMABLE} | {
-    "local_test": Measure(
+CLAIMABLE: dict[str, ClaimMeasure] = {name: _forgetting(name) for name in forgetting.CLAIMABLE} | {
+    "local_test": ClaimMeasure(
         lambda run, metric: mean_defined(own_scores(run, metric)),
         _first_metric,
-        "mean over the sites of the model that each takes home, on its own test set",
+        "mean over the sites of their exported models, each on its own site's test set",
         lambda run, metric: spread(own_scores(run, metric)),
         of_predictions=True,
     ),
-    "global_test": Measure(
+    "global_test": ClaimMeasure(
         lambda run, metric: cross_site_score(run, metric)[0],
         _first_metric,
-        "mean over all sites' models and all sites' test sets, of runs with the setting `global_test`",
+        "mean over all sites' models and all sites' test sets, of runs with the setting `cross_site_evaluation`",
         lambda run, metric: cross_site_score(run, metric)[1],
     ),
-    "shared_test": Measure(
-        lambda run, metric: _known(run.shared(metric)),
+    "shared_test": ClaimMeasure(
+        lambda run, metric: _nan_if_none(run.shared(metric)),
         _first_metric,
-        "mean over the sites of the model that each takes home, on the server's test set",
+        "mean over the sites of their exported models, each on the server's test set",
     ),
-    "public_test": Measure(
-        lambda run, metric: _known(run.server_score(metric, "public_test")),
+    "public_test": ClaimMeasure(
+        lambda run, metric: _nan_if_none(run.server_score(metric, "public_test")),
         _first_metric,
-        "the server's model on public test images",
+        "the global model on the public test set",
     ),
 }
-"""Name of each measure that a study's claims may be about, to how it is computed."""
+"""Maps the name of each measure of a study's claims to its computation."""

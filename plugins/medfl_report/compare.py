@@ -1,8 +1,7 @@
-"""Methods side by side: mean and spread over seeds and folds, worst site, paired differences to a baseline.
+"""Tables that compare methods: mean and spread over seeds and folds, worst site, paired differences from a reference.
 
-Runs that differ only in their seed and fold (and in data that were drawn anew for these) make one row, in which each
-counts the same. Scores are those of the last evaluated round, of the model that each site takes home. Nothing is picked
-by its score, and no winner is marked.
+Runs that differ only in seed and fold, and in data drawn for these, make one row with equal weights. Scores are those
+of the exported models after the last evaluated round. No run or round is selected by its score.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ from medfl_report.patient_tests import (
     NO_PREDICTIONS,
     PatientTest,
     Sets,
+    effect_over_runs,
     method_test,
     sets_reader,
-    verdict_over_runs,
 )
 from medfl_report.scores import Baseline, baseline_of
 from medfl_report.sections.matrix import cross_site_score
 from medfl_report.statistics import HEADER, explain, mean_std, paired_t, paired_tests
 
 AT_SERVER = {
-    "global_test": "Global test: the server's model on its test set.",
-    "shared_test": "Shared test: the model that each site takes home, on the server's test set; mean over the sites.",
-    "public_test": "Public test: the server's model on public test images.",
+    "global_test": "Global test: the global model on the server's test set.",
+    "shared_test": "Shared test: the exported model of each site on the server's test set, mean over the sites.",
+    "public_test": "Public test: the global model on the public test set.",
 }
-"""Columns of scores on images that the server holds, and what they are."""
+"""Maps each column with scores on images of the server to its explanation."""
 
 
 def compare(
@@ -54,30 +53,36 @@ def compare(
     split: str = "test",
     labels: Sequence[str] | None = None,
 ) -> pd.DataFrame:
-    """One row for each metric and group of runs, in the order in which they are given.
+    """Compare groups of runs: one row for each metric and group, in the given order.
 
     Args:
-        runs: At least one.
-        metrics: Their names; by default the first metric of the first run's task.
-        baseline: Method or label of the group that the others are compared to, or of each group by its label; by
+        runs: At least one run.
+        metrics: Names of the metrics; by default the first metric of the first run's task.
+        baseline: Label or method of the reference group, or a mapping from each group's label to its reference; by
             default the first group.
         split: ``test`` or ``val``.
-        labels: One for each run, which then says what makes a row, as those of a study do.
+        labels: Label of the row of each run; by default runs that differ only in seed and data make a row.
 
     Returns:
-        Columns: metric, split, label, method, seeds (with their folds), status, rounds (those evaluated), sites (with a
-        score; the fewest of the group's runs), of_sites, constant_predictions (sentences about models that predict the
-        same for every image, or ``-``), mean, std, worst, worst_std, global_test, global_test_std, shared_test,
-        shared_test_std, public_test, public_test_std (see `AT_SERVER`), all_sites, all_sites_std,
-        all_sites_spread (every site's model on all sites' test sets: mean over the models, its standard deviation over
-        the runs and over the models), baseline, pairs, difference, low, high, verdict, p_patients, and of pairs over
-        folds p_t, p_corrected and p_wilcoxon (see `medfl_report.statistics.PairedTests`). What is not there is NaN.
-        `verdict` is ``better`` or ``worse`` if the interval over the runs is on one side of 0 and the test over
-        patients has p_patients <= 0.05; the same with ``(seeds only)`` without such a test; ``n.s.``; ``too few
-        patients``; or ``-`` with fewer than two pairs and for the baseline itself.
+        A table in which missing values are NaN. Its columns:
+
+        - metric, split, label, method, seeds (with their folds), status, rounds (evaluated rounds).
+        - sites (smallest number of sites with a score), of_sites (all sites of the run).
+        - constant_predictions: sentences about models with the same prediction for every image, or ``-``.
+        - mean, worst: mean over the sites and worst site, as means over the runs; with std and worst_std over the runs.
+        - global_test, shared_test, public_test (see `AT_SERVER`), each with its ``_std``.
+        - all_sites, all_sites_std, all_sites_spread: cross-site evaluation, mean over the models, with its standard
+          deviations over the runs and over the models.
+        - baseline, pairs, difference, low, high: paired difference from the reference with its 95 % interval by
+          Student's t over the pairs.
+        - effect: ``better`` or ``worse`` if the interval excludes 0 and p_patients <= 0.05; the same with ``(seeds
+          only)`` without a test over patients; ``n.s.``; ``too few patients``; or ``-`` with fewer than two pairs and
+          for the reference itself.
+        - p_patients: p-value of the exchange test over patients.
+        - p_t, p_corrected, p_wilcoxon: tests over folds (see `medfl_report.statistics.PairedTests`).
 
     Raises:
-        SettingsError: If a metric, the baseline or the split is unknown or without scores, or a run is there twice.
+        SettingsError: If a metric, the reference or the split is unknown or has no scores, or a run is duplicated.
         StoreError: If no run has scores.
     """
     chosen = list(metrics or runs[0].task_metrics[:1])
@@ -85,11 +90,13 @@ def compare(
     groups = group_runs(runs, labels)
     bases = [_baseline(groups, baseline_of(group.label, baseline)) for group in groups]
     both, sets_of = list(zip(groups, bases, strict=True)), sets_reader()
-    return pd.DataFrame([_row(group, base, metric, split, sets_of) for metric in chosen for group, base in both])
+    return pd.DataFrame(
+        [comparison_row(group, base, metric, split, sets_of) for metric in chosen for group, base in both]
+    )
 
 
 def _check_scores(runs: Sequence[RunRecord], metrics: Sequence[str], split: str) -> None:
-    """Refuse what no run has."""
+    """Raise if no run has scores, or none has the split or a metric."""
     metrics_of: dict[str, set[str]] = {}
     for run in runs:
         for splits in run.scores.values():
@@ -98,8 +105,8 @@ def _check_scores(runs: Sequence[RunRecord], metrics: Sequence[str], split: str)
     if not metrics_of:
         raise StoreError(
             "no_score",
-            "None of these runs has scores: a run has them when it is over. "
-            "`medfl status RUN...` says how far each is.",
+            "None of these runs has scores: a run has scores when it is over. "
+            "`medfl status RUN...` shows the progress of each.",
         )
     if split not in metrics_of:
         raise SettingsError(
@@ -123,6 +130,7 @@ def _check_scores(runs: Sequence[RunRecord], metrics: Sequence[str], split: str)
 
 
 def _baseline(groups: Sequence[Group], name: str | None) -> Group:
+    """Return the reference group with a label or method; by default the first group."""
     if name is None:
         return groups[0]
     matching = [group for group in groups if name == group.label] or [group for group in groups if name == group.method]
@@ -136,14 +144,24 @@ def _baseline(groups: Sequence[Group], name: str | None) -> Group:
     if len(matching) > 1:
         raise SettingsError(
             "ambiguous_baseline",
-            f"The baseline '{name}' is not one row: name one of {', '.join(repr(group.label) for group in matching)}.",
+            f"The baseline '{name}' matches several rows. Name one of: "
+            f"{', '.join(repr(group.label) for group in matching)}.",
             name=name,
             labels=[group.label for group in matching],
         )
     return matching[0]
 
 
-def _row(group: Group, base: Group, metric: str, split: str, sets_of: Callable[[RunRecord], Sets]) -> Meta:
+def comparison_row(group: Group, base: Group, metric: str, split: str, sets_of: Callable[[RunRecord], Sets]) -> Meta:
+    """Return a row of the table of `compare`.
+
+    Args:
+        group: Runs of the row.
+        base: Runs of the reference, or `group` itself.
+        metric: Name of the metric.
+        split: ``test`` or ``val``.
+        sets_of: Returns the test sets of a run.
+    """
     scores = [_scores(run, metric, split) for run in group.runs]
     scored = [values for values in scores if values]
     crossed = [cross_site_score(run, metric) for run in group.runs] if split == "test" else []
@@ -153,7 +171,7 @@ def _row(group: Group, base: Group, metric: str, split: str, sets_of: Callable[[
         "public_test": [run.server_score(metric, "public_test", split) for run in group.runs],
     }
     columns = {
-        ("mean", "std"): [math.fsum(values.values()) / len(values) for values in scored],
+        ("mean", "std"): run_means(group, metric, split),
         ("worst", "worst_std"): [worst(metric, values.values()) for values in scored],
         ("all_sites", "all_sites_std"): [mean for mean, _ in crossed if not math.isnan(mean)],
     }
@@ -175,11 +193,13 @@ def _row(group: Group, base: Group, metric: str, split: str, sets_of: Callable[[
         row |= {name: mean, spread: math.nan if std is None else std}
     spreads = [spread for _, spread in crossed if not math.isnan(spread)]
     row["all_sites_spread"] = fmean(spreads) if spreads else math.nan
-    return row | _against(group, base, metric, split, sets_of)
+    return row | _difference_columns(group, base, metric, split, sets_of)
 
 
-def _against(group: Group, base: Group, metric: str, split: str, sets_of: Callable[[RunRecord], Sets]) -> Meta:
-    """Compute the paired difference to the baseline over the seeds and folds that both have on the same data."""
+def _difference_columns(
+    group: Group, base: Group, metric: str, split: str, sets_of: Callable[[RunRecord], Sets]
+) -> Meta:
+    """Return the columns of the difference from the reference, paired by seed and fold on the same data."""
     both = [] if group is base else pairs(group, base)
     differences = _differences(both, metric, split)
     folds = folds_among([run for run, _ in both])
@@ -192,7 +212,7 @@ def _against(group: Group, base: Group, metric: str, split: str, sets_of: Callab
         "difference": mean_std(differences)[0] if differences else math.nan,
         "low": interval.low if interval else math.nan,
         "high": interval.high if interval else math.nan,
-        "verdict": verdict_over_runs(interval, test, words),
+        "effect": effect_over_runs(interval, test, words),
         "p_patients": math.nan if test.p is None else test.p,
         "p_t": tests.t,
         "p_corrected": tests.corrected,
@@ -201,7 +221,7 @@ def _against(group: Group, base: Group, metric: str, split: str, sets_of: Callab
 
 
 def _differences(matched: Sequence[tuple[RunRecord, RunRecord]], metric: str, split: str) -> list[float]:
-    """For each pair of runs, the mean over the sites that both have a score for."""
+    """Return the difference of each pair of runs: mean over the sites for which both runs have a score."""
     differences = []
     for pair in matched:
         ours, theirs = (_scores(run, metric, split) for run in pair)
@@ -210,8 +230,14 @@ def _differences(matched: Sequence[tuple[RunRecord, RunRecord]], metric: str, sp
     return differences
 
 
+def run_means(group: Group, metric: str, split: str = "test") -> list[float]:
+    """Return the mean over the sites with a score, for each run that has scores."""
+    scores = [_scores(run, metric, split) for run in group.runs]
+    return [math.fsum(values.values()) / len(values) for values in scores if values]
+
+
 def _scores(run: RunRecord, metric: str, split: str) -> dict[str, float]:
-    """Site to the score of the model that it takes home; without sites where it is not defined."""
+    """Return the score of each site's exported model, without the sites at which it is not defined."""
     scores = {site: run.score(site, metric, split) for site in run.sites}
     return {site: value for site, value in scores.items() if value is not None}
 
@@ -224,59 +250,55 @@ def _joined(numbers: Iterable[int]) -> str:
 
 
 def to_markdown(table: pd.DataFrame, names: Sequence[str] = ()) -> str:
-    """One table for each metric, and below them what the numbers mean.
+    """Return the tables of all metrics in Markdown, with explanations below; the text ends with a line break.
 
     Args:
-        table: From `compare`.
-        names: What each output of the networks is for (`medfl.engine.runs.records.names_of`), for scores of a single
-            one.
-
-    Returns:
-        Text that ends with a line break.
+        table: Table of `compare`.
+        names: Name of each network output (`medfl.engine.runs.records.names_of`), for metrics of a single output.
     """
-    metrics = [_metric(str(name), rows, names) for name, rows in table.groupby("metric", sort=False)]
+    metrics = [_metric_table(str(name), rows, names) for name, rows in table.groupby("metric", sort=False)]
     return "\n".join([*metrics, *(f"- {note}" for note in notes(table))]) + "\n"
 
 
 def notes(table: pd.DataFrame) -> list[str]:
-    """What a reader must know of the numbers, as sentences.
+    """Return sentences that explain the numbers of a table.
 
     Args:
-        table: From `compare`.
+        table: Table of `compare`.
     """
     split, bases = table["split"].iloc[0], table["baseline"].unique()
     folds = bool(table["seeds"].str.contains("fold").any())
     rounds = ", ".join(sorted({last for rows in table["rounds"] for last in rows.split(", ") if last}, key=int))
     sentences = [
-        f"Split: {split}. Each run's last evaluated round (round {rounds}), never its best one.",
-        "Mean of sites: of the model that each site takes home, every site with the same weight. Worst site: its "
-        f"worst value. ± is the standard deviation over the {'runs, one for each seed and fold' if folds else 'seeds'} "
-        "(ddof = 1).",
+        f"Split: {split}. Scores after each run's last evaluated round (round {rounds}), not after its best one.",
+        "Mean of sites: mean score of the sites' exported models, every site with the same weight. Worst site: the "
+        f"lowest score (highest error) of a site. ± is the standard deviation over the "
+        f"{'runs, one for each seed and fold' if folds else 'seeds'} (ddof = 1).",
     ]
     if len(set(table["label"])) > 1:
         over, few = ("seeds and folds", "pairs") if folds else ("seeds", "seeds")
-        base = bases[0] if len(bases) == 1 else "the row that is named beside it"
+        base = bases[0] if len(bases) == 1 else "the reference named in the row"
         sentences.append(
-            f"Difference: to {base}, paired over the {over} that both have on the same data, with its 95 % interval by "
-            f"Student's t. '-': fewer than two such {few}, or the same difference in all of them, from which no "
-            "interval can be computed."
+            f"Difference: from {base}, paired over the {over} that both have on the same data, with its 95 % "
+            f"confidence interval by Student's t. '-': no interval, because there are fewer than two such {few} or the "
+            "difference is the same in all of them."
         )
         sentences.append(
-            "A row is better or worse if two tests agree: this interval is on one side of 0, so that chance in "
-            "training does not explain the difference, and p (patients) is at most 0.05, so that the choice of test "
-            "patients does not explain it. p (patients): exchange test of the two methods' predictions, patient by "
-            "patient within each site, for the mean of sites and seeds. 'n.s.': one of them shows no difference. "
-            "'(seeds only)': there are no predictions to test; other patients may give another result. The 5 % refer "
-            "to each row: of 20 rows without any difference, up to one is called better or worse by chance."
+            "Effect: better or worse if this interval excludes 0, so that chance in training does not explain the "
+            "difference, and p (patients) is at most 0.05, so that the choice of test patients does not explain it. "
+            "p (patients): exchange test of the two methods' predictions, patient by patient within each site, for the "
+            "mean of sites and seeds. 'n.s.': one of the two conditions does not hold. '(seeds only)': there are no "
+            "predictions to test; other patients may give another result. The 5 % refer to each row: of 20 rows "
+            "without any difference, one is expected to be called better or worse by chance."
         )
     sentences += [AT_SERVER[name] for name in _at_server(table)]
     if table["p_wilcoxon"].notna().any():
         sentences.append(explain(int(table["pairs"].max())))
     if table["all_sites"].notna().any():
         sentences.append(
-            "All sites' test sets: every site's model on every site's test images, the mean over the sites for each "
-            "model, then over the models. ± is the standard deviation over the runs; 'over models': that over the "
-            "models of a run, as a mean over the runs."
+            "All sites' test sets (cross-site evaluation): every site's model on every site's test images, mean over "
+            "the sites for each model, then over the models. ± is the standard deviation over the runs. 'Over models': "
+            "standard deviation over the models of a run, as a mean over the runs."
         )
     if (table["sites"] < table["of_sites"]).any():
         sentences.append("Sites where a metric is not defined, such as auc with one class only, are left out.")
@@ -287,13 +309,14 @@ def notes(table: pd.DataFrame) -> list[str]:
     sentences += [f"{listed(same)}, {text}" for text, same in labels.items()]
     if table["status"].str.contains("diverged|incomplete|running").any():
         sentences.append(
-            "Runs that did not finish stay in the table with the scores of their last evaluated round; a run that has "
-            "none counts in no mean."
+            "Runs that did not finish are included with the scores of their last evaluated round; a run without "
+            "scores counts in no mean."
         )
     return sentences
 
 
-def _metric(name: str, rows: pd.DataFrame, names: Sequence[str]) -> str:
+def _metric_table(name: str, rows: pd.DataFrame, names: Sequence[str]) -> str:
+    """Return the heading and the table of one metric in Markdown."""
     held, crossed, bases = _at_server(rows), bool(rows["all_sites"].notna().any()), rows["baseline"].unique()
     several, tested = len(rows) > 1, bool(rows["p_wilcoxon"].notna().any())
     header = ["method", "seeds", "status", "sites", "mean of sites", "worst site"]
@@ -301,7 +324,9 @@ def _metric(name: str, rows: pd.DataFrame, names: Sequence[str]) -> str:
     header += ["all sites' test sets", "over models"] if crossed else []
     header += ["compared with"] if len(bases) > 1 else []
     header += (
-        [f"difference to {bases[0]}" if len(bases) == 1 else "difference", "p (patients)", "verdict"] if several else []
+        [f"difference from {bases[0]}" if len(bases) == 1 else "difference", "p (patients)", "effect"]
+        if several
+        else []
     )
     header += HEADER if tested else []
     lines = [header]
@@ -313,23 +338,24 @@ def _metric(name: str, rows: pd.DataFrame, names: Sequence[str]) -> str:
         cells += [plus_minus(row["all_sites"], row["all_sites_std"])] if crossed else []
         cells += [plus_minus(row["all_sites_spread"], math.nan)] if crossed else []
         cells += [row["baseline"]] if len(bases) > 1 else []
-        cells += [_difference(row), p_value(row["p_patients"]), row["verdict"]] if several else []
+        cells += [_difference(row), p_value(row["p_patients"]), row["effect"]] if several else []
         cells += [p_value(row[name]) for name in ("p_t", "p_corrected", "p_wilcoxon")] if tested else []
         lines.append(cells)
     better = "lower" if name in LOWER_IS_BETTER else "larger"
-    words, plain = (metric_words(name, known) for known in (names, ()))
+    words, plain = (metric_words(name, outputs) for outputs in (names, ()))
     called = "" if words == plain else f", {as_text(words)}"
     return f"### {name}{called} ({better} is better)\n\n{table_lines(lines)}\n"
 
 
 def _at_server(rows: pd.DataFrame) -> list[str]:
-    """The columns on images that the server holds which say something; the shared one only beside the global one."""
+    """Return the columns on the server's images with values; the shared test only if it differs from the global one."""
     names = [name for name in AT_SERVER if rows[name].notna().any()]
     differs = (rows["shared_test"].notna() & (rows["shared_test"] != rows["global_test"])).any()
     return [name for name in names if name != "shared_test" or differs]
 
 
 def _difference(row: dict[Any, Any]) -> str:
+    """Return the difference and its interval as text."""
     if math.isnan(row["difference"]):
         return "-"
     interval = "" if math.isnan(row["low"]) else f" [{row['low']:+.3f}, {row['high']:+.3f}]"

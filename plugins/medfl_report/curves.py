@@ -1,4 +1,4 @@
-"""Curves over the rounds, from the metrics of runs."""
+"""Curves of scores and losses by round, and their figures."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from medfl_report.trajectory import Trajectory
 
 T = TypeVar("T")
 
-TOGETHER = 8
-"""How many groups a picture shows: the looks of twelve differ, and nobody reads a legend of more."""
+MAX_GROUPS = 8
+"""Largest number of groups in a figure; more groups are drawn in several figures."""
 
 EPOCH = "epoch "
-"""What the moment of a score after an epoch begins with."""
+"""Prefix of the moment of a score after an epoch."""
 
 
 def group_looks(groups: Sequence[Group]) -> dict[str, Look]:
-    """The look of each group, the same in all pictures of a page."""
+    """Return the colour, line and marker of each group, by label; they are the same in all figures of a page."""
     return looks([group.label for group in groups], [group.label for group in groups if group.method == ALONE])
 
 
 def compare_svg(
     draw: Callable[[dict[str, T]], Figure], by_label: Mapping[str, T], name: str, description: str
 ) -> Markup:
-    """A picture that compares groups; of many groups several, below each other and on the same axes.
+    """Return a figure that compares groups; many groups are split over several figures with the same axes.
 
     Args:
-        draw: Makes the figure of some of the groups, with one pair of axes.
-        by_label: Label of each group to what is drawn of it; at least one.
-        name: As for `medfl_report.figures.svg`.
-        description: The same.
+        draw: Draws the figure of a subset of the groups, with one pair of axes.
+        by_label: Maps the label of each group to its values for `draw`; at least one.
+        name: As in `medfl_report.figures.svg`.
+        description: As in `medfl_report.figures.svg`.
     """
-    labels, count = list(by_label), -(-len(by_label) // TOGETHER)
+    labels, count = list(by_label), -(-len(by_label) // MAX_GROUPS)
     parts = [labels[low:high] for low, high in pairwise(len(labels) * part // count for part in range(count + 1))]
     figures = [draw({label: by_label[label] for label in part}) for part in parts]
     axes = [figure.axes[0] for figure in figures]
@@ -57,15 +57,15 @@ def compare_svg(
 def curves_svg(
     curves: Sequence[Curve], styles: Mapping[str, Look], label: str, name: str, description: str, **options: Any
 ) -> Markup:
-    """Curves of groups over the rounds, drawn by `compare_svg`; other arguments as for `curves_figure`.
+    """Return a figure of curves by round, drawn by `compare_svg`.
 
     Args:
-        curves: At least one, each with a name of its own.
-        styles: Name to look.
-        label: Of the vertical axis.
-        name: As for `medfl_report.figures.svg`.
-        description: The same.
-        **options: Of `curves_figure`.
+        curves: At least one curve; their names must differ.
+        styles: Maps the name of each curve to its look.
+        label: Label of the vertical axis.
+        name: As in `medfl_report.figures.svg`.
+        description: As in `medfl_report.figures.svg`.
+        **options: Further arguments of `curves_figure`.
     """
 
     def draw(part: dict[str, Curve]) -> Figure:
@@ -75,18 +75,28 @@ def curves_svg(
 
 
 def ends(curves: Sequence[Curve], after: str = "round {:.0f}") -> str:
-    """Where curves end, in words; empty without any."""
+    """Return the last values of curves in words; empty without curves.
+
+    Args:
+        curves: The curves.
+        after: Format of the last position.
+    """
     phrases = [f"{curve.name}: {curve.middle[-1]:.3f} after {after.format(curve.rounds[-1])}" for curve in curves]
     return "; ".join(phrases) + "." if phrases else ""
 
 
 def score_curve(group: Group, metric: str, band: bool) -> Curve | None:
-    """Mean over sites (and seeds, folds) of a test score after each round, with a band from the worst to the best.
+    """Return the mean test score of the exported models after each round, over sites and runs.
 
-    It is the score of the model that sites take home: the personal one where there is one, else the global one.
+    The exported model of a site is the personal model if there is one, else the global model.
+
+    Args:
+        group: The runs.
+        metric: Name of the metric.
+        band: True to add a band from the minimum to the maximum.
 
     Returns:
-        None if fewer than two rounds were scored.
+        The curve; None if fewer than two rounds were evaluated.
     """
     tables = []
     for run in group.runs:
@@ -103,12 +113,15 @@ def score_curve(group: Group, metric: str, band: bool) -> Curve | None:
 
 
 def global_curve(group: Group, metric: str, where: str = GLOBAL) -> Curve | None:
-    """Score of the global model after each round on test images of no site; None if fewer than two rounds were scored.
+    """Return the global model's score after each round on the server's or the public test set.
 
     Args:
         group: The runs.
-        metric: Name of the score.
-        where: The server's test set, or the public one.
+        metric: Name of the metric.
+        where: Test set: `medfl.types.GLOBAL` (server) or `medfl.types.PUBLIC`.
+
+    Returns:
+        The curve; None if fewer than two rounds were evaluated.
     """
     rows = pd.concat([run.metrics for run in group.runs])
     rows = rows[(rows["site"] == where) & (rows["model"] == "global") & (rows["moment"] == "aggregated")]
@@ -116,30 +129,33 @@ def global_curve(group: Group, metric: str, where: str = GLOBAL) -> Curve | None
 
 
 def epoch_curve(group: Group, metric: str, where: str = GLOBAL) -> Curve | None:
-    """Score of a model that the server trained, such as a student, after each epoch; None with fewer than two.
+    """Return the score of a model trained at the server, such as a student, after each epoch.
 
     Args:
-        group: The runs; with the moment ``epochs`` they have such scores.
-        metric: Name of the score.
+        group: The runs. They have such scores with the moment ``epochs``.
+        metric: Name of the metric.
         where: As in `global_curve`.
+
+    Returns:
+        The curve; None for fewer than two epochs.
     """
     tables = []
     for run in group.runs:
         rows = run.metrics
         rows = rows[(rows["site"] == where) & (rows["metric"] == metric) & rows["moment"].str.startswith(EPOCH)]
-        tables.append(rows[rows["round"] == rows["round"].max()])  # a run that went on has trained another one
+        tables.append(rows[rows["round"] == rows["round"].max()])  # a continued run has trained another student
     rows = pd.concat(tables)
     epochs = rows["moment"].str.removeprefix(EPOCH).astype(int)
     return _curve(by_epoch(group.label), rows.assign(round=epochs), band=False)
 
 
 def by_epoch(label: str) -> str:
-    """What the curve of a group's student is called."""
+    """Return the name of the curve of a group's student."""
     return f"{label}, student by epoch"
 
 
 def public_metrics(groups: Sequence[Group]) -> list[str]:
-    """The scores that several rounds or epochs have on public test images, in the order of the runs' tables."""
+    """Return the metrics that several rounds or epochs have on public test images, in the order of the runs' tables."""
     tables = [run.metrics for group in groups for run in group.runs]
     rows = pd.concat([table[(table["site"] == PUBLIC) & (table["split"] == "test")] for table in tables])
     when = rows["round"].astype(str) + rows["moment"]
@@ -148,30 +164,34 @@ def public_metrics(groups: Sequence[Group]) -> list[str]:
 
 
 def loss_curve(group: Group, band: bool) -> Curve | None:
-    """Mean training loss of the sites that took part in each round; None if fewer than two rounds have one."""
+    """Return the mean training loss of the participating sites of each round; None for fewer than two rounds."""
     rows = pd.concat([run.metrics for run in group.runs])
     return _curve(group.label, rows[(rows["split"] == "train") & (rows["metric"] == "loss")], band)
 
 
 def trained_curve(name: str, ways: Sequence[Trajectory]) -> Curve | None:
-    """Score of the sites right after their training, as mean over the participants of a round and then over the runs.
+    """Return the score of the sites right after training, mean over the participants of a round, then over the runs.
 
-    It has the rounds that all runs have.
+    Args:
+        name: Name of the curve.
+        ways: Trajectories of the runs. The curve has the rounds that all of them have.
 
     Returns:
-        None for fewer than two.
+        The curve; None for fewer than two rounds.
     """
     means = _mean([way.trained.mean(axis=1) for way in ways]).dropna()
     return Curve(name, means.index.tolist(), means.tolist()) if len(means) > 1 else None
 
 
 def work_curve(name: str, ways: Sequence[Trajectory]) -> Curve | None:
-    """Score on the server's test set against the seconds of work up to it, both as mean over runs, round by round.
+    """Return the score on the server's test set by the cumulative seconds of work, both as mean over the runs.
 
-    It has the rounds that all runs have.
+    Args:
+        name: Name of the curve.
+        ways: Trajectories of the runs. The curve has the rounds that all of them have.
 
     Returns:
-        None for fewer than two.
+        The curve; None for fewer than two rounds.
     """
     work, scores = _mean([way.seconds for way in ways]), _mean([way.server for way in ways])
     table = pd.DataFrame({"work": work, "score": scores}).dropna()
@@ -179,7 +199,7 @@ def work_curve(name: str, ways: Sequence[Trajectory]) -> Curve | None:
 
 
 def _mean(runs: Sequence[pd.Series[float]]) -> pd.Series[float]:
-    """Mean over runs, round by round; NaN where one has no value."""
+    """Return the mean over runs for each round; NaN if a run has no value."""
     return pd.concat(runs, axis=1).mean(axis=1, skipna=False)
 
 

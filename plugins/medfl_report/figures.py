@@ -1,8 +1,8 @@
-"""Pictures of a report: curves over the rounds and reliability curves, as SVG that stands inside a page.
+"""Figures of a report as inline SVG: curves by round, reliability diagrams, differences.
 
-Figures are `matplotlib.figure.Figure` objects without pyplot, so nothing is global and nothing needs a screen. Lines
-have colours that people with any colour vision can tell apart on a light and on a dark page; text and axes take the
-page's own colour.
+Figures are `matplotlib.figure.Figure` objects without pyplot, so there is no global state and no display. The colours
+of lines are distinguishable with any colour vision, on a light and on a dark page. Text and axes have the page's text
+colour.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from medfl_report.paper.pictures import keep
+from medfl_report.paper.page_figures import record_figure
 
 INK = "#0d0e10"
-"""Stands for the colour of the page's text in a figure."""
+"""Placeholder in a figure for the text colour of the page."""
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b5548c")
-"""Blue, vermilion, green and purple, each with a contrast of 3 or more to black and to white."""
+"""Blue, vermilion, green and purple, each with a contrast of at least 3 to black and to white."""
 
 ALONE = "#7f7f7f"
-"""Grey, for the sites alone."""
+"""Grey, for local training."""
 
 DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)))
-"""Every four methods the next kind of line."""
+"""Line styles; each style is used for as many methods as there are colours."""
 
 EMBEDDED: Any = {"svg.fonttype": "none", "svg.hashsalt": "medfl", "text.parse_math": False}
-"""For any picture in a page: text is text, ids are always the same, and a dollar sign is a dollar sign."""
+"""Matplotlib settings of inline SVG: text remains text, ids are fixed, and ``$`` starts no formula."""
 
 STYLE: Any = {
     **EMBEDDED,
@@ -53,21 +53,27 @@ STYLE: Any = {
     ),
 }
 LARGEST = 220
-"""Area in square points of a mark that stands for all images."""
+"""Area in square points of a marker for 100 % of the images."""
 
-MANY = 40
-"""With more rounds than this a curve is jagged, and its line thin."""
+MANY_ROUNDS = 40
+"""Number of rounds above which a curve has a thin line."""
 
 THIN = 1.0
 """Width of a thin line, in points."""
 
 WIDTH = 4.6
-"""Of a picture, in inches: two fit side by side, and one is readable on a phone."""
+"""Width of a figure in inches: two fit side by side, and one is readable on a phone."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """How a method is drawn: colour, kind of line, marker."""
+    """Colour, line style and marker of a method in figures.
+
+    Attributes:
+        colour: Colour as ``#rrggbb``.
+        dashes: Line style of matplotlib.
+        marker: Marker of matplotlib.
+    """
 
     colour: str
     dashes: Any
@@ -76,14 +82,14 @@ class Look:
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve over rounds, or over something else that grows from round to round.
+    """A curve by round, or by another quantity that increases with the rounds.
 
     Attributes:
-        name: For the legend.
-        rounds: From 1, growing; or that something else.
-        middle: A value for each round; NaN leaves a gap.
-        low: Lower edge of the band, or empty for no band.
-        high: Upper edge.
+        name: Name in the legend.
+        rounds: Rounds, from 1, increasing; or the other quantity.
+        middle: Value at each round; NaN leaves a gap.
+        low: Lower edge of the band; empty for no band.
+        high: Upper edge of the band; empty for no band.
     """
 
     name: str
@@ -94,13 +100,13 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Fall:
-    """A stretch of a curve below a peak.
+class RecoveryInterval:
+    """Part of a curve below an earlier peak.
 
     Attributes:
-        peak: Position of the peak in the curve.
-        end: Position of the first score that reaches it again, or of the last one.
-        recovers: Whether it is reached again.
+        peak: Index of the peak in the curve.
+        end: Index of the first score that reaches the peak again, or of the last score.
+        recovers: True if the peak is reached again.
     """
 
     peak: int
@@ -110,13 +116,13 @@ class Fall:
 
 @dataclass(frozen=True)
 class Reliability:
-    """How often a model is right when it is so sure, in bins of its confidence.
+    """Reliability curve: accuracy of a model by its confidence, in bins.
 
     Attributes:
-        name: For the legend.
+        name: Name in the legend.
         confidence: Mean confidence of each bin that has images.
-        accuracy: Share of right predictions in each of them.
-        share: Share of the images in each of them.
+        accuracy: Accuracy in each of these bins.
+        share: Share of the images in each of these bins.
     """
 
     name: str
@@ -126,7 +132,7 @@ class Reliability:
 
 
 def looks(names: Sequence[str], alone: Sequence[str] = ()) -> dict[str, Look]:
-    """A look for each name; those in `alone` are grey. Up to twelve others differ."""
+    """Return a look for each name; names in `alone` are grey, and up to twelve others have different looks."""
     styles, count = {}, 0
     for name in names:
         turn = count // len(COLOURS)  # marks without lines differ, too
@@ -141,13 +147,13 @@ def looks(names: Sequence[str], alone: Sequence[str] = ()) -> dict[str, Look]:
 def curves_figure(
     curves: Sequence[Curve], styles: Mapping[str, Look], label: str, unit: bool = True, across: str = "round"
 ) -> Figure:
-    """Curves over the rounds.
+    """Draw curves by round.
 
     Args:
-        curves: At least one.
-        styles: Name to look, from `looks`.
-        label: Of the vertical axis.
-        unit: Whether the values are in [0, 1], and the axis ends at the ends of that where they come near.
+        curves: At least one curve.
+        styles: Maps the name of each curve to its look, from `looks`.
+        label: Label of the vertical axis.
+        unit: True if the values are in [0, 1]; the vertical axis then does not extend beyond this range.
         across: Label of the horizontal axis.
     """
     with place_axes(2.9, len(curves), 0.68 + 0.15 * label.count("\n")) as (figure, axes):
@@ -160,7 +166,7 @@ def curves_figure(
                 curve.middle,
                 color=look.colour,
                 linestyle=look.dashes,
-                linewidth=1.8 if len(curve.rounds) <= MANY else THIN,
+                linewidth=1.8 if len(curve.rounds) <= MANY_ROUNDS else THIN,
                 label=curve.name,
                 marker=look.marker if len(curve.rounds) <= 12 else None,
                 markersize=3.5,
@@ -175,51 +181,62 @@ def curves_figure(
 
 
 def recovery_figure(
-    curve: Curve, fallen: Sequence[Fall], look: Look, label: str, limits: tuple[float, float] | None = None
+    curve: Curve,
+    intervals: Sequence[RecoveryInterval],
+    look: Look,
+    label: str,
+    limits: tuple[float, float] | None = None,
 ) -> Figure:
-    """A curve over the rounds with its falls: what is missing to the last peak is shaded.
+    """Draw a curve by round, with the area between the curve and the last peak shaded in its recovery intervals.
 
     Source: Fowler and AlRegib, ICIP 2026, figure 3.
 
     Args:
         curve: Scores after each round.
-        fallen: In order.
-        look: Of the curve.
-        label: Of the vertical axis.
-        limits: Of the vertical axis, to compare pictures.
+        intervals: Recovery intervals in order.
+        look: Look of the curve.
+        label: Label of the vertical axis.
+        limits: Limits of the vertical axis, equal in figures that are compared; None for automatic limits.
     """
     rounds, scores = np.asarray(curve.rounds), np.asarray(curve.middle)
     shades: dict[bool, Any] = {
-        True: {"facecolor": look.colour, "alpha": 0.3, "label": "below the peak until it is back"},
-        False: {"facecolor": "none", "edgecolor": look.colour, "hatch": "////", "label": "below the peak, not back"},
+        True: {"facecolor": look.colour, "alpha": 0.3, "label": "below the peak, recovers"},
+        False: {
+            "facecolor": "none",
+            "edgecolor": look.colour,
+            "hatch": "////",
+            "label": "below the peak, does not recover",
+        },
     }
     marks: Any = {"linestyle": "none", "marker": "o", "color": look.colour, "markeredgewidth": THIN}
-    peaks = np.array([fall.peak for fall in fallen], dtype=int)
-    backs = np.array([fall.end for fall in fallen if fall.recovers], dtype=int)
+    peaks = np.array([interval.peak for interval in intervals], dtype=int)
+    recoveries = np.array([interval.end for interval in intervals if interval.recovers], dtype=int)
     with place_axes(2.5, 5) as (figure, axes):
         axes.plot(rounds, scores, color=look.colour, linewidth=THIN, label=curve.name)
         for shade in shades.values():
-            axes.fill_between([], [], linewidth=0, **shade)  # the same legend in each picture
-        for fall in fallen:
-            part, level = slice(fall.peak, fall.end + 1), scores[fall.peak]
+            axes.fill_between([], [], linewidth=0, **shade)  # the same legend in each figure
+        for interval in intervals:
+            part, level = slice(interval.peak, interval.end + 1), scores[interval.peak]
             below = scores[part] <= level
-            shade = shades[fall.recovers]
+            shade = shades[interval.recovers]
             axes.fill_between(rounds[part], scores[part], level, below, interpolate=True, linewidth=0, **shade)
         axes.plot(rounds[peaks], scores[peaks], markersize=3, label="peak", **marks)
-        axes.plot(rounds[backs], scores[backs], markersize=6.5, markerfacecolor="none", label="back", **marks)
+        axes.plot(
+            rounds[recoveries], scores[recoveries], markersize=6.5, markerfacecolor="none", label="recovery", **marks
+        )
         axes.set(xlabel="round", ylabel=label, ylim=limits)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
 
 
 def reliability_figure(curves: Sequence[Reliability], styles: Mapping[str, Look]) -> Figure:
-    """Reliability curves with the diagonal on which confidence and accuracy agree; large marks stand for many images.
+    """Draw reliability curves with the diagonal of perfect calibration; a marker's area is its share of the images.
 
     Source: Guo et al. 2017, On Calibration of Modern Neural Networks, figure 1.
 
     Args:
-        curves: At least one.
-        styles: Name to look, from `looks`.
+        curves: At least one curve.
+        styles: Maps the name of each curve to its look, from `looks`.
     """
     with place_axes(3.6, len(curves)) as (figure, axes):
         axes.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
@@ -230,42 +247,47 @@ def reliability_figure(curves: Sequence[Reliability], styles: Mapping[str, Look]
             )
             areas = [LARGEST * share for share in line.share]
             axes.scatter(line.confidence, line.accuracy, areas, color=look.colour, marker=look.marker, linewidths=0)
-        axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="how sure the model is", ylabel="how often it is right")
+        axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="confidence", ylabel="accuracy")
         axes.set_aspect("equal")
     return figure
 
 
 def gains_figure(points: Mapping[str, Mapping[str, float]], styles: Mapping[str, Look], label: str) -> Figure:
-    """What each method gains in each row, as marks on both sides of 0.
+    """Draw the difference of each method in each row, such as a class, as markers on both sides of 0.
 
     Source: Weng et al. 2025, FedSKD, figure 5a.
 
     Args:
-        points: Name of a method to name of a row to the gain; at least one of each.
-        styles: Name of a method to its look, from `looks`.
-        label: Of the horizontal axis.
+        points: Maps each method to the difference in each row; at least one of each.
+        styles: Maps each method to its look, from `looks`.
+        label: Label of the horizontal axis.
     """
     rows = sorted({row for gains in points.values() for row in gains}, reverse=True)
     with place_axes(0.7 + 0.2 * len(rows), len(points), 0.25 + 0.075 * max(map(len, rows))) as (figure, axes):
         axes.axvline(0, color=INK, linewidth=0.8)
         for place, (name, gains) in enumerate(points.items()):
-            look, shift = styles[name], 0.12 * ((len(points) - 1) / 2 - place)  # so that equal gains don't cover
+            look, shift = (
+                styles[name],
+                0.12 * ((len(points) - 1) / 2 - place),
+            )  # so that equal differences do not overlap
             heights = [rows.index(row) + max(-0.3, min(0.3, shift)) for row in gains]
             axes.scatter(list(gains.values()), heights, 22, color=look.colour, marker=look.marker, label=name)
         axes.set(yticks=range(len(rows)), yticklabels=rows, ylim=(-0.6, len(rows) - 0.4), xlabel=label)
     return figure
 
 
-def svg(figure: Figure, name: str, description: str) -> Markup:
-    """A figure as an SVG element for a page: without a document's head, dates, scripts or addresses.
+def svg(figure: Figure, name: str, description: str, record: bool = True) -> Markup:
+    """Return a figure as an SVG element for a page, without a document head, dates, scripts or addresses.
 
     Args:
-        figure: To draw.
-        name: Letters and digits, unlike that of any other figure of the page: the ids inside begin with it.
-        description: What the picture shows, for those who do not see it.
+        figure: The figure. Its background becomes transparent.
+        name: Name of letters and digits, unique on the page; the ids inside the SVG begin with it.
+        description: Content of the figure in words, for screen readers.
+        record: True to record the figure for files (`medfl report --figures`).
     """
     figure.set_facecolor("none")
-    keep(name, description, lambda: figure)
+    if record:
+        record_figure(name, description, lambda: figure)
     text = io.StringIO()
     with matplotlib.rc_context(EMBEDDED):
         figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
@@ -279,7 +301,7 @@ def svg(figure: Figure, name: str, description: str) -> Markup:
 
 
 def _own_ids(body: str, name: str) -> str:
-    """Keep only the ids that something points to, and begin them with the figure's name."""
+    """Remove the ids that nothing refers to, and prefix the others with the figure's name."""
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', body))
     body = re.sub(r'\sid="([^"]*)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", body)
     return re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", body)
@@ -287,7 +309,13 @@ def _own_ids(body: str, name: str) -> str:
 
 @contextmanager
 def place_axes(height: float, entries: int, left: float = 0.68) -> Iterator[tuple[Figure, Axes]]:
-    """A figure with axes `left` inches from its side, a fixed place, which is fast, and a legend of so many entries."""
+    """Yield a figure and its axes at a fixed position, which is faster than a layout; add a legend at the end.
+
+    Args:
+        height: Height in inches, without the legend.
+        entries: Number of entries of the legend.
+        left: Distance of the axes from the left side in inches.
+    """
     full = height + 0.06 + 0.19 * np.ceil(entries / 2)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, full), layout=None)

@@ -1,6 +1,6 @@
-"""How well runs keep what they learned: global, local and worst accuracy, backward transfer, consistency, balance.
+"""Measures of forgetting of a run: global, local and worst accuracy, backward transfer, consistency, balance.
 
-Definitions: Fowler and AlRegib, ICIP 2026, section 3 and table 1. Means over rounds and over seeds are kept apart.
+Definitions: Fowler and AlRegib, ICIP 2026, section 3 and table 1.
 """
 
 from __future__ import annotations
@@ -26,56 +26,55 @@ MEASURES = {
     "local_std": "sites right after their training, standard deviation over the rounds of the participants' mean",
     "local_final": "sites right after their training in the last round",
     "worst_mean": "worst participant right after its training, mean over the rounds",
-    "worst_site": "lowest mean of a site, over the rounds in which it trained",
+    "worst_site": "lowest mean of a site over the rounds in which it trained",
     "balance": "mean of global_mean and local_mean",
     "bwt_mean": "backward transfer of the global model, mean over the rounds",
     "bwt_final": "backward transfer of the global model at the last round",
     "personal_change_mean": "change of the sites' personal models since each site last took part, mean over the rounds",
     "personal_change_final": "change of the sites' personal models since each site last took part, at the last round",
     "consistency_global": "global test: 1 minus the mean forgetting between a peak and its recovery",
-    "consistency_global_open": "consistency_global with an interval without recovery counted as well",
+    "consistency_global_open": "consistency_global, including an interval without recovery",
     "consistency_global_clipped": "consistency_global with losses only",
     "intervals_global": "number of intervals in consistency_global",
     "consistency_local": "sites right after their training, mean over participants: as consistency_global",
-    "consistency_local_open": "consistency_local with an interval without recovery counted as well",
+    "consistency_local_open": "consistency_local, including an interval without recovery",
     "consistency_local_clipped": "consistency_local with losses only",
     "intervals_local": "number of intervals in consistency_local",
 }
-"""Name of each measure to what it says. Larger is better for all but the standard deviations and the intervals."""
+"""Maps each measure to its definition. Larger is better, except for standard deviations and numbers of intervals."""
 
 CLAIMABLE = tuple(name for name in MEASURES if not name.endswith("_std") and not name.startswith("intervals_"))
-"""The measures of which larger is better, so that one run can be said to be better than another."""
+"""Measures in which larger is better, so that a study can claim an ordering of methods."""
 
 
 OWN_TESTS = "sites that train and have test images of their own"
-"""What some measures need; a method that pools the sites' data has no such site."""
+"""Requirement of some measures; a method that pools the sites' data has no such site."""
 
 
 def forgetting_metric(groups: Sequence[Group]) -> str | None:
-    """The metric to measure forgetting in: accuracy where all runs have it, else the first of the `key_metrics`.
+    """Return the metric of the measures: accuracy if all runs have it, else the first bounded one of the `key_metrics`.
 
-    Larger is better in it; None if there is no such metric.
+    Larger is better in this metric. None if there is no such metric.
     """
     names = [name for name in key_metrics(groups) if name not in LOWER_IS_BETTER | UNBOUNDED]
     return "accuracy" if "accuracy" in names else next(iter(names), None)
 
 
 def measures(run: RunRecord, metric: str) -> dict[str, float]:
-    """The `MEASURES` of a run; without those that its scores do not tell (see `missing`).
+    """Return all `MEASURES` of a run that its scores determine (see `missing` for the others).
 
-    Each is over the rounds that were scored for it, so a run that ended early counts with what it has, and of a round
-    whose sites have trained but whose end was not scored only the sites' scores count. Scores that are not defined are
-    left out. Standard deviations over rounds divide by their number (ddof = 0).
+    Each measure uses all rounds with the scores that it needs, also in a run that ended early. Undefined scores are
+    left out. Standard deviations over rounds have ddof = 0.
 
     Args:
-        run: Finished or not.
-        metric: One of its task's metrics, in [0, 1], larger is better.
+        run: A run, finished or not.
+        metric: Metric of its task, in [0, 1], in which larger is better.
     """
     return measures_of(read_trajectory(run, metric))
 
 
 def measures_of(way: Trajectory) -> dict[str, float]:
-    """The same, of a run's way that is read already."""
+    """Return the `MEASURES` of a trajectory that was already read."""
     numbers: dict[str, float] = {}
     if len(way.server):
         numbers |= _series("global", way.server, way.every_round())
@@ -91,12 +90,17 @@ def measures_of(way: Trajectory) -> dict[str, float]:
 
 
 def missing(run: RunRecord, metric: str) -> list[str]:
-    """Why measures are missing, as sentences that say what to do."""
+    """Return sentences with the reasons for missing measures and their remedies.
+
+    Args:
+        run: A run.
+        metric: Metric of the measures.
+    """
     return missing_of(run, read_trajectory(run, metric))
 
 
 def missing_of(run: RunRecord, way: Trajectory) -> list[str]:
-    """Return the reasons for missing measures, given a trajectory that was already read."""
+    """Return the sentences of `missing`, given the run's trajectory."""
     reasons = []
     if not len(way.server):
         reasons.append("Without a global model and a test set at the server there are no global measures.")
@@ -121,21 +125,21 @@ def _missing_changes(way: Trajectory) -> list[str]:
     elif not shared:
         reasons.append(
             "Backward transfer is not defined: it needs the global model's scores on the sites' test images, and only "
-            "personal models were scored there. Their change is under 'Other readings'."
+            "personal models were scored there. Their change is under 'Further measures'."
         )
     return reasons
 
 
 def forgetting_table(groups: Sequence[Group], metric: str) -> pd.DataFrame:
-    """One row for each group and measure.
+    """Return a table with a row for each group and measure.
 
     Args:
-        groups: Runs that differ only in their seed and fold.
-        metric: As `measures` takes it.
+        groups: Groups of runs.
+        metric: As in `measures`.
 
     Returns:
-        Columns: label, seeds (with the measure, and with their folds), metric, measure, mean, std (over these runs,
-        ddof = 1).
+        Columns: label, seeds (with the measure, and with their folds), metric, measure, mean and std (ddof = 1)
+        over these runs.
     """
     rows = []
     for group in groups:
@@ -148,6 +152,7 @@ def forgetting_table(groups: Sequence[Group], metric: str) -> pd.DataFrame:
 
 
 def _series(name: str, scores: pd.Series[float], consecutive: bool) -> dict[str, float]:
+    """Return mean, standard deviation and last value of scores by round; of consecutive rounds also consistencies."""
     values = [float(value) for value in scores]
     numbers = {f"{name}_mean": fmean(values), f"{name}_std": pstdev(values), f"{name}_final": values[-1]}
     if consecutive:

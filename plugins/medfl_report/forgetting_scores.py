@@ -1,7 +1,7 @@
-"""What a federation forgets between rounds, from scores after each round.
+"""Consistency and backward transfer, from scores after each round.
 
-The scores are in [0, 1] and larger is better, such as accuracy. Source: Fowler and AlRegib, ICIP 2026, section 3, with
-the cases that the paper leaves open settled below.
+Scores are in [0, 1], and larger is better, as for accuracy. Source: Fowler and AlRegib, ICIP 2026, section 3. Cases
+that the paper does not define are defined below.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 Mode = Literal["literal", "open", "clipped"]
-"""How `consistency` reads the paper's definition."""
+"""Interpretation of the paper's definition in `consistency`."""
 
 ROUNDING = 1e-12
-"""Scores that are lower than a peak by no more than this share of it reach it: so do equal means of unequal scores."""
+"""Relative tolerance for reaching a peak again; it allows for rounding errors in means."""
 
 
 @dataclass(frozen=True)
 class Consistency:
-    """How well a series keeps what it has reached.
+    """Consistency of a series of scores.
 
     Attributes:
-        value: 1 minus the mean forgetting over the intervals; 1 without any. At most 1. Losses alone leave it at 0 or
-            above; where gains count as well it has no lower bound: (0.1, 0, 1) gives -4.
-        intervals: Positions in the series of each interval's peak and of its end.
+        value: 1 minus the mean forgetting over the recovery intervals, at most 1; 1 without an interval. If only losses
+            count it is at least 0; if gains above the peak count as well it has no lower bound: (0.1, 0, 1) gives -4.
+        intervals: Pairs (index of the peak, index of the end) of each recovery interval.
     """
 
     value: float
@@ -33,18 +33,18 @@ class Consistency:
 
 
 def recovery_intervals(series: Sequence[float], last: bool = False) -> tuple[tuple[int, int], ...]:
-    """Stretches between a peak and the first later score that reaches it.
+    """Return the intervals between a peak and the first later score that reaches it.
 
-    The first peak is the first score above 0. An interval ends at the first later score that is not below its peak,
-    which is the next peak; it counts if that takes two steps or more. A series that never falls has none. Scores
-    within `ROUNDING` of the peak are not below it.
+    The first peak is the first score above 0. An interval ends at the first later score that is not below its peak;
+    this score is the next peak. Intervals of a single step do not count. Scores within `ROUNDING` of the peak are not
+    below it. A series that never falls has no interval.
 
     Args:
         series: Scores in order, each finite and >= 0.
-        last: Whether an interval that never ends counts as well, up to the last score, however short it is.
+        last: True to include a last interval without recovery, up to the last score, of any length.
 
     Returns:
-        Positions of the peak and of the end of each.
+        Pairs (index of the peak, index of the end).
 
     Raises:
         ValueError: If a score is negative or not finite.
@@ -64,15 +64,16 @@ def recovery_intervals(series: Sequence[float], last: bool = False) -> tuple[tup
 
 
 def consistency(series: Sequence[float], mode: Mode = "literal") -> Consistency:
-    """1 minus the mean, over intervals from peak i to end j, of sum over s = i..j of |A_i - A_s| / A_i / (j - i).
+    """Compute the consistency of a series.
 
-    The literal reading drops an interval that never ends, so a run that collapses after its best round may score 1;
-    and it counts what the last score gains above the peak as forgotten.
+    It is 1 minus the mean over the intervals, from peak i to end j, of the sum over s = i..j of
+    |A_i - A_s| / A_i / (j - i).
 
     Args:
         series: Scores in order, at least one, each finite and >= 0.
-        mode: ``literal``; ``open`` also counts an interval that never ends; ``clipped`` counts losses only, by
-            max(0, A_i - A_s).
+        mode: ``literal`` ignores an interval without recovery, so that a run that collapses after its best round can
+            have consistency 1, and counts a gain of the last score above the peak as forgetting. ``open`` also includes
+            an interval without recovery. ``clipped`` counts losses only, max(0, A_i - A_s).
 
     Raises:
         ValueError: If there is no score, or one is negative or not finite, or the mode is unknown.
@@ -87,7 +88,7 @@ def consistency(series: Sequence[float], mode: Mode = "literal") -> Consistency:
 
 
 def _forgotten(scores: Sequence[float], losses_only: bool) -> float:
-    """Forgetting of one interval, which begins at its peak."""
+    """Return the forgetting of one interval, given its scores from the peak on."""
     peak = scores[0]
     gaps = [max(0.0, peak - score) if losses_only else abs(peak - score) for score in scores]
     return math.fsum(gaps) / peak / (len(scores) - 1)
@@ -96,19 +97,19 @@ def _forgotten(scores: Sequence[float], losses_only: bool) -> float:
 def backward_transfer(
     scores: Mapping[int, Mapping[str, float]], participants: Mapping[int, Collection[str]], at: int
 ) -> float:
-    """What sites have lost since they last took part, below 0, or gained (equation 10).
+    """Return the backward transfer at a round (equation 10): negative for a loss since the sites last participated.
 
-    It is the mean, over the sites that took part in a round before `at`, of the score after `at` minus the score after
-    the last such round.
+    It is the mean, over the sites that participated in a round before `at`, of the score after `at` minus the score
+    after the last such round.
 
     Args:
-        scores: Round to site to the score of the model that the site has after that round, on its own test images.
-            Sites without one of the two scores are left out.
-        participants: Round to the sites that trained in it.
-        at: The round, from 1.
+        scores: Maps each round and site to the score of the site's model after the round, on its own test images. Sites
+            without one of the two scores are left out.
+        participants: Maps each round to the sites that trained in it.
+        at: Round number, from 1.
 
     Returns:
-        In [-1, 1]; 0 if no site took part before.
+        A value in [-1, 1]; 0 if no site participated before.
 
     Raises:
         KeyError: If the scores lack a round that is needed.

@@ -1,43 +1,47 @@
-"""Who gains: for each site the score of its own training alone against that of a federation."""
+"""Differences between a federated method and local training, site by site, with intervals and tests.
+
+One question has one kind of uncertainty. For one pair of runs the interval is a bootstrap over the test patients. For
+several pairs, which differ in seed or fold, it is Student's t over the paired differences of the runs, as in
+`medfl_report.compare`.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 
 from medfl.metrics import LOWER_IS_BETTER, UNBOUNDED, worst
-from medfl.utils.formats import known
-from medfl_report.groups import Group
+from medfl.utils.formats import count, known
+from medfl_report.groups import Group, folds_among
 from medfl_report.patient_tests import UNDEFINED, Pair, PatientTest, PatientTests, Sets, why_incomparable
 from medfl_report.predictions import Tested
-from medfl_report.statistics import Interval, mean_std
+from medfl_report.statistics import Interval, mean_std, paired_t
 
-GAINS, LOSES, UNCLEAR = "gains", "loses", "no clear difference"
-"""Verdicts on a site that trains with others: claimed differences, and differences that chance may explain."""
+GAINS, LOSES, UNCLEAR = "better", "worse", "no clear difference"
+"""Effects of a method on a site's score: a significant improvement, a significant decline, or neither."""
 
-TOO_FEW = "too few test images to tell"
-"""Verdict where no predictions on that many images could be claimed to differ."""
+TOO_FEW = "too few patients for a test"
+"""Effect if no test on that many patients can reach the significance level."""
 
 
 @dataclass(frozen=True)
-class Gain:
-    """A row of the table: one site, the mean over the sites, or the worst site.
+class ComparisonRow:
+    """A row of a comparison: one site or centre, the mean over the sites, or the worst site.
 
     Attributes:
-        name: Of the site, or of the row.
-        images: Test images, of all folds together; None in a row that is no site's.
-        patients: Their patients; None where each image counts as one, and in a row that is no site's.
-        alone: Score of the site's own training.
-        other: Score of the model that the site takes home from the other method.
-        difference: other - alone, or None if it is not known.
-        low: Lower end of its 95 % interval.
-        high: Upper end.
-        by_run: The difference of each run, which differ in seed or fold.
-        verdict: `GAINS`, `LOSES`, `UNCLEAR`, `TOO_FEW`, or the reason why there is no test.
-        left: Runs in which the metric is not defined; they count nowhere.
-        p: Two-sided p-value of the test over patients on which the verdict is based; None without a test.
+        name: Name of the site, or of the row.
+        images: Number of test images, over all folds; None in a row that is not about one site.
+        alone: Score of local training, or of another reference.
+        other: Score of the model that the site exports from the compared method.
+        difference: other - alone; None if it is not known.
+        low: Lower end of the difference's 95 % confidence interval; None without an interval.
+        high: Upper end of the interval.
+        by_run: Difference in each pair of runs, which differ in seed or fold.
+        effect: `GAINS`, `LOSES`, `UNCLEAR`, `TOO_FEW`, or the reason why there is no test.
+        left: Number of pairs of runs in which the metric is not defined; they count nowhere.
+        patients: Number of test patients; None if each image counts as one, and in a row that is not about one site.
+        p: Two-sided p-value of the test over patients; None without a test.
     """
 
     name: str
@@ -48,130 +52,249 @@ class Gain:
     low: float | None = None
     high: float | None = None
     by_run: tuple[float, ...] = ()
-    verdict: str = ""
+    effect: str = ""
     left: int = 0
     patients: int | None = None
     p: float | None = None
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation of the difference over the runs, if there are several."""
+        """Standard deviation of the difference over the runs; None for a single run."""
         return mean_std(self.by_run)[1] if self.by_run else None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A group of runs against the sites alone, by one metric.
+    """Comparison of a group of runs with a reference by one metric.
 
     Attributes:
-        metric: Its name.
-        name: Of the group.
-        rows: One for each site.
-        mean: Over the sites.
-        worst: The worst site of either side; they need not be the same site.
+        metric: Name of the metric.
+        name: Label of the group.
+        rows: One row for each site or centre.
+        mean: Mean over the rows.
+        worst: Worst site of the reference and of the group; these can be different sites.
     """
 
     metric: str
     name: str
-    rows: list[Gain]
-    mean: Gain
-    worst: Gain
+    rows: list[ComparisonRow]
+    mean: ComparisonRow
+    worst: ComparisonRow
 
     @property
-    def lines(self) -> list[Gain]:
-        """All rows, the sites first."""
+    def lines(self) -> list[ComparisonRow]:
+        """All rows in the order of the table: sites, mean, worst site."""
         return [*self.rows, self.mean, self.worst]
 
-    def count(self, verdict: str) -> int:
-        """Number of sites with a verdict."""
-        return sum(row.verdict == verdict for row in self.rows)
+    def count(self, effect: str) -> int:
+        """Return the number of sites with an effect."""
+        return sum(row.effect == effect for row in self.rows)
 
     @property
     def reach(self) -> float:
-        """How far the picture must reach to both sides of 0: a round number, at most 1 for scores in [0, 1]."""
-        ends = [abs(end) for row in (*self.rows, self.mean) for end in (row.low, row.high, row.difference) if end]
-        return min(math.inf if self.metric in UNBOUNDED else 1.0, _round_up(max(ends, default=0.1)))
+        """Half the width of the figure's axis around 0: a round number, at most 1 for scores in [0, 1]."""
+        return axis_reach(self.metric, (*self.rows, self.mean))
+
+
+def axis_reach(metric: str, rows: Iterable[ComparisonRow]) -> float:
+    """Return the round number to which an axis around 0 must extend to show all differences and intervals."""
+    ends = [abs(end) for row in rows for end in (row.low, row.high, row.difference) if end]
+    return min(math.inf if metric in UNBOUNDED else 1.0, _round_up(max(ends, default=0.1)))
 
 
 def pair_up(alone: Group, other: Group) -> list[Pair]:
-    """For each run one of the sites alone on the same data, of the same seed if there is one; left out if none is."""
+    """Pair each run with a reference run on the same data, of the same seed if there is one.
+
+    Args:
+        alone: Runs of the reference.
+        other: Runs to pair. A run without a reference run on the same data is left out.
+    """
     pairs = []
     for run in other.runs:
-        rivals = [rival for rival in alone.runs if rival.data == run.data]
-        if rivals:
-            pairs.append(Pair(next((rival for rival in rivals if rival.seed == run.seed), rivals[0]), run))
+        references = [reference for reference in alone.runs if reference.data == run.data]
+        if references:
+            same_seed = [reference for reference in references if reference.seed == run.seed]
+            pairs.append(Pair((same_seed or references)[0], run))
     return pairs
 
 
 def compare_sites(metric: str, name: str, pairs: Sequence[Pair], tested: Mapping[str, Sets]) -> Comparison:
-    """Compare a group with the sites alone, by the images of each site's test set.
+    """Compare a group with its reference at each site.
+
+    With one pair the intervals are paired bootstraps over the test patients. With several pairs they are Student's t
+    over the paired differences (`compare_over_runs`).
 
     Args:
-        metric: Its name.
-        name: Of the group.
-        pairs: At least one, not of several folds, which test other images: see `medfl_report.sections.gains`.
-        tested: Run folder, as text, to its test sets.
+        metric: Name of the metric.
+        name: Label of the group.
+        pairs: At least one pair; several must be about the same people (see `medfl_report.groups`).
+        tested: Maps each run folder, as text, to its test sets.
     """
-    sites = sorted({site for pair in pairs for site in pair.other.sites})
+    if len(pairs) > 1:
+        return compare_over_runs(metric, name, pairs, tested)
+    (pair,) = pairs
+    sites = sorted(pair.other.sites)
     tests = PatientTests(metric, pairs, lambda run: tested[str(run.folder)])
-    rows = [_site(metric, site, pairs, tested, tests) for site in sites]
+    rows = [_site_row(metric, site, pair, tested, tests) for site in sites]
     mean = mean_row(metric, rows, tests.over(sites))
     return Comparison(metric, name, rows, mean, worst_row(metric, rows))
 
 
-def worst_row(metric: str, rows: Sequence[Gain], place: str = "site") -> Gain:
-    """The worst site, or other place, of either side, of those that have both scores."""
+def compare_over_runs(metric: str, name: str, pairs: Sequence[Pair], tested: Mapping[str, Sets]) -> Comparison:
+    """Compare a group with its reference at each site over several seeds or folds.
+
+    Args:
+        metric: Name of the metric.
+        name: Label of the group.
+        pairs: At least two pairs, all about the same people: see `medfl_report.groups`.
+        tested: Maps each run folder, as text, to its test sets.
+    """
+    sites = sorted({site for pair in pairs for site in pair.other.sites})
+    scores = {site: _score_pairs(metric, site, pairs) for site in sites}
+    folds = folds_among([pair.other for pair in pairs])
+    tests = PatientTests(metric, pairs, lambda run: tested[str(run.folder)])
+    rows = []
+    for site, by_pair in scores.items():
+        images, patients = _count_images(site, pairs, tested)
+        row = ComparisonRow(site, images, None, None, patients=patients)
+        rows.append(_row_of_scores(metric, row, by_pair, folds, len(pairs), tests.over([site])))
+    means = {
+        place: (mean_of[0], mean_of[1])
+        for place in range(len(pairs))
+        if (defined := [site[place] for site in scores.values() if place in site])
+        and (mean_of := [sum(side) / len(defined) for side in zip(*defined, strict=True)])
+    }
+    empty = ComparisonRow("mean of sites", None, None, None)
+    mean = _row_of_scores(metric, empty, means, folds, len(means), tests.over(sites))
+    return Comparison(metric, name, rows, mean, worst_row(metric, rows))
+
+
+ScorePairs = Mapping[int, tuple[float, float]]
+"""Maps the index of a pair to the scores (reference, compared method), for the pairs in which both are defined."""
+
+
+def _score_pairs(metric: str, site: str, pairs: Sequence[Pair]) -> ScorePairs:
+    scores = {}
+    for place, pair in enumerate(pairs):
+        alone, other = pair.alone.score(site, metric), pair.other.score(site, metric)
+        if alone is not None and other is not None:
+            scores[place] = (alone, other)
+    return scores
+
+
+def _count_images(site: str, pairs: Sequence[Pair], tested: Mapping[str, Sets]) -> tuple[int | None, int | None]:
+    """Return the numbers of test images and patients of a site in all folds; None if they are not known."""
+    sets = {
+        pair.other.data: test_set
+        for pair in pairs
+        if (test_set := tested[str(pair.other.folder)].get(site)) is not None
+    }.values()
+    patients = [test_set.patient_count for test_set in sets if test_set.patient_count is not None]
+    images = sum(len(test_set.rows) for test_set in sets) if sets else None
+    return images, sum(patients) if patients and len(patients) == len(sets) else None
+
+
+def _row_of_scores(
+    metric: str, row: ComparisonRow, scores: ScorePairs, folds: int | None, runs: int, test: PatientTest
+) -> ComparisonRow:
+    """Fill a row with the means of its scores, and with the interval over the runs."""
+    alone, other = (mean_known(both[side] for both in scores.values()) for side in (0, 1))
+    by_run = tuple(both[1] - both[0] for both in scores.values())
+    if not by_run:
+        return replace(row, alone=alone, other=other, effect=UNDEFINED, left=runs)
+    filled = replace(row, alone=alone, other=other, by_run=by_run, left=runs - len(by_run))
+    return row_over_runs(metric, filled, folds, test)
+
+
+def row_over_runs(metric: str, row: ComparisonRow, folds: int | None, test: PatientTest) -> ComparisonRow:
+    """Add the mean difference, its interval over the runs (Student's t), the p-value and the effect to a row.
+
+    A row is better or worse if the interval excludes 0 and the test over patients is significant.
+
+    Args:
+        metric: Name of the metric.
+        row: Row with at least one difference in `ComparisonRow.by_run`.
+        folds: Number of folds if the runs differ in fold, else None (see `medfl_report.statistics.paired_t`).
+        test: Test of the mean difference over patients.
+    """
+    row = replace(row, difference=mean_known(row.by_run), low=None, high=None)
+    if test.too_few:
+        return replace(row, p=test.p, effect=TOO_FEW)
+    interval = paired_t(row.by_run, folds=folds)
+    if interval is None:
+        reason = "the same in all runs" if len(row.by_run) > 1 else f"defined in {count(1, 'run')} only"
+        return replace(row, effect=f"no interval: {reason}")
+    row = replace(row, low=interval.low, high=interval.high)
+    if test.p is None:
+        return add_patient_test(metric, row, interval, test)
+    if not (test.is_significant and interval.excludes_zero):
+        return replace(row, p=test.p, effect=UNCLEAR)
+    return replace(row, p=test.p, effect=_direction(metric, interval.difference))
+
+
+def worst_row(metric: str, rows: Sequence[ComparisonRow], place: str = "site") -> ComparisonRow:
+    """Return the row with the worst site of the reference and of the group, among the rows that have both scores.
+
+    Args:
+        metric: Name of the metric.
+        rows: Rows of the sites or centres.
+        place: Word for the subject of a row.
+    """
     both = [row for row in rows if row.alone is not None and row.other is not None]
     alone, other = (worst(metric, [getattr(row, side) for row in both]) for side in ("alone", "other"))
-    return Gain(f"worst {place}", None, known(alone), known(other), known(other - alone))
+    return ComparisonRow(f"worst {place}", None, known(alone), known(other), known(other - alone))
 
 
 def mean_known(values: Iterable[float | None]) -> float | None:
-    """Mean of the values that are there; None without any."""
+    """Return the mean of the values that are not None; None if all are."""
     defined = [value for value in values if value is not None]
     return math.fsum(defined) / len(defined) if defined else None
 
 
 def mean_interval(intervals: Sequence[Interval]) -> Interval:
-    """Mean of independent differences, such as those of sites, with an interval from theirs.
+    """Return the mean of independent differences, such as differences at sites, with an interval.
 
-    The distances from a mean to the ends of its interval are the root of the sum of the squares of the single ones,
-    over their number: K alike intervals give one that is sqrt(K) times narrower.
+    The distance from the mean to an end of its interval is the root of the sum of the squared distances of the single
+    intervals, divided by their number: K equal intervals give an interval that is sqrt(K) times narrower.
 
     Source: Zou and Donner 2008, Construction of confidence limits about effect measures: a general approach.
 
     Args:
         intervals: At least one.
     """
-    count = len(intervals)
-    centre = math.fsum(interval.difference for interval in intervals) / count
-    below = math.hypot(*(interval.difference - interval.low for interval in intervals)) / count
-    above = math.hypot(*(interval.high - interval.difference for interval in intervals)) / count
+    number = len(intervals)
+    centre = math.fsum(interval.difference for interval in intervals) / number
+    below = math.hypot(*(interval.difference - interval.low for interval in intervals)) / number
+    above = math.hypot(*(interval.high - interval.difference for interval in intervals)) / number
     return Interval(centre, centre - below, centre + above)
 
 
-def _site(metric: str, site: str, pairs: Sequence[Pair], tested: Mapping[str, Sets], tests: PatientTests) -> Gain:
-    alone = mean_known(pair.alone.score(site, metric) for pair in pairs)
-    other = mean_known(pair.other.score(site, metric) for pair in pairs)
-    sets = [(tested[str(pair.alone.folder)].get(site), tested[str(pair.other.folder)].get(site)) for pair in pairs]
-    images = max((len(test_set.rows) for both in sets for test_set in both if test_set is not None), default=None)
+def _site_row(metric: str, site: str, pair: Pair, tested: Mapping[str, Sets], tests: PatientTests) -> ComparisonRow:
+    """Return the row of a site for one pair of runs."""
+    alone, other = pair.alone.score(site, metric), pair.other.score(site, metric)
+    sets = [tested[str(run.folder)].get(site) for run in (pair.alone, pair.other)]
+    present = [test_set for test_set in sets if test_set is not None]
+    images = max((len(test_set.rows) for test_set in present), default=None)
     if images is None and alone is None and other is None:
-        return Gain(site, None, None, None, verdict="no test images")
-    plain = None if alone is None or other is None else other - alone
-    intervals, reason = [], ""
-    for before, after in sets:
-        interval, why = paired(metric, before, after)
-        reason = reason or why
-        intervals += [interval] if interval is not None else []
-    if reason:
-        return Gain(site, images, alone, other, plain, verdict=reason)
-    counts = [test_set.patient_count for both in sets for test_set in both if test_set is not None]
-    row = gain_row(metric, site, images, (alone, other), intervals, tests.over([site]))
-    return replace(row, patients=max((count for count in counts if count is not None), default=None))
+        return ComparisonRow(site, None, None, None, effect="no test images")
+    difference = None if alone is None or other is None else other - alone
+    interval, reason = paired(metric, *sets)
+    if interval is None:
+        return ComparisonRow(site, images, alone, other, difference, effect=reason)
+    row = ComparisonRow(site, images, alone, other, interval.difference, by_run=(interval.difference,))
+    row = add_patient_test(metric, row, interval, tests.over([site]))
+    counts = [test_set.patient_count for test_set in present]
+    return replace(row, patients=max((number for number in counts if number is not None), default=None))
 
 
 def paired(metric: str, before: Tested | None, after: Tested | None) -> tuple[Interval | None, str]:
-    """Return the difference after - before with its interval over the patients, or the reason why there is none."""
+    """Return the difference after - before with its interval over the patients, or None and the reason.
+
+    Args:
+        metric: Name of the metric.
+        before: Test set under the model of the reference.
+        after: Test set under the compared model.
+    """
     reason = why_incomparable(before, after)
     if before is None or after is None or reason:
         return None, f"no interval: {reason}"
@@ -179,86 +302,58 @@ def paired(metric: str, before: Tested | None, after: Tested | None) -> tuple[In
     return interval, "" if interval else UNDEFINED
 
 
-def mean_row(metric: str, rows: Sequence[Gain], test: PatientTest, place: str = "site") -> Gain:
-    """Compute the mean over those rows that have both scores, each with the same weight.
+def mean_row(metric: str, rows: Sequence[ComparisonRow], test: PatientTest, place: str = "site") -> ComparisonRow:
+    """Return the mean of the rows that have both scores, each with the same weight.
 
     Args:
         metric: Name of the metric.
-        rows: The rows. The mean has an interval if each of them has one.
-        test: Test of the mean over patients.
-        place: What a row is about.
+        rows: Rows of one pair of runs. The mean has an interval if each row has one.
+        test: Test of the mean difference over patients.
+        place: Word for the subject of a row.
     """
     name = f"mean of {place}s"
     used = [row for row in rows if row.alone is not None and row.other is not None]
     alone, other = (mean_known(getattr(row, side) for row in used) for side in ("alone", "other"))
-    plain = None if alone is None or other is None else other - alone
-    if plain is None or any(row.p is None for row in used):
-        return Gain(name, None, alone, other, plain, verdict=f"no test at every {place}" if used else "")
-    by_run = tuple(fmean(values) for values in zip(*(row.by_run for row in used), strict=True))
+    difference = None if alone is None or other is None else other - alone
+    if difference is None or any(row.p is None for row in used):
+        return ComparisonRow(name, None, alone, other, difference, effect=f"no test at every {place}" if used else "")
+    by_run = tuple(math.fsum(values) / len(values) for values in zip(*(row.by_run for row in used), strict=True))
     parts = [
         Interval(row.difference, row.low, row.high)
         for row in used
         if row.difference is not None and row.low is not None and row.high is not None
     ]
     interval = mean_interval(parts) if len(parts) == len(used) else None
-    return tested_row(metric, Gain(name, None, alone, other, plain, by_run=by_run), interval, test)
+    return add_patient_test(metric, ComparisonRow(name, None, alone, other, difference, by_run=by_run), interval, test)
 
 
-def gain_row(
-    metric: str,
-    name: str,
-    images: int | None,
-    sides: tuple[float | None, float | None],
-    intervals: Sequence[Interval],
-    test: PatientTest,
-) -> Gain:
-    """Compute the row of a site from its intervals in one or several seeds, of which it shows the mean.
+def add_patient_test(metric: str, row: ComparisonRow, interval: Interval | None, test: PatientTest) -> ComparisonRow:
+    """Add an interval over patients, the p-value and the effect to a row.
+
+    A row is better or worse if the test over patients is significant. With too few patients for any significant
+    result, the interval is left out as well: a bootstrap of so few patients is far too narrow.
 
     Args:
         metric: Name of the metric.
-        name: Name of the row.
-        images: Number of test images, the same in each seed.
-        sides: Scores alone and with the other method.
-        intervals: The difference in each seed, at least one.
-        test: Test of the mean difference over patients.
-    """
-    mean = Interval(
-        *(fmean(getattr(interval, part) for interval in intervals) for part in ("difference", "low", "high"))
-    )
-    by_run = tuple(interval.difference for interval in intervals)
-    return tested_row(metric, Gain(name, images, *sides, mean.difference, by_run=by_run), mean, test)
-
-
-def tested_row(metric: str, row: Gain, interval: Interval | None, test: PatientTest) -> Gain:
-    """Add an interval and a verdict to a row.
-
-    A row gains or loses if the test over patients claims a difference, and that of each run has the same sign. With
-    too few patients for any claim there is no interval either: a bootstrap of so few is far too narrow.
-
-    Args:
-        metric: Name of the metric.
-        row: A row with its difference.
-        interval: Interval of the difference, which describes it and decides nothing.
+        row: Row with its difference.
+        interval: Interval of the difference. It describes the difference; the effect does not depend on it.
         test: Test of the difference over patients.
     """
     if test.too_few:
-        return replace(row, p=test.p, verdict=TOO_FEW)
+        return replace(row, low=None, high=None, p=test.p, effect=TOO_FEW)
     if interval is not None:
         row = replace(row, low=interval.low, high=interval.high)
     if test.p is None:
-        return replace(row, verdict=UNDEFINED if test.reason == UNDEFINED else f"no test: {test.reason}")
-    verdict = UNCLEAR
-    if test.decides and _agree(row.by_run):
-        verdict = GAINS if ((row.difference or 0.0) > 0) != (metric in LOWER_IS_BETTER) else LOSES
-    return replace(row, p=test.p, verdict=verdict)
+        return replace(row, effect=UNDEFINED if test.reason == UNDEFINED else f"no test: {test.reason}")
+    effect = _direction(metric, row.difference or 0.0) if test.is_significant else UNCLEAR
+    return replace(row, p=test.p, effect=effect)
 
 
-def _agree(differences: Sequence[float]) -> bool:
-    """Whether all are on one side of 0."""
-    return len({difference > 0 for difference in differences}) == 1
+def _direction(metric: str, difference: float) -> str:
+    return GAINS if (difference > 0) != (metric in LOWER_IS_BETTER) else LOSES
 
 
 def _round_up(value: float) -> float:
-    """The next of 1, 2, 5 times a power of ten."""
+    """Return the next number of the form 1, 1.5, 2, 3, 4, 5, 6, 8 or 10 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(value)) if value > 0 else 0.1
     return next(step * power for step in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if step * power >= value * (1 - 1e-9))

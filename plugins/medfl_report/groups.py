@@ -1,9 +1,9 @@
-"""Runs that belong together: those that differ only in their seed, their fold, and data that were drawn for these.
+"""Groups of runs that differ only in seed and fold, and in data drawn for these.
 
-Runs may be averaged site by site if a site's name stands for the same people in them (`same_people`). Runs on the same
-data have the same people, and so have the folds of one seed, which differ in who of a site is tested. A group has
-several runs of a seed only if they are folds. Data of another seed may be dealt anew, and a site's name then stands for
-other people.
+Runs may be averaged site by site only if a site contains the same people in all of them (`same_people`). That holds for
+runs on the same data, and for the folds of one seed, which differ in the people that are tested. Data of another seed
+may be partitioned again, and a site then contains other people. A group has several runs of a seed only if
+they are folds.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from medfl.types import Meta
 from medfl.utils.formats import listed
 
 NETWORKS = "task.networks."
+"""Prefix of the settings that name the networks."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ only in their seed and fold.
+    """Group of runs that differ only in seed and fold.
 
     Attributes:
-        label: The method, with the settings in which it differs from other groups of the same method; or as given.
-        runs: In the order of their seeds, and then of their folds.
+        label: Method, with the settings that distinguish it from other groups of the same method; or a label of the
+            caller.
+        runs: Runs, sorted by seed and then by fold.
     """
 
     label: str
@@ -42,42 +44,43 @@ class Group:
 
     @property
     def objective(self) -> Objective:
-        """What was learned."""
+        """Objective of the runs."""
         return self.runs[0].objective
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What each output of its networks is for; empty where nobody named them."""
+        """Names of the network outputs; empty if no run names them."""
         return names_of(self.runs)
 
     @property
     def repetitions(self) -> str:
-        """Its seeds, and the folds of each seed that has some: ``0, 1`` or ``0 (folds 0, 1, 2)``."""
+        """Seeds of the runs, with their folds: ``0, 1`` or ``0 (folds 0, 1, 2)``."""
         return repetitions(self.runs)
 
 
 def output_names(groups: Sequence[Group]) -> tuple[str, ...]:
-    """What each output of the groups' networks is for; empty where nobody named them, or they differ in that."""
+    """Return the names of the network outputs; empty if no run names them or the runs differ in them."""
     return names_of(run for group in groups for run in group.runs)
 
 
 def group_runs(runs: Sequence[RunRecord], labels: Sequence[str] | None = None) -> list[Group]:
-    """Put runs together that differ only in seed and data, or that have the same label.
+    """Group runs that differ only in seed and data, or that have the same label.
 
     Args:
         runs: The runs.
-        labels: One for each run; by default the method, with the settings in which it is there twice.
+        labels: Label of each run; by default the method, with the settings that distinguish groups of one method.
 
     Raises:
-        SettingsError: If a group has two runs with the same seed and fold, or a seed with unlike numbers of folds.
+        SettingsError: If a group has two runs with the same seed and fold, or with different numbers of folds for a
+            seed.
     """
     members: dict[str, list[RunRecord]] = {}
     for run, key in zip(runs, labels or _keys(runs), strict=True):
         members.setdefault(key, []).append(run)
-    names = list(members) if labels else _labels([alike[0] for alike in members.values()])
+    names = list(members) if labels else _labels([of_group[0] for of_group in members.values()])
     groups = [
-        Group(name, tuple(sorted(alike, key=lambda run: (run.seed, -1 if run.fold is None else run.fold))))
-        for name, alike in zip(names, members.values(), strict=True)
+        Group(name, tuple(sorted(of_group, key=lambda run: (run.seed, -1 if run.fold is None else run.fold))))
+        for name, of_group in zip(names, members.values(), strict=True)
     ]
     for group in groups:
         _check_repetitions(group)
@@ -85,6 +88,7 @@ def group_runs(runs: Sequence[RunRecord], labels: Sequence[str] | None = None) -
 
 
 def _check_repetitions(group: Group) -> None:
+    """Raise if two runs have the same seed and fold, or different numbers of folds for one seed."""
     for run, other in zip(group.runs, group.runs[1:], strict=False):
         places = f"'{run.folder}' and '{other.folder}'"
         if (run.seed, run.fold) == (other.seed, other.fold):
@@ -92,7 +96,7 @@ def _check_repetitions(group: Group) -> None:
             raise SettingsError(
                 "duplicate_run",
                 f"Two runs of '{group.label}' have the seed {run.seed}{fold}: {places}. "
-                "Give each run once, and runs on other data in a comparison of their own.",
+                "Give each run once, and compare runs on other data separately.",
                 label=group.label,
                 seed=run.seed,
                 fold=run.fold,
@@ -101,9 +105,9 @@ def _check_repetitions(group: Group) -> None:
         if run.seed == other.seed and run.folds != other.folds:
             raise SettingsError(
                 "unequal_folds",
-                f"Two runs of '{group.label}' with the seed {run.seed} have unlike numbers of folds, "
+                f"Two runs of '{group.label}' with the seed {run.seed} have different numbers of folds, "
                 f"{run.folds or 'none'} and {other.folds or 'none'}: {places}. "
-                "Give those with one number of folds in a comparison of their own.",
+                "Compare only runs with the same number of folds.",
                 label=group.label,
                 seed=run.seed,
                 folds=[run.folds, other.folds],
@@ -111,7 +115,7 @@ def _check_repetitions(group: Group) -> None:
 
 
 def repetitions(runs: Sequence[RunRecord]) -> str:
-    """The seeds of some runs, and the folds of each seed that has some: ``0, 1`` or ``0 (folds 0, 1, 2)``."""
+    """Return the seeds of runs, with their folds: ``0, 1`` or ``0 (folds 0, 1, 2)``."""
     folds: dict[int, list[int]] = {}
     for run in runs:
         folds.setdefault(run.seed, []).extend([] if run.fold is None else [run.fold])
@@ -122,7 +126,7 @@ def repetitions(runs: Sequence[RunRecord]) -> str:
 
 
 def several(groups: Sequence[Group]) -> str:
-    """What the runs of a group differ in: ``seeds``, ``folds``, or ``runs`` for both; empty if each has one run."""
+    """Return the difference between the runs of a group: ``seeds``, ``folds``, or ``runs`` for both; else empty."""
     repeating = [group.runs for group in groups if len(group.runs) > 1]
     seeds = any(len({run.seed for run in runs}) > 1 for runs in repeating)
     folds = any(len({run.fold for run in runs}) > 1 for runs in repeating)
@@ -130,22 +134,23 @@ def several(groups: Sequence[Group]) -> str:
 
 
 def folds_among(runs: Sequence[RunRecord]) -> int | None:
-    """How many folds there are where runs test several of them, the smallest number if it differs; else None."""
+    """Return the number of folds if runs test several of them (the smallest number if it differs); else None."""
     if None in {run.fold for run in runs} or len({run.fold for run in runs}) < 2:
         return None
     return min(run.folds for run in runs if run.folds)
 
 
 def pairs(group: Group, base: Group) -> list[tuple[RunRecord, RunRecord]]:
-    """The runs of two groups with the same seed on the same data, which is the same fold, too; in the first's order."""
+    """Return the pairs of runs of two groups with the same seed and data, hence the same fold, in the first's order."""
     partners = {(run.seed, run.data): run for run in base.runs}
     return [(run, partners[run.seed, run.data]) for run in group.runs if (run.seed, run.data) in partners]
 
 
 def by_data(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    """The groups once for each data set, cut to the runs on it, by a name for the data, as `data_names` gives it.
+    """Split the groups by data set; a site's name can stand for other images in another data set.
 
-    The name is empty where all runs have the same data. A site's name may stand for other images in other data.
+    Returns:
+        Maps the name of each data set (`data_names`), empty for a single one, to the groups with their runs on it.
     """
     names = data_names([run for group in groups for run in group.runs])
     by_name: dict[str, list[Group]] = {}
@@ -156,9 +161,10 @@ def by_data(groups: Sequence[Group]) -> dict[str, list[Group]]:
 
 
 def data_names(runs: Sequence[RunRecord]) -> dict[str, str]:
-    """Each data set of some runs to a name: ``data of seed 0``, ``data of seed 0, fold 2``, or a part of its hash.
+    """Return a name for each data set of the runs, by its digest.
 
-    The name is empty where there is one data set only.
+    A name is ``data of seed 0``, ``data of seed 0, fold 2``, or ``data`` with a part of the digest; it is empty if
+    there is only one data set.
     """
     kinds = dict.fromkeys(run.data for run in runs)
     if len(kinds) == 1:
@@ -177,9 +183,9 @@ _DRAWN_FOR: Mapping[str, Callable[[RunRecord], str]] = {
 
 
 def data_per(runs: Sequence[RunRecord]) -> str:
-    """What several data sets were drawn for: ``seed``, ``seed and fold``, or ``fold`` if all seeds share the folds.
+    """Return ``seed``, ``seed and fold`` or ``fold`` if each of these has its own data set (``fold``: for all seeds).
 
-    Empty if there is one data set only, or any is not that of one such draw and of all its runs.
+    Empty if there is only one data set, or if the data sets do not correspond to seeds and folds one to one.
     """
     ways = ["seed"] if all(run.fold is None for run in runs) else ["seed and fold", "fold"]
     for way in ways:
@@ -190,15 +196,20 @@ def data_per(runs: Sequence[RunRecord]) -> str:
 
 
 def same_people(group: Group) -> dict[str, list[RunRecord]]:
-    """The runs of a group by the people at its sites, each part with a name; the name is empty if there is one part."""
+    """Split the runs of a group by the people at the sites.
+
+    Returns:
+        Maps a name, empty for a single part, to the runs on the same people.
+    """
     parts = [[run for run in group.runs if run.data in data] for data in _people([group])]
     return {_seeds(part) if len(parts) > 1 else "": part for part in parts}
 
 
 def by_people(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    """The groups once for each set of people, cut to the runs on them, by a name for these.
+    """Split the groups by the people at the sites.
 
-    The name is empty where all runs have the same people.
+    Returns:
+        Maps the name of each set of people, empty for a single one, to the groups with their runs on these people.
     """
     runs = [run for group in groups for run in group.runs]
     names, parts = data_names(runs), _people(groups)
@@ -219,7 +230,7 @@ def by_people(groups: Sequence[Group]) -> dict[str, list[Group]]:
 
 
 def by_seed(group: Group) -> dict[int, list[RunRecord]]:
-    """The runs of each seed of a group: one, or the folds of a partition."""
+    """Return the runs of a group by seed: one run, or the folds of a partition."""
     runs_by_seed: dict[int, list[RunRecord]] = {}
     for run in group.runs:
         runs_by_seed.setdefault(run.seed, []).append(run)
@@ -227,7 +238,7 @@ def by_seed(group: Group) -> dict[int, list[RunRecord]]:
 
 
 def _people(groups: Sequence[Group]) -> list[set[str]]:
-    """The data of all runs, put together where they are of the same people; in the order of the runs."""
+    """Return sets of data digests that are about the same people, in the order of the runs."""
     parts: list[set[str]] = []
     for group in groups:
         for runs in by_seed(group).values():
@@ -244,18 +255,26 @@ def _seeds(runs: Sequence[RunRecord]) -> str:
 
 
 def _keys(runs: Sequence[RunRecord]) -> list[str]:
-    """Return the facts that the runs of a group share. Assigned networks count only among runs of the same seed."""
-    loose = [json.dumps(_facts(run, drawn=False), sort_keys=True) for run in runs]
+    """Return a key for each run; runs with equal keys make a group.
+
+    Networks that an assignment rule chose are part of the key only if runs of the same seed would else collide.
+    """
+    loose = [json.dumps(_identity(run, drawn=False), sort_keys=True) for run in runs]
     counts = Counter((key, run.seed, run.fold) for key, run in zip(loose, runs, strict=True))
     clashing = {key for (key, *_), times in counts.items() if times > 1}
     return [
-        json.dumps(_facts(run), sort_keys=True) if key in clashing else key
+        json.dumps(_identity(run), sort_keys=True) if key in clashing else key
         for key, run in zip(loose, runs, strict=True)
     ]
 
 
-def _facts(run: RunRecord, drawn: bool = True) -> Meta:
-    """Return all that distinguishes two groups, by dotted name; networks that a rule assigned only with `drawn`."""
+def _identity(run: RunRecord, drawn: bool = True) -> Meta:
+    """Return all settings that distinguish two groups, by dotted name.
+
+    Args:
+        run: A run.
+        drawn: True to include the networks that an assignment rule chose.
+    """
     identity, assigned = run.run.identity, run.run.provenance.assigned_networks
     settings = identity.settings
     by_rule = {} if drawn else {site: entry.network for site, entry in assigned.items()}
@@ -275,57 +294,63 @@ def _facts(run: RunRecord, drawn: bool = True) -> Meta:
 
 
 def _flat(values: Mapping[str, Any], path: str = "") -> Meta:
-    facts: Meta = {}
+    """Return the leaves of nested mappings by dotted name."""
+    leaves: Meta = {}
     for name, value in values.items():
-        facts |= _flat(value, f"{path}{name}.") if isinstance(value, Mapping) else {path + name: value}
-    return facts
+        leaves |= _flat(value, f"{path}{name}.") if isinstance(value, Mapping) else {path + name: value}
+    return leaves
 
 
 def _labels(runs: Sequence[RunRecord]) -> list[str]:
-    """The method of each run, with the facts in which runs of the same method differ.
+    """Return a label for each run: the method, with the settings in which runs of the same method differ.
 
-    Networks are told apart by name; where sites or networks differ in another way, the folder's name says so.
+    Networks are distinguished by name. If sites or networks differ in another way, the label has the folder's name.
     """
     labels = []
     for run in runs:
         same = [other for other in runs if other.method == run.method]
-        loose = [_facts(other, drawn=False) for other in same]
-        drawn = any(loose.count(settings) > 1 for settings in loose)  # nothing else tells them apart
-        facts, others = _facts(run, drawn), [_facts(other, drawn) for other in same]
-        names = sorted({name for other in others for name in other.keys() | facts.keys()})
-        unlike = [name for name in names if any(other.get(name) != facts.get(name) for other in others)]
-        parts = [_told(name, facts, others) for name in unlike if not _is_long(name)]
+        loose = [_identity(other, drawn=False) for other in same]
+        drawn = any(loose.count(identity) > 1 for identity in loose)  # nothing else distinguishes them
+        settings, others = _identity(run, drawn), [_identity(other, drawn) for other in same]
+        names = sorted({name for other in others for name in other.keys() | settings.keys()})
+        differing = [name for name in names if any(other.get(name) != settings.get(name) for other in others)]
+        parts = [_describe_setting(name, settings, others) for name in differing if not _is_long(name)]
         parts = list(dict.fromkeys(filter(None, parts)))
-        if any(_is_long(name) for name in unlike):
+        if any(_is_long(name) for name in differing):
             by_name = len({_networks(other) for other in others}) > 1
-            parts.append(f"network={_networks(facts)}" if by_name else run.folder.name)
+            parts.append(f"network={_networks(settings)}" if by_name else run.folder.name)
         labels.append(f"{run.method} ({', '.join(parts)})" if parts else run.method)
     return labels
 
 
-def _told(name: str, facts: Meta, others: Sequence[Meta]) -> str:
-    """What a fact in which runs differ says of one of them; empty for nothing.
+def _describe_setting(name: str, settings: Meta, others: Sequence[Meta]) -> str:
+    """Return the text of a differing setting for a run's label; empty to leave it out.
 
-    Where a part of the settings is none in some runs, as privacy may be, the others are told by the facts of the part
-    in which they differ among themselves, or else by its name.
+    If a group of settings is None in some runs, such as privacy, the other runs are described by the settings of the
+    group in which they differ, or else by the name of the group.
+
+    Args:
+        name: Dotted name of the setting.
+        settings: Settings of the run.
+        others: Settings of all runs of the method.
     """
     within = [above for other in others for above in other if other[above] is None and name.startswith(f"{above}.")]
     if not within:
-        return f"{_short(name)}={_text(facts.get(name, 'default'))}"
+        return f"{_short(name)}={_text(settings.get(name, 'default'))}"
     having = [other for other in others if name in other]
     siblings = {key for other in having for key in other if key.startswith(f"{within[0]}.")}
-    unlike = {key for key in siblings if any(other.get(key) != having[0].get(key) for other in having)}
-    if name not in facts or (unlike and name not in unlike):
+    differing = {key for key in siblings if any(other.get(key) != having[0].get(key) for other in having)}
+    if name not in settings or (differing and name not in differing):
         return ""
-    return f"{_short(name)}={_text(facts[name])}" if unlike or len(siblings) == 1 else _short(within[0])
+    return f"{_short(name)}={_text(settings[name])}" if differing or len(siblings) == 1 else _short(within[0])
 
 
 def _is_long(name: str) -> bool:
     return name == "sites" or name.startswith(NETWORKS)
 
 
-def _networks(facts: Meta) -> str:
-    return "+".join(sorted(name.removeprefix(NETWORKS) for name in facts if name.startswith(NETWORKS)))
+def _networks(settings: Meta) -> str:
+    return "+".join(sorted(name.removeprefix(NETWORKS) for name in settings if name.startswith(NETWORKS)))
 
 
 def _short(name: str) -> str:
@@ -337,10 +362,10 @@ def _text(value: Any) -> str:
 
 
 def constant_predictions(group: Group) -> str:
-    """Return what is known of models that predict the same for every image: ``seeds 0, 1: The same prediction...``.
+    """Return sentences about models that predict the same for every image: ``seeds 0, 1: The same prediction...``.
 
     Returns:
-        A sentence for each finding, with the seeds that have it in common; empty if there is none.
+        A sentence for each finding, after the seeds that share it; empty without findings.
     """
     runs_by_sentence: dict[str, list[RunRecord]] = {}
     for run in group.runs:
@@ -353,11 +378,11 @@ def constant_predictions(group: Group) -> str:
 
 
 def name_runs(chosen: Collection[RunRecord], groups: Sequence[Group]) -> str:
-    """Return in few words which runs are meant: ``all runs``, ``local and fedper``, ``fedavg (seeds 0, 1)``.
+    """Return a short name for a set of runs: ``all runs``, ``local and fedper``, ``fedavg (seeds 0, 1)``.
 
     Args:
         chosen: At least one of the groups' runs.
-        groups: All groups that a reader sees.
+        groups: All groups of the page.
     """
     folders = {run.folder for run in chosen}
     shown = [run for group in groups for run in group.runs]

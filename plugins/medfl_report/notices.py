@@ -1,4 +1,4 @@
-"""What a reader must know before any number: what was run, what went wrong, what was promised."""
+"""Title, summary sentence and notices at the top of a report."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ from medfl_report.scores import named_runs
 from medfl_report.section import LEVELS, Notice
 
 Named = tuple[str, RunRecord]
-"""A run with the name that it has on the page."""
+"""Pair (name of the run on the page, run)."""
 
-ENDINGS = {"running": "not over"}
-"""Status to how a sentence calls it, where that differs."""
+STATUS_WORDS = {"running": "not over"}
+"""Maps a status to its words in a sentence, if these differ."""
 
-
-NAMED = 8
-"""How many methods a title names; of more it has the number."""
+MAX_NAMED = 8
+"""Largest number of methods that a title names; for more it has their number."""
 
 
 def headline(groups: Sequence[Group]) -> str:
-    """The methods, or how many there are, and the number of sites, as a title."""
+    """Return the title: the methods, or their number, and the number of sites."""
     sites = {site for group in groups for run in group.runs for site in run.sites}
-    who = listed([group.label for group in groups]) if len(groups) <= NAMED else f"{len(groups)} ways to train"
+    who = listed([group.label for group in groups]) if len(groups) <= MAX_NAMED else f"{len(groups)} methods"
     return f"{who} at {count(len(sites), 'site')}"
 
 
 def summary_sentence(runs: Sequence[Named]) -> str:
-    """One sentence in plain words: what was run on what, and how it ended."""
+    """Return a sentence with the number of runs, rounds, seeds, the data, and how the runs ended."""
     rounds = sorted({run.run.rounds for _, run in runs})
     seeds = sorted({run.seed for _, run in runs})
     states = Counter(run.status for _, run in runs)
@@ -45,14 +44,14 @@ def summary_sentence(runs: Sequence[Named]) -> str:
     folds = {run.fold for _, run in runs} - {None}
     parts += [f"in {len(folds)} folds"] if len(folds) > 1 else []
     parts += _data({run.data: run for _, run in sorted(runs, key=lambda named: named[1].summary is not None)})
-    ended = [f"{n} {ENDINGS.get(state, state)}" for state, n in states.items()]
+    ended = [f"{n} {STATUS_WORDS.get(state, state)}" for state, n in states.items()]
     if len(states) == 1:
-        ended = [("all " if len(runs) > 1 else "") + ENDINGS.get(runs[0][1].status, runs[0][1].status)]
+        ended = [("all " if len(runs) > 1 else "") + STATUS_WORDS.get(runs[0][1].status, runs[0][1].status)]
     return f"{' '.join(parts)}: {listed(ended)}."
 
 
 def _data(kinds: Mapping[str, RunRecord]) -> list[str]:
-    """Sites, name and images of the data; of several only their number and names, for the rest differs."""
+    """Return phrases about the data: name, sites and images; for several data sets their number and names."""
     names = sorted({name for run in kinds.values() if (name := run.run.provenance.data.name)})
     if len(kinds) > 1:
         return [f"on {len(kinds)} data sets" + (f" made from {listed(names)}" if names else "")]
@@ -62,6 +61,7 @@ def _data(kinds: Mapping[str, RunRecord]) -> list[str]:
 
 
 def _images(run: RunRecord) -> str:
+    """Return a phrase with the number of images; empty if it is not known."""
     holdings = run.holdings
     if holdings is None:
         return ""
@@ -72,21 +72,21 @@ def _images(run: RunRecord) -> str:
     classes = f" of {count(len(holdings.classes), 'class', 'classes')}" if run.objective.has_class_labels else ""
     return (
         f" with {count(sum(totals.values()), 'image')}{classes} "
-        f"({number(totals['training'])} to train, {number(totals['validation'])} to validate, "
-        f"{number(totals['test'])} to test)"
+        f"({number(totals['training'])} training, {number(totals['validation'])} validation, "
+        f"{number(totals['test'])} test)"
     )
 
 
 def make_notices(groups: Sequence[Group], of_sections: Sequence[Notice] = ()) -> list[Notice]:
-    """All notices, the worst first.
+    """Return all notices, the most severe first.
 
     Args:
-        groups: Of the page.
-        of_sections: What the sections of the page have to say.
+        groups: Groups of the page.
+        of_sections: Notices of the page's sections.
     """
     runs = named_runs(groups)
     notices = [
-        *_simulated_attacks(runs),
+        *_attacked(runs),
         *_secure(groups),
         *_endings(runs),
         *_constant(groups),
@@ -102,8 +102,8 @@ def make_notices(groups: Sequence[Group], of_sections: Sequence[Notice] = ()) ->
     return sorted(notices, key=lambda notice: LEVELS.index(notice.level))
 
 
-def _simulated_attacks(runs: Sequence[Named]) -> list[Notice]:
-    """Simulated attacks: their scores are no federation's."""
+def _attacked(runs: Sequence[Named]) -> list[Notice]:
+    """Return a notice for each run with a simulated attack."""
     return [
         Notice(
             "bad",
@@ -116,7 +116,7 @@ def _simulated_attacks(runs: Sequence[Named]) -> list[Notice]:
 
 
 def _about(groups: Sequence[Group], texts: Callable[[RunRecord], Iterable[str]]) -> list[tuple[str, str]]:
-    """Return each text about one of the runs, behind the runs that have it in common."""
+    """Return pairs (name of the runs, text) for each text, with all runs that share it."""
     runs: dict[str, list[RunRecord]] = {}
     for run in (run for group in groups for run in group.runs):
         for text in texts(run):
@@ -125,7 +125,7 @@ def _about(groups: Sequence[Group], texts: Callable[[RunRecord], Iterable[str]])
 
 
 def _secure(groups: Sequence[Group]) -> list[Notice]:
-    """Return what the server learned of the updates."""
+    """Return notices about secure aggregation: the values that the server sees."""
 
     def words(run: RunRecord) -> Iterator[str]:
         if (setting := run.settings.secure_aggregation) is not None:
@@ -135,14 +135,14 @@ def _secure(groups: Sequence[Group]) -> list[Notice]:
 
 
 def _missing(runs: Sequence[Named]) -> list[Notice]:
-    """Runs that ended on a part of their sites; and sites on other machines that were missing when asked last."""
+    """Return notices about unavailable sites, in runs that ended without some sites and in runs between machines."""
     parts = [
         Notice("warn", f"{name} {run.status}{on}: without {listed(run.summary.attendance.unavailable)}.")
         for name, run in runs
         if run.summary is not None and (on := ended_on(run.summary)) and run.status == "finished"
     ]
     return parts + [
-        Notice("warn", f"{name}: site {site} was missing when it was asked last: {why}.")
+        Notice("warn", f"{name}: site {site} did not reply to the last request: {why}.")
         for name, run in runs
         if run.summary is not None
         for site, why in sorted(run.summary.unavailable_reasons.items())
@@ -150,13 +150,14 @@ def _missing(runs: Sequence[Named]) -> list[Notice]:
 
 
 def _endings(runs: Sequence[Named]) -> list[Notice]:
+    """Return notices about runs that are not over or did not finish."""
     notices = []
     for name, run in runs:
         if run.summary is None:
             done = 0 if run.metrics.empty else int(run.metrics["round"].max())
             text = (
-                f"{name} is not over: it is still running or was stopped, with {done} of {run.run.rounds} rounds "
-                "in its metrics. The same command continues it; its final scores are not known yet."
+                f"{name} is not over: it is running or was stopped, with {done} of {run.run.rounds} rounds "
+                "in its metrics. The same command continues it; there are no final scores yet."
             )
             notices.append(Notice("warn", text))
         elif run.status != "finished":
@@ -170,13 +171,13 @@ def _endings(runs: Sequence[Named]) -> list[Notice]:
 
 
 def _constant(groups: Sequence[Group]) -> list[Notice]:
-    """Return what is found of models that predict the same for every image."""
+    """Return notices about models that predict the same for every image."""
     findings = _about(groups, lambda run: [entry.sentence for entry in run.constant_predictions])
     return [Notice("bad", f"{who}: {sentence}") for who, sentence in findings]
 
 
 def _best_rounds(runs: Sequence[Named]) -> list[Notice]:
-    """Which round was chosen, and which runs ended early; both by validation scores."""
+    """Return notices about model selection and early stopping by validation scores."""
     notices = []
     for name, run in runs:
         if run.summary is None or run.summary.best_round is None:
@@ -188,49 +189,60 @@ def _best_rounds(runs: Sequence[Named]) -> list[Notice]:
             clauses.append(f"its models and final scores are those of round {best.round}")
         elif best.round:
             clauses.append(f"its models are those of round {run.summary.models_round}; the best was {best.round}")
-        score = " (of which none came)" if best.score is None else f" ({best.metric} {best.score:.3f})"
+        score = " (none was defined)" if best.score is None else f" ({best.metric} {best.score:.3f})"
         notices.append(Notice("info", f"{name}: {', and '.join(clauses)}, by scores on {best.scored_on}{score}."))
     return notices
 
 
 def _leaks(groups: Sequence[Group]) -> list[Notice]:
+    """Return notices about data leaks that the user allowed."""
     leaks = _about(groups, lambda run: () if run.summary is None else run.summary.leaks)
-    return [
-        Notice("bad", f"A leak between the data was allowed by name ({who}): {sentence.rstrip('.')}.")
-        for who, sentence in leaks
-    ]
+    return [Notice("bad", f"The user allowed a data leak ({who}): {sentence.rstrip('.')}.") for who, sentence in leaks]
 
 
 def _changes(groups: Sequence[Group]) -> list[Notice]:
+    """Return notices about data files that changed after the partition."""
     files = _about(groups, lambda run: run.run.provenance.data.allowed_changes)
     return [
-        Notice("warn", f"'{file}' changed after the partition, which was accepted by name ({who}).")
+        Notice("warn", f"'{file}' changed after the partition; the user allowed this change ({who}).")
         for who, file in files
     ]
 
 
 def _other_data(groups: Sequence[Group]) -> list[Notice]:
+    """Return a notice if the runs have different data."""
     kinds = _about(groups, lambda run: [run.data])
     if len(kinds) < 2:
         return []
     if way := data_per([run for group in groups for run in group.runs]):
         within = "seed" if way == "seed" else "seed and fold"
-        return [Notice("info", f"Each {way} has data of its own. Differences are taken within a {within}.")]
+        return [Notice("info", f"Each {way} has its own data set. Differences are paired within a {within}.")]
     who = "; ".join(f"data {data[:8]}: {names}" for names, data in kinds)
-    return [Notice("warn", f"The runs did not use the same data ({who}). Differences are taken on the same data only.")]
+    return [
+        Notice(
+            "warn", f"The runs did not use the same data ({who}). Differences are between runs on the same data only."
+        )
+    ]
 
 
 def _no_test(groups: Sequence[Group]) -> list[Notice]:
+    """Return notices about runs without test scores."""
+
     def text(run: RunRecord) -> Iterator[str]:
         scored = [split for splits in run.scores.values() for split in splits]
         if run.status != "running" and "test" not in scored:
-            yield "no site had test images that were scored."
+            yield "no site evaluated test images."
 
     return [Notice("warn", f"There are no test scores of {who}: {why}") for who, why in _about(groups, text)]
 
 
 def _privacy(groups: Sequence[Group], named: Set[str]) -> list[Notice]:
-    """What private runs promise, in short, and who promises nothing; the groups in `named` have a notice already."""
+    """Return notices about differential privacy, on pages with private runs.
+
+    Args:
+        groups: Groups of the page.
+        named: Labels of the groups about whose privacy a section has a notice.
+    """
     promises: dict[str, list[str]] = {}
     without = []
     for group in groups:
@@ -240,13 +252,14 @@ def _privacy(groups: Sequence[Group], named: Set[str]) -> list[Notice]:
         else:
             promises.setdefault(_promise(settings), []).append(group.label)
     if not promises and not named:
-        return [Notice("info", "No differential privacy was used.")]
+        return []
     summary = "; ".join(f"{promise} ({listed(names)})" for promise, names in promises.items())
-    text = f"Differential privacy: {summary}. The section Privacy says what that means, and what was spent."
-    others = [Notice("info", f"No differential privacy was used by {listed(without)}.")] if without else []
+    text = f"Differential privacy: {summary}. The section on it has the definitions and the budget spent."
+    others = [Notice("info", f"No differential privacy: {listed(without)}.")] if without else []
     return [*([Notice("info", text)] if promises else []), *others]
 
 
 def _promise(privacy: Privacy) -> str:
+    """Return the guarantee of a privacy setting in words."""
     unit = mechanism_of(privacy.unit).unit_phrase
     return f"epsilon {privacy.epsilon:g} with delta {privacy.delta:g} for {unit} that is {WHAT[privacy.adjacency]}"

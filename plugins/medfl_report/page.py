@@ -1,4 +1,4 @@
-"""The report: one HTML file about one or more runs that needs nothing else, no network and no script."""
+"""The report: one self-contained HTML file about one or more runs, without scripts and network access."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from medfl.utils.files import write_atomic
 from medfl.utils.formats import listed
 from medfl_report import notices
 from medfl_report.groups import group_runs
-from medfl_report.paper.files import write_files
-from medfl_report.paper.pictures import Picture, kept_pictures
-from medfl_report.paper.tables import Table, kept_tables
+from medfl_report.paper.export import write_files
+from medfl_report.paper.page_figures import PageFigure, recorded_figures
+from medfl_report.paper.page_tables import ReportTable, recorded_tables
 from medfl_report.predictions import read_tested
 from medfl_report.scores import Baseline, named_runs, short_folders
 from medfl_report.section import Notice, ReportData, Section, render_template
@@ -28,22 +28,22 @@ from medfl_report.section import Notice, ReportData, Section, render_template
 _logger = logging.getLogger(__name__)
 
 FILE = "report.html"
-"""Name of the report in a run folder."""
+"""File name of the report in a run folder."""
 
 
 @dataclass(frozen=True)
-class MadeSection:
-    """A section on the page, or what is left of one that can't be made.
+class RenderedSection:
+    """Content of a section. A section that failed has a notice and no HTML.
 
     Attributes:
-        id: Of the section.
-        title: Its heading.
-        html: What stands below; None for no section.
-        notices: For the top of the page.
-        sources: For its end.
-        style: Its CSS.
-        pictures: Those that were drawn for it, for files.
-        tables: Those that it shows, for files. A section that writes its own HTML has none.
+        id: Identifier of the section.
+        title: Heading.
+        html: Content below the heading; None if the section failed.
+        notices: Notices for the top of the page.
+        sources: Sources for the footer of the page.
+        style: CSS of the section.
+        figures: Figures of the section, for files.
+        tables: Tables of the section, for files. A section that writes its own HTML has none.
     """
 
     id: str
@@ -52,28 +52,28 @@ class MadeSection:
     notices: tuple[Notice, ...]
     sources: tuple[str, ...]
     style: str = ""
-    pictures: tuple[Picture, ...] = ()
-    tables: tuple[Table, ...] = ()
+    figures: tuple[PageFigure, ...] = ()
+    tables: tuple[ReportTable, ...] = ()
 
 
 @dataclass(frozen=True)
-class MadePage:
-    """A page.
+class RenderedPage:
+    """Content of a page.
 
     Attributes:
-        html: All of it.
-        sections: Those that stand on it.
+        html: HTML of the page.
+        sections: Sections on the page.
         tables: Tables before the first section, for files.
     """
 
     html: str
-    sections: tuple[MadeSection, ...]
-    tables: tuple[Table, ...] = ()
+    sections: tuple[RenderedSection, ...]
+    tables: tuple[ReportTable, ...] = ()
 
     @property
-    def parts(self) -> list[MadeSection]:
-        """The start of the page, as a part with the tables before the first section, and all sections."""
-        return [MadeSection("runs", "", None, (), (), tables=self.tables), *self.sections]
+    def parts(self) -> list[RenderedSection]:
+        """Sections of the page, after a part ``runs`` with the tables before the first section."""
+        return [RenderedSection("runs", "", None, (), (), tables=self.tables), *self.sections]
 
 
 def write_report(
@@ -85,26 +85,24 @@ def write_report(
     figures: PathLike | None = None,
     notes: Sequence[str] = (),
 ) -> Path:
-    """Write the report of one or more runs. The same run folders, with the same atlas in the data, give the same bytes.
+    """Write the report of one or more runs, and files for papers if wanted; return the path of the report.
 
-    Only links to files beside the runs depend on where it is written.
+    The same run folders, with the same atlas in the data, give the same bytes. Only links to files beside the runs
+    depend on the place of the report.
 
     Args:
-        runs: Run folders, finished or not; with a run of the method ``local`` the report says who gains.
-        out: The file to write; by default ``report.html`` in the first run's folder. What is there is replaced.
-        labels: One for each run, as in `medfl_report.groups.group_runs`.
-        baseline: Label of the runs that the others are compared with centre by centre and class by class, see
-            `medfl_report.scores.compared`; by default the sites alone.
-        registry: Its plugins bring the sections; None loads those that are installed.
-        figures: A folder for every picture as SVG and PDF and every table as CSV and LaTeX; None writes none.
-        notes: What a reader is told at the top, a paragraph each.
-
-    Returns:
-        The file.
+        runs: Run folders, finished or not. With a run of the method ``local`` the report compares the others with it.
+        out: Path of the report; by default ``report.html`` in the first run's folder. An existing file is replaced.
+        labels: Label of each run, as in `medfl_report.groups.group_runs`.
+        baseline: Label of the reference, or a mapping from each group's label to its reference, see
+            `medfl_report.scores.compared`; by default local training.
+        registry: Registry whose plugins provide the sections; None loads the installed plugins.
+        figures: Folder for the figures and tables of a paper (`medfl_report.paper.export`); None writes none.
+        notes: Texts for the top of the page, a paragraph each.
 
     Raises:
-        SettingsError: If there is no run, two have the same settings and seed, or the baseline is none of them.
-        StoreError: If a folder holds no run, or a file can't be read or written.
+        SettingsError: If there is no run, two runs have the same settings and seed, or the reference is not a label.
+        StoreError: If a folder contains no run, or a file can't be read or written.
     """
     if not runs:
         raise SettingsError("no_runs", "expected at least one run folder, got none. Give the --output_dir of a run.")
@@ -118,7 +116,7 @@ def write_report(
 
 
 def render(records: Sequence[RunRecord], labels: Sequence[str] | None = None, registry: Registry | None = None) -> str:
-    """The report as HTML, without links; arguments and errors as in `make_page`."""
+    """Return the HTML of the report, without links. Arguments and errors as in `make_page`."""
     return make_page(records, labels, registry=registry).html
 
 
@@ -129,27 +127,27 @@ def make_page(
     folder: Path | None = None,
     registry: Registry | None = None,
     notes: Sequence[str] = (),
-) -> MadePage:
-    """The report as HTML, with what it was made of.
+) -> RenderedPage:
+    """Render the report.
 
     Args:
         records: At least one run.
-        labels: One for each run, as in `medfl_report.groups.group_runs`.
+        labels: Label of each run, as in `medfl_report.groups.group_runs`.
         baseline: As in `write_report`.
-        folder: Where the page will lie, for links to files beside the runs; None for no links.
+        folder: Folder of the page, for links to files beside the runs; None for no links.
         registry: As in `write_report`.
         notes: As in `write_report`.
 
     Raises:
-        SettingsError: If two have the same settings and seed, or the baseline is none of them.
+        SettingsError: If two runs have the same settings and seed, or the reference is not a label.
         StoreError: If a file of predictions or findings can't be read.
     """
     groups = group_runs(records, labels)
-    known = [group.label for group in groups]
-    if isinstance(baseline, str) and baseline not in known:
+    labels_of_groups = [group.label for group in groups]
+    if isinstance(baseline, str) and baseline not in labels_of_groups:
         raise SettingsError(
             "unknown_choice",
-            f"Unknown baseline '{baseline}'. {did_you_mean(baseline, known)}",
+            f"Unknown baseline '{baseline}'. {did_you_mean(baseline, labels_of_groups)}",
             what="baseline",
             choice=baseline,
         )
@@ -165,7 +163,7 @@ def make_page(
     sections = make_sections(registry or load_plugins(), data)
     shown = tuple(section for section in sections if section.html is not None)
     messages = [Notice("info", note) for note in notes] + [notice for section in sections for notice in section.notices]
-    with kept_tables() as tables:
+    with recorded_tables() as tables:
         html = render_template(
             __file__,
             "report.html",
@@ -178,35 +176,36 @@ def make_page(
             folders=short_folders([run for _, run in runs]),
             sources=listed([source for section in sections for source in section.sources]),
         )
-    return MadePage(str(html), shown, tuple(tables))
+    return RenderedPage(str(html), shown, tuple(tables))
 
 
-def make_sections(registry: Registry, data: ReportData) -> list[MadeSection]:
-    """The sections that apply, in the order of the page, and those that can't be made: these have a notice instead.
+def make_sections(registry: Registry, data: ReportData) -> list[RenderedSection]:
+    """Render the sections that apply, in the order of the page. A section that raises becomes a notice.
 
     Args:
-        registry: Knows the sections.
-        data: What the page is about.
+        registry: Registry with the sections.
+        data: Data of the page.
     """
     records = sorted(registry.report_sections.values(), key=lambda record: (record.order, record.name))
-    return [section for record in records if (section := _made(registry, record, data)) is not None]
+    return [section for record in records if (section := _render_section(registry, record, data)) is not None]
 
 
-def _made(registry: Registry, record: SectionRecord, data: ReportData) -> MadeSection | None:
+def _render_section(registry: Registry, record: SectionRecord, data: ReportData) -> RenderedSection | None:
+    """Render a section; None if it does not apply. If it raises, log the error and return a section with a notice."""
     try:
         section: Section = registry.report_section(record.name)()
-        with kept_pictures() as pictures, kept_tables() as tables:
+        with recorded_figures() as figures, recorded_tables() as tables:
             if not section.applies(data):
                 return None
             html, texts = escape(section.render(data)), tuple(section.notices(data))
         if not all(isinstance(notice, Notice) for notice in texts):
             raise TypeError(f"expected each notice to be a Notice, got {texts!r}")
         sources, style = tuple(section.sources(data)), section.style()
-        return MadeSection(record.name, record.title, html, texts, sources, style, tuple(pictures), tuple(tables))
+        return RenderedSection(record.name, record.title, html, texts, sources, style, tuple(figures), tuple(tables))
     except (Exception, SystemExit) as error:
         (plugin,) = registry.givers("report_section", record.name)
-        why = f"{type(error).__name__} in plugin '{plugin}'"  # its own text may hold a path, or a patient's data
+        why = f"{type(error).__name__} in plugin '{plugin}'"  # the error's text may contain a path or patient data
         text = f"The section '{record.title}' could not be made: {why}. The rest of the page is complete."
         _logger.warning("%s", text)
         _logger.debug("The traceback of section '%s':", record.name, exc_info=True)
-        return MadeSection(record.name, record.title, None, (Notice("warn", text),), ())
+        return RenderedSection(record.name, record.title, None, (Notice("warn", text),), ())

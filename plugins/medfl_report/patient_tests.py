@@ -1,10 +1,10 @@
-"""Tests over the test patients: do two methods differ by more than chance?
+"""Significance tests over the test patients for the difference between two methods.
 
-An interval describes how uncertain a difference is. A claim needs the test of
+A confidence interval describes a difference; a difference counts as significant by the exchange test of
 `medfl_report.statistics.exchange_models`. Runs with the same data have the same test patients, and their differences
 are averaged patient by patient. The folds of one seed test different patients, and so do the sites. Data of different
-seeds may share patients in an unknown way, so each seed has a test of its own, and their p-values are combined by
-`medfl_report.statistics.combine_p`.
+seeds may share patients in an unknown way, so each seed is tested separately, and
+`medfl_report.statistics.combine_p` combines the p-values.
 """
 
 from __future__ import annotations
@@ -17,26 +17,39 @@ from pathlib import Path
 
 from medfl.engine.runs.records import RunRecord
 from medfl_report.predictions import Tested, read_tested
-from medfl_report.statistics import LEVEL, Exchange, Interval, can_decide, combine_p, exchange_models, mean_exchange
+from medfl_report.statistics import (
+    LEVEL,
+    ExchangeDistribution,
+    Interval,
+    can_decide,
+    combine_p,
+    exchange_models,
+    mean_exchange,
+)
 
 Sets = Mapping[str, Tested]
 """Maps each site to its test set in one run."""
 
-ORDER_ONLY = ("auc", "macro_auc", "map", "c_index")
-"""Metrics that depend only on the order of a model's predictions; ``auc_0``, ``auc_1``, ... do as well."""
+RANK_METRICS = ("auc", "macro_auc", "map", "c_index")
+"""Metrics that depend only on the ranking of a model's predictions, as do ``auc_0``, ``auc_1``, ..."""
 
 UNDEFINED = "not defined here"
-"""Stands where a metric can't be computed, such as the AUC of one class."""
+"""Text for a metric that can't be computed, such as the AUC of images of a single class."""
 
 NO_PREDICTIONS = "no predictions"
 OTHER_IMAGES = "other test images"
 NO_NUMBERS = "a model gives no numbers"
-"""Reasons for which two models can't be compared patient by patient."""
+"""Reasons why two models can't be compared patient by patient."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A run and the run that it is compared with, on the same data."""
+    """Two runs on the same data that are compared.
+
+    Attributes:
+        alone: Run of the reference, for example of local training.
+        other: Run of the compared method.
+    """
 
     alone: RunRecord
     other: RunRecord
@@ -48,7 +61,7 @@ class PatientTest:
 
     Attributes:
         p: Two-sided p-value; None if there is no test.
-        patients: Number of patients of the smallest test that was made; images where patients are not known.
+        patients: Number of patients of the smallest test that was made; images if patients are not known.
         reason: Reason why there is no test; empty if there is one.
     """
 
@@ -57,13 +70,13 @@ class PatientTest:
     reason: str = ""
 
     @property
-    def decides(self) -> bool:
-        """Whether the difference is claimed."""
+    def is_significant(self) -> bool:
+        """True if the p-value is at most `medfl_report.statistics.LEVEL`."""
         return self.p is not None and self.p <= LEVEL
 
     @property
     def too_few(self) -> bool:
-        """Whether there are too few patients for any difference to be claimed."""
+        """True if no predictions on that many patients could give a significant result."""
         return self.p is not None and not can_decide(self.patients)
 
 
@@ -82,10 +95,10 @@ def sets_reader() -> Callable[[RunRecord], Sets]:
 def method_test(
     pairs: Sequence[tuple[RunRecord, RunRecord]], metric: str, sets_of: Callable[[RunRecord], Sets]
 ) -> PatientTest:
-    """Test the mean over the sites of a metric of the models that sites take home.
+    """Test the difference between two methods in the mean over the sites, for the models that the sites export.
 
     Args:
-        pairs: Each run with the one that it is compared with, on the same data.
+        pairs: Pairs (run of the method, run of its reference) on the same data.
         metric: Name of the metric.
         sets_of: Returns the test sets of a run, such as `sets_reader()`.
     """
@@ -95,35 +108,35 @@ def method_test(
     return PatientTests(metric, [Pair(base, run) for run, base in pairs], sets_of).over(sites)
 
 
-def verdict_over_runs(interval: Interval | None, test: PatientTest, words: tuple[str, str]) -> str:
-    """Return the verdict on a difference over several runs.
+def effect_over_runs(interval: Interval | None, test: PatientTest, words: tuple[str, str]) -> str:
+    """Return the effect of a method over several runs, in words.
 
     Args:
         interval: Interval of the difference over the runs, in which larger is better; None if there is none.
         test: Test over the patients of these runs.
-        words: Verdicts on a positive and on a negative difference.
+        words: Words for a positive and for a negative effect.
 
     Returns:
-        One of `words` if the interval is on one side of 0 and the test claims a difference; with the addition
-        "(seeds only)" if there is no test. Else ``too few patients`` or ``n.s.``, or ``-`` without an interval.
+        One of `words` if the interval excludes 0 and the test is significant; the same with the addition
+        "(seeds only)" if there is no test. Otherwise ``too few patients`` or ``n.s.``, or ``-`` without an interval.
     """
     if interval is None:
         return "-"
     if test.too_few:
         return "too few patients"
-    if not interval.decided or not (test.p is None or test.decides):
+    if not interval.excludes_zero or not (test.p is None or test.is_significant):
         return "n.s."
     word = words[0] if interval.difference > 0 else words[1]
     return word if test.p is not None else f"{word} (seeds only)"
 
 
-def order_only(metric: str) -> bool:
-    """Return whether a metric depends only on the order of a model's predictions."""
-    return metric in ORDER_ONLY or metric.startswith("auc_")
+def is_rank_metric(metric: str) -> bool:
+    """Return whether a metric depends only on the ranking of a model's predictions."""
+    return metric in RANK_METRICS or metric.startswith("auc_")
 
 
 def why_incomparable(before: Tested | None, after: Tested | None) -> str:
-    """Return the reason for which two models can't be compared patient by patient; empty if they can be."""
+    """Return the reason why two models can't be compared patient by patient; an empty text if they can."""
     if before is None or after is None:
         return NO_PREDICTIONS
     if not before.same_images(after):
@@ -132,7 +145,7 @@ def why_incomparable(before: Tested | None, after: Tested | None) -> str:
 
 
 class PatientTests:
-    """Tests of the difference between two groups of runs by one metric.
+    """Exchange tests of the difference between two groups of runs in one metric, computed on demand and cached.
 
     Args:
         metric: Name of the metric.
@@ -143,24 +156,24 @@ class PatientTests:
     def __init__(self, metric: str, pairs: Sequence[Pair], sets_of: Callable[[RunRecord], Sets]) -> None:
         self._metric, self._sets_of = metric, sets_of
         self._families = _families(pairs)
-        self._exchanges: dict[tuple[int, str, str], Exchange | str] = {}
+        self._exchanges: dict[tuple[int, str, str], ExchangeDistribution | str] = {}
 
     def over(self, sites: Sequence[str]) -> PatientTest:
-        """Test the mean over the data sets and the sites that both models of a pair have a score for.
+        """Test the mean difference over the data sets, and over the sites for which both runs of a pair have a score.
 
         Args:
             sites: Names of the sites.
         """
         tests = []
         for place, by_data in enumerate(self._families):
-            parts: list[list[Exchange]] = []
+            parts: list[list[ExchangeDistribution]] = []
             for data, pairs in by_data.items():
                 scored = [site for site in sites if all(self._is_scored(pair, site) for pair in pairs)]
                 results = [self._exchange(place, data, site, pairs) for site in scored]
                 reasons = [part for part in results if isinstance(part, str)]
                 if reasons:
                     return PatientTest(reason=reasons[0])
-                parts.append([part for part in results if isinstance(part, Exchange)])
+                parts.append([part for part in results if isinstance(part, ExchangeDistribution)])
             parts = [part for part in parts if part]
             if not parts:
                 return PatientTest(reason=UNDEFINED)
@@ -171,14 +184,14 @@ class PatientTests:
     def _is_scored(self, pair: Pair, site: str) -> bool:
         return all(run.score(site, self._metric) is not None for run in (pair.alone, pair.other))
 
-    def _exchange(self, family: int, data: str, site: str, pairs: Sequence[Pair]) -> Exchange | str:
-        """The exchanges of a site in one data set, or the reason why there are none."""
+    def _exchange(self, family: int, data: str, site: str, pairs: Sequence[Pair]) -> ExchangeDistribution | str:
+        """Return the cached exchanges of a site in one data set, or the reason why there are none."""
         key = (family, data, site)
         if key not in self._exchanges:
-            self._exchanges[key] = self._computed(data, site, pairs)
+            self._exchanges[key] = self._compute_exchange(data, site, pairs)
         return self._exchanges[key]
 
-    def _computed(self, data: str, site: str, pairs: Sequence[Pair]) -> Exchange | str:
+    def _compute_exchange(self, data: str, site: str, pairs: Sequence[Pair]) -> ExchangeDistribution | str:
         sides = []
         for pair in pairs:
             before, after = (self._sets_of(run).get(site) for run in (pair.alone, pair.other))
@@ -195,15 +208,16 @@ class PatientTests:
             first.targets,
             first.patients,
             seed=[zlib.crc32(data.encode()), zlib.crc32(site.encode())],
-            order_only=order_only(self._metric),
+            order_only=is_rank_metric(self._metric),
         )
         return UNDEFINED if exchange is None else exchange
 
 
 def _families(pairs: Sequence[Pair]) -> list[dict[str, list[Pair]]]:
-    """Put seeds with the same data sets together: for each such family the pairs on each data set.
+    """Group the pairs by families of data sets, and within a family by data set.
 
-    The data sets of a family are those of one seed, one or its folds, which have no test patient in common.
+    A family contains the seeds that use the same data sets. The data sets of a family are folds, which have no test
+    patient in common.
     """
     by_seed: dict[int, list[Pair]] = {}
     for pair in pairs:

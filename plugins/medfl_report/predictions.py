@@ -1,4 +1,4 @@
-"""What the models that sites take home say of their test images, read from the run folders."""
+"""Predictions of the exported models on the sites' test images, read from the run folders."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from medfl.errors import StoreError
 from medfl.objectives import Objective
 from medfl.objectives.objective import GROUP
 from medfl.types import FACTS
-from medfl_report.statistics import Interval, Score, bootstrap, paired_bootstrap
+from medfl_report.statistics import Interval, ScoreFunction, bootstrap, paired_bootstrap
 
 
 @dataclass(frozen=True)
 class Tested:
-    """A site's test set under the model that the site takes home.
+    """A test set with the predictions of one model, for a site the model that the site exports.
 
     Attributes:
-        rows: (N,), int64: place of each image in the test split.
-        targets: As `Objective.kept` gives them: (N,), int64, for classes, else (N, T), float64.
-        judged: (N, K), float64: what the model says, as `Objective.judged` has it, such as probabilities; NaN after a
+        rows: Index of each image in the test split, (N,), int64.
+        targets: Targets in the form of `Objective.kept`: (N,), int64, for classes, else (N, T), float64.
+        judged: Predictions in the form of `Objective.judged`, such as probabilities, (N, K), float64; NaN after a
             diverged training.
-        objective: What was learned.
-        sex: Of the person of each image, as the data list has it, "" where it is not known; empty where none is.
-        centre: Where each image was taken; the same.
-        patients: (N,), int64: numbers that images of one patient share; None if each image counts as a patient.
-        groups: Of each image (`Objective.groups`); empty where there are none.
+        objective: Objective of the run.
+        sex: Sex of each image's patient as in the data list, "" if unknown; empty if it is known for no image.
+        centre: Centre at which each image was taken, in the same form.
+        patients: Patient number of each image, (N,), int64; None if each image counts as one patient.
+        groups: Group of each image (`Objective.groups`); empty if there are none.
     """
 
     rows: torch.Tensor
@@ -46,7 +46,7 @@ class Tested:
     groups: tuple[str, ...] = ()
 
     def same_images(self, other: Tested) -> bool:
-        """Whether both are about the same images with the same targets, and models of the same kind."""
+        """Return whether both contain the same images and targets, and predictions of the same shape."""
         return (
             torch.equal(self.rows, other.rows)
             and self.targets.shape == other.targets.shape
@@ -56,46 +56,46 @@ class Tested:
 
     @property
     def defined(self) -> bool:
-        """Whether there are images, and the model gave numbers for all of them."""
+        """True if there are images and the model gave a number for each of them."""
         return len(self.rows) > 0 and self.objective.gave_numbers(self.judged)
 
     @property
     def correct(self) -> int:
-        """Images whose most probable class is the right one."""
+        """Number of images whose most probable class is the true class."""
         return int(self.right.sum())
 
     @property
     def right(self) -> torch.Tensor:
-        """(N,), bool: whether the most probable class is the right one."""
+        """True for each image whose most probable class is the true class, (N,), bool."""
         return self.judged.argmax(dim=1) == self.targets
 
     @property
     def patient_count(self) -> int | None:
-        """How many patients there are; None where each image counts as one."""
+        """Number of patients; None if each image counts as one."""
         return None if self.patients is None else len(self.patients.unique())
 
     def score(self, metric: str) -> float:
-        """A metric of the objective; NaN where it is not defined."""
+        """Return a metric of the objective; NaN if it is not defined."""
         return self.objective.score(metric, self.judged, self.targets)
 
-    def interval(self, score: str | Score) -> Interval | None:
-        """A score with its 95 % interval over the patients; None where it is not defined.
+    def interval(self, score: str | ScoreFunction) -> Interval | None:
+        """Return a score with its 95 % bootstrap interval over the patients; None if it is not defined.
 
         Args:
-            score: Name of a metric of the objective, or any other score.
+            score: Name of a metric of the objective, or a score function.
         """
         return bootstrap(self._score(score), self.judged, self.targets, patients=self.patients)
 
     def gain_over(self, other: Tested, metric: str) -> Interval | None:
-        """The difference self - other of a metric with its interval, of two models on the same images."""
+        """Return the difference self - other in a metric with its interval over patients; None if not defined."""
         score = self._score(metric)
         return paired_bootstrap(score, self.judged, other.judged, self.targets, patients=self.patients)
 
     def part(self, chosen: torch.Tensor) -> Tested:
-        """Some of the images.
+        """Return the subset of the chosen images.
 
         Args:
-            chosen: (N,), bool.
+            chosen: True for each chosen image, (N,), bool.
         """
         places = chosen.nonzero(as_tuple=True)[0].tolist()
         sex, centre, groups = (
@@ -113,15 +113,21 @@ class Tested:
             groups=groups,
         )
 
-    def _score(self, score: str | Score) -> Score:
+    def _score(self, score: str | ScoreFunction) -> ScoreFunction:
         return partial(self.objective.weighted_score, score) if isinstance(score, str) else score
 
 
 def read_tested(run: RunRecord) -> dict[str, Tested]:
-    """Site to its test set, for the sites that have one in the run folder.
+    """Read the test set of each site that has one in the run folder.
 
-    Without any unless the predictions are of the round that the scores are of: not where a run that goes on has left
-    those of an earlier end, nor where one diverged after rounds that were not scored.
+    The result is empty unless predictions and scores are of the same round. They are not in a continued run, whose
+    predictions are from its earlier end, and in a run that diverged after its last evaluated round.
+
+    Args:
+        run: The run.
+
+    Returns:
+        Maps each site to its test set.
 
     Raises:
         StoreError: If a file of predictions can't be read.
@@ -138,21 +144,21 @@ def read_tested(run: RunRecord) -> dict[str, Tested]:
             raise StoreError(
                 "unreadable_file",
                 f"'{run.folder / 'sites' / site / PREDICTIONS}' can't be read: {error}. "
-                "Give the command of that run again: it writes the file anew.",
+                "Give the command of that run again: it writes the file again.",
                 path=run.folder / "sites" / site / PREDICTIONS,
             ) from None
     return test_sets
 
 
 def tested_of(table: pd.DataFrame, objective: Objective) -> Tested:
-    """A test set from the rows of its file.
+    """Return the test set in a table of predictions.
 
     Args:
-        table: From `medfl.engine.runs.records.read_predictions`.
-        objective: What was learned.
+        table: Table of `medfl.engine.runs.records.read_predictions`.
+        objective: Objective of the run.
 
     Raises:
-        ValueError: If the columns are not those of the objective, or a label is no class.
+        ValueError: If the columns do not match the objective, or a label is no class.
     """
     kept, judged = list(objective.kept_columns), list(objective.columns(()))
     names = ["row", *kept, *judged]
@@ -187,7 +193,11 @@ def _numbers(table: pd.DataFrame, columns: list[str]) -> torch.Tensor:
 
 
 def pooled(tested: dict[str, Tested]) -> Tested | None:
-    """The test sets of all sites as one, of each what its model says only; None unless some gave numbers."""
+    """Concatenate test sets, each with the predictions of its own model; None if no test set has numbers.
+
+    Args:
+        tested: Maps a name to a test set. Sites and seeds are concatenated in the order of the names.
+    """
     parts = [test_set for _, test_set in sorted(tested.items()) if test_set.defined]
     if not parts:
         return None
@@ -202,7 +212,7 @@ def pooled(tested: dict[str, Tested]) -> Tested | None:
     )
 
 
-def _texts(parts: Sequence[Tested], known: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """A text of each image of all parts, "" where it is not known; empty where it is known of none."""
-    texts = [texts or ("",) * len(part.rows) for part, texts in zip(parts, known, strict=True)]
+def _texts(parts: Sequence[Tested], texts_by_part: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Concatenate the texts of the images, "" for an image without one; empty if no image has a text."""
+    texts = [texts or ("",) * len(part.rows) for part, texts in zip(parts, texts_by_part, strict=True)]
     return tuple(text for part in texts for text in part) if any(map(any, texts)) else ()

@@ -1,4 +1,4 @@
-"""Small pictures of images and of values over them, drawn as lines of SVG, since a page may load no raster image."""
+"""Thumbnails of images with overlays as SVG paths, since a report may load no raster images."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from medfl_report.paper.pictures import keep
+from medfl_report.paper.page_figures import record_figure
 
 SIDE = 32
-"""Most cells of a picture along each side; larger images are averaged down to bound the page."""
+"""Largest number of cells of a thumbnail along each side; larger images are averaged down to limit the page's size."""
 
 
 GREYS = 12
-"""Shades of an image."""
+"""Number of grey levels of an image."""
 
 
 STEPS = 4
-"""Strengths of a colour."""
+"""Number of levels of a colour overlay."""
 
 
 FOR, AGAINST = "#d7191c", "#0a64d6"
-"""Red and blue, which people with any colour vision tell apart on grey."""
+"""Colours of positive (red) and negative (blue) values; distinguishable on grey with any colour vision."""
 
 
 def plane(values: np.ndarray) -> np.ndarray:
-    """An image of two axes, with row 0 on top, of at most `SIDE` cells along each.
+    """Return an image with row 0 at the top, averaged down to at most `SIDE` cells along each axis.
 
     Args:
-        values: Shape (H, W); of a volume (H, W, D) the middle slice across the last axis, with its second axis upwards.
+        values: Image (H, W), or volume (H, W, D). Of a volume, the middle slice of the last axis is returned with its
+            second axis upwards.
     """
     if values.ndim == 3:
         values = values[..., values.shape[2] // 2].T[::-1]
@@ -48,7 +49,7 @@ def plane(values: np.ndarray) -> np.ndarray:
 
 
 def shades(image: np.ndarray) -> np.ndarray:
-    """Shade of each cell from the darkest to the brightest of an image, 0 to `GREYS` - 1; 0 in an even one."""
+    """Return the grey level of each cell, from 0 (darkest) to `GREYS` - 1 (brightest); all 0 in a constant image."""
     low, high = float(image.min()), float(image.max())
     share = (image - low) / (high - low) if high > low else np.zeros_like(image)
     cells: np.ndarray = np.rint(share * (GREYS - 1)).astype(int)
@@ -56,11 +57,11 @@ def shades(image: np.ndarray) -> np.ndarray:
 
 
 def strengths(values: np.ndarray, full: float) -> np.ndarray:
-    """Strength of each value, from -`STEPS` to `STEPS`, 0 for the weakest.
+    """Return the overlay level of each value, from -`STEPS` to `STEPS`; 0 is transparent.
 
     Args:
-        values: Any shape.
-        full: From this size on a value has the full strength, >= 0; with 0 none has any.
+        values: Values of any shape.
+        full: Absolute value from which the level is `STEPS`, >= 0; 0 gives level 0 everywhere.
     """
     share = values / full if full > 0 else np.zeros_like(values)
     cells: np.ndarray = np.clip(np.rint(share * STEPS), -STEPS, STEPS).astype(int)
@@ -68,7 +69,7 @@ def strengths(values: np.ndarray, full: float) -> np.ndarray:
 
 
 def grey_layer(levels: np.ndarray) -> str:
-    """An image of `shades`, as SVG; the most frequent shade is the ground of all others."""
+    """Return an image of `shades` as SVG. The most frequent level is a background rectangle below the others."""
     ground = int(np.bincount(levels.ravel()).argmax())
     height, width = levels.shape
     paths = [strips(levels == level, _grey(level)) for level in range(GREYS) if level != ground]
@@ -76,7 +77,7 @@ def grey_layer(levels: np.ndarray) -> str:
 
 
 def colour_layer(levels: np.ndarray) -> str:
-    """Values of `strengths`, as SVG that lets what is behind shine through."""
+    """Return values of `strengths` as a semi-transparent SVG overlay."""
     signs = [(level, colour) for level in range(1, STEPS + 1) for colour in (FOR, AGAINST)]
     return "".join(
         strips(levels == (level if colour == FOR else -level), colour, f"{0.8 * level / STEPS:.2g}")
@@ -85,11 +86,11 @@ def colour_layer(levels: np.ndarray) -> str:
 
 
 def outline_layer(mask: np.ndarray, colour: str) -> str:
-    """The edge of a mask as SVG: a line between each cell of it and each neighbour that is not.
+    """Return the outline of a mask as SVG; empty for an empty mask.
 
     Args:
-        mask: Shape (rows, columns), of booleans.
-        colour: Of the line.
+        mask: Mask (rows, columns), bool.
+        colour: Colour of the line.
     """
     padded = np.pad(mask.astype(int), 1)
     down, right = np.diff(padded, axis=0)[:, 1:-1], np.diff(padded, axis=1)[1:-1]
@@ -102,16 +103,16 @@ def outline_layer(mask: np.ndarray, colour: str) -> str:
 
 
 def tile(shape: Sequence[int], layers: str, description: str, alone: str = "") -> Markup:
-    """A picture for a page.
+    """Return a thumbnail as an SVG element, and record it for files.
 
     Args:
-        shape: Rows and columns.
-        layers: From `grey_layer` and `colour_layer`, or references to some.
-        description: What it shows, for those who do not see it.
-        alone: The layers for a file of its own, where `layers` refer to some of another picture.
+        shape: Numbers of rows and columns.
+        layers: SVG of `grey_layer`, `colour_layer` and `outline_layer`, or references to elements of another thumbnail.
+        description: Content in words, for screen readers.
+        alone: Self-contained layers for files, if `layers` contain references; empty otherwise.
     """
     height, width = shape
-    keep("", description, partial(tile_figure, shape, alone or layers))
+    record_figure("", description, partial(tile_figure, shape, alone or layers))
     return Markup(  # noqa: S704
         f'<svg class="tile" role="img" aria-label="{escape(description)}" viewBox="0 0 {width} {height}" '
         f'shape-rendering="crispEdges">{layers}</svg>'
@@ -123,12 +124,12 @@ def _grey(level: int) -> str:
 
 
 def strips(mask: np.ndarray, colour: str, opacity: str = "") -> str:
-    """The cells of a mask as SVG, as horizontal lines as wide as a cell; nothing for none.
+    """Return the cells of a mask as SVG, as horizontal lines one cell wide; empty for an empty mask.
 
     Args:
-        mask: Shape (rows, columns), of booleans.
-        colour: Of the lines.
-        opacity: Theirs; empty for full.
+        mask: Mask (rows, columns), bool.
+        colour: Colour of the lines.
+        opacity: Opacity of the lines; empty for full opacity.
     """
     lines = []
     for row, cells in enumerate(mask):
@@ -141,7 +142,7 @@ def strips(mask: np.ndarray, colour: str, opacity: str = "") -> str:
 
 
 def balanced(labels: Sequence[int], most: int) -> list[int]:
-    """Places of at most so many images, as evenly over the classes as can be, in their order."""
+    """Return the indices of at most `most` images, as evenly over the classes as possible, in increasing order."""
     seen: dict[int, int] = {}
     ranked = []
     for place, label in enumerate(labels):
@@ -151,49 +152,49 @@ def balanced(labels: Sequence[int], most: int) -> list[int]:
 
 
 EDGE = 1.6
-"""Inches of the longer side."""
+"""Length of the longer side of a thumbnail's figure in inches."""
 
-Pen = tuple[int, int, int, int]
-"""A cell or an edge: column and row of its start, and how far it goes to the right and down."""
+Stroke = tuple[int, int, int, int]
+"""Line of an SVG path: column and row of its start, length to the right, length downwards."""
 
 
 def tile_figure(shape: Sequence[int], layers: str) -> Figure:
-    """Draw a picture.
+    """Draw a thumbnail as a matplotlib figure, for files.
 
     Args:
-        shape: Rows and columns.
-        layers: Of `medfl_report.rasters`: paths of whole cells, filled, as strips or as outlines.
+        shape: Numbers of rows and columns.
+        layers: SVG of this module's layers: paths of whole cells, filled, as strips or as outlines.
     """
     height, width = shape
-    image, edges = np.ones((height, width, 3)), list[tuple[list[Pen], str]]()
+    image, edges = np.ones((height, width, 3)), list[tuple[list[Stroke], str]]()
     for attributes in re.findall(r"<path([^>]*)/>", layers):
-        facts = dict(re.findall(r'([\w-]+)="([^"]*)"', attributes))
-        pens = list(_pens(facts["d"]))
-        if facts.get("fill", "none") != "none":
-            image[:] = to_rgb(facts["fill"])  # the ground is the only area
-        elif "transform" in facts:
-            share, colour = float(facts.get("stroke-opacity", 1)), np.array(to_rgb(facts["stroke"]))
-            for column, row, across, _ in pens:
+        values = dict(re.findall(r'([\w-]+)="([^"]*)"', attributes))
+        strokes = list(_strokes(values["d"]))
+        if values.get("fill", "none") != "none":
+            image[:] = to_rgb(values["fill"])  # only the background has a fill
+        elif "transform" in values:
+            share, colour = float(values.get("stroke-opacity", 1)), np.array(to_rgb(values["stroke"]))
+            for column, row, across, _ in strokes:
                 part = image[row, column : column + across]
                 part[:] = (1 - share) * part + share * colour
         else:
-            edges.append((pens, facts["stroke"]))
+            edges.append((strokes, values["stroke"]))
     scale = EDGE / max(height, width)
     figure = Figure(figsize=(width * scale, height * scale), layout=None)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.imshow(image, interpolation="nearest", extent=(0, width, height, 0))
-    for pens, stroke in edges:
-        ends = [((column, row), (column + across, row + down)) for column, row, across, down in pens]
-        axes.add_collection(LineCollection(ends, colors=stroke, linewidths=1.5))
+    for strokes, colour_name in edges:
+        ends = [((column, row), (column + across, row + down)) for column, row, across, down in strokes]
+        axes.add_collection(LineCollection(ends, colors=colour_name, linewidths=1.5))
     axes.set(xlim=(0, width), ylim=(height, 0))
     axes.axis("off")
     return figure
 
 
-def _pens(path: str) -> list[Pen]:
-    """The first stroke of each part of a path."""
-    pens = []
+def _strokes(path: str) -> list[Stroke]:
+    """Return the first line of each subpath of a path."""
+    strokes = []
     for column, row, way, length in re.findall(r"M(\d+) ?(\d+)([hv])(\d+)", path):
         across, down = (int(length), 0) if way == "h" else (0, int(length))
-        pens.append((int(column), int(row), across, down))
-    return pens
+        strokes.append((int(column), int(row), across, down))
+    return strokes

@@ -1,4 +1,4 @@
-"""The table of a study over all its rounds, in Markdown."""
+"""Markdown tables of a study with measures over all rounds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TABLES = {
         "consistency_local",
         "balance",
     ),
-    "spread over the rounds, and other readings": (
+    "standard deviation over the rounds, and further measures": (
         "global_std",
         "local_std",
         "personal_change_mean",
@@ -30,17 +30,17 @@ TABLES = {
     ),
     "last round": ("global_final", "bwt_final", "personal_change_final", "local_final"),
 }
-"""Heading to the measures that stand below it."""
+"""Maps the heading of each table to its measures."""
 
 
 def rounds_markdown(table: pd.DataFrame) -> str:
-    """Global and local scores over all rounds, backward transfer and consistency.
+    """Return Markdown tables of scores over all rounds, backward transfer and consistency.
 
     Args:
-        table: From `medfl_report.forgetting.forgetting_table`.
+        table: Table of `medfl_report.forgetting.forgetting_table`.
 
     Returns:
-        Tables and the meaning of their columns; empty if no run tells any of it.
+        Tables and definitions of their columns; empty if no run has such a measure.
     """
     if table.empty:
         return ""
@@ -50,11 +50,12 @@ def rounds_markdown(table: pd.DataFrame) -> str:
     shown = [name for names in TABLES.values() for name in names if name in set(table["measure"])]
     notes = [f"- {name}: {MEASURES[name]}." for name in shown]
     over = "runs, one for each seed and fold" if any("fold" in seeds for seeds in table["seeds"]) else "seeds"
-    notes.append(f"- ± is the standard deviation over the {over} (ddof = 1), never that over the rounds.")
+    notes.append(f"- ± is the standard deviation over the {over} (ddof = 1), not over the rounds.")
     return "\n".join([*parts, *notes]) + "\n"
 
 
 def _table(table: pd.DataFrame, title: str, names: tuple[str, ...]) -> str:
+    """Return the table of some measures with its heading; empty without values."""
     chosen = table[table["measure"].isin(names)]
     if chosen.empty:
         return ""
@@ -69,5 +70,5 @@ def _table(table: pd.DataFrame, title: str, names: tuple[str, ...]) -> str:
 
 
 def _cell(row: dict[Any, Any], seeds: str) -> str:
-    """Mean and spread, and which seeds they are of where that is not all."""
+    """Return mean and standard deviation as text, with the seeds if these are not all seeds of the row."""
     return plus_minus(row["mean"], row["std"]) + ("" if row["seeds"] == seeds else f" (seeds {row['seeds']})")

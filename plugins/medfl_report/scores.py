@@ -1,4 +1,4 @@
-"""Which runs and metrics a report sets side by side, their scores, and how far confidence can be believed."""
+"""Runs, references and metrics that a report compares, their scores, and their calibration."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import torch
 
@@ -21,16 +22,16 @@ from medfl_report.predictions import Tested, pooled
 from medfl_report.statistics import mean_std, wilson_over_patients
 
 COLUMNS = ("mean", "worst", "global_test", "public_test")
-"""What a summary has of a score, beside the values of each site."""
+"""Fields of a score in a run's summary, beside the values of each site."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """A score, as mean over seeds.
+    """Mean and standard deviation of a score over the runs of a group.
 
     Attributes:
-        mean: The score, or None if no seed has one.
-        spread: Standard deviation over the seeds that have one, if there are several.
+        mean: Mean; None if no run has the score.
+        spread: Standard deviation (ddof = 1) over the runs that have the score; None for fewer than two.
     """
 
     mean: float | None
@@ -39,7 +40,16 @@ class Value:
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """The scores of one group by one metric, for one kind of model."""
+    """Scores of one group in one metric, for one kind of model.
+
+    Attributes:
+        name: Label of the group.
+        model: Kind of model: ``global`` or ``personal``.
+        mean: Mean over the sites.
+        worst: Score of the worst site.
+        global_test: Score on the server's test set.
+        public_test: Score on the public test set.
+    """
 
     name: str
     model: str
@@ -54,9 +64,9 @@ class Confusion:
     """A confusion matrix.
 
     Attributes:
-        name: Of the group.
-        counts: [true class][predicted class] images, over all sites and seeds.
-        shares: The same over the sum of the row; 0 in a row without images.
+        name: Label of the group.
+        counts: Number of images by [true class][predicted class], over all sites and seeds.
+        shares: Counts divided by the sum of their row; 0 in a row without images.
     """
 
     name: str
@@ -66,9 +76,15 @@ class Confusion:
 
 @dataclass(frozen=True)
 class SiteScore:
-    """A site's score without anything to compare it with: value, and Wilson's 95 % interval of an accuracy.
+    """Score of a site, without a reference.
 
-    `patients` is None where each image counts as one.
+    Attributes:
+        site: Name of the site.
+        images: Number of test images; None if it is not known.
+        value: Score; None if it is not defined.
+        low: Lower end of the Wilson 95 % interval of an accuracy; None for other metrics and for several runs.
+        high: Upper end of the interval.
+        patients: Number of test patients; None if each image counts as one.
     """
 
     site: str
@@ -80,7 +96,15 @@ class SiteScore:
 
 
 def score_table(groups: Sequence[Group], split: str) -> dict[str, list[ScoreRow]]:
-    """Metric to its rows, group by group, on ``test``, ``shared`` or ``val``; empty if nothing was scored on it."""
+    """Collect the scores of all groups on a split.
+
+    Args:
+        groups: Groups of the page.
+        split: ``test``, ``val``, or ``shared`` (exported models on the server's test set).
+
+    Returns:
+        Maps each metric to its rows, group by group; empty if nothing was scored on the split.
+    """
     table: dict[str, list[ScoreRow]] = {}
     for group in groups:
         summaries = [run.scores for run in group.runs]
@@ -94,13 +118,13 @@ def score_table(groups: Sequence[Group], split: str) -> dict[str, list[ScoreRow]
 
 
 def value_over(values: Sequence[float | None]) -> Value:
-    """Mean and spread of the values that are there, for example one for each seed."""
-    known = [value for value in values if value is not None]
-    return Value(*mean_std(known)) if known else Value(None)
+    """Return mean and standard deviation of the values that are not None, for example one for each seed."""
+    defined = [value for value in values if value is not None]
+    return Value(*mean_std(defined)) if defined else Value(None)
 
 
 def pool_group(group: Group, tested: Mapping[str, Sets]) -> Tested | None:
-    """The test images of all sites and seeds of a group, each under the model that its site takes home."""
+    """Concatenate the test sets of all sites and runs of a group; None without predictions."""
     return pooled(
         {
             f"{index} {site}": test_set
@@ -111,25 +135,35 @@ def pool_group(group: Group, tested: Mapping[str, Sets]) -> Tested | None:
 
 
 def class_names(run: RunRecord) -> list[str]:
-    """Names of the classes; their numbers as long as the run is not over."""
+    """Return the names of the classes; their numbers while the run is not over."""
     names = run.objective.titles if run.holdings is None else run.holdings.classes
     return [plain_name(str(name), str(number)) for number, name in enumerate(names)]
 
 
 def confusion_of(name: str, tested: Tested) -> Confusion:
-    """The confusion matrix of pooled test images."""
+    """Return the confusion matrix of a test set.
+
+    Args:
+        name: Label of the group.
+        tested: Test set, for example of all sites.
+    """
     counts = confusion(tested.judged, tested.targets, tested.objective.classes)
     shares = counts.double() / counts.sum(1, keepdim=True).clamp(min=1)
     return Confusion(name, counts.tolist(), shares.tolist())
 
 
 def calibration_error(tested: Tested) -> float:
-    """Expected calibration error of pooled test images."""
+    """Return the expected calibration error of a test set."""
     return tested.score("ece")
 
 
 def reliability_of(name: str, tested: Tested) -> Reliability:
-    """The reliability curve of pooled test images, in the bins of `medfl.metrics.calibration`."""
+    """Return the reliability curve of a test set, in the bins of `medfl.metrics.calibration`.
+
+    Args:
+        name: Label of the group.
+        tested: Test set, for example of all sites.
+    """
     sure, predicted = tested.judged.max(dim=1)
     right = (predicted == tested.targets).double()
     edges = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)[1:-1]
@@ -142,13 +176,12 @@ def reliability_of(name: str, tested: Tested) -> Reliability:
 
 
 def site_scores(group: Group, metric: str, tested: Mapping[str, Sets]) -> list[SiteScore]:
-    """The score of each site; an accuracy with Wilson's interval over its test patients, if there is one run.
+    """Return the score of each site; an accuracy of a single run has a Wilson interval over the test patients.
 
     Args:
-        group: Runs on the same people: see `medfl_report.groups`. Images of several folds are counted
-        together.
-        metric: Its name.
-        tested: Run folder, as text, to its test sets.
+        group: Runs on the same people: see `medfl_report.groups`. Images of several folds are counted together.
+        metric: Name of the metric.
+        tested: Maps each run folder, as text, to its test sets.
     """
     rows = []
     for site in group.runs[0].sites:
@@ -166,24 +199,30 @@ def site_scores(group: Group, metric: str, tested: Mapping[str, Sets]) -> list[S
 
 
 ALONE = "local"
-"""The method in which every site trains alone."""
+"""Name of the method in which each site trains on its own data only."""
 
 
 Baseline = str | Mapping[str, str] | None
-"""Label of the group that the others are compared with, or of each group by its own label; None for the usual one."""
+"""Label of the reference group, or a mapping from each group's label to its reference's label; None for the default."""
 
 
 def baseline_of(label: str, baseline: Baseline) -> str | None:
-    """Label of the group that a group is compared with, if one was named."""
+    """Return the label of a group's reference; None if no reference was named.
+
+    Args:
+        label: Label of the group.
+        baseline: Reference of all groups, or of each group.
+    """
     return baseline.get(label) if isinstance(baseline, Mapping) else baseline
 
 
 def compared(groups: Sequence[Group], baseline: Baseline) -> list[tuple[Group, Group]]:
-    """Each group with the one that it is compared with, but for those that would be compared with themselves.
+    """Return each group with its reference, without the groups that are their own reference.
 
     Args:
-        groups: Of a page.
-        baseline: Without one, or where no group has its label: the sites alone, or else the first group.
+        groups: Groups of a page.
+        baseline: Named references. Without one, or if no group has its label, the reference is the first group of local
+            training, or else the first group.
     """
     usual = next((group for group in groups if group.method == ALONE), groups[0])
     named = {group.label: group for group in groups}
@@ -191,13 +230,13 @@ def compared(groups: Sequence[Group], baseline: Baseline) -> list[tuple[Group, G
     return [(group, base) for group, base in pairs if group is not base]
 
 
-def over(bases: Collection[str]) -> str:
-    """What gains are gains over, in words: the label of the one baseline."""
-    return next(iter(bases)) if len(bases) == 1 else "the baseline of each"
+def reference_phrase(bases: Collection[str]) -> str:
+    """Return the label of the only reference, or a phrase if there are several."""
+    return next(iter(bases)) if len(bases) == 1 else "the reference of each"
 
 
 def named_runs(groups: Sequence[Group]) -> list[tuple[str, RunRecord]]:
-    """Each run with its name: the label of its group, with seed and fold where the group has several."""
+    """Return each run with its name: the label of its group, with seed and fold if the group has several runs."""
     return [
         (group.label if len(group.runs) == 1 else f"{group.label}, {repetition(run.seed, run.fold)}", run)
         for group in groups
@@ -206,14 +245,64 @@ def named_runs(groups: Sequence[Group]) -> list[tuple[str, RunRecord]]:
 
 
 def short_folders(runs: Sequence[RunRecord]) -> list[str]:
-    """The folder of each run from where the runs' folders part, so that no path of a machine gets into a page."""
+    """Return each run's folder relative to their common parent, so that the page contains no absolute path."""
     folders = [run.folder.absolute() for run in runs]
     common = os.path.commonpath([folder.parent for folder in folders])
     return [Path(os.path.relpath(folder, common)).as_posix() for folder in folders]
 
 
 def key_metrics(groups: Sequence[Group]) -> list[str]:
-    """The first metric of the task, then those of the objective's `headline`, as far as all runs have them."""
+    """Return the first metric of the task, then the objective's `headline`, if all runs have them."""
     tasks = [[str(name) for name in run.task_metrics] for group in groups for run in group.runs]
     shared = [name for name in tasks[0] if all(name in task for task in tasks)]
     return [*shared[:1], *(name for name in groups[0].objective.headline if name in shared[1:])]
+
+
+IMBALANCE = 0.05
+"""Classes count as unequal in size if the majority-class baseline exceeds 1 / (number of classes) by more than this."""
+
+
+def majority_baseline(run: RunRecord) -> dict[str, float]:
+    """Return the scores of a model that always predicts its site's most frequent training class.
+
+    Args:
+        run: A run of an objective with class labels. Its summary must contain the image counts of the sites.
+
+    Returns:
+        Maps ``accuracy``, ``balanced_accuracy`` and ``auc`` to the mean over the sites with training and test images;
+        empty if the image counts are not known.
+    """
+    if run.holdings is None or not run.objective.has_class_labels:
+        return {}
+    accuracies, balanced = [], []
+    for splits in run.holdings.sites.values():
+        training, test = splits.get("training", ()), splits.get("test", ())
+        if any(training) and any(test):
+            hits = test[training.index(max(training))]
+            accuracies.append(hits / sum(test))
+            balanced.append((hits > 0) / sum(images > 0 for images in test))
+    if not accuracies:
+        return {}
+    means = {"accuracy": fmean(accuracies), "balanced_accuracy": fmean(balanced)}
+    return means | {"auc": 0.5}
+
+
+def has_unequal_classes(groups: Sequence[Group]) -> bool:
+    """Return whether class sizes are so unequal that accuracy must not be the leading metric (see `IMBALANCE`)."""
+    for run in (run for group in groups for run in group.runs):
+        accuracy = majority_baseline(run).get("accuracy")
+        if accuracy is not None and run.holdings is not None and accuracy > 1 / len(run.holdings.classes) + IMBALANCE:
+            return True
+    return False
+
+
+def page_metrics(groups: Sequence[Group]) -> list[str]:
+    """Return the `key_metrics` in the order of a report, whose first one leads.
+
+    With unequal class sizes, balanced accuracy or else AUC precedes accuracy.
+    """
+    metrics = key_metrics(groups)
+    if metrics[:1] == ["accuracy"] and has_unequal_classes(groups):
+        leading = [name for name in ("balanced_accuracy", "auc") if name in metrics]
+        return [*leading, *(name for name in metrics if name not in leading)]
+    return metrics

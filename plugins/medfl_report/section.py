@@ -1,18 +1,18 @@
-"""A section of a report: what it gets, what it gives, and how its template becomes a part of the page.
+"""Base classes of the sections of a report, their input, and the rendering of their templates.
 
-Any plugin brings sections by the hook ``medfl_report_sections`` (`medfl.hooks.SectionRecord`); those of medfl itself
-are of the same kind, listed in `medfl_report`.
+A plugin adds sections with the hook ``medfl_report_sections`` (`medfl.hooks.SectionRecord`), as `medfl_report` does.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
@@ -25,29 +25,31 @@ from medfl.utils import formats
 from medfl.utils import formats as words
 from medfl_report.cards.card_parts import CardPart
 from medfl_report.groups import Group, output_names
-from medfl_report.paper.tables import Cell, Table, cell, keep_table
+from medfl_report.paper.page_tables import ReportTable, TableCell, cell, record_table
 from medfl_report.predictions import Tested
 from medfl_report.scores import Baseline, Value
 from medfl_report.statistics import Interval
 
+T = TypeVar("T")
+
 OUTPUT_NAMES = "output_names"
-"""Variable of a template with `ReportData.names`, which its filter ``words`` reads."""
+"""Template variable that contains `ReportData.names`; the filter ``words`` reads it."""
 
 LEVELS = ("bad", "warn", "info")
-"""Of notices, the worst first."""
+"""Levels of notices, the most severe first."""
 
 
 @dataclass(frozen=True, eq=False)
 class ReportData:
-    """What a page is about. It is read, never changed: all sections get the same one.
+    """Runs of a page, shared by all its sections. Sections must not modify it.
 
     Attributes:
-        runs: Each run with its name on the page.
-        groups: The same runs; those of a group differ in seed or fold only.
-        predictions: Run folder, as text, to site to its test set under the model that it takes home.
-        findings: Run folder, as text, to what its method found out; empty where it wrote nothing.
-        baseline: What groups are compared with, see `medfl_report.scores.compared`.
-        folder: Where the page will lie, for links to files beside the runs; None for no links.
+        runs: Pairs (name on the page, run).
+        groups: The same runs in groups; the runs of a group differ in seed or fold only.
+        predictions: Maps each run folder, as text, to the test set of each site under the site's exported model.
+        findings: Maps each run folder, as text, to the findings of its method; empty findings if there are none.
+        baseline: References of the groups, see `medfl_report.scores.compared`.
+        folder: Folder of the page, for links to files beside the runs; None for no links.
     """
 
     runs: tuple[tuple[str, RunRecord], ...]
@@ -56,14 +58,22 @@ class ReportData:
     findings: Mapping[str, Findings]
     baseline: Baseline = None
     folder: Path | None = None
+    _results: dict[Callable[[ReportData], Any], Any] = field(default_factory=dict, repr=False)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What each output of the networks is for; empty where nobody named them, or runs differ in that."""
+        """Names of the network outputs; empty if no run names them or the runs differ in them."""
         return output_names(self.groups)
 
+    def compute_once(self, function: Callable[[ReportData], T]) -> T:
+        """Return the function's result for this page, computed at the first call and cached for other sections."""
+        if function not in self._results:
+            self._results[function] = function(self)
+        result: T = self._results[function]
+        return result
+
     def of(self, figure: str) -> Mapping[str, Mapping[str, Tested]]:
-        """The predictions of those runs whose objective has a figure (`Objective.figures`); none of the others."""
+        """Return the predictions of runs whose objective has a figure (`Objective.figures`); empty for other runs."""
         return {
             str(run.folder): self.predictions[str(run.folder)] if figure in run.objective.figures else {}
             for _, run in self.runs
@@ -72,12 +82,13 @@ class ReportData:
 
 @dataclass(frozen=True)
 class Notice:
-    """A sentence at the top of the page.
+    """A notice at the top of the page.
 
     Attributes:
-        level: ``bad`` makes numbers doubtful, ``warn`` limits what they say, ``info`` is good to know.
-        text: The sentence.
-        privacy_of: Labels of the groups whose privacy it tells; the page does not go on to say that they have none.
+        level: ``bad`` if the numbers are doubtful, ``warn`` if their interpretation is limited, else ``info``.
+        text: Sentence of the notice.
+        privacy_of: Labels of the groups whose privacy the notice describes. The page then does not state that these
+            groups have no differential privacy.
     """
 
     level: Literal["bad", "warn", "info"]
@@ -90,46 +101,47 @@ class Notice:
 
 
 class Section(ABC):
-    """A section of the page. The same data must give the same text, for the same runs give the same bytes.
+    """A section of the page.
 
-    An object is made for each page. One that raises is named on the page, which has all other sections.
+    The same data must give the same text, so that the same runs give the same page. Each page makes a new object. If a
+    section raises, the page contains a notice in its place and all other sections.
     """
 
     def applies(self, data: ReportData) -> bool:
-        """Whether the page has this section; by default it always has."""
+        """Return whether the page contains this section; by default True."""
         return True
 
     @abstractmethod
     def render(self, data: ReportData) -> Markup:
-        """What stands below the heading, if the section applies; text that is no `Markup` is escaped."""
+        """Return the content below the heading. Text that is not `Markup` is escaped."""
 
     def notices(self, data: ReportData) -> list[Notice]:
-        """What a reader must know before any number, if the section applies; by default nothing."""
+        """Return notices for the top of the page; by default none."""
         return []
 
     def sources(self, data: ReportData) -> list[str]:
-        """What the section was made from beside the files of the run folders, for the end of the page."""
+        """Return the sources of the section other than the run folders, for the page's footer; by default none."""
         return []
 
     def style(self) -> str:
-        """CSS of its own, for the head of the page, after medfl's; by default nothing."""
+        """Return CSS that is added after the page's own style sheet; by default none."""
         return ""
 
     def card(self, data: ReportData) -> CardPart | None:
         """Return the section's part of a model card, or None for no part; by default None.
 
         Args:
-            data: A single run, without predictions and findings.
+            data: Data of a single run, without predictions and findings.
         """
         return None
 
 
 class TemplateSection(Section):
-    """A section with a template.
+    """A section that fills a Jinja template.
 
     Attributes:
-        template: Name of the file, beside the module of the class; see `render_template`.
-        stylesheet: Name of a CSS file beside it, if the section has classes of its own.
+        template: File name of the template, in the folder of the class's module; see `render_template`.
+        stylesheet: File name of a CSS file in the same folder; None without one.
     """
 
     template: ClassVar[str]
@@ -140,72 +152,74 @@ class TemplateSection(Section):
 
     @abstractmethod
     def content(self, data: ReportData) -> Meta | None:
-        """The template's variables; None where there is nothing to show, and so no section."""
+        """Return the variables of the template; None if there is nothing to show, which leaves the section out."""
 
     def values(self, data: ReportData) -> Meta | None:
-        """The same, found once for all that is asked about one page."""
+        """Return `content` of the data, computed once for each page."""
         if self._seen is not data:
             self._values = self.content(data)
             self._seen = data
         return self._values
 
     def applies(self, data: ReportData) -> bool:
-        """Whether there is any content."""
+        """Return whether there is content."""
         return self.values(data) is not None
 
     def render(self, data: ReportData) -> Markup:
-        """The template, filled; its filter ``words`` knows the names of outputs."""
+        """Return the filled template. Its filter ``words`` uses the names of the network outputs."""
         values = {OUTPUT_NAMES: data.names, **(self.values(data) or {})}
         return render_template(inspect.getfile(type(self)), self.template, **values)
 
     def style(self) -> str:
-        """The style sheet, if there is one."""
+        """Return the content of the style sheet; empty without one."""
         return "" if self.stylesheet is None else str(render_template(inspect.getfile(type(self)), self.stylesheet))
 
 
 def render_template(beside: str, name: str, **values: Any) -> Markup:
-    """Fill a template. It can import medfl's own, such as ``macros.html``, and has the filters of `environment`.
+    """Return a filled template. It can import medfl's templates, such as ``macros.html``.
 
     Args:
-        beside: A module's ``__file__``; the template is looked for in its folder, then among those of medfl.
-        name: The template's file name.
-        **values: Its variables. All that is put into a page is escaped unless it is `Markup`.
+        beside: ``__file__`` of a module. The template is searched in the module's folder, then in medfl's templates.
+        name: File name of the template.
+        **values: Variables of the template. Text that is not `Markup` is escaped.
 
     Raises:
-        jinja2.TemplateError: If there is no such template, or it is wrong or lacks a value.
+        jinja2.TemplateError: If the template does not exist, is invalid, or uses a variable without a value.
     """
     return Markup(environment(str(Path(beside).parent)).get_template(name).render(values))  # noqa: S704
 
 
 @pass_context
 def _words(context: Context, metric: str) -> str:
-    """How a metric is called, with the name of what it is of where the template knows it."""
+    """Return the name of a metric in words, with the name of its output if the template knows it."""
     return words.metric_words(metric, context.get(OUTPUT_NAMES, ()))
 
 
-def show_table(table: Table) -> Markup:
-    """Return the HTML of a table, and keep the table for files (`medfl report --figures`)."""
-    keep_table(table)
+def show_table(table: ReportTable) -> Markup:
+    """Return the HTML of a table, and record the table for files (`medfl report --figures`)."""
+    record_table(table)
     return render_template(__file__, "table.html", table=table)
 
 
-def value_cell(value: Value, sign: bool = False) -> Cell:
-    """Return a cell with a mean, and the spread as small print."""
+def value_cell(value: Value, sign: bool = False) -> TableCell:
+    """Return a cell with a mean, and the standard deviation as a note."""
     spread = None if value.spread is None else f"± {formats.score(value.spread)}"
     return cell((formats.signed if sign else formats.score)(value.mean), spread)
 
 
-def interval_cell(interval: Interval | None, sign: bool = False) -> Cell:
-    """Return a cell with a number, and its interval as small print; a dash for None."""
+def interval_cell(interval: Interval | None, sign: bool = False) -> TableCell:
+    """Return a cell with a number, and its interval, if known, as a note; a dash for None."""
     if interval is None:
         return cell(formats.MISSING)
     written = formats.signed if sign else formats.score
+    if math.isnan(interval.low):
+        return cell(written(interval.difference))
     return cell(written(interval.difference), f"{written(interval.low)} to {written(interval.high)}")
 
 
 @cache
 def environment(folder: str) -> Environment:
-    """The templates of a folder and of medfl: everything that is put in is escaped, a missing value is an error."""
+    """Return the Jinja environment for the templates of a folder and of medfl, with escaping and strict variables."""
     made = Environment(
         loader=ChoiceLoader([FileSystemLoader(folder), PackageLoader("medfl_report")]),
         autoescape=True,
@@ -214,7 +228,7 @@ def environment(folder: str) -> Environment:
         lstrip_blocks=True,
         extensions=["jinja2.ext.do"],
     )
-    made.globals |= {"table": Table, "cell": cell}
+    made.globals |= {"table": ReportTable, "cell": cell}
     made.filters |= {
         "score": formats.score,
         "signed": formats.signed,

@@ -1,7 +1,6 @@
-"""How sure a difference is: over the patients of a test set, over the seeds of a run, and over folds.
+"""Confidence intervals and significance tests: over the patients of a test set, over seeds, and over folds.
 
-Images of one patient are alike, so they go together; where nobody knows patients, each image counts as one. Nothing
-here looks at which result is wanted: an interval that holds 0 means that the data don't decide.
+Images of one patient are resampled together. If patients are not known, each image counts as one patient.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from typing import Any
 import numpy as np
 import torch
 
-Score = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""A score (B,) of what models say (N, K), targets (N, ...), and B weightings of the images, (N, B), float64."""
+ScoreFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Function of predictions (N, K), targets (N, ...) and B image weightings (N, B), float64; returns B scores (B,)."""
 
 ROUNDING = 1e-12
-"""Below this a difference of scores is rounding."""
+"""Absolute differences of scores up to this value are rounding errors."""
 
 CHUNK, WEIGHTS = 128, 2**20
-"""Resamples that are drawn at once, and weights that are scored at once, 8 MB, unless a chunk has more."""
+"""Number of resamples drawn at once, and of weights scored at once (8 MB, unless one chunk has more)."""
 
 LEVEL = 0.05
-"""Largest p-value with which a difference is claimed."""
+"""Significance level."""
 
 EXCHANGES, EXHAUSTIVE = 1999, 10
-"""Random exchanges of a test; largest number of patients of which all 2^n exchanges are computed instead."""
+"""Number of random exchanges of a test; with at most `EXHAUSTIVE` patients, all 2^n exchanges are computed instead."""
 
 PROBES, TIE = 16, 1e-10
-"""Exchanges by which it is checked that a score is additive; differences of scores that are closer are ties."""
+"""Number of exchanges that check whether a score is additive; absolute difference below which two scores are tied."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +40,9 @@ class Interval:
     """A difference, or another number, with its confidence interval.
 
     Attributes:
-        difference: As measured.
+        difference: Observed value.
         low: Lower end of the interval.
-        high: Upper end.
+        high: Upper end of the interval.
     """
 
     difference: float
@@ -51,21 +50,21 @@ class Interval:
     high: float
 
     @property
-    def decided(self) -> bool:
-        """Whether 0 lies outside, by more than what rounding leaves over."""
+    def excludes_zero(self) -> bool:
+        """True if 0 lies outside the interval by more than a rounding error."""
         return self.low > ROUNDING or self.high < -ROUNDING
 
 
 def bootstrap(
-    score: Score,
-    judged: torch.Tensor,
+    score: ScoreFunction,
+    predictions: torch.Tensor,
     targets: torch.Tensor,
     seed: int = 0,
     resamples: int = 2000,
     level: float = 0.95,
     patients: torch.Tensor | None = None,
 ) -> Interval | None:
-    """A score with a percentile interval over the patients.
+    """Return a score with a percentile bootstrap interval over the patients; None if the score is not defined.
 
     Patients are drawn with replacement, each with all images. Resamples without a defined score are left out.
 
@@ -73,18 +72,15 @@ def bootstrap(
     Davison and Hinkley 1997, Bootstrap Methods and their Application, section 3.8.
 
     Args:
-        score: For any weights of the images.
-        judged: (N, K), floating: what it needs to know of each image beside its target, such as probabilities.
-        targets: (N, ...).
-        seed: Of the draws.
-        resamples: How many, >= 1.
-        level: Share of the intervals that hold the true score, in (0, 1); approximate for few patients.
-        patients: (N,), int64: numbers that images of one patient share; None if each image is of another patient.
-
-    Returns:
-        None where the score is not defined.
+        score: ScoreFunction for given weights of the images.
+        predictions: Predictions of each image, such as class probabilities, (N, K), floating.
+        targets: Targets, (N, ...).
+        seed: Seed of the resampling.
+        resamples: Number of resamples, >= 1.
+        level: Confidence level in (0, 1); the coverage is approximate for few patients.
+        patients: Patient number of each image, (N,), int64; None if each image is of another patient.
     """
-    value = float(score(judged, targets, torch.ones(len(targets), 1, dtype=torch.float64))[0])
+    value = float(score(predictions, targets, torch.ones(len(targets), 1, dtype=torch.float64))[0])
     if math.isnan(value):
         return None
     who = _patient_of_each_image(targets, patients)
@@ -93,45 +89,52 @@ def bootstrap(
         draws = (_draw(rng, units, min(CHUNK, resamples - done)) for done in range(0, resamples, CHUNK))
         together = max(1, WEIGHTS // (CHUNK * len(who)))
         batches = iter(lambda: tuple(islice(draws, together)), ())
-        parts = [score(judged, targets, torch.cat(batch, dim=1)[who]) for batch in batches]
+        parts = [score(predictions, targets, torch.cat(batch, dim=1)[who]) for batch in batches]
     low, high = np.nanquantile(torch.cat(parts).numpy(), [(1 - level) / 2, (1 + level) / 2])
     return Interval(value, float(low), float(high))
 
 
 def paired_bootstrap(
-    score: Score, judged_a: torch.Tensor, judged_b: torch.Tensor, targets: torch.Tensor, **options: Any
+    score: ScoreFunction,
+    predictions_a: torch.Tensor,
+    predictions_b: torch.Tensor,
+    targets: torch.Tensor,
+    **options: Any,
 ) -> Interval | None:
-    """The difference a - b of a score between two models, with its interval over the patients.
+    """Return the difference a - b of a score between two models, with its bootstrap interval over the patients.
 
-    The same patients are drawn for both models, so what makes an image hard for both cancels. The interval is about
-    these two models, not about the methods that made them: another seed gives other models. None where the score is
-    not defined for both.
+    Both models are scored on the same resamples, so that the difficulty of an image cancels. The interval is about
+    these two trained models and not about the methods that trained them: another seed gives other models.
 
     Args:
-        score: As for `bootstrap`, like `targets` and the options.
-        judged_a: (N, K), floating, of the one model.
-        judged_b: (N, K), floating, of the other, for the same images in the same order.
+        score: ScoreFunction for given weights of the images.
+        predictions_a: Predictions of the first model, (N, K), floating.
+        predictions_b: Predictions of the second model, (N, K), floating, for the same images in the same order.
+        targets: Targets, (N, ...).
+        **options: Further arguments of `bootstrap`.
 
+    Returns:
+        The interval; None if the score is not defined for both models.
     """
-    size = judged_a.shape[1]
+    size = predictions_a.shape[1]
 
     def difference(both: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         return score(both[:, :size], targets, weights) - score(both[:, size:], targets, weights)
 
-    return bootstrap(difference, torch.cat([judged_a, judged_b], dim=1), targets, **options)
+    return bootstrap(difference, torch.cat([predictions_a, predictions_b], dim=1), targets, **options)
 
 
 @dataclass(frozen=True)
-class Exchange:
-    """Differences of a score between two models on the same patients: as observed, and after exchanges.
+class ExchangeDistribution:
+    """Differences of a score between two models on the same patients: observed, and after exchanges.
 
     An exchange swaps the two models' predictions for some of the patients, all images of a patient together.
 
     Attributes:
-        observed: The difference of the score without any exchange.
+        observed: Difference without any exchange.
         patients: Number of patients, >= 1.
-        values: (B,), float64: the differences after all 2^patients exchanges, or after `EXCHANGES` random ones.
-        exhaustive: Whether `values` has all exchanges.
+        values: Differences after all 2^patients exchanges, or after `EXCHANGES` random ones, (B,), float64.
+        exhaustive: True if `values` contains all exchanges.
     """
 
     observed: float
@@ -141,52 +144,52 @@ class Exchange:
 
     @property
     def p(self) -> float:
-        """Two-sided p-value of the hypothesis that the two models' predictions can be exchanged.
+        """Two-sided p-value of the hypothesis that the predictions of the two models are exchangeable.
 
-        It is exact if all exchanges are there. With random ones the observed difference counts as one of them (Phipson
-        and Smyth 2010), so that the p-value is valid for any number of them.
+        It is exact if all exchanges were computed. With random exchanges the observed difference counts as one of them
+        (Phipson and Smyth 2010), so that the p-value is valid for any number of exchanges.
         """
         far = ~(np.abs(self.values) < abs(self.observed) - TIE)  # an undefined difference counts as far
         hits = int(far.sum())
         return hits / len(far) if self.exhaustive else (hits + 1) / (len(far) + 1)
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
-        """Return `EXCHANGES` random differences."""
+        """Return `EXCHANGES` random differences, drawn with `rng` if all exchanges are known."""
         return rng.choice(self.values, EXCHANGES) if self.exhaustive else self.values
 
 
 def exchange_models(
-    score: Score,
+    score: ScoreFunction,
     pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
     targets: torch.Tensor,
     patients: torch.Tensor | None = None,
     seed: int | Sequence[int] = 0,
     order_only: bool = False,
-) -> Exchange | None:
+) -> ExchangeDistribution | None:
     """Compute a score's difference a - b, as a mean over pairs of models, under exchanges of their predictions.
 
-    The hypothesis of the test is that, for each patient, the predictions of both models are exchangeable: that neither
-    model does better. If the score is a mean over patients, an exchange flips the sign of the patient's difference.
+    The null hypothesis is that the predictions of both models are exchangeable for each patient, so that neither model
+    performs better. If the score is a mean over patients, an exchange flips the sign of the patient's difference.
 
     An AUC or a C-index compares a patient with others, so an exchange mixes the predictions of both models, which may
     be on different scales. For such scores the predictions of each model are standardised first. That is not exact:
     mean and variance are estimated from n patients, and the differences after exchanges vary somewhat too little. They
     are multiplied by sqrt(n / (n - 1.5)), a correction that was found by simulation
-    (`tests/medfl_report/test_false_claims.py`). Ranks would be worse: where two models order nearly all patients alike,
-    an exchange of one patient makes ties.
+    (`tests/medfl_report/test_false_claims.py`). Ranks would be worse: if two models order nearly all patients alike, an
+    exchange of one patient makes ties.
 
     Source: Fisher 1935, The Design of Experiments, section 21, for means; for areas under the ROC curve, but with
     ranks, Bandos, Rockette and Gur 2005, A permutation test sensitive to differences in areas for comparing ROC curves
     from a paired design.
 
     Args:
-        score: A score, for any weights of the images.
-        pairs: For each repetition, for example each seed, the predictions (N, K) of both models, floating. All
-            repetitions have the same test images in the same order, and a patient is exchanged in all at once.
-        targets: (N, ...).
-        patients: (N,), int64: numbers that images of one patient share; None if each image is of another patient.
-        seed: Seed of the random exchanges. Tests that are to be combined need different ones.
-        order_only: Whether the score depends only on the order of a model's predictions.
+        score: ScoreFunction for given weights of the images.
+        pairs: Predictions of both models, (N, K) each, floating, for each repetition, such as a seed. All repetitions
+            have the same test images in the same order, and a patient is exchanged in all of them at once.
+        targets: Targets, (N, ...).
+        patients: Patient number of each image, (N,), int64; None if each image is of another patient.
+        seed: Seed of the random exchanges. Tests that are combined later need different seeds.
+        order_only: True if the score depends only on the ranking of a model's predictions.
 
     Returns:
         None if the score is not defined for all models.
@@ -208,27 +211,36 @@ def exchange_models(
     if math.isnan(observed):
         return None
     scale = math.sqrt(units / max(units - 1.5, 0.5)) if order_only else 1.0
-    return Exchange(observed, units, scale * values, exhaustive)
+    return ExchangeDistribution(observed, units, scale * values, exhaustive)
 
 
 def _exchanged(
-    score: Score, a: torch.Tensor, b: torch.Tensor, targets: torch.Tensor, who: torch.Tensor, flips: torch.Tensor
+    score: ScoreFunction,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    targets: torch.Tensor,
+    who: torch.Tensor,
+    flips: torch.Tensor,
 ) -> tuple[float, np.ndarray]:
     """Return the difference of a pair of models, and the differences after the exchanges.
 
-    Most scores are additive: each patient adds an effect of its own to the difference, with the other sign if it is
-    exchanged. That holds for means over cases or classes, and for an AUC or a C-index as well, since what two patients
-    contribute jointly is the same for both models. Then the effects, which are a gradient, give all differences.
+    Most scores are additive: each patient adds its own effect to the difference, and an exchange reverses the sign of
+    the effect. That holds for means over cases or classes, and also for an AUC or a C-index, since the joint
+    contribution of two patients is the same for both models. Then the effects, which are a gradient, give all
+    differences without scoring every exchange.
 
     Args:
-        score: As in `exchange_models`, like `a`, `b` and `targets`.
-        who: (N,), int64: the patient of each image, from 0.
-        flips: (patients, B): 1 where an exchange swaps the patient.
+        score: As in `exchange_models`.
+        a: Predictions of the first model, (N, K).
+        b: Predictions of the second model, (N, K).
+        targets: Targets, (N, ...).
+        who: Patient of each image, from 0, (N,), int64.
+        flips: Exchanges, (patients, B): 1 if an exchange swaps the patient.
     """
     both, twice = torch.cat([a, b]), torch.cat([targets, targets])
 
     def differences(signs: torch.Tensor) -> torch.Tensor:
-        """The differences after exchanges given as signs (patients, B): -1 swaps a patient, 0 mixes both halves."""
+        """Return the differences after exchanges with signs (patients, B): -1 swaps a patient, 0 mixes both models."""
         ours = torch.cat([1 + signs[who], 1 - signs[who]]) / 2
         return score(both, twice, ours) - score(both, twice, 1 - ours)
 
@@ -246,11 +258,11 @@ def _exchanged(
     return float(observed), torch.cat([differences(part) for part in parts]).numpy()
 
 
-def mean_exchange(parts: Sequence[tuple[float, Exchange]], seed: int = 0) -> Exchange:
+def mean_exchange(parts: Sequence[tuple[float, ExchangeDistribution]], seed: int = 0) -> ExchangeDistribution:
     """Combine the exchanges of separate groups of patients, such as sites, each with a weight.
 
     Args:
-        parts: At least one weight with its exchanges; random ones must have been drawn with different seeds.
+        parts: At least one pair (weight, exchanges); random exchanges must have been drawn with different seeds.
         seed: Seed of the random exchanges.
     """
     observed = math.fsum(weight * part.observed for weight, part in parts)
@@ -259,16 +271,16 @@ def mean_exchange(parts: Sequence[tuple[float, Exchange]], seed: int = 0) -> Exc
         values = np.zeros(1)
         for weight, part in parts:
             values = np.add.outer(values, weight * part.values).ravel()
-        return Exchange(observed, patients, values, exhaustive=True)
+        return ExchangeDistribution(observed, patients, values, exhaustive=True)
     rng = np.random.default_rng(seed)
     values = np.sum([weight * part.draw(rng) for weight, part in parts], axis=0)
-    return Exchange(observed, patients, values, exhaustive=False)
+    return ExchangeDistribution(observed, patients, values, exhaustive=False)
 
 
 def can_decide(patients: int) -> bool:
-    """Return whether a test over that many patients can have a p-value of at most `LEVEL` for some predictions.
+    """Return whether a test over that many patients can reach the significance level `LEVEL`.
 
-    With n patients at best 2 of the 2^n exchanges have the largest difference, so that p >= 2^(1 - n).
+    With n patients, at best 2 of the 2^n exchanges have the largest difference, so that p >= 2^(1 - n).
     """
     return 2.0 ** (1 - patients) <= LEVEL
 
@@ -279,16 +291,16 @@ def combine_p(values: Sequence[float]) -> float:
     Source: Rueschendorf 1982, Random variables with maximum sums; Vovk and Wang 2020, Combining p-values via averaging.
 
     Args:
-        values: At least one; a single one is returned as it is.
+        values: At least one p-value; a single p-value is returned unchanged.
     """
     return values[0] if len(values) == 1 else min(1.0, 2 * fmean(values))
 
 
 def standardise(scores: torch.Tensor) -> torch.Tensor:
-    """Return scores on a scale that two models share: columns with mean 0 and variance 1, in the same order.
+    """Return scores with mean 0 and variance 1 in each column, so that two models share a scale; the order is kept.
 
     Args:
-        scores: (N, C), floating, without NaN. The logits of numbers in [0, 1] are taken, such as probabilities.
+        scores: Scores, (N, C), floating, without NaN. Scores in [0, 1], such as probabilities, become logits first.
     """
     scores = scores.double()
     if len(scores) and float(scores.min()) >= 0 and float(scores.max()) <= 1:
@@ -302,13 +314,13 @@ def standardise(scores: torch.Tensor) -> torch.Tensor:
 
 
 def _patient_of_each_image(targets: torch.Tensor, patients: torch.Tensor | None) -> torch.Tensor:
-    """Return the number, from 0, of each image's patient, (N,), int64; without patients each image is its own."""
+    """Return the patient number of each image, from 0, (N,), int64; without patients each image is one patient."""
     return torch.arange(len(targets)) if patients is None else patients.unique(return_inverse=True)[1]
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Many small operations: threads cost more than they save, and very much more on a busy machine."""
+    """Limit torch to one thread within the block: threads slow many small operations down."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -318,24 +330,21 @@ def _one_thread() -> Iterator[None]:
 
 
 def _draw(rng: np.random.Generator, units: int, size: int) -> torch.Tensor:
-    """How often each patient is in each resample: (units, size), float64, columns with the sum `units`."""
+    """Draw resamples; return how often each patient is in each, (units, size), float64, with column sums `units`."""
     drawn = rng.integers(units, size=(units, size)) * size + np.arange(size)
     counts = np.bincount(drawn.ravel(), minlength=units * size).reshape(units, size)
     return torch.from_numpy(counts.astype(np.float64))
 
 
 def wilson(correct: float, n: float, level: float = 0.95) -> tuple[float, float]:
-    """Confidence interval of a share, such as an accuracy; usable for small n and shares near 0 and 1.
+    """Return the Wilson interval (low, high) of a proportion, such as an accuracy, for any n and proportion.
 
     Source: Wilson 1927, Probable Inference, the Law of Succession, and Statistical Inference.
 
     Args:
-        correct: Images that are right, 0 to `n`.
-        n: All images, or as many as they are worth; 0 tells nothing, which is the interval (0, 1).
-        level: In (0, 1).
-
-    Returns:
-        Lower and upper end, in [0, 1].
+        correct: Number of correct images, 0 to `n`.
+        n: Number of images, or effective sample size; 0 gives the interval (0, 1).
+        level: Confidence level in (0, 1).
     """
     if not n:
         return 0.0, 1.0
@@ -347,18 +356,19 @@ def wilson(correct: float, n: float, level: float = 0.95) -> tuple[float, float]
 
 
 def wilson_over_patients(right: torch.Tensor, patients: torch.Tensor | None) -> tuple[float, float]:
-    """The interval of `wilson` for images of which several are of one patient: with as many as they are worth.
+    """Return the interval of `wilson` for several images of one patient.
 
-    The number of images is divided by the design effect: by how much the variance of the share is larger than that of
-    as many patients with one image each. It is at least 1. Where all are right, or all wrong, only patients count.
+    The effective sample size is the number of images divided by the design effect: the variance of the proportion
+    relative to as many patients with one image each, at least 1. If all images are correct, or none is, the
+    effective sample size is the number of patients.
 
     Source: Korn and Graubard 1998, Confidence intervals for proportions with small expected number of positive counts
     estimated from survey data; for Wilson's interval Dean and Pagano 2015, Evaluating confidence interval methods for
     binomial proportions in clustered surveys.
 
     Args:
-        right: (N,), bool: whether each image is right.
-        patients: As in `paired_bootstrap`.
+        right: True for each correct image, (N,), bool.
+        patients: As in `bootstrap`.
     """
     n, correct = len(right), int(right.sum())
     if patients is None or not n:
@@ -373,31 +383,31 @@ def wilson_over_patients(right: torch.Tensor, patients: torch.Tensor | None) -> 
 
 
 def mean_std(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and standard deviation (ddof = 1); the deviation of one value is None.
+    """Return the mean and the standard deviation (ddof = 1); the latter is None for a single value.
 
     Args:
-        values: At least one, for example one for each seed.
+        values: At least one value, for example one for each seed.
     """
     return fmean(values), stdev(values) if len(values) > 1 else None
 
 
 def paired_t(differences: Sequence[float], level: float = 0.95, folds: int | None = None) -> Interval | None:
-    """Mean of paired differences with its interval by Student's t, for example over seeds.
+    """Return the mean of paired differences, or of scores, with its interval by Student's t, for example over seeds.
 
     Over K folds any two training sets share images, so the variance of the mean is not s^2 / n but about
-    s^2 (1 / n + r), where r = 1 / (K - 1) is the size of a test set over that of all other images.
+    s^2 (1 / n + r), where r = 1 / (K - 1) is the size of a test set divided by the number of all other images.
 
     Source: Nadeau and Bengio 2003, Inference for the generalization error; for several cross-validations Bouckaert and
     Frank 2004, Evaluating the replicability of significance tests.
 
     Args:
-        differences: One for each pair.
-        level: In (0, 1).
-        folds: K, >= 2, where the pairs are folds of one or several cross-validations.
+        differences: One difference for each pair.
+        level: Confidence level in (0, 1).
+        folds: Number of folds K, >= 2, if the pairs are folds of one or several cross-validations; else None.
 
     Returns:
-        None where nothing is known of the spread: for fewer than two, and if all are the same, as it happens with few
-        seeds and few images. An interval without width would promise what nobody knows.
+        The interval; None if the spread is not known: for fewer than two differences, and if all are the same, as can
+        happen with few seeds and few images.
     """
     if len(differences) < 2 or max(differences) - min(differences) <= ROUNDING:
         return None
@@ -410,16 +420,16 @@ def paired_t(differences: Sequence[float], level: float = 0.95, folds: int | Non
 
 
 HEADER = ("p (t)", "p (corrected t)", "p (Wilcoxon)")
-"""Columns of a table in Markdown, in the order of the attributes of `PairedTests`."""
+"""Column heads of the tests in Markdown tables, in the order of the attributes of `PairedTests`."""
 
 
 @dataclass(frozen=True)
 class PairedTests:
-    """Two-sided p-values for "the difference is 0"; NaN where a test says nothing.
+    """Two-sided p-values of tests of a zero difference; NaN if a test is not defined.
 
     Attributes:
         t: Paired t test.
-        corrected: The same with a variance for folds, whose training data overlap.
+        corrected: Paired t test with the variance of `paired_t` for folds, whose training data overlap.
         wilcoxon: Wilcoxon's signed-rank test.
     """
 
@@ -429,13 +439,11 @@ class PairedTests:
 
 
 def paired_tests(differences: Sequence[float], folds: int | None) -> PairedTests:
-    """Tests of paired differences over the folds of one or several cross-validations.
-
-    The corrected test has the variance of `medfl_report.statistics.paired_t` over folds.
+    """Test paired differences over the folds of one or several cross-validations.
 
     Args:
-        differences: One for each pair, n of them.
-        folds: K, the number of folds, >= 2; None where the pairs are not of several folds: nothing is tested.
+        differences: One difference for each pair.
+        folds: Number of folds K, >= 2; None if the pairs are not of several folds, which gives NaN for all tests.
     """
     n = len(differences)
     if n < 2 or folds is None:
@@ -453,16 +461,16 @@ def paired_tests(differences: Sequence[float], folds: int | None) -> PairedTests
 
 
 def signed_rank(differences: Sequence[float]) -> float:
-    """Two-sided p-value of Wilcoxon's signed-rank test, exact for any number of pairs, also with ties.
+    """Return the two-sided p-value of Wilcoxon's signed-rank test, exact for any number of pairs, also with ties.
 
-    Differences of 0 are left out. With n others the p-value is at least 2^(1 - n). Source: Wilcoxon 1945, Individual
-    comparisons by ranking methods. scipy turns to a normal approximation at the first tie, which is wrong for few.
+    Differences of 0 are left out. With n others the p-value is at least 2^(1 - n). scipy uses a normal approximation
+    if there are ties, which is wrong for few pairs. Source: Wilcoxon 1945, Individual comparisons by ranking methods.
 
     Args:
-        differences: One for each pair.
+        differences: One difference for each pair.
 
     Returns:
-        In (0, 1]; NaN if all are 0.
+        The p-value in (0, 1]; NaN if all differences are 0.
     """
     moved = np.round([value for value in differences if abs(value) > ROUNDING], 12)
     if not len(moved):
@@ -470,7 +478,7 @@ def signed_rank(differences: Sequence[float]) -> float:
     from scipy.stats import rankdata
 
     ranks = np.rint(2 * rankdata(np.abs(moved))).astype(np.int64)  # twice the ranks: ties have halves
-    shares = np.zeros(ranks.sum() + 1)  # of all signs, those with this sum of the positive ranks
+    shares = np.zeros(ranks.sum() + 1)  # share of all sign patterns by their sum of positive ranks
     shares[0] = 1.0
     for rank in ranks:
         shares = (shares + np.concatenate([np.zeros(rank), shares[:-rank]])) / 2
@@ -479,14 +487,14 @@ def signed_rank(differences: Sequence[float]) -> float:
 
 
 def explain(pairs: int) -> str:
-    """What the columns of `HEADER` say, as sentences.
+    """Return sentences that explain the columns of `HEADER`.
 
     Args:
-        pairs: The most that any row has, >= 2.
+        pairs: Largest number of pairs of a row, >= 2.
     """
     return (
-        "Each run of a seed and a fold counts as one. Folds share training images: the interval, the verdict and "
-        "p (corrected t) allow for that with the variance of Nadeau and Bengio (2003); p (t) does not and is too sure "
-        f"of itself. p (Wilcoxon): signed-rank test, exact; with {pairs} pairs it cannot go below "
+        "Each run of a seed and a fold counts as one. Folds share training images: the interval, the effect and "
+        "p (corrected t) account for that with the variance of Nadeau and Bengio (2003); p (t) does not and is too "
+        f"small. p (Wilcoxon): exact signed-rank test; with {pairs} pairs it cannot be below "
         f"{2.0 ** (1 - pairs):.4g}."
     )

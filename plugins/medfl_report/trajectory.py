@@ -75,5 +75,5 @@ def _participants(work: pd.DataFrame) -> dict[int, list[str]]:
 
 
 def _by_site(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rounds by sites. Of several scores of a site in a round the last one counts, as where it trained twice."""
+    """Return the scores by round (rows) and site (columns), with the last one of several in a round."""
     return rows.pivot_table(index="round", columns="site", values="value", aggfunc="last")

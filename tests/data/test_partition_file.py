@@ -154,4 +154,4 @@ def test_a_run_says_what_it_accepted(cohort: Path, capsys: pytest.CaptureFixture
     assert record["provenance"]["data"]["allowed_changes"] == [LIST]
     pytest.importorskip("medfl_report")
     page = (cohort.parent / "run" / "report.html").read_text()
-    assert f"&#39;{LIST}&#39; changed after the partition, which was accepted by name (fedavg)." in page
+    assert f"&#39;{LIST}&#39; changed after the partition; the user allowed this change (fedavg)." in page

@@ -1,4 +1,4 @@
-"""Who took part: a matrix of sites and rounds of runs in which a site missed some."""
+"""Site participation: a matrix of sites and rounds of runs in which a site missed some."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def test_a_site_took_part_where_it_spent_time_and_missed_where_the_journal_says_
 
 def test_the_report_has_the_matrix_and_says_on_how_many_sites_the_run_ended(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "one", rounds=4)
-    assert "Who took part" not in write_report([folder]).read_text()
+    assert "Site participation by round" not in write_report([folder]).read_text()
     with_attendance(folder, [SITES[1]], {SITES[1]: [[3, 4]]})
     page = write_report([folder]).read_text()
-    assert "Who took part" in page
+    assert "Site participation by round" in page
     assert f"fedavg finished on 2 of 3 sites: without {SITES[1]}." in page
     assert f"{SITES[1]} took part in rounds 1 to 2, missed rounds 3 to 4" in page
     rects = re.findall(r'<rect class="(\w+)" x="(\d+)" width="(\d+)"', page)

@@ -105,10 +105,10 @@ def test_few_images_of_a_class_give_no_interval(tmp_path):
         rewrite(run, lambda table: table.assign(label=np.arange(len(table)) // 5))
     comparison, _ = gains(runs)
     by_name = {row.name: row for row in comparison.rows}
-    assert (by_name["YALE"].low, by_name["YALE"].verdict) == (None, TOO_FEW)
+    assert (by_name["YALE"].low, by_name["YALE"].effect) == (None, TOO_FEW)
     assert by_name["NYU"].low is not None
     assert by_name["YALE"].difference == pytest.approx(area(runs[1:], "YALE") - area(runs[:1], "YALE"))
-    assert comparison.mean.verdict == "no test at every centre"
+    assert comparison.mean.effect == "no test at every centre"
 
 
 def test_images_of_no_known_centre_count_in_the_ranks_only(tmp_path):
@@ -121,7 +121,7 @@ def test_images_of_no_known_centre_count_in_the_ranks_only(tmp_path):
 @pytest.mark.parametrize(("baseline", "base", "rows"), [
     (None, "local", ["fedcross", "fedskd"]), ("fedcross", "fedcross", ["local", "fedskd"]),
     ("none like that", "local", ["fedcross", "fedskd"]),
-    ({"fedskd": "fedcross"}, "the baseline of each", ["fedcross", "fedskd"]),
+    ({"fedskd": "fedcross"}, "the reference of each", ["fedcross", "fedskd"]),
 ])  # fmt: skip
 def test_the_baseline_is_the_one_named_or_the_sites_alone(tmp_path, baseline, base, rows):
     groups, tested = read([make(tmp_path, method) for method in ("fedcross", "local", "fedskd")])
@@ -138,7 +138,7 @@ def test_the_page_draws_it_and_has_a_table_for_each_method(tmp_path):
     table = page.tables["fedskd against local, AUC"]
     assert words(table[1][0]) == "NYU 48 images"
     assert table[1][1:3] == [f"{comparison.rows[0].alone:.3f}", f"{comparison.rows[0].other:.3f}"]
-    assert "Which centres gain" in page.sections["centres"]
+    assert "Discrimination by scanning centre" in page.sections["centres"]
     assert f"fedskd: {comparison.mean.difference:+.3f}" in html
     assert 'href="#centres"' in html
 

@@ -32,19 +32,19 @@ def test_a_claim_holds_is_reversed_or_stays_open(groups):
     assert claim.difference == pytest.approx(sum(ours) / 3 - sum(theirs) / 3)
     interval = ttest_rel(ours, theirs).confidence_interval()
     assert (claim.interval.low, claim.interval.high) == pytest.approx((interval.low, interval.high))
-    assert (claim.pairs, claim.verdict) == (3, "holds (seeds only)")
-    assert check_claim(groups, "global_mean", "fedavg", "fedkper").verdict == "reversed (seeds only)"
-    assert check_claim(groups, "global_mean", "fedprox", "fedavg").verdict == "n.s."
+    assert (claim.pairs, claim.effect) == (3, "holds (seeds only)")
+    assert check_claim(groups, "global_mean", "fedavg", "fedkper").effect == "reversed (seeds only)"
+    assert check_claim(groups, "global_mean", "fedprox", "fedavg").effect == "n.s."
 
 
 def test_what_can_not_be_compared_stays_open(groups):
     for measure, better in (("local_mean", "fedkper"), ("global_mean", "fedntd")):
         claim = check_claim(groups, measure, better, "fedavg")
-        assert (claim.pairs, claim.verdict) == (0, "-")
+        assert (claim.pairs, claim.effect) == (0, "-")
         assert math.isnan(claim.difference)
     one_seed = group_runs([group.runs[0] for group in groups])
     claim = check_claim(one_seed, "global_mean", "fedkper", "fedavg")
-    assert (claim.pairs, claim.interval, claim.verdict) == (1, None, "-")
+    assert (claim.pairs, claim.interval, claim.effect) == (1, None, "-")
 
 
 def test_seeds_pair_on_the_same_data_only(groups, tmp_path):

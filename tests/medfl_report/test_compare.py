@@ -101,7 +101,7 @@ def test_a_run_that_is_there_twice_is_refused(run):
         compare([run(seed=3), record, record])
     with refused(SettingsError, "duplicate_run", label="fedavg", seed=4) as caught:
         compare([record, run(seed=4, data="other")])
-    assert "runs on other data in a comparison of their own" in str(caught.value)
+    assert "compare runs on other data separately" in str(caught.value)
 
 
 # ---- numbers
@@ -121,10 +121,10 @@ def test_numbers_by_hand(run):
     assert (fedavg["mean"], fedavg["worst"], fedavg["worst_std"]) == pytest.approx((0.75, 0.7, 0.0))
     assert (fedavg["global_test"], fedavg["global_test_std"]) == pytest.approx((0.6, 0.2 / math.sqrt(2)))
     assert math.isnan(local["global_test"])
-    assert (local["verdict"], local["pairs"]) == ("-", 0)
+    assert (local["effect"], local["pairs"]) == ("-", 0)
     assert math.isnan(local["difference"])
     # both seeds gain 0.1: two alike differences say nothing of the spread
-    assert (fedavg["pairs"], fedavg["verdict"]) == (2, "-")
+    assert (fedavg["pairs"], fedavg["effect"]) == (2, "-")
     assert fedavg["difference"] == pytest.approx(0.1)
     assert math.isnan(fedavg["low"])
 
@@ -160,7 +160,7 @@ def test_what_the_server_holds_has_columns(run):
     text = to_markdown(table)
     assert "| worst site | global test | shared test | public test | difference" in text
     assert "| 0.600 ± 0.000 | 0.600 ± 0.000 | 0.550 ± 0.071 |" in text
-    assert "- Public test: the server's model on public test images." in text
+    assert "- Public test: the global model on the public test set." in text
     alone = to_markdown(compare(runs[:2]))
     assert "shared test" not in alone, "it says what the global test says"
     claim = check_claim(group_runs(runs), "shared_test", "pfedcdp", "fedavg")
@@ -170,7 +170,7 @@ def test_what_the_server_holds_has_columns(run):
 
 
 @pytest.mark.parametrize(
-    ("gains", "metric", "verdict"),
+    ("gains", "metric", "effect"),
     [
         ([0.10, 0.11, 0.12], "accuracy", "better (seeds only)"),
         ([-0.10, -0.11, -0.12], "accuracy", "worse (seeds only)"),
@@ -182,11 +182,11 @@ def test_what_the_server_holds_has_columns(run):
         ([-0.10, -0.11, -0.12], "ece", "better (seeds only)"),
     ],
 )
-def test_a_verdict_needs_an_interval_without_0(run, gains, metric, verdict):
+def test_a_verdict_needs_an_interval_without_0(run, gains, metric, effect):
     runs = [run("local", seed, [0.5] * 3, metric) for seed in range(len(gains))]
     runs += [run("fedavg", seed, [0.5 + gain] * 3, metric) for seed, gain in enumerate(gains)]
     fedavg = row(compare(runs, [metric]), "fedavg")
-    assert (fedavg["verdict"], fedavg["pairs"]) == (verdict, len(gains))
+    assert (fedavg["effect"], fedavg["pairs"]) == (effect, len(gains))
     assert fedavg["difference"] == pytest.approx(sum(gains) / len(gains))
 
 
@@ -199,7 +199,7 @@ def test_only_seeds_on_the_same_data_are_paired(run):
     runs += [run("fedavg", 0, [0.6] * 3, data="draw 0"), run("fedavg", 1, [0.9] * 3, data="another")]
     runs += [run("fedavg", 7, [0.9] * 3, data="draw 0")]
     fedavg = row(compare(runs), "fedavg")
-    assert (fedavg["pairs"], fedavg["verdict"]) == (1, "-")
+    assert (fedavg["pairs"], fedavg["effect"]) == (1, "-")
     assert fedavg["difference"] == pytest.approx(0.1)
     assert fedavg["mean"] == pytest.approx(0.8)
 
@@ -303,13 +303,13 @@ def test_the_markdown(run):
     assert lines[:6] == [
         "### accuracy (larger is better)",
         "",
-        "| method | seeds | status | sites | mean of sites | worst site | difference to local | p (patients) "
-        "| verdict |",
+        "| method | seeds | status | sites | mean of sites | worst site | difference from local | p (patients) "
+        "| effect |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         "| local | 0, 1 | 2 finished | 3 | 0.600 ± 0.000 | 0.500 ± 0.000 | - | - | - |",
         "| fedavg | 0, 1 | 2 finished | 3 | 0.717 ± 0.024 | 0.700 ± 0.000 | +0.117 [-0.095, +0.328] | - | n.s. |",
     ]
-    assert lines[7] == "- Split: test. Each run's last evaluated round (round 3), never its best one."
+    assert lines[7] == "- Split: test. Scores after each run's last evaluated round (round 3), not after its best one."
     assert "**" not in "".join(lines)
 
 

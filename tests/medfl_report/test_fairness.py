@@ -20,7 +20,14 @@ from medfl_report.page import write_report
 from medfl_report.predictions import Tested as Answers
 from medfl_report.predictions import read_tested
 from medfl_report.sections.fairness import fairness_section
-from medfl_report.sections.fairness_measures import BySex, SiteBySex, Subgroup, over_sites, rank_normalised, site_by_sex
+from medfl_report.sections.fairness_measures import (
+    AucBySex,
+    SiteBySex,
+    Subgroup,
+    over_sites,
+    rank_normalised,
+    site_by_sex,
+)
 
 
 def fold(scores, labels, sex, classes=2):
@@ -41,7 +48,7 @@ def sites(males, females):
 
 
 def test_the_papers_row():
-    groups = BySex(0.6746, 0.7960, 4, 4)
+    groups = AucBySex(0.6746, 0.7960, 4, 4)
     assert groups.difference == pytest.approx(0.1214)
     assert groups.average == pytest.approx(0.7353)
 
@@ -211,7 +218,7 @@ def test_an_undefined_subgroup_stands_with_its_counts(tmp_path):
     assert [words(cell) for cell in document.tables["By sex"][1]] == row
     text = words(document.sections["fairness"])
     assert "positive: autism" in text
-    assert "In fedskd not every site has what the AUC needs from men and from women." in text
+    assert "In fedskd the AUC of men or of women is not defined at every site." in text
 
 
 def test_no_section_without_sex_and_a_name_for_those_who_lack_it(section):

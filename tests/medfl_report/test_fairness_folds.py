@@ -11,7 +11,7 @@ from read_page import Page, words
 from sklearn.metrics import roc_auc_score
 
 from medfl_report.page import write_report
-from medfl_report.sections.fairness_measures import BySex, over_folds
+from medfl_report.sections.fairness_measures import AucBySex, over_folds
 
 TABLE = "By sex, fold by fold"
 
@@ -37,7 +37,7 @@ def area(folder, sex):
 
 
 def test_a_number_is_over_the_folds_that_have_it():
-    columns = over_folds([BySex(0.5, 0.7, 2, 2), BySex(0.7, None, 2, 0), BySex(0.9, 0.8, 1, 1)])
+    columns = over_folds([AucBySex(0.5, 0.7, 2, 2), AucBySex(0.7, None, 2, 0), AucBySex(0.9, 0.8, 1, 1)])
     assert (columns["male"].value.mean, columns["male"].value.spread) == pytest.approx((0.7, 0.2))
     assert (columns["female"].value.mean, columns["female"].defined, columns["female"].folds) == (
         pytest.approx(0.75),

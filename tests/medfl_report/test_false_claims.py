@@ -12,12 +12,14 @@ from medfl.metrics.segmentation import mean_over_cases
 from medfl.metrics.survival import concordance
 from medfl.objectives import Multiclass
 from medfl_report import statistics
-from medfl_report.statistics import LEVEL, Exchange, exchange_models, mean_exchange
+from medfl_report.statistics import LEVEL, ExchangeDistribution, exchange_models, mean_exchange
 
 METRICS = ("accuracy", "auc", "dice", "c_index")
 
 
-def exchange(metric: str, patients: int, rng: np.random.Generator, gain: float, correlation: float) -> Exchange | None:
+def exchange(
+    metric: str, patients: int, rng: np.random.Generator, gain: float, correlation: float
+) -> ExchangeDistribution | None:
     """A test set with two models whose errors are alike in distribution and correlated; the first may be better.
 
     The second model's scores are on another scale, which an AUC or a C-index must not notice.

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from medfl_report.curves import TOGETHER, compare_svg
+from medfl_report.curves import MAX_GROUPS, compare_svg
 from medfl_report.figures import (
     COLOURS,
     Curve,
@@ -107,7 +107,7 @@ def test_twelve_methods_look_unlike_and_the_sites_alone_are_grey():
 
 
 def test_many_methods_stand_in_several_pictures_on_the_same_axes():
-    values = {f"method-{number:02}": [number, 2 * number] for number in range(2 * TOGETHER + 1)}
+    values = {f"method-{number:02}": [number, 2 * number] for number in range(2 * MAX_GROUPS + 1)}
     figures = []
 
     def draw(part):
@@ -121,8 +121,8 @@ def test_many_methods_stand_in_several_pictures_on_the_same_axes():
     assert len(ids) == len(set(ids))
     assert [tag for tag, _ in text.tags].count("svg") == len(figures) == 3
     assert len({(figure.axes[0].get_xlim(), figure.axes[0].get_ylim()) for figure in figures}) == 1
-    assert figures[0].axes[0].get_ylim()[1] > 2 * 2 * TOGETHER
-    few = dict(list(values.items())[:TOGETHER])
+    assert figures[0].axes[0].get_ylim()[1] > 2 * 2 * MAX_GROUPS
+    few = dict(list(values.items())[:MAX_GROUPS])
     assert compare_svg(draw, few, "few", "eight").count("<svg") == 1
 
 

@@ -16,7 +16,7 @@ from medfl_report.gains import GAINS, LOSES, UNCLEAR
 from medfl_report.groups import by_people, group_runs, several
 from medfl_report.page import write_report
 from medfl_report.predictions import read_tested
-from medfl_report.sections.gains import gains_section
+from medfl_report.sections.site_results import gains_section
 
 BASE = (0.5, 0.55, 0.6)
 """Of each fold, at every site."""
@@ -75,7 +75,7 @@ def test_folds_make_one_comparison_with_the_corrected_interval(folders):
         assert (row.difference, row.low, row.high) == pytest.approx((mean, mean - half, mean + half))
         assert (row.alone, row.other) == pytest.approx((fmean(BASE), fmean(BASE) + mean))
         assert row.spread == pytest.approx(stdev(STEPS[site]))
-    assert (rows["a"].verdict, rows["b"].verdict) == (GAINS, UNCLEAR)
+    assert (rows["a"].effect, rows["b"].effect) == (GAINS, UNCLEAR)
     assert rows["a"].images == 4 + 5 + 6, "each fold tests other images"
 
 
@@ -83,7 +83,7 @@ def test_without_spread_there_is_no_interval(folders):
     (against,) = section(folders)["comparisons"]
     row = next(row for row in against.metrics[0].rows if row.name == "c")
     assert (row.difference, row.low) == (pytest.approx(0.2), None)
-    assert row.verdict == "no interval: the same in all folds"
+    assert row.effect == "no interval: the same in all runs"
 
 
 def test_a_fold_without_a_score_is_left_out_of_both_means(folders):
@@ -111,19 +111,19 @@ def test_a_loss_is_called_so(folders):
     for folder in swapped:
         change_json(folder / "run.json", lambda run: run["identity"].update(method=swaps[run["identity"]["method"]]))
     (against,) = section(swapped)["comparisons"]
-    assert against.metrics[0].rows[0].verdict == LOSES
+    assert against.metrics[0].rows[0].effect == LOSES
 
 
 def test_the_page_says_folds_and_shows_each_method_once(folders, tmp_path):
     document = Page(write_report(folders, tmp_path / "page.html").read_text())
-    table = [[words(cell) for cell in row] for row in document.tables["fedskd against alone, AUC"]]
+    table = [[words(cell) for cell in row] for row in document.tables["fedskd against local, AUC"]]
     assert table[1][0] == "a 15 images"
     assert table[1][3].startswith("+0.110")
     assert table[1][3].endswith("SD over folds 0.010")
     assert table[4][3].endswith("not defined in 1 run")
     gains = words(document.sections["gains"])
-    assert gains.count("fedskd against alone") == 1
-    assert "Of 3 sites with a test: 1 gains and 2 show no clear difference." in gains
+    assert gains.count("fedskd compared with local training") == 1
+    assert "3 sites with a test: 1 better and 2 no clear difference." in gains
     assert "Nadeau and Bengio (2003)" in gains
     assert "seed" not in gains
     assert "mean over the sites and folds" in words(document.sections["curves"])

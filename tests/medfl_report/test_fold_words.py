@@ -48,9 +48,9 @@ def test_what_is_forgotten_says_what_a_spread_is_over(tmp_path, cells, many, sin
     text = words(Page(make(tmp_path, cells)).sections["forgetting"])
     assert f"{single} SD {stdev(0.7 + place / 10 for place in range(len(cells))):.3f}" in text
     assert f"With several {many} a number is the mean over them, ± as well; {single} SD is the standard" in text
-    assert f"The global test after each round, of one {single}." in text
+    assert f"Global test after each round, of one {single}." in text
     assert f"fedavg, {first}: 1 recovery interval" in text
-    assert f"Mean over the {many}, for the rounds that all have." in text
+    assert f"Mean over the {many}, for the rounds that all runs have." in text
 
 
 def test_many_runs_are_folded_away(tmp_path):
@@ -60,4 +60,3 @@ def test_many_runs_are_folded_away(tmp_path):
     assert len(page.tables["The runs of this page"]) == 10
     assert "<h3>Data of seed 0, fold 0</h3>" in html
     assert html.count("<summary>Data of seed 0, fold ") == 8
-    assert "<summary>The" not in make(tmp_path / "few", [(0, 0), (0, 1)])

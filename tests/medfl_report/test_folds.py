@@ -72,11 +72,11 @@ def test_data_are_named_by_seed_and_fold_or_by_the_fold_that_seeds_share(run):
 def test_the_page_says_that_folds_have_data_of_their_own(run):
     groups = group_runs([run(fold=fold) for fold in range(3)])
     texts = [notice.text for notice in make_notices(groups)]
-    assert "Each seed and fold has data of its own. Differences are taken within a seed and fold." in texts
+    assert "Each seed and fold has its own data set. Differences are paired within a seed and fold." in texts
     assert summary_sentence(named_runs(groups)).startswith("3 runs over 3 rounds with the seed 0 in 3 folds on 3 data")
     shared = group_runs([run(seed=seed, fold=fold, data=f"fold {fold}") for seed in (0, 1) for fold in (0, 1)])
     texts = [notice.text for notice in make_notices(shared)]
-    assert "Each fold has data of its own. Differences are taken within a seed and fold." in texts
+    assert "Each fold has its own data set. Differences are paired within a seed and fold." in texts
 
 
 def test_a_fold_that_is_there_twice_is_refused(run):
@@ -186,7 +186,7 @@ def test_each_run_of_a_seed_and_a_fold_counts_as_one(runs):
     assert numbers == pytest.approx([6, np.mean(gains), expected.pvalue, wilcoxon])
     statistic = expected.statistic * math.sqrt((1 / 6) / (1 / 6 + 1 / 2))
     assert fedskd["p_corrected"] == pytest.approx(2 * stats.t.sf(statistic, 5))
-    assert fedskd["verdict"] == "n.s.", "the plain test would have called it better"
+    assert fedskd["effect"] == "n.s.", "the plain test would have called it better"
     assert expected.pvalue < 0.05 < fedskd["p_corrected"]
     assert math.isnan(local["p_t"])
 
@@ -205,12 +205,12 @@ def test_the_interval_over_folds_is_that_of_the_corrected_test(level):
 def test_the_words_below_say_what_a_pair_is_and_what_the_tests_can_do(runs):
     text = to_markdown(compare(runs))
     header, _, local, fedskd = text.splitlines()[2:6]
-    assert header.endswith("| verdict | p (t) | p (corrected t) | p (Wilcoxon) |")
+    assert header.endswith("| effect | p (t) | p (corrected t) | p (Wilcoxon) |")
     assert local.endswith("| - | - | - | - | - |")
     assert fedskd.endswith("| 0.0312 |")
     assert "± is the standard deviation over the runs, one for each seed and fold (ddof = 1)." in text
     assert "paired over the seeds and folds that both have" in text
-    assert "with 6 pairs it cannot go below 0.03125." in text
+    assert "with 6 pairs it cannot be below 0.03125." in text
     assert "Nadeau and Bengio (2003)" in text
 
 
@@ -246,14 +246,14 @@ def test_the_table_of_rounds_names_the_folds_that_lack_a_measure(run):
 def test_claims_are_tested_over_folds(runs):
     claim = check_claim(group_runs(runs), "local_test", "fedskd", "local")
     gains = [gain for seed in GAINS for gain in seed]
-    assert (claim.pairs, claim.metric, claim.verdict) == (6, "accuracy", "n.s.")
+    assert (claim.pairs, claim.metric, claim.effect) == (6, "accuracy", "n.s.")
     assert claim.difference == pytest.approx(np.mean(gains))
     assert claim.tests.t == pytest.approx(stats.ttest_1samp(gains, 0).pvalue)
     text = claims_markdown([claim])
-    columns = ("claim", "measure", "pairs", "better", "than", "difference", "p (patients)", "verdict")
+    columns = ("claim", "measure", "pairs", "better", "than", "difference", "p (patients)", "effect")
     assert f"| {' | '.join(columns)} | p (t) | p (corrected t) | p (Wilcoxon) |" in text
     assert text.splitlines()[4].endswith(f"| {claim.tests.t:.4f} | {claim.tests.corrected:.4f} | 0.0312 |")
-    assert "- local_test: accuracy, mean over the sites of the model that each takes home" in text
+    assert "- local_test: accuracy, mean over the sites of their exported models" in text
 
 
 def test_the_local_test_is_in_the_first_metric_and_leaves_undefined_sites_out(run):
@@ -263,7 +263,7 @@ def test_the_local_test_is_in_the_first_metric_and_leaves_undefined_sites_out(ru
     groups = group_runs([run("local", scores=scores, metrics=metrics), run("fedskd", scores=better, metrics=metrics)])
     claim = check_claim(groups, "local_test", "fedskd", "local")
     assert (claim.metric, claim.difference) == ("auc", pytest.approx(0.1))
-    assert claim.verdict == "-", "one pair tells nothing of the spread"
+    assert claim.effect == "-", "one pair tells nothing of the spread"
 
 
 def test_the_global_test_is_the_mean_over_models_and_test_sets(run):
@@ -275,4 +275,4 @@ def test_the_global_test_is_the_mean_over_models_and_test_sets(run):
     claim = check_claim(group_runs(runs), "global_test", "fedskd", "local")
     assert claim.difference == pytest.approx((0.8 + 0.7) / 2 - (0.7 + 0.3) / 2)
     without = check_claim(group_runs([runs[0], run("fedskd")]), "global_test", "fedskd", "local")
-    assert (without.pairs, without.verdict) == (0, "-")
+    assert (without.pairs, without.effect) == (0, "-")

@@ -14,7 +14,7 @@ BOTH = {"moments": ["aggregated", "trained"]}
 EVERY_ROUND = "Global consistency and backward transfer need scores after every round: `--evaluate_every 1`."
 NOT_DEFINED = (
     "Backward transfer is not defined: it needs the global model's scores on the sites' test images, and only personal "
-    "models were scored there. Their change is under 'Other readings'."
+    "models were scored there. Their change is under 'Further measures'."
 )
 NO_SERVER = "Without a global model and a test set at the server there are no global measures."
 NO_TRAINED = "Local measures need scores right after training: `--moments \"['aggregated', 'trained']\"`."

@@ -9,11 +9,12 @@ import pytest
 import torch
 from make_runs import make_run
 from refusals import refused
+from scipy import stats
 from sklearn.metrics import balanced_accuracy_score
 
 from medfl.engine.runs.records import read_run
 from medfl.errors import StoreError
-from medfl_report.gains import GAINS, LOSES, UNCLEAR, Gain, compare_sites, mean_interval, pair_up, worst_row
+from medfl_report.gains import GAINS, LOSES, UNCLEAR, ComparisonRow, compare_sites, mean_interval, pair_up, worst_row
 from medfl_report.groups import Group, group_runs
 from medfl_report.predictions import read_tested
 from medfl_report.statistics import Interval
@@ -47,7 +48,7 @@ def test_a_run_against_its_like_has_no_difference(tmp_path):
         )
     comparison = compare(runs)
     for row in (*comparison.rows, comparison.mean):
-        assert (row.difference, row.low, row.high, row.verdict) == (0, 0, 0, UNCLEAR)
+        assert (row.difference, row.low, row.high, row.effect) == (0, 0, 0, UNCLEAR)
     assert comparison.reach == 0.1
 
 
@@ -71,8 +72,8 @@ def test_differences_are_those_of_the_scores(tmp_path):
     assert comparison.worst.low is None
 
 
-@pytest.mark.parametrize(("metric", "verdict"), [("accuracy", GAINS), ("ece", LOSES)])
-def test_more_is_a_gain_but_of_an_error(tmp_path, metric, verdict):
+@pytest.mark.parametrize(("metric", "effect"), [("accuracy", GAINS), ("ece", LOSES)])
+def test_more_is_a_gain_but_of_an_error(tmp_path, metric, effect):
     """The other model is always right and always says one half: more accurate, and a larger calibration error."""
     runs = [make_run(tmp_path / name, name, metrics=(metric,), sites=["site-1"]) for name in ("local", "fedavg")]
     labels = read_tested(read_run(runs[0]))["site-1"].targets
@@ -83,8 +84,8 @@ def test_more_is_a_gain_but_of_an_error(tmp_path, metric, verdict):
     rewrite(runs[1], "site-1", probabilities=right.tolist())
     comparison = compare(runs, metric)
     assert comparison.rows[0].difference == pytest.approx(1.0 if metric == "accuracy" else 0.5)
-    assert comparison.rows[0].verdict == verdict
-    assert comparison.count(verdict) == 1
+    assert comparison.rows[0].effect == effect
+    assert comparison.count(effect) == 1
 
 
 def test_seeds_are_averaged_and_their_spread_is_told(tmp_path):
@@ -98,14 +99,16 @@ def test_seeds_are_averaged_and_their_spread_is_told(tmp_path):
     for index, row in enumerate(together.rows):
         parts = [comparison.rows[index] for comparison in single]
         assert row.difference == pytest.approx(fmean(part.difference for part in parts))
-        assert row.low == pytest.approx(fmean(part.low for part in parts))
-        assert row.spread == pytest.approx(stdev(part.difference for part in parts))
+        differences = [part.difference for part in parts]
+        assert row.spread == pytest.approx(stdev(differences))
+        ends = stats.ttest_1samp(differences, 0).confidence_interval()
+        assert (row.low, row.high) == pytest.approx((ends.low, ends.high))
     assert together.mean.spread == pytest.approx(stdev(comparison.mean.difference for comparison in single))
     assert single[0].mean.spread is None
 
 
 def test_seeds_that_disagree_leave_it_open(tmp_path):
-    """Two seeds gain all, the third loses a little: the mean of the intervals is above 0, and yet it is not clear."""
+    """Two seeds gain all, the third loses a little: the interval over the seeds contains 0."""
     runs = []
     for seed in range(3):
         pair = [make_run(tmp_path / f"{m}{seed}", m, seed, sites=["site-1"], images=100) for m in ("local", "fedavg")]
@@ -117,8 +120,8 @@ def test_seeds_that_disagree_leave_it_open(tmp_path):
             rewrite(run, "site-1", probabilities=probabilities.tolist())
         runs += pair
     row = compare(runs).rows[0]
-    assert row.low > 0
-    assert row.verdict == UNCLEAR
+    assert row.low < 0 < row.difference
+    assert row.effect == UNCLEAR
 
 
 def test_the_interval_of_a_mean_of_alike_sites_shrinks_with_the_root_of_their_number():
@@ -139,21 +142,21 @@ def test_runs_are_paired_on_the_same_data_only_and_by_seed_first(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mend", "verdict"),
+    ("mend", "effect"),
     [
         (lambda run: rewrite(run, "site-1", labels=[0] * 40), "no interval: other test images"),
         (lambda run: rewrite(run, "site-1", probabilities=[["nan"] * 3] * 40), "no interval: a model gives no numbers"),
         (lambda run: (run / "sites/site-1/predictions.csv").unlink(), "no interval: no predictions"),
     ],
 )
-def test_a_row_says_why_it_has_no_interval(tmp_path, mend, verdict):
+def test_a_row_says_why_it_has_no_interval(tmp_path, mend, effect):
     runs = [make_run(tmp_path / name, name) for name in ("local", "fedavg")]
     mend(runs[1])
     comparison = compare(runs)
-    assert comparison.rows[0].verdict == verdict
+    assert comparison.rows[0].effect == effect
     assert comparison.rows[0].low is None
     assert comparison.rows[1].low is not None
-    assert (comparison.mean.low, comparison.mean.verdict) == (None, "no test at every site")
+    assert (comparison.mean.low, comparison.mean.effect) == (None, "no test at every site")
 
 
 def test_a_site_without_test_images_is_no_part_of_the_mean(tmp_path):
@@ -163,7 +166,7 @@ def test_a_site_without_test_images_is_no_part_of_the_mean(tmp_path):
         runs.append(make_run(tmp_path / name, name, scores=scores))
         (runs[-1] / "sites/site-1/predictions.csv").unlink()
     comparison = compare(runs)
-    assert comparison.rows[0].verdict == "no test images"
+    assert comparison.rows[0].effect == "no test images"
     assert (comparison.mean.alone, comparison.worst.alone) == (0.625, 0.5)
     assert comparison.mean.low is not None
 
@@ -195,6 +198,6 @@ def test_the_picture_reaches_to_the_next_round_number(tmp_path):
 
 @pytest.mark.parametrize(("metric", "alone", "other"), [("accuracy", 0.5, 0.7), ("ece", 0.9, 0.8)])
 def test_the_worst_site_of_either_side_gains_other_minus_alone(metric, alone, other):
-    rows = [Gain("a", 5, 0.5, 0.8), Gain("b", 5, 0.9, 0.7), Gain("c", 5, None, 0.1)]
+    rows = [ComparisonRow("a", 5, 0.5, 0.8), ComparisonRow("b", 5, 0.9, 0.7), ComparisonRow("c", 5, None, 0.1)]
     worst = worst_row(metric, rows)
     assert (worst.alone, worst.other, worst.difference) == (alone, other, pytest.approx(other - alone))

@@ -18,7 +18,7 @@ def test_missing_sites_are_named_with_the_reason(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "one", "fedavg", 0)
     rewrite(Summary, folder, unavailable_reasons={"site-9": "did not answer in time"})
     texts = [notice.text for notice in make_notices(group_runs([read_run(folder)]))]
-    assert any("site-9 was missing" in text and "did not answer in time" in text for text in texts)
+    assert any("site site-9 did not reply" in text and "did not answer in time" in text for text in texts)
 
 
 def test_a_run_across_machines_has_a_report_without_what_stays_at_the_sites(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from medfl.errors import ContractError, SettingsError
 from medfl.objectives import Binary, Multilabel, Objective, Regression, Segmentation, Survival
 from medfl.utils.formats import metric_words
 from medfl_report.compare import compare, to_markdown
-from medfl_report.gains import GAINS, LOSES, Comparison, Gain, gain_row
+from medfl_report.gains import GAINS, LOSES, Comparison, ComparisonRow, add_patient_test
 from medfl_report.groups import Group, group_runs
 from medfl_report.objectives.agreement import limits_of_agreement
 from medfl_report.objectives.calibration import calibration
@@ -125,8 +125,10 @@ def test_runs_about_survival_say_the_group_of_each_test_case(made: Made) -> None
 
 
 def test_limits_of_agreement() -> None:
-    assert limits_of_agreement(torch.tensor([1.0, 3.0])) == pytest.approx((2, 2 - 1.96 * 2**0.5, 2 + 1.96 * 2**0.5))
-    assert math.isnan(limits_of_agreement(torch.tensor([1.0]))[1])
+    limits = limits_of_agreement(torch.tensor([1.0, 3.0]))
+    expected = (2, 2 - 1.96 * 2**0.5, 2 + 1.96 * 2**0.5)
+    assert (limits.difference, limits.low, limits.high) == pytest.approx(expected)
+    assert math.isnan(limits_of_agreement(torch.tensor([1.0])).low)
 
 
 def test_bins_of_a_calibration_curve() -> None:
@@ -216,10 +218,11 @@ def test_gains_know_which_way_is_up() -> None:
     near, far = (answers(truth, [[number + by] for (number,) in truth], Regression()) for by in (1.0, 2.0))
     interval = near.gain_over(far, "mae")
     assert interval == Interval(-1, -1, -1)
-    for metric, verdict in (("mae", GAINS), ("hd95", GAINS), ("brier", GAINS), ("c_index", LOSES), ("dice", LOSES)):
-        assert gain_row(metric, "a", 20, (2.0, 1.0), [interval], PatientTest(0.01, 20)).verdict == verdict
-    row = gain_row("mae", "a", 20, (90.0, 50.0), [Interval(-40, -50, -30)], PatientTest(0.01, 20))
-    wide = Comparison("mae", "", [row], *[Gain("", 0, 0, 0)] * 2)
+    for metric, effect in (("mae", GAINS), ("hd95", GAINS), ("brier", GAINS), ("c_index", LOSES), ("dice", LOSES)):
+        row = ComparisonRow("a", 20, 2.0, 1.0, interval.difference)
+        assert add_patient_test(metric, row, interval, PatientTest(0.01, 20)).effect == effect
+    row = ComparisonRow("a", 20, 90.0, 50.0, -40, -50, -30)
+    wide = Comparison("mae", "", [row], *[ComparisonRow("", 0, 0, 0)] * 2)
     assert wide.reach == 50, "an error may fall by more than 1"
 
 
@@ -244,10 +247,10 @@ def test_a_page_shows_what_its_objective_has(made: Made, section: str, tmp_path:
     page = Page(text)
     assert "could not be made" not in text
     assert KINDS.keys() & page.sections.keys() == {section}
-    assert ("What is taken for what" in page.sections["scores"]) == (section == "calibration")
+    assert ("Confusion matrix" in page.sections["scores"]) == (section == "calibration")
     over = "test patients, each with all images, at north, and of the cases elsewhere"
     assert over in words(page.sections[section])
-    names = {"label_aucs": "AUC of each finding", "agreement": "Errors of number 1", "survival": "C-index of each site"}
+    names = {"label_aucs": "AUC of each finding", "agreement": "Errors of output 1", "survival": "C-index of each site"}
     label = names | {"masks": "Dice of each class", "calibration": "Scores of probabilities"}
     head, *rows = page.tables[label[section]]
     assert {"local", "fedavg"} <= {cell.strip() for cell in [*head, *(row[0] for row in rows)]}

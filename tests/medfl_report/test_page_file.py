@@ -17,7 +17,7 @@ from medfl.records.run_file import AssignedNetwork
 from medfl_report.page import write_report
 
 ODD = ("a & b", "<i>c", "$d$ \\frac")
-ALWAYS = {"#gains", "#scores", "#curves", "#forgetting", "#holdings", "#costs", "#settings"}
+ALWAYS = {"#glance", "#methods", "#gains", "#scores", "#curves", "#images", "#costs", "#settings"}
 PRIVACY = {"epsilon": 5.0, "clip": 1.0}
 MACHINE = {"cpu_mhz": 1000, "cpu_max_mhz": 2000, "memory_free_gb": 4, "memory_gb": 8, "battery_percent": 50}
 MACHINE |= {"latency_ms": 20, "latency_max_ms": 200, "score": 0.6}
@@ -117,7 +117,7 @@ def test_one_site_and_many(tmp_path, sites):
         for name in ("local", "fedavg")
     ]
     document = Page(write_report(runs).read_text())
-    assert len(document.tables["fedavg against alone, accuracy"]) == sites + 3
+    assert len(document.tables["fedavg against local, accuracy"]) == sites + 3
 
 
 def test_it_goes_into_the_first_folder_or_where_it_is_told(rich, tmp_path):

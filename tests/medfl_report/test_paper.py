@@ -17,9 +17,9 @@ from medfl.cli.main import main
 from medfl.engine.runs.records import read_run
 from medfl.objectives import Segmentation
 from medfl_report.page import make_page, write_report
-from medfl_report.paper.files import write_files
-from medfl_report.paper.pictures import Picture, keep, kept_pictures, write_picture
-from medfl_report.paper.tables import Table, cell, kept_tables, latex, to_csv, to_latex
+from medfl_report.paper.export import write_files
+from medfl_report.paper.page_figures import PageFigure, record_figure, recorded_figures, write_figure
+from medfl_report.paper.page_tables import ReportTable, cell, latex, recorded_tables, to_csv, to_latex
 from medfl_report.rasters import FOR, colour_layer, grey_layer, outline_layer, shades, tile, tile_figure
 from medfl_report.section import show_table
 
@@ -52,11 +52,15 @@ def test_every_table_of_the_page_is_there_with_its_numbers(made):
     made_page, folder = made
     page = Page(re.sub("<svg.*?</svg>", "", made_page.html, flags=re.DOTALL).replace("<small", " <small"))
     index = [row for row in rows_of(folder / "index.csv") if row[1] == "table"]
-    labels = [table.label or table.title for part in made_page.parts for table in part.tables]
-    assert len(index) == len(labels) > 8
-    assert set(labels) == page.tables.keys()
+    tables = [table for part in made_page.parts for table in part.tables if table.file != ""]
+    assert len(index) == len(tables) > 8
+    assert {"methods.csv", "methods.tex", "sites.csv"} <= {path.name for path in folder.iterdir()}
     count = 0
-    for (stem, *_), label in zip(index, labels, strict=True):
+    for (stem, *_), table in zip(index, tables, strict=True):
+        label = table.label or table.title
+        assert (folder / f"{stem}.tex").exists() == table.latex
+        if stem == "sites":
+            continue  # the page has its rows in several tables
         shown = page.tables[label]
         written = rows_of(folder / f"{stem}.csv")
         assert len(written) == len(shown), label
@@ -64,6 +68,8 @@ def test_every_table_of_the_page_is_there_with_its_numbers(made):
             kept = cells[len(cells) - len(row) :]  # a cell that takes several rows is written in each of them
             assert [numbers(cell) for cell in kept] == [numbers(words(cell)) for cell in row], label
             count += sum(len(numbers(cell)) for cell in kept)
+        if not table.latex:
+            continue
         text = (folder / f"{stem}.tex").read_text()
         body = text[text.index("\\toprule") :].replace("\\toprule", "").replace("\\midrule", "")
         lines = [line for line in body[: body.index("\\bottomrule")].splitlines() if line]
@@ -77,7 +83,7 @@ def test_every_table_of_the_page_is_there_with_its_numbers(made):
 def test_every_picture_of_the_page_is_there_as_svg_and_pdf(made):
     page, folder = made
     html = page.html
-    index = [row for row in rows_of(folder / "index.csv") if row[1] == "picture"]
+    index = [row for row in rows_of(folder / "index.csv") if row[1] == "figure"]
     forests = [row for row in index if "forest" in row[0]]
     assert len(index) - len(forests) == html.count('<svg role="img"')
     assert len(forests) == html.count('<table class="gains">') == 1
@@ -109,17 +115,17 @@ def test_no_file_has_a_date_or_a_path(made):
 def test_the_same_runs_give_the_same_bytes(made):
     page, folder = made
     section = next(section for section in page.sections if section.id == "curves")
-    for path in write_picture(section.pictures[0], folder.parent / "again"):
-        assert path.read_bytes() == (folder / f"curves-{section.pictures[0].name}{path.suffix}").read_bytes()
+    for path in write_figure(section.figures[0], folder.parent / "again"):
+        assert path.read_bytes() == (folder / f"curves-{section.figures[0].name}{path.suffix}").read_bytes()
 
 
 def test_a_forest_has_the_differences_and_intervals_of_its_table(made):
     page, folder = made
-    picture = next(s for s in page.sections if s.id == "gains").pictures[0]
+    picture = next(s for s in page.sections if s.id == "gains").figures[0]
     (axes,) = picture.draw().axes
     marks = [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"]
     spans = [collection.get_segments()[0][:, 0] for collection in axes.collections]
-    rows = rows_of(folder / "gains-table1.csv")[1:]
+    rows = rows_of(folder / "gains.csv")[1:]
     written = [[float(value) for value in numbers(row[3])] for row in rows][::-1]
     assert marks == pytest.approx([row[0] for row in written], abs=0.00051)
     assert np.array(spans) == pytest.approx(np.array([row[1:] for row in written if len(row) == 3]), abs=0.00051)
@@ -127,13 +133,13 @@ def test_a_forest_has_the_differences_and_intervals_of_its_table(made):
 
 
 def test_a_table_has_the_same_cells_on_the_page_and_in_files():
-    table = Table("Of  x_1 & y", texts=(0,), spans=True)
+    table = ReportTable("Of  x_1 & y", texts=(0,), spans=True)
     table.head(cell("a", "b"), "n", "v")
     table.row("one", cell("−0.5", "−1 to 1", None, "± 2"), cell(None, "x", html=Markup("<svg><text>7</text></svg>")))
     table.row("one", "1\u202f234", "–")
     table.group()
     table.heading("all")
-    with kept_tables() as tables:
+    with recorded_tables() as tables:
         html = show_table(table)
     assert tables == [table]
     assert to_csv(table) == "a (b),n,v\none,-0.5 (-1 to 1) ± 2,x\none,1234,\nall,all,all\n"
@@ -151,7 +157,7 @@ def test_a_table_has_the_same_cells_on_the_page_and_in_files():
 
 
 def test_a_column_of_numbers_is_aligned_to_the_right():
-    table = Table("Numbers")
+    table = ReportTable("Numbers")
     table.head("site", "images", "note")
     table.row("a", 12, "–")
     table.total("all", 12, "2 of 3")
@@ -161,7 +167,7 @@ def test_a_column_of_numbers_is_aligned_to_the_right():
 def test_names_mean_nothing_in_latex(made):
     _, folder = made
     assert latex("50 % of a_b & $c \\ {#}") == r"50 \% of a\_b \& \$c \textbackslash{} \{\#\}"
-    assert r"a\_b \& 50 \% & \$c & d\textbackslash{}e" in (folder / "holdings-table1.tex").read_text()
+    assert r"a\_b \& 50 \% & \$c & d\textbackslash{}e" in (folder / "images-training.tex").read_text()
 
 
 # ---- pictures of images
@@ -184,12 +190,12 @@ def test_an_image_is_drawn_in_its_own_greys_with_what_lies_over_it():
 
 def test_nothing_is_kept_where_nobody_wants_it():
     tile((1, 1), "", "nothing")
-    with kept_pictures() as pictures:
+    with recorded_figures() as pictures:
         tile((1, 1), "", "one")
-        keep("named", "two", lambda: tile_figure((1, 1), ""))
+        record_figure("named", "two", lambda: tile_figure((1, 1), ""))
     tile((1, 1), "", "nothing")
     assert [(picture.name, picture.description) for picture in pictures] == [("image0", "one"), ("named", "two")]
-    assert isinstance(pictures[0], Picture)
+    assert isinstance(pictures[0], PageFigure)
 
 
 @pytest.mark.slow
@@ -204,8 +210,8 @@ def test_the_command_says_where_the_files_are(tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
         main(["report", str(folder), "--figures", str(tmp_path / "out" / "files")])
     assert (end.value.code or 0) == 0
-    assert "index.csv says what is what" in capsys.readouterr().out
-    assert (tmp_path / "out" / "files" / "scores-table1.csv").is_file()
+    assert "index.csv lists them" in capsys.readouterr().out
+    assert (tmp_path / "out" / "files" / "scores.csv").is_file()
     (tmp_path / "file").touch()
     with pytest.raises(SystemExit) as end:
         main(["report", str(folder), "--figures", str(tmp_path / "file")])

@@ -1,4 +1,4 @@
-"""Exchange tests: closed forms, invariances, and what comparisons make of them."""
+"""ExchangeDistribution tests: closed forms, invariances, and what comparisons make of them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from medfl_report.claims import check_claim
 from medfl_report.compare import compare
 from medfl_report.gains import GAINS, TOO_FEW, UNCLEAR, compare_sites, pair_up
 from medfl_report.groups import group_runs
-from medfl_report.patient_tests import PatientTest, verdict_over_runs
+from medfl_report.patient_tests import PatientTest, effect_over_runs
 from medfl_report.predictions import read_tested
 from medfl_report.statistics import (
-    Exchange,
+    ExchangeDistribution,
     Interval,
     can_decide,
     combine_p,
@@ -144,8 +144,8 @@ def test_three_test_images_that_all_change_are_too_few(tmp_path):
     """The difference is the same in each resample, which is no certainty."""
     runs = [make_run(tmp_path / name, name, images=3, skill=skill) for name, skill in (("local", -50), ("fedavg", 50))]
     comparison = compared(runs)
-    assert [(row.difference, row.verdict, row.low) for row in comparison.rows] == [(1.0, TOO_FEW, None)] * 3
-    assert (comparison.mean.verdict, comparison.mean.p) == (GAINS, 2 / 2**9)
+    assert [(row.difference, row.effect, row.low) for row in comparison.rows] == [(1.0, TOO_FEW, None)] * 3
+    assert (comparison.mean.effect, comparison.mean.p) == (GAINS, 2 / 2**9)
 
 
 def test_models_that_differ_in_few_answers_are_not_told_apart_by_many_images(tmp_path):
@@ -155,7 +155,7 @@ def test_models_that_differ_in_few_answers_are_not_told_apart_by_many_images(tmp
     table.loc[:2, ["p0", "p1", "p2"]] = table.loc[:2, ["p2", "p0", "p1"]].to_numpy()
     table.to_csv(path, index=False)
     row = compared(runs).rows[0]
-    assert row.verdict == UNCLEAR
+    assert row.effect == UNCLEAR
     assert row.p == pytest.approx(0.25, abs=0.04), "three answers differ, all in one direction: 2 of 8 exchanges"
 
 
@@ -166,13 +166,13 @@ def test_seeds_share_their_patients(tmp_path):
         for seed in range(3)
         for name, skill in (("local", -50), ("fedavg", 50))
     ]
-    assert compared(runs).mean.verdict == TOO_FEW
+    assert compared(runs).mean.effect == TOO_FEW
 
 
 @pytest.mark.parametrize(
-    ("skill", "verdict"), [((0.0, 3.0), "better"), ((0.3, 0.32), "n.s.")], ids=["clear", "within the patients' chance"]
+    ("skill", "effect"), [((0.0, 3.0), "better"), ((0.3, 0.32), "n.s.")], ids=["clear", "within the patients' chance"]
 )
-def test_a_table_of_methods_needs_the_patients_too(tmp_path, skill, verdict):
+def test_a_table_of_methods_needs_the_patients_too(tmp_path, skill, effect):
     """The seeds agree on a difference in both cases; over the patients it is a chance result in one of them."""
     wins = (0.10, 0.11, 0.12)
     runs = []
@@ -183,15 +183,15 @@ def test_a_table_of_methods_needs_the_patients_too(tmp_path, skill, verdict):
             runs.append(read_run(make_run(tmp_path / f"{name}{seed}", name, seed, **options)))
     table = compare(runs).set_index("label")
     assert table.loc["fedavg", "low"] > 0
-    assert table.loc["fedavg", "verdict"] == verdict
-    assert (table.loc["fedavg", "p_patients"] <= 0.05) == (verdict == "better")
+    assert table.loc["fedavg", "effect"] == effect
+    assert (table.loc["fedavg", "p_patients"] <= 0.05) == (effect == "better")
     claim = check_claim(group_runs(runs), "local_test", "fedavg", "local")
-    assert claim.verdict == {"better": "holds"}.get(verdict, verdict)
+    assert claim.effect == {"better": "holds"}.get(effect, effect)
     assert claim.over_patients.p == table.loc["fedavg", "p_patients"]
 
 
 @pytest.mark.parametrize(
-    ("interval", "test", "verdict"),
+    ("interval", "test", "effect"),
     [
         (Interval(0.1, 0.05, 0.15), PatientTest(0.01, 50), "better"),
         (Interval(-0.1, -0.15, -0.05), PatientTest(0.01, 50), "worse"),
@@ -202,18 +202,18 @@ def test_a_table_of_methods_needs_the_patients_too(tmp_path, skill, verdict):
         (None, PatientTest(0.01, 50), "-"),
     ],
 )
-def test_seeds_and_patients_must_agree(interval, test, verdict):
-    assert verdict_over_runs(interval, test, ("better", "worse")) == verdict
+def test_seeds_and_patients_must_agree(interval, test, effect):
+    assert effect_over_runs(interval, test, ("better", "worse")) == effect
 
 
 def test_no_random_exchange_gives_a_p_value_of_0():
-    assert Exchange(1.0, 20, np.zeros(1999), exhaustive=False).p == 1 / 2000
-    assert Exchange(1.0, 20, np.full(1999, -1.0), exhaustive=False).p == 1.0
+    assert ExchangeDistribution(1.0, 20, np.zeros(1999), exhaustive=False).p == 1 / 2000
+    assert ExchangeDistribution(1.0, 20, np.full(1999, -1.0), exhaustive=False).p == 1.0
 
 
 def test_random_exchanges_of_sites_are_weighted():
     parts = [
-        (weight, Exchange(value, 20, np.full(1999, value), exhaustive=False))
+        (weight, ExchangeDistribution(value, 20, np.full(1999, value), exhaustive=False))
         for weight, value in ((0.25, 1.0), (0.75, 3.0))
     ]
     mean = mean_exchange(parts)

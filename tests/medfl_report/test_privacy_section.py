@@ -41,7 +41,7 @@ def page(tmp_path):
 
 
 def table(document):
-    head, *rows = document.tables["What each run promises"]
+    head, *rows = document.tables["Privacy guarantees"]
     return [[words(cell) for cell in row] for row in rows]
 
 

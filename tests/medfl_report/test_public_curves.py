@@ -63,4 +63,4 @@ def test_a_student_is_drawn_over_its_epochs_beside_the_others_rounds(tmp_path):
     drawn = {drawing["caption"]: str(drawing["svg"]) for drawing in curves([fedavg, pfedcdp])["pictures"]}
     picture = drawn["AUC, public test on public test images."]
     assert "fedavg: 0.900 after round 3. pfedcdp, student by epoch: 0.700 after epoch 4." in picture
-    assert "round, or epoch of a student" in picture
+    assert "round (student model: epoch)" in picture

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from medfl_report.figures import Curve, Fall, curves_figure, looks, recovery_figure, svg
+from medfl_report.figures import Curve, RecoveryInterval, curves_figure, looks, recovery_figure, svg
 
 SCORES = [0.4, 0.2, 0.4, 0.6, 0.3]
-FALLS = [Fall(0, 2, True), Fall(3, 4, False)]
+FALLS = [RecoveryInterval(0, 2, True), RecoveryInterval(3, 4, False)]
 LOOK = looks(["fedavg"])["fedavg"]
 
 
@@ -21,14 +21,16 @@ def test_a_fall_is_shaded_from_its_peak_to_its_end_and_marked():
 
 
 def test_what_comes_back_above_the_peak_is_not_shaded():
-    figure = recovery_figure(Curve("fedavg", [1, 2, 3], [0.4, 0.2, 0.6]), [Fall(0, 2, True)], LOOK, "accuracy")
+    figure = recovery_figure(
+        Curve("fedavg", [1, 2, 3], [0.4, 0.2, 0.6]), [RecoveryInterval(0, 2, True)], LOOK, "accuracy"
+    )
     (area,) = [area for area in figure.axes[0].collections if area.get_paths()]
     assert area.get_paths()[0].get_extents().extents.tolist() == [1, 0.2, 2.5, 0.4], "the peak is crossed at 2.5"
 
 
 def test_the_legend_names_all_that_is_drawn():
     text = svg(recovery_figure(Curve("fedavg", [1, 2, 3, 4, 5], SCORES), FALLS, LOOK, "accuracy"), "falls", "one fall")
-    for name in ("fedavg", "below the peak until it is back", "below the peak, not back", "peak", "back"):
+    for name in ("fedavg", "below the peak, recovers", "below the peak, does not recover", "peak", "recovery"):
         assert text.count(f">{name}</text>") == 1
 
 

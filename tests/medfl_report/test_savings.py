@@ -76,9 +76,9 @@ def test_the_page_says_the_share(tmp_path):
     options = {"settings": {"compression": {"bits": 8}}, "state": False, "bundles": False}
     runs = [make_run(tmp_path / name, name, **options, plain=16000.0) for name in ("fedavg", "fedprox")]
     (runs[1] / "metrics.csv").write_text((runs[1] / "metrics.csv").read_text().replace("_plain", "_other"))
-    rows = Page(write_report(runs).read_text()).tables["What quantisation saves"][1:]
+    rows = Page(write_report(runs).read_text()).tables["Savings by quantisation"][1:]
     assert rows[0] == ["fedavg", "8", "12.0 kB", "48.0 kB", "75.0 %"]
-    assert rows[1] == ["fedprox", "8", "12.0 kB", "not noted down", "–"]
+    assert rows[1] == ["fedprox", "8", "12.0 kB", "not recorded", "–"]
 
 
 def test_runs_without_quantisation_save_nothing(tmp_path):

@@ -194,14 +194,14 @@ def test_the_t_interval_is_scipys(differences, level):
 def test_the_t_interval_by_hand():
     interval = paired_t([0.1, 0.3])
     assert (interval.difference, interval.high) == pytest.approx((0.2, 0.2 + 12.7062 * 0.1), abs=1e-4)
-    assert not interval.decided
+    assert not interval.excludes_zero
     assert paired_t([0.1, 0.1]) is None, "no spread is no certainty"
     assert paired_t([0.1]) is None
     assert paired_t([]) is None
 
 
 def test_an_interval_decides_if_0_lies_outside():
-    assert [Interval(1, *ends).decided for ends in ((-1, 2), (0, 2), (1, 2), (-2, -1), (0, 0))] == [
+    assert [Interval(1, *ends).excludes_zero for ends in ((-1, 2), (0, 2), (1, 2), (-2, -1), (0, 0))] == [
         False,
         False,
         True,

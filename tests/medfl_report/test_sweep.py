@@ -48,7 +48,7 @@ def test_scores_go_with_the_setting(page):
 def test_seeds_are_averaged(page):
     document = page(*(run(gamma, seed, shift) for gamma in SCORES for seed, shift in enumerate((-0.1, 0.1))))
     assert "mean of sites: 0.600 at 0.2, 0.750 at 0.6, 0.700 at 1;" in picture(document)
-    assert "Bands are one standard deviation over the seeds." in words(document.sections["sweep"])
+    assert "Bands: one standard deviation over the seeds." in words(document.sections["sweep"])
 
 
 def test_the_server_s_test_set_is_a_curve_of_its_own(page):

@@ -92,7 +92,7 @@ def test_the_main_table_has_the_global_test_with_both_spreads(runs):
     assert row["all_sites_spread"] == pytest.approx(stdev([0.7, 0.5]) / 2)
     assert math.isnan(row["global_test"])
     text = to_markdown(table)
-    assert "| all sites' test sets | over models | difference to local |" in text
+    assert "| all sites' test sets | over models | difference from local |" in text
     assert "| 0.650 ± 0.071 | 0.071 |" in text
 
 
@@ -101,9 +101,9 @@ def test_rows_may_have_unlike_baselines(runs):
     assert table.set_index("label")["baseline"].to_dict() == {"fedskd": "fedavg", "local": "fedskd", "fedavg": "local"}
     assert table.set_index("label").loc["fedskd", "difference"] == pytest.approx(fmean([0.15, 0.15]))
     text = to_markdown(table)
-    assert "| compared with | difference | p (patients) | verdict |" in text
+    assert "| compared with | difference | p (patients) | effect |" in text
     assert "| fedavg | +0.150 | - | - |" in text
-    assert "Difference: to the row that is named beside it, paired" in text
+    assert "Difference: from the reference named in the row, paired" in text
 
 
 def test_claims_tell_both_sides_with_their_spreads(runs):

@@ -1,1 +1,1 @@
-"""Commands that show results: ``report``, ``compare``, ``card``, ``verify``, ``status`` and ``watch``."""
+"""Commands about results: ``report``, ``compare``, ``card``, ``verify``, ``status`` and ``monitor``."""

@@ -1,4 +1,4 @@
-"""``medfl card``: a model card for every bundle of a run."""
+"""``medfl card``: write a model card for every bundle of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.", show_default=False)],
     data: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Where the sites' data lie.", show_default="where the run found them"),
+        typer.Option(metavar="FOLDER", help="Folder of the sites' data.", show_default="the folder in run.json"),
     ] = None,
     answers: Annotated[
         Path | None,
@@ -28,8 +28,8 @@ def command(
     """Write a model card and its evidence into every bundle of a run, and into global/.
 
     The card is README.md with Hugging Face's front matter: intended use, data and licences, partition, settings, scores
-    with intervals, calibration, privacy, attacks, hardware, limitations, CLAIM and TRIPOD+AI. What nobody told is said
-    to be unknown. evidence.json has the SHA-256 of every file; `medfl verify` checks both.
+    with intervals, calibration, privacy, attacks, hardware, limitations, CLAIM and TRIPOD+AI. Fields without a source
+    are marked unknown. evidence.json has the SHA-256 of every file; `medfl verify` checks both.
 
     Example: medfl card runs/fedavg --answers answers.yaml
     """

@@ -1,4 +1,4 @@
-"""``medfl compare``: runs side by side."""
+"""``medfl compare``: compare runs in a table."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import typer
 def command(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.", show_default=False)],
     metric: Annotated[
-        list[str] | None, typer.Option(help="May be given several times. By default the task's first.")
+        list[str] | None, typer.Option(help="Metric; repeat for several. By default the task's first.")
     ] = None,
     baseline: Annotated[
-        str | None, typer.Option(metavar="METHOD", help="Compare the others to this row. By default the first.")
+        str | None, typer.Option(metavar="METHOD", help="Reference of the differences. By default the first row.")
     ] = None,
-    split: Annotated[str, typer.Option(help="Which images: test or val.")] = "test",
+    split: Annotated[str, typer.Option(help="Split of the images: test or val.")] = "test",
     out: Annotated[Path | None, typer.Option(help="Write compare.md and compare.csv into this folder.")] = None,
 ) -> None:
-    """Put runs side by side: mean and spread over seeds, worst site, differences to a baseline.
+    """Compare runs: mean and standard deviation over seeds, worst site, differences from a reference with intervals.
 
-    Runs that differ only in their seed and fold make one row. Without --out the table is printed as Markdown.
+    Runs that differ only in seed and fold make one row. Without --out the command prints the table as Markdown.
 
     Example: medfl compare runs/local runs/fedavg --metric accuracy --metric balanced_accuracy
     """

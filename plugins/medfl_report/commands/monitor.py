@@ -1,4 +1,4 @@
-"""``medfl monitor``: runs as they happen, in the terminal or on a page of this machine. Nothing is written."""
+"""``medfl monitor``: show running jobs in the terminal or on a local web page, without writing anything."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from medfl.plugins import load_plugins
 
 def command(
     what: Annotated[
-        Path, typer.Argument(metavar="RUN|STUDY|KIT", help="A run's folder, a study's, or a kit.", show_default=False)
+        Path, typer.Argument(metavar="RUN|STUDY|KIT", help="Folder of a run or a study, or a kit.", show_default=False)
     ],
-    serve: Annotated[bool, typer.Option("--serve", help="Show it on a page of this machine.")] = False,
+    serve: Annotated[bool, typer.Option("--serve", help="Show a web page on this machine.")] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page.", show_default="a free one")] = 0,
-    once: Annotated[bool, typer.Option("--once", help="Show how it stands, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show the current state once, and exit.")] = False,
 ) -> None:
-    """Watch runs as they happen: rounds, curves, who trains, who is silent, seconds, bytes, epsilon, log.
+    """Monitor running jobs: rounds, curves, training and silent sites, seconds, bytes, epsilon, log.
 
-    It reads what runs note down in progress.jsonl and writes nothing. Without a terminal it says what happens in plain
-    lines. It ends when the runs are over; a page stays until Ctrl-C, and so does the view of a kit.
+    The command reads progress.jsonl of the runs and writes nothing. Without a terminal it prints events as plain lines.
+    It ends when the runs are over; a page and the view of a kit stay until Ctrl-C.
 
     Example: medfl monitor runs/fedavg --serve
     """
@@ -36,7 +36,7 @@ def command(
     if serve and once:
         raise SettingsError(
             "incompatible_settings",
-            "expected --serve or --once, not both: a page goes on until Ctrl-C.",
+            "expected --serve or --once, not both: a page stays until Ctrl-C.",
             settings=["serve", "once"],
         )
     location = load_plugins().run_location(what) or RunLocation(what)
@@ -46,7 +46,7 @@ def command(
 
         with serving(folder, str(what), port) as server:
             typer.echo(
-                f"{server.address}\nOnly this machine can reach it, and only with the whole address. Ctrl-C ends it."
+                f"{server.address}\nOnly this machine can open it, and only with the whole address. Ctrl-C ends it."
             )
             while True:
                 time.sleep(3600)
@@ -54,4 +54,4 @@ def command(
     try:
         monitor(folder, console, not once)
     except KeyboardInterrupt:
-        typer.echo("no longer watching; the run goes on", err=True)
+        typer.echo("monitoring ended; the run continues", err=True)

@@ -1,4 +1,4 @@
-"""``medfl report``: one page about one or more runs."""
+"""``medfl report``: write an HTML report about one or more runs."""
 
 from __future__ import annotations
 
@@ -17,27 +17,33 @@ def command(
         list[Path], typer.Argument(metavar="RUN", help="Run folders, finished or not.", show_default=False)
     ],
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The page to write.", show_default="report.html in the first")
+        Path | None,
+        typer.Option(metavar="FILE", help="Path of the report.", show_default="report.html in the first run"),
     ] = None,
     baseline: Annotated[
         str | None,
-        typer.Option(metavar="LABEL", help="What centres and classes are compared with.", show_default="local"),
+        typer.Option(
+            metavar="LABEL",
+            help="Label of the reference that methods, centres and classes are compared with.",
+            show_default="local",
+        ),
     ] = None,
     figures: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Every picture as SVG and PDF, every table as CSV and LaTeX.", show_default=False
+            metavar="DIR",
+            help="Write figures (SVG, PDF) and tables (CSV, LaTeX) for a paper, such as methods.tex.",
+            show_default=False,
         ),
     ] = None,
     plugin: PluginFiles = None,
     no_plugin: Disabled = None,
 ) -> None:
-    """Write one HTML page about runs: who gains, scores, curves, who holds what, costs, settings.
+    """Write one HTML page about runs: comparison of methods, effects at sites, performance, curves, cost, settings.
 
-    With a run of the method local among them the page says for each site what it gains by training with the others.
-    The page needs nothing else: mail it, print it, open it years later. A section that a plugin
-    file brings is on it if the file is named here, too. With --figures all pictures and tables of the
-    page are written as files for a paper, with the same numbers.
+    With a run of the method local the page compares each site's federated model with local training. The page is
+    self-contained. Sections of a plugin file are included if the file is named here. With --figures the command also
+    writes the figures and tables that a paper would use: methods.tex and methods.csv have one row for each method.
 
     Example: medfl report runs/fedavg runs/local --out runs/report.html --figures paper
     """
@@ -47,13 +53,13 @@ def command(
         from medfl.engine.runs.console import show_log
         from medfl.engine.runs.facts import without_logs
         from medfl_report.page import write_report
-        from medfl_report.paper.files import INDEX
+        from medfl_report.paper.export import INDEX
 
     show_log()
     registry = load(plugin, no_plugin)
-    torch.set_num_threads(1)  # the tensors are small, and more threads only make them wait for each other
-    with Console(stderr=True).status("Reading the runs, resampling their test images"):
+    torch.set_num_threads(1)  # the tensors are small, and more threads are slower
+    with Console(stderr=True).status("Reading the runs, computing confidence intervals"):
         target = write_report(without_logs(runs), out, baseline=baseline, registry=registry, figures=figures)
     typer.echo(f"wrote {target}")
     if figures is not None:
-        typer.echo(f"wrote pictures and tables to {figures}; {INDEX} says what is what")
+        typer.echo(f"wrote figures and tables to {figures}; {INDEX} lists them")

@@ -1,4 +1,4 @@
-"""``medfl status``: how far runs are. Nothing is written."""
+"""``medfl status``: show the progress of runs, without writing anything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from medfl.utils.text import visible
 def command(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.", show_default=False)],
 ) -> None:
-    """Say how far runs are: rounds, scores, time left, disk use, bundles.
+    """Show the progress of runs: rounds, scores, remaining time, disk use, bundles.
 
     Example: medfl status runs/fedavg runs/local
     """
@@ -27,10 +27,16 @@ def command(
 
 
 def describe(folder: Path) -> dict[str, str]:
-    """The lines about a run, by their names: what `medfl monitor` shows of it, its disk use and its bundles.
+    """Return the lines about a run by name: the state shown by `medfl monitor`, the disk use and the bundles.
+
+    Args:
+        folder: Run folder.
+
+    Returns:
+        method, status, rounds, score, time, disk and bundles; sites and warning if there is something to show.
 
     Raises:
-        StoreError: If the folder holds no run, or what it says of it can't be read.
+        StoreError: If the folder contains no run, or a file of it can't be read.
     """
     from medfl.engine.runs.facts import read_facts
     from medfl.engine.status import DIVERGED, INCOMPLETE

@@ -1,4 +1,4 @@
-"""``medfl verify``: whether bundles are as their cards say."""
+"""``medfl verify``: check bundles against their model cards."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def command(
         Path, typer.Argument(metavar="RUN|BUNDLE", help="A run folder, or a bundle with a card.", show_default=False)
     ],
 ) -> None:
-    """Check files and numbers of bundles against their cards; the status is 1 if anything differs.
+    """Check files and numbers of bundles against their model cards; the exit status is 1 if anything differs.
 
-    Every file is compared with evidence.json, and every score of the card is computed again from predictions.csv.
+    The command compares every file with evidence.json, and computes every score of the card again from predictions.csv.
 
     Example: medfl verify runs/fedavg
     """
@@ -29,7 +29,7 @@ def command(
     results = verify(place)
     for checked in results:
         seen = f"{count(checked.files, 'file')}, {count(checked.numbers, 'number')}"
-        typer.echo(f"{visible(checked.name)}: {'DIFFERS' if checked.problems else 'as its card says'} ({seen})")
+        typer.echo(f"{visible(checked.name)}: {'DIFFERS' if checked.problems else 'matches its card'} ({seen})")
         for text in checked.problems:
             typer.echo(f"  {visible(text)}")
         for text in checked.notes:

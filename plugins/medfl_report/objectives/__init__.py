@@ -1,1 +1,1 @@
-"""Sections of the report that hang on what was learned: calibration, findings, numbers, survival, masks."""
+"""Sections of the report for one kind of task: calibration, findings, regression, survival, segmentation."""

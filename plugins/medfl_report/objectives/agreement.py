@@ -1,4 +1,4 @@
-"""The section about numbers that are predicted: how far they are from the truth, and whether that hangs on their size.
+"""Section for regression: predictions against reference values, Bland-Altman plots, errors and bias.
 
 Source: Bland and Altman 1986, Statistical methods for assessing agreement between two methods of clinical measurement.
 """
@@ -20,104 +20,111 @@ from medfl_report.objectives.site_scores import first_seed, resampled, score_sit
 from medfl_report.patient_tests import Sets
 from medfl_report.predictions import Tested
 from medfl_report.section import ReportData, TemplateSection
+from medfl_report.statistics import Interval
 
-PICTURED = 3
-"""With more numbers than this only the first ones are drawn."""
+MAX_PICTURED = 3
+"""Largest number of outputs that are drawn."""
 
 WITHIN = 1.96
-"""Standard deviations to both sides that hold 95 % of normal differences."""
+"""Half the width of the limits of agreement in standard deviations: 95 % of a normal distribution."""
 
 
 class AgreementSection(TemplateSection):
-    """Predictions against the truth."""
+    """Agreement of predictions with reference values."""
 
     template = "agreement.html"
 
     def content(self, data: ReportData) -> Meta | None:
-        """Both pictures of each number, and errors with intervals."""
+        """Return both figures of each output, and errors with intervals; None without predictions."""
         return agreement_section(data.groups, data.of("agreement"))
 
 
 def agreement_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta | None:
-    """The section; None without predictions.
+    """Return the variables of the template; None without predictions.
 
     Args:
-        groups: Of the page.
-        tested: Run folder, as text, to its test sets, of runs about numbers.
+        groups: Groups of the page.
+        tested: Maps each run folder, as text, to its test sets; empty ones for runs of other objectives.
     """
     groups = with_predictions(groups, tested)
     pooled = first_seed(groups, tested)
     if not pooled:
         return None
-    known = output_names(groups)
+    named = output_names(groups)
     count = next(iter(pooled.values())).targets.shape[1]
-    names = known or [f"number {number}" for number in range(count)]
+    names = named or [f"output {number}" for number in range(count)]
     return {
         "numbers": [
             {
                 "name": name,
                 "rows": [_row(group, tested, pooled[group.label], number) for group in groups if group.label in pooled],
-                "pictures": _pictures(groups, pooled, number, name) if number < PICTURED else [],
+                "pictures": _pictures(groups, pooled, number, name) if number < MAX_PICTURED else [],
             }
             for number, name in enumerate(names)
         ],
-        "named": bool(known),
-        "pictured": PICTURED,
+        "named": bool(named),
+        "pictured": MAX_PICTURED,
         "seeds": several_seeds(groups),
         "drawn": DRAWN if any(len(pool.rows) > DRAWN for pool in pooled.values()) else None,
         "over": resampled(groups, tested),
     }
 
 
-def limits_of_agreement(differences: torch.Tensor) -> tuple[float, float, float]:
-    """Mean of some differences, and the limits that hold 95 % of them if they are normal: mean -+ 1.96 SD (ddof = 1).
+def limits_of_agreement(differences: torch.Tensor) -> Interval:
+    """Return the mean difference with the limits of agreement, mean -+ 1.96 SD (ddof = 1).
 
     Args:
-        differences: (N,), N >= 2; with one there are no limits, which are NaN.
+        differences: Differences, (N,), N >= 1. The limits are NaN for a single difference.
     """
     mean = float(differences.mean())
     spread = float(differences.std()) if len(differences) > 1 else float("nan")
-    return mean, mean - WITHIN * spread, mean + WITHIN * spread
+    return Interval(mean, mean - WITHIN * spread, mean + WITHIN * spread)
 
 
 def _row(group: Group, tested: Mapping[str, Sets], pool: Tested, number: int) -> Meta:
-    mean, low, high = limits_of_agreement(pool.judged[:, number] - pool.targets[:, number])
+    """Return the row of a group for one output: cases, absolute error, bias, limits of agreement."""
     return {
         "label": group.label,
         "cases": len(pool.rows),
         "error": score_sites(group, tested, partial(_absolute, number)),
         "bias": score_sites(group, tested, partial(_bias, number)),
-        "limits": (mean, low, high),
+        "limits": limits_of_agreement(pool.judged[:, number] - pool.targets[:, number]),
     }
 
 
-def _absolute(number: int, judged: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Mean absolute error of one of the numbers."""
-    return (judged[:, number] - targets[:, number]).abs() @ weights / weights.sum(0)
+def _absolute(number: int, predictions: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return the mean absolute error of one output, for each weighting."""
+    return (predictions[:, number] - targets[:, number]).abs() @ weights / weights.sum(0)
 
 
-def _bias(number: int, judged: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Mean of prediction minus truth of one of the numbers."""
-    return (judged[:, number] - targets[:, number]) @ weights / weights.sum(0)
+def _bias(number: int, predictions: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return the mean of prediction minus reference of one output, for each weighting."""
+    return (predictions[:, number] - targets[:, number]) @ weights / weights.sum(0)
 
 
 def _pictures(groups: Sequence[Group], pooled: Mapping[str, Tested], number: int, what: str) -> list[Markup]:
+    """Return the scatter plot and the Bland-Altman plot of one output."""
     looks = group_looks(groups)
     pairs = {name: (_values(pool.targets, number), _values(pool.judged, number)) for name, pool in pooled.items()}
-    apart = {name: ((truth + guess) / 2, guess - truth) for name, (truth, guess) in pairs.items()}
-    limits = {name: limits_of_agreement(torch.from_numpy(gaps)) for name, (_, gaps) in apart.items()}
-    means = "; ".join(f"{name}: {mean:.3g} [{low:.3g}, {high:.3g}]" for name, (mean, low, high) in limits.items())
-    axes = ("mean of prediction and truth", "prediction - truth")
+    differences = {
+        name: ((reference + prediction) / 2, prediction - reference) for name, (reference, prediction) in pairs.items()
+    }
+    limits = {name: limits_of_agreement(torch.from_numpy(gaps)) for name, (_, gaps) in differences.items()}
+    lines = {name: (limit.difference, limit.low, limit.high) for name, limit in limits.items()}
+    means = "; ".join(
+        f"{name}: {limit.difference:.3g} [{limit.low:.3g}, {limit.high:.3g}]" for name, limit in limits.items()
+    )
+    axes = ("mean of prediction and reference", "prediction - reference")
     return [
         compare_svg(
-            lambda part: scatter_figure(part, looks, ("truth", "prediction")),
+            lambda part: scatter_figure(part, looks, ("reference", "prediction")),
             pairs,
             f"against{number}",
-            f"Predictions of {what} against the truth.",
+            f"Predictions of {what} against reference values.",
         ),
         compare_svg(
-            lambda part: scatter_figure(part, looks, axes, limits),
-            apart,
+            lambda part: scatter_figure(part, looks, axes, lines),
+            differences,
             f"altman{number}",
             f"Differences of {what} against the mean of both. {means}.",
         ),

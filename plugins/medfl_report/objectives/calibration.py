@@ -1,4 +1,4 @@
-"""The section about a finding that is there or not: whether its probability can be believed."""
+"""Section on the calibration of the predicted probability of a finding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from medfl.types import Meta
 from medfl.utils.formats import score
 from medfl_report.curves import compare_svg, group_looks
 from medfl_report.groups import Group
-from medfl_report.objectives.drawing import Bin, calibration_figure
+from medfl_report.objectives.drawing import ProbabilityBin, calibration_figure
 from medfl_report.objectives.site_scores import first_seed, resampled, score_sites, several_seeds, with_predictions
 from medfl_report.patient_tests import Sets
 from medfl_report.predictions import Tested
@@ -18,28 +18,28 @@ from medfl_report.section import ReportData, TemplateSection
 from medfl_report.statistics import wilson_over_patients
 
 BINS = 10
-"""Of equal width in [0, 1]."""
+"""Number of bins of equal width in [0, 1]."""
 
 METRICS = ("brier", "ece")
-"""What a model's probabilities are scored by."""
+"""Metrics of the probabilities."""
 
 
 class CalibrationSection(TemplateSection):
-    """Whether probabilities can be believed."""
+    """Calibration of the probability of a finding."""
 
     template = "calibration.html"
 
     def content(self, data: ReportData) -> Meta | None:
-        """Calibration curves with their counts, Brier score and calibration error."""
+        """Return calibration curves with counts, Brier score and calibration error; None without predictions."""
         return calibration_section(data.groups, data.of("calibration"))
 
 
 def calibration_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta | None:
-    """The section; None without predictions.
+    """Return the variables of the template; None without predictions.
 
     Args:
-        groups: Of the page.
-        tested: Run folder, as text, to its test sets, of runs about a finding.
+        groups: Groups of the page.
+        tested: Maps each run folder, as text, to its test sets; empty ones for runs of other objectives.
     """
     groups = with_predictions(groups, tested)
     pooled = first_seed(groups, tested)
@@ -70,11 +70,11 @@ def calibration_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> 
     }
 
 
-def calibration(tested: Tested) -> list[Bin]:
-    """The bins that have images.
+def calibration(tested: Tested) -> list[ProbabilityBin]:
+    """Return the bins of the calibration curve that have images.
 
     Args:
-        tested: With probabilities of absence and presence.
+        tested: Test set whose predictions are the probabilities of absence and presence, (N, 2).
     """
     probabilities, present = tested.judged[:, 1].contiguous(), tested.targets == 1
     edges = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)[1:-1]
@@ -86,5 +86,5 @@ def calibration(tested: Tested) -> list[Bin]:
         low, high = wilson_over_patients(present[inside], patients)
         mean, share = float(probabilities[inside].mean()), float(present[inside].double().mean())
         images = int(inside.sum())
-        bins.append(Bin(place / BINS, images, mean, share, low, high, images / len(places)))
+        bins.append(ProbabilityBin(place / BINS, images, mean, share, low, high, images / len(places)))
     return bins

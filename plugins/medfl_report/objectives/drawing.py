@@ -1,4 +1,4 @@
-"""Figures of the sections about one kind of task."""
+"""Figures of the sections for one kind of task: calibration curves, scatter plots, survival curves."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from matplotlib.figure import Figure
 from medfl_report.figures import INK, LARGEST, Look, place_axes
 
 DRAWN = 400
-"""Most marks of a method in a picture: more would make a large page and hide each other."""
+"""Largest number of markers of a method in a figure."""
 
 
 @dataclass(frozen=True)
-class Bin:
-    """The images whose probability is in a range.
+class ProbabilityBin:
+    """Bin of a calibration curve: the images whose predicted probability is in a range.
 
     Attributes:
-        start: Its lower end; the upper one is a tenth above.
-        images: Their number.
-        mean: Mean of their probabilities.
-        share: How many of them have the finding.
-        low: Lower end of the share's 95 % interval (Wilson), over patients where they are known.
-        high: Upper end.
-        weight: Share of all images.
+        start: Lower end of the range; the upper end is 0.1 above.
+        images: Number of images.
+        mean: Mean of the predicted probabilities.
+        share: Observed frequency of the finding.
+        low: Lower end of the frequency's 95 % interval (Wilson, over patients if they are known).
+        high: Upper end of the interval.
+        weight: Share of the bin in all images.
     """
 
     start: float
@@ -39,19 +39,19 @@ class Bin:
 
 
 def shown(count: int) -> np.ndarray:
-    """Places of at most `DRAWN` of so many marks, evenly over all of them."""
+    """Return the indices of at most `DRAWN` of `count` markers, evenly spaced."""
     return np.unique(np.linspace(0, count - 1, min(count, DRAWN)).round().astype(int))
 
 
-def calibration_figure(curves: Mapping[str, Sequence[Bin]], styles: Mapping[str, Look]) -> Figure:
-    """How often a finding is there where a model says so, with 95 % intervals; large marks stand for many images.
+def calibration_figure(curves: Mapping[str, Sequence[ProbabilityBin]], styles: Mapping[str, Look]) -> Figure:
+    """Draw calibration curves with 95 % intervals; a marker's area is its bin's share of the images.
 
     Args:
-        curves: Name of a method to its bins, each with mean, share, low, high and weight (its share of all images).
-        styles: Name to look.
+        curves: Maps each method to its bins.
+        styles: Maps each method to its look.
     """
     with place_axes(3.4, len(curves)) as (figure, axes):
-        axes.set(xlabel="probability of the finding", ylabel="how often it is there")
+        axes.set(xlabel="predicted probability", ylabel="observed frequency")
         axes.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
         for name, bins in curves.items():
             look = styles[name]
@@ -72,14 +72,14 @@ def scatter_figure(
     labels: tuple[str, str],
     lines: Mapping[str, Sequence[float]] | None = None,
 ) -> Figure:
-    """Marks of cases.
+    """Draw a marker for each case.
 
     Args:
-        points: Name of a method to the two coordinates of its cases, (N,) each.
-        styles: Name to look.
-        labels: Of both axes.
-        lines: Name of a method to heights at which a level line is drawn, the first one full, others dashed; None
-            draws the diagonal in their place, on axes that are alike.
+        points: Maps each method to the two coordinates of its cases, (N,) each.
+        styles: Maps each method to its look.
+        labels: Labels of the horizontal and the vertical axis.
+        lines: Maps each method to the heights of horizontal lines, the first one solid, the others dashed. None draws
+            the diagonal instead, on axes with equal limits.
     """
     with place_axes(3.1, len(points)) as (figure, axes):
         axes.set(xlabel=labels[0], ylabel=labels[1])
@@ -99,14 +99,14 @@ def scatter_figure(
 
 
 def survival_figure(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], styles: Mapping[str, Look]) -> Figure:
-    """Product-limit curves.
+    """Draw Kaplan-Meier curves.
 
     Args:
-        curves: Name of a risk group to instants, from 0, and the share that is without the event from each on.
-        styles: Name to look.
+        curves: Maps each risk group to (times from 0, survival from each time on).
+        styles: Maps each risk group to its look.
     """
     with place_axes(2.9, len(curves)) as (figure, axes):
-        axes.set(xlabel="time", ylabel="share without the event")
+        axes.set(xlabel="time", ylabel="event-free survival")
         for name, (times, shares) in curves.items():
             look = styles[name]
             style: Any = {"color": look.colour, "linestyle": look.dashes, "linewidth": 1.6}

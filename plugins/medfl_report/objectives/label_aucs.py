@@ -1,4 +1,4 @@
-"""The section about several findings in an image: which of them are recognised, and how many images tell."""
+"""Section on the AUC of each finding, for images with several findings."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from medfl_report.section import ReportData, TemplateSection
 
 
 class LabelAucsSection(TemplateSection):
-    """Finding by finding."""
+    """AUC of each finding."""
 
     template = "label_aucs.html"
 
     def content(self, data: ReportData) -> Meta | None:
-        """The AUC of each finding, and in how many images it is labelled."""
+        """Return the AUC of each finding and its numbers of labelled and positive images; None without predictions."""
         return label_aucs_section(data.groups, data.of("label_auc"))
 
 
 def label_aucs_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta | None:
-    """The section; None without predictions. Sites are averaged, not pooled: their models are on unlike scales.
+    """Return the variables of the template; None without predictions.
+
+    Sites are averaged and not pooled, because the scales of their models differ.
 
     Args:
-        groups: Of the page.
-        tested: Run folder, as text, to its test sets, of runs about several findings.
+        groups: Groups of the page.
+        tested: Maps each run folder, as text, to its test sets; empty ones for runs of other objectives.
     """
     groups = with_predictions(groups, tested)
     pool = next(iter(first_seed(groups, tested).values()), None)
@@ -37,7 +39,7 @@ def label_aucs_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> M
     for label in range(pool.targets.shape[1]):
         scores = {group.label: score_sites(group, tested, f"auc_{label}") for group in groups}
         targets = pool.targets[:, label]
-        counts = {"labelled": int((~targets.isnan()).sum()), "there": int((targets == 1).sum())}
+        counts = {"labelled": int((~targets.isnan()).sum()), "present": int((targets == 1).sum())}
         rows.append({"name": name_or_number(label, names), "scores": scores, **counts})
     return {
         "rows": rows,

@@ -1,7 +1,7 @@
-"""The section about masks: overlap and distance class by class, sizes, and the worst cases as pictures.
+"""Section for segmentation: overlap and surface distance by class, sizes, and images of the worst cases.
 
-Pictures are those that sites kept with their models (`medfl.engine.runs.worst_cases`); where a site kept none, there is
-none.
+The sites stored these images with their models (`medfl.engine.runs.worst_cases`), if their settings permit
+it.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from medfl_report.rasters import grey_layer, outline_layer, shades, tile
 from medfl_report.section import ReportData, TemplateSection
 
 KINDS = ("dice", "hd95", "surface_dice", "lesion_f1")
-"""Scores of a case, of which those stand on the page that any case has."""
+"""Scores of a case. The page shows the scores that are defined for at least one case."""
 
 REFERENCE, PREDICTION = "#00c2ff", "#ff7f0e"
-"""Light blue and orange, which stand out from grey, and which people with any colour vision tell apart."""
+"""Colours of the outlines, distinguishable on grey with any colour vision."""
 
 
 class MasksSection(TemplateSection):
-    """Class by class, sizes, and the worst cases."""
+    """Segmentation scores, sizes, and worst cases."""
 
     template = "masks.html"
     stylesheet = "masks.css"
 
     def content(self, data: ReportData) -> Meta | None:
-        """Scores of each class, sizes against sizes, and the pictures that sites kept."""
+        """Return scores of each class, sizes, and stored images; None without predictions."""
         return masks_section(data.groups, data.of("masks"))
 
 
 def masks_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta | None:
-    """The section; None without predictions.
+    """Return the variables of the template; None without predictions.
 
     Args:
-        groups: Of the page.
-        tested: Run folder, as text, to its test sets, of runs about masks.
+        groups: Groups of the page.
+        tested: Maps each run folder, as text, to its test sets; empty ones for runs of other objectives.
     """
     groups = with_predictions(groups, tested)
     pooled = first_seed(groups, tested)
     if not pooled:
         return None
     objective = groups[0].objective
-    assert isinstance(objective, Segmentation)  # no other has this figure
-    known = output_names(groups)
-    names = {label: known[label] if known else f"class {label}" for label in objective.labels}
+    assert isinstance(objective, Segmentation)  # no other objective has this figure
+    outputs = output_names(groups)
+    names = {label: outputs[label] if outputs else f"class {label}" for label in objective.labels}
     return {
         "names": names,
         "kinds": [
@@ -88,7 +88,7 @@ def _row(
     kind: str,
     label: int,
 ) -> Meta:
-    """A class: scores by group, and in how many cases they are not defined, in words."""
+    """Return the row of a class: scores and numbers of undefined cases, by group."""
     column = objective.columns(()).index(f"{kind}_{label}")
     score_of_class = objective.class_score(kind, label)
     return {
@@ -99,7 +99,7 @@ def _row(
 
 
 def _undefined(group: Group, tested: Mapping[str, Sets], column: int) -> str:
-    """In how many cases of all runs a number is not defined, in words; empty for none."""
+    """Return a phrase with the number of cases of all runs in which a score is not defined; empty for none."""
     sets = [test_set for run in group.runs for test_set in tested[str(run.folder)].values()]
     missing = sum(int(test_set.judged[:, column].isnan().sum()) for test_set in sets)
     cases = sum(len(test_set.rows) for test_set in sets)
@@ -110,7 +110,7 @@ def _undefined(group: Group, tested: Mapping[str, Sets], column: int) -> str:
 def _sizes(
     groups: Sequence[Group], pooled: Mapping[str, Tested], objective: Segmentation, place: int, names: Mapping[int, str]
 ) -> Meta:
-    """Predicted against true sizes of a class."""
+    """Return the figure of predicted against reference sizes of a class."""
     label = objective.labels[place]
     column = objective.columns(()).index(f"predicted_{label}")
     points = {
@@ -118,8 +118,11 @@ def _sizes(
         for group, pool in pooled.items()
     }
     styles, axes = group_looks(groups), (f"reference, {objective.size_unit}", "prediction")
-    means = "; ".join(f"{group}: {guess.mean():.4g} for {truth.mean():.4g}" for group, (truth, guess) in points.items())
-    text = f"Size of {names[label]}, predicted against true. Means: {means}."
+    means = "; ".join(
+        f"{group}: {prediction.mean():.4g} for {reference.mean():.4g}"
+        for group, (reference, prediction) in points.items()
+    )
+    text = f"Size of {names[label]}, predicted against reference. Means: {means}."
     return {
         "label": label,
         "svg": compare_svg(lambda part: scatter_figure(part, styles, axes), points, f"sizes{label}", text),
@@ -127,7 +130,7 @@ def _sizes(
 
 
 def _worst(groups: Sequence[Group]) -> list[Meta]:
-    """The pictures of each group's first run, by site."""
+    """Return the worst cases of each group's first run, by site."""
     parts = []
     for group in groups:
         run = group.runs[0]
@@ -139,7 +142,7 @@ def _worst(groups: Sequence[Group]) -> list[Meta]:
 
 
 def _picture(label: str, site: str, case: WorstCase) -> Markup:
-    """An image with the outlines of its reference and its prediction."""
+    """Return an image with the outlines of its reference and predicted mask."""
     turned = case.slice is not None
     planes = [_upright(np.asarray(case.image), turned)]
     layers = [grey_layer(shades(planes[0]))]
@@ -152,5 +155,5 @@ def _picture(label: str, site: str, case: WorstCase) -> Markup:
 
 
 def _upright(plane: np.ndarray, turned: bool) -> np.ndarray:
-    """A slice of a volume with its second axis upwards, as in all pictures of volumes."""
+    """Return a slice of a volume with its second axis upwards, as in all images of volumes; other images unchanged."""
     return plane.T[::-1] if turned else plane

@@ -1,7 +1,8 @@
-"""Scores of each site with intervals, for the sections about one kind of task."""
+"""Scores of each site with confidence intervals, for the sections about one kind of task."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,25 +10,27 @@ from statistics import fmean
 
 from medfl.utils.formats import listed
 from medfl_report.gains import mean_interval
-from medfl_report.groups import Group, by_seed
+from medfl_report.groups import Group, by_seed, folds_among, several
 from medfl_report.patient_tests import Sets
 from medfl_report.predictions import Tested
 from medfl_report.scores import pool_group
-from medfl_report.statistics import Interval, Score, bootstrap
+from medfl_report.statistics import Interval, ScoreFunction, bootstrap, paired_t
 
 RESAMPLES = 1000
-"""Of each interval: a page has many of them."""
+"""Number of bootstrap resamples of each interval; a page has many intervals."""
 
 
 @dataclass(frozen=True)
 class SiteScores:
-    """A score of a group's models, as mean over its runs.
+    """A score of a group's exported models, with confidence intervals.
+
+    The intervals of a single run are bootstraps over the test patients. The intervals of several runs are Student's t
+    over the runs; their ends are NaN if the spread is not known.
 
     Attributes:
-        by_site: Site to the score of the model that it takes home; None where it is not defined.
-        mean: Over the sites where it is defined, taken as independent; None without any.
-        pooled: Of the cases of all sites together, for which their models must be on one scale; None where it is not
-            defined.
+        by_site: Maps each site to the score of its exported model; None if it is not defined.
+        mean: Mean over the sites where the score is defined; None without any.
+        pooled: Score of the cases of all sites together, which requires models on one scale; None if it is not defined.
     """
 
     by_site: Mapping[str, Interval | None]
@@ -36,61 +39,84 @@ class SiteScores:
 
     @property
     def defined(self) -> int:
-        """At how many sites there is a score."""
+        """Number of sites with a score."""
         return sum(interval is not None for interval in self.by_site.values())
 
 
-def score_sites(group: Group, tested: Mapping[str, Sets], score: str | Score, together: bool = False) -> SiteScores:
-    """A score at each site.
+def score_sites(
+    group: Group, tested: Mapping[str, Sets], score: str | ScoreFunction, together: bool = False
+) -> SiteScores:
+    """Compute a score at each site.
 
     Args:
         group: Runs of a method.
-        tested: Run folder, as text, to its test sets.
-        score: Name of a metric of the objective, or any other score.
-        together: Whether it is wanted of all sites' cases together, too.
+        tested: Maps each run folder, as text, to its test sets.
+        score: Name of a metric of the objective, or a score function.
+        together: True to compute the score of all sites' cases together as well.
     """
-    by_site = {
-        site: _over_runs(
-            [
-                interval_of(test_set, score)
-                for run in group.runs
-                if (test_set := tested[str(run.folder)].get(site)) is not None
-            ]
-        )
-        for site in sites_of([group], tested)
-    }
-    defined = [interval for interval in by_site.values() if interval is not None]
+    sites = sites_of([group], tested)
+    if len(group.runs) == 1:
+        sets = tested[str(group.runs[0].folder)]
+        intervals = {site: interval_of(sets[site], score) for site in sites}
+        defined = [interval for interval in intervals.values() if interval is not None]
+        pool = pool_group(group, tested) if together else None
+        pooled = None if pool is None else interval_of(pool, score)
+        return SiteScores(intervals, mean_interval(defined) if defined else None, pooled)
+    folds = folds_among(group.runs)
+    values = [
+        {site: _value(test_set, score) for site, test_set in tested[str(run.folder)].items()} for run in group.runs
+    ]
+    by_site = {site: _over_runs([by_run.get(site, math.nan) for by_run in values], folds) for site in sites}
+    means = [[value for value in by_run.values() if not math.isnan(value)] for by_run in values]
+    mean = _over_runs([fmean(of_run) for of_run in means if of_run], folds)
     pools = [pool_group(Group(group.label, tuple(runs)), tested) for runs in by_seed(group).values() if together]
-    pooled = _over_runs([interval_of(pool, score) for pool in pools if pool is not None])
-    return SiteScores(by_site, mean_interval(defined) if defined else None, pooled)
+    return SiteScores(by_site, mean, _over_runs([_value(pool, score) for pool in pools if pool is not None], None))
 
 
-def interval_of(test_set: Tested, score: str | Score) -> Interval | None:
-    """A score with its interval over patients; None where it is not defined, or the model gave no numbers."""
+def interval_of(test_set: Tested, score: str | ScoreFunction) -> Interval | None:
+    """Return a score with its bootstrap interval over patients; None if it is not defined or predictions are NaN."""
     if not test_set.defined:
         return None
-    named = partial(test_set.objective.weighted_score, score) if isinstance(score, str) else score
-    return bootstrap(named, test_set.judged, test_set.targets, resamples=RESAMPLES, patients=test_set.patients)
+    return bootstrap(
+        _function(test_set, score), test_set.judged, test_set.targets, resamples=RESAMPLES, patients=test_set.patients
+    )
 
 
-def _over_runs(intervals: Sequence[Interval | None]) -> Interval | None:
-    """The mean of the score and of both ends over the runs where it is defined; None without any."""
-    defined = [interval for interval in intervals if interval is not None]
+def _value(test_set: Tested, score: str | ScoreFunction) -> float:
+    """Return a score without an interval; NaN if it is not defined."""
+    if not test_set.defined:
+        return math.nan
+    weights = test_set.judged.new_ones(len(test_set.rows), 1)
+    return float(_function(test_set, score)(test_set.judged, test_set.targets, weights)[0])
+
+
+def _function(test_set: Tested, score: str | ScoreFunction) -> ScoreFunction:
+    return partial(test_set.objective.weighted_score, score) if isinstance(score, str) else score
+
+
+def _over_runs(values: Sequence[float], folds: int | None) -> Interval | None:
+    """Return the mean over the runs where a score is defined, with its interval by Student's t; None without any."""
+    defined = [value for value in values if not math.isnan(value)]
     if not defined:
         return None
-    return Interval(*(fmean(getattr(interval, part) for interval in defined) for part in ("difference", "low", "high")))
+    return paired_t(defined, folds=folds) or Interval(fmean(defined), math.nan, math.nan)
 
 
 def with_predictions(groups: Sequence[Group], tested: Mapping[str, Sets]) -> list[Group]:
-    """The groups of which any run has predictions, cut to these runs."""
+    """Return the groups that have predictions, without their runs that have none."""
     cut = [Group(group.label, tuple(run for run in group.runs if tested[str(run.folder)])) for group in groups]
     return [group for group in cut if group.runs]
 
 
 def first_seed(groups: Sequence[Group], tested: Mapping[str, Sets]) -> dict[str, Tested]:
-    """Group label to the test images of all sites in all folds of the group's first seed: everyone is there once.
+    """Return the concatenated test sets of all sites and folds of each group's first seed, so that each case is once.
 
-    Groups whose models can't be pooled, or without predictions, are left out.
+    Args:
+        groups: Groups of runs.
+        tested: Maps each run folder, as text, to its test sets.
+
+    Returns:
+        Maps the label of each group to its test set, without the groups that have no predictions.
     """
     pools = {
         group.label: pool_group(Group(group.label, tuple(next(iter(by_seed(group).values())))), tested)
@@ -100,31 +126,31 @@ def first_seed(groups: Sequence[Group], tested: Mapping[str, Sets]) -> dict[str,
 
 
 def sites_of(groups: Sequence[Group], tested: Mapping[str, Sets]) -> list[str]:
-    """Names of the sites that have predictions in any of the groups' runs."""
+    """Return the sorted names of the sites that have predictions in any run of the groups."""
     return sorted({site for group in groups for run in group.runs for site in tested[str(run.folder)]})
 
 
 def several_seeds(groups: Sequence[Group]) -> bool:
-    """Whether any of the groups has runs of more than one seed, of which pictures show the first."""
+    """Return whether a group has runs of several seeds; figures then show the first seed."""
     return any(len({run.seed for run in group.runs}) > 1 for group in groups)
 
 
 def resampled(groups: Sequence[Group], tested: Mapping[str, Sets]) -> str:
-    """What the intervals are over, as a sentence."""
-    sets = [(site, test_set) for group in groups for run in group.runs for site, test_set in _sets(run.folder, tested)]
-    known = sorted({site for site, test_set in sets if test_set.patients is not None})
+    """Return a sentence about the kind of the confidence intervals."""
+    if repeated := several(groups):
+        single = any(len(group.runs) == 1 for group in groups)
+        rest = "; for a method with one run, bootstrap over its test patients" if single else ""
+        return f"Below a number is its 95 % confidence interval: Student's t over the {repeated}{rest}."
+    sets = [test_set for group in groups for run in group.runs for test_set in tested[str(run.folder)].items()]
+    with_patients = sorted({site for site, test_set in sets if test_set.patients is not None})
     others = {site for site, test_set in sets if test_set.patients is None}
-    if not known:
-        who = "test cases, since no two are known to be of one patient"
+    if not with_patients:
+        who = "test cases, as patient numbers are not known"
     elif not others:
         who = "test patients, each with all images"
     else:
-        who = f"test patients, each with all images, at {listed(known)}, and of the cases elsewhere"
+        who = f"test patients, each with all images, at {listed(with_patients)}, and of the cases elsewhere"
     return (
-        f"Below a number is its 95 % interval: bootstrap, {RESAMPLES} resamples of each site's {who}. That of the mean "
-        "of sites combines those of the sites, taken as independent."
+        f"Below a number is its 95 % confidence interval: bootstrap, {RESAMPLES} resamples of each site's {who}. The "
+        "interval of the mean over the sites combines those of the sites, taken as independent."
     )
-
-
-def _sets(folder: object, tested: Mapping[str, Sets]) -> Sequence[tuple[str, Tested]]:
-    return list(tested[str(folder)].items())

@@ -1,7 +1,7 @@
-"""The section about survival: whether those with the higher risk have the event earlier.
+"""Section for survival analysis: Kaplan-Meier curves of two risk groups, and C-index.
 
-Risks of unlike models can't be compared, so cases are split into groups within each site, and the groups of the sites
-are then put together.
+Risks of different models are not comparable. Therefore the cases are split into risk groups within each site, and the
+groups are then pooled over the sites.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from medfl_report.predictions import Tested
 from medfl_report.section import ReportData, TemplateSection
 
 GROUPS = ("lower risk", "higher risk")
-"""Cases up to a median risk of their site's model, and above it (`risk_groups`)."""
+"""Names of the risk groups: cases up to the cut-off of their site, and above it (`risk_groups`)."""
 
 INSTANTS = 5
-"""Times at which the table says how many are at risk."""
+"""Number of times in the table of numbers at risk."""
 
 
 class SurvivalSection(TemplateSection):
-    """Survival by risk group."""
+    """Survival by risk group, and C-index."""
 
     template = "survival.html"
 
     def content(self, data: ReportData) -> Meta | None:
-        """Product-limit curves of two risk groups, and the C-index of each site and of all together."""
+        """Return Kaplan-Meier curves, and the C-index of each site and of all together; None without predictions."""
         return survival_section(data.groups, data.of("kaplan_meier"))
 
 
 def survival_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta | None:
-    """The section; None without predictions.
+    """Return the variables of the template; None without predictions.
 
     Args:
-        groups: Of the page.
-        tested: Run folder, as text, to its test sets, of runs about survival.
+        groups: Groups of the page.
+        tested: Maps each run folder, as text, to its test sets; empty ones for runs of other objectives.
     """
     groups = with_predictions(groups, tested)
     if not groups:
@@ -59,19 +59,19 @@ def survival_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Met
 
 
 def product_limit(times: np.ndarray, events: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The share that is without the event, from each instant on at which one had it: product of 1 - d / n.
+    """Return the Kaplan-Meier (product-limit) estimate of survival: product of 1 - d / n over the event times.
 
-    Of n at risk at an instant, d have the event then; whose time is cut short at that instant, is still at risk.
-    Without cut times it is the plain share of those who have not had the event yet.
+    At an event time, d of the n cases at risk have the event. A case that is censored at that time is still at risk.
+    Without censoring the estimate is the share of cases without the event.
 
     Source: Kaplan and Meier 1958, Nonparametric estimation from incomplete observations.
 
     Args:
-        times: (N,), > 0.
-        events: (N,), bool: whether the time ended with the event.
+        times: Time of the event or of censoring, (N,), > 0.
+        events: True if the event occurred, False if the time is censored, (N,), bool.
 
     Returns:
-        Instants, from 0 to the last time under observation, and the share from each on; (M,) each.
+        Times from 0 to the last observed time, and the survival from each on, (M,) each.
     """
     instants = np.unique(times[events])
     counts = np.array([(times >= instant).sum() for instant in instants])
@@ -82,18 +82,18 @@ def product_limit(times: np.ndarray, events: np.ndarray) -> tuple[np.ndarray, np
 
 
 def at_risk(times: np.ndarray, instants: Sequence[float]) -> list[int]:
-    """How many are under observation at each instant, or longer."""
+    """Return the number of cases at risk at each time."""
     return [int((times >= instant).sum()) for instant in instants]
 
 
 def risk_groups(sets: Sequence[Tested]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Times and events of the cases with the lower risks, and of those with the higher ones.
+    """Split the test cases into a lower- and a higher-risk group; return (times, events) of each.
 
-    Where the line is, the model's validation or training cases say (`medfl.objectives.Survival.groups`), or where a
-    site has none that can say it, the median of its test set.
+    A site is split at the median risk of its validation cases, or of its training cases if it has none
+    (`medfl.objectives.Survival.groups`). A site with neither uses the median of its test cases.
 
     Args:
-        sets: Each under one model; those without numbers are left out.
+        sets: Test sets, each with the predictions of one model. Test sets without numbers are left out.
     """
     parts: list[list[torch.Tensor]] = [[], []]
     for test_set in sets:
@@ -109,7 +109,7 @@ def risk_groups(sets: Sequence[Tested]) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def _drawn(group: Group, tested: Mapping[str, Sets], place: int) -> Meta:
-    """The picture of a group's first seed, with numbers at risk."""
+    """Return the figure of a group's first seed, with numbers at risk."""
     seed = group.runs[0].seed
     sets = [s for run in group.runs if run.seed == seed for _, s in sorted(tested[str(run.folder)].items())]
     parts = dict(zip(GROUPS, risk_groups(sets), strict=True))
@@ -119,7 +119,7 @@ def _drawn(group: Group, tested: Mapping[str, Sets], place: int) -> Meta:
     last = max(float(times.max()) for times, _ in filled.values())
     instants = [last * step / (INSTANTS - 1) for step in range(INSTANTS)]
     curves = {name: product_limit(times, events) for name, (times, events) in filled.items()}
-    ends = "; ".join(f"{name}: {shares[-1]:.3f} without the event in the end" for name, (_, shares) in curves.items())
+    ends = "; ".join(f"{name}: {shares[-1]:.3f} event-free at the end" for name, (_, shares) in curves.items())
     return {
         "label": group.label,
         "svg": svg(survival_figure(curves, looks(GROUPS)), f"survival{place}", f"{group.label}, survival. {ends}."),

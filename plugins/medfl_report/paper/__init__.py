@@ -1,1 +1,1 @@
-"""Pictures and tables of a report as files for papers, with the numbers of the page."""
+"""Export of a report's figures and tables as files for papers."""

@@ -1,1 +1,1 @@
-"""The sections of a report, one file each."""
+"""Sections of a report, one module each."""

@@ -1,4 +1,4 @@
-"""Which sites took part in which rounds: a row of stretches for each site of a run that missed some of them."""
+"""Section on the participation of the sites by round, for runs in which a site missed a round."""
 
 from __future__ import annotations
 
@@ -13,28 +13,35 @@ from medfl_report.section import ReportData, TemplateSection
 
 
 def attendance_of(run: RunRecord) -> dict[str, dict[int, str]]:
-    """Site to round to what it did, of a run that is over: who spent time in a round took part, unless it missed it."""
+    """Return the participation of each site in each round of a run.
+
+    A site participated in a round if it recorded working time, unless the summary lists the round as missed.
+
+    Returns:
+        Maps each site and round to `medfl.engine.attendance.TOOK_PART` or `medfl.engine.attendance.MISSED`. Rounds for
+        which the site was not selected are left out.
+    """
     missed_rounds = {} if run.summary is None else run.summary.attendance.missed_rounds
     sites = run.sites
-    known: dict[str, dict[int, str]] = {site: {} for site in sites}
+    attendance: dict[str, dict[int, str]] = {site: {} for site in sites}
     table = run.metrics
     worked = table[(table["metric"] == "work_seconds") & table["site"].isin(sites)]
     for site, round_ in zip(worked["site"], worked["round"], strict=True):
-        known[str(site)][int(round_)] = TOOK_PART
+        attendance[str(site)][int(round_)] = TOOK_PART
     for site, spans in missed_rounds.items():
         for first, last in spans:
-            known.setdefault(str(site), {}).update(dict.fromkeys(range(first, last + 1), MISSED))
-    return known
+            attendance.setdefault(str(site), {}).update(dict.fromkeys(range(first, last + 1), MISSED))
+    return attendance
 
 
 class AttendanceSection(TemplateSection):
-    """Who took part, of runs in which a site missed a round."""
+    """Participation of the sites in each round."""
 
     template = "attendance.html"
     stylesheet = "attendance.css"
 
     def content(self, data: ReportData) -> Meta | None:
-        """A matrix of sites and rounds for each such run; None without any."""
+        """Return a matrix of sites and rounds for each run in which a site missed a round; None without such a run."""
         runs = [_matrix(name, run) for name, run in _with_gaps(data.runs)]
         return {"runs": runs} if runs else None
 
@@ -44,21 +51,22 @@ def _with_gaps(runs: Sequence[Named]) -> list[Named]:
 
 
 def _matrix(name: str, run: RunRecord) -> Meta:
-    known = attendance_of(run)
-    rounds = max((max(did, default=0) for did in known.values()), default=0)
-    counts = {site: sum(what == TOOK_PART for what in did.values()) for site, did in known.items()}
-    orders = {site: len(did) for site, did in known.items()}
+    """Return the rows, counts and sentences of a run's matrix."""
+    attendance = attendance_of(run)
+    rounds = max((max(did, default=0) for did in attendance.values()), default=0)
+    counts = {site: sum(what == TOOK_PART for what in did.values()) for site, did in attendance.items()}
+    requests = {site: len(did) for site, did in attendance.items()}
     over = 0 if run.summary is None else run.summary.rounds
     ending = f"{name} {run.status}{ended_on(run.summary) or ' on all of its sites'} after {over} rounds"
-    matrix = {"rows": stretches(known, rounds), "counts": counts, "orders": orders, "rounds": rounds}
+    matrix = {"rows": stretches(attendance, rounds), "counts": counts, "requests": requests, "rounds": rounds}
     return {"name": ending, "late": _late(run)} | matrix
 
 
 def _late(run: RunRecord) -> list[str]:
-    """A sentence for each site that came when the run had begun between machines."""
+    """Return a sentence for each site that joined a distributed run after it began."""
     provenance = run.run.provenance
     brought = {site: f", with the network {network}" for site, network in provenance.late_networks.items()}
     return [
-        f"{site} came later: it takes part from round {entry.round} on{brought.get(site, '')}."
+        f"{site} joined later and participates from round {entry.round} on{brought.get(site, '')}."
         for site, entry in sorted(provenance.joined.items())
     ]

@@ -1,7 +1,7 @@
-"""Which classes gain: for each class the area under its ROC curve, with a method against a baseline.
+"""Section with the AUC of each class against the others, for each method and its reference.
 
-The folds of a seed are pooled at each site as in `medfl_report.sections.fairness_measures`. Sites are averaged, not
-pooled: they hold unlike shares of the classes, and have models of their own, whose scores can't be compared.
+The folds of a seed are pooled at each site as in `medfl_report.sections.fairness_measures`. Sites are averaged and not
+pooled, because their class frequencies differ, and because the scores of their different models are not comparable.
 
 Source: Weng et al. 2025, FedSKD, figure 5b.
 """
@@ -23,31 +23,31 @@ from medfl_report.gains import mean_known, pair_up
 from medfl_report.groups import Group, by_seed
 from medfl_report.patient_tests import Pair, Sets
 from medfl_report.predictions import Tested
-from medfl_report.scores import Baseline, Value, class_names, compared, over, value_over
+from medfl_report.scores import Baseline, Value, class_names, compared, reference_phrase, value_over
 from medfl_report.section import ReportData, TemplateSection
 from medfl_report.sections.fairness_measures import pool_ranks
 
 
 class ClassesSection(TemplateSection):
-    """Which classes gain."""
+    """AUC of each class."""
 
     template = "classes.html"
 
     def content(self, data: ReportData) -> Meta | None:
-        """The comparison class by class, with three classes or more."""
+        """Return the comparison of each class; None with fewer than three classes."""
         classes = classes_section(data.groups, data.of("class_auc"), data.baseline)
         return {"classes": classes} if classes else None
 
 
 @dataclass(frozen=True)
 class ClassGain:
-    """A class, each number as mean and spread over the seeds.
+    """AUC of a class, each number as mean and standard deviation over the seeds.
 
     Attributes:
-        name: Of the class.
-        sites: Number of sites that have images of the class and of others; the fewest of the seeds.
-        base: Mean over these sites of the area of the model that the site takes home from the baseline.
-        other: The same of the other method.
+        name: Name of the class.
+        sites: Number of sites with images of the class and of other classes; the smallest number of the seeds.
+        base: AUC of the reference's exported models, mean over these sites.
+        other: AUC of the method's exported models, mean over these sites.
         difference: other - base.
     """
 
@@ -59,15 +59,15 @@ class ClassGain:
 
 
 def class_gains(group: Group, base: Group, tested: Mapping[str, Sets], names: Sequence[str]) -> list[ClassGain]:
-    """Class by class, a group against a baseline; empty without runs of both on the same data with predictions.
+    """Compare a group with its reference in each class; empty without predictions of both on the same data.
 
     Args:
         group: Runs of a method.
-        base: Runs of the baseline.
-        tested: Run folder, as text, to its test sets.
-        names: Of the classes.
+        base: Runs of the reference.
+        tested: Maps each run folder, as text, to its test sets.
+        names: Names of the classes.
     """
-    seeds = [_areas(pair_up(base, Group(group.label, tuple(runs))), tested) for runs in by_seed(group).values()]
+    seeds = [_site_aucs(pair_up(base, Group(group.label, tuple(runs))), tested) for runs in by_seed(group).values()]
     scored = [sites for sites in seeds if sites]
     if not scored:
         return []
@@ -75,12 +75,12 @@ def class_gains(group: Group, base: Group, tested: Mapping[str, Sets], names: Se
 
 
 def classes_section(groups: Sequence[Group], tested: Mapping[str, Sets], baseline: Baseline = None) -> Meta | None:
-    """The section; None with two classes, which have the same area, and where there is nothing to compare.
+    """Return the variables of the template; None with two classes, whose AUCs are equal, and without a comparison.
 
     Args:
-        groups: Of the page.
-        tested: Run folder, as text, to its test sets.
-        baseline: See `medfl_report.scores.compared`.
+        groups: Groups of the page.
+        tested: Maps each run folder, as text, to its test sets.
+        baseline: References, see `medfl_report.scores.compared`.
     """
     names = class_names(max((run for group in groups for run in group.runs), key=lambda run: run.holdings is not None))
     if len(names) < 3:
@@ -90,7 +90,7 @@ def classes_section(groups: Sequence[Group], tested: Mapping[str, Sets], baselin
     if not methods:
         return None
     bases = {group.label: base.label for group, base in pairs if group.label in methods}
-    base = over(set(bases.values()))
+    base = reference_phrase(set(bases.values()))
     return {
         "methods": methods,
         "base": base,
@@ -101,25 +101,25 @@ def classes_section(groups: Sequence[Group], tested: Mapping[str, Sets], baselin
 
 
 def _picture(methods: Mapping[str, Sequence[ClassGain]], groups: Sequence[Group], base: str) -> Markup | None:
-    """The gains in each class where they are defined; None if none is."""
+    """Return the figure of the differences in each class; None if no difference is defined."""
     points = {
         label: {gain.name: gain.difference.mean for gain in gains if gain.difference.mean is not None}
         for label, gains in methods.items()
     }
     if not any(points.values()):
         return None
-    styles, label = group_looks(groups), f"AUC gained over {base}"
+    styles, label = group_looks(groups), f"difference in AUC from {base}"
     drawn = {name: gains for name, gains in points.items() if gains}
-    words = f"{label} in each class; the numbers stand in the tables."
+    words = f"Difference in AUC from {base} in each class; the table has the numbers."
     return compare_svg(lambda part: gains_figure(part, styles, label), drawn, "classes", words)
 
 
-Areas = list[tuple[float | None, float | None]]
-"""For each class the area of the baseline and of the other method; both None where one is not defined."""
+ClassAucs = list[tuple[float | None, float | None]]
+"""Pairs (AUC of the reference, AUC of the method) of each class; None if an AUC is not defined."""
 
 
-def _areas(pairs: Sequence[Pair], tested: Mapping[str, Sets]) -> list[Areas]:
-    """The areas at each site that has predictions of both on the same images."""
+def _site_aucs(pairs: Sequence[Pair], tested: Mapping[str, Sets]) -> list[ClassAucs]:
+    """Return the AUCs at each site that has predictions of both on the same images."""
     folds: dict[str, list[tuple[Tested, Tested]]] = {}
     for pair in pairs:
         before, after = tested[str(pair.alone.folder)], tested[str(pair.other.folder)]
@@ -130,7 +130,8 @@ def _areas(pairs: Sequence[Pair], tested: Mapping[str, Sets]) -> list[Areas]:
     return [_site([pool_ranks(side) for side in zip(*parts, strict=True)]) for parts in folds.values()]
 
 
-def _site(sides: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Areas:
+def _site(sides: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> ClassAucs:
+    """Return the AUCs of a site from (ranks, labels) of the reference and of the method."""
     classes = sides[0][0].shape[1]
     base, other = (
         [known(binary_auc(ranks[:, number], labels == number)) for number in range(classes)] for ranks, labels in sides
@@ -138,7 +139,8 @@ def _site(sides: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Areas:
     return list(zip(base, other, strict=True))
 
 
-def _gain(name: str, seeds: Sequence[Areas]) -> ClassGain:
+def _gain(name: str, seeds: Sequence[ClassAucs]) -> ClassGain:
+    """Return the row of a class from the AUCs of each site in each seed."""
     means = [[mean_known(side) for side in zip(*sites, strict=True)] for sites in seeds]
     gaps = [None if base is None or other is None else other - base for base, other in means]
     base, other = (value_over([both[side] for both in means]) for side in (0, 1))

@@ -1,4 +1,4 @@
-"""What runs cost, and what quantisation saves of the bytes that sites send up."""
+"""Tables of runs: costs, image counts by site, settings, and bytes saved by quantisation."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from medfl_report.notices import Named
 from medfl_report.scores import class_names
 
 COSTS = ("bytes_up", "bytes_down", "bytes_to_peers", "train_seconds", "evaluate_seconds")
+"""Fields of `medfl.records.summary.SiteCosts`."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run cost.
+    """Cost of a run, or median cost of several runs.
 
     Attributes:
-        name: Of the run.
-        total: Each of `COSTS`, over all sites and rounds.
-        each: The same for one site and one round, on average.
-        sites: The same for each site, over all rounds.
+        name: Name of the run or group.
+        total: Maps each of `COSTS` to its sum over all sites and rounds.
+        each: Maps each of `COSTS` to its mean for one site and one round.
+        sites: Maps each site to its `COSTS` over all rounds; empty for a median.
     """
 
     name: str
@@ -31,15 +32,20 @@ class Cost:
     each: dict[str, float]
     sites: dict[str, dict[str, float]]
 
+    @property
+    def transferred(self) -> float:
+        """Bytes sent and received by all sites: to the server, from the server, and to other sites."""
+        return self.total["bytes_up"] + self.total["bytes_down"] + self.total["bytes_to_peers"]
+
 
 @dataclass(frozen=True)
-class Holding:
-    """The images of each class that each site holds.
+class ImageCounts:
+    """Number of images of each class at each site.
 
     Attributes:
-        name: Of the data, as in `medfl_report.groups.data_names`.
+        name: Name of the data set, as in `medfl_report.groups.data_names`.
         classes: Names of the classes.
-        splits: ``training``, ``validation``, ``test`` to site to counts, without splits that are empty everywhere.
+        splits: Maps each split (``training``, ``validation``, ``test``) that has images to the counts by site.
     """
 
     name: str
@@ -48,14 +54,14 @@ class Holding:
 
 
 @dataclass(frozen=True)
-class Fact:
-    """A setting or another fact of runs.
+class RunSetting:
+    """Value of a setting, version or data hash, with the runs that have it.
 
     Attributes:
-        name: Of the setting.
-        value: As text.
-        origin: Where it comes from; empty where nobody chooses.
-        runs: The runs for which this holds; empty if for all.
+        name: Name of the setting.
+        value: Value as text.
+        origin: Origin of the value, such as ``bundle``; empty for values that no user chooses.
+        runs: Names of the runs with this value; empty if all runs have it.
     """
 
     name: str
@@ -65,7 +71,7 @@ class Fact:
 
 
 def costs(runs: Sequence[Named]) -> list[Cost]:
-    """The costs of the runs that are over."""
+    """Return the costs of the runs that are over."""
     run_costs = []
     for name, run in runs:
         if run.summary is None:
@@ -78,27 +84,30 @@ def costs(runs: Sequence[Named]) -> list[Cost]:
     return run_costs
 
 
+def median_cost(group: Group) -> Cost | None:
+    """Return the median cost of a group's runs that are over; None if none is over."""
+    of_runs = costs([(group.label, run) for run in group.runs])
+    if not of_runs:
+        return None
+    return Cost(
+        f"{group.label}, median of {len(of_runs)} runs" if len(of_runs) > 1 else group.label,
+        {cost: median(spent.total[cost] for spent in of_runs) for cost in COSTS},
+        {cost: median(spent.each[cost] for spent in of_runs) for cost in COSTS},
+        {},
+    )
+
+
 def group_costs(groups: Sequence[Group]) -> list[Cost]:
-    """What a run of each group costs, as medians over its runs that are over; empty where no group has several."""
-    by_group = {group.label: costs([(group.label, run) for run in group.runs]) for group in groups}
-    if max(map(len, by_group.values()), default=0) < 2:
+    """Return the median cost of each group; an empty list if no group has several runs that are over."""
+    if all(sum(run.summary is not None for run in group.runs) < 2 for group in groups):
         return []
-    return [
-        Cost(
-            f"{label}, median of {len(of_runs)} runs" if len(of_runs) > 1 else label,
-            {cost: median(spent.total[cost] for spent in of_runs) for cost in COSTS},
-            {cost: median(spent.each[cost] for spent in of_runs) for cost in COSTS},
-            {},
-        )
-        for label, of_runs in by_group.items()
-        if of_runs
-    ]
+    return [cost for group in groups if (cost := median_cost(group)) is not None]
 
 
-def holdings(runs: Sequence[Named]) -> list[Holding]:
-    """Who holds what, once for all runs on the same data."""
+def image_counts(runs: Sequence[Named]) -> list[ImageCounts]:
+    """Return the image counts of each data set."""
     names = data_names([run for _, run in runs])
-    by_data: dict[str, Holding] = {}
+    by_data: dict[str, ImageCounts] = {}
     for _, run in runs:
         record = run.holdings
         if record is None or run.data in by_data:
@@ -108,12 +117,12 @@ def holdings(runs: Sequence[Named]) -> list[Holding]:
             for split in ("training", "validation", "test")
         }
         filled = {split: sites for split, sites in splits.items() if any(map(any, sites.values()))}
-        by_data[run.data] = Holding(names[run.data], class_names(run), filled)
+        by_data[run.data] = ImageCounts(names[run.data], class_names(run), filled)
     return list(by_data.values())
 
 
-def settings(runs: Sequence[Named]) -> list[Fact]:
-    """Each setting with its value and origin."""
+def settings(runs: Sequence[Named]) -> list[RunSetting]:
+    """Return the settings of the runs with their values and origins."""
     return _merged(
         [
             (name, {key: (plain(setting.value), setting.origin) for key, setting in table.items()})
@@ -124,51 +133,56 @@ def settings(runs: Sequence[Named]) -> list[Fact]:
     )
 
 
-def surroundings(runs: Sequence[Named]) -> list[Fact]:
-    """Versions, threads, device and plugins."""
+def surroundings(runs: Sequence[Named]) -> list[RunSetting]:
+    """Return versions, threads, device and plugins of the runs."""
     tables = []
     for name, run in runs:
         plugins = [f"{plugin} ({origin})" for plugin, origin in run.run.provenance.plugins.items()]
-        facts: Meta = {**run.run.execution.model_dump(mode="json"), **run.run.versions.to_json(), "plugins": plugins}
-        tables.append((name, {key: (plain(value), "") for key, value in facts.items()}))
+        values: Meta = {**run.run.execution.model_dump(mode="json"), **run.run.versions.to_json(), "plugins": plugins}
+        tables.append((name, {key: (plain(value), "") for key, value in values.items()}))
     return _merged(tables, len(runs))
 
 
-def data_hashes(runs: Sequence[Named]) -> list[Fact]:
-    """SHA-256 of all data together, and of each holder's."""
+def data_hashes(runs: Sequence[Named]) -> list[RunSetting]:
+    """Return the SHA-256 of all data together, and of the data of each site."""
     tables = []
     for name, run in runs:
-        holders = run.run.provenance.data.sites
-        tables.append((name, {key: (value, "") for key, value in ({"all data": run.data} | holders).items()}))
+        by_site = run.run.provenance.data.sites
+        tables.append((name, {key: (value, "") for key, value in ({"all data": run.data} | by_site).items()}))
     return _merged(tables, len(runs))
 
 
-def _merged(tables: Sequence[tuple[str, dict[str, tuple[str, str]]]], count: int) -> list[Fact]:
-    """A fact for each name, or several where the runs differ."""
-    facts = []
+def _merged(tables: Sequence[tuple[str, dict[str, tuple[str, str]]]], count: int) -> list[RunSetting]:
+    """Return an entry for each name, or several if the runs differ.
+
+    Args:
+        tables: Pairs (name of the run, mapping from each name to (value, origin)).
+        count: Number of runs of the page.
+    """
+    entries = []
     for key in dict.fromkeys(key for _, table in tables for key in table):
-        holders: dict[tuple[str, str], list[str]] = {}
+        runs_by_value: dict[tuple[str, str], list[str]] = {}
         for name, table in tables:
             if key in table:
-                holders.setdefault(table[key], []).append(name)
-        for (value, origin), names in holders.items():
-            facts.append(Fact(key, value, origin, () if len(names) == count else tuple(names)))
-    return facts
+                runs_by_value.setdefault(table[key], []).append(name)
+        for (value, origin), names in runs_by_value.items():
+            entries.append(RunSetting(key, value, origin, () if len(names) == count else tuple(names)))
+    return entries
 
 
 PLAIN = "bytes_up_plain"
-"""Metric of what a site would have sent in a round without quantisation; runs that quantise have it."""
+"""Metric of the bytes that a site would have sent in a round without quantisation; quantised runs have it."""
 
 
 @dataclass(frozen=True)
 class Saving:
-    """The bytes that all sites together send up in a round, on average over the rounds.
+    """Bytes that all sites together send to the server in a round, as mean over the rounds.
 
     Attributes:
-        name: Of the run.
-        bits: Of a quantised number.
-        sent: As they travel.
-        plain: Without quantisation; None in a run that did not note it down.
+        name: Name of the run.
+        bits: Number of bits of a quantised number.
+        sent: Bytes that were sent.
+        plain: Bytes without quantisation; None if the run did not record them.
     """
 
     name: str
@@ -178,12 +192,12 @@ class Saving:
 
     @property
     def share(self) -> float | None:
-        """The share that is saved, in [0, 1)."""
+        """Saved share of the bytes, in [0, 1); None if it is not known."""
         return None if not self.plain else 1 - self.sent / self.plain
 
 
 def savings(runs: Sequence[Named]) -> list[Saving]:
-    """One for each run that quantises and has sent something."""
+    """Return the savings of each run that quantises and has sent updates."""
     quantised = []
     for name, run in runs:
         compression = run.settings.compression
@@ -192,7 +206,7 @@ def savings(runs: Sequence[Named]) -> list[Saving]:
         if not compression or sent.empty:
             continue
         rounds = sent["round"].nunique()
-        whole = len(plain) == len(sent)  # a run that an earlier version began has them for some rounds only
+        whole = len(plain) == len(sent)  # a run that an earlier version started has these for some rounds only
         means = [float(rows["value"].sum()) / rounds for rows in (sent, plain)]
         quantised.append(Saving(name, compression.bits, means[0], means[1] if whole else None))
     return quantised

@@ -1,4 +1,4 @@
-"""The section of a report about men and women: numbers and sentences for its template."""
+"""Section on the AUC of men and women."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from medfl_report.sections.fairness_measures import SEXES, SiteBySex, Subgroup, 
 
 
 class FairnessSection(TemplateSection):
-    """Scores of men and women."""
+    """AUC by sex."""
 
     template = "fairness.html"
 
     def content(self, data: ReportData) -> Meta | None:
-        """The scores by sex, where predictions tell it."""
+        """Return the AUC by sex; None if no predictions have the sex."""
         return {"fairness": fairness} if (fairness := fairness_section(data.groups, data.of("class_auc"))) else None
 
 
 def fairness_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta | None:
-    """The section; None where no run's predictions tell the sex."""
+    """Return the variables of the template; None if no run's predictions have the sex."""
     by_label = {group.label: _seeds(group, tested) for group in groups}
     rows = [_row(label, list(seeds.values())) for label, seeds in by_label.items() if seeds]
     if not rows:
@@ -47,7 +47,7 @@ def fairness_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Met
 
 
 def _seeds(group: Group, tested: Mapping[str, Sets]) -> dict[int, list[SiteBySex]]:
-    """Seed to its sites, each with the folds that have predictions; without seeds that have none."""
+    """Return the sites by sex for each seed with predictions, each site with its folds pooled."""
     sites_by_seed = {}
     for seed, runs in by_seed(group).items():
         folds: dict[str, list[Tested]] = {}
@@ -61,7 +61,7 @@ def _seeds(group: Group, tested: Mapping[str, Sets]) -> dict[int, list[SiteBySex
 
 
 def _row(label: str, seeds: Sequence[Sequence[SiteBySex]]) -> Meta:
-    """A line of the table: each column as mean and spread over the seeds, and at how few sites it is defined."""
+    """Return a row of the table: each column over the seeds, and the smallest number of sites where it is defined."""
     means = [over_sites(sites) for sites in seeds]
     columns = {name: value_over([getattr(mean, name) for mean in means]) for name in (*SEXES, "average", "difference")}
     return {
@@ -74,12 +74,12 @@ def _row(label: str, seeds: Sequence[Sequence[SiteBySex]]) -> Meta:
 
 
 def _sentences(rows: Sequence[Meta], missing: Sequence[str]) -> list[str]:
-    unlike = [row["label"] for row in rows if not row["male_sites"] == row["female_sites"] == row["sites"]]
+    incomplete = [row["label"] for row in rows if not row["male_sites"] == row["female_sites"] == row["sites"]]
     sentences = [f"No predictions with the sex of the persons: {listed(missing)}."] if missing else []
-    if unlike:
+    if incomplete:
         sentences.append(
-            f"In {listed(unlike)} not every site has what the AUC needs from men and from women. Men and women are "
-            "then averaged over unlike sites, and their difference may be one between sites."
+            f"In {listed(incomplete)} the AUC of men or of women is not defined at every site. Men and women are then "
+            "averaged over different sites, and their difference can be a difference between sites."
         )
     return sentences
 
@@ -90,7 +90,7 @@ def _detail(label: str, sites: Sequence[SiteBySex], classes: int) -> Meta:
         "rows": [
             {
                 "site": site.site,
-                "cells": [(group.auc, _told(group, classes)) for group in (site.male, site.female)],
+                "cells": [(group.auc, _describe(group, classes)) for group in (site.male, site.female)],
                 "difference": site.difference,
             }
             for site in sites
@@ -100,8 +100,8 @@ def _detail(label: str, sites: Sequence[SiteBySex], classes: int) -> Meta:
     }
 
 
-def _told(group: Subgroup, classes: int) -> str:
-    """How many images, and what they allow to score."""
+def _describe(group: Subgroup, classes: int) -> str:
+    """Return the number of images, and of positive images or of classes that can be scored."""
     images = count(group.images, "image")
     if classes == 2:
         return f"{images}, {number(group.positives)} positive"

@@ -1,10 +1,9 @@
-"""Whether models serve men and women alike, in numbers.
+"""AUC of men and women at each site, pooled over folds and fold by fold.
 
-A fold of a small site can lack one class among the women. So the predictions of all folds of a seed are pooled at each
-site: within each fold's predictions every score is replaced by its rank, because the folds have different models, whose
-scores can't be compared as they are. What a site's men and women get is the area under the ROC curve of their pooled
-ranks. With one fold that is the plain area, which depends on the order of the scores only. Beside them stand the plain
-areas fold by fold; a fold counts only where it is defined, and how many these are is told with every mean.
+A fold of a small site can lack a class among the women. Therefore the predictions of all folds of a seed are pooled at
+each site. Within each fold every score is replaced by its rank, because the folds have different models, whose scores
+are not comparable. The result is the area under the ROC curve of the pooled ranks. With one fold this is the usual AUC,
+which depends only on the ranking. The AUC fold by fold uses only the folds in which it is defined.
 
 Source: Weng et al. 2025, FedSKD, equation 16 and the table of fairness.
 """
@@ -26,18 +25,18 @@ from medfl_report.predictions import Tested
 from medfl_report.scores import Value, value_over
 
 SEXES = ("male", "female")
-"""As data lists have them. Other entries are counted as not known."""
+"""Values of the sex in data lists. Other entries count as unknown."""
 
 
 @dataclass(frozen=True)
 class Subgroup:
-    """Some of a site's test images.
+    """Subgroup of a site's test images, such as images of women.
 
     Attributes:
-        images: Their number.
-        positives: Those of class 1, the positive one of two.
-        classes: Classes that some, but not all of the images have: those that can be scored.
-        auc: In [0, 1]; of more than two classes the mean over those that can be scored; None without any.
+        images: Number of images.
+        positives: Number of images of class 1, the positive class of two.
+        classes: Number of classes with an AUC: each class of some but not all images.
+        auc: AUC in [0, 1]; with more than two classes the mean over the classes with an AUC. None if it is not defined.
     """
 
     images: int
@@ -48,13 +47,13 @@ class Subgroup:
 
 @dataclass(frozen=True)
 class SiteBySex:
-    """A site's test images by sex.
+    """Test images of a site by sex.
 
     Attributes:
-        site: Its name.
-        male: The men.
-        female: The women.
-        unknown: Images of persons whose sex is not known; they count in the ranks only.
+        site: Name of the site.
+        male: Images of men.
+        female: Images of women.
+        unknown: Number of images of persons of unknown sex; they are used for the ranks only.
     """
 
     site: str
@@ -64,19 +63,19 @@ class SiteBySex:
 
     @property
     def difference(self) -> float | None:
-        """How far the two areas are apart; None where one is not defined."""
+        """Absolute difference of the two AUCs; None if one is not defined."""
         return _difference(self.male.auc, self.female.auc)
 
 
 @dataclass(frozen=True)
-class BySex:
-    """Men and women over the sites.
+class AucBySex:
+    """AUC of men and women over the sites.
 
     Attributes:
-        male: Mean area over the sites where it is defined; None without any.
-        female: The same.
-        male_sites: Number of those sites.
-        female_sites: The same.
+        male: Mean AUC of men over the sites where it is defined; None without any.
+        female: Mean AUC of women over the sites where it is defined; None without any.
+        male_sites: Number of sites where the AUC of men is defined.
+        female_sites: Number of sites where the AUC of women is defined.
     """
 
     male: float | None
@@ -86,23 +85,23 @@ class BySex:
 
     @property
     def average(self) -> float | None:
-        """The mean of men and women."""
+        """Mean of the AUCs of men and women; None if one is not defined."""
         return None if self.male is None or self.female is None else (self.male + self.female) / 2
 
     @property
     def difference(self) -> float | None:
-        """How far men and women are apart."""
+        """Absolute difference of the AUCs of men and women; None if one is not defined."""
         return _difference(self.male, self.female)
 
 
 def rank_normalised(scores: torch.Tensor) -> torch.Tensor:
-    """The place of each score among those of its column: (rank - 1/2) / N, ties with their mean rank.
+    """Return the normalised rank of each score in its column: (rank - 1/2) / N, ties with their mean rank.
 
     Args:
-        scores: (N, C), floating, without NaN.
+        scores: Scores, (N, C), floating, without NaN.
 
     Returns:
-        (N, C), float64, in (0, 1).
+        Ranks in (0, 1), (N, C), float64.
     """
     columns = scores.T.contiguous()
     ordered = columns.sort(dim=1).values
@@ -111,21 +110,21 @@ def rank_normalised(scores: torch.Tensor) -> torch.Tensor:
 
 
 def pool_ranks(folds: Sequence[Tested]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ranks (N, C) within each fold, and labels (N,), of all folds of a site one after the other.
+    """Return the ranks within each fold, (N, C), and the labels, (N,), of all folds of a site, concatenated.
 
     Args:
-        folds: At least one, each without NaN.
+        folds: Test sets of the folds, at least one, without NaN.
     """
     ranks = torch.cat([rank_normalised(fold.judged) for fold in folds])
     return ranks, torch.cat([fold.targets for fold in folds])
 
 
 def site_by_sex(site: str, folds: Sequence[Tested]) -> SiteBySex:
-    """Men and women of a site, from its predictions in all folds of a seed.
+    """Compute the AUC by sex of a site from its predictions in all folds of a seed.
 
     Args:
-        site: Its name.
-        folds: At least one, each with sexes, and without NaN.
+        site: Name of the site.
+        folds: Test sets of the folds, at least one, with the sexes and without NaN.
     """
     ranks, labels = pool_ranks(folds)
     sexes = [sex.strip().lower() for fold in folds for sex in fold.sex]
@@ -133,11 +132,11 @@ def site_by_sex(site: str, folds: Sequence[Tested]) -> SiteBySex:
     return SiteBySex(site, male, female, sum(text not in SEXES for text in sexes))
 
 
-def over_sites(sites: Sequence[SiteBySex]) -> BySex:
-    """The means over the sites; a subgroup that is not defined at a site is left out."""
+def over_sites(sites: Sequence[SiteBySex]) -> AucBySex:
+    """Return the means over the sites, without the sites where an AUC is not defined."""
     males, females = ([getattr(site, sex).auc for site in sites] for sex in SEXES)
     counts = [sum(value is not None for value in values) for values in (males, females)]
-    return BySex(mean_known(males), mean_known(females), *counts)
+    return AucBySex(mean_known(males), mean_known(females), *counts)
 
 
 def _difference(male: float | None, female: float | None) -> float | None:
@@ -145,31 +144,31 @@ def _difference(male: float | None, female: float | None) -> float | None:
 
 
 def subgroup(ranks: torch.Tensor, labels: torch.Tensor, chosen: torch.Tensor) -> Subgroup:
-    """The area and counts of some of the images.
+    """Return the AUC and the counts of a subgroup.
 
     Args:
-        ranks: (N, C), as `pool_ranks` gives them, or other scores.
-        labels: (N,), int64.
-        chosen: (N,), bool: the images that belong to the subgroup.
+        ranks: Ranks of `pool_ranks`, or other scores, (N, C).
+        labels: True classes, (N,), int64.
+        chosen: True for the images of the subgroup, (N,), bool.
     """
-    classes, own = ranks.shape[1], labels[chosen]
-    counts = torch.bincount(own, minlength=classes)
-    value = METRICS["auc"](ranks[chosen], own, classes)
-    scored = int(((counts > 0) & (counts < len(own))).sum())
-    return Subgroup(len(own), int(counts[1]), scored, None if math.isnan(value) else value)
+    classes, targets = ranks.shape[1], labels[chosen]
+    counts = torch.bincount(targets, minlength=classes)
+    value = METRICS["auc"](ranks[chosen], targets, classes)
+    scored = int(((counts > 0) & (counts < len(targets))).sum())
+    return Subgroup(len(targets), int(counts[1]), scored, None if math.isnan(value) else value)
 
 
 COLUMNS = (*SEXES, "average", "difference")
-"""Of the table; attributes of `medfl_report.sections.fairness_measures.BySex`."""
+"""Columns of the tables: attributes of `AucBySex`."""
 
 
 @dataclass(frozen=True)
-class OverFolds:
+class FoldValue:
     """A number over the folds.
 
     Attributes:
-        value: Mean and spread over the folds where it is defined.
-        defined: Number of these.
+        value: Mean and standard deviation over the folds where the number is defined.
+        defined: Number of these folds.
         folds: Number of all folds with predictions.
     """
 
@@ -178,11 +177,11 @@ class OverFolds:
     folds: int
 
 
-def fold_by_sex(tested: Sets) -> BySex | None:
-    """Men and women of one fold, over the sites where they are defined; None without predictions that tell the sex.
+def fold_by_sex(tested: Sets) -> AucBySex | None:
+    """Return the AUC by sex of one fold, over the sites; None without predictions that have the sex.
 
     Args:
-        tested: Site to its test set in the fold.
+        tested: Maps each site to its test set in the fold.
     """
     parts = [
         site_by_sex(site, [test_set]) for site, test_set in sorted(tested.items()) if test_set.defined and test_set.sex
@@ -190,21 +189,25 @@ def fold_by_sex(tested: Sets) -> BySex | None:
     return over_sites(parts) if parts else None
 
 
-def over_folds(folds: Sequence[BySex]) -> dict[str, OverFolds]:
-    """Each of `COLUMNS` over the folds where it is defined.
+def over_folds(folds: Sequence[AucBySex]) -> dict[str, FoldValue]:
+    """Return each of `COLUMNS` over the folds where it is defined.
 
     Args:
-        folds: At least one.
+        folds: AUC by sex of each fold, at least one.
     """
     columns = {name: [getattr(fold, name) for fold in folds] for name in COLUMNS}
     return {
-        name: OverFolds(value_over(values), sum(value is not None for value in values), len(values))
+        name: FoldValue(value_over(values), sum(value is not None for value in values), len(values))
         for name, values in columns.items()
     }
 
 
 def fold_table(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta | None:
-    """Label of each group of several folds to its row; None without any."""
+    """Return the table fold by fold for the groups with several folds; None without any.
+
+    Returns:
+        columns (`COLUMNS`), rows (by label), over (word for the repeated runs).
+    """
     rows = {}
     for group in groups:
         folds = [fold for run in group.runs if (fold := fold_by_sex(tested[str(run.folder)])) is not None]

@@ -1,4 +1,4 @@
-"""The section of a report about what is forgotten between rounds: numbers, pictures and sentences for its template."""
+"""Section on forgetting between rounds: measures, recovery intervals, scores after training and by computing time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from medfl.engine.runs.records import RunRecord, repetition
 from medfl.types import Meta
 from medfl.utils.formats import count, listed, metric_words, score, signed
 from medfl_report.curves import curves_svg, ends, group_looks, trained_curve, work_curve
-from medfl_report.figures import Curve, Fall, Look, recovery_figure, svg
+from medfl_report.figures import Curve, Look, RecoveryInterval, recovery_figure, svg
 from medfl_report.forgetting import forgetting_metric, measures_of, missing_of
 from medfl_report.forgetting_scores import recovery_intervals
 from medfl_report.groups import Group, output_names, several
@@ -18,48 +18,48 @@ from medfl_report.section import ReportData, TemplateSection
 from medfl_report.statistics import mean_std
 from medfl_report.trajectory import Trajectory, read_trajectory
 
-DRAWN = 4
-"""With more groups than this the falls of the others are not drawn."""
+MAX_DRAWN = 4
+"""Largest number of groups whose recovery intervals are drawn."""
 
 WORK = "seconds of work"
+"""Label of the axis of computing time."""
 
 MEANINGS = {
-    "global test": "The global model on the server's test images. A large SD over the rounds says that it jumps.",
-    "backward transfer": "What the global model has kept of a site since the last round in which that site took part: "
-    "the global model's score on the site's test images now minus its score after that round, as mean over the sites "
-    "(Fowler and AlRegib, equation 10). Below 0 the global model has lost, above 0 it has gained. It is not defined if "
-    "the sites have personal models only.",
-    "personal models' change": "The same difference for the sites' personal models. It is no backward transfer: a "
-    "personal model that only its own site changes can lose nothing while the site does not take part.",
-    "consistency": "How much of a peak is left until the score is back at it. An interval goes from a peak to the "
-    "first later score that is not below it. Consistency is 1 minus the share of the peak that is missing meanwhile, "
-    "as mean over the intervals; 1 says that nothing was. Literal, as in the paper, leaves out a last interval that "
-    "never ends, so a run that breaks down after its best round looks perfect; and it counts a gain above the peak as "
-    "missing. Open: an interval that never ends counts as well. Losses only: literal, and gains do not count.",
-    "local consistency": "It is about the scores right after training. Each round has its own sites, so it is also low "
-    "where sites are unlike.",
-    "right after training": "The models that sites have trained in a round, before they are put together, each on the "
-    "test images of its own site, as mean over the sites of the round.",
+    "global test": "The global model on the server's test images. A large SD over the rounds means an unstable score.",
+    "backward transfer": "Change of the global model's score on a site's test images since the last round in which "
+    "that site took part, as mean over the sites (Fowler and AlRegib, equation 10). Negative: loss, positive: gain. It "
+    "is not defined if the sites have personal models only.",
+    "personal models' change": "The same difference for the sites' personal models. It is not a backward transfer: a "
+    "personal model that only its own site updates cannot change while the site does not take part.",
+    "consistency": "A recovery interval extends from a peak to the first later score that is not below it. "
+    "Consistency is 1 minus the relative loss below the peak, as mean over the intervals; 1 means no loss. Literal, as "
+    "in the paper: a last interval without recovery is left out, so that a run that collapses after its best round has "
+    "consistency 1, and a gain above the peak counts as a loss. Open: an interval without recovery is included. Losses "
+    "only: literal, without gains.",
+    "local consistency": "Consistency of the scores right after training. Each round has other sites, so that it is "
+    "also low if the sites differ.",
+    "right after training": "The models that the sites trained in a round, before aggregation, each on the test images "
+    "of its own site, as mean over the sites of the round.",
     "worst participant": "The lowest site of each round, right after training.",
     "worst site": "The site with the lowest mean over the rounds in which it trained, right after training.",
     "balance": "Mean of global test and right after training, both over the rounds.",
-    "intervals": "How many intervals the literal consistency is about.",
+    "intervals": "Number of intervals of the literal consistency.",
 }
-"""What columns say whose heading has these words."""
+"""Maps words of a column's heading to the definition of the column."""
 
 NO_INTERVAL = "no interval"
-"""Note on a consistency of 1."""
+"""Note on a consistency of 1 without any interval."""
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column of a table.
+class MeasureColumn:
+    """Column of a table of measures.
 
     Attributes:
-        head: With words of `MEANINGS`.
-        note: What is special about it.
+        head: Heading, with words of `MEANINGS`.
+        note: Note below the heading.
         measure: One of `medfl_report.forgetting.MEASURES`.
-        spread: The measure that is its standard deviation over the rounds, if that is shown.
+        spread: Measure with the standard deviation over the rounds; empty if it is not shown.
     """
 
     head: str
@@ -69,33 +69,39 @@ class Column:
 
 
 MAIN = (
-    Column("global test", "mean ± SD over rounds", "global_mean", "global_std"),
-    Column("backward transfer", "global model, mean over rounds", "bwt_mean"),
-    Column("backward transfer", "global model, last round", "bwt_final"),
-    Column("global consistency", "literal", "consistency_global"),
-    Column("global consistency", "open", "consistency_global_open"),
-    Column("right after training", "mean ± SD over rounds", "local_mean", "local_std"),
-    Column("worst participant", "mean over rounds", "worst_mean"),
-    Column("local consistency", "literal", "consistency_local"),
-    Column("balance", "of both means", "balance"),
-    Column("global test", "last round", "global_final"),
+    MeasureColumn("global test", "mean ± SD over rounds", "global_mean", "global_std"),
+    MeasureColumn("backward transfer", "global model, mean over rounds", "bwt_mean"),
+    MeasureColumn("backward transfer", "global model, last round", "bwt_final"),
+    MeasureColumn("global consistency", "literal", "consistency_global"),
+    MeasureColumn("global consistency", "open", "consistency_global_open"),
+    MeasureColumn("right after training", "mean ± SD over rounds", "local_mean", "local_std"),
+    MeasureColumn("worst participant", "mean over rounds", "worst_mean"),
+    MeasureColumn("local consistency", "literal", "consistency_local"),
+    MeasureColumn("balance", "of both means", "balance"),
+    MeasureColumn("global test", "last round", "global_final"),
 )
 MORE = (
-    Column("personal models' change", "mean over rounds", "personal_change_mean"),
-    Column("personal models' change", "last round", "personal_change_final"),
-    Column("global consistency", "losses only", "consistency_global_clipped"),
-    Column("global intervals", "literal", "intervals_global"),
-    Column("right after training", "last round", "local_final"),
-    Column("worst site", "mean over its rounds", "worst_site"),
-    Column("local consistency", "open", "consistency_local_open"),
-    Column("local consistency", "losses only", "consistency_local_clipped"),
-    Column("local intervals", "literal", "intervals_local"),
+    MeasureColumn("personal models' change", "mean over rounds", "personal_change_mean"),
+    MeasureColumn("personal models' change", "last round", "personal_change_final"),
+    MeasureColumn("global consistency", "losses only", "consistency_global_clipped"),
+    MeasureColumn("global intervals", "literal", "intervals_global"),
+    MeasureColumn("right after training", "last round", "local_final"),
+    MeasureColumn("worst site", "mean over its rounds", "worst_site"),
+    MeasureColumn("local consistency", "open", "consistency_local_open"),
+    MeasureColumn("local consistency", "losses only", "consistency_local_clipped"),
+    MeasureColumn("local intervals", "literal", "intervals_local"),
 )
 
 
 @dataclass(frozen=True)
-class Cell:
-    """What stands in a table: a number, its standard deviation over the rounds or nothing, and notes below."""
+class MeasureCell:
+    """Cell of a table of measures.
+
+    Attributes:
+        value: Number as text.
+        over_rounds: Standard deviation over the rounds as text; empty without one.
+        notes: Notes below the number.
+    """
 
     value: str
     over_rounds: str = ""
@@ -103,13 +109,13 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Scored:
-    """The runs of a group that have scores on test images.
+class ScoredGroup:
+    """Runs of a group that have test scores.
 
     Attributes:
-        label: Of the group.
-        runs: In the order of their seeds and folds, at least one.
-        ways: Of each run.
+        label: Label of the group.
+        runs: Runs, at least one, in the order of their seeds and folds.
+        ways: Trajectory of each run.
     """
 
     label: str
@@ -118,20 +124,27 @@ class Scored:
 
 
 class ForgettingSection(TemplateSection):
-    """What the federation forgets."""
+    """Forgetting between rounds."""
 
     template = "forgetting.html"
 
     def content(self, data: ReportData) -> Meta | None:
-        """Tables and pictures, or why there are none."""
-        return {"forgetting": forgetting(data.groups)}
+        """Return tables and figures; None without any measure, or with a single evaluated round."""
+        content = forgetting(data.groups)
+        return {"forgetting": content} if content["tables"] and content["rounds"] > 1 else None
 
 
 def forgetting(groups: Sequence[Group]) -> Meta:
-    """Tables, pictures, and a sentence for what is missing."""
+    """Return the variables of the template.
+
+    Returns:
+        metric, rounds (largest number of evaluated rounds of a run), tables, meanings (definitions of the columns),
+        several (word for the repeated runs), sentences (reasons for missing measures), falls (figures of recovery
+        intervals), curves (other figures).
+    """
     metric = forgetting_metric(groups)
     if metric is None:
-        return _nothing("The runs have no metric in common in which larger is better, so there is nothing to measure.")
+        return _no_measures("The runs have no common metric in which larger is better.")
     ways = {str(run.folder): read_trajectory(run, metric) for _, run in named_runs(groups)}
     scored = {folder: way for folder, way in ways.items() if way.is_scored or len(way.trained)}
     without = [name for name, run in named_runs(groups) if str(run.folder) not in scored]
@@ -139,9 +152,9 @@ def forgetting(groups: Sequence[Group]) -> Meta:
     scored_groups, score_name = [], metric_words(metric, names)
     for group in groups:
         runs = [run for run in group.runs if str(run.folder) in scored]
-        scored_groups += [Scored(group.label, runs, [scored[str(run.folder)] for run in runs])] if runs else []
+        scored_groups += [ScoredGroup(group.label, runs, [scored[str(run.folder)] for run in runs])] if runs else []
     if not scored_groups:
-        return _nothing(f"There is no {score_name} on test images to measure it by.")
+        return _no_measures(f"There are no test scores in {score_name}.")
     values = {group.label: [measures_of(way) for way in group.ways] for group in scored_groups}
     over = several([Group(group.label, tuple(group.runs)) for group in scored_groups])
     tables = [_table(columns, values, over) for columns in (MAIN, MORE)]
@@ -149,30 +162,35 @@ def forgetting(groups: Sequence[Group]) -> Meta:
     unscored = [f"{listed(without)}: no {score_name} on test images."] if without else []
     return {
         "metric": score_name,
+        "rounds": max(_evaluated_rounds(way) for group in scored_groups for way in group.ways),
         "tables": [table for table in tables if table["columns"]],
         "meanings": {words: text for words, text in MEANINGS.items() if any(words in head for head in heads)},
         "several": over,
-        "sentences": [*_unlike_rounds(scored_groups), *_reasons(scored_groups), *unscored],
+        "sentences": [*_different_rounds(scored_groups), *_reasons(scored_groups), *unscored],
         "falls": _falls(scored_groups, group_looks(groups), score_name),
         "curves": _curves(scored_groups, group_looks(groups), score_name, over),
     }
 
 
-def _nothing(sentence: str) -> Meta:
-    return {"tables": [], "sentences": [sentence], "falls": None, "curves": []}
+def _no_measures(sentence: str) -> Meta:
+    return {"tables": [], "rounds": 0, "sentences": [sentence], "falls": None, "curves": []}
 
 
-def _unlike_rounds(scored_groups: Sequence[Scored]) -> list[str]:
-    """A warning if the runs have come unlike far."""
+def _evaluated_rounds(way: Trajectory) -> int:
+    return max(len(table) for table in (way.server, way.global_at_sites, way.personal_at_sites, way.trained))
+
+
+def _different_rounds(scored_groups: Sequence[ScoredGroup]) -> list[str]:
+    """Return a warning if the runs have different numbers of rounds."""
     rounds = {group.label: sorted({max(way.participants, default=0) for way in group.ways}) for group in scored_groups}
     if len({number for numbers in rounds.values() for number in numbers}) == 1:
         return []
     each = [f"{label} has {listed([str(number) for number in numbers])}" for label, numbers in rounds.items()]
-    return [f"The numbers are about unlike many rounds, so compare them with care: {listed(each)}."]
+    return [f"The runs have different numbers of rounds, which limits comparisons: {listed(each)}."]
 
 
-def _reasons(scored_groups: Sequence[Scored]) -> list[str]:
-    """Each reason why measures are missing once, with the groups that it concerns unless it is all."""
+def _reasons(scored_groups: Sequence[ScoredGroup]) -> list[str]:
+    """Return each reason for missing measures once, with its groups unless it concerns all."""
     concerned: dict[str, list[str]] = {}
     for group in scored_groups:
         reasons = [reason for run, way in zip(group.runs, group.ways, strict=True) for reason in missing_of(run, way)]
@@ -187,8 +205,8 @@ def _reasons(scored_groups: Sequence[Scored]) -> list[str]:
 # ---- tables
 
 
-def _table(columns: Sequence[Column], values: dict[str, list[dict[str, float]]], over: str) -> Meta:
-    """The columns that at least one run has a number for, and a row of cells for each group, over seeds or folds."""
+def _table(columns: Sequence[MeasureColumn], values: dict[str, list[dict[str, float]]], over: str) -> Meta:
+    """Return a table with the columns that at least one run has, and a row of cells for each group."""
     shown = [column for column in columns if any(column.measure in run for runs in values.values() for run in runs)]
     rows = {label: [_cell(column, runs, over) for column in shown] for label, runs in values.items()}
     return {
@@ -198,23 +216,24 @@ def _table(columns: Sequence[Column], values: dict[str, list[dict[str, float]]],
     }
 
 
-def _cell(column: Column, runs: list[dict[str, float]], over: str) -> Cell:
-    known = [run for run in runs if column.measure in run]
-    if not known:
+def _cell(column: MeasureColumn, runs: list[dict[str, float]], over: str) -> MeasureCell:
+    """Return the cell of a group: mean over its runs, with notes on spread, missing runs and missing intervals."""
+    having = [run for run in runs if column.measure in run]
+    if not having:
         is_personal = any("personal_change_mean" in run for run in runs)
-        return Cell("not defined" if is_personal and column.measure.startswith("bwt_") else score(None))
-    values = [run[column.measure] for run in known]
+        return MeasureCell("not defined" if is_personal and column.measure.startswith("bwt_") else score(None))
+    values = [run[column.measure] for run in having]
     mean, spread = mean_std(values)
-    over_rounds = score(mean_std([run[column.spread] for run in known])[0]) if column.spread else ""
+    over_rounds = score(mean_std([run[column.spread] for run in having])[0]) if column.spread else ""
     notes = [] if spread is None else [f"{over.removesuffix('s')} SD {score(spread)}"]
-    notes += [f"{len(known)} of {len(runs)} {over}"] if len(known) < len(runs) else []
-    if column.head.endswith("consistency") and 1 in values:  # that is, and only is, without an interval
+    notes += [f"{len(having)} of {len(runs)} {over}"] if len(having) < len(runs) else []
+    if column.head.endswith("consistency") and 1 in values:  # which only a run without an interval has
         notes.append(NO_INTERVAL)
-        notes += [f"in {values.count(1)} of {len(known)} {over}"] if values.count(1) < len(known) else []
-    return Cell(_text(column, mean), over_rounds, notes)
+        notes += [f"in {values.count(1)} of {len(having)} {over}"] if values.count(1) < len(having) else []
+    return MeasureCell(_text(column, mean), over_rounds, notes)
 
 
-def _text(column: Column, value: float) -> str:
+def _text(column: MeasureColumn, value: float) -> str:
     if column.head.endswith("intervals"):
         return f"{value:.3g}"
     return signed(value) if column.measure.startswith(("bwt_", "personal_change_")) else score(value)
@@ -223,8 +242,8 @@ def _text(column: Column, value: float) -> str:
 # ---- pictures
 
 
-def _falls(scored_groups: Sequence[Scored], styles: dict[str, Look], metric: str) -> Meta | None:
-    """The global test of the first run of each group, with its recovery intervals."""
+def _falls(scored_groups: Sequence[ScoredGroup], styles: dict[str, Look], metric: str) -> Meta | None:
+    """Return figures of the global test of each group's first run, with its recovery intervals; None without any."""
     firsts = []
     for group in scored_groups:
         pairs = zip(group.runs, group.ways, strict=True)
@@ -236,40 +255,45 @@ def _falls(scored_groups: Sequence[Scored], styles: dict[str, Look], metric: str
         firsts += scored[:1]
     if not firsts:
         return None
-    drawn = firsts[:DRAWN]
+    drawn = firsts[:MAX_DRAWN]
     scores = [value for _, _, series in drawn for value in series]
     room = 0.06 * (max(scores) - min(scores)) or 0.05
     limits = min(scores) - room, max(scores) + room
     pictures = []
     for number, (label, which, series) in enumerate(drawn):
         curve = Curve(label, series.index.tolist(), series.tolist())
-        fallen = _fallen(series.tolist())
-        text = f"{label}, {which}: {_in_words(fallen, curve.rounds)}"
-        figure = recovery_figure(curve, fallen, styles[label], f"{metric}, global test", limits)
+        intervals = _intervals(series.tolist())
+        text = f"{label}, {which}: {_in_words(intervals, curve.rounds)}"
+        figure = recovery_figure(curve, intervals, styles[label], f"{metric}, global test", limits)
         pictures.append({"svg": svg(figure, f"falls{number}", f"{metric}, global test. {text}"), "caption": text})
-    left = [label for label, _, _ in firsts[DRAWN:]]
+    left = [label for label, _, _ in firsts[MAX_DRAWN:]]
     return {"pictures": pictures, "left": f"Not drawn: {listed(left)}." if left else ""}
 
 
-def _fallen(series: Sequence[float]) -> list[Fall]:
-    made_good = recovery_intervals(series)
-    return [Fall(*interval, recovers=interval in made_good) for interval in recovery_intervals(series, last=True)]
+def _intervals(series: Sequence[float]) -> list[RecoveryInterval]:
+    """Return all recovery intervals of a series, including a last one without recovery."""
+    recovered = recovery_intervals(series)
+    return [
+        RecoveryInterval(peak=peak, end=end, recovers=(peak, end) in recovered)
+        for peak, end in recovery_intervals(series, last=True)
+    ]
 
 
-def _in_words(fallen: Sequence[Fall], rounds: Sequence[int]) -> str:
-    ended = [fall for fall in fallen if fall.recovers]
+def _in_words(intervals: Sequence[RecoveryInterval], rounds: Sequence[int]) -> str:
+    """Return a sentence about the number of recovery intervals and the longest one."""
+    ended = [interval for interval in intervals if interval.recovers]
     text = count(len(ended), "recovery interval") if ended else "no recovery interval"
     if ended:
-        longest = max(ended, key=lambda fall: fall.end - fall.peak)
+        longest = max(ended, key=lambda interval: interval.end - interval.peak)
         text += f", the longest from round {rounds[longest.peak]} to {rounds[longest.end]}"
-    lost = [rounds[fall.peak] for fall in fallen if not fall.recovers]
+    lost = [rounds[interval.peak] for interval in intervals if not interval.recovers]
     return text + (f"; the peak of round {lost[0]} is not reached again." if lost else ".")
 
 
-def _curves(scored_groups: Sequence[Scored], styles: dict[str, Look], metric: str, over: str) -> list[Meta]:
-    """Scores right after training over the rounds, and the global test against the work."""
+def _curves(scored_groups: Sequence[ScoredGroup], styles: dict[str, Look], metric: str, over: str) -> list[Meta]:
+    """Return figures of the scores right after training by round, and of the global test by computing time."""
     pictures = []
-    means = f" Mean over the {over}, for the rounds that all have." if over else ""
+    means = f" Mean over the {over}, for the rounds that all runs have." if over else ""
     local = [curve for group in scored_groups if (curve := trained_curve(group.label, group.ways))]
     if local:
         text = f"{metric} right after training, on the sites' test images: mean over the sites of a round.{means}"
@@ -279,7 +303,7 @@ def _curves(scored_groups: Sequence[Scored], styles: dict[str, Look], metric: st
     if spent:
         text = (
             f"{metric}, global test, against the {WORK} of all sites, one after the other, without evaluation. The "
-            f"seconds depend on the machine, and on what else ran on it.{means}"
+            f"seconds depend on the machine and its load.{means}"
         )
         words = f"{text} {ends(spent, f'{{:.0f}} {WORK}')}"
         picture = curves_svg(spent, styles, f"{metric}, global test", "work", words, across=WORK)

@@ -1,4 +1,4 @@
-"""A picture of who holds what: sites, classes, and how many images of each."""
+"""Figure of the number of images of each class at each site."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from medfl.data.datalists import Datalist
 from medfl.data.partition.writing import counts_by_class
 
 PICTURE = "who_holds_what.svg"
-"""Name of the picture in the folder of a partition."""
+"""File name of the figure in the folder of a partition."""
 
 MANY = 40
-"""With more sites than this the picture has a column of shades for each site instead of a row of circles."""
+"""Largest number of sites in the layout with circles; with more sites, a heat map has a column for each site."""
 
 COLOUR = "#1f5a8c"
-"""Of circles and bars: dark enough to be told from white by everybody."""
+"""Colour of circles and bars."""
 
 SHADES = "Blues"
-"""From white for nothing to dark: it reads alike with any kind of colour blindness, and in grey."""
+"""Colour map of the heat map, from white for 0; readable with any colour vision and in grey."""
 
 _ROW, _COLUMN, _BARS = 0.27, 0.72, 1.5  # inches
 _GREY = "#444444"
@@ -35,18 +35,18 @@ _GREY = "#444444"
 def holdings_figure(sites: Mapping[str, Sequence[int]], classes: Sequence[str]) -> Figure:
     """Draw how many images of each class each site holds.
 
-    Up to `MANY` sites: a row for each with a circle for each class, its area in proportion to the number beside it, and
-    a bar for the total. More sites: a column for each, shaded by number, under a curve of the totals.
+    Up to `MANY` sites: a row for each site, with a circle for each class, whose area is proportional to the number, and
+    a bar for the total. More sites: a heat map with a column for each site, below a curve of the totals.
 
     Args:
-        sites: Name of each site to its number of images of each class, length C.
+        sites: Maps each site to its number of images of each class, length C.
         classes: Names of the classes, length C.
 
     Returns:
         The figure; `save_figure` writes it.
 
     Raises:
-        ValueError: If there is no site, or a site has not one number for each class.
+        ValueError: If there is no site, or a site does not have one number for each class.
     """
     table = np.array([list(counts) for counts in sites.values()], dtype=np.int64)
     if table.shape != (len(sites), len(classes)) or not table.size:
@@ -56,37 +56,34 @@ def holdings_figure(sites: Mapping[str, Sequence[int]], classes: Sequence[str]) 
 
 
 def draw_partition(folder: Path, written: Mapping[str, Datalist]) -> Path:
-    """Draw who holds what into the folder of a partition.
+    """Write the figure of a partition into its folder and return the path.
 
     Args:
-        folder: Where to write `PICTURE`.
-        written: Site to data list; the server's test set and public data are left out.
-
-    Returns:
-        The picture.
+        folder: Folder for `PICTURE`.
+        written: Maps each site to its data list. The server's test set and public data are left out.
     """
     return draw_counts(folder, *counts_by_class(written))
 
 
 def draw_counts(folder: Path, sites: Mapping[str, Sequence[int]], classes: Sequence[str]) -> Path:
-    """Draw the figure of `holdings_figure` into a folder and return the picture's path."""
+    """Write the figure of `holdings_figure` into a folder and return its path."""
     save_figure(holdings_figure(sites, classes), folder / PICTURE)
     return folder / PICTURE
 
 
 def save_figure(figure: Figure, target: Path | TextIO) -> None:
-    """Write a figure as SVG; the same figure always gives the same bytes.
+    """Write a figure as SVG; the same figure gives the same bytes.
 
     Args:
-        figure: What to write.
-        target: A file's path, or an open text file.
+        figure: The figure.
+        target: Path of a file, or an open text file.
     """
     with matplotlib.rc_context({"svg.hashsalt": "medfl"}):
         figure.savefig(target, format="svg", metadata={"Date": None, "Creator": "medfl"})
 
 
 def _circles(table: np.ndarray, sites: Sequence[str], classes: Sequence[str]) -> Figure:
-    """A row for each site, a column for each class, and bars of the totals."""
+    """Draw a row of circles for each site, a column for each class, and bars of the totals."""
     count, kinds = table.shape
     column = max(_COLUMN, 1.1 if kinds <= 4 else 0.0)
     left = 0.25 + 0.075 * max(map(len, sites))
@@ -108,7 +105,7 @@ def _circles(table: np.ndarray, sites: Sequence[str], classes: Sequence[str]) ->
 
 
 def _head_height(heads: Sequence[str], level: bool) -> float:
-    """Inches that the names of the classes need."""
+    """Return the height of the class names in inches."""
     if level:
         return 0.35 + 0.14 * max(head.count("\n") + 1 for head in heads)
     longest = max(len(line) for head in heads for line in head.split("\n"))
@@ -123,7 +120,7 @@ def _draw_circles(axes: Axes, table: np.ndarray, column: float) -> None:
         axes.spines[side].set_visible(False)
     axes.hlines(np.arange(count + 1) - 0.5, -0.5, kinds - 0.5, color="#dddddd", linewidth=0.5)
     rows, columns = np.nonzero(table)
-    largest = (72 * _ROW * 0.92) ** 2  # area in points of the circle of the largest number
+    largest = (72 * _ROW * 0.92) ** 2  # area of the circle of the largest number, in square points
     areas = largest * table[rows, columns] / max(table.max(), 1)
     axes.scatter(columns - 0.22 * _COLUMN / column, rows, s=areas, color=COLOUR, linewidths=0)
     for row, kind in zip(rows.tolist(), columns.tolist(), strict=True):
@@ -140,7 +137,7 @@ def _draw_bars(axes: Axes, totals: np.ndarray) -> None:
 
 
 def _shades(table: np.ndarray, sites: Sequence[str], classes: Sequence[str]) -> Figure:
-    """A column for each site, a row for each class, and a curve of the totals above."""
+    """Draw a heat map with a column for each site and a row for each class, below a curve of the totals."""
     count, kinds = table.shape
     left = 0.3 + 0.07 * max(map(len, classes))
     width, map_height, top = left + 8.4, max(0.24 * kinds, 0.6), 1.0
@@ -157,7 +154,7 @@ def _shades(table: np.ndarray, sites: Sequence[str], classes: Sequence[str]) -> 
     for side in ("top", "right"):
         above.spines[side].set_visible(False)
     largest = max(int(table.max()), 1)
-    roots = PowerNorm(0.5, vmin=0, vmax=largest)  # small numbers can be told from none
+    roots = PowerNorm(0.5, vmin=0, vmax=largest)  # so that small numbers are distinguishable from 0
     shown = grid.imshow(table.T, aspect="auto", cmap=SHADES, norm=roots, interpolation="none")
     grid.set_yticks(range(kinds), classes, fontsize=8, parse_math=False)
     room = max(2, min(8, int(7.2 / (0.1 + 0.065 * max(map(len, sites))))))

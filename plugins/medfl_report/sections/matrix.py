@@ -1,6 +1,6 @@
-"""Every site's model on every site's test images: the local test, the global test, and the table behind them.
+"""Section on cross-site evaluation: the score of every site's model on every site's test images.
 
-The local test of a model is its score on the test images of its own site; its global test is the mean of its scores
+The local test of a model is its score on the test images of its own site. Its global test is the mean of its scores
 over the test sets of all sites, each with the same weight and never pooled.
 
 Source: Weng, Cai and Zhou, FedSKD: Aggregation-free Model-heterogeneous Federated Learning using Multi-dimensional
@@ -22,43 +22,43 @@ from medfl_report.scores import key_metrics, value_over
 from medfl_report.section import ReportData, TemplateSection
 
 Table = Mapping[str, Mapping[str, float]]
-"""Owner of a model to the site whose test images it sees to the score; NaN where the score is not defined."""
+"""Maps the site of a model and the site of the test images to the score; NaN if the score is not defined."""
 
 LARGEST = 30
-"""With more sites than this a table is no longer readable and is left out."""
+"""Largest number of sites of a matrix on the page."""
 
 DEEPEST = 0.5
-"""Opacity of the shade behind the largest score; the smallest has none."""
+"""Opacity of the cell with the largest score; the smallest score has opacity 0."""
 
 ONE_MODEL = "the one global model"
-"""Stands for all owners where each has the same model."""
+"""Name of the only row if all sites have the same model."""
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A score in the picture of a table.
+class MatrixCell:
+    """Cell of a score matrix on the page.
 
     Attributes:
-        value: Mean over the runs where it is defined; None without any.
+        value: Mean over the runs where the score is defined; None without any.
         shade: Opacity of the background, in [0, `DEEPEST`].
-        own: Whether model and test images are of the same site.
+        is_own: True if model and test images are of the same site.
     """
 
     value: float | None
     shade: float
-    own: bool
+    is_own: bool
 
 
 def cross_table(run: RunRecord, metric: str) -> dict[str, dict[str, float]] | None:
-    """The final scores of every site's model on every site's test images.
+    """Return the final scores of every site's model on every site's test images.
 
     Args:
-        run: A run; with the setting ``global_test`` it has such scores once it is over.
-        metric: Its name.
+        run: A run. It has such scores if it is over and has the setting ``cross_site_evaluation``.
+        metric: Name of the metric.
 
     Returns:
-        Owner to site to score, both in the order of their names, NaN where it is not defined; sites without test images
-        are no columns. None where the run has no such scores.
+        Maps the site of a model and the site of the test images, both sorted by name, to the score, NaN if it is not
+        defined. Sites without test images are left out as columns. None if the run has no such scores.
     """
     rows = _rows(run, metric)
     table: dict[str, dict[str, float]] = {}
@@ -69,24 +69,24 @@ def cross_table(run: RunRecord, metric: str) -> dict[str, dict[str, float]] | No
 
 
 def one_model(run: RunRecord, metric: str) -> bool:
-    """Whether all sites have the same model, so that all rows of the table are the same."""
+    """Return whether all sites have the same model, so that all rows of the matrix are equal."""
     return {model.partition("@")[0] for model, _, _ in _rows(run, metric)} == {"global"}
 
 
 def local_mean(table: Table) -> float:
-    """The local test: mean of the scores on the own site's test images; NaN if none is defined."""
+    """Return the local test: mean score of the models on their own site's test images; NaN if none is defined."""
     return mean_defined(row.get(owner, math.nan) for owner, row in table.items())
 
 
 def global_mean(table: Table) -> float:
-    """The global test: for each model the mean over the sites where it is defined, then the mean over the models."""
+    """Return the global test: mean over the sites where a score is defined, then over the models; NaN without any."""
     return mean_defined(mean_defined(row.values()) for row in table.values())
 
 
 def cross_site_score(run: RunRecord, metric: str) -> tuple[float, float]:
-    """The global test of a run, and its standard deviation (ddof = 1) over the models.
+    """Return the global test of a run, and its standard deviation (ddof = 1) over the models.
 
-    NaN where the run has no such scores; the spread, too, where all sites have the same model.
+    Both are NaN without such scores. The standard deviation is also NaN if all sites have the same model.
     """
     table = cross_table(run, metric)
     if table is None:
@@ -97,22 +97,23 @@ def cross_site_score(run: RunRecord, metric: str) -> tuple[float, float]:
 
 
 def undefined(table: Table) -> int:
-    """Number of cells without a score, which the means leave out."""
+    """Return the number of undefined scores, which the means leave out."""
     return sum(math.isnan(value) for row in table.values() for value in row.values())
 
 
 class MatrixSection(TemplateSection):
-    """Every model at every site."""
+    """Cross-site evaluation."""
 
     template = "matrix.html"
 
     def content(self, data: ReportData) -> Meta | None:
-        """The scores, where every model was scored everywhere."""
-        return {"matrix": matrix} if (matrix := matrix_section(data.groups)) else None
+        """Return the score matrices; None without cross-site evaluation or if all sites have the same model."""
+        matrix = matrix_section(data.groups)
+        return None if matrix is None or matrix["all_one_model"] else {"matrix": matrix}
 
 
 def matrix_section(groups: Sequence[Group]) -> Meta | None:
-    """The section, by AUC or else the task's first metric; None where no run has such scores."""
+    """Return the variables of the template, in AUC or else the first common metric; None without cross-site scores."""
     metrics = key_metrics(groups)
     for metric in sorted(metrics, key=lambda name: name != "auc"):
         tables = {
@@ -127,7 +128,7 @@ def matrix_section(groups: Sequence[Group]) -> Meta | None:
 
 
 def _rows(run: RunRecord, metric: str) -> list[tuple[str, str, float]]:
-    """Model with owner, site and score of the run's last round."""
+    """Return (kind of model@site of the model, site of the test images, score) of the last evaluated round."""
     table = run.metrics
     chosen = table["model"].str.contains("@") & (table["metric"] == metric) & (table["split"] == "test")
     rows = table[chosen & (table["round"] == run.evaluated_round)]
@@ -135,13 +136,13 @@ def _rows(run: RunRecord, metric: str) -> list[tuple[str, str, float]]:
 
 
 def spread(values: Iterable[float]) -> float:
-    """Standard deviation (ddof = 1) of the values that are defined; NaN with fewer than two."""
+    """Return the standard deviation (ddof = 1) of the values that are not NaN; NaN for fewer than two."""
     defined = [value for value in values if not math.isnan(value)]
     return stdev(defined) if len(defined) > 1 else math.nan
 
 
 def mean_defined(values: Iterable[float]) -> float:
-    """Mean of the values that are not NaN; NaN without any."""
+    """Return the mean of the values that are not NaN; NaN without any."""
     defined = [value for value in values if not math.isnan(value)]
     return fmean(defined) if defined else math.nan
 
@@ -158,10 +159,11 @@ def _section(groups: Sequence[Group], metric: str, tables: Mapping[str, Table]) 
         for name, runs in same_people(group).items()
     ]
     ends = _ends([value for average in averaged for row in average["scores"].values() for value in row.values()])
-    drawn = [average | {"rows": _cells(average["scores"], ends)} for average in averaged if _readable(average)]
+    drawn = [average | {"rows": _cells(average["scores"], ends)} for average in averaged if _is_readable(average)]
     rows = [_row(group, tables) for group in tested if group.runs]
     return {
         "metric": metric,
+        "all_one_model": all(one_model(run, metric) for group in tested for run in group.runs),
         "ends": ends,
         "rows": rows,
         "several": any(row["runs"] > 1 for row in rows),
@@ -169,13 +171,13 @@ def _section(groups: Sequence[Group], metric: str, tables: Mapping[str, Table]) 
         "sentences": [
             *_untested(groups, tested),
             *_alike(tested, metric),
-            *_left_out([average["label"] for average in averaged if not _readable(average)]),
+            *_left_out([average["label"] for average in averaged if not _is_readable(average)]),
         ],
     }
 
 
 def _row(group: Group, tables: Mapping[str, Table]) -> Meta:
-    """A line of the summary: both tests, as mean and spread over the runs, and what they leave out."""
+    """Return a row of the summary: both tests over the runs, and the number of undefined scores."""
     own_tables = [tables[str(run.folder)] for run in group.runs]
     return {
         "label": group.label,
@@ -188,10 +190,10 @@ def _row(group: Group, tables: Mapping[str, Table]) -> Meta:
 
 
 def _averaged(label: str, metric: str, runs: Sequence[RunRecord], tables: Mapping[str, Table]) -> Meta:
-    """The table of runs on the same people, averaged cell by cell where it is defined, and the means of its rows.
+    """Return the matrix averaged over runs on the same people, and the means of its rows.
 
-    The mean of a row is that of the runs' means, as in the global test; the two can differ from the mean over the cells
-    where some are not defined in some runs.
+    The mean of a row is the mean of the runs' means, as in the global test. It can differ from the mean over the cells
+    if some scores are not defined in some runs.
     """
     own_tables = [tables[str(run.folder)] for run in runs]
     single = all(one_model(run, metric) for run in runs)
@@ -214,14 +216,14 @@ def _averaged(label: str, metric: str, runs: Sequence[RunRecord], tables: Mappin
     }
 
 
-def _cells(scores: Table, ends: tuple[float, float]) -> dict[str, list[Cell]]:
+def _cells(scores: Table, ends: tuple[float, float]) -> dict[str, list[MatrixCell]]:
     return {
-        owner: [Cell(known(value), _shade(value, ends), owner == site) for site, value in row.items()]
+        owner: [MatrixCell(known(value), _shade(value, ends), owner == site) for site, value in row.items()]
         for owner, row in scores.items()
     }
 
 
-def _readable(averaged: Meta) -> bool:
+def _is_readable(averaged: Meta) -> bool:
     return max(len(averaged["scores"]), len(averaged["sites"])) <= LARGEST
 
 
@@ -234,9 +236,9 @@ def _untested(groups: Sequence[Group], tested: Sequence[Group]) -> list[str]:
     ]
     sentences = []
     if missing:
-        sentences.append(f"Not tested like this: {listed(missing)}. A run with the setting `global_test` is.")
+        sentences.append(f"No cross-site evaluation: {listed(missing)}. It needs the setting `cross_site_evaluation`.")
     if fewer:
-        sentences.append(f"Only {listed(fewer)} could be shown: the others are not over, or not tested so.")
+        sentences.append(f"Only {listed(fewer)} are shown: the others are not over or have no cross-site evaluation.")
     return sentences
 
 
@@ -244,17 +246,17 @@ def _alike(tested: Sequence[Group], metric: str) -> list[str]:
     names = [group.label for group in tested if any(one_model(run, metric) for run in group.runs)]
     if not names:
         return []
-    return [f"In {listed(names)} all sites have the same model, so local and global test are the same number."]
+    return [f"In {listed(names)} all sites have the same model, so local and global test are equal."]
 
 
 def _left_out(labels: Sequence[str]) -> list[str]:
     if not labels:
         return []
-    return [f"The table of {listed(labels)} is left out: more than {count(LARGEST, 'site')} are too many to read."]
+    return [f"The table of {listed(labels)} is left out: more than {count(LARGEST, 'site')}."]
 
 
 def _ends(values: Sequence[float]) -> tuple[float, float]:
-    """The smallest and the largest score of all tables, so that shades can be compared between them."""
+    """Return the smallest and the largest score of all matrices, so that they have the same scale of shades."""
     defined = [value for value in values if not math.isnan(value)]
     return (min(defined), max(defined)) if defined else (0.0, 0.0)
 

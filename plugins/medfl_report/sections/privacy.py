@@ -1,4 +1,7 @@
-"""The section of a report about differential privacy: what runs promise and spent, and what the ledgers hold."""
+"""Section on differential privacy: guarantees, budget spent, and privacy budget ledgers.
+
+A release is one noised value that leaves a site. A ledger is a site's privacy budget ledger over several runs.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +20,24 @@ from medfl_report.scores import named_runs
 from medfl_report.section import ReportData, TemplateSection
 
 Accounts = Mapping[str, PrivacyAccount]
-"""Maps each site to its account, which may be redacted."""
+"""Maps each site to its privacy account, which may be redacted."""
 
 UNBOUNDED = "no bound"
+"""Text for an infinite epsilon."""
 
 
 class PrivacySection(TemplateSection):
-    """What runs with differential privacy promise and spent."""
+    """Guarantees and spent budgets of runs with differential privacy."""
 
     template = "privacy.html"
 
     def content(self, data: ReportData) -> Meta | None:
-        """A row for each private run."""
+        """Return a row for each private run; None without any."""
         return {"privacy": privacy} if (privacy := privacy_section(data.groups)) else None
 
 
 def privacy_section(groups: Sequence[Group]) -> Meta | None:
-    """The section; None where no run is private."""
+    """Return the variables of the template; None if no run is private."""
     rows: list[Meta] = []
     for group in groups:
         named = [(name, run) for name, run in named_runs([group]) if policy_of(run.settings).is_private]
@@ -44,7 +48,7 @@ def privacy_section(groups: Sequence[Group]) -> Meta | None:
 
 
 def _merged(label: str, named: Sequence[Named], runs: int) -> list[Meta]:
-    """A row for each run of a group; one with the group's name if all promise and spent the same."""
+    """Return a row for each run of a group; a single row with the group's name if all rows are equal."""
     rows = [_row(run) for _, run in named]
     if len(rows) == runs and all(row == rows[0] for row in rows):
         return [{"name": label, **row} for row in rows[:1]]
@@ -52,6 +56,7 @@ def _merged(label: str, named: Sequence[Named], runs: int) -> list[Meta]:
 
 
 def _row(run: RunRecord) -> Meta:
+    """Return the cells of a run: guarantee, noise, releases, spent budget, ledger, full statement, rows of sites."""
     policy = policy_of(run.settings)
     privacy, other = policy.privacy, policy.other_guarantee()
     assert privacy is not None
@@ -82,17 +87,19 @@ def _row(run: RunRecord) -> Meta:
 
 
 def _sigma(policy: PrivacyPolicy, accounts: Accounts) -> str:
-    """Return the noise multipliers of the sites, as far as they are known."""
-    known = [account.sigma for account in accounts.values() if account.sigma is not None]
-    if not known and (release := policy.release()) is not None:
-        known = [release.sigma]
-    return _range(known) if known else MISSING
+    """Return the range of the noise multipliers of the sites, or the planned one if no account has one."""
+    sigmas = [account.sigma for account in accounts.values() if account.sigma is not None]
+    if not sigmas and (release := policy.release()) is not None:
+        sigmas = [release.sigma]
+    return _range(sigmas) if sigmas else MISSING
 
 
 def _range(values: Sequence[float | None]) -> str:
-    """The smallest and the largest of some numbers, or the one that all are; empty where there are none."""
-    known = sorted({f"{value:.5g}" for value in values if value is not None}, key=float)
-    return known[0] if len(known) == 1 else f"{known[0]} to {known[-1]}" if known else ""
+    """Return the smallest and the largest number as text, or the only one; empty without numbers."""
+    texts = sorted({f"{value:.5g}" for value in values if value is not None}, key=float)
+    if len(texts) < 2:
+        return "".join(texts)
+    return f"{texts[0]} to {texts[-1]}"
 
 
 def _spent_epsilon(account: PrivacyAccount) -> float | None:
@@ -104,7 +111,7 @@ def _composed_epsilon(account: PrivacyAccount) -> float | None:
 
 
 def _largest(accounts: Accounts, epsilon_of: Callable[[PrivacyAccount], float | None]) -> str:
-    """Return the largest epsilon of the sites. It is missing if a site withholds its own."""
+    """Return the largest epsilon of the sites as text; a dash if a site withholds its own."""
     if not accounts or any(account.withholds_noise and epsilon_of(account) is None for account in accounts.values()):
         return MISSING
     value = max(_or_infinite(epsilon_of(account)) for account in accounts.values())
@@ -116,15 +123,15 @@ def _or_infinite(value: float | None) -> float:
 
 
 def _sites(accounts: Accounts) -> list[Meta]:
-    """Return a line for each group of sites with the same account, or nothing if all sites have the same."""
+    """Return a row for each group of sites with equal accounts; empty if all sites have equal accounts."""
     sites_by_cells: dict[tuple[str, ...], list[str]] = {}
     for site, account in sorted(accounts.items()):
-        total, own = account.total_epsilon, {site: account}
+        total, single = account.total_epsilon, {site: account}
         cells = (
             _range([account.sigma]) or MISSING,
             f"{account.releases} of {account.planned}",
-            _largest(own, _spent_epsilon),
-            *((_largest(own, _composed_epsilon), str(account.runs)) if account.ledger else (MISSING, MISSING)),
+            _largest(single, _spent_epsilon),
+            *((_largest(single, _composed_epsilon), str(account.runs)) if account.ledger else (MISSING, MISSING)),
             MISSING if total is None else f"{total:g}",
         )
         sites_by_cells.setdefault(cells, []).append(site)

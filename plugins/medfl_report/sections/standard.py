@@ -1,9 +1,9 @@
-"""What each section of a report shows: numbers, pictures and sentences for the templates."""
+"""Sections of every report: test performance, curves by round, data by site, cost, settings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import matplotlib
 from markupsafe import Markup
@@ -33,76 +33,82 @@ from medfl_report.scores import (
     calibration_error,
     class_names,
     confusion_of,
-    key_metrics,
+    page_metrics,
     pool_group,
     reliability_of,
     score_table,
 )
 from medfl_report.section import ReportData, TemplateSection
-from medfl_report.sections import costs as facts
-from medfl_report.sections.costs import savings
+from medfl_report.sections import costs as run_tables
 from medfl_report.sections.holdings import holdings_figure
 
 BANDS = 3
-"""With more curves than this in a picture the bands would hide each other and are left out."""
+"""Largest number of curves in a figure that are drawn with bands."""
 
-MATRIX = 30
-"""With more classes than this a confusion matrix is no longer readable and is left out."""
+MAX_MATRIX_CLASSES = 30
+"""Largest number of classes of a confusion matrix on the page."""
 
-CLASSES_DRAWN = 60
-"""With more classes than this the picture of who holds what is left out; the numbers stand in the table."""
+MAX_CLASSES_DRAWN = 60
+"""Largest number of classes in the figure of image counts; with more classes there is only the table."""
 
 
 class ScoresSection(TemplateSection):
-    """All scores."""
+    """Test performance: all metrics, confusion matrices, calibration."""
 
     template = "scores.html"
 
-    def content(self, data: ReportData) -> Meta:
-        """Tables, confusion matrices and reliability."""
+    def content(self, data: ReportData) -> Meta | None:
+        """Return tables, confusion matrices and the reliability diagram; None without scores."""
+        if not any(run.scores for _, run in data.runs):
+            return None
         groups = [group for group in data.groups if "confusion" in group.objective.figures]
         drawn = _confusions(groups, pooled := pool(groups, data.predictions)) | _reliability(groups, pooled)
-        return {"scores": scores(data.groups) | drawn, "classes": bool(groups)}
+        return {"scores": scores(data.groups) | drawn, "classes": bool(pooled)}
 
 
 class CurvesSection(TemplateSection):
-    """Scores and losses round by round."""
+    """Scores and training loss by round."""
 
     template = "curves.html"
 
-    def content(self, data: ReportData) -> Meta:
-        """Pictures, and why some are missing."""
-        return {"curves": curves(data.groups)}
+    def content(self, data: ReportData) -> Meta | None:
+        """Return the figures; None if fewer than two rounds were evaluated."""
+        drawn = curves(data.groups)
+        return {"curves": drawn} if drawn["pictures"] else None
 
 
-class HoldingsSection(TemplateSection):
-    """Who holds what."""
+class ImageCountsSection(TemplateSection):
+    """Number of images of each class at each site."""
 
-    template = "holdings.html"
+    template = "image_counts.html"
 
-    def content(self, data: ReportData) -> Meta:
-        """Images of each class at each site."""
-        return {"holdings": holdings(data.runs)}
+    def content(self, data: ReportData) -> Meta | None:
+        """Return figures and tables of each data set; None if no run knows the image counts."""
+        return {"data_sets": shown} if (shown := image_counts(data.runs)) else None
 
 
 class CostsSection(TemplateSection):
-    """Bytes and seconds."""
+    """Cost of the runs in bytes and seconds, and savings by quantisation."""
 
     template = "costs.html"
 
-    def content(self, data: ReportData) -> Meta:
-        """What runs cost, and what quantisation saves."""
-        groups = facts.group_costs(data.groups)
-        return {"costs": facts.costs(data.runs), "groups": groups, "savings": savings(data.runs)}
+    def content(self, data: ReportData) -> Meta | None:
+        """Return the costs of runs and methods; None while no run is over."""
+        costs = run_tables.costs(data.runs)
+        if not costs:
+            return None
+        peers = any(cost.total["bytes_to_peers"] for cost in costs)
+        groups = run_tables.group_costs(data.groups)
+        return {"costs": costs, "groups": groups, "savings": run_tables.savings(data.runs), "peers": peers}
 
 
 class SettingsSection(TemplateSection):
-    """How the runs were set."""
+    """Settings, versions and data hashes of the runs."""
 
     template = "settings.html"
 
     def content(self, data: ReportData) -> Meta:
-        """Settings with their origins, versions, and data hashes."""
+        """Return settings with their origins, versions, and data hashes."""
         return {"settings": settings(data.runs), "runs": data.runs}
 
 
@@ -110,49 +116,49 @@ class SettingsSection(TemplateSection):
 
 
 def scores(groups: Sequence[Group]) -> Meta:
-    """All scores."""
+    """Return the scores in all metrics on all splits that were evaluated."""
     captions = {
-        "test": "The global test set is one that the server holds.",
-        "shared": "Here each site's personal model is scored on the server's test set, which all sites share.",
-        "val": "Validation images are those that choices may be made by.",
+        "test": "",
+        "shared": "Each site's personal model on the server's test set.",
+        "val": "Validation images may be used for model selection.",
     }
     names = {"val": "validation", "shared": "shared test"}
     tables = {split: score_table(groups, split) for split in captions}
+    all_rows = [row for table in tables.values() for rows in table.values() for row in rows]
+    has_global = any(row.global_test.mean is not None for row in all_rows)
+    if has_global:
+        captions["test"] = "Global test: the global model on the server's test set."
     splits = [
         {"name": names.get(split, split), "table": table, "caption": captions[split]}
         for split, table in tables.items()
         if table
     ]
     return {
-        "sentences": [f"There are no {listed(missing)} scores." for missing in [_absent(tables)] if missing],
         "splits": splits,
         "several": several(groups),
+        "global": has_global,
         "public": any(row.public_test.mean is not None for rows in tables["test"].values() for row in rows),
         "metrics": sorted({metric for table in tables.values() for metric in table}),
     }
 
 
 def pool(groups: Sequence[Group], tested: Mapping[str, Sets]) -> dict[str, Tested]:
-    """Label of each group with predictions to its test images, of all sites and seeds."""
+    """Return the concatenated test sets of all sites and runs by label, for the groups with predictions."""
     return {group.label: test_set for group in groups if (test_set := pool_group(group, tested)) is not None}
 
 
-def _absent(tables: Mapping[str, Any]) -> list[str]:
-    names = {"test": "test", "val": "validation"}
-    return [name for split, name in names.items() if not tables[split]]
-
-
 def _confusions(groups: Sequence[Group], pooled: Mapping[str, Tested]) -> Meta:
+    """Return the confusion matrices of the groups with predictions, and sentences about missing ones."""
     sentences, matrices = [], []
     missing = [group.label for group in groups if group.label not in pooled]
-    if missing:
+    if missing and pooled:
         sentences.append(f"There are no predictions on test images from {listed(missing)}.")
     for group in groups:
         if group.label not in pooled:
             continue
         names = class_names(group.runs[0])
-        if len(names) > MATRIX:
-            sentences.append(f"The matrix of {group.label} is left out: {len(names)} classes are too many to read.")
+        if len(names) > MAX_MATRIX_CLASSES:
+            sentences.append(f"The confusion matrix of {group.label} is left out: it has {len(names)} classes.")
             continue
         matrix = confusion_of(group.label, pooled[group.label])
         matrices.append({"name": group.label, "classes": names, "counts": matrix.counts, "shares": matrix.shares})
@@ -163,6 +169,7 @@ def _confusions(groups: Sequence[Group], pooled: Mapping[str, Tested]) -> Meta:
 
 
 def _reliability(groups: Sequence[Group], pooled: Mapping[str, Tested]) -> Meta:
+    """Return the reliability diagram and the calibration errors of the groups with predictions."""
     if not pooled:
         return {"reliability": None}
     errors = "; ".join(f"{name} {score(calibration_error(test_set))}" for name, test_set in pooled.items())
@@ -172,109 +179,121 @@ def _reliability(groups: Sequence[Group], pooled: Mapping[str, Tested]) -> Meta:
     def draw(part: dict[str, Reliability]) -> Figure:
         return reliability_figure(list(part.values()), styles)
 
-    picture = compare_svg(draw, curves, "reliability", f"Reliability curves. ECE: {errors}.")
+    picture = compare_svg(draw, curves, "reliability", f"Reliability diagram. ECE: {errors}.")
     return {"reliability": picture, "calibration": errors}
 
 
 # ---- curves
 
 
+class CurvePlan(NamedTuple):
+    """Curves of one figure.
+
+    Attributes:
+        label: Label of the vertical axis.
+        curves: Curves of the groups; None for a group without one.
+        scope: Phrase about the images or sites behind the curves.
+        bounded: True if the values are in [0, 1].
+    """
+
+    label: str
+    curves: list[Curve | None]
+    scope: str
+    bounded: bool
+
+
 def curves(groups: Sequence[Group]) -> Meta:
-    """Curves over the rounds; a sentence for what can't be drawn."""
-    styles, band = group_looks(groups), len(groups) <= BANDS
-    names = output_names(groups)
-    plans: list[tuple[str, list[Curve | None], str, bool]] = []
-    for metric in key_metrics(groups):
-        group_curves = [score_curve(group, metric, band) for group in groups]
-        plans.append(
-            (
-                f"{metric_words(metric, names)}, mean of sites",
-                group_curves,
-                "on their test images",
-                metric not in UNBOUNDED,
-            )
-        )
-    styles |= {by_epoch(group.label): styles[group.label] for group in groups}
-    for metric in key_metrics(groups)[:1]:
-        group_curves = _at_server(groups, metric, GLOBAL)
-        plans.append(
-            (
-                f"{metric_words(metric, names)}, global test",
-                group_curves,
-                "on the server's test images",
-                metric not in UNBOUNDED,
-            )
-        )
-    for metric in public_metrics(groups):
-        group_curves = _at_server(groups, metric, PUBLIC)
-        plans.append(
-            (
-                f"{metric_words(metric, names)}, public test",
-                group_curves,
-                "on public test images",
-                metric not in UNBOUNDED,
-            )
-        )
-    losses = [loss_curve(group, band) for group in groups]
-    plans.append(("training loss", losses, "of the sites that trained in a round", False))
-    pictures, sentences, labels = [], [], {group.label for group in groups}
-    for index, (label, curves_, what, bounded) in enumerate(plans):
-        drawn = [curve for curve in curves_ if curve is not None]
+    """Return figures of scores and training loss by round with captions, without curves of fewer than two rounds."""
+    band, labels = len(groups) <= BANDS, {group.label for group in groups}
+    styles = group_looks(groups)
+    styles |= {by_epoch(label): styles[label] for label in labels}
+    pictures = []
+    for index, plan in enumerate(_curve_plans(groups, band)):
+        drawn = [curve for curve in plan.curves if curve is not None]
         if not drawn:
-            sentences.append(f"No curve of {label}: fewer than two rounds have it.")
             continue
-        text = f"{sentence(label)} {what}."
+        text = f"{sentence(plan.label)} {plan.scope}."
         students = [curve for curve in drawn if curve.name not in labels]
-        across = "round, or epoch of a student" if students else "round"
+        across = "round (student model: epoch)" if students else "round"
         phrases = [ends([curve for curve in drawn if curve.name in labels]), ends(students, "epoch {:.0f}")]
         words = " ".join([text, *filter(None, phrases)])
-        picture = curves_svg(drawn, styles, label, f"curve{index}", words, unit=bounded, across=across)
+        picture = curves_svg(drawn, styles, plan.label, f"curve{index}", words, unit=plan.bounded, across=across)
         pictures.append({"svg": picture, "caption": text})
     over = several(groups)
-    caption = "A line is the mean over the sites" + (f" and {over}" if over else "")
-    caption += ", the band reaches from the lowest to the highest." if band else "."
-    return {"pictures": pictures, "sentences": sentences, "caption": caption}
+    caption = "Lines: mean over the sites" + (f" and {over}" if over else "")
+    caption += "; bands: minimum to maximum." if band else "."
+    return {"pictures": pictures, "caption": caption}
+
+
+def _curve_plans(groups: Sequence[Group], band: bool) -> list[CurvePlan]:
+    """Return the curves of scores at the sites, on the server's and the public test set, and of the training loss."""
+    names, metrics = output_names(groups), page_metrics(groups)
+    plans = [
+        CurvePlan(
+            f"{metric_words(metric, names)}, mean of sites",
+            [score_curve(group, metric, band) for group in groups],
+            "on their test images",
+            metric not in UNBOUNDED,
+        )
+        for metric in metrics
+    ]
+    at_server = [(metric, GLOBAL, "global test", "on the server's test images") for metric in metrics[:1]]
+    at_server += [(metric, PUBLIC, "public test", "on public test images") for metric in public_metrics(groups)]
+    plans += [
+        CurvePlan(
+            f"{metric_words(metric, names)}, {test}", _at_server(groups, metric, where), scope, metric not in UNBOUNDED
+        )
+        for metric, where, test, scope in at_server
+    ]
+    losses = [loss_curve(group, band) for group in groups]
+    return [*plans, CurvePlan("training loss", losses, "of the sites that trained in a round", False)]
 
 
 def _at_server(groups: Sequence[Group], metric: str, where: str) -> list[Curve | None]:
-    """Curves of the server's models: over the rounds, and of students over their epochs."""
+    """Return the curves of the global models by round and of student models by epoch; None for a missing curve."""
     return [find(group, metric, where) for group in groups for find in (global_curve, epoch_curve)]
 
 
 # ---- the rest
 
 
-def holdings(runs: Sequence[Named]) -> list[Meta]:
-    """Who holds what, once for each data set."""
+def image_counts(runs: Sequence[Named]) -> list[Meta]:
+    """Return the image counts of each data set, with a figure of the training images."""
     return [
         {
-            "name": sentence(holding.name),
-            "classes": holding.classes,
-            "splits": holding.splits,
-            "picture": _holdings_picture(holding, f"holdings{index}"),
+            "name": sentence(counts.name),
+            "classes": counts.classes,
+            "splits": counts.splits,
+            "picture": _counts_figure(counts, index),
         }
-        for index, holding in enumerate(facts.holdings(runs))
+        for index, counts in enumerate(run_tables.image_counts(runs))
     ]
 
 
-def _holdings_picture(holding: facts.Holding, name: str) -> Markup | None:
-    training = holding.splits.get("training")
-    if not training or len(holding.classes) > CLASSES_DRAWN:
+def _counts_figure(counts: run_tables.ImageCounts, index: int) -> Markup | None:
+    """Return the figure of a data set's training images; None if all sites have the same counts or there are too many.
+
+    Only the figure of the first data set is recorded for files.
+    """
+    training = counts.splits.get("training")
+    if training and len(training) > 1 and len(set(training.values())) == 1:
         return None
-    totals = "; ".join(f"{site}: {sum(counts)}" for site, counts in list(training.items())[:20])
+    if not training or len(counts.classes) > MAX_CLASSES_DRAWN:
+        return None
+    totals = "; ".join(f"{site}: {sum(images)}" for site, images in list(training.items())[:20])
     more = f", and {len(training) - 20} more sites" if len(training) > 20 else ""
     with matplotlib.rc_context(EMBEDDED):
-        figure = holdings_figure(training, holding.classes)
-    return svg(figure, name, f"Training images at each site. {totals}{more}.")
+        figure = holdings_figure(training, counts.classes)
+    return svg(figure, f"images{index}", f"Training images at each site. {totals}{more}.", record=index == 0)
 
 
 def settings(runs: Sequence[Named]) -> Meta:
-    """Settings with origins, versions, and data hashes."""
-    table = facts.settings(runs)
+    """Return the settings with origins, versions, and data hashes."""
+    table = run_tables.settings(runs)
     return {
-        "unlike": [fact for fact in table if fact.runs],
-        "alike": [fact for fact in table if not fact.runs],
+        "unlike": [entry for entry in table if entry.runs],
+        "alike": [entry for entry in table if not entry.runs],
         "without": listed([name for name, run in runs if not run.run.provenance.settings]),
-        "surroundings": facts.surroundings(runs),
-        "hashes": facts.data_hashes(runs),
+        "surroundings": run_tables.surroundings(runs),
+        "hashes": run_tables.data_hashes(runs),
     }

@@ -1,4 +1,4 @@
-"""The section of a report about one setting with several values: how the scores go with it."""
+"""Section on the sensitivity of the scores to one setting with several values."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from medfl.types import Meta
 from medfl.utils.formats import metric_words, score
 from medfl_report.figures import Curve, curves_figure, looks, svg
 from medfl_report.groups import Group, output_names, several
-from medfl_report.scores import ScoreRow, Value, key_metrics, score_table
+from medfl_report.scores import ScoreRow, Value, page_metrics, score_table
 from medfl_report.section import ReportData, TemplateSection
 
-FEWEST = 3
-"""With fewer values than this there is nothing to draw."""
+MIN_VALUES = 3
+"""Minimum number of values of the setting for a figure."""
 
 CROWDED = 25.0
-"""Where the whole axis has more than so many times the least distance of two values, they stand at even distances."""
+"""Ratio of the axis to the smallest distance of two values above which the values are drawn equidistantly."""
 
-ASIDE = ("seed", "threads", "workers", "device")
-"""Settings that may differ besides."""
+IGNORED = ("seed", "threads", "workers", "device")
+"""Settings that may differ in addition."""
 
 
 class SweepSection(TemplateSection):
-    """One setting with several values."""
+    """Scores by the value of one setting."""
 
     template = "sweep.html"
 
     def content(self, data: ReportData) -> Meta | None:
-        """A picture for each method with such a setting."""
+        """Return a figure for each method whose runs differ in one numeric setting; None without any."""
         return {"sweep": sweep} if (sweep := sweep_section(data.groups)) else None
 
 
 def sweep_section(groups: Sequence[Group]) -> list[Meta]:
-    """What is drawn for each method whose groups differ in the value of one number only; empty without any."""
+    """Return the figures of the methods whose groups differ in one numeric setting only."""
     methods = dict.fromkeys(group.method for group in groups)
     parts = {method: [group for group in groups if group.method == method] for method in methods}
     sweeps = [_sweep(method, some, f"sweep{place}") for place, (method, some) in enumerate(parts.items())]
@@ -46,13 +46,13 @@ def sweep_section(groups: Sequence[Group]) -> list[Meta]:
 
 
 def varied(groups: Sequence[Group]) -> tuple[str, list[float]] | None:
-    """The one setting in which groups differ, with each group's value; None if that is no number, or not one setting.
+    """Return the only setting in which groups differ, and its values; None if it is not numeric or not the only one.
 
     Args:
-        groups: Of one method.
+        groups: Groups of one method.
     """
     tables: list[dict[str, Any]] = [
-        {name: origin.value for name, origin in group.runs[0].run.provenance.settings.items() if name not in ASIDE}
+        {name: origin.value for name, origin in group.runs[0].run.provenance.settings.items() if name not in IGNORED}
         for group in groups
     ]
     names = {name for table in tables for name in table if any(table.get(name) != other.get(name) for other in tables)}
@@ -60,12 +60,13 @@ def varied(groups: Sequence[Group]) -> tuple[str, list[float]] | None:
     if len(names) != 1 or any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
         return None
     numbers = [float(value) for value in values if value is not None]
-    return (names.pop(), numbers) if len(set(numbers)) == len(numbers) >= FEWEST else None
+    return (names.pop(), numbers) if len(set(numbers)) == len(numbers) >= MIN_VALUES else None
 
 
 def _sweep(method: str, groups: Sequence[Group], place: str) -> Meta | None:
+    """Return the figure of a method with its captions; None without a varied setting or scores."""
     variation = varied(groups)
-    metric = next(iter(key_metrics(groups)), "")
+    metric = next(iter(page_metrics(groups)), "")
     if variation is None:
         return None
     name, values = variation
@@ -87,20 +88,20 @@ def _sweep(method: str, groups: Sequence[Group], place: str) -> Meta | None:
 
 
 def _row(group: Group, metric: str) -> ScoreRow | None:
-    """The scores of the model that sites take home."""
+    """Return the scores of a group's exported models; None without scores."""
     rows = {row.model: row for row in score_table([group], "test").get(metric, [])}
     return rows.get("personal", rows.get("global"))
 
 
 def _curve(name: str, points: Sequence[tuple[float, Value]]) -> Curve:
-    """Mean over the runs with one standard deviation to both sides, where there are scores."""
-    known = [(at, value.mean, value.spread or 0.0) for at, value in points if value.mean is not None]
-    at, mean, spread = np.array(known).reshape(-1, 3).T
+    """Return the curve of means over the runs, with a band of one standard deviation to both sides."""
+    defined = [(at, value.mean, value.spread or 0.0) for at, value in points if value.mean is not None]
+    at, mean, spread = np.array(defined).reshape(-1, 3).T
     return Curve(name, at.tolist(), mean.tolist(), (mean - spread).tolist(), (mean + spread).tolist())
 
 
 def _picture(curves: Sequence[Curve], across: str, label: str, unit: bool, place: str) -> Markup:
-    """The curves over the values that were tried."""
+    """Return the figure of the curves by the values of the setting."""
     values = sorted({value for curve in curves for value in curve.rounds})
     crowded = values[-1] - values[0] > CROWDED * min(np.diff(values))
     places = {value: place if crowded else value for place, value in enumerate(values)}

@@ -83,7 +83,7 @@ def test_it_takes_part_from_the_next_round_on_with_the_bits_of_one_machine(place
     assert Summary.read(folder / "summary.json").attendance.missed_rounds == {LATE: ((1, 1),)}
     page = write_report([folder]).read_text()
     assert f"{LATE} missed round 1, took part in round 2" in page
-    assert f"{LATE} came later: it takes part from round 2 on, with the network {MINIS[LATE]}" in page
+    assert f"{LATE} joined later and participates from round 2 on, with the network {MINIS[LATE]}" in page
     run = RunFile.read(folder / "run.json")
     assert run.settings.networks_by_site | run.provenance.late_networks == MINIS
     bundle = json.loads((files[LATE].state / "runs" / "one" / "bundle" / "configs" / "train.json").read_text())

@@ -436,8 +436,8 @@ def test_a_simulated_attack_is_told_at_once_and_its_attackers_count_nowhere(tmp_
     write_cards(folder, registry)
     text = (folder / "global" / "README.md").read_text()
     head = text.split("## Intended use")[0]
-    assert "**Attention.** fedavg is a simulated attack (label_flip at site-3), no honest run." in head
-    assert "A leak between the data was allowed by name" in head
+    assert "**Attention.** fedavg contains a simulated attack (label_flip at site-3)." in head
+    assert "The user allowed a data leak" in head
     assert list(tables(text)["By site"]) == ["site-1", "site-2"]
     assert "on 20 test images" in head
     assert all(not checked.problems for checked in verify(folder))

@@ -264,7 +264,7 @@ def test_both_commands(tmp_path, capsys):
     status, out = medfl("card", folder)
     assert (status, out.count("wrote ")) == (0, 4)
     status, out = medfl("verify", folder)
-    assert (status, out.count("as its card says")) == (0, 4)
+    assert (status, out.count("matches its card")) == (0, 4)
     (folder / "global" / "models" / "model.pt").write_bytes(b"other")
     status, out = medfl("verify", folder)
     assert (status, "global: DIFFERS" in out, "  models/model.pt: changed" in out) == (1, True, True)

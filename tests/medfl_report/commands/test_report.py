@@ -30,7 +30,7 @@ def test_it_writes_into_the_first_folder_and_says_so(report, runs):
     status, out, err = report(*runs)
     assert (status, err) == (0, "")
     assert out.split() == ["wrote", str(runs[0] / "report.html")]
-    assert "fedavg against alone" in (runs[0] / "report.html").read_text()
+    assert "fedavg against local" in (runs[0] / "report.html").read_text()
     assert not (runs[1] / "report.html").exists()
 
 

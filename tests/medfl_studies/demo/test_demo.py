@@ -82,9 +82,9 @@ def test_most_sites_gain_clearly_and_none_is_lost_on_average(tmp_path, capsys):
     for metric in CELL_METRICS:
         comparison = compared(tmp_path / "runs", ("local", "fedavg"), metric)
         assert comparison.mean.low > 0
-        rows += [row.verdict for row in comparison.rows]
+        rows += [row.effect for row in comparison.rows]
     assert rows.count(GAINS) > len(rows) / 2
-    assert compared(tmp_path / "brains" / "runs", ("local", "fedskd"), "balanced_accuracy").mean.verdict != LOSES
+    assert compared(tmp_path / "brains" / "runs", ("local", "fedskd"), "balanced_accuracy").mean.effect != LOSES
     assert f"Blood cells of six hospitals: open {cells}" in printed
     assert f"open {brains}" in printed
     assert "The images are made up" in cells.read_text()

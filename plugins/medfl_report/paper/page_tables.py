@@ -1,7 +1,7 @@
-"""Tables of a page: a template fills them, the page shows them, and files for papers have the same cells.
+"""Tables of a page, and their export as CSV and LaTeX with the same cells.
 
-A cell is what the page shows of it: text, and small print below, such as an interval. In a file the small print follows
-in brackets. Whatever shows a table keeps it (`keep_table`); who wants files opens `kept_tables` around that.
+A cell contains text and notes below it, such as an interval. In a file the notes follow the text in parentheses. Code
+that shows a table records it with `record_table`; code that writes files collects the tables with `recorded_tables`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 SPACES, MINUS = str.maketrans("\u202f\u00a0", "  "), "\u2212"
-"""Spaces that don't break; the sign of numbers."""
+"""Translation of non-breaking spaces to plain ones; minus sign of negative numbers."""
 
 LATEX = {
     **{char: f"\\{char}" for char in "&%$#_{}"},
@@ -49,13 +49,13 @@ LATEX = {
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A cell of a table.
+class TableCell:
+    """Cell of a table.
 
     Attributes:
-        shown: The number or text, None for an empty cell.
-        notes: Small print below it.
-        html: HTML that the page shows in place of `shown`, such as a picture.
+        shown: Number or text; None for an empty cell.
+        notes: Notes in small print below it.
+        html: HTML that the page shows in place of `shown`, such as a figure; None to show `shown`.
         look: CSS class.
         style: Inline CSS.
     """
@@ -68,21 +68,21 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """Number or text and small print in one line, as in a file."""
+        """Text and notes in one line, as in a file."""
         first, *small = (_single_spaced(str(text)) for text in ("" if self.shown is None else self.shown, *self.notes))
         if not first:
             return "; ".join(small)
         return " ".join([first, *(text if text.startswith("±") else f"({text})" for text in small)])
 
-    def with_notes(self, *notes: str | None) -> Cell:
-        """Return the cell with more small print; None and empty notes are left out."""
+    def with_notes(self, *notes: str | None) -> TableCell:
+        """Return the cell with additional notes; None and empty notes are left out."""
         more = tuple(note for note in notes if note)
-        return Cell(self.shown, self.notes + more, self.html, self.look, self.style)
+        return TableCell(self.shown, self.notes + more, self.html, self.look, self.style)
 
 
-def cell(shown: Any, *notes: str | None, html: Markup | None = None, look: str = "", style: str = "") -> Cell:
-    """Return a cell; arguments as the attributes of `Cell`, and a cell as `shown` is returned with the notes."""
-    made = shown if isinstance(shown, Cell) else Cell(shown, (), html, look, style)
+def cell(shown: Any, *notes: str | None, html: Markup | None = None, look: str = "", style: str = "") -> TableCell:
+    """Return a cell with the given attributes of `TableCell`; if `shown` is a cell, return it with additional notes."""
+    made = shown if isinstance(shown, TableCell) else TableCell(shown, (), html, look, style)
     return made.with_notes(*notes)
 
 
@@ -91,35 +91,37 @@ def _single_spaced(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row of a table.
+class TableRow:
+    """Row of a table.
 
     Attributes:
-        cells: One for each column; the only one of a heading.
-        kind: ``plain``, ``total`` for a row that sums up others, ``heading`` for a cell across all columns.
+        cells: One cell for each column; a single cell for a heading.
+        kind: ``plain``, ``total`` for a summary of other rows, or ``heading`` for one cell across all columns.
     """
 
-    cells: list[Cell]
+    cells: list[TableCell]
     kind: str = "plain"
 
-    def add(self, *cells: Any) -> Row:
+    def add(self, *cells: Any) -> TableRow:
         """Add cells in place and return the row."""
         self.cells.extend(map(cell, cells))
         return self
 
 
 @dataclass
-class Table:
-    """A table of a page.
+class ReportTable:
+    """Table of a page.
 
     Attributes:
         title: Caption.
         label: Name for screen readers; by default the title.
         look: CSS class of the table.
-        texts: Indices of the columns that hold text. If the first column does, its cells head their rows.
+        texts: Indices of the columns with text. If the first column has text, its cells are row headers.
         numbers: CSS class of the cells of all other columns.
-        spans: Whether the first cell of each group of rows is shown once and spans the group.
-        caption: HTML of the caption in place of the title.
+        spans: True to show the first cell of each group of rows once, spanning the group.
+        caption: HTML of the caption in place of the title; None to show the title.
+        file: Name of the table's files without ending. None for ``<section>-table<n>``; empty for no files.
+        latex: True to write the table as LaTeX besides CSV.
         heads: Heads of the columns.
         groups: Groups of rows.
     """
@@ -131,48 +133,50 @@ class Table:
     numbers: str = "n"
     spans: bool = False
     caption: Markup | None = None
-    heads: list[Cell] = field(default_factory=list)
-    groups: list[list[Row]] = field(default_factory=lambda: [[]])
+    file: str | None = None
+    latex: bool = True
+    heads: list[TableCell] = field(default_factory=list)
+    groups: list[list[TableRow]] = field(default_factory=lambda: [[]])
 
     def head(self, *heads: Any) -> None:
-        """Add columns."""
+        """Add columns with these heads."""
         self.heads += map(cell, heads)
 
-    def row(self, *cells: Any) -> Row:
+    def row(self, *cells: Any) -> TableRow:
         """Add a row to the last group and return it."""
-        return self._added(Row(list(map(cell, cells))))
+        return self._added(TableRow(list(map(cell, cells))))
 
-    def total(self, *cells: Any) -> Row:
-        """Add a row that sums up others to the last group and return it."""
-        return self._added(Row(list(map(cell, cells)), "total"))
+    def total(self, *cells: Any) -> TableRow:
+        """Add a summary row to the last group and return it."""
+        return self._added(TableRow(list(map(cell, cells)), "total"))
 
     def heading(self, *cells: Any) -> None:
         """Add a cell across all columns to the last group."""
-        self._added(Row(list(map(cell, cells)), "heading"))
+        self._added(TableRow(list(map(cell, cells)), "heading"))
 
     def group(self) -> None:
-        """Begin a group of rows, unless the last one is empty."""
+        """Begin a new group of rows, unless the last group is empty."""
         if self.groups[-1]:
             self.groups.append([])
 
     @property
     def frame(self) -> pd.DataFrame:
-        """Texts of all cells. A cell that spans several columns or rows is repeated in each of them."""
+        """Data frame with the texts of all cells. A cell that spans columns or rows is repeated in each of them."""
         import pandas as pd  # takes half a second to import
 
         rows = [self._texts(row) for group in self.groups for row in group]
         return pd.DataFrame(rows, columns=[head.text for head in self.heads], dtype=str)
 
-    def _added(self, row: Row) -> Row:
+    def _added(self, row: TableRow) -> TableRow:
         self.groups[-1].append(row)
         return row
 
-    def _texts(self, row: Row) -> list[str]:
+    def _texts(self, row: TableRow) -> list[str]:
         cells = row.cells * len(self.heads) if row.kind == "heading" else row.cells
         return [entry.text for entry in cells]
 
     def _holds_numbers(self, column: int) -> bool:
-        """Whether the cells of a column are aligned to the right."""
+        """Return whether the cells of a column are aligned to the right."""
         rows = [row for group in self.groups for row in group]
         marked = bool(self.numbers) and column not in self.texts
         return bool(rows) and all(
@@ -180,29 +184,29 @@ class Table:
         )
 
 
-_kept: ContextVar[list[Table] | None] = ContextVar("medfl_tables", default=None)
+_recorded: ContextVar[list[ReportTable] | None] = ContextVar("medfl_tables", default=None)
 
 
 @contextmanager
-def kept_tables() -> Iterator[list[Table]]:
-    """Keep the tables that are shown meanwhile, in their order."""
-    tables: list[Table] = []
-    token = _kept.set(tables)
+def recorded_tables() -> Iterator[list[ReportTable]]:
+    """Collect the tables that are shown within the block, in their order."""
+    tables: list[ReportTable] = []
+    token = _recorded.set(tables)
     try:
         yield tables
     finally:
-        _kept.reset(token)
+        _recorded.reset(token)
 
 
-def keep_table(table: Table) -> None:
-    """Keep a table if anybody wants it."""
-    tables = _kept.get()
+def record_table(table: ReportTable) -> None:
+    """Record a table if a block of `recorded_tables` is open."""
+    tables = _recorded.get()
     if tables is not None:
         tables.append(table)
 
 
-def to_csv(table: Table) -> str:
-    """Return a table as CSV with plain spaces and signs, so that programs read the numbers. A dash becomes empty."""
+def to_csv(table: ReportTable) -> str:
+    """Return a table as CSV with plain spaces and signs, so that programs read the numbers; a dash becomes empty."""
     frame = table.frame.map(lambda text: "" if text == MISSING else _ascii(text))
     frame.columns = frame.columns.map(_ascii)
     return csv_table(frame)
@@ -213,12 +217,12 @@ def _ascii(text: str) -> str:
     return text.translate(SPACES).replace(MINUS, "-")
 
 
-def to_latex(table: Table, label: str) -> str:
-    """Return a table for a paper, with rules of the package booktabs.
+def to_latex(table: ReportTable, label: str) -> str:
+    """Return a table as LaTeX with rules of the package booktabs.
 
     Args:
-        table: What to write.
-        label: By which the paper refers to it.
+        table: The table.
+        label: Label for references, without the prefix ``tab:``.
     """
     places = "".join("r" if table._holds_numbers(column) else "l" for column in range(len(table.heads)))
     groups = ["\n".join(_line(table._texts(row)) for row in group) for group in table.groups if group]
@@ -247,5 +251,5 @@ def _line(cells: list[str]) -> str:
 
 
 def latex(text: str) -> str:
-    """Return a text in which no character has a special meaning for LaTeX."""
+    """Return a text with LaTeX's special characters escaped."""
     return "".join(LATEX.get(char, char) for char in text)
